@@ -4,12 +4,15 @@
 function belongs to a module, which each rank imports; arguments and results are pickled.
 """
 
+import faulthandler
 import importlib
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,12 +50,21 @@ def on_ranks(function: Callable[..., Any], *arguments: Any, world_size: int = 2,
             )
             for rank in range(world_size)
         ]
+        end = time.monotonic() + timeout
         try:
-            outputs = [rank.communicate(timeout=timeout)[0] for rank in ranks]
+            outputs = [rank.communicate(timeout=max(0.0, end - time.monotonic()))[0] for rank in ranks]
+        except subprocess.TimeoutExpired:
+            for rank in ranks:
+                rank.send_signal(signal.SIGUSR2)
+            time.sleep(1)  # until the stacks are written
+            for rank in ranks:
+                rank.kill()
+            stacks = "\n".join(f"rank {number}:\n{rank.communicate()[0]}" for number, rank in enumerate(ranks))
+            raise AssertionError(f"{function.__qualname__}: not done after {timeout:g} s\n{stacks}") from None
         finally:
             for rank in ranks:
                 rank.kill()
-                rank.communicate()
+                rank.wait()
         assert [rank.returncode for rank in ranks] == [0] * world_size, "\n".join(outputs)
         return [pickle.loads(Path(folder, str(rank)).read_bytes()) for rank in range(world_size)]
 
@@ -61,6 +73,7 @@ def main() -> None:
     from trainwright.parallel import setup_dist_util
     from trainwright.parallel.data_parallel import shut_down
 
+    faulthandler.register(signal.SIGUSR2)
     folder = Path(sys.argv[1])
     module, name, arguments = pickle.loads((folder / "call").read_bytes())
     function = getattr(importlib.import_module(module), name)

@@ -98,7 +98,8 @@ def test_where_nothing_reads_its_lines_a_run_is_as_ever(
 def test_on_a_terminal_a_bar_shows_the_progress(config: Path, environment, short, tmp_path: Path) -> None:
     controller, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))  # rows and columns
-    command = [sys.executable, "-m", "trainwright.cli.main", "train", config, *short, "train.output_dir=output"]
+    settings = [*short, "train.train_iter=400", "train.output_dir=output"]  # a second: the bar moves by time
+    command = [sys.executable, "-m", "trainwright.cli.main", "train", config, *settings]
     process = subprocess.Popen(
         command, cwd=tmp_path, env={**environment, "TERM": "xterm"}, stdout=terminal, stderr=terminal, stdin=terminal
     )

@@ -84,6 +84,15 @@ def test_reading_an_empty_buffer_and_windows_of_nothing_are_refused():
         HistoryBuffer(0)
 
 
+def test_the_newest_values_are_the_last_of_all_values():
+    history = HistoryBuffer(max_length=5)
+    for number in range(8):
+        history.update(number / 2, 10 * number)
+    assert history.newest(2) == history.values()[-2:] == [(3.0, 60), (3.5, 70)]
+    assert history.newest(9) == history.values()
+    assert history.newest(0) == []
+
+
 def test_values_since_an_iteration_are_those_of_it_and_later():
     history = HistoryBuffer(max_length=4)
     for value, iteration in [(1.0, 3), (2.0, 4), (3.0, 4), (math.nan, 6)]:

@@ -20,6 +20,7 @@ from trainwright.engine.extra_parameters import synchronized
 from trainwright.engine.gradient_sync import GradientSync, Replica, SkipTogether
 from trainwright.events.media import wide_dtype
 from trainwright.events.storage import EventStorage, get_event_storage, has_event_storage
+from trainwright.models.outputs import is_loss_alone
 from trainwright.optim.clip import gradient_clipper, gradient_norm
 from trainwright.optim.named import NamedOptimizers, each_optimizer
 from trainwright.optim.skip import ScaledStep, SkipNonFinite
@@ -179,7 +180,7 @@ class Update:
 
         A name of the trainer's own metrics gets the prefix ``model/``.
         """
-        if len(scalars) == 1 and "loss" in next(iter(scalars)):
+        if is_loss_alone(scalars):
             return
         for name, value in scalars.items():
             if name == TOKENS:

@@ -99,7 +99,7 @@ class HistoryBuffer:
 
     def values(self) -> list[tuple[float, int]]:
         """``(value, iteration)`` of the kept values, oldest first."""
-        return self._pairs(len(self))
+        return self.newest(len(self))
 
     def values_of_last_iterations(self, num_iterations: int) -> list[float]:
         """Values of the ``num_iterations`` iterations up to the newest value; each may have none or several values."""
@@ -112,7 +112,7 @@ class HistoryBuffer:
 
     def values_since(self, iteration: int) -> list[tuple[float, int]]:
         """``(value, iteration)`` of the kept values of ``iteration`` and later ones, oldest first."""
-        return self._pairs(self._count_from(iteration))
+        return self.newest(self._count_from(iteration))
 
     def state_dict(self, max_values: int) -> HistoryState:
         """The last ``max_values`` values, and the count and total for the global mean."""
@@ -171,9 +171,10 @@ class HistoryBuffer:
         end = self._end()
         return self._values[max(0, end - min(num_values, self.max_length)) : end].tolist()
 
-    def _pairs(self, num_values: int) -> list[tuple[float, int]]:
+    def newest(self, num_values: int) -> list[tuple[float, int]]:
+        """``(value, iteration)`` of the last ``num_values`` kept values, oldest first."""
         end = self._end()
-        start = end - num_values
+        start = end - min(num_values, len(self))
         return list(zip(self._values[start:end], self._iterations[start:end], strict=True))
 
     def _require_values(self) -> None:

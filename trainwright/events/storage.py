@@ -205,7 +205,7 @@ class EventStorage:
             return
         self._flush()
         local, self._local, self._num_parts, self._shown = self._local, {}, 0, {}
-        kept = {name: self._histories[name].values()[-len(means.parts) :] for name, means in local.items()}
+        kept = {name: self._histories[name].newest(len(means.parts)) for name, means in local.items()}
         parts = {
             (name, iteration, place): part
             for name, means in local.items()

@@ -19,6 +19,11 @@ def named_outputs(outputs: Any) -> Mapping[str, Any] | None:
     return None
 
 
+def is_loss_alone(scalars: Mapping[str, Any]) -> bool:
+    """Whether the only entry is a loss, which a trainer stores by its own name."""
+    return len(scalars) == 1 and "loss" in next(iter(scalars))
+
+
 def scalars_of(outputs: Mapping[str, Any]) -> dict[str, Any]:
     """The numbers, and the real tensors of one element, among the entries."""
     return {

@@ -27,7 +27,7 @@ from trainwright.engine.trainer.processes import RankedTrainer, has_all_gpus
 from trainwright.engine.trainer.train_metrics import MeasuredTrainer
 from trainwright.engine.update import Update, optimizer_calls
 from trainwright.hooks.method_overrides import install, is_overridden, uninstall
-from trainwright.models.outputs import named_outputs, scalars_of
+from trainwright.models.outputs import is_loss_alone, named_outputs, scalars_of
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -326,8 +326,10 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
         """Keep the scalars among the model's outputs for the current micro-batch; a program returns them itself."""
         if torch.compiler.is_compiling():
             return
-        # Copies: the update may change them, if they are parameters.
         scalars = scalars_of(outputs)
+        if self.config.gradient_accumulation_steps == 1 and is_loss_alone(scalars):
+            return
+        # Copies: the update may change them, if they are parameters.
         self._scalars = {k: v.detach().clone() if isinstance(v, Tensor) else v for k, v in scalars.items()}
 
     def _keep(self, step_logs: Mapping[str, Any]) -> tuple[Any, dict[str, Any] | None]:
