@@ -54,8 +54,6 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dic
     [
         ("objects", 2, [(ZERO_3, "plain"), (ZERO_2, "accumulation"), ({"zero_stage": 1}, "plain"), (ZERO_3, "plain")]),
         ("files", 2, [(ZERO_3, "accumulation"), ({"zero_stage": 1}, "accumulation")]),
-        # No parameter divides by 3.
-        pytest.param("objects", 3, [(ZERO_3, "untied, recomputed")], marks=pytest.mark.exhaustive),
         ("files", 4, [({"zero_stage": 3, "replicate_size": 2}, "plain"), (ZERO_2, "untied, recomputed")]),
     ],
 )
@@ -68,6 +66,17 @@ def test_numbers_are_those_of_one_process(
             assert_equal_runs(run, alone[api, name])
         if len(runs) == 4:
             assert found[0] == found[3]  # bitwise, the same layout twice
+
+
+@pytest.mark.exhaustive
+def test_parts_of_different_sizes_give_the_numbers_of_copies(alone: dict[Any, Any], tmp_path: Path) -> None:
+    # No parameter divides by 3. Adam amplifies the rounding of a mean of 3: on some CPUs the norms of 3 copies (torch's
+    # DistributedDataParallel) differ by 2e-5 from those of one process.
+    settings = SETTINGS["untied, recomputed"]
+    calls = [("objects", {"layout": layout, **settings}) for layout in (ZERO_3, {})]
+    for parts, copies in train_on_ranks(tmp_path, calls, world_size=3):
+        assert_equal_runs(parts, copies)
+        assert parts["losses"] == pytest.approx(alone["objects", "untied, recomputed"]["losses"], rel=0, abs=1e-5)
 
 
 @pytest.mark.exhaustive
