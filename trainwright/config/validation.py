@@ -28,6 +28,9 @@ from trainwright.config.foreign_names import key_hint, misspelt_key_hint
 from trainwright.config.torch_names import TaskType
 
 
+_MAX_SUGGESTED = 40  # characters of a text that is shown again
+
+
 @dataclass(frozen=True, slots=True)
 class Allowed:
     """The values that a setting accepts, as the end of the sentence "it must be ..."."""
@@ -100,7 +103,7 @@ def _fault(error_type: str, loc: Sequence[int | str], fields: Mapping[str, Any],
 
 def _as_list(hint: Any, value: Any) -> str:
     """What to write where a list of texts is accepted, and one text was given."""
-    if not isinstance(value, str):
+    if not isinstance(value, str) or len(value) > _MAX_SUGGESTED:
         return ""
     try:
         _adapter(hint).validate_python([value], strict=True)
