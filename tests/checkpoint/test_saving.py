@@ -3,6 +3,7 @@
 import gc
 import os
 import subprocess
+import sys
 import threading
 import time
 import traceback
@@ -147,6 +148,18 @@ def test_a_forked_process_saves_on_its_own(tmp_path, slow_disk):
     assert os.waitpid(child, 0)[1] == 0
     assert verify(tmp_path / "model_0000009").iteration == 9
     assert verify(tmp_path / "model_0000019").iteration == 19
+
+
+def test_what_a_process_leaves_that_ends_later_goes_with_the_next_save(tmp_path):
+    writer = Checkpointer(nn.Linear(2, 2), tmp_path, asynchronous=False)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        left = tmp_path / f".tmp-model-{other.pid}-{files._host()}-{files._start_time(other.pid)}-0"
+        left.write_text("x")
+        writer.save("model_1")
+        assert left.exists()
+        other.kill()
+    writer.save("model_2")
+    assert not left.exists()
 
 
 def test_what_another_process_is_writing_stays_whenever_that_process_started(tmp_path, monkeypatch):
@@ -330,7 +343,7 @@ def test_a_checkpointer_that_is_gone_leaves_no_thread_and_loses_no_save(tmp_path
     deadline = time.monotonic() + 60
     while threading.active_count() > threads and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert threading.active_count() == threads
+    assert threading.active_count() <= threads  # one of an earlier test may have ended
     gc.collect()
     assert writer() is None
     for number in range(8):

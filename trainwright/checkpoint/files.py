@@ -136,6 +136,14 @@ def remove_stale(folder: PathLike) -> list[Path]:
     return removed
 
 
+def is_used_by_others(folder: PathLike) -> bool:
+    """Whether ``folder`` has temporary entries of other processes."""
+    pid = os.getpid()
+    own = str(pid), _host(), str(_start_time(pid))
+    matches = (_TEMPORARY.fullmatch(entry.name) for entry in _entries(folder))
+    return any(match.group("pid", "host", "start") != own for match in matches if match is not None)
+
+
 @contextlib.contextmanager
 def locked(folder: PathLike) -> Iterator[None]:
     """Mark the temporary entries of this process in ``folder`` as in use.

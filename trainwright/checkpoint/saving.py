@@ -26,6 +26,7 @@ from trainwright.checkpoint.files import (
     Writer,
     commit_folder,
     is_temporary,
+    is_used_by_others,
     locked,
     named,
     real_path,
@@ -235,12 +236,14 @@ class CheckpointWriter:
                 raise
 
     def remove_stale(self) -> None:
-        """Delete temporary files of a killed run, once per process. A failure logs a warning."""
+        """Delete temporary files of killed runs, until there are none of other processes. A failure logs a warning."""
         if self._is_cleaned:
             return
         self._is_cleaned = True
         try:
             remove_stale(self._folder)
+            # A process that has just been killed may not have ended yet.
+            self._is_cleaned = not is_used_by_others(self._folder)
         except OSError as error:
             logger.warning("%s: temporary files of an earlier run could not be deleted (%s).", self._folder, error)
 

@@ -27,7 +27,6 @@ from trainwright.config.errors import (
 from trainwright.config.foreign_names import key_hint, misspelt_key_hint
 from trainwright.config.torch_names import TaskType
 
-
 _MAX_SUGGESTED = 40  # characters of a text that is shown again
 
 
