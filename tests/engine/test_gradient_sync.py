@@ -111,6 +111,41 @@ def test_a_replica_has_the_weights_of_one_process() -> None:
             torch.testing.assert_close(left, expected, rtol=1e-6, atol=1e-7)  # float32 sums in another order
 
 
+class Counts(nn.Module):
+    """Its buffer counts what this rank has read; ``found`` is the buffer at each forward pass."""
+
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 1)
+        self.register_buffer("seen", torch.zeros(1))
+        self.found: list[float] = []
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.found.append(self.seen.item())
+        self.seen += get_rank() + 1
+        return self.layer(inputs).mean()
+
+
+def buffers_of_updates() -> list[float]:
+    model, wrapped = Counts(), []
+    replica = Replica(model, torch.device("cpu"), wrapped.append)
+    for inputs in INPUTS[:3]:
+        for is_last in (False, True):
+            replica.before_batch(is_last=is_last)
+            wrapped[-1](inputs).backward()
+        replica.finish()
+        model.zero_grad()
+    return model.found
+
+
+def test_each_update_starts_with_the_buffers_of_the_first_rank() -> None:
+    first, other = on_ranks(buffers_of_updates)
+    assert first == [0, 1, 2, 3, 4, 5]
+    assert other == [0, 2, 2, 4, 4, 6]
+
+
 def two_losses() -> list[Tensor]:
     """Two updates with two backward passes each, the first for one branch only."""
     model = Branches()

@@ -117,6 +117,9 @@ class Replica:
             self._is_averaged = False
             return
         all_take_part = average_gradients(self._plain.parameters())
+        if self._wrapped is not None:
+            # As a backward pass that averages leaves it: the next forward pass sends the first rank's buffers to all.
+            self._wrapped.require_forward_param_sync = True
         if self._is_first and self._wrapped is not None:
             self._is_first = False
             self._wrapped.require_backward_grad_sync = self._wraps  # for batches without a before_batch call
