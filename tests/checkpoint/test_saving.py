@@ -332,7 +332,7 @@ def test_a_checkpointer_wants_a_model(tmp_path, model):
 
 @pytest.mark.slow
 def test_a_checkpointer_that_is_gone_leaves_no_thread_and_loses_no_save(tmp_path):
-    threads = threading.active_count()
+    before = set(threading.enumerate())  # not their number: one of an earlier test may end meanwhile
     for number in range(8):
         training = Training()
         training.step()
@@ -341,9 +341,9 @@ def test_a_checkpointer_that_is_gone_leaves_no_thread_and_loses_no_save(tmp_path
         checkpointer.save("a", iteration=0)
         del checkpointer, training  # with the save in flight
     deadline = time.monotonic() + 60
-    while threading.active_count() > threads and time.monotonic() < deadline:
+    while set(threading.enumerate()) - before and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert threading.active_count() <= threads  # one of an earlier test may have ended
+    assert set(threading.enumerate()) - before == set()
     gc.collect()
     assert writer() is None
     for number in range(8):

@@ -74,9 +74,11 @@ def test_parts_of_different_sizes_give_the_numbers_of_copies(alone: dict[Any, An
     # DistributedDataParallel) differ by 2e-5 from those of one process.
     settings = SETTINGS["untied, recomputed"]
     calls = [("objects", {"layout": layout, **settings}) for layout in (ZERO_3, {})]
+    expected = alone["objects", "untied, recomputed"]
     for parts, copies in train_on_ranks(tmp_path, calls, world_size=3):
         assert_equal_runs(parts, copies)
-        assert parts["losses"] == pytest.approx(alone["objects", "untied, recomputed"]["losses"], rel=0, abs=1e-5)
+        assert parts["losses"] == pytest.approx(expected["losses"], rel=0, abs=1e-5)
+        assert parts["results"] == pytest.approx(expected["results"], rel=0, abs=1e-5)
 
 
 @pytest.mark.exhaustive
