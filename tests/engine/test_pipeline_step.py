@@ -5,6 +5,7 @@ import re
 import warnings
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -19,6 +20,9 @@ from trainwright.config import ConfigError
 from trainwright.data import build_image_test_loader, build_image_train_loader
 from trainwright.evaluation import ClsEvaluator, DatasetEvaluator, DatasetEvaluators
 from trainwright.hooks import HookBase
+from trainwright.hooks.callbacks import Callback
+from trainwright.parallel.dist import get_rank
+from trainwright.parallel.pipeline import Pipeline
 
 
 def samples(number: int = 22, length: int = 10) -> list[dict[str, torch.Tensor]]:
@@ -92,6 +96,58 @@ def test_objects_train_evaluate_and_predict_as_one_process(tmp_path: Path) -> No
             assert run["results"] == pytest.approx(alone["results"], abs=tolerance), name
             for key in ("predictions", "first batch"):
                 torch.testing.assert_close(run[key], alone[key], atol=10 * tolerance, rtol=0)
+
+
+class ReadsStorage(HookBase):
+    """Keeps the iterations whose loss this process knows after each step."""
+
+    def __init__(self) -> None:
+        self.known: list[int] = []
+
+    def after_step(self) -> None:
+        self.known.append(self.trainer.storage.latest().get("total_loss", (0.0, -1))[1])
+
+
+class ReadsLogs(Callback):
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+
+    def on_train_batch_end(self, batch: Any, logs: Any) -> None:
+        self.losses.append(logs["step_loss"])
+
+
+def losses_at_log_lines(folder: Path) -> dict[str, Any]:
+    """When this stage knows losses; ``callback``: one process has a callback that reads each of them."""
+    found: dict[str, Any] = {}
+    for name in ("hook", "callback"):
+        settings: dict[str, Any] = {"num_epochs": 2, "batch_size": 2, "log_steps": 16, "eval_strategy": "no"}
+        config = TrainingConfig(
+            **settings, gradient_accumulation_steps=4, output_dir=str(folder / name), save_enabled=False, metrics=None,
+            pipeline_parallel_size=2, device_str="cpu", evaluate_with_generate=False,
+        )  # fmt: skip
+        reads, callback = ReadsStorage(), ReadsLogs()
+        trainer = Trainer(
+            build_gpt(), config, samples(32), callbacks=[callback] if name == "callback" and get_rank() == 0 else None
+        )
+        trainer.register_hooks([reads])
+        with mock.patch.object(Pipeline, "broadcast", autospec=True, side_effect=Pipeline.broadcast) as broadcast:
+            trainer.train()
+        found[name] = {
+            "known": reads.known, "read": callback.losses, "messages": broadcast.call_count,
+            "history": [value for value, _ in trainer.storage.history("total_loss").values()],
+        }  # fmt: skip
+    return found
+
+
+def test_losses_travel_between_stages_at_log_lines_or_when_something_reads_each(tmp_path: Path) -> None:
+    first, last = on_ranks(losses_at_log_lines, tmp_path)
+    assert first["hook"]["history"] == last["hook"]["history"] == first["callback"]["history"]
+    assert len(first["hook"]["history"]) == 8
+    assert [stage[name]["messages"] for stage in (first, last) for name in ("hook", "callback")] == [0, 8, 0, 8]
+    assert first["hook"]["known"] == [-1, -1, -1, 3, 3, 3, 3, 7]
+    assert last["hook"]["known"] == first["callback"]["known"] == [*range(8)]
+    read = torch.tensor(first["callback"]["read"]).reshape(8, 4)
+    torch.testing.assert_close(read.mean(dim=1), torch.tensor(first["hook"]["history"]), atol=1e-6, rtol=0)
 
 
 class OwnStep(Trainer):

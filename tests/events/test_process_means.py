@@ -3,11 +3,12 @@
 import math
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from tests.ranks import on_ranks
-from trainwright.config.errors import ConfigError
+from trainwright.config.errors import ConfigError, ConfigKeyError
 from trainwright.events.process_means import common_keys, is_part, means_of, values_of, with_parts
 from trainwright.events.storage import EventStorage
 from trainwright.parallel.dist import get_rank
@@ -64,6 +65,30 @@ def test_a_bad_loss_of_one_process_makes_the_mean_bad() -> None:
         storage.put_mean("loss", part(math.nan, 1), add_other_process)
         storage.reduce()
     assert math.isnan(storage.history("loss").latest())
+
+
+def test_a_process_without_values_sees_them_after_the_next_exchange() -> None:
+    without = (torch.tensor(math.nan), 0.0)
+    with EventStorage() as storage:
+        storage.put_mean("loss", without, add_other_process)
+        with pytest.raises(ConfigKeyError, match="'loss' has been put\\. Other processes have its values"):
+            storage.history("loss")
+        assert (storage.latest(), storage.first_local_iteration("loss")) == ({}, 0)
+        storage.reduce()
+        assert (storage.latest(), storage.first_local_iteration("loss")) == ({"loss": (4.0, 0)}, math.inf)
+        for mean in (without, (torch.tensor(2.0), 1.0)):  # as with a padding batch, and the next batch
+            storage.step()
+            storage.put_mean("loss", mean, add_other_process)
+            storage.put_scalar("lr", 0.1)
+        assert storage.latest() == {"loss": (4.0, 0), "lr": (0.1, 2)}
+        assert storage.first_local_iteration("loss") == 1
+        for _ in range(3000):  # more than are kept as tensors
+            storage.put_scalar("more", 1.0)
+        assert len(storage.history("more")) == 3000
+        storage.reduce()
+        assert storage.history("loss").values() == [(4.0, 0), (4.0, 1), (3.5, 2)]
+        assert storage.history("loss").global_avg() == (4.0 + 4.0 + 3.5) / 3
+        assert storage.history("lr").values() == [(0.1, 1), (0.1, 2)]
 
 
 def test_means_and_weights_become_parts() -> None:

@@ -241,8 +241,10 @@ def part_of_mean(values: Sequence[Any], weights: Sequence[Any], device: torch.de
     """This process's part of a mean over all processes, for ``EventStorage.put_mean``, on the device.
 
     Without weights all values count the same. Padding batches and means over zero tokens do not contribute, whatever
-    their value.
+    their value. If all weights are the number 0, this process has no part.
     """
+    if weights and all(type(weight) is int and not weight for weight in weights):
+        return torch.zeros((), device=device), 0.0
     if len(values) == 1 and type(values[0]) is Tensor and values[0].device == device:
         weight = weights[0] if len(weights) == 1 else 1
         if not isinstance(weight, Tensor):

@@ -1,7 +1,8 @@
 """The step of a model that is cut into pipeline stages: a window's micro-batches are those of the pipeline.
 
 The last stage computes outputs and losses with the code of a step without pipeline: there, a call of the model returns
-the outputs that the stages have computed. The logged values of a window are sent to the other stages afterwards.
+the outputs that the stages have computed. The other stages learn the logged values at the next log line, as means over
+all processes; or after each window, if something needs them there.
 """
 
 import time
@@ -9,17 +10,25 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.data import RandomSampler
 
 from trainwright.config.errors import ConfigError
-from trainwright.engine.accumulation import RankMean
+from trainwright.engine.accumulation import TOKENS, RankMean
 from trainwright.engine.step import Step
 from trainwright.events.media import wide_dtype
 from trainwright.parallel.pipeline import Pipeline
+
+
+class Logged(NamedTuple):
+    """What a stage knows of the logged values in the first window."""
+
+    names: tuple[str, ...]  # () on a stage without the loss
+    is_by_tokens: bool  # whether losses are weighted by tokens, which the other stages need to divide gradients
+    is_needed: bool  # whether this process needs the values after each window
 
 
 class PipelineStep(Step):
@@ -29,6 +38,7 @@ class PipelineStep(Step):
         pipeline: the stages of this process.
         to_row, from_row: what is kept of a micro-batch as scalars by name, and the reverse.
         update_weights: called on all stages with what is kept of the micro-batches; None: ``end_window`` updates.
+        shows_each: whether all stages need the logged values after each window, not only at log lines.
 
     Attributes:
         after_output: called on the last stage with the logs and the batch of each micro-batch; None: not needed.
@@ -41,14 +51,15 @@ class PipelineStep(Step):
         to_row: Callable[[Any], Mapping[str, Any]],
         from_row: Callable[[dict[str, Tensor]], Any],
         update_weights: Callable[[list[Any]], None] | None = None,
+        shows_each: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(*arguments, **options)
         self.after_output: Callable[[Any, Any], None] | None = None
         self._pipeline, self._to_row, self._from_row = pipeline, to_row, from_row
-        self._update_weights = update_weights
-        self._names: tuple[str, ...] | None = None
-        self._is_by_tokens = False
+        self._update_weights, self._shows_each = update_weights, shows_each
+        self._logged: Logged | None = None  # of the last stage
+        self._no_value = torch.full((), torch.nan, device=pipeline.device)
         self._has_finished = False  # a micro-batch of this run
 
     @property
@@ -79,12 +90,17 @@ class PipelineStep(Step):
         except Exception as error:
             self._explain(error, batches[-1])
             raise
-        kept = [self._from_row(row) for row in self._share(rows, length)]
+        if self._logged is None:
+            self._logged = self._agree(rows)
+        if rows:
+            self._check_rows(rows)
+        is_shared = self._logged.is_needed
+        kept = [self._from_row(row) for row in (self._share(rows, length) if is_shared else self._own(rows, length))]
         update.batch = batches[-1]
         phases.forward += self._pipeline.forward_s
         phases.backward += self._pipeline.backward_s
         phases.waiting += clock() - start - self._pipeline.forward_s - self._pipeline.backward_s
-        if self.after_batch is not None:
+        if self.after_batch is not None and is_shared:  # else it was set during the run, by a callback that is added
             for logs, batch in zip(kept, batches, strict=True):
                 self.after_batch({"step_loss": logs[0]}, batch)
         if self._update_weights is not None:
@@ -108,28 +124,47 @@ class PipelineStep(Step):
         loss: Tensor = differentiate.take()
         return loss
 
+    def _agree(self, rows: list[dict[str, Any]]) -> Logged:
+        """What the last stage logs, and whether a process of this pipeline needs it after each window."""
+        needs = self._shows_each or self.after_batch is not None or self.update.record_loss is not None
+        here = Logged(tuple(rows[0]) if rows else (), self._mean.is_by_tokens, needs)
+        stages: list[Logged] = self._pipeline.gather(here)
+        last = stages[self._pipeline.last_rank]
+        is_needed = last.is_by_tokens or TOKENS in last.names or any(stage.is_needed for stage in stages)
+        return last._replace(is_needed=is_needed)
+
+    def _check_rows(self, rows: list[dict[str, Any]]) -> None:
+        assert self._logged is not None, "after the first window"
+        names, is_by_tokens, _ = self._logged
+        for row in rows:
+            if tuple(row) != names or self._mean.is_by_tokens != is_by_tokens:
+                raise ConfigError(
+                    f"The model returned {', '.join(row)} after {', '.join(names)}. With a pipeline it must return"
+                    " scalars of the same names for every batch."
+                )
+
+    def _own(self, rows: list[dict[str, Any]], length: int) -> list[dict[str, Any]]:
+        """The scalars of the window's micro-batches on the last stage; on the others, which weigh 0, placeholders."""
+        if self._pipeline.is_last:
+            return rows
+        assert self._logged is not None, "after the first window"
+        self._mean.weights = [0] * length
+        return [dict.fromkeys(self._logged.names, self._no_value) for _ in range(length)]
+
     def _share(self, rows: list[dict[str, Any]], length: int) -> list[dict[str, Tensor]]:
         """The scalars of the window's micro-batches, on all stages. One message, without waiting for the device."""
-        pipeline, mean = self._pipeline, self._mean
-        device = pipeline.device
-        if self._names is None:
-            head = (tuple(rows[0]), mean.is_by_tokens) if rows else None
-            self._names, self._is_by_tokens = pipeline.broadcast_object(head)
-        values = torch.zeros(length, 1 + len(self._names), dtype=wide_dtype(device), device=device)
+        assert self._logged is not None, "after the first window"
+        pipeline, mean, device = self._pipeline, self._mean, self._pipeline.device
+        names, is_by_tokens, _ = self._logged
+        values = torch.zeros(length, 1 + len(names), dtype=wide_dtype(device), device=device)
         if pipeline.is_last:
-            for row in rows:
-                if tuple(row) != self._names or mean.is_by_tokens != self._is_by_tokens:
-                    raise ConfigError(
-                        f"The model returned {', '.join(row)} after {', '.join(self._names)}. With a pipeline it must"
-                        " return scalars of the same names for every batch."
-                    )
-            by = mean.weights if self._is_by_tokens else [1] * length
-            columns = [by, *([row[name] for row in rows] for name in self._names)]
+            by = mean.weights if is_by_tokens else [1] * length
+            columns = [by, *([row[name] for row in rows] for name in names)]
             values = torch.stack([_column(column, device) for column in columns], dim=1).to(values.dtype)
         pipeline.broadcast(values)
         if not pipeline.is_last:
-            mean.receive(values[:, 0] if self._is_by_tokens else None)
-        return [dict(zip(self._names, row[1:].unbind(), strict=True)) for row in values]
+            mean.receive(values[:, 0] if is_by_tokens else None)
+        return [dict(zip(names, row[1:].unbind(), strict=True)) for row in values]
 
 
 class StageMean(RankMean):

@@ -110,6 +110,7 @@ class EventStorage:
         self._all_reduce: Callable[[Tensor], object] | None = None
         self._num_parts = 0
         self._local: dict[str, LocalMeans] = {}
+        self._late: dict[str, int] = {}  # metrics without a value of this process, and the first such iteration
         self._is_difference_logged = False
         self.alike: dict[str, Callable[[], Mapping[str, float]]] = {}
         self._media = MediaBuffer()
@@ -179,14 +180,17 @@ class EventStorage:
         Until then readers see the mean of this process. Every process must put the same parts in the same order.
 
         Args:
-            part: numerator and denominator, shape (2,); or this process's mean, shape (), and its weight (0: the mean
-                does not count, whatever its value), which costs a step less.
+            part: numerator and denominator, shape (2,); or this process's mean, shape (), and its weight, which costs a
+                step less. Weight 0: this process has no value, whatever the mean; readers see this and later values of
+                the metric after the next :meth:`reduce`.
             all_reduce: adds up a tensor over all processes, in place.
         """
         name = self._prefix + name
         if self._hints.get(name) is not True:
             self._admit(name, smoothing_hint=True)
         self._all_reduce = all_reduce
+        if type(part) is tuple and not part[1]:
+            self._late.setdefault(name, self.iter)
         self._pending.append((name, part, self.iter))
         self._num_parts += 1
         if self._num_parts >= _MAX_PENDING:
@@ -203,6 +207,7 @@ class EventStorage:
         """
         if not self._num_parts or self._all_reduce is None:
             return
+        self._late = {}  # their values become known now
         self._flush()
         local, self._local, self._num_parts, self._shown = self._local, {}, 0, {}
         kept = {name: self._histories[name].newest(len(means.parts)) for name, means in local.items()}
@@ -231,9 +236,13 @@ class EventStorage:
             self._histories[name].replace_last(values, means.total_before)
 
     def first_local_iteration(self, name: str) -> float:
-        """The iteration from which on the values of a metric are means of this process only; infinity: none are."""
+        """The iteration from which on the values of a metric are not yet means over all processes; infinity: all are.
+
+        They are means of this process, or absent if it has none.
+        """
         self._flush()
-        return self._local[name].first_iteration if name in self._local else math.inf
+        first = self._local[name].first_iteration if name in self._local else math.inf
+        return min(first, self._late.get(name, math.inf))
 
     def put_image(self, name: str, image: "ArrayLike") -> None:
         """Keep an image for the writers: (C, H, W) or (H, W), uint8 in [0, 255] or float in [0, 1].
@@ -271,6 +280,8 @@ class EventStorage:
         self._flush()
         if name not in self._histories:
             hint = did_you_mean(name, self._histories) if self._histories else "Nothing has been put yet."
+            if name in self._late:
+                hint = "Other processes have its values (as the last pipeline stage has the loss) until the log line."
             raise ConfigKeyError(f"EventStorage.history: no metric {name!r} has been put. {hint}")
         return self._histories[name]
 
@@ -344,7 +355,7 @@ class EventStorage:
     def load_state_dict(self, state: StorageState) -> None:
         """Restore the metrics of a checkpoint; ``iter`` and ``start_iter`` stay unchanged."""
         self._pending.clear()
-        self._local, self._num_parts = {}, 0
+        self._local, self._late, self._num_parts = {}, {}, 0
         self._histories, self._hints, self._shown = {}, {}, {}
         self.samples, self.written = state["samples"], state.get("written")
         self.first_unwritten = self.start_iter if self.written is None else min(self.start_iter, self.written + 1)
@@ -373,11 +384,15 @@ class EventStorage:
         self._restored.discard(name)
 
     def _flush(self) -> None:
-        """Convert pending values to numbers and add them to the histories."""
+        """Convert pending values to numbers and add them to the histories, except those that are late."""
         self._max_pending = _MAX_PENDING
         if not self._pending:
             return
         pending, self._pending = self._pending, []
+        if self._late:
+            self._pending = [value for value in pending if value[0] in self._late]
+            pending = [value for value in pending if value[0] not in self._late]
+            self._max_pending += len(self._pending)
         if self._num_parts:
             pending = with_parts(pending)
         self._shown = {}

@@ -273,12 +273,9 @@ class Pipeline:
         if not self.is_last:
             work.wait()
 
-    def broadcast_object(self, value: Any) -> Any:
-        """The value of the last stage, on every stage."""
-        dist: Any = torch.distributed
-        values = [value]
-        dist.broadcast_object_list(values, dist.get_global_rank(self._group, self.last_rank), group=self._group)
-        return values[0]
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all processes of this pipeline, by pipeline rank."""
+        return gather_over_pipeline(value)
 
     # Evaluation.
 

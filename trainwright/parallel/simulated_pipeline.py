@@ -33,7 +33,7 @@ def simulated_stages() -> Iterator[None]:
         mock.patch.object(Pipeline, "_probe", _probe),
         mock.patch.object(pipeline, "_agreement", return_value=_agreed),
         mock.patch.object(pipeline, "check_same_on_stages"),  # compares values
-        mock.patch.object(Pipeline, "broadcast_object", _logged_names),
+        mock.patch.object(Pipeline, "gather", _gathered),
         mock.patch.object(pipeline_cut._OfTransformers, "check"),  # compares values
     ):
         yield
@@ -64,6 +64,6 @@ def _agreed(*values: bool) -> list[bool]:
     return [*values]
 
 
-def _logged_names(self: Pipeline, value: Any) -> Any:
-    """The names of the last stage's logged values; on the other stages, of two placeholders."""
-    return value if self.is_last else (("", "loss"), False)
+def _gathered(self: Pipeline, logged: Any) -> list[Any]:
+    """What the stages know of logged values; for a last stage that is not simulated, the names of two placeholders."""
+    return [logged if self.is_last else logged._replace(names=("", "loss"))] * self._mesh.layout.pipeline

@@ -178,7 +178,13 @@ class EagerTrainer(TrainerBase):
         kind: Callable[..., Step] = Step
         if self._pipeline is not None:
             refuse_own_step(self._pipeline, type(self).__name__, ["train_step"] if train_step is not None else [])
-            kind = partial(PipelineStep, pipeline=self._pipeline, to_row=scalars_of, from_row=dict)
+            kind = partial(
+                PipelineStep,
+                pipeline=self._pipeline,
+                to_row=scalars_of,
+                from_row=dict,
+                shows_each=is_overridden(self, "write_metrics"),
+            )
         return kind(
             self._update,
             batches,

@@ -172,6 +172,7 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
         if mixup_func is not None:
             prepared = map(partial(mixed, mixup_func), prepared)
         first = next(prepared)
+        watched = self._run_callbacks.train_batches(chain([first], prepared), at_once=self._pipeline is not None)
         self._prepare_own_update()
         kind: Callable[..., Step] = Step
         if self._pipeline is not None:
@@ -184,7 +185,7 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
             )
         step = kind(
             self._update,
-            self._counted(self._run_callbacks.train_batches(chain([first], prepared))),
+            self._counted(watched),
             self._step_model,
             self.train_step,
             begin_window=self._begin_window,

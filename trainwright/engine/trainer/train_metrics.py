@@ -215,9 +215,16 @@ class MeasuredTrainer(TrainerShared):
 
     def _choose_after_batch(self) -> Any:
         """What to do with the logs of each micro-batch, as little as possible; None for nothing."""
+        after_batch = self._after_trained_batch()
+        if after_batch is None or self._pipeline is None:
+            return after_batch
+        return partial(_after_next, self._run_callbacks.next_batch, after_batch)
+
+    def _after_trained_batch(self) -> Any:
         is_accumulating = self.config.gradient_accumulation_steps > 1
         # The storage has no values of single micro-batches; they are needed only if there are callbacks.
-        needs_logs = is_overridden(self, "train_step") or (is_accumulating and len(self.callbacks) > 0)
+        is_stored = not is_accumulating and self._pipeline is None
+        needs_logs = is_overridden(self, "train_step") or (not is_stored and len(self.callbacks) > 0)
         show = self._run_callbacks.record if needs_logs else None
         metrics = self._train_metrics if self._pipeline is None else None  # on the last stage, with its outputs
         if is_overridden(self, "compute_metric"):
@@ -265,6 +272,11 @@ class MeasuredTrainer(TrainerShared):
 def _show_and_add(show: Any, add: Any, step_logs: dict[str, Any], inputs: Any) -> None:
     show(step_logs)
     add(step_logs, inputs)
+
+
+def _after_next(begin: Any, after_batch: Any, step_logs: dict[str, Any], inputs: Any) -> None:
+    begin()
+    after_batch(step_logs, inputs)
 
 
 def _nothing(step_logs: dict[str, Any], inputs: Any) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -83,17 +84,18 @@ class RunCallbacks(HookBase):
         self._is_shown = False  # whether logs reads the stored loss, which exists after the first update
         self._is_alone = True  # the only process
         self._is_fed = False  # by train_batches
-        self._batch: tuple[Any, ...] = ()  # the current training batch, and
+        self._batches = deque[Any]()  # the training batches that have begun and not ended
+        self._has_recorded = False  # what belongs to the first of them
         self._eval_batch: tuple[Any, ...] = ()  # the current evaluation batch
         self._evaluated_at: int | None = None  # iterations_done at the last evaluation
         self._results: _Results = None
 
     # Called by a trainer.
 
-    def train_batches(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """``batches``, with callbacks around each."""
+    def train_batches(self, batches: Iterable[Any], *, at_once: bool = False) -> Iterator[Any]:
+        """``batches``, with callbacks around each. ``at_once``: those of an update are read before the first ends."""
         self._is_fed = True
-        return self._watched(batches)
+        return self._begun(batches) if at_once else self._watched(batches)
 
     def eval_batches(self, batches: Iterable[Any]) -> Iterator[Any]:
         """The batches of an evaluation, with callbacks around each."""
@@ -115,6 +117,12 @@ class RunCallbacks(HookBase):
         self.logs.update(step_logs)
         return step_logs
 
+    def next_batch(self) -> None:
+        """The next :meth:`record` belongs to the next of the batches that are read at once: end the one before it."""
+        if self._has_recorded:
+            self._end_batch()
+        self._has_recorded = True
+
     def epoch_loss(self) -> float:
         """The mean loss of the epoch so far."""
         return self._mean_loss.read(self.trainer.storage)
@@ -128,7 +136,8 @@ class RunCallbacks(HookBase):
     def before_train(self) -> None:
         trainer, control = self.trainer, self.control
         control.reset()
-        self._batch = self._eval_batch = ()
+        self._batches.clear()
+        self._has_recorded, self._eval_batch = False, ()
         self._epoch, self._is_entered, self._is_shown, self._evaluated_at = None, False, False, None
         steps_done = getattr(getattr(trainer, "state", None), "global_step", trainer.start_iter)
         self.logs["global_step"] = steps_done
@@ -155,7 +164,7 @@ class RunCallbacks(HookBase):
             self._begin_batch(())
 
     def after_step(self) -> None:
-        self._end_batch()
+        self._end_batches()
         is_over = self._epoch is not None and self._epoch_of(self.logs["global_step"]) > self._epoch
         is_last = is_over and self.trainer.iter + 1 >= self.trainer.max_iter
         if is_over and not is_last:  # the last epoch ends after the final evaluation
@@ -219,14 +228,23 @@ class RunCallbacks(HookBase):
             yield batch
             self._end_batch()  # only within a window: after_step ends its last micro-batch
 
+    def _begun(self, batches: Iterable[Any]) -> Iterator[Any]:
+        for batch in batches:
+            self._begin_batch(batch)
+            yield batch
+
     def _begin_batch(self, batch: Any) -> None:
-        self._batch = (batch,)
+        self._batches.append(batch)
         self.callbacks.on_train_batch_begin(batch, self.logs)
 
+    def _end_batches(self) -> None:
+        while self._batches:
+            self._end_batch()
+
     def _end_batch(self) -> None:
-        if not self._batch:
+        if not self._batches:
             return
-        (batch,), self._batch = self._batch, ()
+        batch, self._has_recorded = self._batches.popleft(), False
         if not self._is_shown and self.trainer.iterations_done > self.trainer.start_iter:
             self._show_storage()
         self.logs.count("global_step", "epoch_step")
@@ -262,7 +280,7 @@ class RunCallbacks(HookBase):
         done = self.trainer.iterations_done
         if self._is_train_begun and self.control.should_training_stop and self._evaluated_at == done:
             return self._results
-        self._end_batch()
+        self._end_batches()
         self.callbacks.on_eval_begin(self.logs)
         self._results = evaluate()
         self._end_eval_batch()
@@ -288,7 +306,7 @@ class RunCallbacks(HookBase):
         self._is_shown = True
         storage, name = self.trainer.storage, self._mean_loss.name
         if name in storage.smoothing_hints():
-            self.logs.defer("step_loss", lambda: storage.history(name).latest())
+            self.logs.defer("step_loss", lambda: storage.latest().get(name, (math.nan,))[0])
             self.logs.defer("epoch_loss", lambda: self._epoch_loss(storage))
 
     def _epoch_loss(self, storage: EventStorage) -> float:
