@@ -142,7 +142,10 @@ class Request:
         head, self.fds, _, _ = socket.recv_fds(connection, 8, 4)
         size, body = int.from_bytes(head, "big"), b""
         while len(body) < size:
-            body += connection.recv(size - len(body))
+            more = connection.recv(size - len(body))
+            if not more:
+                raise EOFError("the client was killed")
+            body += more
         self.arguments: list[str]
         self.arguments, environment = marshal.loads(body)
         self.environment: dict[bytes, bytes] = environment

@@ -66,15 +66,20 @@ def _on_ranks(function: Callable[..., Any], *arguments: Any, world_size: int, ti
         try:
             outputs = [rank.communicate(timeout=max(0.0, end - time.monotonic()))[0] for rank in ranks]
         except subprocess.TimeoutExpired:
+            codes = [rank.poll() for rank in ranks]  # one that has ended is why the others wait
             for rank in ranks:
                 rank.send_signal(signal.SIGUSR2)
             time.sleep(1)  # until the stacks are written
             for rank in ranks:
                 rank.kill()
-            missing = [rank for rank in range(world_size) if not Path(folder, f"started{rank}").exists()]
-            if missing:
+            running = [rank for rank, code in enumerate(codes) if code is None]
+            missing = [rank for rank in running if not Path(folder, f"started{rank}").exists()]
+            if missing and not any(codes):
                 raise _NotStartedError(f"ranks {missing} have not started after {timeout:g} s") from None
-            stacks = "\n".join(f"rank {number}:\n{rank.communicate()[0]}" for number, rank in enumerate(ranks))
+            stacks = "\n".join(
+                f"rank {number} ({'waits' if code is None else f'ended with {code}'}):\n{rank.communicate()[0]}"
+                for number, (rank, code) in enumerate(zip(ranks, codes, strict=True))
+            )
             raise AssertionError(f"{function.__qualname__}: not done after {timeout:g} s\n{stacks}") from None
         finally:
             for rank in ranks:

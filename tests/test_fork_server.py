@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +55,17 @@ def test_a_signal_reaches_the_program_and_a_kill_ends_it() -> None:
             process.send_signal(number)
             process.communicate()  # its pipes are closed when the program has ended
         assert process.returncode == -number
+
+
+def test_a_client_that_is_killed_within_its_request_does_not_stop_the_server() -> None:
+    address = str(Path(python()).with_name("socket"))
+    for sent in (b"", (100).to_bytes(8, "big"), (100).to_bytes(8, "big") + b"half"):
+        with socket.socket(socket.AF_UNIX) as client, open(os.devnull) as null:
+            client.connect(address)
+            if sent:
+                socket.send_fds(client, [sent], [null.fileno()] * 4)
+    done = subprocess.run([python(), "-c", "print(1)"], capture_output=True, text=True, timeout=30)
+    assert done.stdout == "1\n"
 
 
 def test_what_would_change_an_import_gets_a_fresh_interpreter() -> None:
