@@ -1,34 +1,50 @@
-"""The stack of another thread, while it runs."""
+"""The stacks of other threads, while they run."""
 
-import faulthandler
-import os
-import tempfile
-from typing import IO
+import gc
+import operator
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import accumulate, chain, repeat, starmap
+from types import CodeType
+
+_MAX_FRAMES = 100
 
 
 def stack_of(thread: int) -> list[str]:
     """The frames of a thread, the innermost first: ``File "/project/train.py", line 3 in main``; at most 100.
 
-    ``thread``: of ``threading.get_ident()``. [] if it does not run, or if it is not among 100 threads.
-
-    faulthandler writes them: to follow ``f_back`` from ``sys._current_frames()`` while the thread runs has crashed
-    Python 3.11 (a segmentation fault in ``PyFrame_GetBack``).
+    ``thread``: of ``threading.get_ident()``. [] if it does not run.
     """
+    return [f'File "{code.co_filename}", line {line} in {code.co_name}' for code, line in _calls_of(thread)]
+
+
+def all_stacks() -> Iterator[tuple[str, list[str]]]:
+    """The name and the stack of each thread that runs Python code."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    for thread in sys._current_frames():
+        yield names.get(thread, f"thread {thread}"), stack_of(thread)
+
+
+def _calls_of(thread: int) -> deque[tuple[CodeType, int]]:
+    """The code and the line of each frame of a thread.
+
+    The frames must not change while they are followed: to follow ``f_back`` in a loop has crashed Python 3.11 (a
+    segmentation fault in ``PyFrame_GetBack``), and so has faulthandler, which reads the states of threads that C++ code
+    is about to add. So one call of a C function reads all frames: no bytecode runs within it, after which another
+    thread could continue, and no garbage collection, which calls functions in Python.
+    """
+    calls = deque[tuple[CodeType, int]]()
+    first = map(operator.itemgetter(thread), starmap(sys._current_frames, [()]))
+    frames = accumulate(chain(first, repeat("f_back", _MAX_FRAMES - 1)), getattr)
+    is_collecting = gc.isenabled()
+    gc.disable()
     try:
-        with _memory_file() as file:
-            faulthandler.dump_traceback(file, all_threads=True)
-            file.seek(0)
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return []
-    for part in text.split("\n\n"):
-        head, *frames = part.strip().splitlines() or [""]
-        if f"0x{thread:016x}" in head:
-            return [line.strip() for line in frames]
-    return []
-
-
-def _memory_file() -> IO[bytes]:
-    if hasattr(os, "memfd_create"):
-        return os.fdopen(os.memfd_create("stacks"), "w+b")
-    return tempfile.TemporaryFile()
+        with suppress(KeyError, AttributeError):  # there is no such thread; the last f_back is None
+            calls.extend(map(operator.attrgetter("f_code", "f_lineno"), frames))
+    finally:
+        if is_collecting:
+            gc.enable()
+    return calls

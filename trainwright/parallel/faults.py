@@ -7,7 +7,6 @@ that stays at one place for ``timeout_s`` ends the job, after all processes have
 
 import atexit
 import contextlib
-import faulthandler
 import json
 import os
 import sys
@@ -20,7 +19,7 @@ from typing import Any
 from trainwright.config.errors import ConfigError, UserError
 from trainwright.parallel import stack_places as places
 from trainwright.parallel.dist import get_pipeline_parallel_size
-from trainwright.stacks import stack_of
+from trainwright.stacks import all_stacks, stack_of
 
 # In the errors of torch's backends: another process closed its connection, or did not answer in time.
 _OF_CONNECTIONS = (
@@ -279,8 +278,9 @@ class FaultWatch:
         for rank in range(self._rank):  # one after another
             self._read(f"stacks/{rank}", _REPORT_S if rows[rank] else 0.0)
         sys.stderr.write(f"\nrank {self._rank}: the stacks of all threads{self._where()}:\n")
+        for name, stack in all_stacks():
+            sys.stderr.write("\n".join([f"{name}, most recent call first:", *(f"  {line}" for line in stack), ""]))
         sys.stderr.flush()
-        faulthandler.dump_traceback(all_threads=True)
         with contextlib.suppress(RuntimeError):
             self._store.set(f"stacks/{self._rank}", "true")
         if self._rank == min(rank for rank, row in rows.items() if row):
