@@ -99,6 +99,30 @@ print(looks)
 """
 
 
+TWO_LOOK = """
+import gc, sys, threading, time
+from trainwright.stacks import stack_of
+
+def look():
+    while time.monotonic() < end:
+        assert stack_of(main)
+
+sys.setswitchinterval(1e-5)
+main, end = threading.get_ident(), time.monotonic() + 3
+threads = [threading.Thread(target=look) for _ in range(2)]
+[thread.start() for thread in threads]
+while time.monotonic() < end:
+    [object() for _ in range(10)]
+[thread.join() for thread in threads]
+print(gc.isenabled())
+"""
+
+
+def test_two_threads_that_look_leave_garbage_collection_on() -> None:
+    done = subprocess.run([sys.executable, "-c", TWO_LOOK], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "True\n"
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pthreads")
 def test_threads_of_c_code_may_come_and_go_meanwhile() -> None:
     done = subprocess.run([sys.executable, "-c", CALLS_FROM_C], capture_output=True, text=True, timeout=60)

@@ -6,11 +6,12 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import accumulate, chain, repeat, starmap
 from types import CodeType
 
 _MAX_FRAMES = 100
+_lock = threading.Lock()
 
 
 def stack_of(thread: int) -> list[str]:
@@ -34,17 +35,25 @@ def _calls_of(thread: int) -> deque[tuple[CodeType, int]]:
     The frames must not change while they are followed: to follow ``f_back`` in a loop has crashed Python 3.11 (a
     segmentation fault in ``PyFrame_GetBack``), and so has faulthandler, which reads the states of threads that C++ code
     is about to add. So one call of a C function reads all frames: no bytecode runs within it, after which another
-    thread could continue, and no garbage collection, which calls functions in Python.
+    thread could continue, and no garbage collection, which calls functions in Python. (From 3.12 on, a collection
+    waits for the next bytecode.)
     """
     calls = deque[tuple[CodeType, int]]()
     first = map(operator.itemgetter(thread), starmap(sys._current_frames, [()]))
     frames = accumulate(chain(first, repeat("f_back", _MAX_FRAMES - 1)), getattr)
-    is_collecting = gc.isenabled()
-    gc.disable()
-    try:
-        with suppress(KeyError, AttributeError):  # there is no such thread; the last f_back is None
-            calls.extend(map(operator.attrgetter("f_code", "f_lineno"), frames))
-    finally:
-        if is_collecting:
-            gc.enable()
+    with _no_collection(), suppress(KeyError, AttributeError):  # there is no such thread; the last f_back is None
+        calls.extend(map(operator.attrgetter("f_code", "f_lineno"), frames))
     return calls
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    with _lock:  # two threads that look would disable it for good
+        if sys.version_info >= (3, 12) or not gc.isenabled():
+            yield
+            return
+        gc.disable()
+        try:
+            yield
+        finally:
+            gc.enable()

@@ -18,6 +18,7 @@ from tests.ranks import on_ranks
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
 from trainwright.config import ConfigError
 from trainwright.data import build_image_test_loader, build_image_train_loader
+from trainwright.engine.estimation import estimate
 from trainwright.evaluation import ClsEvaluator, DatasetEvaluator, DatasetEvaluators
 from trainwright.hooks import HookBase
 from trainwright.hooks.callbacks import Callback
@@ -111,9 +112,11 @@ class ReadsStorage(HookBase):
 class ReadsLogs(Callback):
     def __init__(self) -> None:
         self.losses: list[float] = []
+        self.means: list[float] = []
 
     def on_train_batch_end(self, batch: Any, logs: Any) -> None:
         self.losses.append(logs["step_loss"])
+        self.means.append(logs["epoch_loss"])
 
 
 def losses_at_log_lines(folder: Path) -> dict[str, Any]:
@@ -133,7 +136,7 @@ def losses_at_log_lines(folder: Path) -> dict[str, Any]:
         with mock.patch.object(Pipeline, "broadcast", autospec=True, side_effect=Pipeline.broadcast) as broadcast:
             trainer.train()
         found[name] = {
-            "known": reads.known, "read": callback.losses, "messages": broadcast.call_count,
+            "known": reads.known, "read": callback.losses, "messages": broadcast.call_count, "means": callback.means,
             "history": [value for value, _ in trainer.storage.history("total_loss").values()],
         }  # fmt: skip
     return found
@@ -148,6 +151,32 @@ def test_losses_travel_between_stages_at_log_lines_or_when_something_reads_each(
     assert last["hook"]["known"] == first["callback"]["known"] == [*range(8)]
     read = torch.tensor(first["callback"]["read"]).reshape(8, 4)
     torch.testing.assert_close(read.mean(dim=1), torch.tensor(first["hook"]["history"]), atol=1e-6, rtol=0)
+    for epoch in (0, 1):
+        of_epoch = read[4 * epoch : 4 * epoch + 4]
+        updates = [[*of_epoch[:n].mean(dim=1), of_epoch[n, : k + 1].mean()] for n in range(4) for k in range(4)]
+        means = [float(sum(values) / len(values)) for values in updates]
+        assert first["callback"]["means"][16 * epoch : 16 * epoch + 16] == pytest.approx(means, abs=1e-5)
+
+
+def losses_with_a_callback(folder: Path) -> list[list[float]]:
+    """Without, and with a callback on the first process."""
+    found = []
+    for name in ("without", "with"):
+        config = TrainingConfig(
+            num_epochs=1, batch_size=2, gradient_accumulation_steps=2, log_steps=16, metrics=None, save_enabled=False,
+            output_dir=str(folder / name), pipeline_parallel_size=2, device_str="cpu", evaluate_with_generate=False,
+        )  # fmt: skip
+        callbacks = [ReadsLogs()] if name == "with" and get_rank() == 0 else None
+        trainer = Trainer(build_gpt(), config, samples(24), callbacks=callbacks)
+        trainer.train()
+        found.append([value for value, _ in trainer.storage.history("total_loss").values()])
+    return found
+
+
+def test_a_callback_in_one_of_several_pipelines_changes_no_loss(tmp_path: Path) -> None:
+    for without, with_one in on_ranks(losses_with_a_callback, tmp_path, world_size=4):
+        assert len(without) == 3
+        assert with_one == pytest.approx(without, abs=1e-6)
 
 
 class OwnStep(Trainer):
@@ -267,7 +296,7 @@ class Order(DatasetEvaluator):
         return {"order": sum(place * value for place, value in enumerate(self.seen)), "number": len(self.seen)}
 
 
-def train_by_config(folder: Path, *, fails_at: int | None = None, **settings: Any) -> dict[str, Any]:
+def described(folder: Path, *, fails_at: int | None = None, **settings: Any) -> Any:
     cfg = get_config("common/defaults.py")
     cfg.model = LazyCall(Tower)(fails_at=fails_at)
     cfg.dataloader = {
@@ -281,7 +310,11 @@ def train_by_config(folder: Path, *, fails_at: int | None = None, **settings: An
     cfg.train.evaluation.evaluator = LazyCall(DatasetEvaluators)(
         evaluators=[LazyCall(ClsEvaluator)(topk=(1, 5)), LazyCall(Order)()]
     )
-    trainer = DefaultTrainer(cfg)
+    return cfg
+
+
+def train_by_config(folder: Path, **settings: Any) -> dict[str, Any]:
+    trainer = DefaultTrainer(described(folder, **settings))
     trainer.train()
     storage = trainer.storage
     names = ("total_loss", "grad_norm", "num_tokens", "Acc@1", "Acc@5", "order", "number")
@@ -311,6 +344,12 @@ def test_config_files_train_and_evaluate_as_one_process(tmp_path: Path, schedule
                 atol=1e-5,
                 rtol=0,
             )
+
+
+def test_the_stages_of_a_config_file_are_estimated(tmp_path: Path) -> None:
+    found = estimate(DefaultTrainer, described(tmp_path, dist={"pipeline_parallel_size": 2}), world_size=2)
+    assert [*found.costs] == [0, 1]
+    assert min(cost.peak for cost in found.costs.values()) > 0
 
 
 def test_an_error_of_a_stage_names_it_and_ends_the_others(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -29,6 +30,29 @@ def watches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FaultWatch]]:
     yield both
     for watch in both:
         watch.stop()
+
+
+class SlowStore:
+    """A store that answers late; one that has not answered when Python ends would abort the process."""
+
+    def __init__(self) -> None:
+        self.store, self.is_asked = dist.HashStore(), threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+    def check(self, keys: list[str]) -> bool:
+        self.is_asked.set()
+        time.sleep(0.3)
+        return bool(self.store.check(keys))
+
+
+def test_nothing_reads_the_store_when_a_process_has_left() -> None:
+    store: Any = SlowStore()
+    watch = FaultWatch(store, 0, 2, timeout_s=0.1)
+    assert store.is_asked.wait(60)
+    watch.stop()
+    assert "trainwright-faults" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_an_error_of_this_process_is_printed_in_full(watches: list[FaultWatch]) -> None:

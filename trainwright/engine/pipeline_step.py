@@ -20,15 +20,15 @@ from trainwright.config.errors import ConfigError
 from trainwright.engine.accumulation import TOKENS, RankMean
 from trainwright.engine.step import Step
 from trainwright.events.media import wide_dtype
+from trainwright.parallel.dist import all_gather_object
 from trainwright.parallel.pipeline import Pipeline
 
 
 class Logged(NamedTuple):
     """What a stage knows of the logged values in the first window."""
 
-    names: tuple[str, ...]  # () on a stage without the loss
+    names: tuple[str, ...]  # on a stage without the loss, of the loss alone
     is_by_tokens: bool  # whether losses are weighted by tokens, which the other stages need to divide gradients
-    is_needed: bool  # whether this process needs the values after each window
 
 
 class PipelineStep(Step):
@@ -38,6 +38,7 @@ class PipelineStep(Step):
         pipeline: the stages of this process.
         to_row, from_row: what is kept of a micro-batch as scalars by name, and the reverse.
         update_weights: called on all stages with what is kept of the micro-batches; None: ``end_window`` updates.
+        loss_name: the name of the loss in a row.
         shows_each: whether all stages need the logged values after each window, not only at log lines.
 
     Attributes:
@@ -51,14 +52,16 @@ class PipelineStep(Step):
         to_row: Callable[[Any], Mapping[str, Any]],
         from_row: Callable[[dict[str, Tensor]], Any],
         update_weights: Callable[[list[Any]], None] | None = None,
+        loss_name: str,
         shows_each: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(*arguments, **options)
         self.after_output: Callable[[Any, Any], None] | None = None
         self._pipeline, self._to_row, self._from_row = pipeline, to_row, from_row
-        self._update_weights, self._shows_each = update_weights, shows_each
-        self._logged: Logged | None = None  # of the last stage
+        self._update_weights, self._loss_name, self._shows_each = update_weights, loss_name, shows_each
+        self._logged: Logged | None = None  # of the last stage, and
+        self._is_shared = False  # whether any process needs the values after each window
         self._no_value = torch.full((), torch.nan, device=pipeline.device)
         self._has_finished = False  # a micro-batch of this run
 
@@ -91,11 +94,11 @@ class PipelineStep(Step):
             self._explain(error, batches[-1])
             raise
         if self._logged is None:
-            self._logged = self._agree(rows)
+            self._agree(rows)
         if rows:
             self._check_rows(rows)
-        is_shared = self._logged.is_needed
-        kept = [self._from_row(row) for row in (self._share(rows, length) if is_shared else self._own(rows, length))]
+        is_shared, share = self._is_shared, self._share if self._is_shared else self._own
+        kept = [self._from_row(row) for row in share(rows, length)]
         update.batch = batches[-1]
         phases.forward += self._pipeline.forward_s
         phases.backward += self._pipeline.backward_s
@@ -124,18 +127,17 @@ class PipelineStep(Step):
         loss: Tensor = differentiate.take()
         return loss
 
-    def _agree(self, rows: list[dict[str, Any]]) -> Logged:
-        """What the last stage logs, and whether a process of this pipeline needs it after each window."""
+    def _agree(self, rows: list[dict[str, Any]]) -> None:
+        """Learn what the last stage logs, and whether a process needs it after each window."""
+        here = Logged(tuple(rows[0]) if rows else (self._loss_name,), self._mean.is_by_tokens)
+        self._logged = last = self._pipeline.gather(here)[self._pipeline.last_rank]
         needs = self._shows_each or self.after_batch is not None or self.update.record_loss is not None
-        here = Logged(tuple(rows[0]) if rows else (), self._mean.is_by_tokens, needs)
-        stages: list[Logged] = self._pipeline.gather(here)
-        last = stages[self._pipeline.last_rank]
-        is_needed = last.is_by_tokens or TOKENS in last.names or any(stage.is_needed for stage in stages)
-        return last._replace(is_needed=is_needed)
+        # Of all pipelines: where values are shared, all stages take part in the mean over all processes.
+        self._is_shared = any(all_gather_object(needs or last.is_by_tokens or TOKENS in last.names))
 
     def _check_rows(self, rows: list[dict[str, Any]]) -> None:
         assert self._logged is not None, "after the first window"
-        names, is_by_tokens, _ = self._logged
+        names, is_by_tokens = self._logged
         for row in rows:
             if tuple(row) != names or self._mean.is_by_tokens != is_by_tokens:
                 raise ConfigError(
@@ -155,7 +157,7 @@ class PipelineStep(Step):
         """The scalars of the window's micro-batches, on all stages. One message, without waiting for the device."""
         assert self._logged is not None, "after the first window"
         pipeline, mean, device = self._pipeline, self._mean, self._pipeline.device
-        names, is_by_tokens, _ = self._logged
+        names, is_by_tokens = self._logged
         values = torch.zeros(length, 1 + len(names), dtype=wide_dtype(device), device=device)
         if pipeline.is_last:
             by = mean.weights if is_by_tokens else [1] * length

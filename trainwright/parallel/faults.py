@@ -28,6 +28,7 @@ _OF_CONNECTIONS = (
 )
 _ENDS_ITSELF_S = 10.0  # a process whose main thread waits for a process that has failed is ended after this time
 _REPORT_S = 5.0  # to wait for the traceback or the stacks of the others
+_STOP_S = 5.0  # to wait for the thread to end; it reads the store, which takes milliseconds
 _STAYS_S = 5.0  # a process that has not moved for this time reports where it is
 _IDLE = 0.1  # of a processor: a process that waits uses less
 _LOOKS = 3  # in a row that must show the same before processes that are apart are ended
@@ -69,6 +70,10 @@ class FaultWatch:
         self._is_over.set()
         with contextlib.suppress(RuntimeError):  # the store may be gone
             self._store.compare_set("left", "", json.dumps(self._rank))
+        if threading.current_thread() is not self._thread:
+            # If Python ended while it reads the store, C++ would abort the process ("terminate called without an active
+            # exception").
+            self._thread.join(_STOP_S)
 
     def begin(self, trainer: Any) -> None:
         """A training begins; None: it is over. Failures of earlier ones do not end it."""

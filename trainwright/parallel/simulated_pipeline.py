@@ -64,6 +64,6 @@ def _agreed(*values: bool) -> list[bool]:
     return [*values]
 
 
-def _gathered(self: Pipeline, logged: Any) -> list[Any]:
-    """What the stages know of logged values; for a last stage that is not simulated, the names of two placeholders."""
-    return [logged if self.is_last else logged._replace(names=("", "loss"))] * self._mesh.layout.pipeline
+def _gathered(self: Pipeline, value: Any) -> list[Any]:
+    """As if all stages had the same value."""
+    return [value] * self._mesh.layout.pipeline

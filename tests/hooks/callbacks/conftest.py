@@ -78,7 +78,7 @@ class SmallTrainer(TrainerBase):
         self.checkpointer = Checkpointer(self.model, folder, asynchronous=False, progress=progress)
         self._progress = progress
         self.callbacks = callbacks if isinstance(callbacks, CallbackList) else CallbackList(callbacks)
-        self.bridge = RunCallbacks(self.callbacks, steps_per_epoch=STEPS, **how)
+        self.bridge = RunCallbacks(self.callbacks, **{"steps_per_epoch": STEPS, **how})
         evaluate = self.bridge.evaluating(self.evaluate)
         self.register_hooks([EvalHook(STEPS // window or 1, evaluate), self.bridge])
 

@@ -9,9 +9,11 @@ import torch
 from torch import nn
 
 from tests.hooks.callbacks.conftest import STEPS, Recorder, SmallTrainer
+from tests.ranks import on_ranks
 from trainwright.config.errors import ConfigError
 from trainwright.engine.loop import TrainerBase
 from trainwright.hooks import Callback, CallbackList, EvalHook, Logs, RunCallbacks, TrainerControl
+from trainwright.parallel.dist import get_rank
 
 
 def batch_calls(numbers: Any) -> list[str]:
@@ -125,6 +127,24 @@ def test_a_stop_at_an_evaluation_does_not_evaluate_twice() -> None:
     assert trainer.storage.history("accuracy").values() == [(0.1, 2), (0.1, 3)]  # the final row is there all the same
     trainer.bridge.evaluating(trainer.evaluate)()
     assert trainer.num_evaluations == 2  # asked for after the training, it is run
+
+
+def stops() -> list[int]:
+    """The iteration in which two processes stop, if both or one of them request it at batch 7; log lines are at 4, 8 …"""
+    found = []
+    for ranks in ({0, 1}, {1}, set[int]()):
+        trainer = SmallTrainer(
+            [Wishing("should_training_stop", 7)] if get_rank() in ranks else [],
+            is_due=lambda: trainer.iterations_done % 4 == 0,  # noqa: B023
+            steps_per_epoch=None,
+        )
+        trainer.train(0, 23)
+        found.append(trainer.iter)
+    return found
+
+
+def test_a_stop_of_several_processes_takes_effect_at_the_next_log_line() -> None:
+    assert on_ranks(stops) == [[8, 8, 23]] * 2
 
 
 def test_other_wishes_are_granted_once() -> None:

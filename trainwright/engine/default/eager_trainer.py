@@ -183,6 +183,7 @@ class EagerTrainer(TrainerBase):
                 pipeline=self._pipeline,
                 to_row=scalars_of,
                 from_row=dict,
+                loss_name="loss",
                 shows_each=is_overridden(self, "write_metrics"),
             )
         return kind(

@@ -31,7 +31,9 @@ from trainwright.models.outputs import is_loss_alone, named_outputs, scalars_of
 
 logger = logging.getLogger("trainwright.engine")
 
-_SCORES = "prediction scores"  # no name of a model's output
+# No names of a model's outputs:
+_SCORES = "prediction scores"
+_LOSS = "loss of the step"
 
 
 class SteppingTrainer(RankedTrainer, MeasuredTrainer):
@@ -181,6 +183,7 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
                 pipeline=self._pipeline,
                 to_row=_row_of,
                 from_row=_kept_of,
+                loss_name=_LOSS,
                 update_weights=self._update_stages,
             )
         step = kind(
@@ -370,12 +373,12 @@ class _Recording:
 def _row_of(kept: tuple[Any, dict[str, Any] | None]) -> dict[str, Any]:
     """What a step keeps of a micro-batch, by name."""
     loss, scalars = kept
-    return {"": loss} | (scalars or {})
+    return {_LOSS: loss} | (scalars or {})
 
 
 def _kept_of(row: dict[str, Any]) -> tuple[Any, dict[str, Any] | None]:
     """The reverse."""
-    return row.pop(""), row or None
+    return row.pop(_LOSS), row or None
 
 
 def call_all(recorders: list[Any]) -> Any:

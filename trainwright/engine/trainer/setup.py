@@ -369,6 +369,7 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
             save=self._save_by,
             evaluate=self._evaluate_now if self.eval_dataloader is not None else None,
             log=self._log_now,
+            is_due=self._check_is_due,
         )
         if self._train_metrics is not None:
             self._run_callbacks.logs.defer("epoch_metric", self._train_metrics.first)

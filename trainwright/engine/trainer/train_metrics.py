@@ -126,10 +126,11 @@ class TrainMetrics(HookBase):
         self.is_on = False
 
     def read(self) -> dict[str, float]:
-        """The metrics of this epoch so far, by name."""
-        if self._read_at == self.trainer.iterations_done:
+        """The metrics of this epoch so far, by name; those of the latest log line where a process counts nothing."""
+        if self._read_at == self.trainer.iterations_done or not self._has_values:
             return self._of_all
-        return self._handler.compute() if self._has_values else {}
+        computed: dict[str, float] = self._handler.compute()
+        return computed
 
     def first(self) -> float:
         """The first metric; NaN if there is none."""

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from torch import Tensor
+
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.config.errors import ConfigError
 from trainwright.evaluation.evaluator import first_results, flatten_results_dict
@@ -39,14 +41,15 @@ class RunCallbacks(HookBase):
     Register it after the hooks that evaluate and step the schedule, and before those that save at the end of training.
     Without :meth:`train_batches` an iteration is one batch, and callbacks get ``()`` for it.
 
-    With several processes each calls its own callbacks. A request of one process applies to all, after an evaluation or
-    at the end of an epoch; to save between these, all of them must request it.
+    With several processes each calls its own callbacks. A request of one process applies to all: where ``is_due``,
+    after an evaluation or at the end of an epoch. To save between these, all of them must request it.
 
     Args:
         steps_per_epoch: in batches; None: the complete training is one epoch.
         save: called for ``should_save``, with the Checkpointer to use. By default ``model_{iter:07d}`` is saved.
         evaluate, log, end_epoch: called for ``should_evaluate``, ``should_log`` and ``should_epoch_stop``; without
             them, such a request is an error.
+        is_due: whether several processes share their requests after this iteration; the same on all of them.
         metric: the evaluation result that is ``eval_epoch_metric``; by default the first one that is not the loss.
         loss_name: the stored metric that is ``step_loss``, unless :meth:`record` gets another.
 
@@ -64,6 +67,7 @@ class RunCallbacks(HookBase):
         evaluate: Callable[[], object] | None = None,
         log: Callable[[], object] | None = None,
         end_epoch: Callable[[], object] | None = None,
+        is_due: Callable[[], bool] | None = None,
         metric: str | None = None,
         loss_name: str = "total_loss",
     ) -> None:
@@ -76,6 +80,8 @@ class RunCallbacks(HookBase):
         self._save_by = self._save_iteration if save is None else save
         self._actions = {"should_epoch_stop": end_epoch, "should_evaluate": evaluate, "should_log": log}
         self._checkpointers: dict[str, Checkpointer] = {}  # for folders other than the run's own
+        self._is_due = _never if is_due is None else is_due
+        self._shares_requests = False  # several processes, of which one has callbacks
         self._metric = metric
         self._mean_loss = EpochMean(loss_name)
         self._epoch: int | None = None  # the epoch that has started and not ended
@@ -86,6 +92,7 @@ class RunCallbacks(HookBase):
         self._is_fed = False  # by train_batches
         self._batches = deque[Any]()  # the training batches that have begun and not ended
         self._has_recorded = False  # what belongs to the first of them
+        self._losses: list[Any] = []  # of the current update, so far
         self._eval_batch: tuple[Any, ...] = ()  # the current evaluation batch
         self._evaluated_at: int | None = None  # iterations_done at the last evaluation
         self._results: _Results = None
@@ -115,6 +122,9 @@ class RunCallbacks(HookBase):
     def record(self, step_logs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Update the logs with a step's values (``step_loss``, ``epoch_loss`` …); reading a tensor synchronizes."""
         self.logs.update(step_logs)
+        loss = step_logs.get("step_loss")
+        if loss is not None:
+            self._losses.append(loss.detach().clone() if isinstance(loss, Tensor) else loss)
         return step_logs
 
     def next_batch(self) -> None:
@@ -137,6 +147,7 @@ class RunCallbacks(HookBase):
         trainer, control = self.trainer, self.control
         control.reset()
         self._batches.clear()
+        self._losses.clear()
         self._has_recorded, self._eval_batch = False, ()
         self._epoch, self._is_entered, self._is_shown, self._evaluated_at = None, False, False, None
         steps_done = getattr(getattr(trainer, "state", None), "global_step", trainer.start_iter)
@@ -151,6 +162,7 @@ class RunCallbacks(HookBase):
         self.callbacks.set_optimizer(optimizer)
         self.callbacks.set_trainercontrol(control)
         self._is_alone = get_world_size() == 1
+        self._shares_requests = not self._is_alone and is_any(len(self.callbacks) > 0)
         self._is_train_begun = True
         self.callbacks.collect()
         self.callbacks.on_train_begin(self.logs)
@@ -164,6 +176,7 @@ class RunCallbacks(HookBase):
             self._begin_batch(())
 
     def after_step(self) -> None:
+        self._losses.clear()  # their mean is stored now
         self._end_batches()
         is_over = self._epoch is not None and self._epoch_of(self.logs["global_step"]) > self._epoch
         is_last = is_over and self.trainer.iter + 1 >= self.trainer.max_iter
@@ -171,7 +184,9 @@ class RunCallbacks(HookBase):
             self._leave_epoch()
         if self._is_alone:
             self._apply_requests()
-        elif is_over or self._evaluated_at == self.trainer.iterations_done:
+        elif (
+            is_over or self._evaluated_at == self.trainer.iterations_done or (self._shares_requests and self._is_due())
+        ):
             self._share_requests()
             self._apply_requests()
 
@@ -245,7 +260,7 @@ class RunCallbacks(HookBase):
         if not self._batches:
             return
         batch, self._has_recorded = self._batches.popleft(), False
-        if not self._is_shown and self.trainer.iterations_done > self.trainer.start_iter:
+        if not self._is_shown and (self._losses or self.trainer.iterations_done > self.trainer.start_iter):
             self._show_storage()
         self.logs.count("global_step", "epoch_step")
         self.callbacks.on_train_batch_end(tuple(batch) if isinstance(batch, list) else batch, self.logs)
@@ -305,14 +320,15 @@ class RunCallbacks(HookBase):
         """Make the stored loss readable in the logs."""
         self._is_shown = True
         storage, name = self.trainer.storage, self._mean_loss.name
-        if name in storage.smoothing_hints():
+        if self._losses or name in storage.smoothing_hints():
             self.logs.defer("step_loss", lambda: storage.latest().get(name, (math.nan,))[0])
             self.logs.defer("epoch_loss", lambda: self._epoch_loss(storage))
 
     def _epoch_loss(self, storage: EventStorage) -> float:
-        mean = self._mean_loss.read(storage)
-        is_first_window = math.isnan(mean) and "step_loss" in self.logs  # no update of this epoch is complete
-        return float(self.logs["step_loss"]) if is_first_window else mean
+        losses = [float(loss) for loss in self._losses]
+        mean = self._mean_loss.read(storage, *([sum(losses) / len(losses)] if losses else []))
+        is_new = math.isnan(mean) and "step_loss" in self.logs  # no batch of this epoch is trained on
+        return float(self.logs["step_loss"]) if is_new else mean
 
     def _save_iteration(self, checkpointer: Checkpointer) -> None:
         iteration = self.trainer.iterations_done - 1
@@ -370,3 +386,7 @@ class RunCallbacks(HookBase):
                 **dict[str, Any](own.checkpointables),
             )
         self._save_by(self._checkpointers[folder])
+
+
+def _never() -> bool:
+    return False
