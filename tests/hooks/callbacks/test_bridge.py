@@ -130,7 +130,7 @@ def test_a_stop_at_an_evaluation_does_not_evaluate_twice() -> None:
 
 
 def stops() -> list[int]:
-    """The iteration in which two processes stop, if both or one of them request it at batch 7; log lines are at 4, 8 …"""
+    """Where two processes stop, if both or one of them request it at batch 7; log lines are at 4, 8 …"""
     found = []
     for ranks in ({0, 1}, {1}, set[int]()):
         trainer = SmallTrainer(
