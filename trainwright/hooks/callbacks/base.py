@@ -62,8 +62,9 @@ class Callback:
 
     ``logs`` holds the latest values by name: ``global_step`` (batches trained on, over all resumes), ``epoch`` (from
     1), ``epoch_step``, ``eval_global_step``, ``lr``, ``step_loss``, ``epoch_loss`` …; in an evaluation
-    ``eval_step_loss`` (of a pipeline, on the last stage) and, over its batches so far, ``eval_epoch_loss`` and ``eval_epoch_metric`` (the latter with one
-    process); after it these over all batches and each result under ``eval_<name>``. Values read as floats.
+    ``eval_step_loss`` (of a pipeline, on the last stage) and, over its batches so far, ``eval_epoch_loss`` and
+    ``eval_epoch_metric`` (the latter with one process); after it these over all batches and each result under
+    ``eval_<name>``. Values read as floats.
 
     The order of calls::
 
