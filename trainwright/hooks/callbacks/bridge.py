@@ -325,10 +325,11 @@ class RunCallbacks(HookBase):
             self.logs.defer("epoch_loss", lambda: self._epoch_loss(storage))
 
     def _epoch_loss(self, storage: EventStorage) -> float:
-        losses = [float(loss) for loss in self._losses]
-        mean = self._mean_loss.read(storage, *([sum(losses) / len(losses)] if losses else []))
-        is_new = math.isnan(mean) and "step_loss" in self.logs  # no batch of this epoch is trained on
-        return float(self.logs["step_loss"]) if is_new else mean
+        mean = self._mean_loss.read(storage)
+        if not math.isnan(mean):
+            return mean
+        losses = self._losses or ([self.logs["step_loss"]] if "step_loss" in self.logs else [])
+        return sum(map(float, losses)) / len(losses) if losses else mean  # no update of this epoch is complete
 
     def _save_iteration(self, checkpointer: Checkpointer) -> None:
         iteration = self.trainer.iterations_done - 1
