@@ -29,7 +29,7 @@ class _NotStartedError(Exception):
 def on_ranks(function: Callable[..., Any], *arguments: Any, world_size: int = 2, timeout: float = 60) -> list[Any]:
     try:
         return _on_ranks(function, *arguments, world_size=world_size, timeout=timeout)
-    except _NotStartedError as error:  # rare, cause unknown: seen in one of four runs of all tests
+    except _NotStartedError as error:  # rare, cause unknown; a crash while stacks were read may have been one
         print(f"{function.__qualname__}: {error}; they are started again", file=sys.stderr)
         return _on_ranks(function, *arguments, world_size=world_size, timeout=timeout)
 

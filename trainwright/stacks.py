@@ -48,7 +48,7 @@ def _calls_of(thread: int) -> deque[tuple[CodeType, int]]:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    with _lock:  # two threads that look would disable it for good
+    with _lock:  # or another thread that looks would enable it within this block
         if sys.version_info >= (3, 12) or not gc.isenabled():
             yield
             return

@@ -355,7 +355,10 @@ def test_config_files_train_and_evaluate_as_one_process(tmp_path: Path, schedule
 def test_the_stages_of_a_config_file_are_estimated(tmp_path: Path) -> None:
     found = estimate(DefaultTrainer, described(tmp_path, dist={"pipeline_parallel_size": 2}), world_size=2)
     assert [*found.costs] == [0, 1]
-    assert min(cost.peak for cost in found.costs.values()) > 0
+    words, layer = 8 * VOCABULARY, 8 * 8 + 8  # each stage has two layers and the tied words; the last one the norm
+    assert [cost.trainable for cost in found.costs.values()] == [4 * (words + 2 * layer), 4 * (words + 2 * layer + 16)]
+    for cost in found.costs.values():
+        assert cost.peak > 3 * cost.trainable  # with gradients and two states of AdamW
 
 
 def test_an_error_of_a_stage_names_it_and_ends_the_others(tmp_path: Path) -> None:

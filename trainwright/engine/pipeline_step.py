@@ -20,7 +20,7 @@ from trainwright.config.errors import ConfigError
 from trainwright.engine.accumulation import TOKENS, RankMean
 from trainwright.engine.step import Step
 from trainwright.events.media import wide_dtype
-from trainwright.parallel.dist import all_gather_object
+from trainwright.parallel.dist import all_gather_object, gather_over_pipeline
 from trainwright.parallel.pipeline import Pipeline
 
 
@@ -130,7 +130,7 @@ class PipelineStep(Step):
     def _agree(self, rows: list[dict[str, Any]]) -> None:
         """Learn what the last stage logs, and whether a process needs it after each window."""
         here = Logged(tuple(rows[0]) if rows else (self._loss_name,), self._mean.is_by_tokens)
-        self._logged = last = self._pipeline.gather(here)[self._pipeline.last_rank]
+        self._logged = last = gather_over_pipeline(here)[self._pipeline.last_rank]
         needs = self._shows_each or self.after_batch is not None or self.update.record_loss is not None
         # Of all pipelines: where values are shared, all stages take part in the mean over all processes.
         self._is_shared = any(all_gather_object(needs or last.is_by_tokens or TOKENS in last.names))

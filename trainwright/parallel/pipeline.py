@@ -273,10 +273,6 @@ class Pipeline:
         if not self.is_last:
             work.wait()
 
-    def gather(self, value: Any) -> list[Any]:
-        """The values of all processes of this pipeline, by pipeline rank."""
-        return gather_over_pipeline(value)
-
     # Evaluation.
 
     def evaluated(self, step: Callable[[Any], object], skip: Callable[[], object]) -> Callable[[Any], object]:

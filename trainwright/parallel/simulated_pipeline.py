@@ -33,7 +33,6 @@ def simulated_stages() -> Iterator[None]:
         mock.patch.object(Pipeline, "_probe", _probe),
         mock.patch.object(pipeline, "_agreement", return_value=_agreed),
         mock.patch.object(pipeline, "check_same_on_stages"),  # compares values
-        mock.patch.object(Pipeline, "gather", _gathered),
         mock.patch.object(pipeline_cut._OfTransformers, "check"),  # compares values
     ):
         yield
@@ -62,8 +61,3 @@ def _probe(self: Any, batch: Any) -> list[tuple[Tensor | None, Any]]:
 
 def _agreed(*values: bool) -> list[bool]:
     return [*values]
-
-
-def _gathered(self: Pipeline, value: Any) -> list[Any]:
-    """As if all stages had the same value."""
-    return [value] * self._mesh.layout.pipeline

@@ -129,18 +129,19 @@ def test_a_stop_at_an_evaluation_does_not_evaluate_twice() -> None:
     assert trainer.num_evaluations == 2  # asked for after the training, it is run
 
 
+def stop_of(ranks: set[int]) -> int:
+    """Where a training stops if these processes request it at batch 7; log lines are at 4, 8 …"""
+    trainer = SmallTrainer(
+        [Wishing("should_training_stop", 7)] if get_rank() in ranks else [],
+        is_due=lambda: trainer.iterations_done % 4 == 0,
+        steps_per_epoch=None,
+    )
+    trainer.train(0, 23)
+    return trainer.iter
+
+
 def stops() -> list[int]:
-    """Where two processes stop, if both or one of them request it at batch 7; log lines are at 4, 8 …"""
-    found = []
-    for ranks in ({0, 1}, {1}, set[int]()):
-        trainer = SmallTrainer(
-            [Wishing("should_training_stop", 7)] if get_rank() in ranks else [],
-            is_due=lambda: trainer.iterations_done % 4 == 0,  # noqa: B023
-            steps_per_epoch=None,
-        )
-        trainer.train(0, 23)
-        found.append(trainer.iter)
-    return found
+    return [stop_of(ranks) for ranks in ({0, 1}, {1}, set[int]())]
 
 
 def test_a_stop_of_several_processes_takes_effect_at_the_next_log_line() -> None:
