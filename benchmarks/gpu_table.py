@@ -66,7 +66,11 @@ class Row:
 
 @dataclass
 class Suite:
-    """Runs rows until the time is over. ``gpus``: the GPUs, or the processes on the CPU."""
+    """Runs rows until the time is over. ``gpus``: the GPUs, or the processes on the CPU.
+
+    ``shares_gpu``: layouts run with a tiny model in 8 processes at most. Where these are more than the GPUs, all use
+    the first GPU, which shows that a layout works with NCCL, but nothing about its speed.
+    """
 
     device: str
     tiny: bool
@@ -74,6 +78,7 @@ class Suite:
     minutes: float
     peak_tflops: float | None = None
     only: Sequence[str] = ()
+    shares_gpu: bool = False
     start: float = field(default_factory=time.monotonic)
 
     def rows(self) -> Iterator[Row]:
@@ -111,14 +116,18 @@ class Suite:
             losses.extend(found["losses"])
             return _judged(found)
 
-        if self.gpus > 1:
+        if self._processes > 1:
             yield self._guarded(about.format("one process"), one)
         for name, (ranks, layout) in LAYOUTS.items():
             measure = partial(self._layout, ranks, layout, losses)
             yield self._guarded(about.format(name), measure)
 
+    @property
+    def _processes(self) -> int:
+        return 8 if self.shares_gpu else self.gpus
+
     def _layout(self, ranks: int, layout: Mapping[str, Any], expected: Sequence[float]) -> Row:
-        if ranks > self.gpus:
+        if ranks > self._processes:
             return Row("", f"not run: needs {ranks} GPUs, there are {self.gpus}")
         return _judged(self._function("layout", ranks=ranks, layout=layout, expected=expected))
 
@@ -158,8 +167,10 @@ class Suite:
         return self._result(run(peer, {**job, "device": self.device}, timeout_s=self._limit(), **self._gpus(1)))
 
     def _function(self, name: str, ranks: int = 1, **more: Any) -> dict[str, Any]:
-        settings = {"device": self.device, "tiny": self.tiny, "ranks": ranks, **more}
-        found = run(name, settings, timeout_s=self._limit(), module="benchmarks.gpu_rows", **self._gpus(ranks))
+        is_tiny = self.tiny or (name == "layout" and self.shares_gpu)
+        settings = {"device": self.device, "tiny": is_tiny, "ranks": ranks, **more}
+        module, shares_gpu = "benchmarks.gpu_rows", self.shares_gpu and ranks > self.gpus
+        found = run(name, settings, timeout_s=self._limit(), module=module, shares_gpu=shares_gpu, **self._gpus(ranks))
         return self._result(found)
 
     def _gpus(self, ranks: int) -> dict[str, str]:
@@ -237,6 +248,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--rows", default="", help="texts separated by commas: only rows with one of them in their name"
     )
+    parser.add_argument(
+        "--share-gpu",
+        action="store_true",
+        help="run layouts that need more GPUs than there are in processes that share the first one",
+    )
     parser.add_argument("--peak-tflops", type=float, help="peak of the GPU in bfloat16, if its name is not known")
     args = parser.parse_args(arguments)
     import torch
@@ -250,7 +266,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     about, rows = described(args.device, gpus), list[Row]()
     args.into.parent.mkdir(parents=True, exist_ok=True)
     only = [text.strip() for text in args.rows.split(",") if text.strip()]
-    for row in Suite(args.device, args.tiny, gpus, args.minutes, peak, only).rows():
+    for row in Suite(args.device, args.tiny, gpus, args.minutes, peak, only, args.share_gpu).rows():
         print(row.text(), flush=True)
         rows.append(row)
         args.into.write_text(table(rows, about))  # after each row: an interrupted run keeps what it has measured

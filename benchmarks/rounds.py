@@ -76,18 +76,20 @@ def run(
     *,
     timeout_s: float = 900,
     module: str = "benchmarks.worker",
+    shares_gpu: bool = False,
     **variables: str,
 ) -> dict[str, Any]:
     """Run one training of ``peer`` in a process of its own, or in ``ranks`` processes, and return its result.
 
-    If it fails, the result has ``error``, the last line of its output.
+    If it fails, the result has ``error``, the last line of its output. ``shares_gpu``: all processes use the first GPU.
     """
     ranks = settings.get("ranks", 1)
     port = _free_port()
     with tempfile.TemporaryDirectory() as folder:  # one for all processes, which share a checkpoint
         command = [sys.executable, "-m", module, peer, json.dumps(settings)]
         variables = {FOLDER: folder, **variables}
-        outputs = [_Process(command, _of_rank(rank, ranks, port) | variables, settings) for rank in range(ranks)]
+        several = (_of_rank(rank, ranks, port, shares_gpu) for rank in range(ranks))
+        outputs = [_Process(command, of_rank | variables, settings) for of_rank in several]
         deadline = time.monotonic() + timeout_s
         texts = [output.finish(max(0.0, deadline - time.monotonic())) for output in outputs]
     for line in reversed(texts[0].splitlines()):
@@ -149,12 +151,16 @@ class _Process:
             pass
 
 
-def _of_rank(rank: int, ranks: int, port: int) -> dict[str, str]:
+def _of_rank(rank: int, ranks: int, port: int, shares_gpu: bool) -> dict[str, str]:
     if ranks == 1:
         return {}
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "NODE_RANK": 0}
+    if shares_gpu:  # NCCL refuses two processes of one host on one GPU: each one is a host of its own
+        numbers |= {"LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "NODE_RANK": rank, "NCCL_HOSTID": rank}
     named = {name: str(value) for name, value in numbers.items()}
-    return named | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GROUP_RANK": "0"}
+    if shares_gpu:
+        named |= {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+    return named | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GROUP_RANK": named["NODE_RANK"]}
 
 
 def _free_port() -> int:
