@@ -91,7 +91,11 @@ def run(
         several = (_of_rank(rank, ranks, port, shares_gpu) for rank in range(ranks))
         outputs = [_Process(command, of_rank | variables, settings) for of_rank in several]
         deadline = time.monotonic() + timeout_s
-        texts = [output.finish(max(0.0, deadline - time.monotonic())) for output in outputs]
+        try:
+            texts = [output.finish(max(0.0, deadline - time.monotonic())) for output in outputs]
+        finally:  # after Ctrl-C, none may go on using the GPU of later measurements
+            for output in outputs:
+                output.kill()
     for line in reversed(texts[0].splitlines()):
         if line.startswith(RESULT):
             return json.loads(line[len(RESULT) :]) | {"spawned_ns": outputs[0].spawned_ns}
@@ -141,6 +145,9 @@ class _Process:
             self._reader.join()
             os.close(self._terminal)
         return text if RESULT in text else f"{text}\n{self._errors}"
+
+    def kill(self) -> None:
+        self._process.kill()  # nothing, if it has ended
 
     def _read_terminal(self) -> None:
         assert self._terminal is not None

@@ -70,6 +70,7 @@ class ProfileHook(HookBase):
             "profile_memory": profile_memory,
             "with_stack": with_stack,
             "with_flops": with_flops,
+            "acc_events": True,  # a profiler has one window; else torch 2.11 warns that it forgets earlier ones
         }
         self._windows_left: float = repeat or math.inf
         self._is_on = all_ranks or get_rank() == 0
@@ -108,7 +109,6 @@ class ProfileHook(HookBase):
 
         self._first = iteration
         self._countdown = 0
-        profiler = None
         action_of = schedule(wait=0, warmup=self._warmup, active=self._active, repeat=1)
         try:
             profiler = profile(
@@ -120,7 +120,7 @@ class ProfileHook(HookBase):
             profiler.step_num = iteration  # the trace numbers steps as the training does
             profiler.start()
         except Exception as error:  # profiling must not end the training
-            self._give_up(profiler, error)
+            self._give_up(error)  # not stopped: torch 2.11 crashes in __exit__ of a profiler that did not start
         else:
             self._profiler = profiler
 
@@ -128,7 +128,9 @@ class ProfileHook(HookBase):
         try:
             profiler.step()
         except Exception as error:
-            self._give_up(profiler, error)
+            with contextlib.suppress(Exception):
+                profiler.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self._give_up(error)
         else:
             if self.trainer.iter + 1 >= self._first + self._warmup + self._active:
                 self._end(profiler)
@@ -141,13 +143,10 @@ class ProfileHook(HookBase):
         try:
             profiler.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         except Exception as error:
-            self._give_up(profiler, error)
+            self._give_up(error)
 
-    def _give_up(self, profiler: "Profiler | None", error: Exception) -> None:
+    def _give_up(self, error: Exception) -> None:
         self._profiler, self._countdown, self._is_on = None, _NEVER, False
-        if profiler is not None:
-            with contextlib.suppress(Exception):  # it may not have been started
-                profiler.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         logger.warning("The profiler failed, so profiling stops: %s: %s", type(error).__name__, error)
 
     def _write(self, profiler: "Profiler") -> None:
