@@ -4,6 +4,8 @@ import os
 
 # Workers of pytest-xdist share the cores: more threads in each only wait for each other. Read when torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# On the CPU also where there is a GPU, unless one is named: many tests compare with a loop of their own on the CPU.
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 import gc
 import json

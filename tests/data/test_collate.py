@@ -257,6 +257,12 @@ def test_mixup_of_fields_that_are_not_clear_is_an_error():
 
 
 SCORES = torch.zeros(4, 3)
+
+
+def on_a_gpu(message):
+    raise RuntimeError(message)
+
+
 KNOWN_ERRORS = {
     "a label without a score": (lambda: F.cross_entropy(SCORES, torch.full((4,), 3)), "A label is 3."),
     "a negative label": (lambda: F.cross_entropy(SCORES, torch.full((4,), -1)), "A label is -1."),
@@ -267,6 +273,13 @@ KNOWN_ERRORS = {
     "inputs as doubles": (lambda: torch.nn.Linear(3, 2)(SCORES.double()), "The inputs are Double"),
     "images as doubles": (lambda: torch.nn.Conv2d(1, 2, 1)(torch.zeros(1, 1, 3, 3).double()), "The inputs are double"),
     "too few features": (lambda: torch.nn.Linear(10, 2)(SCORES), "expects 10 features and receives 3"),
+    "a tensor elsewhere": (
+        lambda: on_a_gpu(
+            "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
+        ),
+        "device=x.device",
+    ),
+    "a label on a GPU": (lambda: on_a_gpu("CUDA error: device-side assert triggered"), "device_str='cpu'"),
     "a loss per sample": (lambda: torch.zeros(3, requires_grad=True).mul(1).backward(), "such as loss.mean()"),
 }
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+import trainwright
 from trainwright.config.errors import ConfigError
 from trainwright.parallel.faults import FaultWatch, is_of_connections
 
@@ -164,6 +165,57 @@ def test_a_process_ends_only_where_it_waits_for_one_that_failed(
     assert not watch.has_ended.is_set()
     watch.moves = False
     assert watch.has_ended.wait(60)
+
+
+def test_the_failure_of_another_process_is_the_reason_and_not_a_hang(
+    watches: list[FaultWatch], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a GPU no connection is lost: the others stay where they read a number, longer than ``hang_timeout_s``."""
+    monkeypatch.setattr("trainwright.parallel.faults._ENDS_ITSELF_S", 2.0)
+    store = dist.HashStore()
+    watches[1]._store = store
+    watches[1].announce(ValueError("bad data"))
+    watches[1].mark_reported()
+    lines: list[str] = []
+
+    class Waiting(Polled):
+        moves = False
+
+        def _end(self, line: str = "") -> None:
+            lines.append(line)
+            super()._end(line)
+
+    watch = Waiting(store)  # a hang is reported after 1 s
+    assert watch.has_ended.wait(60)
+    assert lines == ["rank 0: ended, because rank 1 failed in iteration 20; see its traceback above."]
+    assert "stacks" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_where_each_process_hangs(
+    has_gpu: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import torch
+
+    monkeypatch.setattr("trainwright.parallel.faults._REPORT_S", 0.2)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: has_gpu)
+    store = dist.HashStore()
+
+    class Logging(Polled):
+        moves = False
+
+        def _place(self) -> Any:
+            logged = Path(trainwright.__file__).parent / "events" / "scalars.py"
+            return 5, f'File "{logged}", line 56 in to_numbers', 'File "/project/train.py", line 21 in train'
+
+    watch = Logging(store)
+    watch.trainer = Training()
+    assert watch.has_ended.wait(60)
+    _, _, summary = capsys.readouterr().err.partition("A process has waited at one place for 1 s")
+    what = "waits for its GPU" if has_gpu else "did not come"
+    assert f"rank 0: {what} in iteration 20, at scalars.py:56 in to_numbers" in summary
+    assert "rank 1: does not answer" in summary
+    assert ("look first at a process that is at another place" in summary) is has_gpu
 
 
 @pytest.mark.parametrize(

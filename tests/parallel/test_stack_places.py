@@ -17,6 +17,7 @@ from trainwright.parallel.stack_places import (
     frames_of_traceback,
     inner_place,
     is_certain,
+    reads_gpu,
     row_of,
     shown_call,
     waits_for_others,
@@ -53,6 +54,17 @@ def test_the_frames_of_a_thread_and_of_an_error() -> None:
     assert str(frame).startswith("test_stack_places.py:")
     assert frame.is_of_user
     assert shown_call([frame]) == f"`torch.zeros(2) @ torch.zeros(3)` at {frame}"
+
+
+def test_what_waits_for_its_gpu() -> None:
+    logged = Frame(f"{OURS}/events/scalars.py", 56, "to_numbers")
+    scaled = Frame(f"{TORCH}/amp/grad_scaler.py", 380, "_maybe_opt_step")
+    assert reads_gpu([logged, STEP, MAIN])
+    assert reads_gpu([Frame(f"{TORCH}/amp/grad_scaler.py", 379, "<genexpr>"), scaled, STEP])
+    assert reads_gpu([Frame(f"{TORCH}/cuda/__init__.py", 1085, "synchronize"), CALLBACK])
+    assert not reads_gpu([])
+    assert not reads_gpu([CALLBACK, STEP, logged])
+    assert not reads_gpu([Frame("/project/train.py", 3, "to_numbers"), STEP])
 
 
 def test_what_waits_and_where() -> None:

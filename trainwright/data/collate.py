@@ -57,6 +57,15 @@ _FIXES = {
     r"grad can be implicitly created only for scalar outputs": (
         "The loss has several numbers: it must be one, such as loss.mean()."
     ),
+    r"Expected all tensors to be on the same device": (
+        "The model and its batches are moved to the device of the run (trainer.device); what your own code makes or"
+        " keeps is not. Make tensors on the batch's device (device=x.device), keep constants in the model"
+        " (register_buffer), and let an own prepare_input_batch move its batch."
+    ),
+    r"device-side assert triggered": (
+        "Most often a class label or a token id is out of range, which a GPU does not name. One step on the CPU does:"
+        " device_str='cpu', or train.dist.device_type=cpu."
+    ),
 }
 
 

@@ -95,7 +95,13 @@ def get_pipeline_parallel_size() -> int:
 def synchronize() -> None:
     """Wait until every rank has come here."""
     if get_world_size() > 1:
-        _torch_dist().barrier()
+        dist = _torch_dist()
+        gpus = None
+        if dist.get_backend() == "nccl":  # it warns unless it is told which GPU is this rank's
+            from torch import cuda
+
+            gpus = [cuda.current_device()]
+        dist.barrier(device_ids=gpus)
 
 
 def all_gather_object(value: T, group: Any = None) -> list[T]:

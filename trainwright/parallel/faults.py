@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
+import torch
+
 from trainwright.config.errors import ConfigError, UserError
 from trainwright.parallel import stack_places as places
 from trainwright.parallel.dist import get_pipeline_parallel_size
@@ -215,9 +217,10 @@ class FaultWatch:
                 if now - max(fault_since, moved) > _ENDS_ITSELF_S:
                     self._read("reported", _REPORT_S)
                     self._end(self._line_of(fault))
-            if self.trainer is None:
+            is_known = fault is not None and fault["rank"] != self._rank  # the reason why nothing moves
+            if self.trainer is None or is_known:
                 since = now
-            if now - since > self._timeout_s or self._read("hang", 0.0) is not None:
+            if now - since > self._timeout_s or (not is_known and self._read("hang", 0.0) is not None):
                 self._report_hang()
             self._report_place(place[1:] if now - moved > _STAYS_S else (), is_idle=now - busy > _STAYS_S)
 
@@ -275,6 +278,8 @@ class FaultWatch:
             "waits": bool(self._meeting) or places.waits_for_others(frames),
             "where": self._where(),
             "place": places.inner_place(frames),
+            "has_gpu": torch.cuda.is_initialized(),
+            "reads_gpu": torch.cuda.is_initialized() and places.reads_gpu(frames),
         }
         with contextlib.suppress(RuntimeError):
             self._store.set("hang", "true")
@@ -429,8 +434,15 @@ def _hang_summary(rows: dict[int, Any], timeout_s: float) -> str:
         if row is None:
             lines.append(f"  rank {rank}: does not answer")
         else:
-            what = "waits for the others" if row["waits"] else "did not come"
+            # On a GPU, code of the user that reads a number from it may wait, too: item() is in no stack.
+            elsewhere = "stays" if row["has_gpu"] else "did not come"
+            what = "waits for the others" if row["waits"] else "waits for its GPU" if row["reads_gpu"] else elsewhere
             lines.append(f"  rank {rank}: {what}{row['where']}, at {row['place']}")
     if all(row and row["waits"] for row in rows.values()):
         lines.append("  All of them wait, each for another call: they have made different collective calls.")
+    elif any(row and row["has_gpu"] for row in rows.values()):
+        lines.append(
+            "  A GPU waits for the other processes in a collective call, and its process where it reads a number from"
+            " the GPU, such as a logged loss. So look first at a process that is at another place."
+        )
     return "\n".join(lines)

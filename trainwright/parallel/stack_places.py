@@ -18,6 +18,8 @@ _OURS = str(Path(__file__).parents[1]) + os.sep
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 _PACKAGES = re.compile(r"[/\\](site|dist)-packages[/\\]")
 _MODULE_CALL = os.path.join(_TORCH, "nn", "modules", "module.py")
+# Functions that wait until the GPU has done what was asked of it.
+_READS = ((_OURS, "to_numbers"), (_TORCH, "synchronize"), (_TORCH, "_maybe_opt_step"))
 
 EVERY_PROCESS = "Every process must do the same, not only where `if is_main_process()` or another condition holds."
 
@@ -63,6 +65,12 @@ def waits_for_others(frames: Iterable[Frame]) -> bool:
         if not frame.file.startswith(_TORCH):
             return False
     return False
+
+
+def reads_gpu(frames: Sequence[Frame]) -> bool:
+    """Whether a thread waits until its GPU has done what was asked of it, such as to exchange with other processes."""
+    inner = frames[:2]  # one of them may be a generator expression
+    return any(frame.file.startswith(root) and frame.function == name for frame in inner for root, name in _READS)
 
 
 def inner_place(frames: Iterable[Frame]) -> str:
