@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.torch_version import TorchVersion
 
 from trainwright.cli.main import main
 
@@ -120,6 +121,8 @@ def test_torchrun_knows_the_options(capsys: pytest.CaptureFixture[str]) -> None:
         main(["launch", "--help"])
     listed = re.findall(r"^  (--[a-z-]+) ", capsys.readouterr().out.partition("--module")[0], re.MULTILINE)
     ours = {"--rejoin", "--resume"}
+    if TorchVersion(torch.__version__) < "2.12":
+        ours.add("--shutdown-timeout")
     assert {"--nnodes", "--rdzv-endpoint", "--tee"} <= {*listed}
     assert {*listed} - ours <= {*get_args_parser()._option_string_actions}
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,7 @@ def test_a_loss_that_differs_lists_what_has_changed(
     assert by_files(folder).replay(3).changes == {}  # the loss is equal
     monkeypatch.setattr(Numbered, "__len__", lambda self: 32)
     changes = by_files(folder).replay(3).changes
-    assert changes["Versions: torch"] == ("1.9.0", torch.__version__)
+    assert changes["Versions: torch"] == ("1.9.0", metadata.version("torch"))
     assert changes["Data: train samples"] == (48, 32)
 
 

@@ -5,6 +5,7 @@ import logging
 import os
 import platform
 import subprocess
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +162,7 @@ def test_a_deleted_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_versions_and_machine() -> None:
-    assert versions()["torch"] == torch.__version__
+    assert versions()["torch"] == metadata.version("torch")
     assert versions()["python"] == platform.python_version()
     found = machine()
     assert found["cpus"] >= 1

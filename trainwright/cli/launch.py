@@ -45,7 +45,7 @@ _TORCHRUN = {
     "--master-addr": ("HOST", "address of host 0"),
     "--master-port": ("PORT", "port on host 0"),
     "--monitor-interval": ("S", "seconds between two looks at the processes"),
-    "--shutdown-timeout": ("S", "seconds that the processes have to end after SIGTERM (default: 30)"),
+    "--shutdown-timeout": ("S", "seconds for the processes to end after SIGTERM (default: 30; not with torch 2.11)"),
     "--log-dir": ("FOLDER", "folder of the log files of --redirects and --tee"),
     "--redirects": ("SPEC", "write the output of the processes into files: 3 all, 0:1,1:2 by process"),
     "--tee": ("SPEC", "as --redirects, and show it too"),

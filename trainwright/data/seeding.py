@@ -172,7 +172,7 @@ def random_state() -> dict[str, Any]:
         "numpy": [kind, torch.from_numpy(np.asarray(keys, dtype=np.int64)), position, has_gauss, cached],
         "torch": torch.get_rng_state(),
     }
-    if torch.cuda.is_initialized():  # a run on the CPU leaves a GPU alone
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # a run on the CPU leaves a GPU alone
         state["cuda"] = torch.cuda.get_rng_state()
     return state
 

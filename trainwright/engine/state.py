@@ -335,5 +335,5 @@ def set_random_state(state: dict[str, Any]) -> None:
     kind, keys, position, has_gauss, cached = state["numpy"]
     np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))
     torch.set_rng_state(state["torch"])
-    if "cuda" in state and torch.cuda.is_initialized():  # not so in a run on the CPU
+    if "cuda" in state and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # not in a run on the CPU
         torch.cuda.set_rng_state(state["cuda"])

@@ -274,12 +274,13 @@ class FaultWatch:
     def _report_hang(self) -> None:
         """Print the stacks of this process, and once for all which processes wait and which do not; end the process."""
         frames = places.frames_of(self._place()[1:])
+        has_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         own = {
             "waits": bool(self._meeting) or places.waits_for_others(frames),
             "where": self._where(),
             "place": places.inner_place(frames),
-            "has_gpu": torch.cuda.is_initialized(),
-            "reads_gpu": torch.cuda.is_initialized() and places.reads_gpu(frames),
+            "has_gpu": has_gpu,
+            "reads_gpu": has_gpu and places.reads_gpu(frames),
         }
         with contextlib.suppress(RuntimeError):
             self._store.set("hang", "true")
