@@ -30,7 +30,7 @@ def measured_peak(build: Callable[[], Any]) -> int:
     It is what torch's allocator has given out, by torch's profiler, which records what this thread allocates and frees.
     """
     gc.collect()  # tensors of an earlier profile that are freed in this one would count as negative
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorded:
         trainer = build()
         trainer.register_hooks([MarkThird()])
         trainer.train()

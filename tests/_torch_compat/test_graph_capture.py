@@ -32,6 +32,19 @@ def test_guards_that_notice_nothing(monkeypatch: pytest.MonkeyPatch, lines_of_tr
     assert "the guards do not detect a change" in line
 
 
+def test_guards_that_do_not_notice_frozen_parameters(
+    monkeypatch: pytest.MonkeyPatch, lines_of_training: Trained
+) -> None:
+    check = graph_capture.guard_check
+    monkeypatch.setattr(
+        graph_capture,
+        "guard_check",
+        lambda function: check(function) if "layer" in function.__code__.co_freevars else bool,
+    )
+    (line,) = lines_of_training(graph=True)
+    assert "the guards do not detect a frozen parameter" in line
+
+
 @pytest.mark.parametrize("path", ["_dynamo.config", "_dynamo"])
 def test_the_settings_of_the_compiler(path: str, monkeypatch: pytest.MonkeyPatch, lines_of_training: Trained) -> None:
     change_torch(monkeypatch, graph_capture, path, "missing", functools.partial)

@@ -19,6 +19,9 @@ from trainwright._torch_compat.probing import check_close, fault_of
 # The defaults write to existing objects only once, at the capture, and ignore hooks on modules.
 _STRICT = {"side_effect_replay_policy": "error", "skip_nnmodule_hook_guards": False}
 
+# A default that takes tensors of a module for constants: torch 2.11 then does not notice that a parameter is frozen.
+_FIXED = "skip_tensor_guards_with_matching_dict_tags"
+
 Backend = Callable[[torch.fx.GraphModule, Any], Callable[..., Any]]
 
 
@@ -41,6 +44,8 @@ def run_captured(
     once = {getattr(logging.Logger, name, None) for name in ("warning_once", "info_once")} - {None}
     dynamo: Any = torch._dynamo
     config["ignore_logging_functions"] = {*dynamo.config.ignore_logging_functions, *once}
+    if hasattr(dynamo.config, _FIXED):
+        config[_FIXED] = False
     with dynamo.config.patch(**config), torch.enable_grad():
         return torch.compile(function, backend=backend, fullgraph=True, dynamic=False)(*tensors)
 
@@ -88,6 +93,14 @@ def probe() -> None:
     layer.factor = 3.0
     assert check(names["L"]), "the guards fail after the change is undone"
 
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2, device="cpu"), torch.nn.Linear(2, 1, device="cpu"))
+    function, scope = _calling(model)
+    run_captured(function, backend, [x])
+    check, names["L"] = guard_check(function), {**scope, "x": x}
+    assert all(check(names["L"]) for _ in range(3)), "the guards of a captured model fail"
+    model[0].weight.requires_grad_(False)
+    assert not check(names["L"]), "the guards do not detect a frozen parameter"
+
     function, _ = _double(layer, writes=True)
     sources: list[str] | None = None
     try:
@@ -105,6 +118,16 @@ class _Layer:
         self.calls = 0
 
 
+def _calling(model: torch.nn.Module) -> tuple[FunctionType, dict[str, Any]]:
+    """A function that calls the model, as `_double` makes them."""
+
+    def call(x: Tensor) -> Tensor:
+        result: Tensor = model(x)
+        return result
+
+    return _renamed(call, id(model)), {"model": model}
+
+
 def _double(layer: _Layer, *, writes: bool = False) -> tuple[FunctionType, dict[str, Any]]:
     """A function with its own code object, which is the key of Dynamo's cache, and its free names."""
 
@@ -115,6 +138,9 @@ def _double(layer: _Layer, *, writes: bool = False) -> tuple[FunctionType, dict[
         layer.calls += 1
         return x * layer.weight
 
-    function: Any = writing if writes else plain
-    code = function.__code__.replace(co_name=f"probe_{id(layer)}")
-    return FunctionType(code, {**globals()}, code.co_name, None, function.__closure__), {"layer": layer}
+    return _renamed(writing if writes else plain, id(layer)), {"layer": layer}
+
+
+def _renamed(function: Any, number: int) -> FunctionType:
+    code = function.__code__.replace(co_name=f"probe_{number}")
+    return FunctionType(code, {**globals()}, code.co_name, None, function.__closure__)
