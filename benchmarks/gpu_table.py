@@ -190,7 +190,7 @@ class Suite:
         return self.start + 60 * self.minutes - time.monotonic()
 
     def _limit(self) -> float:
-        return min(150.0, self._left())
+        return min(240.0, self._left())  # a large program compiles for minutes
 
     def _guarded(self, about: str, measure: Callable[[], Row]) -> Row | None:
         """The row of ``measure``, or the reason why there is none; None if it was not requested."""
