@@ -31,6 +31,28 @@ def test_the_local_rank_is_the_launchers(monkeypatch: pytest.MonkeyPatch) -> Non
     assert dist.get_local_rank() == 3
 
 
+def test_a_barrier_of_nccl_is_told_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or it warns, and guesses one from the rank."""
+    calls: list[Any] = []
+
+    class Group:
+        def get_world_size(self) -> int:
+            return 2
+
+        def get_backend(self) -> str:
+            return self.backend
+
+        def barrier(self, device_ids: Any) -> None:
+            calls.append(device_ids)
+
+    group = Group()
+    monkeypatch.setattr(dist, "_torch_dist", lambda: group)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    for group.backend in ("gloo", "nccl"):
+        dist.synchronize()
+    assert calls == [None, [3]]
+
+
 def exchanges() -> dict[str, Any]:
     rank = dist.get_rank()
     if rank == 1:
