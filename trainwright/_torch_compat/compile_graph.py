@@ -59,6 +59,23 @@ def decompositions(backend: str) -> Any:
         return select()
 
 
+def write_factors_out(graph: torch.fx.GraphModule) -> None:
+    """Change ``add(x, y, alpha=factor)`` to ``add(x, y * factor)`` in a traced graph.
+
+    Inductor (torch 2.11 to 2.14) makes one ``addmm`` of a matrix product x and the addition, and loses the factor: the
+    weight decay of Adam and SGD would be 1.
+    """
+    add, multiply = torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor
+    for node in [*graph.graph.nodes]:
+        if node.target is not add or node.kwargs.get("alpha", 1) == 1 or not isinstance(node.args[1], torch.fx.Node):
+            continue
+        with graph.graph.inserting_before(node):
+            product = graph.graph.call_function(multiply, (node.args[1], node.kwargs["alpha"]))
+        product.meta = {**node.args[1].meta}
+        node.args, node.kwargs = (node.args[0], product), {}
+    graph.recompile()
+
+
 def compiled(graph: torch.fx.GraphModule, flat: Sequence[Tensor], backend: str) -> Compiled:
     """The compiled graph. Raises the errors of the compiler."""
     if backend in ("eager", "aot_eager"):

@@ -10,6 +10,7 @@ from tests.engine.compiled.conftest import (
     Event,
     Run,
     Schedule,
+    Small,
     adamw,
     both,
     captures,
@@ -124,3 +125,21 @@ def test_the_steps_of_torchs_optimizers_can_be_in_a_program(name: str, caplog: p
         assert all(a is b is None or a.dtype == b.dtype for a, b in zip(left.values(), right.values(), strict=True))
     assert ours["param_groups"] == theirs["param_groups"]
     assert len(captures(caplog)) == 1
+
+
+COUPLED = {
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=0.1),
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.05, weight_decay=0.1),
+}
+
+
+@pytest.mark.parametrize("name", COUPLED)
+@pytest.mark.exhaustive(every=2)
+def test_the_decay_of_weights_in_a_compiled_program(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Inductor lost its factor where the gradient is a matrix product."""
+    settings: dict[str, Any] = {"net": Small, "optimizer": COUPLED[name], "updates": 20}
+    eager, graph = Run(None, **settings), Run("inductor", **settings)
+    assert len(captures(caplog)) == 1
+    torch.testing.assert_close(graph.values(), eager.values(), rtol=1e-5, atol=1e-5)
+    for ours, theirs in zip(graph.model.parameters(), eager.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)

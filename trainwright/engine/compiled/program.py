@@ -194,6 +194,7 @@ class Program:
             raise
         except Exception as error:
             raise NotCapturable(trace_reason(error)) from error
+        compile_graph.write_factors_out(graph)
         return graph
 
     def _operations(self, *flat: Tensor) -> list[Tensor]:
