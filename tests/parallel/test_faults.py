@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 import trainwright
@@ -186,17 +187,80 @@ def test_the_failure_of_another_process_is_the_reason_and_not_a_hang(
             super()._end(line)
 
     watch = Waiting(store)  # a hang is reported after 1 s
+    watch.trainer = Training()
     assert watch.has_ended.wait(60)
-    assert lines == ["rank 0: ended, because rank 1 failed in iteration 20; see its traceback above."]
+    assert lines == ["rank 0: ended in iteration 20, because rank 1 failed in iteration 20; see its traceback above."]
     assert "stacks" not in capsys.readouterr().err
+
+
+def test_a_hang_that_another_process_reports_is_none_after_a_failure(
+    watches: list[FaultWatch], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("trainwright.parallel.faults._ENDS_ITSELF_S", 1.0)
+    store = dist.HashStore()
+    watches[1].stop()
+    watches[1]._store = store
+    watches[1].announce(ValueError("bad data"))
+    store.set("hang", "true")
+    watch = Polled(store)
+    watch.moves = False
+    watch.trainer = Training()
+    assert watch.has_ended.wait(60)
+    assert "stacks" not in capsys.readouterr().err
+
+
+def test_a_process_that_waits_for_one_that_failed_and_has_left_is_told_of_the_failure(
+    watches: list[FaultWatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no connection is lost, as in a collective call of NCCL."""
+    monkeypatch.setattr("trainwright.parallel.faults._STAYS_S", 0.2)
+    store = dist.HashStore()
+    watches[1]._store = store
+    watches[1].begin(Training())
+    watches[1].announce(ValueError("bad data"))
+    watches[1].mark_reported()
+    lines: list[str] = []
+
+    class InBackward(Polled):
+        def _place(self) -> Any:
+            frame = f'File "{Path(torch.__file__).parent}/autograd/graph.py", line 800 in _engine_run_backward'
+            return 19, frame, 'File "/project/train.py", line 21 in train'
+
+        def _end(self, line: str = "") -> None:
+            lines.append(line)
+            super()._end(line)
+
+    store.set("left", "1")
+    watch = InBackward(store)
+    watch.begin(Training())
+    assert watch.has_ended.wait(60)
+    assert lines[0] == "rank 0: ended in iteration 20, because rank 1 failed in iteration 20; see its traceback above."
+
+
+def test_an_error_that_all_programs_have_caught_ends_none_of_them_later(
+    watches: list[FaultWatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainwright.parallel.faults._ENDS_ITSELF_S", 0.2)
+    store = dist.HashStore()
+    watches[1]._store = store
+    watch = Polled(store)
+    for one in (watches[1], watch):
+        one.begin(Training())
+        one.announce(ValueError("bad data"))
+        one.begin(None)
+    watch.moves = False  # it sleeps, or works on its own
+    before = watch.num_looks
+    while watch.num_looks < before + 12 and not watch.has_ended.is_set():
+        time.sleep(0.01)
+    assert not watch.has_ended.is_set()
+    assert watches[1].line_for(ValueError("bad data")) is None  # not caught there
+    assert watch.has_ended.wait(60)
 
 
 @pytest.mark.parametrize("has_gpu", [False, True])
 def test_where_each_process_hangs(
     has_gpu: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import torch
-
     monkeypatch.setattr("trainwright.parallel.faults._REPORT_S", 0.2)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: has_gpu)
     store = dist.HashStore()
@@ -214,7 +278,7 @@ def test_where_each_process_hangs(
     _, _, summary = capsys.readouterr().err.partition("A process has waited at one place for 1 s")
     what = "waits for its GPU" if has_gpu else "did not come"
     assert f"rank 0: {what} in iteration 20, at scalars.py:56 in to_numbers" in summary
-    assert "rank 1: does not answer" in summary
+    assert "rank 1: does not answer, or has ended" in summary
     assert ("look first at a process that is at another place" in summary) is has_gpu
 
 

@@ -57,7 +57,7 @@ class FaultWatch:
     def __init__(self, store: Any, rank: int, world_size: int, timeout_s: float) -> None:
         self.trainer: Any = None
         self._store, self._rank, self._world_size, self._timeout_s = store, rank, world_size, timeout_s
-        self._failed = ""  # where the training has failed
+        self._failed, self._has_failed = "", False  # where the training has failed, and whether it has
         self._training, self._num_meetings = 0, 0  # how many have begun
         self._meeting = ""  # the call in which this process waits for the others to make it, too
         self._known: dict[str, Any] = {}  # reports that were read: the store ends with the process that holds it
@@ -81,7 +81,7 @@ class FaultWatch:
         """A training begins; None: it is over. Failures of earlier ones do not end it."""
         if trainer is not None:
             self._training += 1
-            self._failed = ""
+            self._failed, self._has_failed = "", False
         self.trainer = trainer
 
     def meet(self, call: str) -> None:
@@ -112,7 +112,7 @@ class FaultWatch:
 
         ``is_caught``: the program may catch it; a training that begins later is another one.
         """
-        self._failed = self._where()
+        self._failed, self._has_failed = self._where(), True
         is_own = getattr(error, "raised_on_rank", self._rank) == self._rank
         if is_own and not is_of_connections(error) and isinstance(error, Exception):
             report = json.dumps({"rank": self._rank, "where": self._where(), "error": _text(error)})
@@ -211,6 +211,8 @@ class FaultWatch:
             if self._read("over", 0.0) is not None:
                 self._end()
             fault = self._fault()
+            if self.trainer is None and self._has_failed:  # this program has caught the error, too, and trains no more
+                fault = self._read("fault", 0.0)
             if fault is not None and fault["rank"] != self._rank:
                 fault_since = fault_since or now
                 # Not if the program has caught the error on all ranks and continues.
@@ -251,6 +253,9 @@ class FaultWatch:
                 return
             left = self._read("left", 0.0)
             if row["waits"] and left is not None and not self._meeting:  # a meeting raises the error itself
+                fault = self._fault()
+                if fault is not None and fault["rank"] != self._rank:
+                    self._end(self._line_of(fault))
                 self._end(f"rank {self._rank}: ended{self._where()}. {_left_text(row['call'], left)}")
             if self._rank == 0:
                 self._end_if_apart()
@@ -433,7 +438,7 @@ def _hang_summary(rows: dict[int, Any], timeout_s: float) -> str:
     ]
     for rank, row in rows.items():
         if row is None:
-            lines.append(f"  rank {rank}: does not answer")
+            lines.append(f"  rank {rank}: does not answer, or has ended")
         else:
             # On a GPU, code of the user that reads a number from it may wait, too: item() is in no stack.
             elsewhere = "stays" if row["has_gpu"] else "did not come"
