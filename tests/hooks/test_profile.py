@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.torch_version import TorchVersion
 
 from trainwright import DefaultTrainer, Trainer, TrainingConfig
 from trainwright.config import ConfigError, LazyCall, get_config
@@ -19,7 +18,7 @@ from trainwright.config.schema.keys import Run
 from trainwright.config.validation import Profile, section_faults
 from trainwright.data import build_image_train_loader
 from trainwright.engine import EagerTrainer, GraphBase, GraphTrainer
-from trainwright.hooks import CallbackHook, ProfileHook
+from trainwright.hooks import CallbackHook, HookBase, ProfileHook
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -188,12 +187,55 @@ def test_the_table_is_of_the_devices_kernels_where_it_runs_some(
     assert table[0].endswith("operation (on the device)")
 
 
-@pytest.mark.skipif(
-    TorchVersion(torch.__version__) < "2.12", reason="torch 2.11 ends the outer profiler with the inner one"
-)
-def test_inside_a_profiler_of_the_users_own_the_training_goes_on(tmp_path: Path) -> None:
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+def test_inside_a_profiler_of_the_users_own_this_one_is_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as own:
         assert profiled(tmp_path, 30).iter == 30
+    assert any(event.name == "aten::addmm" for event in own.events())  # it has recorded until its end
+    assert caplog.text.count("another profiler records in this process") == 1
+    assert not names(tmp_path)
+
+
+@pytest.mark.parametrize("wait", [10, 11, 13])
+def test_of_two_hooks_whose_windows_overlap_one_records(
+    wait: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = eager()
+    trainer.register_hooks([ProfileHook(tmp_path / "a", wait=10), ProfileHook(tmp_path / "b", wait=wait)])
+    trainer.train(0, 30)
+    assert names(tmp_path / "a")
+    assert not names(tmp_path / "b")
+    assert caplog.text.count("another profiler records in this process") == 1
+    assert names(profiled_folder(tmp_path / "c"))  # a later training
+
+
+def profiled_folder(folder: Path) -> Path:
+    profiled(folder, 30)
+    return folder
+
+
+def test_a_profiler_that_the_program_ends_is_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Ends(HookBase):
+        def after_step(self) -> None:
+            if self.trainer.iter == 13:
+                torch.autograd._disable_profiler()
+
+    trainer = eager()
+    trainer.register_hooks([ProfileHook(tmp_path), Ends()])
+    trainer.train(0, 30)
+    assert trainer.iter == 30
+    assert "another profiler records in this process" in caplog.text
+
+
+def test_a_training_that_fails_early_gets_no_advice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Fails(HookBase):
+        def after_step(self) -> None:
+            raise ValueError("bad data")
+
+    trainer = eager()
+    trainer.register_hooks([ProfileHook(tmp_path), Fails()])
+    with pytest.raises(ValueError, match="bad data"):
+        trainer.train(0, 30)
+    assert "Nothing was profiled" not in caplog.text
 
 
 def test_the_weights_are_those_without_it(tmp_path: Path) -> None:

@@ -7,10 +7,12 @@ import contextlib
 import logging
 import math
 import os
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from trainwright._torch_compat.profiler_state import is_profiling
 from trainwright.config.errors import ConfigError
 from trainwright.hooks.base import HookBase
 from trainwright.hooks.timer import duration, percent
@@ -25,6 +27,7 @@ logger = logging.getLogger("trainwright.hooks")
 FOLDER = "profile"  # for traces, in the run folder
 _NEVER = 1 << 62  # iterations
 _NAME_WIDTH = 70
+_OTHER = RuntimeError("another profiler records in this process, and there can be one at a time")
 
 
 class ProfileHook(HookBase):
@@ -43,6 +46,8 @@ class ProfileHook(HookBase):
     Raises:
         ConfigError: an argument is out of range.
     """
+
+    _open: ClassVar["weakref.ref[ProfileHook] | None"] = None  # the hook whose window is open in this process
 
     def __init__(
         self,
@@ -94,7 +99,7 @@ class ProfileHook(HookBase):
     def after_train(self) -> None:
         if self._profiler is not None:
             self._end(self._profiler)
-        if self._is_on and not self._has_recorded:
+        if self._is_on and not self._has_recorded and not self.trainer.has_failed:
             self._is_on = False  # warn once
             first = self.trainer.start_iter + self._wait + self._warmup
             logger.warning(
@@ -107,6 +112,9 @@ class ProfileHook(HookBase):
         """Start a window before ``iteration``."""
         from torch.profiler import profile, schedule
 
+        if is_profiling() or (ProfileHook._open is not None and ProfileHook._open() is not None):
+            self._give_up(_OTHER)
+            return
         self._first = iteration
         self._countdown = 0
         action_of = schedule(wait=0, warmup=self._warmup, active=self._active, repeat=1)
@@ -123,8 +131,12 @@ class ProfileHook(HookBase):
             self._give_up(error)  # not stopped: torch 2.11 crashes in __exit__ of a profiler that did not start
         else:
             self._profiler = profiler
+            ProfileHook._open = weakref.ref(self)
 
     def _advance(self, profiler: "Profiler") -> None:
+        start = self._first + self._warmup
+        if self.trainer.iter + 1 >= start and self._is_disturbed(records=self.trainer.iter >= start):
+            return
         try:
             profiler.step()
         except Exception as error:
@@ -137,7 +149,10 @@ class ProfileHook(HookBase):
 
     def _end(self, profiler: "Profiler") -> None:
         """End a window; an incomplete one writes what it has recorded."""
-        self._profiler = None
+        start = self._first + self._warmup
+        if self._is_disturbed(records=start <= profiler.step_num < start + self._active):
+            return
+        self._profiler = ProfileHook._open = None
         self._windows_left -= 1
         self._countdown = max(1, self._wait) if self._windows_left > 0 else _NEVER
         try:
@@ -145,7 +160,16 @@ class ProfileHook(HookBase):
         except Exception as error:
             self._give_up(error)
 
+    def _is_disturbed(self, *, records: bool) -> bool:
+        """Whether another profiler was started, or has ended this one: then this one is left as it is."""
+        if is_profiling() is records:
+            return False
+        self._give_up(_OTHER)
+        return True
+
     def _give_up(self, error: Exception) -> None:
+        if self._profiler is not None:
+            ProfileHook._open = None
         self._profiler, self._countdown, self._is_on = None, _NEVER, False
         logger.warning("The profiler failed, so profiling stops: %s: %s", type(error).__name__, error)
 

@@ -234,9 +234,12 @@ class Pipeline:
         texts = gather_over_pipeline(f"{type(failure).__name__}: {failure}" if is_first_cause else None)
         if is_first_cause and failure is not None:
             raise failure
-        others = [text for text in texts if text is not None]
-        if others:
-            raise ConfigError(f"Another pipeline stage has failed with {others[0]}")
+        first = next((place for place, text in enumerate(texts) if text is not None), None)
+        if first is not None:
+            error = ConfigError(f"Another pipeline stage has failed with {texts[first]}")
+            rank = torch.distributed.get_global_rank(self._group, first)
+            error.raised_on_rank = rank  # type: ignore[attr-defined]  # see parallel/faults.py
+            raise error
         return found
 
     def prepare(self, outputs: Any, batch: Any) -> None:
