@@ -159,6 +159,7 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
     "data parallel": ("resnet", {}),
     "ZeRO 3": ("gpt", {"zero_stage": 3, "mixed_precision": "bf16", "gradient_checkpointing": True}),
     "tensor": ("gpt", {"tensor_parallel_size": 2}),
+    "tensor, split loss": ("gpt", {"tensor_parallel_size": 2, "metrics": []}),
     "pipeline": ("gpt", {"pipeline_parallel_size": 2, "gradient_accumulation_steps": 4}),
 }
 

@@ -9,7 +9,7 @@ import logging
 import tempfile
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from trainwright.events.storage import EventStorage
 from trainwright.optim.named import each_optimizer
 from trainwright.parallel.blocks import Run
 from trainwright.parallel.depth_extrapolation import extrapolated, shortened
-from trainwright.parallel.dist import use_mesh
+from trainwright.parallel.dist import get_tensor_parallel_size, use_mesh
 from trainwright.parallel.layout import Layout
 from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.step_cost import StepCost, TensorBytes, Trace, counting, create_states, measure
@@ -173,6 +173,15 @@ def _for_estimate(config: Any, folder: str) -> Any:
     return cfg
 
 
+def _loss_of_parts() -> AbstractContextManager[Any]:
+    """What ``TensorParallel`` enters for a training: cross-entropy of scores that stay apart."""
+    if get_tensor_parallel_size() == 1:
+        return nullcontext()
+    from torch.distributed.tensor.parallel import loss_parallel
+
+    return loss_parallel()
+
+
 def _measure_trainer(trainer: Any, counted: TensorBytes, *, is_short: bool) -> Trace:
     optimizers = each_optimizer(trainer.optimizer)
     if is_short:
@@ -185,7 +194,7 @@ def _measure_trainer(trainer: Any, counted: TensorBytes, *, is_short: bool) -> T
     trainer._train_on([batch])
     if getattr(trainer, "_train_metrics", None) is not None:
         trainer._train_metrics.is_on = False  # they read values, after the peak
-    with EventStorage(0) as trainer.storage:
+    with EventStorage(0) as trainer.storage, _loss_of_parts():
         for hook in trainer._hooks:
             if isinstance(hook, OwnStep):  # a step of the user's own
                 hook.before_train()

@@ -236,10 +236,10 @@ class Pipeline:
             raise failure
         first = next((place for place, text in enumerate(texts) if text is not None), None)
         if first is not None:
-            error = ConfigError(f"Another pipeline stage has failed with {texts[first]}")
+            failed = ConfigError(f"Another pipeline stage has failed with {texts[first]}")
             rank = torch.distributed.get_global_rank(self._group, first)
-            error.raised_on_rank = rank  # type: ignore[attr-defined]  # see parallel/faults.py
-            raise error
+            failed.raised_on_rank = rank  # type: ignore[attr-defined]  # see parallel/faults.py
+            raise failed
         return found
 
     def prepare(self, outputs: Any, batch: Any) -> None:
