@@ -307,6 +307,7 @@ class FaultWatch:
             with contextlib.suppress(RuntimeError):
                 self._store.set("summary", "true")
         self._read("summary", 2 * _REPORT_S)  # the launcher ends the others when the first one ends
+        self._keep_store()  # the others read there that the summary is written
         self._end()
 
     def _end(self, line: str = "") -> None:
