@@ -1,4 +1,5 @@
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -117,7 +118,7 @@ def test_the_file_room_imports_nothing_of_ours():
 
 
 KILLED = """
-import os, signal, socket, sys
+import os, signal, socket, sys, time
 socket.gethostname = lambda: "a container"
 from trainwright.checkpoint import Checkpointer, saving
 import torch
@@ -135,6 +136,15 @@ Checkpointer(torch.nn.Linear(1, 1), sys.argv[1], asynchronous=False).save("model
 """
 
 
+FORKS = """
+    worker = os.fork()
+    if not worker:
+        time.sleep(60)
+        os._exit(0)
+    print(worker, flush=True)
+"""
+
+
 def test_what_a_killed_run_of_another_container_was_writing_goes_and_that_of_a_live_one_stays(tmp_path):
     command = [sys.executable, "-c", KILLED, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
@@ -147,6 +157,24 @@ def test_what_a_killed_run_of_another_container_was_writing_goes_and_that_of_a_l
             writer.kill()
     assert files.remove_stale(tmp_path) == entries
     assert names(tmp_path) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks here")
+def test_a_worker_that_outlives_its_killed_trainer_does_not_hold_its_lock(tmp_path):
+    program = KILLED.replace('    print("writing", flush=True)', FORKS)
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
+        worker = int(writer.stdout.readline())
+        entries = sorted(tmp_path.glob(".tmp-*"))
+        try:
+            assert files.remove_stale(tmp_path) == []
+            writer.kill()
+            writer.wait()
+            os.kill(worker, 0)  # it is still there
+            assert files.remove_stale(tmp_path) == entries
+        finally:
+            writer.kill()
+            os.kill(worker, signal.SIGKILL)
 
 
 def test_an_entry_of_another_machine_that_has_not_changed_for_a_day_goes(tmp_path):

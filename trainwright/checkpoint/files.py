@@ -152,6 +152,7 @@ def locked(folder: PathLike) -> Iterator[None]:
     """
     lock = temporary_sibling(Path(folder, _LOCK))
     descriptor = os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    _held.add(descriptor)
     try:
         with contextlib.suppress(ImportError, OSError):  # Windows; a filesystem without locks
             import fcntl
@@ -161,7 +162,22 @@ def locked(folder: PathLike) -> Iterator[None]:
     finally:
         with contextlib.suppress(OSError):
             os.unlink(lock)
+        _held.discard(descriptor)
         os.close(descriptor)
+
+
+_held = set[int]()  # descriptors of locks
+
+
+def _close_in_fork() -> None:
+    """A worker of a loader that is forked during a save, and outlives its killed trainer, must not hold its lock."""
+    for descriptor in _held:
+        os.close(descriptor)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_in_fork)
 
 
 def _is_abandoned(entry: Path, match: re.Match[str]) -> bool:
