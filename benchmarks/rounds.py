@@ -88,12 +88,12 @@ def run(
     with tempfile.TemporaryDirectory() as folder:  # one for all processes, which share a checkpoint
         command = [sys.executable, "-m", module, peer, json.dumps(settings)]
         variables = {FOLDER: folder, **variables}
-        several = (_of_rank(rank, ranks, port, shares_gpu) for rank in range(ranks))
         outputs: list[_Process] = []
         deadline = time.monotonic() + timeout_s
         try:
-            for of_rank in several:
-                outputs.append(_Process(command, of_rank | variables, settings))  # noqa: PERF401  # those before a failure
+            for rank in range(ranks):
+                of_rank = _of_rank(rank, ranks, port, shares_gpu)
+                outputs.append(_Process(command, of_rank | variables, settings))
             texts = [output.finish(max(0.0, deadline - time.monotonic())) for output in outputs]
         finally:  # after Ctrl-C, none may go on using the GPU of later measurements
             for output in outputs:

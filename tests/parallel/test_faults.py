@@ -16,6 +16,8 @@ from trainwright.parallel.faults import FaultWatch, is_of_connections
 
 LOST = RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:41234")
 
+AFTER_FAULT = "rank 0: ended in iteration 20, because rank 1 failed in iteration 20; see its traceback above."
+
 
 class Training:
     iter = 19
@@ -66,7 +68,7 @@ def test_a_lost_connection_names_the_process_that_failed(watches: list[FaultWatc
     watches[1].announce(ValueError("bad data"))
     watches[1].mark_reported()
     line = watches[0].line_for(LOST)
-    assert line == "rank 0: ended in iteration 20, because rank 1 failed in iteration 20; see its traceback above."
+    assert line == AFTER_FAULT
 
 
 def test_a_lost_connection_without_a_report(watches: list[FaultWatch]) -> None:
@@ -91,7 +93,7 @@ def test_an_error_that_another_process_has_raised_is_a_line(watches: list[FaultW
     watches[1].announce(ValueError("bad data"))
     watches[1].mark_reported()
     line = watches[0].line_for(raised_on(1, RuntimeError("Evaluation failed on rank 1: ValueError: bad data")))
-    assert line == "rank 0: ended in iteration 20, because rank 1 failed in iteration 20; see its traceback above."
+    assert line == AFTER_FAULT
 
 
 def test_a_refusal_of_another_process_before_the_training_is_printed_once(watches: list[FaultWatch]) -> None:
@@ -141,7 +143,7 @@ class Polled(FaultWatch):
     moves = True
 
     def __init__(self, store: dist.Store) -> None:
-        self.num_looks, self.has_ended = 0, threading.Event()
+        self.num_looks, self.has_ended, self.lines = 0, threading.Event(), list[str]()
         super().__init__(store, 0, 2, timeout_s=1.0)
 
     def _place(self) -> tuple[int, ...]:
@@ -149,6 +151,7 @@ class Polled(FaultWatch):
         return (self.num_looks if self.moves else 0,)
 
     def _end(self, line: str = "") -> None:
+        self.lines.append(line)
         self.has_ended.set()
         self._is_over.set()
 
@@ -177,19 +180,11 @@ def test_the_failure_of_another_process_is_the_reason_and_not_a_hang(
     watches[1]._store = store
     watches[1].announce(ValueError("bad data"))
     watches[1].mark_reported()
-    lines: list[str] = []
-
-    class Waiting(Polled):
-        moves = False
-
-        def _end(self, line: str = "") -> None:
-            lines.append(line)
-            super()._end(line)
-
-    watch = Waiting(store)  # a hang is reported after 1 s
+    watch = Polled(store)  # a hang is reported after 1 s
+    watch.moves = False
     watch.trainer = Training()
     assert watch.has_ended.wait(60)
-    assert lines == ["rank 0: ended in iteration 20, because rank 1 failed in iteration 20; see its traceback above."]
+    assert watch.lines == [AFTER_FAULT]
     assert "stacks" not in capsys.readouterr().err
 
 
@@ -219,22 +214,17 @@ def test_a_process_that_waits_for_one_that_failed_and_has_left_is_told_of_the_fa
     watches[1].begin(Training())
     watches[1].announce(ValueError("bad data"))
     watches[1].mark_reported()
-    lines: list[str] = []
 
     class InBackward(Polled):
         def _place(self) -> Any:
             frame = f'File "{Path(torch.__file__).parent}/autograd/graph.py", line 800 in _engine_run_backward'
             return 19, frame, 'File "/project/train.py", line 21 in train'
 
-        def _end(self, line: str = "") -> None:
-            lines.append(line)
-            super()._end(line)
-
     store.set("left", "1")
     watch = InBackward(store)
     watch.begin(Training())
     assert watch.has_ended.wait(60)
-    assert lines[0] == "rank 0: ended in iteration 20, because rank 1 failed in iteration 20; see its traceback above."
+    assert watch.lines[0] == AFTER_FAULT
 
 
 def test_an_error_that_all_programs_have_caught_ends_none_of_them_later(
@@ -280,6 +270,22 @@ def test_where_each_process_hangs(
     assert f"rank 0: {what} in iteration 20, at scalars.py:56 in to_numbers" in summary
     assert "rank 1: does not answer, or has ended" in summary
     assert ("look first at a process that is at another place" in summary) is has_gpu
+
+
+def test_a_process_with_a_gpu_may_wait_at_any_place(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("trainwright.parallel.faults._REPORT_S", 0.2)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+
+    class Reading(Polled):
+        def _place(self) -> Any:
+            return 5, 'File "/project/train.py", line 21 in train'
+
+    watch = Reading(dist.HashStore())
+    watch.trainer = Training()
+    assert watch.has_ended.wait(60)
+    assert "rank 0: stays in iteration 20, at train.py:21 in train" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

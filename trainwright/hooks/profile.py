@@ -27,7 +27,7 @@ logger = logging.getLogger("trainwright.hooks")
 FOLDER = "profile"  # for traces, in the run folder
 _NEVER = 1 << 62  # iterations
 _NAME_WIDTH = 70
-_OTHER = RuntimeError("another profiler records in this process, and there can be one at a time")
+_OTHER = "another profiler records in this process, and there can be one at a time"
 
 
 class ProfileHook(HookBase):
@@ -128,7 +128,9 @@ class ProfileHook(HookBase):
             profiler.step_num = iteration  # the trace numbers steps as the training does
             profiler.start()
         except Exception as error:  # profiling must not end the training
-            self._give_up(error)  # not stopped: torch 2.11 crashes in __exit__ of a profiler that did not start
+            self._give_up(
+                _failure(error)
+            )  # not stopped: torch 2.11 crashes in __exit__ of a profiler that did not start
         else:
             self._profiler = profiler
             ProfileHook._open = weakref.ref(self)
@@ -142,7 +144,7 @@ class ProfileHook(HookBase):
         except Exception as error:
             with contextlib.suppress(Exception):
                 profiler.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-            self._give_up(error)
+            self._give_up(_failure(error))
         else:
             if self.trainer.iter + 1 >= self._first + self._warmup + self._active:
                 self._end(profiler)
@@ -158,7 +160,7 @@ class ProfileHook(HookBase):
         try:
             profiler.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         except Exception as error:
-            self._give_up(error)
+            self._give_up(_failure(error))
 
     def _is_disturbed(self, *, records: bool) -> bool:
         """Whether another profiler was started, or has ended this one: then this one is left as it is."""
@@ -167,11 +169,11 @@ class ProfileHook(HookBase):
         self._give_up(_OTHER)
         return True
 
-    def _give_up(self, error: Exception) -> None:
+    def _give_up(self, reason: str) -> None:
         if self._profiler is not None:
             ProfileHook._open = None
         self._profiler, self._countdown, self._is_on = None, _NEVER, False
-        logger.warning("The profiler failed, so profiling stops: %s: %s", type(error).__name__, error)
+        logger.warning("Profiling stops: %s.", reason)
 
     def _write(self, profiler: "Profiler") -> None:
         """Write the trace, and log a table of it."""
@@ -193,6 +195,10 @@ class ProfileHook(HookBase):
         logger.info(
             "Profile of iterations %d to %d: %s (for https://ui.perfetto.dev).%s", first + 1, last + 1, path, table
         )
+
+
+def _failure(error: Exception) -> str:
+    return f"the profiler failed with {type(error).__name__}: {error}"
 
 
 def profile_hook(asked: bool | Mapping[str, Any] | None, output_dir: str | Path) -> ProfileHook | None:

@@ -97,7 +97,7 @@ def synchronize() -> None:
     if get_world_size() > 1:
         dist = _torch_dist()
         gpus = None
-        if dist.get_backend() == "nccl":  # it warns unless it is told which GPU is this rank's
+        if dist.get_backend() == "nccl":  # without a device it warns, and guesses one
             from torch import cuda
 
             gpus = [cuda.current_device()]

@@ -57,7 +57,7 @@ class FaultWatch:
     def __init__(self, store: Any, rank: int, world_size: int, timeout_s: float) -> None:
         self.trainer: Any = None
         self._store, self._rank, self._world_size, self._timeout_s = store, rank, world_size, timeout_s
-        self._failed, self._has_failed = "", False  # where the training has failed, and whether it has
+        self._failed: str | None = None  # where the training has failed; None: it has not
         self._training, self._num_meetings = 0, 0  # how many have begun
         self._meeting = ""  # the call in which this process waits for the others to make it, too
         self._known: dict[str, Any] = {}  # reports that were read: the store ends with the process that holds it
@@ -81,7 +81,7 @@ class FaultWatch:
         """A training begins; None: it is over. Failures of earlier ones do not end it."""
         if trainer is not None:
             self._training += 1
-            self._failed, self._has_failed = "", False
+            self._failed = None
         self.trainer = trainer
 
     def meet(self, call: str) -> None:
@@ -112,7 +112,7 @@ class FaultWatch:
 
         ``is_caught``: the program may catch it; a training that begins later is another one.
         """
-        self._failed, self._has_failed = self._where(), True
+        self._failed = self._where()
         is_own = getattr(error, "raised_on_rank", self._rank) == self._rank
         if is_own and not is_of_connections(error) and isinstance(error, Exception):
             report = json.dumps({"rank": self._rank, "where": self._where(), "error": _text(error)})
@@ -174,6 +174,15 @@ class FaultWatch:
         """The first failure in the current training of this process, or else the first uncaught one."""
         return self._read(f"fault/{self._training}", 0.0) or self._read("fault", wait_s)
 
+    def _fault_of_others(self) -> Any:
+        """The failure of another process that this one cannot continue after; None: there is none.
+
+        One that this program has caught, too, does not count after the training.
+        """
+        is_caught = self.trainer is None and self._failed is not None
+        fault = self._read("fault", 0.0) if is_caught else self._fault()
+        return None if fault is None or fault["rank"] == self._rank else fault
+
     def _is_store_gone(self) -> bool:
         try:
             self._store.check(["fault"])
@@ -187,7 +196,7 @@ class FaultWatch:
 
     def _where(self) -> str:
         iteration = getattr(self.trainer, "iter", None)
-        return self._failed if iteration is None else f" in iteration {iteration + 1}"
+        return self._failed or "" if iteration is None else f" in iteration {iteration + 1}"
 
     def _read(self, key: str, wait_s: float) -> Any:
         end = time.monotonic() + wait_s
@@ -210,19 +219,17 @@ class FaultWatch:
             busy = now if used - used_before > _IDLE * (now - looked) else busy
             if self._read("over", 0.0) is not None:
                 self._end()
-            fault = self._fault()
-            if self.trainer is None and self._has_failed:  # this program has caught the error, too, and trains no more
-                fault = self._read("fault", 0.0)
-            if fault is not None and fault["rank"] != self._rank:
+            fault = self._fault_of_others()
+            if fault is not None:
                 fault_since = fault_since or now
                 # Not if the program has caught the error on all ranks and continues.
                 if now - max(fault_since, moved) > _ENDS_ITSELF_S:
                     self._read("reported", _REPORT_S)
                     self._end(self._line_of(fault))
-            is_known = fault is not None and fault["rank"] != self._rank  # the reason why nothing moves
-            if self.trainer is None or is_known:
+            if self.trainer is None or fault is not None:
                 since = now
-            if now - since > self._timeout_s or (not is_known and self._read("hang", 0.0) is not None):
+            # After a failure, the reason why nothing moves is known.
+            if now - since > self._timeout_s or (fault is None and self._read("hang", 0.0) is not None):
                 self._report_hang()
             self._report_place(place[1:] if now - moved > _STAYS_S else (), is_idle=now - busy > _STAYS_S)
 
@@ -253,8 +260,8 @@ class FaultWatch:
                 return
             left = self._read("left", 0.0)
             if row["waits"] and left is not None and not self._meeting:  # a meeting raises the error itself
-                fault = self._fault()
-                if fault is not None and fault["rank"] != self._rank:
+                fault = self._fault_of_others()
+                if fault is not None:
                     self._end(self._line_of(fault))
                 self._end(f"rank {self._rank}: ended{self._where()}. {_left_text(row['call'], left)}")
             if self._rank == 0:
