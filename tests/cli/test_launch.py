@@ -23,6 +23,8 @@ print(f"rank {get_rank()} of {get_world_size()}: {arguments}", flush=True)
 synchronize()
 if get_rank() == 1 and how == "kill":
     os.kill(os.getpid(), 9)
+if get_rank() == 1 and how == "stop":
+    sys.exit(128 + 15)
 if get_rank() == 1 and how == "once" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     os._exit(1)
 """
@@ -47,6 +49,17 @@ def test_a_killed_process_is_named(launch: Launch) -> None:
     last = done.stderr.splitlines()[-1]
     assert all(fact in last for fact in ("rank 1", "SIGKILL", "out of memory")), done.stderr
     assert "ChildFailedError" not in done.stderr
+
+
+def test_a_stopped_process_is_named_and_no_folder_stays(
+    launch: Launch, tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setitem(environment, "TMPDIR", str(tmp_path / "temporary"))
+    done = launch("-n", 2, "script.py", "stop", code=128 + 15)
+    last = done.stderr.splitlines()[-1]
+    assert re.search(r"rank 1 .*was stopped by SIGTERM and has ended with exit code 143\.", last), done.stderr
+    assert [*(tmp_path / "temporary").iterdir()] == []
 
 
 def test_the_exit_code_is_that_of_the_process_that_failed(launch: Launch, config: Path) -> None:

@@ -111,6 +111,12 @@ def test_the_parts_of_a_model_are_the_largest_ones() -> None:
     )
 
 
+def test_a_shared_parameter_is_in_one_part() -> None:
+    tied = nn.ModuleDict({"words": nn.Embedding(5, 4), "head": nn.Linear(4, 5)})
+    tied["head"].weight = tied["words"].weight
+    assert described_model(tied) == "ModuleDict: 25 parameters (100 B): words 20, head 5"
+
+
 def test_a_long_value_continues_below_and_a_list_has_a_line_for_each_item() -> None:
     words, commands = ("word " * 30).strip(), ["first " * 30, "second"]
     lines = table("Title", {"Name": words, "Nothing": None, "Commands": commands}).splitlines()

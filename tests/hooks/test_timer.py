@@ -304,6 +304,14 @@ def test_shares_are_of_the_whole_and_add_up() -> None:
     assert sum(shares.values()) == pytest.approx(1.0)
 
 
+def test_shares_add_up_after_an_evaluation_that_failed() -> None:
+    """The time of the hooks after a step is added when all of them are done."""
+    phases = PhaseTimes(forward=2.0, hooks=1.0, evaluation=5.0)
+    shares = shares_of(phases, 10.0)
+    assert (shares["forward"], shares["evaluation"], shares["hooks"], shares["other"]) == (0.2, 0.5, 0.0, 0.3)
+    assert sum(shares.values()) == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0.0, "0 us"), (2.534e-4, "253 us"), (3.214e-3, "3.21 ms"), (0.9996, "1.00 s"), (75, "75.00 s")],

@@ -5,9 +5,11 @@ import contextlib
 import os
 import platform
 import re
+import signal
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +66,8 @@ def main(argv: Sequence[str]) -> int:
         from trainwright.parallel.connections import end_lost_connections  # here: loads torch
 
         end_lost_connections(_read_timeout(args.rdzv_conf))
-    code = _run(arguments)
+    with _log_folder(args) as more:
+        code = _run([*more, *arguments])
     if code == TRY_AGAIN and args.rejoin > 0:
         print(f"trainwright launch: joins the other hosts again in {_REJOIN_AFTER_S} s.", file=sys.stderr, flush=True)
         time.sleep(_REJOIN_AFTER_S)
@@ -281,6 +284,16 @@ def _read_timeout(conf: str | None) -> float:
     return 60.0
 
 
+@contextlib.contextmanager
+def _log_folder(args: argparse.Namespace) -> Iterator[list[str]]:
+    """The option for a folder that is deleted at the end if nothing is to be written there: torchrun would keep its."""
+    if args.log_dir or args.redirects or args.tee:
+        yield []
+        return
+    with tempfile.TemporaryDirectory(prefix="torchelastic_", ignore_cleanup_errors=True) as folder:
+        yield ["--log-dir", folder]
+
+
 def _run(arguments: list[str]) -> int:
     """torchrun with these arguments, as its command line runs it."""
     from torch.distributed import DistNetworkError, DistStoreError
@@ -295,8 +308,8 @@ def _run(arguments: list[str]) -> int:
         torchrun(arguments)
     except ChildFailedError as error:
         return _report(error)
-    except SignalException as signal:
-        return 128 + int(signal.sigval)
+    except SignalException as ended:
+        return 128 + int(ended.sigval)
     except (RendezvousConnectionError, RendezvousTimeoutError, DistNetworkError, DistStoreError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         print(f"trainwright launch: no connection to the other hosts: {reason}", file=sys.stderr)
@@ -309,18 +322,16 @@ def _report(error: "ChildFailedError") -> int:
     """Name the process that failed first. Of several with the same reason, only one has printed it."""
     rank, failure = error.get_first_failure()
     code = int(failure.exitcode)
-    how = (
-        f"ended with exit code {code}; the messages of the job are above"
-        if code >= 0
-        else f"was ended by {_signal_name(-code)}"
-    )
+    how = f"ended with exit code {code}; the messages of the job are above"
+    if code < 0:
+        how = f"was ended by {_signal_name(-code)}"
+    elif code - 128 in (signal.SIGINT, signal.SIGTERM):
+        how = f"was stopped by {_signal_name(code - 128)} and has ended with exit code {code}"
     where = f"{platform.node()}, process {failure.pid}"
     print(f"trainwright launch: rank {rank} ({where}) {how}.", file=sys.stderr)
     return code if code >= 0 else 128 - code
 
 
 def _signal_name(number: int) -> str:
-    import signal
-
     name = signal.Signals(number).name
     return name + (", often the system's, out of memory (see `dmesg`)" if name == "SIGKILL" else "")

@@ -107,7 +107,7 @@ class SavedGenerators:
         """Whether a generator was drawn from, seeded, or set."""
         return (
             random.getrandbits(32) != self._python.second
-            or torch.default_generator.get_state().numpy().tobytes() != self._torch.numpy().tobytes()
+            or not torch.equal(torch.default_generator.get_state(), self._torch)
             or self._has_drawn_from_numpy()
         )
 

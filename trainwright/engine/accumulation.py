@@ -90,7 +90,7 @@ class WindowMean:
 
     def record(self, outputs: Any) -> None:
         """Record the model's outputs for the micro-batch of the next ``backward``."""
-        named = None if isinstance(outputs, Tensor) else named_outputs(outputs)
+        named = None if isinstance(outputs, Tensor) else outputs if type(outputs) is dict else named_outputs(outputs)
         self._num_tokens = None if named is None else named.get(TOKENS)
 
     def backward(self, loss: Tensor, batch: Any) -> None:
@@ -243,14 +243,14 @@ def part_of_mean(values: Sequence[Any], weights: Sequence[Any], device: torch.de
     Without weights all values count the same. Padding batches and means over zero tokens do not contribute, whatever
     their value. If all weights are the number 0, this process has no part.
     """
-    if weights and all(type(weight) is int and not weight for weight in weights):
-        return torch.zeros((), device=device), 0.0
-    if len(values) == 1 and type(values[0]) is Tensor and values[0].device == device:
-        weight = weights[0] if len(weights) == 1 else 1
-        if not isinstance(weight, Tensor):
-            value = values[0].detach() if values[0].requires_grad else values[0]
+    weight = weights[0] if len(weights) == 1 else 1
+    if len(values) == 1 and type(values[0]) is Tensor and type(weight) is int and weight:
+        value = values[0].detach() if values[0].requires_grad else values[0]
+        if value.device == device:
             copy = value.clone()  # the step may write into it later
             return copy if copy.dim() == 0 else copy.reshape(()), float(weight)
+    if weights and all(type(weight) is int and not weight for weight in weights):
+        return torch.zeros((), device=device), 0.0
     wide = wide_dtype(device)
     values = [value.full_tensor() if is_dtensor(value) else value for value in values]  # all processes have the same
     kept = torch.stack([torch.as_tensor(value, device=device).detach().reshape(()).to(wide) for value in values])

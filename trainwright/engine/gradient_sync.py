@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from trainwright._torch_compat.replica_forward import DirectReplica
 from trainwright.checkpoint.weights import group_names
 from trainwright.config.errors import ConfigError
+from trainwright.engine.accumulation import HasGroups
 from trainwright.engine.used_parameters import UsedParameters
 from trainwright.optim.skip import SkipNonFinite
 from trainwright.parallel.data_parallel import unwrap_model, watch_wrapped, wrap_data_parallel
@@ -74,7 +76,7 @@ class Replica:
         self._device = device
         self._on_wrap = on_wrap
         self._finds_unused = find_unused_parameters
-        self.groups: Callable[[], list[dict[str, Any]]] = list  # the optimizer's; see _trainable_now
+        self.optimizer: HasGroups | None = None  # see _trainable_now
         self._parameters: list[Tensor] = []
         self._size = -1  # the number of the optimizer's parameters
         self._trainable: list[bool] | None = None
@@ -163,7 +165,7 @@ class Replica:
     def _trainable_now(self) -> list[bool]:
         # Walking through the modules takes longer than anything else here, so it is done when the optimizer changes.
         size = 0
-        for group in self.groups():
+        for group in () if self.optimizer is None else self.optimizer.param_groups:
             size += len(group["params"])
         if size != self._size:
             self._size, self._parameters = size, list(self._plain.parameters())
@@ -171,10 +173,13 @@ class Replica:
 
     def _use_wrapped(self, wrapped: Any) -> None:
         self._wrapped = wrapped
-        wrapped.register_forward_pre_hook(self._record_call)
+        if isinstance(wrapped, DirectReplica):
+            wrapped.on_forward = self._record_call
+        else:
+            wrapped.register_forward_pre_hook(lambda *_: self._record_call())
         self._on_wrap(wrapped)
 
-    def _record_call(self, module: nn.Module, arguments: Any) -> None:
+    def _record_call(self) -> None:
         if torch.is_grad_enabled():
             self._is_averaged = bool(self._wrapped.require_backward_grad_sync)
 

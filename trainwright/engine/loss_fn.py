@@ -36,7 +36,7 @@ def sum_losses(outputs: Any, batch: Any = None) -> Tensor:
         ConfigError: no entry's name contains "loss", or a loss is not a single number with a gradient (outside of
             ``no_grad``).
     """
-    if not isinstance(outputs, Mapping):
+    if type(outputs) is not dict and not isinstance(outputs, Mapping):
         raise ConfigTypeError(
             f"The model's forward returned {type(outputs).__name__}; in training it must return a dict, a dataclass or"
             ' a named tuple with its losses, for example {"loss": loss}, or a tuple that starts with the loss.'
@@ -375,7 +375,7 @@ def fields_of(contract: Contract, own_loss: Callable[..., Tensor] | None) -> tup
 
 def losses_of(outputs: Any) -> Mapping[str, Any] | None:
     """The losses that a model returned, by name, among its other outputs; None if there are none."""
-    named = outputs if outputs.__class__ is dict else named_outputs(outputs)
+    named = outputs if type(outputs) is dict else named_outputs(outputs)
     if named is not None:
         if named.get("loss") is not None or any("loss" in name and named[name] is not None for name in named):
             return named

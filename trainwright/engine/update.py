@@ -119,8 +119,7 @@ class Update:
         self._preparations: list[Callable[[], None]] = [self.mean.finish] if self.is_weighed else []
         if replica is not None:
             if isinstance(replica, Replica):
-                groups = self.groups
-                replica.groups = lambda: groups.param_groups
+                replica.optimizer = self.groups
             self._preparations.append(synchronized(model, optimizer, replica.finish))
         self._step: Callable[[Tensor | None], object] = lambda norm: step()
         if self.closure is not None:

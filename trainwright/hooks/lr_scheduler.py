@@ -120,15 +120,14 @@ class ReduceOnPlateau(HookBase):
         self._seen = self.trainer.last_eval_results
 
     def after_step(self) -> None:
+        if not (self._has_new_results() if self._is_due is None else self._is_due(self.trainer)):
+            return
         several = getattr(self.trainer, "lr_schedulers", None) or {}
         schedulers = [s for s in (self.trainer.lr_scheduler, *several.values()) if isinstance(s, ReduceLROnPlateau)]
-        if not schedulers:
-            return
-        if self._has_new_results() if self._is_due is None else self._is_due(self.trainer):
-            value = self._read_metric()
-            if value is not None:
-                for scheduler in schedulers:
-                    scheduler.step(value)
+        value = self._read_metric() if schedulers else None
+        if value is not None:
+            for scheduler in schedulers:
+                scheduler.step(value)
 
     def after_train(self) -> None:
         # Use the final evaluation, as a longer run would at this point.

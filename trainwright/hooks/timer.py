@@ -154,10 +154,12 @@ def shares_of(phases: PhaseTimes, seconds: float) -> dict[str, float]:
     ``seconds`` is the time from before the first step to after the last. ``other`` is in no phase: the time before the
     first step, and a user's own loops.
     """
-    seconds = max(seconds, phases.total, 1e-9)
+    rare = phases.evaluation + phases.save + phases.imports
+    hooks = max(phases.hooks, rare)  # those after the step in which one of them has failed are not counted
+    seconds = max(seconds, phases.step + hooks, 1e-9)
     times = dataclasses.asdict(phases)
-    times["hooks"] = max(0.0, phases.hooks - phases.evaluation - phases.save - phases.imports)
-    times |= {"other": seconds - phases.total, "compile": times.pop("compile")}
+    times["hooks"] = hooks - rare
+    times |= {"other": seconds - phases.step - hooks, "compile": times.pop("compile")}
     return {name: value / seconds for name, value in times.items()}
 
 

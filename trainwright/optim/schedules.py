@@ -288,9 +288,10 @@ def _over_the_rest(
     if num_training_steps < 1:
         raise ConfigError(f"num_training_steps: got {num_training_steps}; it must be a whole number >= 1.")
 
+    length = max(1, num_training_steps - num_warmup_steps)
+
     def formula(step: int, base_lr: float) -> float:
-        left = (num_training_steps - step) / max(1, num_training_steps - num_warmup_steps)
-        return decay(max(0.0, left), base_lr)
+        return decay((num_training_steps - step) / length if step < num_training_steps else 0.0, base_lr)
 
     return FormulaLR(optimizer, _after_warmup(formula, num_warmup_steps))
 

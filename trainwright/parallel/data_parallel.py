@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from trainwright._torch_compat.replica_forward import replica_class
 from trainwright.config.errors import ConfigError
 from trainwright.config.torch_names import find_device
 from trainwright.parallel.connections import LOST_AFTER_S, end_lost_connections
@@ -39,7 +40,7 @@ def wrap_data_parallel(model: nn.Module, device: torch.device, *, find_unused_pa
     """
     if get_world_size() == 1:
         return model
-    wrapped = DistributedDataParallel(
+    wrapped = replica_class(device)(
         model,
         device_ids=None if device.type == "cpu" else [device],
         find_unused_parameters=find_unused_parameters,

@@ -35,7 +35,10 @@ class _EarlierStageError(RuntimeError):
 
 @dataclass(frozen=True)
 class ModelSize:
-    """The parameters of a model: their number, those that are trained, their bytes, and the number of each part."""
+    """The parameters of a model: their number, those that are trained, their bytes, and the number of each part.
+
+    A parameter that several parts share counts for the first of them.
+    """
 
     total: int
     trainable: int
@@ -44,8 +47,11 @@ class ModelSize:
 
     @classmethod
     def of(cls, model: nn.Module) -> "ModelSize":
-        parameters = [*model.parameters()]
-        parts = {name: sum(p.numel() for p in child.parameters()) for name, child in model.named_children()}
+        parameters, counted, parts = [*model.parameters()], set[int](), dict[str, int]()
+        for name, child in model.named_children():
+            of_part = {id(p): p.numel() for p in child.parameters() if id(p) not in counted}
+            counted |= of_part.keys()
+            parts[name] = sum(of_part.values())
         return cls(
             sum(p.numel() for p in parameters),
             sum(p.numel() for p in parameters if p.requires_grad),

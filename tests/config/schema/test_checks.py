@@ -32,6 +32,8 @@ def test_a_missing_section_is_named_with_the_slip_that_may_be_it():
     text = str(fault(cfg))
     assert "model: this section is missing" in text
     assert "dataloader: this section is missing" in text
+    assert text.count("A script of the Python API") == 1
+    assert "estimate" in text
 
 
 def test_all_faults_are_in_one_message_in_the_order_of_the_file():

@@ -81,10 +81,12 @@ def _section_faults(cfg: DictConfig) -> Iterator[Fault]:
                 own.remove(near[0])
                 yield Fault(near[0], f"no such section. Did you mean {name!r}?", ConfigKeyError)
             else:
-                text = (
-                    f"this section is missing. A run needs {' and '.join(_REQUIRED)}. (A script of the Python API is"
-                    " not a config file: Python runs it, or trainwright launch on several processes.)"
-                )
+                text = f"this section is missing. A run needs {' and '.join(_REQUIRED)}."
+                if name == _REQUIRED[-1] and children.keys().isdisjoint(_REQUIRED):
+                    text += (
+                        " (A script of the Python API is not a config file: Python runs it, or trainwright launch on"
+                        " several processes, and the function trainwright.engine.estimate says what it needs.)"
+                    )
                 yield Fault(name, text, ConfigKeyError)
     for name in own:
         # Other sections are allowed, so only a typing error of one letter is a fault.
