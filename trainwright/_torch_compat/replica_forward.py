@@ -30,11 +30,12 @@ class DirectReplica(DistributedDataParallel):
     def forward(self, *inputs: Any, **named: Any) -> Any:
         if self.on_forward is not None:
             self.on_forward()
+        torchs: Any = super()  # without types
         if is_profiling():
-            return super().forward(*inputs, **named)
-        inputs, named = self._pre_forward(*inputs, **named)
-        call = self._run_ddp_forward if "torch._dynamo" in sys.modules else self.module
-        return self._post_forward(call(*inputs, **named))
+            return torchs.forward(*inputs, **named)
+        inputs, named = torchs._pre_forward(*inputs, **named)
+        call = torchs._run_ddp_forward if "torch._dynamo" in sys.modules else self.module
+        return torchs._post_forward(call(*inputs, **named))
 
 
 def replica_class(device: torch.device) -> type[DistributedDataParallel]:

@@ -84,7 +84,7 @@ class Trace:
 def counting() -> Iterator["TensorBytes"]:
     """A context, within that of a simulated process, in which tensors are counted."""
     with (
-        mock.patch.object(data_parallel, "replica_class", lambda device: SimulatedReplica),
+        mock.patch.object(data_parallel, "replica_class", return_value=SimulatedReplica),
         mock.patch.object(parallelize, "share_state"),  # all have the same
         simulated_stages(),
         TensorBytes() as counted,
