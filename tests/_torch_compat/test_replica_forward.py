@@ -96,8 +96,10 @@ def class_after(change: str) -> tuple[str, list[str]]:
         del kind._pre_forward
     elif change != "none":
         kind._pre_forward = changed
+    state = torch.get_rng_state()
     found = [replica_forward.replica_class(torch.device("cpu")) for _ in range(2)]
     assert found[0] is found[1]
+    assert torch.equal(torch.get_rng_state(), state)  # a resume probes at another step
     return found[0].__name__, messages
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from objects_project import Model, Points
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 from trainwright import Trainer, TrainingConfig
@@ -27,7 +28,8 @@ class OwnTrainer(Trainer):
 
     def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
         with open(SEEN / f"rank{get_rank()}.jsonl", "a") as file:
-            file.write(json.dumps([self.iter, inputs["number"].tolist(), type(model).__name__]) + "\n")
+            kind = DistributedDataParallel if isinstance(model, DistributedDataParallel) else type(model)
+            file.write(json.dumps([self.iter, inputs["number"].tolist(), kind.__name__]) + "\n")
         if "own_step" not in SAID:
             return super().train_step(model, inputs)
         loss = self.compute_loss(model, inputs)

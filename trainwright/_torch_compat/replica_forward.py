@@ -51,12 +51,12 @@ def _is_usable(device: torch.device) -> bool:
 def probe(device: torch.device) -> None:
     """The gradient of one weight on all processes: averaged, kept apart, and averaged again."""
     own, size = dist.get_rank() + 1.0, dist.get_world_size()
-    replica: Any = DirectReplica(
-        nn.Linear(1, 1, bias=False, device=device, dtype=torch.float32), gradient_as_bucket_view=True
-    )
+    # Of the modules with one weight, it draws no random number: w x, for x < 0.
+    replica: Any = DirectReplica(nn.PReLU(device=device, dtype=torch.float32), gradient_as_bucket_view=True)
     (weight,) = replica.parameters()
-    inputs = torch.full((1, 1), own, device=device, dtype=torch.float32)
+    inputs = torch.full((1, 1), -own, device=device, dtype=torch.float32)
     for averages in (True, False, True):
         weight.grad, replica.require_backward_grad_sync = None, averages
         replica(inputs).sum().backward()
-        check_close("the average of gradients", weight.grad.flatten().tolist(), [(size + 1) / 2 if averages else own])
+        expected = (size + 1) / 2 if averages else own
+        check_close("the average of gradients", (-weight.grad).tolist(), [expected])
