@@ -27,6 +27,7 @@ from trainwright.data.fingerprint import described_data
 from trainwright.engine.run_directory import RunFolder
 from trainwright.hooks.base import HookBase, has_failed
 from trainwright.hooks.checkpoint import BestCheckpointer
+from trainwright.models.checkpoint_files import class_name
 from trainwright.parallel.dist import get_world_size, is_main_process
 from trainwright.report.picture import draw_curves
 from trainwright.report.run_data import CURVES_NAME
@@ -147,7 +148,7 @@ class RunRecord(HookBase):
 def _described_model(model: nn.Module) -> dict[str, Any]:
     parameters = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
     return {
-        "class": type(model).__name__,
+        "class": class_name(model),
         "parameters": sum(count for count, _ in parameters),
         "trainable": sum(count for count, is_trained in parameters if is_trained),
     }

@@ -24,6 +24,7 @@ from trainwright.events.writers.notebook import LossPicture
 from trainwright.hooks.base import HookBase, has_failed
 from trainwright.hooks.checkpoint import BestCheckpointer
 from trainwright.hooks.timer import Facts, SettingNames
+from trainwright.models.checkpoint_files import class_name
 from trainwright.notebook import is_kernel, summary
 from trainwright.optim.named import NamedOptimizers
 from trainwright.parallel.dist import get_data_parallel_size, get_rank, get_world_size, is_main_process
@@ -126,9 +127,7 @@ def described_model(model: nn.Module) -> str:
     shown = [f"{name} {number:,}" for number, name in parts[:_MAX_PARTS] if number]
     others = sum(number for number, _ in parts[_MAX_PARTS:])
     shown += [f"others {others:,}"] if others else []
-    # Torch names the class of a shared model after FSDP.
-    name = type(model).__name__.removeprefix("FSDP" if current_mesh() else "")
-    text = f"{name}: {size.total:,} parameters ({_bytes(size.num_bytes)}{frozen})"
+    text = f"{class_name(model)}: {size.total:,} parameters ({_bytes(size.num_bytes)}{frozen})"
     return text + (f": {', '.join(shown)}" if shown else "")
 
 

@@ -29,7 +29,8 @@ from trainwright.hooks.tensor_parallel import tensor_parallel_hook
 from trainwright.hooks.torch_settings import deterministic_hook
 from trainwright.hooks.unfreezing import unfreezing_hook
 from trainwright.hooks.weight_average import averaging_hook
-from trainwright.models.adapters import TrainableNames
+from trainwright.models.adapters import TrainableNames, adapter_files
+from trainwright.models.checkpoint_files import checkpoint_files
 from trainwright.optim.weight_average import WeightAverage, build_average
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class RunTrainer(StepMethods):
     _evaluated_weights: Callable[[], AbstractContextManager[Any]] = nullcontext  # in evaluations
     _grad_scaler: torch.amp.GradScaler | None
     _step_methods: tuple[str, ...]  # those whose override is a step of the user's own, or its loss
+    _model_files: dict[str, bytes] | None = None  # once they are known
     _own_parts: frozenset[str] = frozenset()  # names of checkpointables that are not the user's
 
     def __new__(cls, *arguments: Any, **named: Any) -> Self:
@@ -296,7 +298,6 @@ class RunTrainer(StepMethods):
         *,
         trainable_only: bool,
         asynchronous: bool = True,
-        attachments: Callable[[], Mapping[str, bytes]] | None = None,
     ) -> None:
         """Build the checkpointer, and the average of the weights that it saves."""
         only = TrainableNames(self.model) if trainable_only else None
@@ -305,7 +306,7 @@ class RunTrainer(StepMethods):
             self._average = build_average(self.model, self._settings.ema, only)
             self._evaluated_weights, weights = self._average.applied, self._average.saved_model
         self.checkpointer = Checkpointer(
-            self.model, folder, asynchronous=asynchronous, attachments=attachments, weights=weights, only=only
+            self.model, folder, asynchronous=asynchronous, attachments=self._attachments, weights=weights, only=only
         )
         self._set_checkpoint_parts()
 
@@ -316,6 +317,14 @@ class RunTrainer(StepMethods):
         parts = self._state.with_parts(self.optimizer, schedule, self._grad_scaler, self._average)
         self._own_parts = frozenset(parts)
         self.checkpointer.checkpointables = parts | kept
+
+    def _attachments(self) -> Mapping[str, bytes]:
+        """Files stored with the weights, so that a checkpoint can be loaded as a model."""
+        if self._model_files is None:
+            has_all = self.checkpointer.only is None
+            preprocessor = getattr(self, "preprocessor", None)
+            self._model_files = checkpoint_files(self.model, preprocessor, has_all_weights=has_all)
+        return {**self._model_files, **adapter_files(self._saved_model())}
 
     def _saved_model(self) -> torch.nn.Module:
         """The module whose weights checkpoints hold as the model's."""

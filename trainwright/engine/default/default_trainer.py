@@ -58,7 +58,6 @@ from trainwright.hooks import EvalHook, HookBase
 from trainwright.hooks.callbacks.progress import EpochLines
 from trainwright.hooks.evaluation import evaluate_on_start
 from trainwright.hooks.method_overrides import is_overridden, overridable
-from trainwright.models.adapters import adapter_files, is_peft_model
 from trainwright.optim.build import build_lr_scheduler, build_optimizer
 from trainwright.optim.named import NamedOptimizers, by_name
 from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_size
@@ -137,12 +136,10 @@ class DefaultTrainer(RunTrainer):
         self._built_stepper = self._trainer
         lr, seed = try_get_key(cfg, "optim.lr"), cfg.train.seed
         self._state = TrainingState(self, lr=lr, seed=seed, num_samples=self._num_samples())
-        attachments = (lambda: adapter_files(self._saved_model())) if is_peft_model(self.model) else None
         saving = cfg.train.checkpointer
         self._build_checkpointer(
-            cfg.train.output_dir, attachments=attachments,
-            trainable_only=saving.save_trainable_only, asynchronous=saving.asynchronous,
-        )  # fmt: skip
+            cfg.train.output_dir, trainable_only=saving.save_trainable_only, asynchronous=saving.asynchronous
+        )
         self.samples_per_iter = cfg.train.global_batch_size
         self.start_iter, self.max_iter = cfg.train.start_iter, cfg.train.train_iter
         self._given, self._planned = as_given, self.max_iter

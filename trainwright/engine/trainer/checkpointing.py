@@ -5,7 +5,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ from trainwright.config.errors import MissingFileError
 from trainwright.engine.run_directory import CSV_NAME
 from trainwright.engine.trainer.base import TrainerShared
 from trainwright.events.writers.writer_thread import sync_files
-from trainwright.models.adapters import adapter_files, is_peft_model
+from trainwright.models.adapters import is_peft_model
+from trainwright.models.checkpoint_files import class_name
 from trainwright.parallel.dist import broadcast_object, is_main_process, mesh_in_use, raised_together
 from trainwright.parallel.faults import meet
 from trainwright.report.run_data import CURVES_NAME
@@ -33,7 +34,6 @@ FINAL_EPOCH = "final_epoch"
 class SavingTrainer(TrainerShared):
     """Saving and loading."""
 
-    _fixed_attachments: dict[str, bytes] | None = None
     _last_trained: Path | None = None  # the checkpoint of the training's last step, if the model has the best weights
 
     def save(self, path: str | Path, overwrite: bool = True) -> None:
@@ -203,12 +203,8 @@ class SavingTrainer(TrainerShared):
         )
 
     def _attachments(self) -> Mapping[str, bytes]:
-        """Files stored with the weights: the model's config, its preprocessor and its card."""
-        if self._fixed_attachments is None:
-            self._fixed_attachments = _model_files(self.model, self.preprocessor)
-            if self.checkpointer.only is not None:  # from_pretrained would initialize the frozen weights at random
-                self._fixed_attachments.pop("config.json", None)
-        return {"README.md": self._card().encode(), **self._fixed_attachments, **adapter_files(self._saved_model())}
+        """Those of every run, and the model's card."""
+        return {"README.md": self._card().encode(), **super()._attachments()}
 
     def _usage(self) -> str | None:
         only, average = self.checkpointer.only, self._average
@@ -248,7 +244,7 @@ class SavingTrainer(TrainerShared):
         name = self.output_dir.name
         card = self.model_card or ModelCard(
             model_name=name,
-            model_architecture=type(self.model).__name__,
+            model_architecture=class_name(self.model),
             tasks=[str(self.config.task)] if self.config.task else None,
             training_summary={"steps": self.state.global_step, "epoch": self.state.epoch},
             training_config=_without_paths({**self.config.to_dict(), "output_dir": name}),
@@ -265,7 +261,7 @@ def _with_curves(card: str) -> str:
 
 def _usage_of_model(model: nn.Module) -> str:
     """The call that loads a checkpoint's weights for use."""
-    name = type(model).__name__
+    name = class_name(model)
     if is_peft_model(model):
         base = type(model.get_base_model()).__name__  # type: ignore[operator]  # of peft
         return f"`peft.PeftModel.from_pretrained(base, folder)` adds the adapters to `base`, the original {base}."
@@ -283,32 +279,6 @@ def _without_paths(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _without_paths(item) for key, item in value.items()}
     return os.path.basename(value) if isinstance(value, str) and os.path.isabs(value) else value
-
-
-def _model_files(model: nn.Module, preprocessor: Any) -> dict[str, bytes]:
-    files: dict[str, bytes] = {}
-    config: Any = getattr(model, "config", None)
-    if hasattr(config, "to_yaml"):
-        files[getattr(model, "config_filename", "model_config.yaml")] = config.to_yaml().encode()
-    elif hasattr(config, "to_json_string") and not is_peft_model(
-        model
-    ):  # transformers: from_pretrained(checkpoint) works
-        files["config.json"] = config.to_json_string().encode()
-    if hasattr(preprocessor, "save"):
-        files |= _files_written_by(preprocessor.save)
-    elif hasattr(preprocessor, "save_pretrained"):  # transformers: from_pretrained(checkpoint / "preprocessor")
-        files |= {
-            f"preprocessor/{name}": text for name, text in _files_written_by(preprocessor.save_pretrained).items()
-        }
-    return files
-
-
-def _files_written_by(save: Callable[[Path], object]) -> dict[str, bytes]:
-    """The files that ``save(folder)`` writes, by their relative names."""
-    with tempfile.TemporaryDirectory() as folder:
-        save(Path(folder))
-        written = sorted(path for path in Path(folder).rglob("*") if path.is_file())
-        return {path.relative_to(folder).as_posix(): path.read_bytes() for path in written}
 
 
 def _link_and_prune(folder: Path, name: str, links: list[Path], max_to_keep: int | None) -> None:

@@ -356,11 +356,7 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
             self, self._plan, is_elastic=config.elastic, lr=config.learning_rate, seed=config.seed
         )
         self._state = self.state
-        self._build_checkpointer(
-            self.output_dir / config.checkpoints_dir,
-            attachments=self._attachments,
-            trainable_only=config.save_trainable_only,
-        )
+        self._build_checkpointer(self.output_dir / config.checkpoints_dir, trainable_only=config.save_trainable_only)
         self._train_metrics = self._build_train_metrics()
         self._run_callbacks = RunCallbacks(
             self.callbacks,

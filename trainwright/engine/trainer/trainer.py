@@ -125,7 +125,7 @@ class Trainer(TrainerSetup):
         check_launch(config, accelerator)
         self.model = model
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
-        self.model_card, self._collator, self._fixed_attachments = model_card, data_collator, None
+        self.model_card, self._collator = model_card, data_collator
         self.preprocessor = parts.give_preprocessor(preprocessor, model, train_dataset, *loaders.each(eval_dataset))
         self.train_dataloader, self.eval_dataloader = train_dataloader, eval_dataloader
         with real_tensors():  # in an estimate, too

@@ -1,0 +1,76 @@
+"""A checkpoint of either API is a folder that transformers loads, whatever the layout that saved it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from omegaconf import OmegaConf
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
+from trainwright.data import ColumnDataset, build_image_train_loader
+from trainwright.models.checkpoint_files import checkpoint_files, class_name
+
+
+def llama() -> Any:
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2
+        )
+    )
+    model.generation_config.temperature = 0.5
+    return model
+
+
+def train_by_objects(model: Any, data: Any, folder: Path) -> Path:
+    settings: dict[str, Any] = {"num_epochs": 1, "batch_size": 4, "metrics": []}
+    Trainer(model, TrainingConfig(output_dir=str(folder), **settings), data).train()
+    return folder / "final_epoch"
+
+
+def train_by_config(model: Any, data: Any, folder: Path) -> Path:
+    cfg: Any = OmegaConf.create(flags={"allow_objects": True})
+    loader, _, _ = build_image_train_loader(data, 4, num_workers=0)
+    cfg.model, cfg.dataloader = model, LazyCall(dict)(train=loader)
+    cfg.optim = LazyCall(torch.optim.AdamW)(lr=0.01)
+    cfg.train = {"output_dir": str(folder), "train_iter": 2, "train_micro_batch_size": 4}
+    DefaultTrainer(cfg).train()
+    return folder / "model_final"
+
+
+@pytest.mark.parametrize("train", [train_by_objects, train_by_config])
+def test_a_checkpoint_is_a_folder_of_transformers(train: Any, tmp_path: Path) -> None:
+    tokens = torch.randint(0, 16, (8, 6))
+    model = llama()
+    checkpoint = train(model, ColumnDataset(input_ids=tokens, labels=tokens), tmp_path)
+    loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)
+    assert type(loaded) is type(model)
+    assert torch.equal(loaded(tokens).logits, model.eval()(tokens).logits)
+    assert loaded.generation_config.temperature == 0.5
+    # As save_pretrained writes it: servers choose their class by it.
+    assert json.loads((checkpoint / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
+    assert model.config.architectures is None  # of the user's object
+
+
+def test_a_part_of_the_weights_has_no_config(tmp_path: Path) -> None:
+    assert checkpoint_files(llama(), has_all_weights=False) == {}
+
+
+def test_the_class_of_a_sharded_model_is_that_of_the_user() -> None:
+    model = llama()
+    model.__class__ = type(f"FSDP{type(model).__name__}", (FSDPModule, type(model)), {})  # as fully_shard does
+    assert class_name(model) == "LlamaForCausalLM"
+    assert json.loads(checkpoint_files(model)["config.json"])["architectures"] == ["LlamaForCausalLM"]
+
+
+class FSDPOfTheUser(nn.Linear):
+    pass
+
+
+def test_a_name_that_begins_like_torchs_stays() -> None:
+    assert class_name(FSDPOfTheUser(1, 1)) == "FSDPOfTheUser"
