@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tests._torch_compat.conftest import CHANGES, Trained, change_torch, changed
+from tests.ranks import on_ranks
 from trainwright._torch_compat import (
     fused_update,
 )
@@ -364,3 +365,63 @@ def test_the_hooks_of_an_optimizer(name: str, monkeypatch: pytest.MonkeyPatch, l
     monkeypatch.setattr(fused_update, "step_hooks", missing)
     (line,) = lines_of_training()
     assert "using the public API for the steps of Adam" in line
+
+
+def trained_shards(name: str, is_direct: bool) -> list[list[float]]:
+    """The weights and states after steps on parts of parameters, the last ones from a loaded state."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    from trainwright._torch_compat.fused_update import direct
+
+    kind, settings = CASES[name]
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))  # one rank has no bias
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    make: Callable[..., Any] = kind
+    optimizer = make(model.parameters(), **{"lr": 0.05, "fused": True, **settings})
+    updater = direct(optimizer) if is_direct else optimizer
+    torch.manual_seed(torch.distributed.get_rank())
+    for step in range(4):
+        if step == 3:
+            optimizer.load_state_dict(optimizer.state_dict())
+        model(torch.randn(5, 3)).square().sum().backward()
+        updater.step()
+        optimizer.zero_grad()
+    if is_direct:
+        assert updater._parts[0].is_shared  # type: ignore[union-attr]
+    states = [value for state in optimizer.state.values() for value in state.values()]
+    tensors = [*model.parameters(), *(value for value in states if isinstance(value, torch.Tensor))]
+    return [getattr(tensor, "_local_tensor", tensor).flatten().tolist() for tensor in tensors]
+
+
+# Torch's kernels of the others do not take parts.
+@pytest.mark.parametrize("name", [name for name, (kind, _) in CASES.items() if "Adam" in kind.__name__])
+def test_parts_of_parameters_are_stepped_as_torch_does(name: str) -> None:
+    assert on_ranks(trained_shards, name, True) == on_ranks(trained_shards, name, False)
+
+
+def stepped_by_a_sum(is_direct: bool) -> list[float]:
+    """A weight that all processes hold, whose gradient is a sum of their parts."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+
+    from trainwright._torch_compat.fused_update import direct
+
+    mesh, rank = init_device_mesh("cpu", (2,)), torch.distributed.get_rank()
+    weight = torch.nn.Parameter(DTensor.from_local(torch.ones(2), mesh, [Replicate()], run_check=False))
+    optimizer = torch.optim.Adam([weight], lr=0.1, eps=1.0, fused=True)
+    updater = direct(optimizer) if is_direct else optimizer
+    for _ in range(2):
+        weight.grad = DTensor.from_local(torch.full((2,), rank + 1.0), mesh, [Partial()], run_check=False)
+        updater.step()
+    values: list[float] = weight.detach().to_local().tolist()
+    return values
+
+
+def test_a_gradient_that_is_to_be_added_up_is_left_to_torch() -> None:
+    results = on_ranks(stepped_by_a_sum, True)
+    assert results == on_ranks(stepped_by_a_sum, False)
+    assert results[0] == results[1] == pytest.approx([0.85, 0.85])  # 1 - 2 x 0.1 x 3 / (3 + eps)
