@@ -184,8 +184,6 @@ def with_hook(parameters: Any) -> torch.optim.Optimizer:
         ({"net": Ask}, r"item\(\)|data-dependent"),
         ({"net": Print}, r"graph_break.*test_graph_trainer\.py:\d+"),
         ({"net": lambda: Sequence(nn.LSTM(6, 4))}, "LSTM"),
-        ({"optimizer": lambda p: OwnOptimizer(p, lr=0.1)}, "OwnOptimizer has its own step"),
-        ({"optimizer": with_hook}, "AdamW has hooks around its step"),
         ({"skip_non_finite": True, "accumulation": 2}, "non_finite='skip' over several micro-batches"),
     ],
 )

@@ -23,7 +23,6 @@ from tests.engine.compiled.conftest import (
     refusals,
     train_by_trainer,
 )
-from trainwright.hooks import HookBase
 
 # What is put around a step.
 
@@ -44,9 +43,11 @@ HOOKS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
         lambda model, _: model.second.bias.register_post_accumulate_grad_hook(halve),
         "a parameter has a hook on its gradient",
     ),
-    "before": (lambda _, optimizer: optimizer.register_step_pre_hook(lowered), "has hooks around its step"),
-    "after": (lambda _, optimizer: optimizer.register_step_post_hook(lowered), "has hooks around its step"),
-    "step": (lambda _, optimizer: setattr(optimizer, "step", lambda *a: None), "has been replaced"),
+}
+STEPS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "before": (lambda _, optimizer: optimizer.register_step_pre_hook(lowered), "which has hooks."),
+    "after": (lambda _, optimizer: optimizer.register_step_post_hook(lowered), "which has hooks."),
+    "step": (lambda _, optimizer: setattr(optimizer, "step", lambda *a: None), "which has been replaced."),
 }
 
 
@@ -58,6 +59,17 @@ def test_hooks_that_come_later_end_the_programs(name: str, accumulation: int, ca
     assert len(captures(caplog)) == 1
     assert len(refusals(caplog)) == 1
     assert why in refusals(caplog)[0]
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_that_is_changed_later_leaves_the_program(
+    name: str, accumulation: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    change, why = STEPS[name]
+    both(change, accumulation=accumulation)
+    assert [line.endswith(why) for line in captures(caplog)] == [False, True]
+    assert not refusals(caplog)
 
 
 def test_a_hook_on_a_parameter_from_the_beginning(caplog: pytest.LogCaptureFixture) -> None:
@@ -94,7 +106,7 @@ def test_a_step_put_in_place_of_the_classs(when: str, caplog: pytest.LogCaptureF
         assert torch.optim.AdamW.step.call_count == (FEW_UPDATES if when == "before" else FEW_UPDATES - CHANGE_AT - 1)  # type: ignore[attr-defined]
     finally:
         patch.stop()
-    assert "has been replaced" in refusals(caplog)[0]
+    assert "has been replaced" in captures(caplog)[-1]
     assert run.trainer.iter == FEW_UPDATES
 
 
@@ -223,11 +235,10 @@ def test_what_has_been_is_no_reason_for_another_program(caplog: pytest.LogCaptur
 
 
 @pytest.mark.exhaustive
-def test_settings_that_change_at_each_step_end_the_programs(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_that_changes_at_each_step_ends_the_programs(caplog: pytest.LogCaptureFixture) -> None:
     class Cycle(HookBase):
         def after_step(self) -> None:
-            group = self.trainer.optimizer.param_groups[0]
-            group["betas"] = (0.9 - 0.001 * self.trainer.iter, 0.999)
+            self.trainer._plain_model.layers[3].p = 0.2 + 0.01 * self.trainer.iter
 
     hooks = lambda optimizer: [Cycle()]  # noqa: E731
     eager, graph = Run(None, hooks=hooks, updates=30), Run("aot_eager", hooks=hooks, updates=30)

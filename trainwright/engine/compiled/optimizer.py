@@ -7,7 +7,7 @@ may switch between program and eager at any step.
 
 import inspect
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
 from operator import attrgetter, is_, itemgetter
 from typing import Any
@@ -28,22 +28,31 @@ _GRADIENT, _PARAMS = attrgetter("grad"), itemgetter("params")
 _NOT_SETTINGS = ("params", "lr", "initial_lr", "max_lr", "min_lr", "swa_lr", "param_names", "fused", "foreach")
 
 
+_MOST_PARAMETERS = 32  # of more, the step takes as long to compile as the rest, and is no faster in the program
+
+
 def refusal(optimizer: Optimizer) -> str | None:
-    """Why the steps of ``optimizer`` cannot be part of a program; None if they can."""
+    """Why no program can compute the gradients of ``optimizer``; None if one can."""
+    if has_gradient_hooks(_parameters_of(optimizer)):
+        return "a parameter has a hook on its gradient, which exists only inside a program"
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        return f"the step of the optimizer {type(optimizer).__name__} needs a closure"
+    return None
+
+
+def reason_outside(optimizer: Optimizer) -> str | None:
+    """Why the steps of ``optimizer`` are not part of a program, but eager; None if they are part of it."""
     kind = type(optimizer)
     torchs: Any = next(base for base in kind.__mro__ if base.__module__.startswith("torch.optim"))
     if torchs is Optimizer or kind.step is not torchs.step:
-        return f"the optimizer {kind.__name__} has its own step; programs support those of torch.optim"
+        return "is not one of torch.optim"
     if any(step_hooks(optimizer)):
-        return f"the optimizer {kind.__name__} has hooks around its step"
+        return "has hooks"
     if not steps_as_its_class(optimizer) or not is_torchs(kind.step):
-        return f"the step of the optimizer {kind.__name__} has been replaced"
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    if has_gradient_hooks(parameters):
-        return "a parameter has a hook on its gradient, which exists only inside a program"
-    closure = inspect.signature(kind.step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        return f"the step of the optimizer {kind.__name__} needs a closure"
+        return "has been replaced"
+    if (number := len(_parameters_of(optimizer))) > _MOST_PARAMETERS:
+        return f"for {number} parameters takes long to compile"
     return None
 
 
@@ -55,17 +64,40 @@ def has_state(optimizer: Optimizer) -> bool:
 _Kept = tuple[str, dict[str, Any], Tensor]  # a name, the state of a parameter, and its value of this name
 
 
-class OptimizerInputs:
-    """The inputs of a program from an optimizer: its states, and the learning rates of its groups.
+class TrainedParameters:
+    """The parameters of an optimizer whose steps are not part of the program.
 
     Attributes:
         parameters: all of them, in the order of the groups.
-        keys: the names of the tensors in the state of each parameter.
+        rates: the learning rates that are inputs of the program.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
-        self.parameters: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
+        self.parameters = _parameters_of(optimizer)
+        self.rates: list[Tensor] = []
+
+    def tensors(self) -> list[Tensor] | None:
+        """The inputs of the program; None if it does not apply to the optimizer."""
+        groups = self._optimizer.param_groups
+        number = sum(len(group["params"]) for group in groups)
+        is_same = number == len(self.parameters) and all(map(is_, _all_of(groups), self.parameters))
+        return [] if is_same and not has_gradient_hooks(self.parameters) else None
+
+    def has_gradients(self) -> bool:
+        """Whether a parameter has a gradient, which an eager backward pass would add to."""
+        return not all(map(is_, map(_GRADIENT, self.parameters), repeat(None)))
+
+
+class OptimizerInputs(TrainedParameters):
+    """The inputs of a program from an optimizer: its states, and the learning rates of its groups.
+
+    Attributes:
+        keys: the names of the tensors in the state of each parameter.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        super().__init__(optimizer)
         self._step_hooks, self._class_step = step_hooks(optimizer), type(optimizer).step
         self._settings_of = [_settings_getter(group) for group in optimizer.param_groups]
         self._settings = self._settings_now()
@@ -80,7 +112,7 @@ class OptimizerInputs:
         self._forms = _forms(self.states)
 
     def tensors(self) -> list[Tensor] | None:
-        """The current states and rates; None if the program does not apply to the optimizer's step."""
+        """The current states and rates."""
         optimizer = self._optimizer
         if self._settings_now() != self._settings or not self._is_plain():
             return None
@@ -100,9 +132,10 @@ class OptimizerInputs:
                 self._known_rates[index] = rate
         return [*self.states, *self.rates]
 
-    def has_gradients(self) -> bool:
-        """Whether a parameter has a gradient, which an eager backward pass would add to."""
-        return not all(map(is_, map(_GRADIENT, self.parameters), repeat(None)))
+    def have_other_settings(self) -> bool:
+        """Whether settings that are part of the program have changed, such as the betas of OneCycleLR in each step."""
+        now = self._settings_now()
+        return bool(now) and now != self._settings
 
     def _is_plain(self) -> bool:
         """Whether the step is unchanged: not replaced, and without hooks."""
@@ -142,7 +175,7 @@ class OptimizerInputs:
         groups = self._optimizer.param_groups
         if len(groups) != len(self._settings_of):
             return []
-        if not all(map(is_, chain.from_iterable(map(_PARAMS, groups)), self.parameters)):
+        if not all(map(is_, _all_of(groups), self.parameters)):
             return []
         return [
             (len(group["params"]), settings_of(group))
@@ -242,6 +275,14 @@ class _NumbersMayBeTensors(TorchFunctionMode):
                 scaled = [value * factor for value in second] if isinstance(second, list | tuple) else second * factor
                 args = (first, scaled, *others)
         return function(*args, **kwargs)
+
+
+def _all_of(groups: Iterable[Mapping[str, Any]]) -> Iterator[Tensor]:
+    return chain.from_iterable(map(_PARAMS, groups))
+
+
+def _parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    return [*_all_of(optimizer.param_groups)]
 
 
 def _settings_getter(group: Mapping[str, Any]) -> Any:

@@ -21,7 +21,7 @@ from trainwright._torch_compat.ahead_of_time import ahead_of_time
 from trainwright._torch_compat.grad_mode import grad_switch
 from trainwright.engine.accumulation import TOKENS
 from trainwright.engine.compiled.capture import Capture, NotCapturable, NotReady, reason, trace_reason
-from trainwright.engine.compiled.optimizer import OptimizerInputs, clipping_groups, trace_step
+from trainwright.engine.compiled.optimizer import OptimizerInputs, TrainedParameters, clipping_groups, trace_step
 from trainwright.optim.clip import gradient_clipper, gradient_norm
 
 logger = logging.getLogger("trainwright.engine")
@@ -97,9 +97,9 @@ class Replayed:
 class Part:
     """The part of an update that a program computes: all of it with one micro-batch.
 
-    ``adds``: gradients are added to those of other micro-batches; ``steps``: the last micro-batch, which updates.
-    ``skips``: skip updates whose loss or gradients are not finite. ``max_norm``, ``max_value``: as in
-    ``gradient_clipper``.
+    ``adds``: gradients are added to those of other micro-batches; ``steps``: it updates the weights, as the last
+    micro-batch does, unless the step of the optimizer is not part of programs. ``skips``: skip updates whose loss or
+    gradients are not finite. ``max_norm``, ``max_value``: as in ``gradient_clipper``.
     """
 
     adds: bool
@@ -108,6 +108,11 @@ class Part:
     max_norm: float | None = None
     max_value: float | None = None
 
+    @property
+    def has_sums(self) -> bool:
+        """Whether the gradients are kept, in tensors of their own."""
+        return self.adds or not self.steps
+
 
 class Program:
     """``run(arguments, sums, share)`` computes one micro-batch's part of an update, and returns its metrics by name.
@@ -115,7 +120,7 @@ class Program:
     Attributes:
         num_operations: of the program, before fusion; is_from_disk: it was compiled by an earlier start.
         trainable: the optimizer's parameters that the forward pass reads, in the order of the ``sums`` of their
-            gradients; has_gradient: for each, whether the loss depends on it, if gradients are added up.
+            gradients; has_gradient: for each, whether the loss depends on it, if there are sums.
     """
 
     def __init__(
@@ -123,14 +128,14 @@ class Program:
         capture: Capture,
         arguments: Sequence[Any],
         optimizer: Optimizer,
-        inputs: OptimizerInputs,
+        inputs: TrainedParameters,
         part: Part,
         backend: str,
     ) -> None:
         """Trace and compile the program for ``arguments`` of the capture. Computes nothing.
 
         Raises:
-            NotReady: the optimizer has not created its state yet.
+            NotReady: the optimizer has not created the state that the program needs.
             NotCapturable: an operation cannot be in a program, or the compiler rejects it.
         """
         self._capture, self._optimizer, self._inputs, self._part = capture, optimizer, inputs, part
@@ -147,7 +152,7 @@ class Program:
         self.trainable = [arguments[place] for place in self._number_of]
         if not self.trainable:
             raise NotCapturable("the optimizer has no parameter that the loss depends on")
-        sums = [torch.zeros_like(p, requires_grad=False) for p in self.trainable] if part.adds else []
+        sums = [torch.zeros_like(p, requires_grad=False) for p in self.trainable] if part.has_sums else []
         states = inputs.tensors()
         assert states is not None
         flat = [*arguments, *sums, *states, self._share]
@@ -206,10 +211,10 @@ class Program:
         kept = self._kept(arguments, states) if self._part.skips else []
         trained = [arguments[place] for place in self._number_of]
         results, gradients = self._backward(arguments, flat[-1])
-        if self._part.adds:
+        if self._part.has_sums:
             for total, gradient in zip(sums, gradients, strict=True):
                 if gradient is not None:
-                    total.add_(gradient)
+                    total.add_(gradient) if self._part.adds else total.copy_(gradient)
             self.has_gradient = [gradient is not None for gradient in gradients]
             gradients = [total if has else None for total, has in zip(sums, self.has_gradient, strict=True)]
         if self._part.steps and self._tokens is not None:
@@ -268,6 +273,7 @@ class Program:
         clip = gradient_norm(groups, *limits) if self._part.skips else gradient_clipper(groups, *limits)
         if clip is not None:
             results["grad_norm"] = clip().clone()
+        assert isinstance(self._inputs, OptimizerInputs), "a program that steps"
         trace_step(self._optimizer, self._inputs, fakes, states, rates)
         if self._part.skips:
             judged = torch.stack([results["loss"].isfinite().reshape(()), results["grad_norm"].isfinite().reshape(())])

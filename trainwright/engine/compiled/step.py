@@ -1,6 +1,7 @@
 """Graph mode of both APIs: a step trains with compiled programs where possible, and eagerly otherwise.
 
-A program is a complete micro-batch as one compiled function: forward, backward, and the update at a window's end.
+A program is a complete micro-batch as one compiled function: forward, backward, and the update at a window's end. With
+other optimizers than torch's, and with many parameters, it is forward and backward; the update follows eagerly.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -28,10 +29,12 @@ class CompiledStep:
         logs_of: the logs of a micro-batch, from its loss and outputs.
         update: the update that eager steps use.
         accumulates: whether windows have more than one micro-batch.
+        after_backward: called with the loss of a micro-batch whose program has computed the gradients only, because the
+            step of the optimizer is not part of it; at a window's end it updates the weights. None: the caller does.
         settings: further arguments of :class:`~trainwright.engine.compiled.update.CompiledUpdate`.
 
     Attributes:
-        has_stepped: whether a program, which changes the weights at a window's end, ran for the latest micro-batch.
+        has_stepped: whether a program that updates the weights at a window's end ran for the latest micro-batch.
     """
 
     def __init__(
@@ -43,8 +46,10 @@ class CompiledStep:
         optimizer: torch.optim.Optimizer,
         *,
         accumulates: bool,
+        after_backward: Callable[[Tensor], None] | None = None,
         **settings: Any,
     ) -> None:
+        self._after_backward = after_backward
         self._eager, self._logs_of, self._update = eager, logs_of, update
         self._mean = update.mean if accumulates else None
         self._compiled = CompiledUpdate(
@@ -74,9 +79,11 @@ class CompiledStep:
         results = None
         if not compiled.is_refused:
             results = compiled.run(batch, is_last=update.is_window_end, mean=self._mean)
-        self.has_stepped = results is not None
+        self.has_stepped = results is not None and compiled.has_stepped
         if results is None:
             return self._eager(model, batch)
+        if not self.has_stepped and self._after_backward is not None:
+            self._after_backward(results["loss"])
         for name, is_noisy in (("grad_norm", True), ("skipped_update", False)):
             if name in results and has_event_storage():  # not in a user's own loop
                 get_event_storage().put_scalar(name, results[name], smoothing_hint=is_noisy)

@@ -32,7 +32,13 @@ from trainwright.engine.compiled.capture import (
     reason,
     shapes_of,
 )
-from trainwright.engine.compiled.optimizer import OptimizerInputs, has_state, refusal
+from trainwright.engine.compiled.optimizer import (
+    OptimizerInputs,
+    TrainedParameters,
+    has_state,
+    reason_outside,
+    refusal,
+)
 from trainwright.engine.compiled.program import Part, Program
 from trainwright.events.phases import activity
 from trainwright.optim.clip import gradient_clipper
@@ -75,6 +81,8 @@ class CompiledUpdate:
     Attributes:
         num_captures: the number of captures of the forward pass.
         is_refused: whether the run continues without programs.
+        has_stepped: whether the latest ``run`` with ``is_last`` has updated the weights: the step of the optimizer is
+            part of the program.
     """
 
     def __init__(
@@ -103,7 +111,7 @@ class CompiledUpdate:
         self._on_compiled = on_compiled
         self._programs: _Programs | None = None
         self._others: list[_Programs] = []
-        self.is_refused = self._is_warned = False
+        self.is_refused = self.has_stepped = self._is_warned = False
         self._misfits = 0
         self.num_captures = 0
 
@@ -116,6 +124,7 @@ class CompiledUpdate:
         found = self._find(batch)
         if found is None or (not self._adds and found[0].has_gradients()):
             return None
+        self.has_stepped = found[0].steps
         return found[0].run(batch, found[1], is_last, mean)
 
     def _find(self, batch: Any) -> tuple["_Programs", "_Inputs"] | None:
@@ -175,11 +184,17 @@ class CompiledUpdate:
                 why = refusal_of_compiler() or refusal_of_torch() or refusal(self._optimizer)
                 if why is not None:
                     raise NotCapturable(why)
-                if not has_state(self._optimizer):
+                why_outside = reason_outside(self._optimizer)
+                if why_outside is None and any(programs.have_other_settings() for programs in self._others):
+                    why_outside = "has settings that change"
+                steps = why_outside is None
+                if steps and not has_state(self._optimizer):
                     raise NotReady
-                programs = _Programs(self._loss_of, layout_of(batch, self._names), batch, self._optimizer)
+                layout = layout_of(batch, self._names)
+                programs = _Programs(self._loss_of, layout, batch, self._optimizer, steps=steps)
                 self._backend = usable_backend(self._backend, self._optimizer.param_groups[0]["params"][0].device)
-                programs.compile(batch, self._parts, self._backend)
+                parts = self._parts if steps else [Part(adds=self._adds, steps=False)]
+                programs.compile(batch, parts, self._backend)
         finally:
             seconds = time.perf_counter() - start
             self._on_compiled(seconds)
@@ -188,11 +203,15 @@ class CompiledUpdate:
         is_kept = all(program.is_from_disk for program in programs.made)
         operations = " and ".join(str(program.num_operations) for program in programs.made)
         limits = self._parts[0].max_norm, self._parts[0].max_value
-        clipping = ", clipping" if gradient_clipper(self._optimizer, *limits) else ""
+        step = f"the step of {type(self._optimizer).__name__}"
+        what = "forward and backward"
+        if steps:
+            clipping = ", clipping" if gradient_clipper(self._optimizer, *limits) else ""
+            what = f"forward, backward{clipping} and {step}"
         logger.info(
-            "Graph mode: forward, backward%s and the step of %s are one program (%s operations, no graph break), %s"
-            " in %.1f s.", clipping, type(self._optimizer).__name__, operations,
+            "Graph mode: %s are one program (%s operations, no graph break), %s in %.1f s.%s", what, operations,
             f"compiled by {self._backend}" if not is_kept else "loaded from disk", seconds,
+            "" if steps else f" It is followed by {step}, which {why_outside}.",
         )  # fmt: skip
         return programs
 
@@ -204,16 +223,20 @@ class CompiledUpdate:
 
 
 class _Programs:
-    """The programs of one forward pass: for the last micro-batch of a window, and for the others."""
+    """The programs of one forward pass: for the last micro-batch of a window, and for the others.
 
-    def __init__(self, loss_of: LossOf, layout: Layout, batch: Any, optimizer: Optimizer) -> None:
+    ``steps``: the step of the optimizer is part of them.
+    """
+
+    def __init__(self, loss_of: LossOf, layout: Layout, batch: Any, optimizer: Optimizer, *, steps: bool) -> None:
         tensors = layout.take(batch)
         assert tensors is not None
         self._layout = layout
         self._shapes = shapes_of(tensors)
         self._optimizer = optimizer
         self._capture = Capture(loss_of, layout, tensors)
-        self._inputs = OptimizerInputs(optimizer)
+        self.steps = steps
+        self._inputs = OptimizerInputs(optimizer) if steps else TrainedParameters(optimizer)
         self.made: list[Program] = []
 
     def compile(self, batch: Any, parts: Sequence[Part], backend: str) -> None:
@@ -222,10 +245,11 @@ class _Programs:
         settings = self._capture, arguments, self._optimizer, self._inputs
         self.made = [Program(*settings, part, backend) for part in parts]
         self._last, self._add = self.made[0], self.made[-1]
-        self._trainable = self._last.trainable if len(self.made) > 1 else []
+        self._trainable = self._last.trainable if parts[0].has_sums else []
+        self._adds = parts[0].adds
         capture = self._capture
         returns_tokens = TOKENS in capture.outputs or capture.constants.get(TOKENS) is not None
-        self._is_by_tokens = bool(self._trainable) and returns_tokens
+        self._is_by_tokens = self._adds and returns_tokens
         self._constants = {f"output.{name}": value for name, value in capture.constants.items()}
         self._sums = [torch.zeros_like(p, requires_grad=False) for p in self._trainable]
         # Schedules warn if no optimizer step seems to precede theirs.
@@ -242,6 +266,10 @@ class _Programs:
         states = self._inputs.tensors()
         return None if states is None else (arguments, states)
 
+    def have_other_settings(self) -> bool:
+        """Whether the step in the programs has other settings than the optimizer has now."""
+        return isinstance(self._inputs, OptimizerInputs) and self._inputs.have_other_settings()
+
     def has_gradients(self) -> bool:
         """Whether there are gradients to add to."""
         return self._inputs.has_gradients()
@@ -256,9 +284,12 @@ class _Programs:
         share: float | Tensor = 1.0
         if mean is not None:
             share = _sum_of_tokens(mean) if self._is_by_tokens else mean.share(_ONE, batch)
-        if self._sums:
+        if self._adds:
             self._take_gradients()
         results = program.run(*inputs, self._sums, share)
+        if self._sums and not self._adds:
+            for parameter, total, has_gradient in self._with_sums():
+                parameter.grad = total if has_gradient else None
         results.update(self._constants)
         if mean is not None and self._is_by_tokens:
             mean.share(results["loss"], batch, results[f"output.{TOKENS}"])
@@ -266,7 +297,7 @@ class _Programs:
 
     def _take_gradients(self) -> None:
         """Use the sums as gradients, so that an eager micro-batch adds to them."""
-        for parameter, total, has_gradient in zip(self._trainable, self._sums, self._last.has_gradient, strict=True):
+        for parameter, total, has_gradient in self._with_sums():
             if not has_gradient:
                 continue
             gradient = parameter.grad
@@ -277,6 +308,9 @@ class _Programs:
             else:
                 total.copy_(gradient)
             parameter.grad = total
+
+    def _with_sums(self) -> Iterator[tuple[Tensor, Tensor, bool]]:
+        return zip(self._trainable, self._sums, self._last.has_gradient, strict=True)
 
 
 def _sum_of_tokens(mean: WindowMean) -> float | Tensor:

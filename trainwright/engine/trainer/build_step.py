@@ -116,6 +116,7 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
             self._update,
             self.optimizer,
             accumulates=self.config.gradient_accumulation_steps > 1,
+            after_backward=self._after_backward,
             backend="inductor",
             names=names,
             batch_size=batch_size_of(self.train_dataloader),
@@ -125,6 +126,13 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
         if has_all_gpus(self.config.device_str):
             refusal = "one process splits its batches over several GPUs"
         compiled.use_in(step, refusal)
+
+    def _after_backward(self, loss: Tensor) -> None:
+        """The rest of a step whose program has computed the gradients."""
+        if self._update.record_loss is not None:
+            self._update.record_loss(loss)
+        if self._update.is_window_end:
+            self.optimization_step()
 
     def _train_outputs(self, model: Any, batch: Any) -> Mapping[str, Any]:
         """The part of a step after the forward pass, on the last stage of a pipeline."""

@@ -1,0 +1,222 @@
+"""Programs of forward and backward, followed by an eager step: of other optimizers, and of many parameters."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.engine.compiled.conftest import (
+    CHANGE_AT,
+    FEW_UPDATES,
+    Event,
+    Net,
+    Run,
+    Small,
+    batches,
+    both,
+    captures,
+    has_compiler,
+    refusals,
+    train_by_trainer,
+)
+from tests.engine.compiled.test_graph_trainer import (
+    Clipped,
+    OwnOptimizer,
+    PartlyUsed,
+    Tagger,
+    token_batches,
+    with_hook,
+)
+from tests.engine.compiled.test_step import checkpoints
+from trainwright.engine.compiled import optimizer as compiled_optimizer
+from trainwright.hooks import HookBase
+
+OUTSIDE = "forward and backward are one program"
+
+
+@pytest.fixture
+def outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a hundred parameters."""
+    monkeypatch.setattr(compiled_optimizer, "_MOST_PARAMETERS", 0)
+
+
+class SignSteps(torch.optim.Optimizer):
+    """No state; the rate changes in each step."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.01})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["lr"] *= 0.99
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.sub_(parameter.grad.sign() * group["lr"])
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "why"),
+    [
+        (lambda p: OwnOptimizer(p, lr=0.1), "the step of OwnOptimizer, which is not one of torch.optim."),
+        (SignSteps, "the step of SignSteps, which is not one of torch.optim."),
+        (with_hook, "the step of AdamW, which has hooks."),
+    ],
+)
+def test_other_optimizers(optimizer: Any, why: str, caplog: pytest.LogCaptureFixture) -> None:
+    both(optimizer=optimizer)
+    (line,) = captures(caplog)
+    assert line.startswith(f"Graph mode: {OUTSIDE} (")
+    assert line.endswith(why)
+    assert not refusals(caplog)
+
+
+def test_many_parameters(caplog: pytest.LogCaptureFixture) -> None:
+    class Deep(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(51))
+
+        def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+            for layer in self.layers:
+                inputs = inputs + 0.1 * layer(inputs).tanh()
+            return {"loss": nn.functional.cross_entropy(inputs, labels)}
+
+    both(net=Deep, updates=5)
+    assert captures(caplog)[0].endswith("the step of AdamW, which for 102 parameters takes long to compile.")
+
+
+@pytest.mark.usefixtures("outside")
+@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("settings", [{}, {"optimizer": Clipped()}, {"net": Net}], ids=["plain", "clipped", "buffers"])
+def test_updates_are_those_of_eager_steps(
+    accumulation: int, settings: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also with a shorter micro-batch, which is eager."""
+    eager, graph = both(data=[*batches(6), *batches(1, size=3)], accumulation=accumulation, **settings)
+    assert len(captures(caplog)) == 1
+    if "optimizer" in settings:
+        torch.testing.assert_close(graph.values("grad_norm"), eager.values("grad_norm"), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("outside")
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_means_over_tokens(accumulation: int, caplog: pytest.LogCaptureFixture) -> None:
+    eager, graph = both(data=token_batches(7), net=Tagger, accumulation=accumulation)
+    assert graph.values("num_tokens").tolist() == eager.values("num_tokens").tolist()
+    assert len(captures(caplog)) == 1
+
+
+@pytest.mark.usefixtures("outside")
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_parameter_without_a_gradient(accumulation: int, caplog: pytest.LogCaptureFixture) -> None:
+    settings: dict[str, Any] = {"net": PartlyUsed, "accumulation": accumulation, "updates": 30}
+    graph = Run("aot_eager", optimizer=lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.5), **settings)
+    assert graph.model.aside.tolist() == [1, 1, 1]
+    assert len(captures(caplog)) == 1
+
+
+@pytest.mark.usefixtures("outside")
+def test_an_update_that_is_not_finite_is_skipped(caplog: pytest.LogCaptureFixture) -> None:
+    data = batches(7)
+    data[4]["inputs"][0, 0] = float("nan")
+    eager = Run(None, data, net=Small, skip_non_finite=True, updates=40)
+    graph = Run("aot_eager", data, net=Small, skip_non_finite=True, updates=40)
+    assert graph.values("skipped_update").tolist() == eager.values("skipped_update").tolist()
+    assert graph.values("skipped_update").sum() == 6
+    for left, right in zip(graph.model.state_dict().values(), eager.model.state_dict().values(), strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("outside")
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"gradient_accumulation_steps": 2}, {"non_finite": "skip"}, {"max_grad_norm": 0.1}],
+    ids=str,
+)
+def test_the_python_api(
+    settings: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")  # without a C++ compiler the operations run one by one
+    eager = train_by_trainer(tmp_path / "eager", graph=False, save_enabled=False, **settings)
+    graph = train_by_trainer(tmp_path / "graph", save_enabled=False, **settings)
+    assert len(captures(caplog)) == 1
+    assert OUTSIDE in captures(caplog)[0]
+    for name in eager.storage.latest():
+        if name not in ("time", "data_time", "total_throughput"):
+            values = [[value for value, _ in one.storage.history(name).values()] for one in (eager, graph)]
+            torch.testing.assert_close(values[1], values[0], rtol=1e-4, atol=1e-5)
+    assert graph.phases.optimizer > 0
+
+
+@pytest.mark.usefixtures("outside")
+def test_a_resume_is_the_uninterrupted_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    saving: dict[str, Any] = {"save_steps": 25, "save_total_limit": 9}
+    whole = train_by_trainer(tmp_path / "whole", **saving)
+    resumed = train_by_trainer(tmp_path / "resumed", resume=str(checkpoints(tmp_path / "whole")), **saving)
+    assert resumed.state.global_step == whole.state.global_step
+    for left, right in zip(resumed.model.state_dict().values(), whole.model.state_dict().values(), strict=True):
+        assert torch.equal(left, right)
+
+
+@pytest.mark.usefixtures("outside")
+def test_parameters_that_are_frozen_later(caplog: pytest.LogCaptureFixture) -> None:
+    def change(model: Any, _: Any) -> None:
+        model.first.requires_grad_(False)
+
+    both(change)
+    assert len(captures(caplog)) == 2
+
+
+@pytest.mark.usefixtures("outside")
+def test_a_gradient_that_is_there_is_added_to(caplog: pytest.LogCaptureFixture) -> None:
+    def change(model: Any, _: Any) -> None:
+        model.first.weight.grad = torch.ones(6, 6)
+
+    both(change)
+    assert len(captures(caplog)) == 1
+
+
+def test_a_hook_on_the_step_that_comes_later(caplog: pytest.LogCaptureFixture) -> None:
+    """The step leaves the program, and returns to it when the hook is removed."""
+    handles: list[Any] = []
+
+    def add(trainer: Any) -> None:
+        handles.append(trainer.optimizer.register_step_pre_hook(lambda *_: calls.append(trainer.iter)))
+
+    calls: list[int] = []
+    events = {CHANGE_AT: add, CHANGE_AT + 5: lambda trainer: handles[0].remove()}
+    Run("aot_eager", net=Small, hooks=lambda optimizer: [Event(events)], updates=FEW_UPDATES)
+    assert calls == [*range(CHANGE_AT + 1, CHANGE_AT + 6)]
+    assert [OUTSIDE in line for line in captures(caplog)] == [False, True]
+
+
+class OneCycle(HookBase):
+    """Changes the momentum in each step, by default."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=FEW_UPDATES + 1)
+
+    def after_step(self) -> None:
+        self._schedule.step()
+
+
+def test_settings_that_change_in_each_step(caplog: pytest.LogCaptureFixture) -> None:
+    both(hooks=lambda optimizer: [OneCycle(optimizer)])
+    assert [line.endswith("the step of AdamW, which has settings that change.") for line in captures(caplog)] == [
+        False,
+        True,
+    ]
+    assert not refusals(caplog)
+
+
+@pytest.mark.usefixtures("outside")
+@pytest.mark.skipif(not has_compiler(), reason="needs a C++ compiler")
+def test_compiled_by_inductor(caplog: pytest.LogCaptureFixture) -> None:
+    settings: dict[str, Any] = {"net": Small, "updates": FEW_UPDATES, "accumulation": 2}
+    eager, graph = Run(None, **settings), Run("inductor", **settings)
+    torch.testing.assert_close(graph.values(), eager.values(), rtol=1e-5, atol=1e-5)
+    assert OUTSIDE in captures(caplog)[0]
