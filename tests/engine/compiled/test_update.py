@@ -23,6 +23,7 @@ from tests.engine.compiled.conftest import (
     refusals,
     train_by_trainer,
 )
+from trainwright.hooks import HookBase
 
 # What is put around a step.
 
