@@ -21,6 +21,7 @@ from trainwright._torch_compat.fused_update import step_hooks
 from trainwright._torch_compat.optimizer_import import is_torchs, steps_as_its_class
 from trainwright._torch_compat.traced_step import has_gradient_hooks, run_step
 from trainwright.engine.compiled.capture import NotCapturable, NotReady
+from trainwright.optim.named import each_optimizer
 
 _GRADIENT, _PARAMS = attrgetter("grad"), itemgetter("params")
 
@@ -43,6 +44,8 @@ def refusal(optimizer: Optimizer) -> str | None:
 
 def reason_outside(optimizer: Optimizer) -> str | None:
     """Why the steps of ``optimizer`` are not part of a program, but eager; None if they are part of it."""
+    if len(each_optimizer(optimizer)) > 1:
+        return "is of several optimizers"
     kind = type(optimizer)
     torchs: Any = next(base for base in kind.__mro__ if base.__module__.startswith("torch.optim"))
     if torchs is Optimizer or kind.step is not torchs.step:

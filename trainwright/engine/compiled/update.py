@@ -42,6 +42,7 @@ from trainwright.engine.compiled.optimizer import (
 from trainwright.engine.compiled.program import Part, Program
 from trainwright.events.phases import activity
 from trainwright.optim.clip import gradient_clipper
+from trainwright.optim.named import each_optimizer
 
 _Inputs = tuple[list[Any], list[Tensor]]  # arguments of the forward pass, and the optimizer's states
 
@@ -203,7 +204,7 @@ class CompiledUpdate:
         is_kept = all(program.is_from_disk for program in programs.made)
         operations = " and ".join(str(program.num_operations) for program in programs.made)
         limits = self._parts[0].max_norm, self._parts[0].max_value
-        step = f"the step of {type(self._optimizer).__name__}"
+        step = f"the step of {' and '.join(type(one).__name__ for one in each_optimizer(self._optimizer))}"
         what = "forward and backward"
         if steps:
             clipping = ", clipping" if gradient_clipper(self._optimizer, *limits) else ""
