@@ -12,6 +12,8 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
+from trainwright.checkpoint import Checkpointer
+from trainwright.checkpoint.export import export_weights
 from trainwright.data import ColumnDataset, build_image_train_loader
 from trainwright.models.checkpoint_files import checkpoint_files, class_name
 
@@ -55,6 +57,58 @@ def test_a_checkpoint_is_a_folder_of_transformers(train: Any, tmp_path: Path) ->
     # As save_pretrained writes it: servers choose their class by it.
     assert json.loads((checkpoint / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
     assert model.config.architectures is None  # of the user's object
+
+
+class Odd(nn.Linear):
+    @property
+    def config(self) -> Any:
+        raise RuntimeError("not yet")
+
+
+@pytest.mark.parametrize("config", [{"a": 1}, OmegaConf.create({"a": 1}), "text", nn.Linear])
+def test_other_configs_are_left_out(config: Any) -> None:
+    model = nn.Linear(1, 1)
+    model.config = config  # type: ignore[assignment]
+    assert checkpoint_files(model) == {}
+    assert checkpoint_files(Odd(1, 1)) == {}
+
+
+class Wrapped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = llama()
+        self.config = self.inner.config
+
+
+def test_a_model_that_holds_one_of_transformers_has_other_names_of_weights() -> None:
+    assert checkpoint_files(Wrapped()) == {}
+
+
+def test_a_model_with_adapters_has_other_names_of_weights() -> None:
+    peft = pytest.importorskip("peft")
+    model = llama()
+    peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["q_proj"]), model)
+    assert checkpoint_files(model) == {}
+
+
+def test_a_config_that_cannot_be_written_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    model = llama()
+    model.config.setting = object()
+    assert checkpoint_files(model) == {}
+    assert "Checkpoints have no config.json" in caplog.text
+
+
+def test_the_files_are_no_state_and_are_exported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tokens = torch.randint(0, 16, (8, 6))
+    data = ColumnDataset(input_ids=tokens, labels=tokens)
+    checkpoint = train_by_config(llama(), data, tmp_path / "run")
+    caplog.clear()
+    trained = llama()
+    Checkpointer(trained).load(checkpoint)
+    assert "generation_config" not in caplog.text
+    export_weights(checkpoint, tmp_path / "exported")
+    loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
+    assert loaded.generation_config.temperature == 0.5
 
 
 def test_a_part_of_the_weights_has_no_config(tmp_path: Path) -> None:

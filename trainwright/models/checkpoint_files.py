@@ -1,14 +1,19 @@
 """Files that a training checkpoint has beside the weights, so that it can be loaded as a model."""
 
 import copy
+import logging
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from trainwright.config.yaml_config import YamlConfig
 from trainwright.models.adapters import is_peft_model
+
+logger = logging.getLogger("trainwright.models")
 
 
 def checkpoint_files(model: nn.Module, preprocessor: Any = None, *, has_all_weights: bool = True) -> dict[str, bytes]:
@@ -20,11 +25,16 @@ def checkpoint_files(model: nn.Module, preprocessor: Any = None, *, has_all_weig
     preprocessor is in ``preprocessor/``.
     """
     files: dict[str, bytes] = {}
-    config: Any = getattr(model, "config", None)
-    if hasattr(config, "to_yaml"):
+    config: Any = None
+    with suppress(Exception):  # of a property: it must not prevent a save
+        config = getattr(model, "config", None)
+    if isinstance(config, YamlConfig):
         files[getattr(model, "config_filename", "model_config.yaml")] = config.to_yaml().encode()
-    elif hasattr(config, "to_json_string") and has_all_weights and not is_peft_model(model):
-        files |= _files_of_transformers(model, config)
+    elif has_all_weights and _is_of_transformers(model) and not _has_adapters(model):
+        try:
+            files |= _files_of_transformers(model, config)
+        except Exception as error:  # such as a setting that JSON does not have: it must not prevent a save
+            logger.warning("Checkpoints have no config.json, so transformers cannot load them: %s", error)
     if hasattr(preprocessor, "save"):
         files |= _files_written_by(preprocessor.save)
     elif hasattr(preprocessor, "save_pretrained"):  # transformers: from_pretrained(checkpoint / "preprocessor")
@@ -38,6 +48,16 @@ def class_name(model: nn.Module) -> str:
     kind = type(model)
     is_sharded = any(base.__name__ == "FSDPModule" for base in kind.__bases__)
     return kind.__bases__[-1].__name__ if is_sharded else kind.__name__
+
+
+def _is_of_transformers(model: nn.Module) -> bool:
+    """Not one that holds a model of transformers: ``from_pretrained`` would not find the weights by their names."""
+    return any(kind.__name__ == "PreTrainedModel" for kind in type(model).__mro__)
+
+
+def _has_adapters(model: nn.Module) -> bool:
+    """Whether peft has changed the names of weights."""
+    return is_peft_model(model) or any(type(module).__module__.startswith("peft.") for module in model.modules())
 
 
 def _files_of_transformers(model: Any, config: Any) -> dict[str, bytes]:

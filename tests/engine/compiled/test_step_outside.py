@@ -194,22 +194,27 @@ def test_a_hook_on_the_step_that_comes_later(caplog: pytest.LogCaptureFixture) -
     assert [OUTSIDE in line for line in captures(caplog)] == [False, True]
 
 
-class OneCycle(HookBase):
-    """Changes the momentum in each step, by default."""
+class Cycle(HookBase):
+    """A schedule that also changes the momentum in each step, by default."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=FEW_UPDATES + 1)
+    def __init__(self, optimizer: torch.optim.Optimizer, name: str) -> None:
+        schedules = torch.optim.lr_scheduler
+        self._schedule = (
+            schedules.OneCycleLR(optimizer, 0.1, total_steps=FEW_UPDATES + 1)
+            if name == "OneCycleLR"
+            else schedules.CyclicLR(optimizer, 0.01, 0.1, step_size_up=5)
+        )
 
     def after_step(self) -> None:
         self._schedule.step()
 
 
-def test_settings_that_change_in_each_step(caplog: pytest.LogCaptureFixture) -> None:
-    both(hooks=lambda optimizer: [OneCycle(optimizer)])
-    assert [line.endswith("the step of AdamW, which has settings that change.") for line in captures(caplog)] == [
-        False,
-        True,
-    ]
+@pytest.mark.parametrize("make", [torch.optim.AdamW, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)])
+@pytest.mark.parametrize("schedule", ["OneCycleLR", "CyclicLR"])
+def test_schedules_that_change_more_than_the_rate(make: Any, schedule: str, caplog: pytest.LogCaptureFixture) -> None:
+    both(hooks=lambda optimizer: [Cycle(optimizer, schedule)], optimizer=make)
+    (line,) = captures(caplog)
+    assert line.endswith("which has settings that change.")
     assert not refusals(caplog)
 
 
@@ -220,3 +225,82 @@ def test_compiled_by_inductor(caplog: pytest.LogCaptureFixture) -> None:
     eager, graph = Run(None, **settings), Run("inductor", **settings)
     torch.testing.assert_close(graph.values(), eager.values(), rtol=1e-5, atol=1e-5)
     assert OUTSIDE in captures(caplog)[0]
+
+
+class KeepsGradients(torch.optim.Optimizer):
+    """Momentum that begins with the first gradient itself, and steps by the difference of two gradients."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.05})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state, gradient = self.state[parameter], parameter.grad
+                before = state.get("before", gradient)
+                state["before"] = gradient
+                state["momentum"] = state["momentum"] * 0.9 + gradient if "momentum" in state else gradient
+                parameter.sub_((state["momentum"] + 0.5 * (gradient - before)) * group["lr"])
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_an_optimizer_may_keep_gradients(accumulation: int, caplog: pytest.LogCaptureFixture) -> None:
+    both(optimizer=KeepsGradients, accumulation=accumulation)
+    assert len(captures(caplog)) == 1
+
+
+class OwnZeroGrad(torch.optim.SGD):
+    """Gradients add up over all updates."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        pass
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_zero_grad_of_an_optimizer_is_called(accumulation: int) -> None:
+    both(optimizer=lambda p: OwnZeroGrad(p, lr=0.01), accumulation=accumulation)
+
+
+class Partly(Small):
+    """Uses its third layer only for batches with a flag."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.third = nn.Linear(6, 6)
+
+    def forward(self, inputs: Tensor, labels: Tensor, flag: Tensor | None = None) -> dict[str, Tensor]:
+        return super().forward(inputs if flag is None else inputs + self.third(inputs), labels)
+
+
+@pytest.mark.parametrize("is_outside", [False, True])
+@pytest.mark.parametrize("accumulation", [1, 2, 3])
+@pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), torch.optim.AdamW])
+def test_micro_batches_of_a_window_that_use_different_parameters(
+    make: Any, accumulation: int, is_outside: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if is_outside:
+        monkeypatch.setattr(compiled_optimizer, "_MOST_PARAMETERS", 0)
+    data = batches(7)
+    for number in (2, 4, 5):
+        data[number]["flag"] = torch.ones(())
+    _, graph = both(data=data, net=Partly, optimizer=make, accumulation=accumulation)
+    assert captures(caplog)
+    assert all(parameter.grad is None for parameter in graph.model.parameters())
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(10, 6, sparse=True)
+
+    def forward(self, ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {"loss": nn.functional.cross_entropy(self.words(ids), labels)}
+
+
+@pytest.mark.usefixtures("outside")
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_sparse_gradients(accumulation: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    data = [{"ids": torch.randint(0, 10, (8,), generator=generator), "labels": torch.arange(8) % 4} for _ in range(5)]
+    both(data=data, net=Words, optimizer=lambda p: torch.optim.SGD(p, lr=0.1), accumulation=accumulation)

@@ -246,3 +246,17 @@ def test_a_model_that_changes_at_each_step_ends_the_programs(caplog: pytest.LogC
     torch.testing.assert_close(graph.values(), eager.values(), rtol=1e-5, atol=1e-5)
     assert "has changed 8 times" in refusals(caplog)[0]
     assert len(captures(caplog)) == 8
+
+
+@pytest.mark.exhaustive
+def test_settings_that_change_at_each_step_end_the_programs(caplog: pytest.LogCaptureFixture) -> None:
+    class Cycle(HookBase):
+        def after_step(self) -> None:
+            group = self.trainer.optimizer.param_groups[0]
+            group["betas"] = (0.9 - 0.001 * self.trainer.iter, 0.999)
+
+    hooks = lambda optimizer: [Cycle()]  # noqa: E731
+    eager, graph = Run(None, hooks=hooks, updates=30), Run("aot_eager", hooks=hooks, updates=30)
+    torch.testing.assert_close(graph.values(), eager.values(), rtol=1e-5, atol=1e-5)
+    assert "has changed 8 times" in refusals(caplog)[0]
+    assert len(captures(caplog)) == 8

@@ -52,8 +52,12 @@ def reason_outside(optimizer: Optimizer) -> str | None:
         return "is not one of torch.optim"
     if any(step_hooks(optimizer)):
         return "has hooks"
+    if kind.zero_grad is not Optimizer.zero_grad or "zero_grad" in vars(optimizer):
+        return "has a zero_grad of its own"
     if not steps_as_its_class(optimizer) or not is_torchs(kind.step):
         return "has been replaced"
+    if any("base_momentum" in group for group in optimizer.param_groups):  # of torch's OneCycleLR and CyclicLR
+        return "has settings that change"
     if (number := len(_parameters_of(optimizer))) > _MOST_PARAMETERS:
         return f"for {number} parameters takes long to compile"
     return None
@@ -134,11 +138,6 @@ class OptimizerInputs(TrainedParameters):
                 self.rates[index].fill_(rate)
                 self._known_rates[index] = rate
         return [*self.states, *self.rates]
-
-    def have_other_settings(self) -> bool:
-        """Whether settings that are part of the program have changed, such as the betas of OneCycleLR in each step."""
-        now = self._settings_now()
-        return bool(now) and now != self._settings
 
     def _is_plain(self) -> bool:
         """Whether the step is unchanged: not replaced, and without hooks."""

@@ -108,11 +108,6 @@ class Part:
     max_norm: float | None = None
     max_value: float | None = None
 
-    @property
-    def has_sums(self) -> bool:
-        """Whether the gradients are kept, in tensors of their own."""
-        return self.adds or not self.steps
-
 
 class Program:
     """``run(arguments, sums, share)`` computes one micro-batch's part of an update, and returns its metrics by name.
@@ -120,7 +115,7 @@ class Program:
     Attributes:
         num_operations: of the program, before fusion; is_from_disk: it was compiled by an earlier start.
         trainable: the optimizer's parameters that the forward pass reads, in the order of the ``sums`` of their
-            gradients; has_gradient: for each, whether the loss depends on it, if there are sums.
+            gradients; has_gradient: for each, whether the loss depends on it.
     """
 
     def __init__(
@@ -152,7 +147,7 @@ class Program:
         self.trainable = [arguments[place] for place in self._number_of]
         if not self.trainable:
             raise NotCapturable("the optimizer has no parameter that the loss depends on")
-        sums = [torch.zeros_like(p, requires_grad=False) for p in self.trainable] if part.has_sums else []
+        sums = [torch.zeros_like(p, requires_grad=False) for p in self.trainable] if part.adds else []
         states = inputs.tensors()
         assert states is not None
         flat = [*arguments, *sums, *states, self._share]
@@ -169,7 +164,8 @@ class Program:
     def run(
         self, arguments: list[Any], states: list[Tensor], sums: Sequence[Tensor], share: float | Tensor
     ) -> dict[str, Any]:
-        """Return ``loss``, the requested outputs, and ``grad_norm`` and ``skipped_update`` if computed.
+        """Return ``loss``, the requested outputs, and ``grad_norm`` and ``skipped_update`` if computed. Without a step,
+        and if gradients are not added up, also ``grad.N`` for each parameter that has a gradient.
 
         ``share``: the factor of the loss; or, if tokens are counted, the tokens of the window so far.
         """
@@ -211,11 +207,11 @@ class Program:
         kept = self._kept(arguments, states) if self._part.skips else []
         trained = [arguments[place] for place in self._number_of]
         results, gradients = self._backward(arguments, flat[-1])
-        if self._part.has_sums:
+        self.has_gradient = [gradient is not None for gradient in gradients]
+        if self._part.adds:
             for total, gradient in zip(sums, gradients, strict=True):
                 if gradient is not None:
-                    total.add_(gradient) if self._part.adds else total.copy_(gradient)
-            self.has_gradient = [gradient is not None for gradient in gradients]
+                    total.add_(gradient)
             gradients = [total if has else None for total, has in zip(sums, self.has_gradient, strict=True)]
         if self._part.steps and self._tokens is not None:
             for total in sums:
@@ -224,6 +220,8 @@ class Program:
             self._update(trained, gradients, states, rates, results, kept)
             for total in sums:
                 total.zero_()
+        elif not self._part.adds:
+            results |= {f"grad.{number}": grad for number, grad in enumerate(gradients) if grad is not None}
         self._result_names = [*results]
         return [*results.values()]
 

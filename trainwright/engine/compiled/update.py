@@ -123,7 +123,7 @@ class CompiledUpdate:
         if windows have several.
         """
         found = self._find(batch)
-        if found is None or (not self._adds and found[0].has_gradients()):
+        if found is None or found[0].passes_over_gradients(is_last):
             return None
         self.has_stepped = found[0].steps
         return found[0].run(batch, found[1], is_last, mean)
@@ -186,8 +186,6 @@ class CompiledUpdate:
                 if why is not None:
                     raise NotCapturable(why)
                 why_outside = reason_outside(self._optimizer)
-                if why_outside is None and any(programs.have_other_settings() for programs in self._others):
-                    why_outside = "has settings that change"
                 steps = why_outside is None
                 if steps and not has_state(self._optimizer):
                     raise NotReady
@@ -246,13 +244,19 @@ class _Programs:
         settings = self._capture, arguments, self._optimizer, self._inputs
         self.made = [Program(*settings, part, backend) for part in parts]
         self._last, self._add = self.made[0], self.made[-1]
-        self._trainable = self._last.trainable if parts[0].has_sums else []
         self._adds = parts[0].adds
+        self._trainable = self._last.trainable
         capture = self._capture
         returns_tokens = TOKENS in capture.outputs or capture.constants.get(TOKENS) is not None
         self._is_by_tokens = self._adds and returns_tokens
         self._constants = {f"output.{name}": value for name, value in capture.constants.items()}
-        self._sums = [torch.zeros_like(p, requires_grad=False) for p in self._trainable]
+        self._sums = [torch.zeros_like(p, requires_grad=False) for p in self._trainable] if self._adds else []
+        self._are_sums_zero = True
+        self._with_gradient = [
+            (number, parameter) for number, parameter in enumerate(self._trainable) if self._last.has_gradient[number]
+        ]
+        used = {id(parameter) for _, parameter in self._with_gradient}
+        self._others = [parameter for parameter in self._inputs.parameters if id(parameter) not in used]
         # Schedules warn if no optimizer step seems to precede theirs.
         mark_stepped(self._optimizer)
 
@@ -267,13 +271,14 @@ class _Programs:
         states = self._inputs.tensors()
         return None if states is None else (arguments, states)
 
-    def have_other_settings(self) -> bool:
-        """Whether the step in the programs has other settings than the optimizer has now."""
-        return isinstance(self._inputs, OptimizerInputs) and self._inputs.have_other_settings()
-
-    def has_gradients(self) -> bool:
-        """Whether there are gradients to add to."""
-        return self._inputs.has_gradients()
+    def passes_over_gradients(self, is_last: bool) -> bool:
+        """Whether there are gradients that the programs would not use: then the micro-batch must run eagerly."""
+        if not self._adds:
+            return self._inputs.has_gradients()
+        if not (self.steps and is_last):
+            return False
+        # Of an earlier micro-batch, which another program has computed.
+        return any(parameter.grad is not None for parameter in self._others)
 
     def fit(self, batch: Any) -> bool:
         """Whether the batch has the shapes of the programs."""
@@ -288,9 +293,8 @@ class _Programs:
         if self._adds:
             self._take_gradients()
         results = program.run(*inputs, self._sums, share)
-        if self._sums and not self._adds:
-            for parameter, total, has_gradient in self._with_sums():
-                parameter.grad = total if has_gradient else None
+        if is_last and (self._adds or not self.steps):
+            self._set_gradients(results)
         results.update(self._constants)
         if mean is not None and self._is_by_tokens:
             mean.share(results["loss"], batch, results[f"output.{TOKENS}"])
@@ -298,20 +302,26 @@ class _Programs:
 
     def _take_gradients(self) -> None:
         """Use the sums as gradients, so that an eager micro-batch adds to them."""
-        for parameter, total, has_gradient in self._with_sums():
-            if not has_gradient:
-                continue
-            gradient = parameter.grad
-            if gradient is total:
-                continue
-            if gradient is None:
+        for number, parameter in self._with_gradient:
+            total, gradient = self._sums[number], parameter.grad
+            if gradient is None and not self._are_sums_zero:
                 total.zero_()
-            else:
+            elif gradient is not None and gradient is not total:
                 total.copy_(gradient)
             parameter.grad = total
+        self._are_sums_zero = False
 
-    def _with_sums(self) -> Iterator[tuple[Tensor, Tensor, bool]]:
-        return zip(self._trainable, self._sums, self._last.has_gradient, strict=True)
+    def _set_gradients(self, results: dict[str, Any]) -> None:
+        """Leave the gradients as an eager micro-batch would: new tensors for the step, which an optimizer may keep.
+
+        None after the step of a program, which sets the sums to 0.
+        """
+        self._are_sums_zero = self.steps
+        for number, parameter in self._with_gradient:
+            if self.steps:
+                parameter.grad = None
+            else:
+                parameter.grad = self._sums[number].clone() if self._adds else results.pop(f"grad.{number}")
 
 
 def _sum_of_tokens(mean: WindowMean) -> float | Tensor:
