@@ -26,6 +26,7 @@ from trainwright.parallel.dist import (
 )
 from trainwright.parallel.faults import meet
 from trainwright.parallel.mesh import current_mesh
+from trainwright.parallel.parallelize import share_tensors
 from trainwright.parallel.pipeline import Pipeline, pipeline_of
 from trainwright.parallel.sharding import ShardedGradients, explain_parts, is_sharded
 
@@ -85,6 +86,7 @@ class Replica:
         self._num_batches, self._uses = 0, set[tuple[int, int]]()  # of it: batches, and the parameters of each
         self._watches: list[RemovableHandle] = []
         self._is_averaged = False  # by the backward pass of this batch
+        self._shares_buffers = False  # before the next batch, if the model is not wrapped
         if prepared is not None:
             prepared.require_backward_grad_sync = wraps
             watch_wrapped(prepared)
@@ -95,6 +97,9 @@ class Replica:
     def before_batch(self, *, is_last: bool) -> None:
         """Call this before each forward pass; ``is_last``: it is the last one of the update."""
         if not self._wraps:
+            if self._shares_buffers and self._wrapped is None:
+                self._shares_buffers = False
+                share_tensors(self._plain.buffers())
             return
         trainable = self._trainable_now()
         if trainable != self._trainable:
@@ -119,9 +124,7 @@ class Replica:
             self._is_averaged = False
             return
         all_take_part = average_gradients(self._plain.parameters())
-        if self._wrapped is not None:
-            # As a backward pass that averages leaves it: the next forward pass sends the first rank's buffers to all.
-            self._wrapped.require_forward_param_sync = True
+        self.share_buffers_next()
         if self._is_first and self._wrapped is not None:
             self._is_first = False
             self._wrapped.require_backward_grad_sync = self._wraps  # for batches without a before_batch call
@@ -132,6 +135,12 @@ class Replica:
                 # has not averaged them, and would expect their gradients in the next update.
                 self._finds_unused = True
                 self._wrap()
+
+    def share_buffers_next(self) -> None:
+        """As a backward pass that averages does: the next forward pass sends the first rank's buffers to all."""
+        self._shares_buffers = True
+        if self._wrapped is not None:
+            self._wrapped.require_forward_param_sync = True
 
     def average_after_backward(self) -> None:
         """Average each update after its backward passes from now on: the gradients of this one are not complete."""
@@ -281,19 +290,30 @@ def explain_unused(error: Exception, model: nn.Module, setting: str) -> None:
 
 
 def average_before_own_steps(
-    optimizer: Optimizer, is_ours: Callable[[], bool], finish_window: Callable[[], None]
+    optimizer: Optimizer,
+    is_ours: Callable[[], bool],
+    finish_window: Callable[[], None],
+    sync: Callable[[], GradientSync | None],
 ) -> RemovableHandle:
     """Average the gradients before each step of ``optimizer`` that a user's code makes itself.
 
-    ``finish_window`` completes the weights of the window's micro-batches.
+    ``finish_window`` completes the weights of the window's micro-batches. ``sync`` returns what averages the gradients
+    of other steps.
     """
 
     def average(optimizer: Optimizer, *_: Any) -> None:
         if not is_ours():
             finish_window()
             average_gradients([parameter for group in optimizer.param_groups for parameter in group["params"]])
+            share_buffers_next(sync())
 
     return optimizer.register_step_pre_hook(average)
+
+
+def share_buffers_next(sync: GradientSync | None) -> None:
+    """The next forward pass sends the first rank's buffers to all, as after a backward pass that averages."""
+    if isinstance(sync, Replica):
+        sync.share_buffers_next()
 
 
 def average_gradients(parameters: Iterable[Tensor]) -> bool:

@@ -19,7 +19,12 @@ from torch.utils.hooks import RemovableHandle
 from trainwright.config.errors import ConfigError, ConfigKeyError, did_you_mean
 from trainwright.engine.accumulation import scale_gradients
 from trainwright.engine.extra_parameters import check_replaced, extra_optimizers
-from trainwright.engine.gradient_sync import SkipTogether, average_before_own_steps, average_gradients
+from trainwright.engine.gradient_sync import (
+    SkipTogether,
+    average_before_own_steps,
+    average_gradients,
+    share_buffers_next,
+)
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.update import Update, needs_closure, optimizer_calls, recorded_norm, recorded_step
 from trainwright.hooks.base import HookBase
@@ -200,7 +205,8 @@ class OwnStep(HookBase):
         others = [part for part in extra_optimizers(trainer).values() if isinstance(part, Optimizer)]
         check_replaced(trainer.model, {type(one).__name__: one for one in others})
         finish = lambda: trainer._update.mean.finish()  # noqa: E731  # of the current update
-        self._averaged = [average_before_own_steps(one, self._is_ours, finish) for one in (*own, *others)]
+        sync = lambda: trainer._update.sync  # noqa: E731
+        self._averaged = [average_before_own_steps(one, self._is_ours, finish, sync) for one in (*own, *others)]
 
     def _forget_optimizers(self) -> None:
         for handle in self._averaged:
@@ -262,6 +268,7 @@ class OwnStep(HookBase):
             scale_gradients(part.optimizer, factor)
         if get_world_size() > 1:
             average_gradients(part.parameters())
+            share_buffers_next(update.sync)
         if update.grad_scaler is not None and part.has_gradients():
             update.grad_scaler.unscale_(part.optimizer)
 

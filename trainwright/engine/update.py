@@ -64,6 +64,7 @@ class Update:
         record: called with the model's outputs for a batch before its ``backward``; None: not needed.
         record_loss: called with each loss that decides whether the update is skipped; None: not needed.
         groups: the parameter groups of all optimizers that step in an update.
+        sync: what averages the gradients of several processes (the argument ``replica``); None: one process.
         is_prepared, is_stepping: whether ``prepare`` has run for the next ``finish``, and whether ``finish`` runs.
     """
 
@@ -90,7 +91,7 @@ class Update:
         self.is_counted = False
         self.grad_scaler, self.max_norm, self.max_value = grad_scaler, max_norm, max_value
         self.skips = skip_non_finite
-        self._plain_step, self._zero_grad, self._replica = step, zero_grad, replica
+        self._plain_step, self._zero_grad, self.sync = step, zero_grad, replica
         self._device = next(model.parameters()).device if replica is not None else None
         is_scaled, self.is_weighed = grad_scaler is not None, accumulates or replica is not None
         is_plain = not (self.is_weighed or is_scaled or differentiate)
@@ -141,7 +142,7 @@ class Update:
     @property
     def needs_preparation(self) -> bool:
         """Whether ``prepare`` changes the gradients."""
-        return self._replica is not None or self.grad_scaler is not None
+        return self.sync is not None or self.grad_scaler is not None
 
     @property
     def is_window_begin(self) -> bool:
@@ -153,8 +154,8 @@ class Update:
 
         A backward pass that is not the first of its batch, or not of all parameters, cannot do it.
         """
-        if self._replica is not None:
-            self._replica.average_after_backward()
+        if self.sync is not None:
+            self.sync.average_after_backward()
 
     def check_closure(self) -> None:
         """Raise if ``finish`` cannot step the optimizer because it needs a closure."""
@@ -247,7 +248,7 @@ class Update:
     def _use_skip(self, skip: SkipNonFinite) -> None:
         """Inform ``skip`` of each window's begin and of its losses."""
         begin, backward = self.begin, self.backward
-        record_loss = skip.record_loss if self._replica is None else SkipTogether(skip).record_loss
+        record_loss = skip.record_loss if self.sync is None else SkipTogether(skip).record_loss
 
         def begin_window(length: int) -> None:
             skip.begin()

@@ -211,7 +211,9 @@ class EagerTrainer(TrainerBase):
         may_step = is_own or is_overridden(self, "update")
         if may_step and self._replica is not None and not self._has_own_steps_averaged:
             self._has_own_steps_averaged, update = True, self._update
-            average_before_own_steps(self.optimizer, lambda: update.is_stepping, update.mean.finish)
+            average_before_own_steps(
+                self.optimizer, lambda: update.is_stepping, update.mean.finish, lambda: update.sync
+            )
         return is_own
 
     def _train_micro_batch(self, model: Any, batch: Mapping[str, Any]) -> Mapping[str, Any]:
