@@ -56,10 +56,22 @@ def test_a_stopped_process_is_named_and_no_folder_stays(
 ) -> None:
     (tmp_path / "temporary").mkdir()
     monkeypatch.setitem(environment, "TMPDIR", str(tmp_path / "temporary"))
-    done = launch("-n", 2, "script.py", "stop", code=128 + 15)
+    done = launch("-n", 2, "script.py", "stop", code=128 + 15, fresh=True)  # a fork would know another folder
     last = done.stderr.splitlines()[-1]
     assert re.search(r"rank 1 .*was stopped by SIGTERM and has ended with exit code 143\.", last), done.stderr
     assert [*(tmp_path / "temporary").iterdir()] == []
+
+
+def test_log_files_stay_in_a_folder_that_is_named(
+    launch: Launch, tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setitem(environment, "TMPDIR", str(tmp_path / "temporary"))
+    done = launch("-n", 1, "--redirects", "3", "script.py", "run", fresh=True)  # a fork would know another folder
+    (folder,) = (tmp_path / "temporary").iterdir()
+    assert f"the log files are in {folder}" in done.stderr
+    (log,) = folder.rglob("stdout.log")
+    assert "rank 0 of 1" in log.read_text()
 
 
 def test_the_exit_code_is_that_of_the_process_that_failed(launch: Launch, config: Path) -> None:
@@ -101,6 +113,8 @@ WRONG = [
     (["--nnodes", "3:2", "train"], ["--nnodes", "'3:2'", "A <= B"]),
     (["--nnodes", "2", "train"], ["--nnodes 2 needs --rdzv-endpoint HOST:PORT", ":29500"]),
     (["--nnodes", "2", "--master-addr", "a", "train"], ["--node-rank"]),
+    (["--redirects", "x", "train"], ["--redirects", "'x'", "0:3,1:2"]),
+    (["--tee", "0:4", "train"], ["--tee", "'0:4'"]),
     (["--to", "slrum", "-n", "2", "train"], ["'slrum'", "Did you mean 'slurm'?"]),
 ]
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import logging
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import TensorDataset
 
 from tests.distributed.layout_runs import APIS, assert_equal_runs, build_language, train, train_on_ranks
 from tests.ranks import on_ranks
@@ -341,6 +343,36 @@ def test_what_cannot_be_shared_is_refused_on_every_rank(tmp_path: Path) -> None:
     for found in on_ranks(refuse_cases, tmp_path):
         for name, (_, text) in REFUSED.items():
             assert text in found.get(name, ""), (name, found.get(name))
+
+
+def train_with_fused(folder: Path, name: str, zero_stage: int) -> tuple[list[float], str]:
+    """The weights after a training, and the warnings."""
+    messages = io.StringIO()
+    handler = logging.StreamHandler(messages)
+    logging.getLogger("trainwright.parallel").addHandler(handler)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+    settings: dict[str, Any] = {"momentum": 0.9} if name == "SGD" else {}
+    make: Any = getattr(torch.optim, name)
+    optimizer = make(model.parameters(), lr=0.05, fused=True, **settings)
+    config = TrainingConfig(
+        output_dir=str(folder), num_epochs=2, batch_size=2, zero_stage=zero_stage, loss="MSELoss", metrics=[], seed=0,
+        save_enabled=False, progress_bar=False,
+    )  # fmt: skip
+    data = TensorDataset(torch.randn(16, 3), torch.randn(16, 1))
+    run = Trainer(model, config, data, optimizer=optimizer)
+    run.train()
+    whole: list[Any] = [getattr(p, "full_tensor", lambda p=p: p)() for p in run.model.parameters()]
+    return torch.cat([value.detach().flatten() for value in whole]).tolist(), messages.getvalue()
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adagrad"])
+def test_a_fused_step_that_torch_has_not_for_parts_is_a_plain_one(name: str, tmp_path: Path) -> None:
+    plain = on_ranks(train_with_fused, tmp_path / "plain", name, 0)
+    shared = on_ranks(train_with_fused, tmp_path / "shared", name, 1)
+    assert shared[0][0] == pytest.approx(plain[0][0], abs=1e-5)
+    assert f"{name}: fused=True has no effect on parameters that ZeRO" in shared[0][1]
+    assert "fused" not in plain[0][1]
 
 
 def step_with_muon() -> list[float]:

@@ -136,6 +136,13 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     if unknown:
         options.refuse(unknown[0])
     args: argparse.Namespace = known
+    for name in ("--redirects", "--tee"):
+        streams = _value(args, name)
+        if streams is not None and not re.fullmatch(r"[0-3]|\d+:[0-3](,\d+:[0-3])*", streams):
+            raise ConfigError(
+                f"launch: {name}: got {streams!r}; it must be 1 (the output), 2 (the errors), 3 (both) or 0 (none), or"
+                " such a number for each process: 0:3,1:2."
+            )
     args.min_nodes, args.max_nodes = _nodes(args.nnodes)
     number = args.nproc_per_node
     if number is not None and number not in ("auto", "cpu", "gpu", "xpu") and not (number.isdecimal() and int(number)):
@@ -286,9 +293,14 @@ def _read_timeout(conf: str | None) -> float:
 
 @contextlib.contextmanager
 def _log_folder(args: argparse.Namespace) -> Iterator[list[str]]:
-    """The option for a folder that is deleted at the end if nothing is to be written there: torchrun would keep its."""
-    if args.log_dir or args.redirects or args.tee:
+    """The option for a folder of log files that is deleted at the end if nothing is written there."""
+    if args.log_dir:
         yield []
+        return
+    if {args.redirects, args.tee} - {None, "0"}:
+        folder = tempfile.mkdtemp(prefix="torchelastic_")
+        print(f"trainwright launch: the log files are in {folder}; --log-dir FOLDER sets another.", file=sys.stderr)
+        yield ["--log-dir", folder]
         return
     with tempfile.TemporaryDirectory(prefix="torchelastic_", ignore_cleanup_errors=True) as folder:
         yield ["--log-dir", folder]

@@ -25,7 +25,7 @@ from trainwright.optim.clip import gradient_clipper, gradient_norm
 from trainwright.optim.named import NamedOptimizers, each_optimizer
 from trainwright.optim.skip import ScaledStep, SkipNonFinite
 from trainwright.parallel.dist import get_data_parallel_size
-from trainwright.parallel.sharding import check_steps_of_parts
+from trainwright.parallel.sharding import check_steps_of_parts, use_kernels_for_parts
 
 # Names of the trainer's own metrics.
 _OWN_NAMES = frozenset({"total_loss", "lr", "time", "data_time", "grad_norm", "skipped_update", "iteration"})
@@ -99,6 +99,7 @@ class Update:
             differentiate = differentiate or partial(_scaled_backward, grad_scaler)
         for one in each_optimizer(optimizer):
             check_steps_of_parts(one)
+            use_kernels_for_parts(one)
         self.closure: Closure | None = None
         self._closure_refusal = ""
         differentiate = differentiate or plain_backward
