@@ -246,7 +246,8 @@ class KeepsGradients(torch.optim.Optimizer):
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_an_optimizer_may_keep_gradients(accumulation: int, caplog: pytest.LogCaptureFixture) -> None:
-    both(optimizer=KeepsGradients, accumulation=accumulation)
+    """Also where the last micro-batch of a window is a shorter one, which is eager."""
+    both(data=[*batches(6), *batches(1, size=3)], optimizer=KeepsGradients, accumulation=accumulation)
     assert len(captures(caplog)) == 1
 
 

@@ -124,6 +124,9 @@ class CompiledUpdate:
         """
         found = self._find(batch)
         if found is None or found[0].passes_over_gradients(is_last):
+            if is_last:
+                for programs in self._others:
+                    programs.release_sums()
             return None
         self.has_stepped = found[0].steps
         return found[0].run(batch, found[1], is_last, mean)
@@ -310,6 +313,12 @@ class _Programs:
                 total.copy_(gradient)
             parameter.grad = total
         self._are_sums_zero = False
+
+    def release_sums(self) -> None:
+        """Before an eager step, which may keep the gradients: they become tensors of their own."""
+        for number, parameter in self._with_gradient if self._adds and not self.steps else ():
+            if parameter.grad is self._sums[number]:
+                parameter.grad = self._sums[number].clone()
 
     def _set_gradients(self, results: dict[str, Any]) -> None:
         """Leave the gradients as an eager micro-batch would: new tensors for the step, which an optimizer may keep.
