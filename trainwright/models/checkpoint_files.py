@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,7 +11,6 @@ from typing import Any
 
 from torch import nn
 
-from trainwright.config.yaml_config import YamlConfig
 from trainwright.models.adapters import is_peft_model
 
 logger = logging.getLogger("trainwright.models")
@@ -28,7 +28,7 @@ def checkpoint_files(model: nn.Module, preprocessor: Any = None, *, has_all_weig
     config: Any = None
     with suppress(Exception):  # of a property: it must not prevent a save
         config = getattr(model, "config", None)
-    if isinstance(config, YamlConfig):
+    if _is_own(config):
         files[getattr(model, "config_filename", "model_config.yaml")] = config.to_yaml().encode()
     elif has_all_weights and _is_of_transformers(model) and not _has_adapters(model):
         try:
@@ -48,6 +48,12 @@ def class_name(model: nn.Module) -> str:
     kind = type(model)
     is_sharded = any(base.__name__ == "FSDPModule" for base in kind.__bases__)
     return kind.__bases__[-1].__name__ if is_sharded else kind.__name__
+
+
+def _is_own(config: Any) -> bool:
+    """Whether it is a `YamlConfig`, without loading the package for YAML files."""
+    module = sys.modules.get("trainwright.config.yaml_config")
+    return module is not None and isinstance(config, module.YamlConfig)
 
 
 def _is_of_transformers(model: nn.Module) -> bool:
