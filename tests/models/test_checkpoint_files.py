@@ -111,7 +111,7 @@ def test_the_files_are_no_state_and_are_exported(tmp_path: Path, caplog: pytest.
     assert loaded.generation_config.temperature == 0.5
 
 
-def test_a_part_of_the_weights_has_no_config(tmp_path: Path) -> None:
+def test_a_part_of_the_weights_has_no_config() -> None:
     assert checkpoint_files(llama(), has_all_weights=False) == {}
 
 
