@@ -159,12 +159,14 @@ class _Part:
         taken = {id(parameter) for parameter in self.parameters}
         self.others = [parameter for parameter in self.all_parameters if id(parameter) not in taken]
         self.is_shared = any(map(is_dtensor, self.parameters))
+        self._are_shared = [any(map(is_dtensor, tensors)) for tensors in self.states]
 
     def run(self, gradients: list[Tensor]) -> None:
         """Call the kernel. Gradients are disabled."""
         parameters, states = self.parameters, self.states
         if self.is_shared:  # asked each time: a load may give a parameter another part
-            parameters, gradients, *states = map(_local, (parameters, gradients, *states))
+            parameters, gradients = _local(parameters), _local(gradients)
+            states = [_local(of) if are else of for of, are in zip(states, self._are_shared, strict=True)]
         self.kernel(self.group, parameters, gradients, states)
 
     def is_plain(self) -> bool:
@@ -172,13 +174,19 @@ class _Part:
         kinds = {(parameter.device, parameter.dtype) for parameter in self.parameters}
         # SGD has no momentum before its first step, which is torch's.
         has_all = not any(map(is_, chain.from_iterable(self.states), repeat(None)))
-        is_alike = not self.is_shared or all(map(is_dtensor, self.parameters))
+        lists = [self.parameters, *self.states]
+        is_alike = not self.is_shared or all(map(_are_alike, lists))
         is_sparse = any(p.grad is not None and p.grad.is_sparse for p in self.parameters)
         return len(kinds) == 1 and has_all and is_alike and not is_sparse
 
 
 def _local(tensors: Sequence[Any]) -> list[Tensor]:
-    return [tensor.to_local() if is_dtensor(tensor) else tensor for tensor in tensors]
+    return [tensor.to_local() for tensor in tensors]
+
+
+def _are_alike(tensors: Sequence[Any]) -> bool:
+    found = [*map(is_dtensor, tensors)]
+    return all(found) or not any(found)
 
 
 def _are_shared_alike(gradient: Any, parameter: Any) -> bool:

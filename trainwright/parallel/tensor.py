@@ -18,6 +18,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from trainwright._torch_compat.local_values import LocalValues, local_values
 from trainwright.config.errors import ConfigError
 from trainwright.parallel.pipeline_cut import Absent
 from trainwright.parallel.tensor_plan import tied_names
@@ -116,7 +117,7 @@ def _complete_embedding(module: nn.Module) -> None:
             )
 
     module.register_forward_pre_hook(check, prepend=True)  # before torch makes a DTensor of the input
-    _replace_during_forward(module, ["weight"], lambda weight: weight.redistribute(placements=weight.placements))
+    _replace_during_forward(module, ["weight"], lambda weight: (weight.redistribute(placements=weight.placements),))
 
 
 def _refuse_parts(module: nn.Module) -> None:
@@ -145,33 +146,38 @@ class Replicated(ParallelStyle):
             value = distribute_tensor(whole.detach(), device_mesh, [Replicate()], src_data_rank=None)
             module.register_parameter(name, nn.Parameter(value, requires_grad=whole.requires_grad))
 
-        def local_inputs(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        def local_inputs(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+            if not any(isinstance(value, DTensor) for value in inputs):
+                return None
             return tuple(value.to_local() if isinstance(value, DTensor) else value for value in inputs)
 
-        def gathered_output(module: nn.Module, inputs: Any, output: Any) -> Any:
-            if self._output is None or not isinstance(output, Tensor):
-                return output
-            parts = DTensor.from_local(output, device_mesh, [self._output], run_check=False)
-            return parts if self._output == Replicate() else parts.redistribute(placements=[Replicate()])
-
         module.register_forward_pre_hook(local_inputs)
-        module.register_forward_hook(gathered_output)
-        _replace_during_forward(module, names, self._local_value)
+        if self._output is not None:
+            module.register_forward_hook(partial(_gather, device_mesh, self._output))
+        if names:
+            _replace_during_forward(module, names, _sum_gradients if self._sums else local_values(device_mesh))
         return module
 
-    def _local_value(self, parameter: Any) -> Tensor:
-        if not self._sums:
-            return parameter.to_local()  # type: ignore[no-any-return]
-        # The gradient of a redistributed tensor is summed at once, and has the layout of the parameter.
-        return parameter.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])  # type: ignore[no-any-return]
+
+def _gather(mesh: DeviceMesh, layout: Placement, module: nn.Module, inputs: Any, output: Any) -> Any:
+    if not isinstance(output, Tensor):
+        return output
+    parts = DTensor.from_local(output, mesh, [layout], run_check=False)
+    return parts if layout == Replicate() else parts.redistribute(placements=[Replicate()])
 
 
-def _replace_during_forward(module: nn.Module, names: list[str], value_of: Callable[[Any], Tensor]) -> None:
-    """Let the forward pass of ``module`` use ``value_of`` its parameters."""
+def _sum_gradients(*parameters: Any) -> tuple[Tensor, ...]:
+    """The local values; the gradients of the processes are added at once, and have the layout of the parameters."""
+    whole = [parameter.redistribute(placements=[Replicate()]) for parameter in parameters]
+    return tuple(parameter.to_local(grad_placements=[Partial()]) for parameter in whole)
+
+
+def _replace_during_forward(module: nn.Module, names: list[str], values_of: LocalValues) -> None:
+    """Let the forward pass of ``module`` use ``values_of`` its parameters."""
 
     def begin(module: nn.Module, inputs: Any) -> None:
-        for name in names:
-            vars(module)[name] = value_of(module.get_parameter(name))  # found before the parameter
+        found = values_of(*[getattr(module, name) for name in names])
+        vars(module).update(zip(names, found, strict=True))  # found before the parameters
 
     def end(module: nn.Module, inputs: Any, output: Any) -> None:
         for name in names:

@@ -1,0 +1,104 @@
+"""The local values of shared parameters, and their gradients, are those of torch's ``to_local``."""
+
+from typing import Any
+
+import pytest
+
+from tests._torch_compat.conftest import CHANGES
+from tests.ranks import on_ranks
+
+CASES = ("both used", "one used", "one frozen", "both frozen", "transposed", "second order", "no gradients", "tied")
+
+
+def gradients_of(case: str, is_direct: bool) -> tuple[list[Any], list[bool]]:
+    """The gradients of two parameters, and which of the local values need one."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+
+    from trainwright._torch_compat.local_values import local_values, to_local
+
+    mesh = init_device_mesh("cpu", (2,))
+    torch.manual_seed(0)
+    parameters = [
+        torch.nn.Parameter(distribute_tensor(torch.randn(3, 4), mesh, [Replicate()], src_data_rank=None))
+        for _ in range(2)
+    ]
+    for number, parameter in enumerate(parameters):
+        parameter.requires_grad_(case != "both frozen" and (number == 0 or case != "one frozen"))
+    values_of = local_values(mesh) if is_direct else to_local
+    with torch.set_grad_enabled(case != "no gradients"):
+        first, second = values_of(parameters[0], parameters[0] if case == "tied" else parameters[1])
+        if case == "transposed":
+            first = first.t().contiguous()  # whose gradient is a transposed view
+        loss = (first * first).sum() + (0 if case == "one used" else (second * second * second).sum())
+    if case == "second order":
+        (slope,) = torch.autograd.grad(loss, parameters[1], create_graph=True)
+        loss = slope.to_local().square().sum()  # type: ignore[attr-defined]
+    if loss.requires_grad:
+        loss.backward()
+    found: list[Any] = []
+    for parameter in parameters:
+        gradient: Any = parameter.grad
+        assert gradient is None or isinstance(gradient, DTensor)
+        if gradient is None:
+            found.append(None)
+        else:
+            found.append((gradient.to_local().tolist(), gradient.placements, gradient.device_mesh == mesh))
+            assert torch.equal((gradient + gradient).full_tensor(), 2 * gradient.to_local())  # operations of torch's
+    return found, [first.requires_grad, second.requires_grad]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_equal_those_of_to_local(case: str) -> None:
+    assert on_ranks(gradients_of, case, True) == on_ranks(gradients_of, case, False)
+
+
+def function_after(change: str) -> tuple[bool, list[str]]:
+    """Whether torch's function is used if its class of shared tensors has changed, and the messages."""
+    import logging
+
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from trainwright._torch_compat import local_values
+
+    messages: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("trainwright.torch").addHandler(handler)
+    logging.getLogger("trainwright.torch").setLevel(logging.INFO)
+    torchs: Any = local_values.DTensor
+
+    class Changed:
+        from_local = torchs.from_local
+
+        def __new__(cls, gradient: Any, spec: Any, *, requires_grad: bool) -> Any:
+            if change == "missing":
+                raise AttributeError("_dtensor__new__")
+            if change == "other signature":
+                return torchs(gradient)
+            if change == "other result":
+                return torchs(2 * gradient, spec, requires_grad=requires_grad)
+            raise RuntimeError("not on this machine")
+
+    if change != "none":
+        local_values.DTensor = Changed  # type: ignore[misc,assignment]
+    state = torch.get_rng_state()
+    mesh = init_device_mesh("cpu", (2,))
+    found = [local_values.local_values(mesh) for _ in range(2)]
+    assert torch.equal(torch.get_rng_state(), state)  # a resume probes at another step
+    return found == [local_values.to_local] * 2, messages
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_torchs_function_is_used_if_its_class_has_changed(change: str) -> None:
+    for is_torchs, messages in on_ranks(function_after, change):
+        assert is_torchs
+        (message,) = messages
+        assert "using the public API for the local values of shared parameters" in message
+
+
+def test_it_is_used_where_torch_is_as_expected() -> None:
+    for is_torchs, messages in on_ranks(function_after, "none"):
+        assert (is_torchs, messages) == (False, [])
