@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import TensorDataset
 
+from tests.ranks import on_ranks
 from trainwright import Trainer, TrainingConfig
 from trainwright.optim.clip import gradient_norm
 from trainwright.optim.skip import ScaledStep, SkipNonFinite
@@ -217,3 +218,32 @@ def test_training_in_fp16_with_momentum_survives_an_overflow_in_its_first_update
     assert trainer._grad_scaler is not None
     assert trainer._grad_scaler.get_scale() < 65536  # there was an overflow
     assert max(float(p.detach().abs().max()) for p in model.parameters()) < 10
+
+
+def steps_of_stages(fused: bool, *infinite: int) -> list[float]:
+    """The weight and the scale after two updates of a pipeline. ``infinite``: the ranks whose second gradient is."""
+    from trainwright.parallel import setup_dist_util
+    from trainwright.parallel.precision import make_grad_scaler
+
+    device = setup_dist_util({"pipeline_parallel_size": 2, "device_type": "cpu"})
+    weight = torch.nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.AdamW([weight], lr=0.1, fused=fused)
+    scaler = make_grad_scaler(device)
+    step, values = ScaledStep(scaler, optimizer), []
+    for gradient in (1.0, float("inf") if torch.distributed.get_rank() in infinite else 1.0):
+        scaler.scale((weight * gradient).sum()).backward()
+        scaler.unscale_(optimizer)
+        step()
+        scaler.update()
+        optimizer.zero_grad()
+        values += [weight[0].item(), scaler.get_scale()]
+    return values
+
+
+@pytest.mark.parametrize("infinite", [(1,), (0, 1)])
+@pytest.mark.parametrize("fused", [True, False])
+def test_the_stages_of_a_pipeline_step_or_skip_together(fused: bool, infinite: tuple[int, ...]) -> None:
+    first, second = on_ranks(steps_of_stages, fused, *infinite)
+    assert first == second
+    assert first[0] == first[2] < 0  # the second update is skipped
+    assert (first[1], first[3]) == (65536.0, 32768.0)

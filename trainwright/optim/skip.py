@@ -26,7 +26,7 @@ class ScaledStep:
         is_fused = getattr(optimizer, "_step_supports_amp_scaling", False)
         if is_fused and get_pipeline_parallel_size() > 1:
             for one in each_optimizer(optimizer):
-                one.register_step_pre_hook(_use_scalar)
+                one.register_step_pre_hook(_use_one_mark)
         self._lacks_momentum = is_fused and isinstance(optimizer, torch.optim.SGD) and not self._has_momentum()
 
     def __call__(self) -> None:
@@ -51,10 +51,11 @@ class ScaledStep:
         return any(state.get("momentum_buffer") is not None for state in self._optimizer.state.values())
 
 
-def _use_scalar(optimizer: Any, *_: Any) -> None:
-    # The scaler of several stages passes a flag of shape (1,), which torch's fused kernels subtract from a step count.
+def _use_one_mark(optimizer: Any, *_: Any) -> None:
+    # The scaler of several stages passes how many of them found infinite gradients, in a tensor of shape (1,). Torch's
+    # fused kernels take a tensor of shape (), and skip the update only if it is 1.
     if getattr(optimizer, "found_inf", None) is not None:
-        optimizer.found_inf = optimizer.found_inf.reshape(())
+        optimizer.found_inf = optimizer.found_inf.reshape(()).clamp(max=1.0)
 
 
 class SkipNonFinite:

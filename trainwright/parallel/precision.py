@@ -43,9 +43,9 @@ def make_grad_scaler(device: torch.device) -> torch.amp.GradScaler:
     """
     if get_pipeline_parallel_size() == 1:
         return torch.amp.GradScaler(device.type)
-    from trainwright._torch_compat.shared_scaler import SharedGradScaler
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
-    return SharedGradScaler(device.type, process_group=torch.distributed.group.WORLD)
+    return ShardedGradScaler(device.type, process_group=torch.distributed.group.WORLD)
 
 
 def run_under(model: nn.Module, autocast: Callable[[], torch.autocast] | None) -> None:
