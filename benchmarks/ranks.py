@@ -159,7 +159,7 @@ class Layout:
         settings["steps"] = (steps or settings["steps"]) * self.micro_batches
         if self.is_split:
             settings |= {"model": SPLIT_MODELS[case], "samples": settings["steps"] * settings["batch"]}
-            settings["log_every"] = 10  # steps of DTensors take ten times as long
+            settings["log_every"] = 20  # as train.log_period; steps of DTensors take ten times as long
         return settings
 
 

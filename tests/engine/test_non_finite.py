@@ -251,6 +251,26 @@ def test_skip_leaves_out_that_update_tells_it_and_saves(
 
 
 @APIS
+@pytest.mark.parametrize(
+    ("spoils", "expected"),
+    [
+        ((), None),
+        ((3, 5), "Skipped  2 of 20 updates, whose loss or gradients were not finite"),
+        (range(20), "Skipped  20 of 20 updates, whose loss or gradients were not finite; no weight was changed"),
+    ],
+    ids=["none", "two", "all"],
+)
+def test_the_end_of_a_run_counts_skipped_updates(
+    spoils: Any, expected: str | None, tmp_path: Path, api: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    api(tmp_path, Model(tuple(spoils)), non_finite="skip").train()
+    (end,) = [message for message in caplog.messages if message.startswith("Finished after")]
+    lines = [line.strip() for line in end.splitlines()]
+    assert next((line for line in lines if line.startswith("Skipped")), None) == expected
+
+
+@APIS
 def test_skip_in_an_accumulation_window_leaves_out_all_of_it(tmp_path: Path, api: Run) -> None:
     model = Model((3 * 3 + 1,), "gradient")
     trainer = api(tmp_path, model, accumulation=3, non_finite="skip")

@@ -180,7 +180,12 @@ class RunSummary(HookBase):
         trainer = self.trainer
         if not is_main_process() or has_failed(trainer) or trainer.iterations_done <= trainer.start_iter:
             return
-        rows = {**_results(trainer), "Folder": self._folder, "Next": list(self._commands(trainer))}
+        rows = {
+            **_results(trainer),
+            "Skipped": _skipped(trainer),
+            "Folder": self._folder,
+            "Next": list(self._commands(trainer)),
+        }
         logger.info("%s", table(f"Finished after iteration {trainer.iterations_done}", rows))
 
 
@@ -194,6 +199,14 @@ def _results(trainer: Any) -> dict[str, object]:
         "Best": None if best is None or best.best_iter is None else [best.describe()],
         "Last": ", ".join(f"{name} {value:.4g}{unit_of(name)}" for name, value in shown.items()),
     }
+
+
+def _skipped(trainer: Any) -> str | None:
+    """How many updates were skipped because a loss or gradient was not finite; None if none was."""
+    history = trainer.storage.histories().get("skipped_update")
+    number, done = 0 if history is None else round(history.total), trainer.iterations_done
+    more = "; no weight was changed" if number >= done else ""
+    return f"{number:,} of {done:,} updates, whose loss or gradients were not finite{more}" if number else None
 
 
 def html_of(trainer: Any) -> str:
