@@ -7,7 +7,17 @@ import pytest
 from tests._torch_compat.conftest import CHANGES
 from tests.ranks import on_ranks
 
-CASES = ("both used", "one used", "one frozen", "both frozen", "transposed", "second order", "no gradients", "tied")
+CASES = (
+    "both used",
+    "one gradient",
+    "one used",
+    "one frozen",
+    "both frozen",
+    "transposed",
+    "second order",
+    "no gradients",
+    "tied",
+)
 
 
 def gradients_of(case: str, is_direct: bool) -> tuple[list[Any], list[bool]]:
@@ -31,6 +41,8 @@ def gradients_of(case: str, is_direct: bool) -> tuple[list[Any], list[bool]]:
         first, second = values_of(parameters[0], parameters[0] if case == "tied" else parameters[1])
         if case == "transposed":
             first = first.t().contiguous()  # whose gradient is a transposed view
+        if case == "one gradient":  # the same tensor for both
+            first = second = first + second
         loss = (first * first).sum() + (0 if case == "one used" else (second * second * second).sum())
     if case == "second order":
         (slope,) = torch.autograd.grad(loss, parameters[1], create_graph=True)
@@ -102,3 +114,82 @@ def test_torchs_function_is_used_if_its_class_has_changed(change: str) -> None:
 def test_it_is_used_where_torch_is_as_expected() -> None:
     for is_torchs, messages in on_ranks(function_after, "none"):
         assert (is_torchs, messages) == (False, [])
+
+
+def accumulated(split: str) -> list[Any]:
+    """The gradients after two backward passes, and in between, of parameters whose gradients are one tensor."""
+    import torch
+    from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from trainwright.parallel.tensor import shard_tensors
+
+    class Held(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * (self.a + self.b)
+
+    class Apart(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = One(), One()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * (self.a() + self.b())
+
+    class One(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self) -> torch.Tensor:
+            return self.weight
+
+    model = Held() if split == "one module" else Apart()
+    shard_tensors(model, init_device_mesh("cpu", (2,), mesh_dim_names=("tp",)), {})
+    found: list[Any] = []
+    for _ in range(2):
+        model(torch.full((1, 3), 2.0)).sum().backward()
+        gradients: list[Any] = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        found.append([gradient.to_local().tolist() for gradient in gradients])
+    return found
+
+
+@pytest.mark.parametrize("split", ["one module", "two modules"])
+def test_a_gradient_of_two_parameters_is_accumulated_for_each(split: str) -> None:
+    once, twice = [[2.0] * 3] * 2, [[4.0] * 3] * 2
+    assert on_ranks(accumulated, split) == [[once, twice]] * 2
+
+
+def error_of_a_change_in_place() -> str:
+    import torch
+    from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from trainwright.parallel.tensor import shard_tensors
+
+    class Changing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            weight = self.weight
+            weight += x
+            return weight
+
+    model = Changing()
+    shard_tensors(model, init_device_mesh("cpu", (2,), mesh_dim_names=("tp",)), {})
+    try:
+        model(torch.ones(3))
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def test_a_parameter_changed_in_place_is_an_error_as_in_one_process() -> None:
+    for message in on_ranks(error_of_a_change_in_place):
+        assert "modified inplace" in message
