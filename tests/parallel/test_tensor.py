@@ -218,6 +218,11 @@ def faults() -> dict[str, Any]:
             loss_of(model, batches()[0]).backward()  # type: ignore[no-untyped-call]
         return error_of(lambda: check_replicas(model, mesh))
 
+    def penalize(model: nn.Module) -> None:
+        with loss_parallel():
+            loss = loss_of(model, batches()[0])
+            torch.autograd.grad(loss, [next(model.parameters())], create_graph=True)
+
     sequence = sharded(gpt(), sequence_parallel=True)
     return {
         "equal seeds": check(gpt(hidden_dropout_prob=0.2), 5),
@@ -228,6 +233,8 @@ def faults() -> dict[str, Any]:
         "no norm": error_of(lambda: sharded(Unnormalized(), sequence_parallel=True)(batches()[0])),
         "no split loss": error_of(lambda: loss_of(sharded(gpt()), batches()[0])),
         "id": error_of(lambda: sharded(gpt())(token_ids=torch.tensor([[0, 33]]))),
+        "penalty": error_of(lambda: penalize(sharded(Gated()))),
+        "penalty of scores": error_of(lambda: penalize(sharded(gpt()))),
         "negative id": error_of(lambda: sharded(of_transformers("Llama"))(input_ids=torch.tensor([[0, -1]]))),
     }
 
@@ -242,6 +249,8 @@ def test_faults_that_torch_does_not_report_are_errors() -> None:
         assert found["no split loss"] != "no error"
         assert "index out of range in self: the ids are 0 to 33, the embedding has 33 rows" in found["id"]
         assert "the ids are -1 to 0" in found["negative id"]
+        assert "ConfigError: tensor parallel: create_graph=True asks for gradients of gradients" in found["penalty"]
+        assert "ConfigError: tensor parallel: create_graph=True" in found["penalty of scores"]
 
 
 def replicas(steps: int) -> list[Tensor]:

@@ -254,7 +254,7 @@ def part_of_mean(values: Sequence[Any], weights: Sequence[Any], device: torch.de
     wide = wide_dtype(device)
     is_even = 0 < len(weights) == len(values) and type(weights[0]) is int and len(set(weights)) == 1
     if is_even and all(type(value) is Tensor and value.device == device for value in values):
-        return torch.stack([value.detach() for value in values]).to(wide).mean(), float(sum(weights))
+        return torch.stack([value.detach().reshape(()) for value in values]).to(wide).mean(), float(sum(weights))
     values = [value.full_tensor() if is_dtensor(value) else value for value in values]  # all processes have the same
     kept = torch.stack([torch.as_tensor(value, device=device).detach().reshape(()).to(wide) for value in values])
     if len(weights) != len(values):

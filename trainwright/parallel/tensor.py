@@ -25,6 +25,9 @@ from trainwright.parallel.tensor_plan import tied_names
 
 _PART_OF_TOKENS = Shard(1)  # of (B, L, D)
 
+# The words of modules after which the parts of the processes are not brought together.
+_KEEP_APART = frozenset({"colwise", "colwise_by_head", "replicated", "norm", "head_norm", "sequence_begin"})
+
 
 def shard_tensors(
     model: nn.Module,
@@ -52,6 +55,8 @@ def shard_tensors(
             parallelize_module(modules[name], mesh, make(), src_data_rank=None)
             if change is not None:
                 change(modules[name])
+            if word not in _KEEP_APART:
+                modules[name].register_forward_hook(_watch_order)
     for module in model.modules():
         if any(not isinstance(parameter, DTensor) for parameter in module.parameters(recurse=False)):
             parallelize_module(module, mesh, Replicated(), src_data_rank=None)
@@ -212,6 +217,20 @@ def _refuse_part(module: nn.Module, inputs: tuple[Any, ...]) -> None:
         raise ConfigError(
             f"sequence parallel: the input of a colwise {module} does not come from a module with the style 'norm',"
             " which gathers the tokens of all processes. Give the style to the module before it."
+        )
+
+
+def _watch_order(module: nn.Module, inputs: Any, output: Any) -> None:
+    if isinstance(output, Tensor) and output.requires_grad:
+        output.register_hook(_refuse_second_order)  # type: ignore[no-untyped-call]
+
+
+def _refuse_second_order(gradient: Tensor) -> None:
+    if torch.is_grad_enabled():
+        raise ConfigError(
+            "tensor parallel: create_graph=True asks for gradients of gradients (for a gradient penalty, for example),"
+            " which torch computes without the exchanges between the processes, so they would be wrong. Use data"
+            " parallelism (tensor_parallel_size=1, without ZeRO)."
         )
 
 
