@@ -305,3 +305,31 @@ def test_sparse_gradients(accumulation: int) -> None:
     generator = torch.Generator().manual_seed(0)
     data = [{"ids": torch.randint(0, 10, (8,), generator=generator), "labels": torch.arange(8) % 4} for _ in range(5)]
     both(data=data, net=Words, optimizer=lambda p: torch.optim.SGD(p, lr=0.1), accumulation=accumulation)
+
+
+class OneGradient(nn.Module):
+    """Two parameters with one gradient, and one whose elements have one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Parameter(torch.full((4,), 0.5)) for _ in range(3))
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        scores = inputs[:, :4] * (self.a + self.b)
+        return {"loss": nn.functional.cross_entropy(scores, labels) + self.c.mean()}
+
+
+def clipped_sgd(parameters: Any) -> torch.optim.Optimizer:
+    group = {"params": [*parameters], "clip_grad_max_norm": 0.05, "clip_grad_norm_type": 2.0}
+    return torch.optim.SGD([group], lr=2.0, momentum=0.9)
+
+
+@pytest.mark.parametrize("is_outside", [False, True])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_parameters_with_one_gradient_are_clipped_once(
+    accumulation: int, is_outside: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if is_outside:
+        monkeypatch.setattr(compiled_optimizer, "_MOST_PARAMETERS", 0)
+    both(net=OneGradient, optimizer=clipped_sgd, accumulation=accumulation)
+    assert len(captures(caplog)) == 1

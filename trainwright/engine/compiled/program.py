@@ -8,12 +8,13 @@ so nothing is copied back.
 import importlib
 import logging
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import Optimizer
 
 from trainwright._torch_compat import compile_graph
@@ -237,11 +238,11 @@ class Program:
             weighed = loss * share.to(loss.dtype) if self._part.adds else loss
             if self._tokens is not None:  # the mean over zero tokens is NaN and must not contribute
                 weighed = torch.where(self._tokens > 0, loss * self._tokens, torch.zeros_like(loss))
-            gradients = torch.autograd.grad(weighed, leaves, allow_unused=True)
+            gradients = _apart(torch.autograd.grad(weighed, leaves, allow_unused=True))
         results = {"loss": loss.detach()}
         for name, place in self._capture.outputs.items():
             results[f"output.{name}"] = returned[place].detach()
-        return results, [*gradients]
+        return results, gradients
 
     def _tokens_of(self, returned: Sequence[Tensor]) -> Tensor | None:
         """The number of tokens that the loss averages, if the model returns it."""
@@ -294,6 +295,23 @@ class Program:
             value for place, value in enumerate(arguments) if place not in in_batch and value.is_floating_point()
         ]
         return [(tensor, tensor.clone()) for tensor in (*changed, *states)]
+
+
+def _apart(gradients: Iterable[Tensor | None]) -> list[Tensor | None]:
+    """The gradients, each with memory of its own, since they are changed in place.
+
+    Autograd passes one tensor to both terms of a sum, and one number to all elements of a mean. In an eager step the
+    parameters copy them.
+    """
+    own, known = list[Tensor | None](), set[StorageWeakRef]()
+    for gradient in gradients:
+        if gradient is not None:
+            storage = StorageWeakRef(gradient.untyped_storage())  # type: ignore[no-untyped-call]
+            if storage in known or any(not stride for stride in gradient.stride()):
+                gradient = gradient.clone(memory_format=torch.contiguous_format)
+            known.add(storage)
+        own.append(gradient)
+    return own
 
 
 class _WithoutGradient:
