@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests._torch_compat.conftest import CHANGES
+from tests._torch_compat.conftest import CHANGES, probe_messages
 from tests.ranks import on_ranks
 
 CASES = (
@@ -76,18 +76,12 @@ def test_the_gradient_of_a_gradient() -> None:
 
 def function_after(change: str) -> tuple[bool, list[str]]:
     """Whether torch's function is used if its class of shared tensors has changed, and the messages."""
-    import logging
-
     import torch
     from torch.distributed.device_mesh import init_device_mesh
 
     from trainwright._torch_compat import local_values
 
-    messages: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("trainwright.torch").addHandler(handler)
-    logging.getLogger("trainwright.torch").setLevel(logging.INFO)
+    messages = probe_messages()
     torchs: Any = local_values.DTensor
 
     class Changed:

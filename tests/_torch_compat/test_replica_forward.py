@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests._torch_compat.conftest import CHANGES
+from tests._torch_compat.conftest import CHANGES, probe_messages
 from tests.ranks import on_ranks
 
 
@@ -71,17 +71,11 @@ def test_a_profiler_and_the_compiler_find_their_marks(is_compiler_loaded: bool) 
 
 def class_after(change: str) -> tuple[str, list[str]]:
     """The class that is used if torch's method has changed, and the messages."""
-    import logging
-
     import torch
 
     from trainwright._torch_compat import replica_forward
 
-    messages: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("trainwright.torch").addHandler(handler)
-    logging.getLogger("trainwright.torch").setLevel(logging.INFO)
+    messages = probe_messages()
     kind: Any = torch.nn.parallel.DistributedDataParallel
     before = kind._pre_forward
 

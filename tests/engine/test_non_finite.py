@@ -255,8 +255,11 @@ def test_skip_leaves_out_that_update_tells_it_and_saves(
     ("spoils", "expected"),
     [
         ((), None),
-        ((3, 5), "Skipped  2 of 20 updates, whose loss or gradients were not finite"),
-        (range(20), "Skipped  20 of 20 updates, whose loss or gradients were not finite; no weight was changed"),
+        ((3, 5), "Skipped  2 of 20 optimizer steps, whose loss or gradients were not finite"),
+        (
+            range(20),
+            "Skipped  20 of 20 optimizer steps, whose loss or gradients were not finite; no weight was changed",
+        ),
     ],
     ids=["none", "two", "all"],
 )

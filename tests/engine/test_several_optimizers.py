@@ -485,7 +485,9 @@ def test_an_unknown_name_is_an_error_with_the_nearest_one(tmp_path: Path) -> Non
         Wrong(gan, config, Reals(), optimizers=gan_optimizers(gan)).train()
 
 
-def test_a_skipped_update_is_that_of_its_optimizer(tmp_path: Path) -> None:
+def test_a_skipped_update_is_that_of_its_optimizer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
     class Infinite(PythonGan):
         def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
             loss = model.discriminator(inputs["inputs"]).mean()
@@ -501,6 +503,8 @@ def test_a_skipped_update_is_that_of_its_optimizer(tmp_path: Path) -> None:
     Infinite(gan, config, Reals(), optimizers=gan_optimizers(gan)).train()
     assert_equal(gan.generator, before.generator)
     assert not torch.equal(gan.discriminator[0].weight, before.discriminator[0].weight)
+    (end,) = [message for message in caplog.messages if message.startswith("Finished after")]
+    assert "Skipped  2 of 4 optimizer steps, whose loss or gradients were not finite\n" in end
 
 
 class Counter:

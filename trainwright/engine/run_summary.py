@@ -202,11 +202,14 @@ def _results(trainer: Any) -> dict[str, object]:
 
 
 def _skipped(trainer: Any) -> str | None:
-    """How many updates were skipped because a loss or gradient was not finite; None if none was."""
+    """How many steps were skipped because a loss or gradient was not finite; None if none was."""
     history = trainer.storage.histories().get("skipped_update")
-    number, done = 0 if history is None else round(history.total), trainer.iterations_done
-    more = "; no weight was changed" if number >= done else ""
-    return f"{number:,} of {done:,} updates, whose loss or gradients were not finite{more}" if number else None
+    if history is None or not history.total:
+        return None
+    number, checked = round(history.total), round(history.total / history.global_avg())
+    # An update may have steps of several optimizers, and earlier ones none that was checked.
+    more = "; no weight was changed" if number == checked >= trainer.iterations_done else ""
+    return f"{number:,} of {checked:,} optimizer steps, whose loss or gradients were not finite{more}"
 
 
 def html_of(trainer: Any) -> str:

@@ -25,7 +25,7 @@ from trainwright.parallel.tensor_plan import tied_names
 
 _PART_OF_TOKENS = Shard(1)  # of (B, L, D)
 
-# The words of modules after which the parts of the processes are not brought together.
+# The words of modules whose output another module of the plan takes; gradients of gradients are found there.
 _KEEP_APART = frozenset({"colwise", "colwise_by_head", "replicated", "norm", "head_norm", "sequence_begin"})
 
 
