@@ -301,10 +301,12 @@ class Words(nn.Module):
 
 @pytest.mark.usefixtures("outside")
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_sparse_gradients(accumulation: int) -> None:
+def test_sparse_gradients(accumulation: int, caplog: pytest.LogCaptureFixture) -> None:
     generator = torch.Generator().manual_seed(0)
     data = [{"ids": torch.randint(0, 10, (8,), generator=generator), "labels": torch.arange(8) % 4} for _ in range(5)]
     both(data=data, net=Words, optimizer=lambda p: torch.optim.SGD(p, lr=0.1), accumulation=accumulation)
+    assert len(captures(caplog)) == 1
+    assert not refusals(caplog)
 
 
 class OneGradient(nn.Module):

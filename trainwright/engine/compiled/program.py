@@ -305,7 +305,7 @@ def _apart(gradients: Iterable[Tensor | None]) -> list[Tensor | None]:
     """
     own, known = list[Tensor | None](), set[StorageWeakRef]()
     for gradient in gradients:
-        if gradient is not None:
+        if gradient is not None and gradient.layout is torch.strided:  # a sparse one has no storage
             storage = StorageWeakRef(gradient.untyped_storage())  # type: ignore[no-untyped-call]
             if storage in known or any(not stride for stride in gradient.stride()):
                 gradient = gradient.clone(memory_format=torch.contiguous_format)
