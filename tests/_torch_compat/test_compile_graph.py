@@ -17,7 +17,7 @@ def another(graph: Any, flat: Any, options: Any) -> Any:
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_the_compiler_of_graphs(change: str, monkeypatch: pytest.MonkeyPatch, lines_of_training: Trained) -> None:
-    monkeypatch.setattr("trainwright.engine.compiled.program.ahead_of_time", lambda *_: None)
+    monkeypatch.setattr("trainwright.graph.program.ahead_of_time", lambda *_: None)
     change_torch(monkeypatch, compile_graph, "_inductor.compile", change, another)
     (line,) = lines_of_training(graph=True)
     assert line.startswith("Graph mode: the steps stay eager: the backend 'inductor' failed")

@@ -17,7 +17,7 @@ from trainwright.cli.commands import COMMANDS
 from trainwright.cli.main import main
 from trainwright.config.training.aliases import ALIASES
 from trainwright.hooks import Callback, TrainerControl
-from trainwright.report.run_data import CURVES_NAME
+from trainwright.inspect.report.run_data import CURVES_NAME
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = REPOSITORY / "docs" / "coming-from.md"

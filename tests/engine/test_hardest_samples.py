@@ -13,8 +13,8 @@ from torch.utils.data import Dataset
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
 from trainwright.data import DistTensorData, Instance, build_image_test_loader, build_image_train_loader
 from trainwright.engine.hardest_samples import as_picture
-from trainwright.report.page import content
-from trainwright.report.run_data import RunData
+from trainwright.inspect.report.page import content
+from trainwright.inspect.report.run_data import RunData
 
 MISLABELLED = 13
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engine.check.seeded_bugs import Net, config_files, objects
+from tests.inspect.check.seeded_bugs import Net, config_files, objects
 from trainwright.engine.out_of_memory import add_memory_note, is_out_of_memory
 
 

@@ -18,7 +18,7 @@ from trainwright import Trainer, TrainingConfig
 from trainwright.engine import run_record
 from trainwright.engine.run_record import git_state, machine, numerics, versions, working_folder
 from trainwright.hooks import CallbackHook
-from trainwright.report.run_data import read_starts
+from trainwright.inspect.report.run_data import read_starts
 
 DATA = TensorDataset(torch.randn(16, 4, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 2)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.check.seeded_bugs import config_files
+from tests.inspect.check.seeded_bugs import config_files
 from trainwright import DefaultTrainer, Trainer
 from trainwright.config import ConfigError
 

@@ -38,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
 def _check(trainer: "DefaultTrainer", folder: str, args: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from trainwright.engine.check.run import check_trainer
+    from trainwright.inspect.check.run import check_trainer
 
     only = args.only.split(",") if args.only else None
     with Console(stderr=True).status("") as status:  # a line with the check that runs, on a terminal
@@ -74,7 +74,7 @@ def with_trainer(args: argparse.Namespace, use: Any) -> int:
         cfg = load(args)
         from trainwright.config.schema.sections import complete
         from trainwright.engine import DefaultTrainer
-        from trainwright.engine.check.copies import quiet
+        from trainwright.inspect.check.copies import quiet
 
         with tempfile.TemporaryDirectory() as folder:
             cfg = complete(cfg)

@@ -24,7 +24,7 @@ from trainwright.checkpoint.verify import (
 )
 from trainwright.config.arguments import CommandsParser, TrainingArgumentParser
 from trainwright.config.errors import ConfigError, missing_path
-from trainwright.report.text import counted, local_time, shown, size, table
+from trainwright.inspect.report.text import counted, local_time, shown, size, table
 
 _EXTRA = "extra.json"
 _NO_STATES = (_EXTRA, "model_extra.json", MANIFEST_NAME)

@@ -25,7 +25,7 @@ GROUPS = {
         "find": Command("trainwright.cli.find", "a learning rate, or the largest batch that fits into the memory"),
         "estimate": Command("trainwright.cli.estimate", "memory and traffic of a run, and the layouts that fit"),
         "config": Command("trainwright.cli.config", "show a configuration, compare two, JSON schema for editors"),
-        "doctor": Command("trainwright.cli.doctor.command", "check this machine, or all hosts and their network"),
+        "doctor": Command("trainwright.inspect.doctor.command", "check this machine, or all hosts and their network"),
     },
     "look at runs": {
         "runs": Command("trainwright.cli.runs", "table of the runs in a folder: state, progress, best metric"),

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainwright.config.arguments import CommandsParser, TrainingArgumentParser, split_config
 from trainwright.config.errors import ConfigError, ConfigKeyError, MissingFileError, missing_path
-from trainwright.report.run_state import CONFIGS, flat
-from trainwright.report.text import shown, table
+from trainwright.inspect.report.run_state import CONFIGS, flat
+from trainwright.inspect.report.text import shown, table
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright.config.arguments import TrainingArgumentParser
 from trainwright.config.errors import ConfigError
-from trainwright.report.text import shown, table
+from trainwright.inspect.report.text import shown, table
 
 if TYPE_CHECKING:
-    from trainwright.report.difference import Losses, Section
+    from trainwright.inspect.report.difference import Losses, Section
 
 EQUAL, DIFFERENT = 0, 1
 _MAX_WIDTH = 60  # characters of a value
@@ -38,8 +38,8 @@ def main(argv: Sequence[str]) -> int:
     """Print the comparison and return the exit code."""
     args = parser().parse_args(argv)
     from trainwright.config.secrets import redact
-    from trainwright.report.difference import compare
-    from trainwright.report.run_data import RunData, find_runs, short_names
+    from trainwright.inspect.report.difference import compare
+    from trainwright.inspect.report.run_data import RunData, find_runs, short_names
 
     found = [find_runs([path]) for path in (args.a, args.b)]
     for path, runs in zip((args.a, args.b), found, strict=True):

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from trainwright.cli.check import config_parser
 from trainwright.config.arguments import split_config, whole_number
 from trainwright.config.errors import ConfigError
-from trainwright.report.text import table
+from trainwright.inspect.report.text import table
 
 if TYPE_CHECKING:
-    from trainwright.engine.estimation import Candidate, Estimate
+    from trainwright.inspect.estimation import Candidate, Estimate
 
 DONE, DOES_NOT_FIT = 0, 1
 

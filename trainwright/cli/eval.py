@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trainwright.cli.run_checkpoint import Target, find_checkpoint, find_target, load_trainer
 from trainwright.config.arguments import TrainingArgumentParser, split_config
 from trainwright.config.errors import ConfigError
-from trainwright.report.text import shown, table
+from trainwright.inspect.report.text import shown, table
 from trainwright.terminal import print_line
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from trainwright.config.arguments import positive_number, whole_number
 from trainwright.config.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
-    from trainwright.engine.finders.batch_size import BatchSizes
-    from trainwright.engine.finders.learning_rate import RateCurve
+    from trainwright.inspect.finders.batch_size import BatchSizes
+    from trainwright.inspect.finders.learning_rate import RateCurve
 
 DONE, NOT_FOUND = 0, 1
 
@@ -62,7 +62,7 @@ def _find_lr(trainer: Any, args: argparse.Namespace) -> int:
 
 def lines_of_curve(curve: "RateCurve", args: argparse.Namespace) -> list[str]:
     """Some points of the curve and the suggestion."""
-    from trainwright.report.text import table
+    from trainwright.inspect.report.text import table
 
     step = max(1, len(curve.rates) // 12)
     places = range(0, len(curve.rates), step)
@@ -99,7 +99,7 @@ def _find_batch_size(trainer: Any, args: argparse.Namespace) -> int:
 def lines_of_sizes(found: "BatchSizes", config_file: str) -> list[str]:
     """The trials and the settings."""
     from trainwright.cli.estimate import in_units
-    from trainwright.report.text import table
+    from trainwright.inspect.report.text import table
 
     rows = [["samples", "memory", ""]]
     for size, needed in found.trials.items():

@@ -214,7 +214,7 @@ def _with_resume(args: argparse.Namespace) -> list[str]:
 
 
 def _write_job_file(args: argparse.Namespace) -> None:
-    from trainwright.cli.job_files import write_job_file
+    from trainwright.inspect.job_files import write_job_file
 
     if args.nproc_per_node is None or not args.nproc_per_node.isdecimal():
         raise ConfigError(f"launch: --to {args.to}: set --nproc-per-node to the number of processes on each host.")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright.config.arguments import TrainingArgumentParser, whole_number
 from trainwright.config.errors import ConfigError, MissingFileError, missing_path
-from trainwright.report.text import shown, table
+from trainwright.inspect.report.text import shown, table
 from trainwright.terminal import print_line
 
 if TYPE_CHECKING:

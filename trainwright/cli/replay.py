@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright.config.arguments import TrainingArgumentParser, whole_number
 from trainwright.config.errors import ConfigError
-from trainwright.report.text import shown, table
+from trainwright.inspect.report.text import shown, table
 
 if TYPE_CHECKING:
-    from trainwright.engine.replay import Replay
+    from trainwright.inspect.replay import Replay
 
 EQUAL, DIFFERENT = 0, 1
 _MAX_SAMPLES, _MAX_LAYERS = 10, 20

@@ -36,8 +36,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _run(paths: list[str], output: str | None, *, is_served: bool, port: int | None) -> int:
-    from trainwright.report.page import page, plotly_script
-    from trainwright.report.run_data import find_runs
+    from trainwright.inspect.report.page import page, plotly_script
+    from trainwright.inspect.report.run_data import find_runs
 
     if port is not None and not is_served:
         raise ConfigError("--port: needs --serve.")
@@ -56,8 +56,8 @@ def _run(paths: list[str], output: str | None, *, is_served: bool, port: int | N
 
 
 def _draw(paths: list[str]) -> int:
-    from trainwright.report.picture import draw_curves
-    from trainwright.report.run_data import find_runs
+    from trainwright.inspect.report.picture import draw_curves
+    from trainwright.inspect.report.run_data import find_runs
 
     message = "matplotlib is not installed. Install it with `pip install 'trainwright[report]'`."
     import_optional("matplotlib", f"trainwright report --png: {message}", ConfigError)
@@ -67,8 +67,8 @@ def _draw(paths: list[str]) -> int:
 
 
 def _serve(paths: list[str], port: int | None) -> int:
-    from trainwright.report.run_data import find_runs
-    from trainwright.report.server import ReportServer
+    from trainwright.inspect.report.run_data import find_runs
+    from trainwright.inspect.report.server import ReportServer
 
     try:
         server = ReportServer(lambda: find_runs(paths), _PORT if port is None else port)

@@ -8,7 +8,7 @@ from typing import Any
 from trainwright.checkpoint.folder import is_checkpoint
 from trainwright.checkpoint.verify import checkpoint_paths, inspect_folders
 from trainwright.config.errors import ConfigError, ConfigKeyError, MissingFileError, did_you_mean, missing_path
-from trainwright.report.run_state import CONFIGS
+from trainwright.inspect.report.run_state import CONFIGS
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from trainwright.report.run_state import (
+from trainwright.inspect.report.run_state import (
     CONFIGS,
     RECORD_NAME,
     flat,

@@ -14,8 +14,8 @@ from typing import Any
 from trainwright.cli.run_folder import Run, read_run, run_folders, setting, setting_names
 from trainwright.config.arguments import TrainingArgumentParser
 from trainwright.config.errors import ConfigError, ConfigKeyError, MissingFileError, did_you_mean, nearest_name
-from trainwright.report.run_state import STATES
-from trainwright.report.text import counted, local_time, shown, table
+from trainwright.inspect.report.run_state import STATES
+from trainwright.inspect.report.text import counted, local_time, shown, table
 from trainwright.terminal import is_terminal
 
 _EPILOG = """\

@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING
 from trainwright.lazy_names import on_first_use
 
 if TYPE_CHECKING:
-    from trainwright.engine.compiled.graph_trainer import GraphBase as GraphBase
-    from trainwright.engine.compiled.graph_trainer import GraphTrainer as GraphTrainer
+    from trainwright.graph.graph_trainer import GraphBase as GraphBase
+    from trainwright.graph.graph_trainer import GraphTrainer as GraphTrainer
     from trainwright.engine.default.default_trainer import DefaultTrainer as DefaultTrainer
     from trainwright.engine.default.eager_trainer import EagerTrainer as EagerTrainer
     from trainwright.engine.default.setup import default_setup as default_setup
-    from trainwright.engine.estimation import Estimate as Estimate
-    from trainwright.engine.estimation import estimate as estimate
-    from trainwright.engine.estimation import fitting_layouts as fitting_layouts
+    from trainwright.inspect.estimation import Estimate as Estimate
+    from trainwright.inspect.estimation import estimate as estimate
+    from trainwright.inspect.estimation import fitting_layouts as fitting_layouts
     from trainwright.engine.loop import TrainerBase as TrainerBase
     from trainwright.engine.own_loop import TrainingLoop as TrainingLoop
     from trainwright.engine.trainer.trainer import Trainer as Trainer
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 # The block above repeats the names for type checkers; a test keeps the two equal.
 _NAMES_OF = {
-    "compiled.graph_trainer": "GraphBase GraphTrainer",
+    "trainwright.graph.graph_trainer": "GraphBase GraphTrainer",
     "default.default_trainer": "DefaultTrainer",
     "default.eager_trainer": "EagerTrainer",
     "default.setup": "default_setup",
-    "estimation": "Estimate estimate fitting_layouts",
+    "trainwright.inspect.estimation": "Estimate estimate fitting_layouts",
     "loop": "TrainerBase",
     "trainer.trainer": "Trainer",
     "own_loop": "TrainingLoop",

@@ -26,7 +26,7 @@ from trainwright.config.secrets import RedactingFormatter, remember_secrets
 from trainwright.engine.run_files import EARLIER_RUNS, Layout, RunFiles
 from trainwright.hooks.base import HookBase
 from trainwright.parallel.dist import get_rank, get_world_size, is_main_process, raised_together, synchronize
-from trainwright.report.run_data import LOSSES_NAME
+from trainwright.inspect.report.run_data import LOSSES_NAME
 from trainwright.terminal import print_line
 
 if TYPE_CHECKING:

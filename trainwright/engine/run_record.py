@@ -29,9 +29,9 @@ from trainwright.hooks.base import HookBase, has_failed
 from trainwright.hooks.checkpoint import BestCheckpointer
 from trainwright.models.checkpoint_files import class_name
 from trainwright.parallel.dist import get_world_size, is_main_process
-from trainwright.report.picture import draw_curves
-from trainwright.report.run_data import CURVES_NAME
-from trainwright.report.run_state import RECORD_NAME, read_starts
+from trainwright.inspect.report.picture import draw_curves
+from trainwright.inspect.report.run_data import CURVES_NAME
+from trainwright.inspect.report.run_state import RECORD_NAME, read_starts
 
 logger = logging.getLogger("trainwright.engine")
 

@@ -34,10 +34,10 @@ from trainwright.models.checkpoint_files import checkpoint_files
 from trainwright.optim.weight_average import WeightAverage, build_average
 
 if TYPE_CHECKING:
-    from trainwright.engine.check.finding import Report
-    from trainwright.engine.finders.batch_size import BatchSizes
-    from trainwright.engine.finders.learning_rate import RateCurve
-    from trainwright.engine.replay import Replay
+    from trainwright.inspect.check.finding import Report
+    from trainwright.inspect.finders.batch_size import BatchSizes
+    from trainwright.inspect.finders.learning_rate import RateCurve
+    from trainwright.inspect.replay import Replay
 
 
 class RunTrainer(StepMethods):
@@ -72,7 +72,7 @@ class RunTrainer(StepMethods):
         >>> report = trainer.check()  # doctest: +SKIP
         >>> report.print()  # doctest: +SKIP
         """
-        from trainwright.engine.check.run import check_trainer
+        from trainwright.inspect.check.run import check_trainer
 
         return check_trainer(self, max_seconds=max_seconds, only=only)
 
@@ -90,7 +90,7 @@ class RunTrainer(StepMethods):
         ``plot``: a file for a picture of the curve (needs matplotlib). ``apply``: train with the suggestion; otherwise
         nothing of this trainer is changed.
         """
-        from trainwright.engine.finders.learning_rate import find_learning_rate, new_figure, use_learning_rate
+        from trainwright.inspect.finders.learning_rate import find_learning_rate, new_figure, use_learning_rate
 
         if plot is not None:
             new_figure(plot)  # a wrong path is refused before the updates
@@ -107,7 +107,7 @@ class RunTrainer(StepMethods):
         ``memory``: bytes that a step may use, in place of what this device has. The result has the settings for a new
         trainer.
         """
-        from trainwright.engine.finders.batch_size import find_batch_size
+        from trainwright.inspect.finders.batch_size import find_batch_size
 
         return find_batch_size(self, memory=memory, max_size=max_size)
 
@@ -117,7 +117,7 @@ class RunTrainer(StepMethods):
         It starts at the nearest checkpoint before it, and writes nothing. ``stops``: with the debugger of Python in the
         user's code. Returns the samples, losses and gradient norms of the update.
         """
-        from trainwright.engine.replay import replay
+        from trainwright.inspect.replay import replay
 
         return replay(self, self._folder.path, step, stops=stops)
 

@@ -13,7 +13,7 @@ from trainwright.checkpoint import verify
 from trainwright.config.errors import ConfigError
 from trainwright.models import BertTextClassification, BertTextClassificationConfig, Model, ModelCard
 from trainwright.optim import LayerFreezer
-from trainwright.report.picture import draw_curves
+from trainwright.inspect.report.picture import draw_curves
 
 
 @pytest.mark.parametrize("metric", ["loss", "evaluation.cer", "score", "evaluation.score", "eval_loss"])

@@ -18,7 +18,7 @@ from trainwright.config.lazy.lazy_config import try_get_key
 from trainwright.data.collate import mixed, to_batch
 from trainwright.data.loaders import set_position
 from trainwright.data.seeding import seed_everything
-from trainwright.engine.compiled.graph_trainer import GraphBase
+from trainwright.graph.graph_trainer import GraphBase
 from trainwright.engine.default import parts
 from trainwright.engine.default.eager_trainer import EagerTrainer
 from trainwright.engine.default.hooks import build_hooks

@@ -84,8 +84,8 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
 
     def _compile(self, step: Step, inputs: Any) -> None:
         """Let ``step`` run programs in place of ``train_step``, or log why that is not possible."""
-        from trainwright.engine.compiled.capture import batch_size_of
-        from trainwright.engine.compiled.step import CompiledStep, copied_scalars, refusal_of_overrides
+        from trainwright.graph.capture import batch_size_of
+        from trainwright.graph.step import CompiledStep, copied_scalars, refusal_of_overrides
 
         model, metrics = self.model, self._train_metrics
         is_own, names = is_overridden(self, "compute_loss"), None

@@ -23,7 +23,7 @@ from trainwright.models.adapters import is_peft_model
 from trainwright.models.checkpoint_files import class_name
 from trainwright.parallel.dist import broadcast_object, is_main_process, mesh_in_use, raised_together
 from trainwright.parallel.faults import meet
-from trainwright.report.run_data import CURVES_NAME
+from trainwright.inspect.report.run_data import CURVES_NAME
 
 logger = logging.getLogger("trainwright.engine")
 

@@ -1,0 +1,262 @@
+"""Each step is a program or eager: what changes between steps has the effect that it has on eager steps."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.graph.conftest import (
+    CHANGE_AT,
+    FEW_UPDATES,
+    Event,
+    Run,
+    Small,
+    batches,
+    both,
+    captures,
+    losses,
+    refusals,
+    train_by_trainer,
+)
+from trainwright.hooks import HookBase
+
+# What is put around a step.
+
+
+def lowered(optimizer: Any, *_: Any) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.data.clamp_(-0.2, 0.2)
+
+
+def halve(parameter: Any) -> None:
+    parameter.grad.mul_(0.0)
+
+
+HOOKS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "tensor": (lambda model, _: model.first.weight.register_hook(lambda gradient: gradient * 0), "a parameter has a"),
+    "accumulated": (
+        lambda model, _: model.second.bias.register_post_accumulate_grad_hook(halve),
+        "a parameter has a hook on its gradient",
+    ),
+}
+STEPS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "before": (lambda _, optimizer: optimizer.register_step_pre_hook(lowered), "which has hooks."),
+    "after": (lambda _, optimizer: optimizer.register_step_post_hook(lowered), "which has hooks."),
+    "step": (lambda _, optimizer: setattr(optimizer, "step", lambda *a: None), "which has been replaced."),
+}
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("name", HOOKS)
+def test_hooks_that_come_later_end_the_programs(name: str, accumulation: int, caplog: pytest.LogCaptureFixture) -> None:
+    change, why = HOOKS[name]
+    both(change, accumulation=accumulation)
+    assert len(captures(caplog)) == 1
+    assert len(refusals(caplog)) == 1
+    assert why in refusals(caplog)[0]
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_that_is_changed_later_leaves_the_program(
+    name: str, accumulation: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    change, why = STEPS[name]
+    both(change, accumulation=accumulation)
+    assert [line.endswith(why) for line in captures(caplog)] == [False, True]
+    assert not refusals(caplog)
+
+
+def test_a_hook_on_a_parameter_from_the_beginning(caplog: pytest.LogCaptureFixture) -> None:
+    def net() -> nn.Module:
+        model = Small()
+        model.first.weight.register_hook(lambda gradient: gradient * 0)
+        return model
+
+    _, graph = both(net=net)
+    assert not captures(caplog)
+    assert "a hook on its gradient" in refusals(caplog)[0]
+    assert torch.equal(graph.model.first.weight * 0, torch.zeros(6, 6))
+
+
+def test_a_hook_that_has_been_removed_is_none(caplog: pytest.LogCaptureFixture) -> None:
+    def net() -> nn.Module:
+        model = Small()
+        model.first.weight.register_hook(lambda gradient: gradient * 0).remove()
+        return model
+
+    both(net=net)
+    assert len(captures(caplog)) == 1
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_step_put_in_place_of_the_classs(when: str, caplog: pytest.LogCaptureFixture) -> None:
+    """By a test, for instance: with mock.patch."""
+    patch = mock.patch.object(torch.optim.AdamW, "step")
+    at: dict[int, Any] = {CHANGE_AT: lambda trainer: patch.start()} if when == "after" else {}
+    if when == "before":
+        patch.start()
+    try:
+        run = Run("aot_eager", net=Small, hooks=lambda optimizer: [Event(at)], updates=FEW_UPDATES)
+        assert torch.optim.AdamW.step.call_count == (FEW_UPDATES if when == "before" else FEW_UPDATES - CHANGE_AT - 1)  # type: ignore[attr-defined]
+    finally:
+        patch.stop()
+    assert "has been replaced" in captures(caplog)[-1]
+    assert run.trainer.iter == FEW_UPDATES
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_gradient_that_is_there_is_added_to(accumulation: int, caplog: pytest.LogCaptureFixture) -> None:
+    def change(model: Any, _: Any) -> None:
+        model.first.weight.grad = torch.ones(6, 6)
+
+    both(change, accumulation=accumulation)
+    assert len(captures(caplog)) == 1
+    assert not refusals(caplog)
+
+
+def slowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A making of programs that takes a second more, of no processor."""
+    from trainwright.graph import update as graph_update
+
+    seconds = [0.0]
+    clock = graph_update.time.perf_counter
+
+    def make(*arguments: Any, **settings: Any) -> Any:
+        seconds[0] += 1000
+        return capture(*arguments, **settings)
+
+    capture = graph_update.Capture
+    monkeypatch.setattr(graph_update, "Capture", make)
+    monkeypatch.setattr("time.perf_counter", lambda: clock() + seconds[0])
+
+
+@pytest.mark.parametrize("api", ["python_api", "config_files"])
+def test_the_making_of_programs_is_a_phase_of_its_own(
+    api: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    slowed(monkeypatch)
+    if api == "python_api":
+        trainer: Any = train_by_trainer(tmp_path, save_enabled=False)
+    else:
+        trainer = losses("aot_eager", nn.Flatten(), nn.Linear(192, 4))[1]
+    phases = trainer.phases
+    assert 1000 <= phases.compile < 1100
+    assert 0 < phases.forward < 100
+    assert phases.compile < phases.step < phases.total < 1200
+    if api == "python_api":
+        found = re.search(r"Trained 60 iterations in .* \((.*) each, without 0:16:\d\d of compiling\)", caplog.text)
+        assert found is not None
+        assert found[1].endswith(("ms", "us"))
+        assert re.search(r"Time: .*compile \d\d+ %", caplog.text)
+
+
+def test_an_attempt_in_vain_is_counted_as_well(caplog: pytest.LogCaptureFixture) -> None:
+    class Asks(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2 if x.sum().item() > 0 else x
+
+    trainer = losses("aot_eager", Asks(), nn.Flatten(), nn.Linear(192, 4))[1]
+    assert "stay eager" in caplog.text
+    assert trainer.phases.compile > 0
+    assert trainer.phases.forward > 0
+
+
+def test_a_shorter_last_batch_is_made_eagerly_without_another_program(caplog: pytest.LogCaptureFixture) -> None:
+    data = [*batches(4), *batches(1, size=5)]
+    eager, graph = Run(None, data), Run("aot_eager", data)
+    torch.testing.assert_close(graph.values(), eager.values(), rtol=1e-5, atol=1e-5)
+    assert len(captures(caplog)) == 1
+    assert not refusals(caplog)
+
+
+def test_many_batches_of_other_shapes_are_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    data = [*batches(2), *batches(30, size=5)]
+    eager, graph = Run(None, data, updates=64), Run("aot_eager", data, updates=64)
+    torch.testing.assert_close(graph.values(), eager.values(), rtol=1e-5, atol=1e-5)
+    assert caplog.text.count("20 consecutive batches do not have the shape") == 1
+
+
+def thaw(trainer: Any) -> None:
+    first = next(trainer._plain_model.parameters())
+    first.requires_grad_(not first.requires_grad)
+
+
+def less_dropout(trainer: Any) -> None:
+    trainer._plain_model.layers[3].p = 0.01
+
+
+def other_decay(trainer: Any) -> None:
+    trainer.optimizer.param_groups[0]["weight_decay"] = 0.3
+
+
+def reload(trainer: Any) -> None:
+    state = trainer.optimizer.state_dict()
+    zeroed = {k: {n: torch.zeros_like(t) + (n == "step") for n, t in s.items()} for k, s in state["state"].items()}
+    trainer.optimizer.load_state_dict({**state, "state": zeroed})
+
+
+def other_values(trainer: Any) -> None:
+    for parameter in trainer._plain_model.parameters():
+        parameter.data = parameter.data.clone() * 0.5
+
+
+def evaluation_mode(trainer: Any) -> None:
+    trainer._plain_model.eval()
+
+
+@pytest.mark.parametrize(
+    ("event", "programs"),
+    [(thaw, 2), (less_dropout, 2), (other_decay, 2), (reload, 1), (other_values, 1), (evaluation_mode, 2)],
+)
+@pytest.mark.exhaustive(every=6)
+def test_what_happens_to_the_model_between_steps_is_noticed(
+    event: Callable[[Any], None], programs: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    hooks = lambda optimizer: [Event({20: event})]  # noqa: E731
+    eager, graph = Run(None, hooks=hooks, updates=40), Run("aot_eager", hooks=hooks, updates=40)
+    torch.testing.assert_close(graph.values(), eager.values(), rtol=1e-5, atol=1e-5)
+    undisturbed = Run(None, updates=40)
+    assert (undisturbed.values() - eager.values()).abs().max() > 1e-4  # it did matter
+    assert len(captures(caplog)) == programs
+
+
+def test_what_has_been_is_no_reason_for_another_program(caplog: pytest.LogCaptureFixture) -> None:
+    hooks = lambda optimizer: [Event(dict.fromkeys(range(5, 60, 5), thaw))]  # noqa: E731
+    eager, graph = Run(None, hooks=hooks, updates=60), Run("aot_eager", hooks=hooks, updates=60)
+    torch.testing.assert_close(graph.values(), eager.values(), rtol=1e-5, atol=1e-5)
+    assert len(captures(caplog)) == 2
+
+
+@pytest.mark.exhaustive
+def test_a_model_that_changes_at_each_step_ends_the_programs(caplog: pytest.LogCaptureFixture) -> None:
+    class Cycle(HookBase):
+        def after_step(self) -> None:
+            self.trainer._plain_model.layers[3].p = 0.2 + 0.01 * self.trainer.iter
+
+    hooks = lambda optimizer: [Cycle()]  # noqa: E731
+    eager, graph = Run(None, hooks=hooks, updates=30), Run("aot_eager", hooks=hooks, updates=30)
+    torch.testing.assert_close(graph.values(), eager.values(), rtol=1e-5, atol=1e-5)
+    assert "has changed 8 times" in refusals(caplog)[0]
+    assert len(captures(caplog)) == 8
+
+
+@pytest.mark.exhaustive
+def test_settings_that_change_at_each_step_end_the_programs(caplog: pytest.LogCaptureFixture) -> None:
+    class Cycle(HookBase):
+        def after_step(self) -> None:
+            group = self.trainer.optimizer.param_groups[0]
+            group["betas"] = (0.9 - 0.001 * self.trainer.iter, 0.999)
+
+    hooks = lambda optimizer: [Cycle()]  # noqa: E731
+    eager, graph = Run(None, hooks=hooks, updates=30), Run("aot_eager", hooks=hooks, updates=30)
+    torch.testing.assert_close(graph.values(), eager.values(), rtol=1e-5, atol=1e-5)
+    assert "has changed 8 times" in refusals(caplog)[0]
+    assert len(captures(caplog)) == 8

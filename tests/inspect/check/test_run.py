@@ -1,0 +1,110 @@
+"""Ten seeded bugs are found in both APIs, and the set-up without them has no problem; nothing of it is changed."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.inspect.check.seeded_bugs import BUGS, config_files, objects
+from trainwright import Trainer
+from trainwright.config import ConfigError
+from trainwright.inspect.check.run import CHECKS
+
+BOTH = pytest.mark.parametrize("build", [objects, config_files])
+
+
+@BOTH
+@pytest.mark.parametrize("bug", BUGS)
+@pytest.mark.exhaustive(every=4)
+@pytest.mark.slow
+def test_a_seeded_bug_is_found(build: Any, bug: str, tmp_path: Path) -> None:
+    found = build(tmp_path / "run", bug).check(only=[BUGS[bug]])
+    assert [one.check for one in found.problems] == [BUGS[bug]]
+    assert found.problems[0].suggestion
+
+
+@BOTH
+@pytest.mark.slow
+def test_a_right_set_up_has_no_problem_and_is_not_changed(build: Any, tmp_path: Path) -> None:
+    trainer = build(tmp_path / "run")
+    weights = [one.detach().clone() for one in trainer.model.parameters()]
+    files, state, generator = {*tmp_path.rglob("*")}, trainer.optimizer.state_dict()["state"], torch.get_rng_state()
+    report = trainer.check()
+    assert report
+    assert [one.check for one in report] == [*CHECKS]
+    results = {one.check: one.result for one in report}
+    assert results.pop("accumulation") == results.pop("workers") == "skipped"
+    assert {*results.values()} == {"passed"}
+    assert all(torch.equal(a, b) for a, b in zip(weights, trainer.model.parameters(), strict=True))
+    assert all(one.grad is None for one in trainer.model.parameters())
+    assert trainer.optimizer.state_dict()["state"] == state == {}
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert {*tmp_path.rglob("*")} == files
+    assert trainer.iterations_done == 0
+
+
+def test_a_training_after_the_checks_is_the_same(tmp_path: Path) -> None:
+    trained = []
+    for checks in (False, True):
+        trainer = objects(tmp_path / str(checks))
+        if checks:
+            trainer.check(only=["one_batch", "labels", "resume"])
+        trainer.config.update({"num_epochs": 1})
+        trainer.train()
+        trained.append([*trainer.model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*trained, strict=True))
+
+
+def test_checks_without_time_are_skipped_and_say_so(tmp_path: Path) -> None:
+    report = objects(tmp_path).check(max_seconds=1e-9)
+    assert {one.result for one in report} == {"skipped"}
+    assert "no time was left" in report["labels"].evidence
+    assert report
+
+
+def test_an_error_of_the_step_is_a_problem(tmp_path: Path) -> None:
+    class Broken(Trainer):
+        def compute_loss(self, model: Any, inputs: Any) -> Any:
+            raise ZeroDivisionError("in my loss")
+
+    trainer = objects(tmp_path)
+    broken = Broken(trainer.model, trainer.config, trainer.train_dataset)
+    report = broken.check(only=["steps", "parameters"])
+    (problem,) = report.problems  # one error is one problem
+    assert "ZeroDivisionError: in my loss" in problem.evidence
+    assert report["parameters"].evidence == "the error of steps."
+
+
+def test_an_unknown_check_names_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'labels'"):
+        objects(tmp_path).check(only=["label"])
+
+
+@pytest.mark.exhaustive
+def test_the_imports_of_the_first_update_are_not_counted(tmp_path: Path) -> None:
+    script = """
+import sys, time, torch
+from torch.utils.data import TensorDataset
+from trainwright import Trainer, TrainingConfig
+from trainwright.inspect.check import run
+
+imported = []
+class Clock:
+    @staticmethod
+    def perf_counter():
+        imported.append({"torch._dynamo", "torchmetrics"} <= sys.modules.keys())
+        return time.perf_counter()
+
+config = TrainingConfig(output_dir=sys.argv[1], batch_size=8)
+trainer = Trainer(torch.nn.Linear(4, 2), config, TensorDataset(torch.rand(64, 4), torch.arange(64) % 2))
+assert "torch._dynamo" not in sys.modules
+run.time = Clock
+trainer.check(only=["steps"])
+assert all(imported), imported
+"""
+    command = [sys.executable, "-c", script, str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr

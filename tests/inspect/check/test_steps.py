@@ -1,0 +1,105 @@
+"""Learning rates, modes, one batch: what is a problem, what is undecided, and what is right."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.inspect.check.seeded_bugs import LeftInEval, objects
+from trainwright import Trainer
+from trainwright.optim import freeze_bn
+
+
+def one_finding(trainer: Any, check: str) -> Any:
+    return trainer.check(only=[check])[check]
+
+
+def other(kind: type[Trainer], folder: Path, model: nn.Module | None = None, **options: Any) -> Trainer:
+    plain = objects(folder / "run")
+    settings = plain.config.copy_with(**options.pop("settings", {}))
+    return kind(model or plain.model, settings, plain.train_dataset, plain.eval_dataset, **options)
+
+
+class Ascent(nn.Module):
+    """A criterion with the wrong sign."""
+
+    def forward(self, scores: Any, labels: Any) -> Any:
+        return -F.cross_entropy(scores, labels)
+
+
+class Constant(nn.Module):
+    def forward(self, scores: Any, labels: Any) -> Any:
+        return F.cross_entropy(0 * scores, labels)
+
+
+def test_a_schedule_that_makes_the_rate_0(tmp_path: Path) -> None:
+    trainer = objects(tmp_path / "run")
+    optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: float(step < 1))
+    trainer = other(Trainer, tmp_path, trainer.model, optimizer=optimizer, lr_scheduler=schedule)
+    finding = one_finding(trainer, "learning_rate")
+    assert (finding.result, "0 in 95% of the 20 steps" in finding.evidence) == ("problem", True)
+
+
+def test_a_warmup_from_0_is_right(tmp_path: Path) -> None:
+    trainer = other(Trainer, tmp_path, settings={"lr_scheduler_type": "linear", "warmup_ratio": 0.2})
+    finding = one_finding(trainer, "learning_rate")
+    assert finding.result == "passed"
+    assert finding.values["first"][0] < finding.values["highest"][0] == pytest.approx(0.01)
+
+
+def test_a_loss_that_cannot_fall(tmp_path: Path) -> None:
+    finding = one_finding(other(Trainer, tmp_path, loss=Constant()), "one_batch")
+    assert finding.result == "problem"
+    assert "does not fall" in finding.evidence
+
+
+def test_an_unused_layer(tmp_path: Path) -> None:
+    class Unused(nn.Sequential):
+        def forward(self, inputs: Any) -> Any:
+            return self[1](inputs)
+
+    model = Unused(nn.Linear(64, 64), nn.Linear(64, 10))
+    finding = one_finding(other(Trainer, tmp_path, model), "parameters")
+    assert (finding.result, finding.values["without_gradient"]) == ("problem", ["0.weight", "0.bias"])
+
+
+def test_an_evaluation_that_leaves_the_model_in_evaluation_mode(tmp_path: Path) -> None:
+    finding = one_finding(other(LeftInEval, tmp_path), "modes")
+    assert finding.result == "problem"
+    assert "after an evaluation" in finding.evidence
+
+
+@pytest.mark.parametrize("how", ["freeze_bn", "frozen"])
+def test_a_deliberate_evaluation_mode_is_right(how: str, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(64, 32), nn.BatchNorm1d(32), nn.Linear(32, 10))
+    if how == "freeze_bn":
+        freeze_bn(model)
+    else:
+        model[1].requires_grad_(False)
+    finding = one_finding(other(Trainer, tmp_path, model), "modes")
+    assert finding.result == "passed"
+
+
+def test_a_loss_that_is_not_finite(tmp_path: Path) -> None:
+    class Infinite(nn.Module):
+        def forward(self, scores: Any, labels: Any) -> Any:
+            return F.cross_entropy(scores, labels) / 0
+
+    trainer = other(Trainer, tmp_path, loss=Infinite(), settings={"non_finite": "warn"})
+    assert one_finding(trainer, "steps").result == "problem"
+
+
+def test_the_forecast(tmp_path: Path) -> None:
+    values = one_finding(objects(tmp_path / "run"), "forecast").values
+    assert values["updates"] == 420
+    assert values["run_seconds"] == pytest.approx(420 * values["seconds_per_update"])
+    weights = (64 * 64 + 64 + 64 * 10 + 10) * 4  # bytes
+    assert 3 * weights <= values["checkpoint_bytes"] < 4 * weights  # with two moments of Adam
+
+
+def test_a_wrong_sign_is_not_passed(tmp_path: Path) -> None:
+    assert one_finding(other(Trainer, tmp_path, loss=Ascent()), "one_batch").result != "problem"

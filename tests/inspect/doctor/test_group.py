@@ -1,0 +1,31 @@
+"""Measurements between two processes on one machine."""
+
+import time
+
+import pytest
+import torch
+
+from tests.ranks import on_ranks
+from trainwright.inspect.doctor.group import Speed, measure_all_reduce, measure_clock
+from trainwright.parallel import get_rank
+
+CPU = torch.device("cpu")
+
+
+def measured() -> tuple[Speed, float, float]:
+    """The speed, this rank's clock, and its clock if that of rank 1 is 5 s ahead."""
+    speed, difference = measure_all_reduce(CPU), measure_clock(CPU, [0, 1])
+    clock = time.time
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "time", lambda: clock() + 5 * get_rank())
+        return speed, difference, measure_clock(CPU, [0, 1])
+
+
+def test_two_ranks_of_one_machine() -> None:
+    (speed, zero, own), (other, difference, ahead) = on_ranks(measured)
+    assert (zero, own) == (0, 0)
+    assert abs(difference) < 0.1  # the same clock, on a busy machine
+    assert ahead == pytest.approx(5, abs=0.1)
+    assert speed.bytes_per_s == pytest.approx(other.bytes_per_s)  # decided together
+    assert 0 < speed.latency_s < 1
+    assert speed.size_bytes in {1_000_000, 4_000_000, 16_000_000, 64_000_000}

@@ -1,0 +1,56 @@
+"""What the doctor finds on this machine."""
+
+import os
+import socket
+from pathlib import Path
+
+from trainwright.inspect.doctor.host import (
+    Facts,
+    addresses,
+    connection_fault,
+    facts_of_this_process,
+    measure_folder,
+    port_fault,
+)
+
+
+def test_a_port_that_is_in_use() -> None:
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert "in use" in port_fault(port)
+        assert connection_fault("127.0.0.1", port) == ""
+    assert port_fault(port) == ""
+    assert f"127.0.0.1:{port}: " in connection_fault("127.0.0.1", port)
+
+
+def test_addresses_are_of_this_machine_and_not_the_loopback() -> None:
+    for name, address in addresses().items():
+        assert name in {name for _, name in socket.if_nameindex()}
+        assert not address.startswith("127.")
+        with socket.socket() as own:
+            own.bind((address, 0))  # possible only with an address of this machine
+
+
+def test_the_facts_of_a_process() -> None:
+    facts = facts_of_this_process(3)
+    assert facts.rank == 3
+    assert facts.host == socket.gethostname()
+    assert {*facts.versions} == {"Python", "torch", "trainwright"}
+    assert 1 <= facts.cores <= (os.cpu_count() or 1)
+
+
+def test_a_folder_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
+    facts = Facts()
+    measure_folder(tmp_path, facts)
+    assert facts.folder_fault == ""
+    assert facts.free_bytes > 0
+    assert facts.bytes_per_s > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    facts = Facts()
+    measure_folder(tmp_path / "missing", facts)
+    assert "missing: No such file or directory" in facts.folder_fault

@@ -1,0 +1,91 @@
+"""Graph mode of config files: a complete update as one compiled program."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainwright._torch_compat.compile_graph import refusal_of_compiler
+from trainwright.config.errors import ConfigError, did_you_mean
+from trainwright.graph.capture import batch_size_of
+from trainwright.graph.step import CompiledStep, copied_scalars, refusal_of_overrides
+from trainwright.engine.default.eager_trainer import EagerTrainer
+from trainwright.engine.loss_fn import returned_losses, sum_losses
+from trainwright.engine.step import Step
+from trainwright.hooks.method_overrides import overridable
+
+
+class GraphBase(nn.Module):
+    """A model and its optimizer, whose steps become programs of ``backend``.
+
+    ``backend`` is a backend of ``torch.compile``: "inductor" (fast code; needs a C++ compiler on the CPU,
+    without one it is "aot_eager"), "aot_eager" (single operations, no compiler). Dropout draws the same numbers as
+    without a graph. Calling it calls the model; its state dict is the model's.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        backend: str = "inductor",
+    ) -> None:
+        super().__init__()
+        # Without a compiler all steps are eager, so any name is accepted.
+        is_usable = refusal_of_compiler() is None
+        known = [*torch.compiler.list_backends(exclude_tags=()), "eager", "aot_eager"] if is_usable else [backend]
+        if backend not in known:
+            raise ConfigError(f"graph.backend: got {backend!r}. {did_you_mean(backend, known)}")
+        self.model = model
+        self.optimizer = optimizer
+        self.backend = backend
+
+    def forward(self, **batch: Any) -> Any:
+        return self.model(**batch)
+
+
+@overridable
+class GraphTrainer(EagerTrainer):
+    """Steps as programs: forward, backward, clipping and optimizer in one call.
+
+    ``graph.model`` is the model, ``graph.optimizer`` its optimizer; ``settings`` are those of :class:`EagerTrainer`.
+    The first update and shorter batches are eager. If a step cannot be a program, all steps are eager, and a warning
+    gives the reason.
+    """
+
+    def __init__(self, graph: GraphBase, data_loader: Any, grad_acc_steps: int = 1, **settings: Any) -> None:
+        if graph.optimizer is None:
+            raise ConfigError("GraphTrainer: the graph has no optimizer; build it with GraphBase(model, optimizer).")
+        self.graph = graph
+        super().__init__(graph, data_loader, graph.optimizer, grad_acc_steps, **settings)
+        self._compiled = CompiledStep(
+            self._train_micro_batch,
+            self._losses_of,
+            lambda loss, outputs: outputs,
+            self._update,
+            graph.optimizer,
+            accumulates=grad_acc_steps > 1,
+            backend=graph.backend,
+            batch_size=batch_size_of(data_loader),
+            on_compiled=lambda seconds: self.phases.count_compile(seconds),
+        )
+
+    def new_step(self, get_batch: Any = None, device: Any = None, train_step: Any = None) -> Step:
+        step = super().new_step(get_batch, device, train_step)
+        own = refusal_of_overrides(self, ("backward", "update"))
+        self._compiled.use_in(step, own if train_step is None else "the trainer has its own train_step")
+        return step
+
+    @property
+    def _called_model(self) -> nn.Module:
+        return self.graph.model
+
+    def _end_window(self, outputs: list[Mapping[str, Any]], data_time: float) -> None:
+        end = self._end_own_window if self._compiled.has_stepped else super()._end_window
+        end(outputs, data_time)
+
+    def _losses_of(self, batch: Any) -> tuple[Tensor, Mapping[str, Any]]:
+        """The outputs of a program: the loss, and the logged scalars."""
+        outputs = returned_losses(self.graph.model(**batch))
+        return sum_losses(outputs), copied_scalars(outputs)

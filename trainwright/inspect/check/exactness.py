@@ -1,0 +1,170 @@
+"""Checks of equalities: accumulated batches and a large one, a resumed run and an uninterrupted one, loss and mean."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from trainwright.inspect.check.batches import joined
+from trainwright.inspect.check.finding import Finding, Skipped, passed, problem, undecided
+from trainwright.inspect.check.observed import SetUp
+from trainwright.inspect.check.steps import dropout_off
+from trainwright.engine.loss_fn import target_of
+from trainwright.models.outputs import named_outputs
+
+_SAVED_AFTER = 3  # iterations
+
+
+def check_loss_scale(setup: SetUp) -> Finding:
+    """The loss is a mean: it does not grow with the batch, and a cross-entropy is not multiplied by a constant."""
+    new = setup.make()
+    new.model.train()
+    batches = [setup.prepared(new, batch) for batch in setup.batches(new, 3)]
+    with dropout_off(new.model):
+        found = [_seeded_loss(setup, new, batch) for batch in batches]
+        references = [_cross_entropy(outputs, batch) for (_, outputs), batch in zip(found, batches, strict=True)]
+        losses = [loss for loss, _ in found]
+        try:
+            doubled = [_seeded_loss(setup, new, joined([batch, batch]))[0] for batch in batches]
+        except Skipped:
+            doubled = []
+    growth = [big / loss for big, loss in zip(doubled, losses, strict=False) if loss]
+    values: dict[str, Any] = {"losses": losses, "growth": growth}
+    if growth and all(abs(one - 2) < 0.02 for one in growth):
+        return problem(
+            f"A batch with each sample twice has {growth[0]:.3g} times the loss: it is a sum over the"
+            " samples, not a mean.", "Divide by the number of samples (reduction='mean'): batch size, accumulation and"
+            " learning rate assume a mean.", values,
+        )  # fmt: skip
+    ratios = [loss / one for loss, one in zip(losses, references, strict=True) if one]
+    if len(ratios) == len(losses) > 1 and max(ratios) - min(ratios) < 0.01 * abs(ratios[0]):
+        values["factor"] = factor = ratios[0]
+        steps = setup.trainer._accumulation
+        is_divided = steps > 1 and abs(factor * steps - 1) < 0.02
+        if is_divided or not 0.1 < factor < 10:
+            fix = "Remove the division: the trainer divides by the number of accumulated batches itself."
+            return problem(
+                f"The loss is {factor:.3g} times the cross-entropy of the model's scores.",
+                fix if is_divided else "Remove the factor, unless it is meant as a weight.", values,
+            )  # fmt: skip
+        return passed(f"The loss is {factor:.3g} times the cross-entropy of the scores.", values=values)
+    text = "It does not grow with the number of samples." if growth else "It is a number of its own."
+    return Finding("", "passed" if growth else "undecided", text, values=values)
+
+
+def _seeded_loss(setup: SetUp, new: Any, batch: Any) -> tuple[float, Any]:
+    """The loss, and the outputs of the model."""
+    outputs: list[Any] = []
+    handle = new.model.register_forward_hook(lambda *arguments: outputs.append(arguments[2]))
+    torch.manual_seed(0)
+    try:
+        loss = setup.loss(new, batch)
+    finally:
+        handle.remove()
+    return float(loss), outputs[-1] if outputs else None
+
+
+def _cross_entropy(outputs: Any, batch: Any) -> float | None:
+    """Of class scores (B, C) and labels (B); None if there are none."""
+    named = None if isinstance(outputs, Tensor) else named_outputs(outputs)
+    scores = outputs if named is None else named.get("logits", named.get("prediction_scores"))
+    labels = target_of(batch)
+    if not (isinstance(scores, Tensor) and isinstance(labels, Tensor) and scores.dim() == 2 and labels.dim() == 1):
+        return None
+    if labels.is_floating_point() or len(labels) != len(scores) or int(labels.max()) >= scores.shape[1]:
+        return None
+    return float(nn.functional.cross_entropy(scores.float(), labels.long()))
+
+
+def check_accumulation(setup: SetUp) -> Finding:
+    """The accumulated gradient of several batches is the gradient of one batch with all their samples."""
+    steps = setup.trainer._accumulation
+    if steps == 1:
+        raise Skipped("no gradients are accumulated")
+    new = setup.make()
+    if any(isinstance(one, nn.modules.batchnorm._BatchNorm) and one.training for one in new.model.modules()):
+        raise Skipped("batch normalization uses the statistics of each small batch")
+    batches = setup.batches(new, steps)
+    whole = joined(batches)
+    small = _gradients(setup, new, batches)
+    large = _gradients(setup, setup.make(gradient_accumulation_steps=1), [whole])
+    size = math.sqrt(sum(float(one.square().sum()) for one in large))
+    difference = math.sqrt(sum(float((a - b).square().sum()) for a, b in zip(small, large, strict=True)))
+    ratio = math.sqrt(sum(float(one.square().sum()) for one in small)) / size if size else 0.0
+    values = {"difference": difference / size if size else 0.0, "ratio": ratio, "batches": steps}
+    if not size or difference < 0.05 * size:
+        text = f"The gradients of {steps} batches differ by {values['difference']:.1g} from those of one large batch."
+        return passed(text, values=values)
+    text = f"The accumulated gradients are {ratio:.3g} times as long as those of one large batch, and differ by"
+    text += f" {values['difference']:.1g}."
+    if not setup.has_own_step and abs(ratio - 1) < 0.2:
+        advice = "The loss may depend on the other samples of a batch, or be drawn at random."
+        return undecided(text, advice, values)
+    fix = "Use self.backward(loss) and self.step(optimizer), which weight the batches, and do not divide the loss."
+    return problem(text, fix, values)
+
+
+def _gradients(setup: SetUp, new: Any, batches: list[Any]) -> list[Tensor]:
+    """Those that the first step of an optimizer uses."""
+    new._train_on(batches)
+    found: dict[int, Tensor] = {}
+    own = {id(one) for one in new.model.parameters()}
+
+    def keep(optimizer: Any, *_: Any) -> None:
+        for group in optimizer.param_groups:
+            for one in group["params"]:
+                if id(one) in own and one.grad is not None:
+                    found.setdefault(id(one), one.grad.detach().double().clone())
+
+    handle = register_optimizer_step_pre_hook(keep)
+    try:
+        with dropout_off(new.model):
+            setup.train(new, 1)
+    finally:
+        handle.remove()
+    return [found.get(id(one), torch.zeros_like(one, dtype=torch.float64).detach()) for one in new.model.parameters()]
+
+
+def check_resume(setup: SetUp) -> Finding:
+    """A run that is saved and resumed has, bit for bit, the weights of the uninterrupted run."""
+    folder = setup.folder / "resume"
+    straight = setup.make(folder=folder, save_enabled=True)
+    last = min(2 * _SAVED_AFTER, straight.max_iter)
+    if last < 2:
+        raise Skipped("the run has one update")
+    middle = last // 2
+
+    def save(new: Any) -> None:
+        if new.iter == middle:
+            new._save()
+
+    setup.train(straight, last, before=save)
+    resumed = setup.make(folder=folder, resumes=True)
+    if resumed.start_iter != middle:
+        return problem(f"The resumed run starts at iteration {resumed.start_iter}, not {middle}.")
+    setup.train(resumed, last - middle)
+    different = _different(straight.model.state_dict(), resumed.model.state_dict())
+    values = {"updates": last, "saved_after": middle, "different": different}
+    if not different:
+        text = f"Saved after {middle} of {last} updates, resumed, and equal bit for bit."
+        return passed(text, values=values)
+    again = setup.make()
+    setup.train(again, last)
+    if _different(straight.model.state_dict(), again.model.state_dict()):
+        return undecided(
+            "Two equal runs differ, so a resume cannot be compared.",
+                       "Set deterministic, and seed your own generators.", values)  # fmt: skip
+    text = f"{len(different)} tensors of the resumed run differ, first {different[0]}."
+    fix = "Save the state of what your code keeps: state_dict of hooks, callbacks, loaders; see docs/reliability.md."
+    return problem(text, fix, values)
+
+
+def _different(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    return [name for name in first if isinstance(first[name], Tensor) and not _equal(first[name], second[name])]
+
+
+def _equal(first: Tensor, second: Tensor) -> bool:
+    return torch.equal(first, second) or bool(((first == second) | (first.isnan() & second.isnan())).all())

@@ -1,0 +1,319 @@
+"""Checks of the training step: it runs, it trains every parameter, it can learn."""
+
+import math
+import shutil
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from trainwright.inspect.check.finding import Finding, Skipped, passed, problem, undecided
+from trainwright.inspect.check.observed import SetUp, at_initial_values, depends_on_mode
+from trainwright.engine.out_of_memory import byte_size
+from trainwright.models.adapters import is_peft_model
+from trainwright.optim.named import each_optimizer
+
+_MOST_RATES = 20_000  # updates of a simulated schedule
+
+
+def check_steps(setup: SetUp) -> Finding:
+    """A few updates and an evaluation run, and the losses are finite."""
+    seen = setup.observed
+    wrong = [number for number, loss in enumerate(seen.losses, start=1) if not math.isfinite(loss)]
+    values = {"updates": len(seen.seconds), "losses": seen.losses}
+    if wrong:
+        return problem(
+            f"The loss is {seen.losses[wrong[0] - 1]} in update {wrong[0]}.",
+            "Lower the learning rate, clip the gradients, or look for a division by zero or log(0).", values,
+        )  # fmt: skip
+    if not seen.num_steps:
+        return problem(
+            f"No optimizer has made a step in {len(seen.seconds)} updates.",
+            "Your step must call self.backward(loss) and self.step(optimizer).", values,
+        )  # fmt: skip
+    loss = f", loss {seen.losses[0]:.4g} to {seen.losses[-1]:.4g}" if seen.losses else ""
+    return passed(f"{len(seen.seconds)} updates{loss}.", values=values)
+
+
+def check_learning_rate(setup: SetUp) -> Finding:
+    """The learning rate is not zero, now and over the schedule of the run."""
+    new = setup.make()
+    groups = [group for one in each_optimizer(new.optimizer) for group in one.param_groups]
+    if not all("lr" in group for group in groups):
+        raise Skipped("the optimizer has no learning rate")
+    base = [float(group.get("initial_lr", group["lr"])) for group in groups]
+    schedules = [one for one in (new.lr_scheduler, *new.lr_schedulers.values()) if one is not None]
+    rates = [[float(group["lr"])] for group in groups]
+    simulated = [one for one in schedules if not isinstance(one, ReduceLROnPlateau)]
+    steps = new._schedule_length(simulated[0]) if simulated else 0
+    for _ in range(min(steps, _MOST_RATES) - 1):
+        for schedule in simulated:
+            schedule.step()
+        for row, group in zip(rates, groups, strict=True):
+            row.append(float(group["lr"]))
+    highest = [max(row) for row in rates]
+    zero = [number for number, rate in enumerate(highest) if rate == 0]
+    values = {"highest": highest, "first": [row[0] for row in rates], "last": [row[-1] for row in rates]}
+    if len(zero) == len(groups):
+        cause = "the schedule makes it 0" if any(base) else "it is set to 0"
+        return problem(
+            f"The learning rate is 0 in every update: {cause}.",
+            "Set a learning rate above 0, and a schedule that reaches it within the run.", values,
+        )  # fmt: skip
+    share = sum(rate == 0 for rate in rates[0]) / len(rates[0])
+    if share > 0.5 and len(rates[0]) > 2:
+        return problem(
+            f"The learning rate is 0 in {share:.0%} of the {len(rates[0])} steps of the schedule.",
+            "Give the schedule the length of the run.", values,
+        )  # fmt: skip
+    note = f" Groups with a rate of 0: {', '.join(map(str, zero))}." if zero else ""
+    text = f"{rates[0][0]:.3g} at the start, at most {max(highest):.3g}, {rates[0][-1]:.3g} at the end.{note}"
+    return passed(text, values=values)
+
+
+def check_parameters(setup: SetUp) -> Finding:
+    """Every parameter gets a gradient, belongs to an optimizer and changes; none is frozen at a random value."""
+    seen, model = setup.observed, setup.trainer.model
+    names = {name: one for name, one in model.named_parameters() if one.numel()}
+    trainable = [name for name, one in names.items() if one.requires_grad]
+    late = setup.setting("unfreeze") is not None
+    without = [] if late else [name for name in trainable if name not in seen.with_gradient]
+    zeros = [name for name in without if name in seen.with_zero_gradient]
+    unseen = [name for name in without if name not in seen.with_zero_gradient]
+    values: dict[str, Any] = {"parameters": len(names), "without_gradient": unseen, "zero_gradient": zeros}
+    untrained = [name for name in names if name not in seen.changed and name not in unseen]
+    frozen = [name for name in untrained if not names[name].requires_grad or name not in seen.optimized]
+    values["not_trained"] = frozen
+    if unseen and set(unseen) & seen.optimized:
+        rest = f" in {len(seen.seconds)} updates"
+        return problem(
+            f"{_listed(unseen)} of {len(names)} parameters got no gradient{rest}.",
+            "Use them in the forward pass (look for detach() and no_grad()), or set requires_grad=False.", values,
+        )  # fmt: skip
+    if frozen and not (late or is_peft_model(model)):
+        random = at_initial_values(setup, frozen)
+        values["random"] = random
+        if random:
+            return problem(
+                f"{_listed(random)} of {len(names)} parameters are not trained, and have random initial"
+                " values.", "Unfreeze them or give them to the optimizer; load weights; or make them buffers.", values,
+            )  # fmt: skip
+    still = [name for name in trainable if name in seen.optimized and name not in seen.changed and name not in zeros]
+    still = [name for name in still if name in seen.with_gradient]
+    rates = [group.get("lr", 1) for one in each_optimizer(setup.trainer.optimizer) for group in one.param_groups]
+    if still and all(rates) and len(still) == len([name for name in trainable if name in seen.with_gradient]):
+        return problem(
+            f"No parameter changed in {len(seen.seconds)} updates, although all have gradients.",
+            "The updates are below the precision of the weights: raise the learning rate, or use float32.", values,
+        )  # fmt: skip
+    if zeros:
+        return undecided(
+            f"The gradient of {_listed(zeros)} was 0 in {len(seen.seconds)} updates.",
+            "Units may be dead (ReLU), or inputs always 0; a longer run shows whether it stays so.", values,
+        )  # fmt: skip
+    text = f"{len(names) - len(frozen)} of {len(names)} parameters are trained"
+    text += f"; not trained: {_listed(frozen)}." if frozen else "; all have gradients."
+    return passed(text, values=values)
+
+
+def check_modes(setup: SetUp) -> Finding:
+    """Dropout and batch normalization are in training mode in the steps, before and after an evaluation."""
+    seen, model = setup.observed, setup.trainer.model
+    modules = dict(model.named_modules())
+    asked = [name for name, module in modules.items() if depends_on_mode(module)]
+    if not asked:
+        return passed("No module depends on the mode (no dropout, no batch normalization).")
+    wrong = [name for name in sorted(seen.first_modes | seen.later_modes) if not _stays_off(model, name)]
+    values = {"modules": len(asked), "off": wrong}
+    if wrong:
+        when = "" if set(wrong) & seen.first_modes else " after an evaluation"
+        kinds = ", ".join(sorted({type(modules[name]).__name__ for name in wrong}))
+        return problem(
+            f"{kinds} of {_listed(wrong)} is in evaluation mode in training steps{when}.",
+            "Remove the call of eval(), or call model.train() after your own evaluation.", values,
+        )  # fmt: skip
+    note = f"; deliberately in evaluation mode: {_listed(sorted(seen.first_modes))}" if seen.first_modes else ""
+    return passed(f"{len(asked)} modules depend on the mode, and have the right one{note}.", values=values)
+
+
+def _stays_off(model: nn.Module, name: str) -> bool:
+    """Whether a module is in evaluation mode deliberately: frozen, or its mode is fixed by its own ``train``."""
+    parents = (
+        [model.get_submodule(".".join(name.split(".")[:n])) for n in range(len(name.split(".")) + 1)]
+        if name
+        else [model]
+    )
+    if any("train" in vars(module) or type(module).train is not nn.Module.train for module in parents):
+        return True
+    near = next((module for module in reversed(parents) if any(True for _ in module.parameters())), None)
+    return near is not None and not any(one.requires_grad for one in near.parameters())
+
+
+def check_zero_grad(setup: SetUp) -> Finding:
+    """An update does not depend on the gradients of an earlier one: in one of two runs they are set to None between."""
+    if not setup.has_own_step:
+        return passed("The step is the library's, which sets gradients to None.")
+    seen = setup.observed
+    if not seen.num_steps:
+        raise Skipped("no optimizer makes a step")
+    plain = _weights_after(setup, clears=False)
+    again, cleared = _weights_after(setup, clears=False), _weights_after(setup, clears=True)
+    noise, difference = _distance(plain, again), _distance(plain, cleared)
+    values = {"difference": difference, "noise": noise}
+    if difference > 10 * noise:
+        return problem(
+            "The weights depend on gradients that an earlier update left (relative difference"
+            f" {difference:.2g}).", "Call self.step(optimizer), which sets gradients to None, or zero_grad().", values,
+        )  # fmt: skip
+    return passed("Gradients of an earlier update have no effect.", values=values)
+
+
+def _weights_after(setup: SetUp, *, clears: bool, updates: int = 6) -> list[Tensor]:
+    new = setup.make()
+    stepped: list[Any] = []
+    handle = register_optimizer_step_post_hook(lambda optimizer, *_: stepped.append(optimizer))
+    own = {id(one) for one in new.model.parameters()}
+
+    def clear(_: Any) -> None:
+        for optimizer in stepped if clears else ():
+            for parameter in (one for group in optimizer.param_groups for one in group["params"]):
+                if id(parameter) in own:
+                    parameter.grad = None
+        stepped.clear()
+
+    try:
+        setup.train(new, updates, before=clear)
+    finally:
+        handle.remove()
+    return [parameter.detach() for parameter in new.model.parameters()]
+
+
+def _distance(first: Iterable[Tensor], second: Iterable[Tensor]) -> float:
+    """The relative distance of two lists of tensors; 0 if they are bitwise equal."""
+    pairs = [(a.double(), b.double()) for a, b in zip(first, second, strict=True)]
+    total = sum(float((a - b).square().sum()) for a, b in pairs)
+    size = sum(float(a.square().sum()) for a, _ in pairs)
+    return math.sqrt(total / size) if size else 0.0
+
+
+def check_one_batch(setup: SetUp) -> Finding:
+    """The model can overfit one batch, with the configured optimizer at its base learning rate."""
+    if len(each_optimizer(setup.trainer.optimizer)) > 1:
+        raise Skipped("several optimizers have losses that may compete")
+    new = setup.make(constant_rate=True)
+    (batch,) = setup.batches(new, 1)
+    new._train_on([batch])
+    with dropout_off(new.model):
+        losses: list[float] = []
+
+        def read(trainer: Any) -> None:
+            loss = trainer.storage.latest().get("total_loss")
+            if loss is not None:
+                losses.append(float(loss[0]))
+            if len(losses) > 10 and is_fitted(losses):
+                trainer.max_iter = trainer.iter + 1
+
+        affordable = min(300, int(0.25 * setup.seconds_left() / max(setup.step_seconds, 1e-6)))
+        if affordable < 20:
+            raise Skipped("no time was left for 20 updates")
+        setup.train(new, affordable, after=read, needed=20)
+    if len(losses) < 20 and not is_fitted(losses):
+        raise Skipped("the step reports no loss")
+    first, last = losses[0], _mean(losses[-3:])
+    values = {"first": first, "last": last, "updates": len(losses)}
+    text = f"The loss of one batch changed from {first:.4g} to {last:.4g} in {len(losses)} updates"
+    if not math.isfinite(last):
+        return problem(f"{text}.", "Lower the learning rate.", values)
+    if is_fitted(losses):
+        return passed(f"{text}.", values=values)
+    spread = _spread(losses[-10:]) + _spread(losses[:10])
+    if last < first - 3 * spread and last < first:
+        advice = "It learns slowly or has a floor (noise in the loss, label smoothing): compare with a higher rate."
+        return Finding(
+            "",
+            "passed" if last < 0.8 * first else "undecided",
+            f"{text}.",
+            advice if last >= 0.8 * first else "",
+            values,
+        )
+    if setup.has_own_loss:
+        return undecided(f"{text}: your loss may depend on more than the batch.", "", values)
+    if last > first + 3 * spread or (spread < 1e-3 * abs(first) and last > 0.99 * first):
+        fix = "Check the sign of the loss, that it depends on the model's outputs, and the learning rate."
+        return problem(f"{text}: it does not fall.", fix, values)
+    return undecided(f"{text}: noise hides whether it falls.", "", values)
+
+
+def is_fitted(losses: list[float]) -> bool:
+    """Whether a loss fell to a tenth of its first value."""
+    return losses[0] > 0 and _mean(losses[-3:]) <= 0.1 * losses[0]
+
+
+class dropout_off:  # noqa: N801  # a context manager, used as a function
+    """A context in which dropout of a model has no effect; the modules stay in their modes."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._rates = [(one, one.p) for one in model.modules() if isinstance(one, nn.modules.dropout._DropoutNd)]
+
+    def __enter__(self) -> None:
+        for module, _ in self._rates:
+            module.p = 0.0
+
+    def __exit__(self, *_: object) -> None:
+        for module, rate in self._rates:
+            module.p = rate
+
+
+def check_forecast(setup: SetUp) -> Finding:
+    """The time of the run, the memory of a step, and the disk that checkpoints need."""
+    seen, trainer = setup.observed, setup.trainer
+    seconds = setup.step_seconds * trainer.max_iter
+    checkpoint = seen.model_bytes + seen.optimizer_bytes
+    memory = seen.peak_bytes or checkpoint + seen.gradient_bytes + seen.saved_bytes
+    free = shutil.disk_usage(_existing(setup.output_dir)).free
+    samples = trainer.samples_per_iter or 0
+    rate = f", {samples / setup.step_seconds:,.0f} samples/s" if samples else ""
+    values = {
+        "seconds_per_update": setup.step_seconds, "updates": trainer.max_iter, "run_seconds": seconds,
+        "memory_bytes": memory, "checkpoint_bytes": checkpoint, "free_bytes": free,
+    }  # fmt: skip
+    text = (
+        f"{trainer.max_iter:,} updates of {setup.step_seconds:.3g} s{rate}: about {_duration(seconds)} without"
+        f" evaluations; {byte_size(memory)} of tensors, {byte_size(checkpoint)} for each checkpoint."
+    )
+    if checkpoint > free:
+        return problem(f"{text} Only {byte_size(free)} of disk are free.", "Free some, or save less.", values)
+    return passed(text, values=values)
+
+
+def _existing(path: str) -> Path:
+    """The folder, or the nearest one above it that exists."""
+    folder = Path(path).absolute()
+    return next(one for one in (folder, *folder.parents) if one.exists())
+
+
+def _duration(seconds: float) -> str:
+    for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _spread(values: list[float]) -> float:
+    """The standard deviation of the differences of neighbors: noise without the trend."""
+    steps = [b - a for a, b in pairwise(values)]
+    mean = _mean(steps)
+    return math.sqrt(_mean([(step - mean) ** 2 for step in steps]))
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+    return f"{len(names)} ({shown})"

@@ -1,0 +1,318 @@
+"""Estimates: memory and traffic of a run on any number of processes, without these processes and without the memory.
+
+The trainer itself is built, as one of the processes of the run, and makes its own steps, on tensors without data.
+"""
+
+import copy
+import gc
+import logging
+import tempfile
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from omegaconf import DictConfig
+
+from trainwright._torch_compat.probing import real_tensors
+from trainwright._torch_compat.simulation import simulated_process
+from trainwright.config.errors import UserError
+from trainwright.config.schema.sections import complete
+from trainwright.data.batch_loader import BatchLoader
+from trainwright.engine.own_step import OwnStep
+from trainwright.engine.run_summary import logging_only_above
+from trainwright.engine.trainer.trainer import Trainer
+from trainwright.events.storage import EventStorage
+from trainwright.optim.named import each_optimizer
+from trainwright.parallel.blocks import Run
+from trainwright.parallel.depth_extrapolation import extrapolated, shortened
+from trainwright.parallel.dist import get_tensor_parallel_size, use_mesh
+from trainwright.parallel.layout import Layout
+from trainwright.parallel.mesh import current_mesh
+from trainwright.parallel.step_cost import StepCost, TensorBytes, Trace, counting, create_states, measure
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What one update needs on the processes of a layout.
+
+    Attributes:
+        layout: of the processes.
+        costs: by rank. All ranks of a pipeline stage need the same; of several stages, those of the first and last.
+        extrapolated: the number of equal blocks that were estimated from fewer, by the name of the first one.
+    """
+
+    layout: Layout
+    costs: dict[int, StepCost]
+    extrapolated: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def peak(self) -> int:
+        """The most bytes of tensors that exist at once, on the process that needs most."""
+        return max(cost.peak for cost in self.costs.values())
+
+    @property
+    def traffic(self) -> int:
+        """The size of the tensors that a process exchanges, on the process that exchanges most."""
+        return max(sum(cost.traffic.values()) for cost in self.costs.values())
+
+
+def estimate(
+    build: Callable[[Any], Any],
+    config: Any,
+    *,
+    world_size: int = 1,
+    rank: int | None = None,
+    extrapolates: bool = True,
+) -> Estimate:
+    """Estimate the memory and the traffic of one update on each of ``world_size`` processes.
+
+    ``build(config)`` returns the trainer of a configuration: ``DefaultTrainer``, a subclass of it, or a function that
+    calls ``Trainer(model, config, ...)`` and also builds the model, which then takes no memory. Data sets and loaders
+    that the function needs must exist before. One batch is read. It is called several times.
+
+    Tensors are counted as on a CPU. What is not counted: memory inside of kernels, the allocator's unused parts and
+    the contexts of CUDA and NCCL. Graph mode is estimated as eager mode. Nothing is written to the output folder.
+
+    Args:
+        config: of either API; its layout is that of the estimate.
+        rank: of the process; by default the first one, and of several pipeline stages also the last one.
+        extrapolates: make the steps of a model with many equal blocks with fewer of them, unless three numbers of
+            blocks show that the cost is not linear in it.
+
+    Raises:
+        ConfigError: the configuration cannot run, or a step reads the value of a tensor.
+
+    >>> estimate(DefaultTrainer, cfg, world_size=64).peak  # doctest: +SKIP
+    1610612736
+    """
+    process = _Process(build, config, rank or 0, world_size, {})
+    costs, layout = {process.rank: process.cost(extrapolates)}, process.layout
+    if rank is None and layout.pipeline > 1:
+        last = replace(process, rank=world_size - 1)
+        costs[last.rank] = last.cost(extrapolates)
+    return Estimate(layout, costs, process.extrapolated)
+
+
+@dataclass
+class _Process:
+    """One process of a run, whose trainer is built again for each trace."""
+
+    build: Callable[[Any], Any]
+    config: Any
+    rank: int
+    world_size: int
+    extrapolated: dict[str, int]
+    layout: Layout = field(init=False)
+
+    def cost(self, extrapolates: bool) -> StepCost:
+        with logging_only_above(logging.WARNING), _quick_collections(), simulated_process(self.rank, self.world_size):
+            return self._cost(extrapolates)
+
+    def _cost(self, extrapolates: bool) -> StepCost:
+        if not extrapolates:
+            return self._trace(None).cost()
+        runs: dict[str, Run] = {}
+        try:
+            base = self._trace((), runs)
+            if not runs:
+                return base.cost()
+            found = extrapolated([*runs.values()], self._trace, base).cost()
+        except Exception:
+            if not runs:
+                raise
+            return self._trace(None).cost()  # which raises the error, if the shorter model is not its cause
+        self.extrapolated.update({name: run.units * run.period for name, run in runs.items()})
+        return found
+
+    def _trace(self, extra: Sequence[int] | None, runs: dict[str, Run] | None = None) -> Trace:
+        """The trace of the model with shortened runs, which are added to ``runs``; None: of the complete model."""
+        gc.freeze()  # imported modules, and what the trace before has left
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            counting() as counted,
+            nullcontext() if extra is None else shortened(counted, extra, {} if runs is None else runs) as depths,
+        ):
+            try:
+                trainer = self.build(_for_estimate(self.config, folder))
+                mesh = current_mesh()
+                world = self.world_size
+                self.layout = Layout(data=world, replicate=world) if mesh is None else mesh.layout
+                if depths is not None:
+                    depths.check_alike()
+                layout = self.layout
+                # The first update of pipelines and of DistributedDataParallel is another one.
+                is_short = depths is not None and bool(depths.runs) and layout.pipeline == 1
+                is_short &= layout.data == 1 or layout.zero_stage > 0
+                return _measure_trainer(trainer, counted, is_short=is_short)
+            finally:
+                use_mesh(None)
+
+
+@contextmanager
+def _quick_collections() -> Iterator[None]:
+    """``gc.freeze`` keeps objects out of the many collections of a trace; they are released here."""
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def _for_estimate(config: Any, folder: str) -> Any:
+    """A copy of the configuration that reads and writes no run, on a CPU."""
+    if not isinstance(config, Mapping | DictConfig):
+        changes = {"output_dir": folder, "device_str": "cpu", "resume_from_checkpoint": None, "graph": False}
+        changes |= {"init_weights_from": None, "eval_on_start": False, "profile": None, "non_finite": "stop"}
+        return config.copy_with(**changes)
+    cfg = complete(config)
+    cfg.train.update({"output_dir": folder, "resume": False, "load_weight": "", "eval_on_start": False})
+    cfg.train.update({"profile": None, "input_placement_device": "cpu", "non_finite": "stop"})
+    cfg.train.dist.device_type = "cpu"
+    cfg.graph.enabled = False
+    return cfg
+
+
+def _loss_of_parts() -> AbstractContextManager[Any]:
+    """What ``TensorParallel`` enters for a training: cross-entropy of scores that stay apart."""
+    if get_tensor_parallel_size() == 1:
+        return nullcontext()
+    from torch.distributed.tensor.parallel import loss_parallel
+
+    return loss_parallel()
+
+
+def _measure_trainer(trainer: Any, counted: TensorBytes, *, is_short: bool) -> Trace:
+    optimizers = each_optimizer(trainer.optimizer)
+    if is_short:
+        create_states(optimizers)
+    loader = trainer._loader
+    with real_tensors():
+        batch = next(iter(loader))
+        if isinstance(loader, BatchLoader):
+            loader.close()
+    trainer._train_on([batch])
+    if getattr(trainer, "_train_metrics", None) is not None:
+        trainer._train_metrics.is_on = False  # they read values, after the peak
+    with EventStorage(0) as trainer.storage, _loss_of_parts():
+        for hook in trainer._hooks:
+            if isinstance(hook, OwnStep):  # a step of the user's own
+                hook.before_train()
+        trainer._before_first_step()
+        _, run_step = trainer._bind_run_step()
+
+        def step() -> None:
+            trainer.iter = trainer.storage.iter = 0  # each is the first of an epoch, with a complete window
+            if isinstance(trainer, Trainer):
+                trainer.state.global_step = 0
+            run_step()
+
+        return measure(step, trainer.model, optimizers, counted, has_states=is_short)
+
+
+MACHINE = 8  # processes of a machine: those that exchange most, as tensor-parallel ones in each layer, belong on one
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A layout that was examined.
+
+    Attributes:
+        estimate: None if it was not needed: the model's states alone need more memory, or the layout is impossible.
+        state_bytes: the parameters, gradients and optimizer state of a process, if they were divided evenly.
+        fault: why the layout is impossible for this model or configuration.
+    """
+
+    layout: Layout
+    state_bytes: int
+    estimate: Estimate | None = None
+    fault: str = ""
+
+    def fits(self, memory: int) -> bool:
+        """Whether the tensors of each process fit into ``memory`` bytes."""
+        return self.estimate is not None and self.estimate.peak <= memory
+
+
+def fitting_layouts(
+    build: Callable[[Any], Any], config: Any, *, world_size: int, memory: int, wanted: int = 3
+) -> list[Candidate]:
+    """Examine layouts until ``wanted`` of them fit; those that fit first, best first.
+
+    The best layout has the fewest pipeline stages, which wait for each other, then the fewest tensor-parallel
+    processes, which exchange activations in each layer, then the lowest ZeRO stage. Of one stage, copies of the model
+    that are each on one machine come before one copy on all; sequence parallelism comes after the same without it.
+
+    Args:
+        build, config: as for :func:`~trainwright.inspect.estimation.estimate`.
+        memory: bytes of each process.
+    """
+    whole = estimate(build, config).costs[0]
+    examined: list[Candidate] = []
+    for layout in layouts_of(world_size):
+        examined.append(_examine(build, config, layout, _state_bytes(whole, layout), memory))
+        if sum(candidate.fits(memory) for candidate in examined) == wanted:
+            break
+    return sorted(examined, key=lambda candidate: not candidate.fits(memory))
+
+
+def layouts_of(world_size: int) -> Iterator[Layout]:
+    """The layouts of ``world_size`` processes, best first.
+
+    >>> [str(layout) for layout in layouts_of(2)]  # doctest: +NORMALIZE_WHITESPACE
+    ['2 data', '2 data (ZeRO 1)', '2 data (ZeRO 2)', '2 data (ZeRO 3)',
+     '1 data x 2 tensor', '1 data x 2 tensor (sequence parallel)', '1 data x 2 pipeline']
+    """
+    divisors = [size for size in range(1, world_size + 1) if world_size % size == 0]
+    for pipeline in divisors:
+        for tensor in divisors:
+            data, rest = divmod(world_size, pipeline * tensor)
+            if rest or tensor > MACHINE:
+                continue
+            for stage in range(4 if data > 1 else 1):
+                for replicate in _copies(data, MACHINE // tensor) if stage else [data]:
+                    for sequence in (False, True) if tensor > 1 else (False,):
+                        yield Layout(data, tensor, pipeline, replicate, stage, sequence)
+
+
+def _copies(data: int, at_most: int) -> list[int]:
+    """Numbers of copies of the model: with up to ``at_most`` ranks for each copy, and one copy for all."""
+    shard = max(size for size in range(1, data + 1) if data % size == 0 and size <= at_most)
+    return [data // shard, 1] if 1 < shard < data else [1]
+
+
+def with_layout(config: Any, layout: Layout) -> Any:
+    """A copy of a configuration of either API with the sizes of ``layout``."""
+    sizes = {
+        "data_parallel_size": layout.data,
+        "tensor_parallel_size": layout.tensor,
+        "pipeline_parallel_size": layout.pipeline,
+        "replicate_size": layout.replicate if layout.zero_stage and layout.replicate > 1 else None,
+        "sequence_parallel": layout.sequence_parallel,
+    }
+    if not isinstance(config, Mapping | DictConfig):
+        return config.copy_with(**sizes, zero_stage=layout.zero_stage)
+    cfg = complete(copy.deepcopy(config))
+    if layout.pipeline != cfg.train.dist.pipeline_parallel_size:
+        cfg.train.dist.custom_pipeline_stage_id = None
+    cfg.train.dist.update(sizes)
+    cfg.train.zero_optimization.update({"enabled": layout.zero_stage > 0, "stage": layout.zero_stage or 1})
+    return cfg
+
+
+def _examine(build: Callable[[Any], Any], config: Any, layout: Layout, state_bytes: int, memory: int) -> Candidate:
+    candidate = Candidate(layout, state_bytes)
+    if state_bytes > memory:
+        return candidate
+    try:
+        found = estimate(build, with_layout(config, layout), world_size=layout.world_size)
+    except (UserError, RuntimeError, ValueError) as error:
+        text = str(error).partition("\n")[0]
+        return replace(candidate, fault=textwrap.shorten(text, 80, placeholder=" ..."))
+    return replace(candidate, estimate=found)
+
+
+def _state_bytes(whole: StepCost, layout: Layout) -> int:
+    parts = layout.tensor * layout.pipeline
+    shards = [layout.shard if layout.zero_stage >= first else 1 for first in (3, 1, 1)]
+    sizes = (whole.parameters, whole.trainable, whole.optimizer)
+    return sum(size // (parts * shard) for size, shard in zip(sizes, shards, strict=True))

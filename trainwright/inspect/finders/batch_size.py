@@ -1,0 +1,136 @@
+"""The largest micro-batch that fits into the memory: doubled until it does not, then between the last two sizes."""
+
+import gc
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainwright.config.errors import ConfigError
+from trainwright.data.collate import count_samples
+from trainwright.inspect.check.copies import Copies, quiet, restored_generators
+from trainwright.inspect.check.finding import Skipped
+from trainwright.inspect.check.observed import counting_saved, size_of
+from trainwright.engine.out_of_memory import is_out_of_memory
+from trainwright.optim.named import each_optimizer
+
+
+@dataclass(frozen=True)
+class BatchSizes:
+    """The result of the trials.
+
+    Attributes:
+        largest: samples of the largest micro-batch that fits; 0: not even one sample does.
+        limited_by: ``memory``, ``data`` (all samples fit), ``max_size`` or ``time``.
+        trials: bytes that a step needs by size; None: it does not fit.
+        settings: the settings that use ``largest``, with as many samples per update as before, or as few more as
+            possible.
+    """
+
+    largest: int
+    limited_by: str
+    trials: dict[int, int | None]
+    settings: dict[str, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return asdict(self)
+
+
+def find_batch_size(
+    trainer: Any, *, memory: int | None = None, max_size: int | None = None, max_seconds: float = 300.0
+) -> BatchSizes:
+    """Find the largest micro-batch with which a copy of ``trainer`` can make updates.
+
+    ``memory``: bytes that a step may use, for another device than this one; on a CPU the tensors are counted.
+
+    Raises:
+        ConfigError: the loader does not change with the batch size, or an argument is out of range.
+    """
+    for name, value in (("memory", memory), ("max_size", max_size)):
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise ConfigError(f"find_batch_size: got {name}={value!r}; it must be a whole number >= 1.")
+    trials: dict[int, int | None] = {}
+    with tempfile.TemporaryDirectory() as folder, restored_generators(trainer.device), quiet():
+        copies = Copies(trainer, Path(folder), end=time.perf_counter() + max_seconds)
+        most = _num_samples(copies)
+        bound = min(one for one in (most, max_size, 1 << 30) if one is not None)
+        reason = "data" if bound == most else "max_size"
+        try:
+            fits, fails = 0, None
+            size = 1
+            while fails is None and fits < bound:
+                if _fits(copies, size, memory, trials):
+                    fits, size = size, min(2 * size, bound)
+                else:
+                    fails = size
+            while fails is not None and fails - fits > max(1, fits // 8):  # to an eighth
+                size = (fits + fails) // 2
+                fits, fails = (size, fails) if _fits(copies, size, memory, trials) else (fits, size)
+            reason = reason if fails is None else "memory"
+        except Skipped:
+            fits, reason = max([one for one, needed in trials.items() if needed is not None], default=0), "time"
+    return BatchSizes(fits, reason, dict(sorted(trials.items())), _settings(copies, fits))
+
+
+def _num_samples(copies: Copies) -> int | None:
+    dataset = getattr(copies.trainer._loader, "dataset", None)
+    try:
+        return len(dataset) if dataset is not None else None
+    except TypeError:
+        return None
+
+
+def _fits(copies: Copies, size: int, memory: int | None, trials: dict[int, int | None]) -> bool:
+    needed: int | None = None
+    try:
+        needed = _needed(copies, size)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+    if needed is None or copies.device.type == "cuda":
+        gc.collect()  # the error and its frames held what the step had allocated
+    if copies.device.type == "cuda":
+        torch.cuda.empty_cache()
+    is_over = needed is None or (memory is not None and needed > memory)
+    trials[size] = None if is_over else needed
+    return not is_over
+
+
+def _needed(copies: Copies, size: int) -> int:
+    """The bytes of an update with micro-batches of ``size`` samples."""
+    new = copies.make(batch_size=size, gradient_accumulation_steps=1, constant_rate=True)
+    (batch,) = copies.batches(new, 1)
+    if (found := count_samples(copies.prepared(new, batch))) != size:
+        raise ConfigError(
+            f"find_batch_size: the loader gives {found or 'unknown numbers of'} samples instead of {size}. Pass a data"
+            " set instead of a loader, or build the loader with the batch size of the configuration."
+        )
+    new._train_on([batch])
+    is_cuda = copies.device.type == "cuda"
+    if is_cuda:
+        torch.cuda.reset_peak_memory_stats(copies.device)
+    saved: list[int] = []
+    counting = counting_saved(new.model, saved.append)
+    with ExitStack() as stack:  # the first update creates the state of the optimizer
+        copies.train(new, 2, before=lambda running: running.iter and stack.enter_context(counting))
+    if is_cuda:
+        return torch.cuda.max_memory_allocated(copies.device)
+    states = [state for one in each_optimizer(new.optimizer) for state in one.state.values()]
+    trained = [one for one in new.model.parameters() if one.requires_grad]
+    kept = size_of([*new.model.parameters(), *new.model.buffers(), *trained])
+    return kept + size_of(value for state in states for value in state.values()) + sum(saved)
+
+
+def _settings(copies: Copies, size: int) -> dict[str, int]:
+    if not size:
+        return {}
+    trainer = copies.trainer
+    total = trainer._batch_size * trainer._accumulation
+    steps = -(-total // size)
+    found: dict[str, int] = trainer._batch_settings(-(-total // steps) if steps > 1 else size, steps)
+    return found

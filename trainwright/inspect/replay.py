@@ -1,0 +1,263 @@
+"""Run one update of an earlier run again, bitwise: from the nearest checkpoint before it, with a look inside."""
+
+import bdb
+import json
+import logging
+import pdb
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from trainwright.checkpoint.verify import inspect_folders
+from trainwright.config.errors import ConfigError
+from trainwright.data.sample_names import sample_name
+from trainwright.engine.run_directory import OpenRunFolder
+from trainwright.engine.run_record import RunRecord
+from trainwright.engine.run_summary import RunSummary
+from trainwright.engine.sample_ids import own_sample_ids, training_loader
+from trainwright.engine.step_probe import StepFacts, probed_step, user_frame
+from trainwright.events.storage import EventStorage
+from trainwright.hooks import (
+    BestCheckpointer,
+    FiniteCheck,
+    Interruptions,
+    IterationTimer,
+    PeriodicCheckpointer,
+    PeriodicWriter,
+    ProfileHook,
+)
+from trainwright.hooks.base import HookBase
+from trainwright.hooks.callbacks.progress import EpochProgress
+from trainwright.parallel.data_parallel import unwrap_model
+from trainwright.parallel.dist import gather_over_data, get_world_size
+from trainwright.inspect.report.difference import compare_starts
+from trainwright.inspect.report.run_data import LOSS, LOSSES_NAME, read_loss_table
+from trainwright.inspect.report.run_state import RECORD_NAME, read_starts
+
+logger = logging.getLogger("trainwright.engine")
+
+# Hooks that write, end the training, or act on the process. The others may change what a step computes.
+_LEFT_OUT = (
+    *(OpenRunFolder, RunRecord, RunSummary, PeriodicWriter, PeriodicCheckpointer, BestCheckpointer),
+    *(Interruptions, IterationTimer, ProfileHook, FiniteCheck, EpochProgress),
+)
+_OF_LIBRARIES = ["torch", "torch.*", "trainwright", "trainwright.*", "contextlib", "importlib*"]
+
+
+@dataclass
+class Replay:
+    """An update that was run again.
+
+    Attributes:
+        step: its number, counted from 1.
+        checkpoint: where the replay started; "" is the beginning of the run.
+        samples: for each micro-batch the indices of its samples in the data set; None if the loader does not show them.
+            Several processes: the micro-batches of all of them, rank by rank, and so the losses in ``facts``.
+        names: the data set's names of these samples by index, where it has names.
+        loss, recorded_loss: of the replay and of the run. They are equal by bits, unless the code, the data or the
+            machine is another one. None: not recorded, or the step failed before.
+        facts: losses of samples, gradient norms, and the first operation with a value that is not finite.
+        error: of the step.
+        changes: where the loss differs: what of ``run.json`` is another value now, by name: (of the run, now).
+    """
+
+    step: int
+    checkpoint: str
+    samples: list[list[int]] | None = None
+    names: dict[int, str] = field(default_factory=dict)
+    loss: float | None = None
+    recorded_loss: float | None = None
+    facts: StepFacts = field(default_factory=StepFacts)
+    error: str = ""
+    changes: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+
+    @property
+    def is_equal(self) -> bool | None:
+        """Whether the loss is that of the run by bits; None: unknown."""
+        if self.loss is None or self.recorded_loss is None:
+            return None
+        return repr(self.loss) == repr(self.recorded_loss)
+
+
+def replay(trainer: Any, folder: Path, step: int, *, stops: bool = False) -> Replay:
+    """Run update ``step`` of the run in ``folder`` again with a new ``trainer`` of that run. Nothing is written.
+
+    ``stops``: start the debugger of Python in the user's code, at the first operation with a result that is not finite,
+    after an error, or else in the model's ``forward``.
+
+    Raises:
+        ConfigError: the run has no such update, or the trainer has already trained.
+    """
+    _check(trainer, folder, step, stops)
+    checkpoint = nearest_checkpoint(folder, step)
+    with _quiet(), _only_needed_hooks(trainer):
+        if checkpoint is not None:
+            trainer.checkpointer.load(checkpoint)
+            trainer._set_position()
+        found = Replay(step, "" if checkpoint is None else checkpoint.name, recorded_loss=_recorded_loss(folder, step))
+        trainer.iter = trainer.iterations_done = trainer.start_iter
+        with EventStorage(trainer.start_iter) as trainer.storage:
+            try:
+                _run(trainer, found, stops=stops)
+            finally:
+                trainer._stepper, trainer._has_trained = None, True
+                for hook in trainer._hooks:
+                    if type(hook).__module__.endswith("torch_settings"):
+                        hook.after_train()
+                trainer._close_loaders()
+                trainer.checkpointer.close()
+        _join_processes(found)
+    if found.is_equal is False:
+        found.changes = _changes(trainer, folder, step)
+    return found
+
+
+def _changes(trainer: Any, folder: Path, step: int) -> dict[str, tuple[Any, Any]]:
+    record = next((hook for hook in trainer._hooks if isinstance(hook, RunRecord)), None)
+    starts = [start for start in read_starts(folder / RECORD_NAME) if start.get("first_iteration", 1) <= step]
+    if record is None or not starts:
+        return {}
+    now = json.loads(json.dumps(record.describe(), default=str))
+    sections = compare_starts(starts[-1], now)
+    return {f"{one.title}: {name}": pair for one in sections for name, pair in one.differing.items()}
+
+
+def nearest_checkpoint(folder: Path, step: int) -> Path | None:
+    """The last complete checkpoint from before update ``step``; None: the replay starts at the beginning."""
+    before = [
+        (entry.manifest.iteration, entry)
+        for place in inspect_folders(folder, contents=False)
+        for entry in place.found
+        if entry.manifest is not None and entry.manifest.iteration is not None and entry.manifest.iteration + 1 < step
+    ]
+    for _, entry in sorted(before, key=lambda pair: pair[0], reverse=True):
+        if entry.is_complete:
+            return entry.path
+        logger.warning("replay: checkpoint %s is damaged; starting from an earlier one.", entry.path.name)
+    return None
+
+
+def _check(trainer: Any, folder: Path, step: int, stops: bool) -> None:
+    last = trainer.max_iter
+    if not 1 <= step <= last:
+        raise ConfigError(f"replay: got step {step}; the run has the updates 1 to {last}.")
+    if trainer._has_trained:
+        raise ConfigError("replay: this trainer has trained already; call it on a new one, in place of train().")
+    starts = read_starts(folder / RECORD_NAME)
+    if starts and starts[-1].get("processes", 1) != get_world_size():
+        raise ConfigError(
+            f"replay: the run had {starts[-1]['processes']} processes, this one has {get_world_size()}; bits are equal"
+            f" for the same number only. Start the replay with `trainwright launch -n {starts[-1]['processes']}`."
+        )
+    if stops and get_world_size() > 1:
+        raise ConfigError("replay: the debugger needs the terminal of one process; leave out --break (stops=True).")
+
+
+def _run(trainer: Any, found: Replay, *, stops: bool) -> None:
+    for hook in trainer._hooks:
+        hook.before_train()
+    trainer._before_first_step()
+    trainer._stepper, run_step = trainer._bind_run_step()
+    last = found.step - 1
+    for _ in trainer._iterations(found.step):
+        if trainer.iter < last:
+            run_step()
+            continue
+        found.samples = own_sample_ids(trainer, found.step)
+        found.names = _names(training_loader(trainer), chain.from_iterable(found.samples or ()))
+        sizes = [len(batch) for batch in found.samples or ()]
+        model = unwrap_model(trainer.model)
+        # A compiled program has no inside to look at.
+        is_graph = trainer._is_graph
+        probe = nullcontext(StepFacts()) if is_graph else probed_step(model, sizes, _debug if stops else None)
+        with probe as found.facts:
+            handle = model.register_forward_pre_hook(_debug_once()) if stops else None
+            try:
+                run_step()
+            except bdb.BdbQuit:  # the user has left the debugger
+                raise KeyboardInterrupt from None
+            except Exception as error:
+                if get_world_size() > 1:
+                    raise  # the other processes wait for this one
+                found.error = f"{type(error).__name__}: {error}"
+                if stops:
+                    pdb.post_mortem(error.__traceback__)
+            finally:
+                if handle is not None:
+                    handle.remove()
+        if found.error:
+            return
+        trainer.storage.reduce()
+        value = trainer.storage.latest().get(LOSS)
+        found.loss = None if value is None else value[0]
+
+
+def _join_processes(found: Replay) -> None:
+    """Add what the other processes have seen; each must call this."""
+    ranks = gather_over_data(found)
+    if len(ranks) == 1:
+        return
+    samples = [one.samples for one in ranks]
+    found.samples = [batch for one in samples for batch in one or ()] if all(samples) else None
+    found.names = {index: name for one in ranks for index, name in one.names.items()}
+    found.facts.sample_losses = [losses for one in ranks for losses in one.facts.sample_losses]
+    found.facts.non_finite = next((bad for one in ranks if (bad := one.facts.non_finite)), None)
+
+
+def _names(loader: Any, indices: Iterable[int]) -> dict[int, str]:
+    names = {index: sample_name(loader.dataset, index) for index in indices}
+    return {index: name for index, name in names.items() if name is not None}
+
+
+def _recorded_loss(folder: Path, step: int) -> float | None:
+    table = read_loss_table(folder / LOSSES_NAME)
+    found = [] if table is None else table[table[:, 0] == step - 1, 1].tolist()
+    return found[-1] if found else None
+
+
+@contextmanager
+def _only_needed_hooks(trainer: Any) -> Iterator[None]:
+    before: Sequence[HookBase] = trainer._hooks
+    saves = trainer.checkpointer.save_to_disk
+    trainer._hooks = [hook for hook in before if not isinstance(hook, _LEFT_OUT)]
+    trainer.checkpointer.save_to_disk = False  # a callback may ask for a checkpoint
+    try:
+        yield
+    finally:
+        trainer._hooks, trainer.checkpointer.save_to_disk = before, saves
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Errors only: the lines of the training are in its log. Lines of the user's own loggers are not affected."""
+    logger = logging.getLogger("trainwright")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _debug_once() -> Callable[[nn.Module, Any], None]:
+    has_stopped = False
+
+    def stop(module: nn.Module, inputs: Any) -> None:
+        nonlocal has_stopped
+        if not has_stopped:
+            has_stopped = True
+            pdb.Pdb(skip=_OF_LIBRARIES).set_trace(sys._getframe())  # stops at the next line of the user's code
+
+    return stop
+
+
+def _debug() -> None:
+    """Stop in the user's frame that has called the operation."""
+    frame = user_frame()
+    pdb.Pdb(skip=_OF_LIBRARIES).set_trace(frame or sys._getframe())

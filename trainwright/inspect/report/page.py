@@ -1,0 +1,374 @@
+"""The report as one HTML page: its tables and the points of its curves, with plotly's JavaScript inside."""
+
+import html
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from importlib import resources
+from itertools import chain
+from typing import Any
+
+from trainwright.config.errors import ConfigError, import_optional
+from trainwright.config.secrets import redact
+from trainwright.notebook import curves, summary
+from trainwright.inspect.report.curves import Line, charts_of, max_points, thinned, unit_of
+from trainwright.inspect.report.run_data import LOSS, RunData, find_runs
+from trainwright.inspect.report.samples import read_samples
+from trainwright.inspect.report.text import local_time, size
+
+_PHASES = ("data", "forward", "backward", "optimizer", "metrics", "compile", "evaluation", "save", "imports")
+_NONE = "–"
+_MANY = 40  # rows that are shown on demand
+
+
+class Run(RunData):
+    """The folder of a run; a notebook shows its results: ``Run("output")``.
+
+    Raises:
+        MissingFileError: there is no run. ConfigError: there are several.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        found = find_runs([os.fspath(folder)])
+        if len(found) > 1:
+            raise ConfigError(f"Run: {folder} has {len(found)} runs: {', '.join(run.name for run in found)}. Name one.")
+        super().__init__(found[0].folder, found[0].folder.resolve().name)
+
+    def _repr_html_(self) -> str:
+        shown = {name: pair for name, pair in _results(self).items() if pair[0] != _NONE}
+        results = {name: value + (f" ({note})" if note else "") for name, (value, note) in shown.items()}
+        lines = [line for chart in charts_of([self]) if chart.key == "loss" for line in chart.lines]
+        lines.sort(key=lambda one: one.is_evaluation)
+        picture = curves({f"{'evaluation' if one.is_evaluation else 'training'} loss": _means(one) for one in lines})
+        return summary(self.name, {**results, "Folder": str(self.folder)}, picture)
+
+
+def _means(line: Line) -> list[tuple[float, float]]:
+    points = thinned(line.curve, 400)
+    x, y = ("mx", "my") if "mx" in points else ("x", "y")
+    return list(zip(points[x], points[y], strict=True))
+
+
+def plotly_script() -> str:
+    """The JavaScript of plotly.
+
+    Raises:
+        ConfigError: plotly is not installed.
+    """
+    message = "the package plotly is not installed. Install it with `pip install 'trainwright[report]'`."
+    return str(import_optional("plotly.offline", f"trainwright report: {message}", ConfigError).get_plotlyjs())
+
+
+def page(runs: list[RunData], *, is_live: bool = False) -> str:
+    """The complete page. A live one asks its server for new content; the other needs nothing else."""
+    assets = resources.files("trainwright.inspect.report") / "assets"
+    title = ", ".join(run.name for run in runs[:3]) + (f" and {len(runs) - 3} more" if len(runs) > 3 else "")
+    parts = {
+        "TITLE": _escaped(title),
+        "STYLE": (assets / "page.css").read_text(encoding="utf-8"),
+        "PLOTLY": plotly_script(),
+        "SCRIPT": (assets / "page.js").read_text(encoding="utf-8"),
+        "CONTENT": _in_script(content(runs)),
+        "LIVE": "true" if is_live else "false",
+    }
+    text = (assets / "page.html").read_text(encoding="utf-8")
+    head, *rest = text.split("{{")  # one pass: a name in a value is not replaced
+    return head + "".join(parts[name] + after for name, after in (piece.split("}}", 1) for piece in rest))
+
+
+def content(runs: list[RunData]) -> dict[str, Any]:
+    """What changes during a run: tables as HTML, curves as points."""
+    charts = charts_of(runs)
+    most = max_points(sum(len(chart.lines) for chart in charts))
+    return {
+        "runs": [redact(run.name) for run in runs],
+        "samples": [run.latest.get("samples_per_iteration") or 0 for run in runs],
+        "charts": [
+            {
+                "key": redact(chart.key),
+                "title": redact(chart.title),
+                "unit": chart.unit,
+                "lines": [
+                    {
+                        "run": line.run,
+                        "eval": line.is_evaluation,
+                        "name": redact(line.metric),
+                        **thinned(line.curve, most),
+                    }
+                    for line in chart.lines
+                ],
+            }
+            for chart in charts
+        ],
+        "phases": [_phases(run) for run in runs],
+        "overview": overview(runs),
+        "details": details(runs),
+    }
+
+
+def overview(runs: list[RunData]) -> str:
+    """The results of each run: tiles for one, a table for several."""
+    facts = [_results(run) for run in runs]
+    if len(runs) == 1:
+        tiles = [
+            f'<div class="tile"><div class="name">{_escaped(name)}</div><div class="value">{_escaped(value)}</div>'
+            f'<div class="note">{_escaped(note)}</div></div>'
+            for name, (value, note) in facts[0].items()
+            if value != _NONE
+        ]
+        return f'<div class="tiles">{"".join(tiles)}</div>'
+    absent = (_NONE, "")
+    names = [name for name in dict.fromkeys(chain(*facts)) if any(fact.get(name, absent)[0] != _NONE for fact in facts)]
+    rows = [
+        [run.name, *(value + (f" ({note})" if note else "") for value, note in (fact.get(n, absent) for n in names))]
+        for run, fact in zip(runs, facts, strict=True)
+    ]
+    return _table(["Run", *names], rows, colours=True)
+
+
+def _results(run: RunData) -> dict[str, tuple[str, str]]:
+    """Name: value and note."""
+    start, loss = run.latest, run.curves.get(LOSS)
+    best, seconds = start.get("best") or {}, sum(one.get("seconds") or 0 for one in run.starts)
+    time, rate = run.curves.get("time"), start.get("samples_per_iteration") or 0
+    done = int(loss.x[-1]) if loss is not None and len(loss.x) else start.get("iterations_done", 0)
+    typical = float(sorted(time.y)[len(time.y) // 2]) if time is not None and len(time.y) else 0.0
+    planned = start.get("last_iteration")
+    model = start.get("model") or {}
+    return {
+        "Status": (run.status, _status_note(run)),
+        f"Best {best['metric'].replace('/', ' ')}" if best else "Best": (
+            (f"{_number(best['value'])} {unit_of(best['metric'])}".strip(), f"iteration {best['iteration']:,}")
+            if best
+            else (_NONE, "")
+        ),
+        "Training loss": (_number(loss.y[-1]), "the last") if loss is not None and len(loss.y) else (_NONE, ""),
+        "Iterations": (f"{done:,}", f"of {planned:,}" if planned and planned != done else ""),
+        "Time": (duration(seconds), "") if seconds else (_NONE, ""),
+        "Throughput": (
+            (
+                _number((rate or 1) / typical),
+                "samples/s" if rate else "iterations/s",
+            )
+            if typical
+            else (_NONE, "")
+        ),
+        "Peak memory": (
+            _size(start.get("peak_memory_bytes")),
+            "main memory" if start.get("device") == "cpu" else str(start.get("device", "")),
+        ),
+        "Parameters": (f"{model['parameters']:,}", model.get("class", "")) if model else (_NONE, ""),
+    }
+
+
+def _status_note(run: RunData) -> str:
+    """How often it was resumed, and when a killed run wrote for the last time."""
+    resumed, last = len(run.starts) - 1, run.last_sign
+    notes = [f"resumed {resumed} {'time' if resumed == 1 else 'times'}"] if resumed > 0 else []
+    notes += [f"no end; last sign of life {local_time(datetime.fromtimestamp(last).astimezone())}"] if last else []
+    return "; ".join(notes)
+
+
+def details(runs: list[RunData]) -> str:
+    """Checkpoints, samples, configuration, environment, data and warnings of the runs."""
+    samples = [_samples(run) for run in runs]
+    sections = [
+        ("Predictions and samples", "".join(samples)),
+        ("Hardest samples", "".join(_hardest(run, many=len(runs) > 1) for run in runs)),
+        ("Checkpoints", _checkpoints(runs)),
+        ("Data", _compared([_data(run) for run in runs], runs)),
+        ("Environment", _compared([_environment(run) for run in runs], runs)),
+        ("Configuration", _compared([run.settings for run in runs], runs)),
+        ("Warnings", "".join(_warnings(run, many=len(runs) > 1) for run in runs)),
+    ]
+    return "".join(
+        f'<section id="{title.split()[0].lower()}"><h2>{title}</h2>{inside}</section>'
+        for title, inside in sections
+        if inside
+    )
+
+
+def _checkpoints(runs: list[RunData]) -> str:
+    rows = []
+    for run in runs:
+        for entry in run.checkpoints:
+            manifest = entry.manifest
+            iteration = None if manifest is None else manifest.iteration
+            rows.append(
+                [
+                    *([run.name] if len(runs) > 1 else []),
+                    entry.path.name,
+                    _NONE if iteration is None else f"{iteration + 1:,}",
+                    "" if entry.saved_at is None else local_time(entry.saved_at),
+                    _size(entry.size_bytes),
+                    "" if entry.is_complete else entry.faults[0],
+                ]
+            )
+    has_faults = any(row[-1] for row in rows)
+    names = [*(["Run"] if len(runs) > 1 else []), "Name", "Iteration", "Saved", "Size", "Fault"]
+    return _table(names if has_faults else names[:-1], [row if has_faults else row[:-1] for row in rows])
+
+
+def _data(run: RunData) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, facts in (run.latest.get("data") or {}).items():
+        found |= {f"{name}: {key}": value for key, value in facts.items() if value is not None}
+    return found
+
+
+def _environment(run: RunData) -> dict[str, Any]:
+    start = run.latest
+    git, machine = start.get("git") or {}, start.get("machine") or {}
+    changed = git.get("num_changed")
+    found = {
+        "command": start.get("command"),
+        "working folder": start.get("working_folder"),
+        "started": start.get("started") and local_time(datetime.fromisoformat(start["started"])),
+        "git commit": git.get("commit") and f"{git['commit'][:12]} ({git.get('branch', '?')})",
+        "git changes": f"{changed} files: {', '.join(git.get('changed', ()))}" if changed else "none" if git else None,
+        "device": start.get("device"),
+        "precision": start.get("precision"),
+        "processes": start.get("processes"),
+        **{key.replace("_bytes", ""): value for key, value in machine.items() if not isinstance(value, list)},
+        "accelerators": ", ".join(one["name"] for one in machine.get("accelerators", ())) or None,
+        **{name.replace("_", " "): value for name, value in (start.get("numerics") or {}).items()},
+        **(start.get("versions") or {}),
+    }
+    if isinstance(found.get("memory"), int):
+        found["memory"] = _size(found["memory"])
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _hardest(run: RunData, *, many: bool) -> str:
+    """The samples with the largest losses of the latest evaluation of each data set."""
+    tables = []
+    for dataset in dict.fromkeys(row["dataset"] for row in run.hardest):
+        rows = [row for row in run.hardest if row["dataset"] == dataset]
+        evaluations = sorted({int(row["iteration"]) for row in rows})
+        often = Counter((row["sample"], row["name"]) for row in rows)
+        latest = [row for row in rows if int(row["iteration"]) == evaluations[-1]]
+        cells = [
+            [
+                " ".join(part for part in (row["sample"], row["name"]) if part) or _NONE,
+                _number(float(row["loss"])),
+                row["label"] or _NONE,
+                row["prediction"] or _NONE,
+                f"{often[row['sample'], row['name']]} of {len(evaluations)} evaluations",
+            ]
+            for row in latest
+        ]
+        title = ": ".join(part for part in (run.name if many else "", dataset) if part)
+        tables.append(f"<h3>{_escaped(title)}</h3>" if title else "")
+        tables.append(_table(["Sample", "Loss", "Label", "Prediction", "Among the hardest in"], cells))
+    return "".join(tables)
+
+
+def _warnings(run: RunData, *, many: bool) -> str:
+    if not run.warnings:
+        return ""
+    title = f"<h3>{_escaped(run.name)}</h3>" if many else ""
+    return f"{title}<pre>{_escaped(chr(10).join(run.warnings))}</pre>"
+
+
+def _samples(run: RunData) -> str:
+    found = read_samples(run.folder)
+    pictures = [
+        f'<figure><img alt="{_escaped(one.name)}" src="{one.uri}"><figcaption>{_escaped(one.name)}'
+        f" <span>iteration {one.iteration + 1:,}</span></figcaption></figure>"
+        for one in found
+        if one.uri
+    ]
+    texts = [
+        f'<div class="text"><div class="name">{_escaped(one.name)} <span>iteration {one.iteration + 1:,}</span></div>'
+        f"<pre>{_escaped(one.text)}</pre></div>"
+        for one in found
+        if not one.uri
+    ]
+    return (f'<div class="pictures">{"".join(pictures)}</div>' if pictures else "") + "".join(texts)
+
+
+def _compared(found: Sequence[dict[str, Any]], runs: list[RunData]) -> str:
+    """Values of the runs side by side; those that differ first."""
+    names = list(dict.fromkeys(name for one in found for name in one))
+    rows = [[name, *(_text(one.get(name, _NONE)) for one in found)] for name in names]
+    if len(runs) == 1:
+        shown = _table(["", ""], rows, css="facts") if rows else ""
+        return f"<details><summary>{len(rows)} settings</summary>{shown}</details>" if len(rows) > _MANY else shown
+    differing = [row for row in rows if len(set(row[1:])) > 1]
+    equal = [row[:2] for row in rows if len(set(row[1:])) == 1]
+    shown = _table(["", *(run.name for run in runs)], differing, css="facts") if differing else ""
+    if equal:
+        shown += f"<details><summary>{len(equal)} equal</summary>{_table(['', ''], equal, css='facts')}</details>"
+    return shown
+
+
+def _table(names: list[str], rows: Iterable[list[str]], *, css: str = "", colours: bool = False) -> str:
+    body = [
+        "<tr>"
+        + "".join(
+            f'<td><span class="dot" data-run="{number}"></span>{_escaped(cell)}</td>'
+            if colours and place == 0
+            else f"<td>{_escaped(cell)}</td>"
+            for place, cell in enumerate(row)
+        )
+        + "</tr>"
+        for number, row in enumerate(rows)
+    ]
+    if not body:
+        return ""
+    head = f"<thead><tr>{''.join(f'<th>{_escaped(name)}</th>' for name in names)}</tr></thead>" if any(names) else ""
+    return f'<div class="wide"><table class="{css}">{head}<tbody>{"".join(body)}</tbody></table></div>'
+
+
+def _phases(run: RunData) -> dict[str, float]:
+    """Seconds of each phase over all starts; ``other`` is in none."""
+    totals: dict[str, float] = {}
+    for start in run.starts:
+        for name, seconds in (start.get("phases") or {}).items():
+            totals[name] = totals.get(name, 0.0) + seconds
+    if not totals:
+        return {}
+    inside = sum(totals.get(name, 0.0) for name in ("evaluation", "save", "imports"))
+    found = {name: max(0.0, totals.get(name, 0.0)) for name in _PHASES}
+    found["hooks"] = max(0.0, totals.get("hooks", 0.0) - inside)
+    found["other"] = max(0.0, sum(start.get("seconds") or 0 for start in run.starts) - sum(found.values()))
+    return {name: round(seconds, 4) for name, seconds in found.items() if seconds > 0}
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(3.87), duration(75), duration(7380), duration(200000)
+    ('3.9 s', '1 min 15 s', '2 h 03 min', '2 d 7 h')
+    """
+    whole = round(seconds)
+    if seconds < 59.5:
+        return f"{seconds:.1f} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _size(num_bytes: int | None) -> str:
+    return size(num_bytes) if num_bytes else _NONE
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _escaped(text: str) -> str:
+    """Text for HTML, without secrets."""
+    return html.escape(redact(text))
+
+
+def _in_script(value: Any) -> str:
+    """JSON that ends no script element."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

@@ -1,0 +1,255 @@
+"""The content of a run's folder, for reports: metrics, settings, starts, checkpoints, warnings."""
+
+import csv
+import json
+import math
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trainwright.checkpoint.files import open_regular
+from trainwright.checkpoint.verify import CheckpointReport, inspect_folders
+from trainwright.config.errors import MissingFileError, missing_path
+from trainwright.inspect.report.run_state import CONFIGS, RECORD_NAME, flat, last_written, read_config, read_starts, state_of
+
+LOSSES_NAME = "losses.csv"
+METRICS_NAME = "metrics.json"
+CURVES_NAME = "curves.png"
+HARDEST_NAME = "hardest_samples.csv"
+LOSS = "total_loss"
+
+Array = npt.NDArray[np.float64]
+_MAX_ITERATION = 1 << 53
+_BLOCK = 1 << 22  # bytes of metrics that are parsed at once
+_MAX_LOG, _MAX_WARNINGS = 1 << 24, 50
+_MARKS = (METRICS_NAME, LOSSES_NAME, RECORD_NAME, *CONFIGS)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The values of a metric that are finite, by the number of updates done; ``num_bad`` others are left out."""
+
+    x: Array
+    y: Array
+    num_bad: int = 0
+
+
+@dataclass(frozen=True)
+class RunData:
+    """A run's folder. Each part is read when it is first used."""
+
+    folder: Path
+    name: str
+
+    @cached_property
+    def starts(self) -> list[dict[str, Any]]:
+        """Of ``run.json``, oldest first; empty for a run of an older version, or a loop of the user's own."""
+        return read_starts(self.folder / RECORD_NAME)
+
+    @property
+    def latest(self) -> dict[str, Any]:
+        """The latest start."""
+        return self.starts[-1] if self.starts else {}
+
+    @property
+    def status(self) -> str:
+        """One of the states of `run_state`; "unknown" for a run of an older version, or a loop of the user's own."""
+        return state_of(self.folder, self.starts) if self.starts else "unknown"
+
+    @property
+    def last_sign(self) -> float | None:
+        """When a run without an end, such as a killed one, last wrote; None: it has ended or is in progress."""
+        is_open = self.starts and "ended" not in self.latest and self.status != "running"
+        return last_written(self.folder) if is_open else None
+
+    @cached_property
+    def curves(self) -> dict[str, Curve]:
+        """The metrics by name. The loss is that of each update, where the run has written it."""
+        found = dict(self._metrics)
+        exact = read_losses(self.folder / LOSSES_NAME)
+        if exact is not None and len(exact.x):
+            found[LOSS] = exact
+        done = found[LOSS].x[-1] if LOSS in found and len(found[LOSS].x) else math.inf
+        # The final evaluation has the number of the update that would follow.
+        return {name: Curve(np.minimum(one.x, done), one.y, one.num_bad) for name, one in found.items()}
+
+    @cached_property
+    def evaluated(self) -> set[str]:
+        """The metrics of evaluations: by their names, as the final evaluation has them, or as they are rare."""
+        rows = self._metrics.get("lr") or self._metrics.get(LOSS)
+        num_rows, last = (len(rows.x), rows.x[-1]) if rows is not None and len(rows.x) else (0, math.inf)
+        return {
+            name
+            for name, curve in self._metrics.items()
+            if name.startswith(("evaluation/", "eval_"))
+            or (len(curve.x) and (curve.x[-1] > last or 2 * len(curve.x) <= num_rows))
+        } - {LOSS, "lr", "time"}
+
+    @cached_property
+    def _metrics(self) -> dict[str, Curve]:
+        return read_metrics(self.folder / METRICS_NAME)
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The configuration, by dotted names, without secrets."""
+        return dict(flat(read_config(self.folder)))
+
+    @cached_property
+    def checkpoints(self) -> list[CheckpointReport]:
+        """The checkpoints under their names, in the order of saving; sizes of files are checked, not their content."""
+        return [entry for place in inspect_folders(self.folder, contents=False) for entry in place.found]
+
+    @cached_property
+    def hardest(self) -> list[dict[str, str]]:
+        """The samples with the largest losses of each evaluation, the rows of ``hardest_samples.csv``."""
+        return read_hardest(self.folder / HARDEST_NAME)
+
+    @cached_property
+    def warnings(self) -> list[str]:
+        """The latest warnings and errors of ``log.txt``."""
+        try:
+            with open(open_regular(self.folder / "log.txt"), "rb") as file:
+                file.seek(0, 2)
+                file.seek(max(0, file.tell() - _MAX_LOG))
+                lines = file.read().decode(errors="replace").splitlines()
+        except OSError:
+            return []
+        found = [line for line in lines if " WARNING] " in line or " ERROR] " in line]
+        return found[-_MAX_WARNINGS:]
+
+
+def find_runs(paths: list[str]) -> list[RunData]:
+    """The runs at ``paths``: a folder of a run, or a folder that has some.
+
+    Raises:
+        MissingFileError: there is no such folder, or no run in it.
+    """
+    found: dict[Path, None] = {}
+    for text in paths:
+        path = Path(text).expanduser()
+        if not path.is_dir():
+            raise missing_path(path, "there is no such folder.")
+        inside = [path] if is_run(path) else sorted(one for one in path.iterdir() if one.is_dir() and is_run(one))
+        if not inside:
+            raise MissingFileError(
+                f"{text}: no run: neither it nor a folder in it has {METRICS_NAME}, {RECORD_NAME} or a configuration."
+                " Pass the output_dir of a run."
+            )
+        found |= dict.fromkeys(inside)
+    folders = list(found)
+    return [RunData(folder, name) for folder, name in zip(folders, short_names(folders), strict=True)]
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a run has written into the folder."""
+    return any((folder / name).is_file() for name in _MARKS)
+
+
+def short_names(folders: list[Path]) -> list[str]:
+    """The shortest ends of the paths that differ.
+
+    >>> short_names([Path("/a/x/run"), Path("/a/y/run")])
+    ['x/run', 'y/run']
+    """
+    parts = [folder.resolve().parts for folder in folders]
+    length = 1
+    while len({part[-length:] for part in parts}) < len(parts) and length < max(map(len, parts)):
+        length += 1
+    return ["/".join(part[-length:]) for part in parts]
+
+
+def read_metrics(path: Path) -> dict[str, Curve]:
+    """The metrics of a ``metrics.json`` by name, in the order of iterations; of two rows of one, the later counts."""
+    values: dict[str, tuple[list[int], list[float]]] = {}
+    for row in _rows(path):
+        at = row.pop("iteration", None)
+        if type(at) is not int or not 0 <= at < _MAX_ITERATION:
+            continue
+        for name, value in row.items():
+            if value is None or isinstance(value, int | float):
+                xs, ys = values.setdefault(name, ([], []))
+                xs.append(at + 1)
+                ys.append(value if value is not None and abs(value) <= sys.float_info.max else math.nan)
+    return {name: _curve(np.array(x, dtype=np.float64), np.array(y)) for name, (x, y) in sorted(values.items())}
+
+
+def read_losses(path: Path) -> Curve | None:
+    """The loss of each update in a ``losses.csv``; None without such a file."""
+    table = read_loss_table(path)
+    return None if table is None else _curve(table[:, 0] + 1, table[:, 1])
+
+
+def read_loss_table(path: Path) -> Array | None:
+    """The rows (iteration from 0, loss) of a ``losses.csv``, all values; None without such a file."""
+    try:
+        with open(open_regular(path), "rb") as file:
+            content = file.read()
+    except OSError:
+        return None
+    header, _, body = content[: content.rfind(b"\n") + 1].partition(b"\n")
+    if header != f"iteration,{LOSS}".encode():
+        return None
+    try:
+        table = np.fromstring(body.decode("ascii").replace("\n", ","), sep=",").reshape(-1, 2)
+    except ValueError:
+        table = np.zeros((0, 2))
+    if len(table) != body.count(b"\n"):  # damaged: the lines are parsed one by one
+        rows = [row for row in map(_loss_row, body.splitlines()) if row is not None]
+        table = np.array(rows, dtype=np.float64).reshape(-1, 2)
+    return table[(table[:, 0] >= 0) & (table[:, 0] < _MAX_ITERATION)]
+
+
+def _loss_row(line: bytes) -> tuple[float, float] | None:
+    at, _, loss = line.partition(b",")
+    with suppress(ValueError):
+        return float(at), float(loss)
+    return None
+
+
+def read_hardest(path: Path) -> list[dict[str, str]]:
+    """The complete rows of a ``hardest_samples.csv``; empty without such a file."""
+    try:
+        with open(open_regular(path), encoding="utf-8", errors="replace", newline="") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, csv.Error):
+        return []
+    return [
+        row for row in rows if str(row.get("iteration")).isdecimal() and None not in row and None not in row.values()
+    ]
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The complete rows of a file of JSON lines. Blocks of lines are parsed at once, in a third of the time."""
+    try:
+        file = open(open_regular(path), "rb")  # noqa: SIM115 - closed below
+    except OSError:
+        return
+    with file:
+        while lines := file.readlines(_BLOCK):
+            try:
+                rows = json.loads(b"[" + b",".join(lines) + b"]")
+            except (ValueError, RecursionError):
+                rows = [row for row in map(_parsed, lines) if row is not None]
+            yield from (row for row in rows if isinstance(row, dict))
+
+
+def _parsed(line: bytes) -> Any:
+    with suppress(ValueError, RecursionError):
+        return json.loads(line)
+    return None
+
+
+def _curve(x: Array, y: Array) -> Curve:
+    order = np.argsort(x, kind="stable")
+    x, y = x[order], y[order]
+    is_last = np.append(x[1:] != x[:-1], True) if len(x) else np.zeros(0, dtype=bool)
+    x, y = x[is_last], y[is_last]
+    is_finite = np.isfinite(y)
+    return Curve(x[is_finite], y[is_finite], int((~is_finite).sum()))
