@@ -18,10 +18,10 @@ from tests.ranks import on_ranks
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
 from trainwright.config import ConfigError
 from trainwright.data import build_image_test_loader, build_image_train_loader
-from trainwright.inspect.estimation import estimate
 from trainwright.evaluation import ClsEvaluator, DatasetEvaluator, DatasetEvaluators
 from trainwright.hooks import HookBase
 from trainwright.hooks.callbacks import Callback
+from trainwright.inspect.estimation import estimate
 from trainwright.parallel.dist import get_rank
 from trainwright.parallel.pipeline import Pipeline
 

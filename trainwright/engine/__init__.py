@@ -5,18 +5,18 @@ from typing import TYPE_CHECKING
 from trainwright.lazy_names import on_first_use
 
 if TYPE_CHECKING:
-    from trainwright.graph.graph_trainer import GraphBase as GraphBase
-    from trainwright.graph.graph_trainer import GraphTrainer as GraphTrainer
     from trainwright.engine.default.default_trainer import DefaultTrainer as DefaultTrainer
     from trainwright.engine.default.eager_trainer import EagerTrainer as EagerTrainer
     from trainwright.engine.default.setup import default_setup as default_setup
-    from trainwright.inspect.estimation import Estimate as Estimate
-    from trainwright.inspect.estimation import estimate as estimate
-    from trainwright.inspect.estimation import fitting_layouts as fitting_layouts
     from trainwright.engine.loop import TrainerBase as TrainerBase
     from trainwright.engine.own_loop import TrainingLoop as TrainingLoop
     from trainwright.engine.trainer.trainer import Trainer as Trainer
+    from trainwright.graph.graph_trainer import GraphBase as GraphBase
+    from trainwright.graph.graph_trainer import GraphTrainer as GraphTrainer
     from trainwright.hooks.base import HookBase as HookBase
+    from trainwright.inspect.estimation import Estimate as Estimate
+    from trainwright.inspect.estimation import estimate as estimate
+    from trainwright.inspect.estimation import fitting_layouts as fitting_layouts
 
 # The block above repeats the names for type checkers; a test keeps the two equal.
 _NAMES_OF = {

@@ -18,8 +18,8 @@ from trainwright.config.errors import ConfigError
 from trainwright.data.instance import DistTensorData, Instance
 from trainwright.engine.run_directory import RunFolder, is_left_out
 from trainwright.evaluation.hardest_samples import HardestSamples, Row
-from trainwright.parallel.mesh import current_mesh
 from trainwright.inspect.report.run_data import HARDEST_NAME, read_hardest
+from trainwright.parallel.mesh import current_mesh
 
 logger = logging.getLogger("trainwright.engine")
 

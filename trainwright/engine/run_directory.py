@@ -25,8 +25,8 @@ from trainwright.config.errors import ConfigError
 from trainwright.config.secrets import RedactingFormatter, remember_secrets
 from trainwright.engine.run_files import EARLIER_RUNS, Layout, RunFiles
 from trainwright.hooks.base import HookBase
-from trainwright.parallel.dist import get_rank, get_world_size, is_main_process, raised_together, synchronize
 from trainwright.inspect.report.run_data import LOSSES_NAME
+from trainwright.parallel.dist import get_rank, get_world_size, is_main_process, raised_together, synchronize
 from trainwright.terminal import print_line
 
 if TYPE_CHECKING:

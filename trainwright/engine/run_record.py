@@ -27,11 +27,11 @@ from trainwright.data.fingerprint import described_data
 from trainwright.engine.run_directory import RunFolder
 from trainwright.hooks.base import HookBase, has_failed
 from trainwright.hooks.checkpoint import BestCheckpointer
-from trainwright.models.checkpoint_files import class_name
-from trainwright.parallel.dist import get_world_size, is_main_process
 from trainwright.inspect.report.picture import draw_curves
 from trainwright.inspect.report.run_data import CURVES_NAME
 from trainwright.inspect.report.run_state import RECORD_NAME, read_starts
+from trainwright.models.checkpoint_files import class_name
+from trainwright.parallel.dist import get_world_size, is_main_process
 
 logger = logging.getLogger("trainwright.engine")
 

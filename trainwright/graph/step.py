@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainwright.graph.capture import LossOf
-from trainwright.graph.update import CompiledUpdate
 from trainwright.engine.step import Step
 from trainwright.engine.update import Update
 from trainwright.events.storage import get_event_storage, has_event_storage
+from trainwright.graph.capture import LossOf
+from trainwright.graph.update import CompiledUpdate
 from trainwright.hooks.method_overrides import is_overridden
 from trainwright.models.outputs import scalars_of
 from trainwright.parallel.dist import get_world_size

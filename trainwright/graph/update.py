@@ -22,6 +22,7 @@ from trainwright._torch_compat.compile_graph import cpp_compilers, refusal_of_co
 from trainwright._torch_compat.optimizer_import import mark_stepped
 from trainwright.data.collate import count_samples
 from trainwright.engine.accumulation import TOKENS, WindowMean
+from trainwright.events.phases import activity
 from trainwright.graph.capture import (
     Capture,
     Layout,
@@ -40,7 +41,6 @@ from trainwright.graph.optimizer import (
     refusal,
 )
 from trainwright.graph.program import Part, Program
-from trainwright.events.phases import activity
 from trainwright.optim.clip import gradient_clipper
 from trainwright.optim.named import each_optimizer
 

@@ -34,11 +34,11 @@ from trainwright.hooks import (
 )
 from trainwright.hooks.base import HookBase
 from trainwright.hooks.callbacks.progress import EpochProgress
-from trainwright.parallel.data_parallel import unwrap_model
-from trainwright.parallel.dist import gather_over_data, get_world_size
 from trainwright.inspect.report.difference import compare_starts
 from trainwright.inspect.report.run_data import LOSS, LOSSES_NAME, read_loss_table
 from trainwright.inspect.report.run_state import RECORD_NAME, read_starts
+from trainwright.parallel.data_parallel import unwrap_model
+from trainwright.parallel.dist import gather_over_data, get_world_size
 
 logger = logging.getLogger("trainwright.engine")
 

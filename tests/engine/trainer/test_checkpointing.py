@@ -11,9 +11,9 @@ from tests.engine.trainer.conftest import PAIRS, Scripted, config, equal, make, 
 from trainwright import Trainer, TrainerConfig
 from trainwright.checkpoint import verify
 from trainwright.config.errors import ConfigError
+from trainwright.inspect.report.picture import draw_curves
 from trainwright.models import BertTextClassification, BertTextClassificationConfig, Model, ModelCard
 from trainwright.optim import LayerFreezer
-from trainwright.inspect.report.picture import draw_curves
 
 
 @pytest.mark.parametrize("metric", ["loss", "evaluation.cer", "score", "evaluation.score", "eval_loss"])

@@ -11,8 +11,8 @@ from torch import nn
 from tests.inspect.check.seeded_bugs import config_files, objects
 from trainwright import Trainer
 from trainwright.config import ConfigError
-from trainwright.inspect.check.copies import Copies, quiet
 from trainwright.hooks import Callback, HookBase
+from trainwright.inspect.check.copies import Copies, quiet
 
 
 class Seen(Callback):

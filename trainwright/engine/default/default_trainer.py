@@ -18,7 +18,6 @@ from trainwright.config.lazy.lazy_config import try_get_key
 from trainwright.data.collate import mixed, to_batch
 from trainwright.data.loaders import set_position
 from trainwright.data.seeding import seed_everything
-from trainwright.graph.graph_trainer import GraphBase
 from trainwright.engine.default import parts
 from trainwright.engine.default.eager_trainer import EagerTrainer
 from trainwright.engine.default.hooks import build_hooks
@@ -54,6 +53,7 @@ from trainwright.engine.update import Update
 from trainwright.evaluation.evaluator import DatasetEvaluator
 from trainwright.evaluation.loop import evaluate_loaders, shown_in_epoch_line
 from trainwright.events.writers import EventWriter
+from trainwright.graph.graph_trainer import GraphBase
 from trainwright.hooks import EvalHook, HookBase
 from trainwright.hooks.callbacks.progress import EpochLines
 from trainwright.hooks.evaluation import evaluate_on_start

@@ -4,9 +4,9 @@ import logging
 from typing import Any
 
 from trainwright.config.errors import ConfigError
-from trainwright.graph.graph_trainer import GraphTrainer
 from trainwright.engine.default.eager_trainer import EagerTrainer
 from trainwright.engine.pipeline_step import refuse_own_step, refuse_unseeded_loader
+from trainwright.graph.graph_trainer import GraphTrainer
 from trainwright.hooks.method_overrides import is_overridden
 from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.pipeline import pipeline_of

@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader, Dataset
 from trainwright.config.errors import ConfigError
 from trainwright.data.batch_loader import BatchLoader
 from trainwright.data.seeding import rng_states, set_rng_states
-from trainwright.inspect.check.finding import Skipped
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.run_summary import RunSummary, logging_only_above
 from trainwright.hooks import (
@@ -34,6 +33,7 @@ from trainwright.hooks import (
 from trainwright.hooks.callbacks.progress import EpochProgress
 from trainwright.hooks.method_overrides import is_overridden
 from trainwright.hooks.profile import ProfileHook
+from trainwright.inspect.check.finding import Skipped
 from trainwright.optim.named import each_optimizer
 from trainwright.parallel.dist import get_world_size
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from trainwright.engine.loss_fn import target_of
 from trainwright.inspect.check.batches import joined
 from trainwright.inspect.check.finding import Finding, Skipped, passed, problem, undecided
 from trainwright.inspect.check.observed import SetUp
 from trainwright.inspect.check.steps import dropout_off
-from trainwright.engine.loss_fn import target_of
 from trainwright.models.outputs import named_outputs
 
 _SAVED_AFTER = 3  # iterations

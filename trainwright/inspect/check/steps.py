@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from trainwright.engine.out_of_memory import byte_size
 from trainwright.inspect.check.finding import Finding, Skipped, passed, problem, undecided
 from trainwright.inspect.check.observed import SetUp, at_initial_values, depends_on_mode
-from trainwright.engine.out_of_memory import byte_size
 from trainwright.models.adapters import is_peft_model
 from trainwright.optim.named import each_optimizer
 

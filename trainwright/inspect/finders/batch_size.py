@@ -12,10 +12,10 @@ import torch
 
 from trainwright.config.errors import ConfigError
 from trainwright.data.collate import count_samples
+from trainwright.engine.out_of_memory import is_out_of_memory
 from trainwright.inspect.check.copies import Copies, quiet, restored_generators
 from trainwright.inspect.check.finding import Skipped
 from trainwright.inspect.check.observed import counting_saved, size_of
-from trainwright.engine.out_of_memory import is_out_of_memory
 from trainwright.optim.named import each_optimizer
 
 

@@ -12,11 +12,11 @@ from typing import Any
 
 from trainwright.config.errors import ConfigError, import_optional
 from trainwright.config.secrets import redact
-from trainwright.notebook import curves, summary
 from trainwright.inspect.report.curves import Line, charts_of, max_points, thinned, unit_of
 from trainwright.inspect.report.run_data import LOSS, RunData, find_runs
 from trainwright.inspect.report.samples import read_samples
 from trainwright.inspect.report.text import local_time, size
+from trainwright.notebook import curves, summary
 
 _PHASES = ("data", "forward", "backward", "optimizer", "metrics", "compile", "evaluation", "save", "imports")
 _NONE = "–"

@@ -17,7 +17,15 @@ import numpy.typing as npt
 from trainwright.checkpoint.files import open_regular
 from trainwright.checkpoint.verify import CheckpointReport, inspect_folders
 from trainwright.config.errors import MissingFileError, missing_path
-from trainwright.inspect.report.run_state import CONFIGS, RECORD_NAME, flat, last_written, read_config, read_starts, state_of
+from trainwright.inspect.report.run_state import (
+    CONFIGS,
+    RECORD_NAME,
+    flat,
+    last_written,
+    read_config,
+    read_starts,
+    state_of,
+)
 
 LOSSES_NAME = "losses.csv"
 METRICS_NAME = "metrics.json"
