@@ -82,7 +82,8 @@ class Checkpointer:
         only: the names of the weights to save; by default all. A load does not need the others.
         asynchronous: `save` returns when the state is copied in memory; a background thread writes the copy. With
             False it returns when the state is on disk, and needs no memory for a copy.
-        checkpointables: objects with ``state_dict`` and ``load_state_dict``, by name; None is ignored.
+        checkpointables: objects with ``state_dict`` and ``load_state_dict``, by name; None is ignored. If one has
+            ``before_save()``, that is called on every rank before a save reads the states; an exception prevents it.
 
     Raises:
         CheckpointTypeError: an object has no ``state_dict`` or ``load_state_dict``.
@@ -198,6 +199,7 @@ class Checkpointer:
             if self.attachments is not None and (self._is_writer or sharing is not None):
                 attached = self.attachments()  # of a sharded model, all processes gather what it holds
                 attached = attached if self._is_writer else {}
+            self._before_save()
             share = self._share(sharing, extra, attached)
             if keep_trained:
                 share = replace(share, files=self._with_trained(share.files, iteration))
@@ -349,6 +351,7 @@ class Checkpointer:
         """
         sharing = self._sharing_now()
         with raised_together():
+            self._before_save()
             files = self._share(sharing, {}, {}).files
             if reserve and self.asynchronous and (self._is_writer or sharing is not None):
                 self._writer.reserve(files)
@@ -362,6 +365,11 @@ class Checkpointer:
         if mesh is None or self._sharing is None or self._sharing.mesh is not mesh:
             self._sharing = None if mesh is None else Sharing.of(mesh, unwrap(self.model).state_dict())
         return self._sharing
+
+    def _before_save(self) -> None:
+        for one in self.checkpointables.values():
+            if hasattr(one, "before_save"):  # it may refuse the save
+                one.before_save()
 
     def _share(self, sharing: Sharing | None, extra: Mapping[str, Any], attached: Mapping[str, bytes]) -> Share:
         return serialize(

@@ -38,6 +38,7 @@ class TrainerBase:
         step_seconds: duration of the latest step, without hooks.
         last_eval_results: results of the latest evaluation.
         has_failed: whether the training, or a hook after it, has failed. Later hooks can read it.
+        evaluates_on_start: whether an :class:`~trainwright.hooks.EvalHook` evaluates the initial weights, too.
         is_ended: whether the last iteration and every hook's ``after_train`` are done, without a failure.
     """
 
@@ -51,7 +52,7 @@ class TrainerBase:
         self.phases = PhaseTimes()
         self.step_seconds = 0.0
         self._is_training = self._has_trained = False
-        self.has_failed = self.is_ended = False
+        self.has_failed = self.is_ended = self.evaluates_on_start = False
         self._stepper: Any = None  # the object that runs the steps; its ``iter`` is updated
         self.last_eval_results: dict[str, Any] = {}
 
@@ -95,6 +96,11 @@ class TrainerBase:
         from trainwright.engine.sample_ids import described_samples
 
         return described_samples(self, update)
+
+    @property
+    def hooks(self) -> tuple[HookBase, ...]:
+        """The registered hooks, in the order of their calls."""
+        return tuple(self._hooks)
 
     def register_hooks(self, hooks: Iterable[HookBase | None]) -> None:
         """Add hooks, called in this order. None is ignored, so that a list may contain optional hooks."""
@@ -176,6 +182,8 @@ class TrainerBase:
                 meet("train")
                 self.before_train()
                 self._before_first_step()
+                for hook in self._hooks:
+                    hook.before_first_step()
                 self._stepper, run_step = self._bind_run_step()
                 yield run_step
                 # From here on self.iter == self.max_iter, which shows after_train that no step failed.

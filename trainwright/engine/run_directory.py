@@ -433,6 +433,8 @@ class TrainerFolder(RunFolder):
 class OpenRunFolder(HookBase):
     """Opens the run's folder after the first step. Registered first, before any hook that writes there."""
 
+    in_copies = False
+
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
 

@@ -26,7 +26,6 @@ from trainwright.config.secrets import redact_command
 from trainwright.data.fingerprint import described_data
 from trainwright.engine.run_directory import RunFolder
 from trainwright.hooks.base import HookBase, has_failed
-from trainwright.hooks.checkpoint import BestCheckpointer
 from trainwright.inspect.report.picture import draw_curves
 from trainwright.inspect.report.run_data import CURVES_NAME
 from trainwright.inspect.report.run_state import RECORD_NAME, read_starts
@@ -46,6 +45,8 @@ class RunRecord(HookBase):
 
     Only the main process writes. Register it before the hooks whose ``after_end`` reads these files.
     """
+
+    in_copies = False
 
     def __init__(self, folder: RunFolder, facts: Callable[[Any], Mapping[str, Any]]) -> None:
         self._folder, self._facts = folder, facts
@@ -96,8 +97,7 @@ class RunRecord(HookBase):
 
     def _end(self) -> dict[str, Any]:
         trainer = self.trainer
-        best = next((hook for hook in trainer._hooks if isinstance(hook, BestCheckpointer)), None)
-        found = None if best is None or best.best_iter is None else best
+        best = next(filter(None, (hook.best_result() for hook in trainer.hooks)), None)
         return {
             "ended": _now(),
             "status": "stopped" if has_failed(trainer) else "finished",
@@ -106,12 +106,12 @@ class RunRecord(HookBase):
             "phases": dataclasses.asdict(trainer.phases),
             "peak_memory_bytes": _peak_memory(torch.device(trainer.device)),
             "best": None
-            if found is None
+            if best is None
             else {
-                "metric": found.metric,
-                "value": found.best,
-                "iteration": (found.best_iter or 0) + 1,
-                "is_higher_better": found._direction == "higher",
+                "metric": best.metric,
+                "value": best.value,
+                "iteration": best.iteration,
+                "is_higher_better": best.is_higher_better,
             },
         }
 

@@ -22,7 +22,6 @@ from trainwright.engine.run_directory import LOG_FORMAT
 from trainwright.events.writers.console import ProgressAwareHandler, unit_of
 from trainwright.events.writers.notebook import LossPicture
 from trainwright.hooks.base import HookBase, has_failed
-from trainwright.hooks.checkpoint import BestCheckpointer
 from trainwright.hooks.timer import Facts, SettingNames
 from trainwright.models.checkpoint_files import class_name
 from trainwright.notebook import is_kernel, summary
@@ -173,6 +172,8 @@ class RunSummary(HookBase):
     ``commands(trainer)`` returns these commands; register this hook behind those that evaluate, save and write.
     """
 
+    in_copies = False
+
     def __init__(self, folder: str, commands: Callable[[Any], Sequence[str]]) -> None:
         self._folder, self._commands = folder, commands
 
@@ -191,12 +192,12 @@ class RunSummary(HookBase):
 
 def _results(trainer: Any) -> dict[str, object]:
     """The best and the last metrics."""
-    best = next((hook for hook in trainer._hooks if isinstance(hook, BestCheckpointer)), None)
+    best = next(filter(None, (hook.best_result() for hook in trainer.hooks)), None)
     storage = vars(trainer).get("storage")  # None: nothing was trained yet
     latest = {} if storage is None else storage.latest()
     shown = {name: value for name, (value, _) in latest.items() if name not in _NOT_RESULTS}
     return {
-        "Best": None if best is None or best.best_iter is None else [best.describe()],
+        "Best": None if best is None else [best.text],
         "Last": ", ".join(f"{name} {value:.4g}{unit_of(name)}" for name, value in shown.items()),
     }
 

@@ -15,8 +15,6 @@ from trainwright.engine.extra_parameters import extra_state, load_extra_state, l
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.step_plan import StepPlan
 from trainwright.hooks.callbacks.logs import EpochMean
-from trainwright.hooks.nan_check import FiniteCheck
-from trainwright.hooks.writers import PeriodicWriter
 from trainwright.optim.named import NamedOptimizers
 from trainwright.parallel.dist import (
     all_gather_object,
@@ -81,10 +79,12 @@ class TrainingState:
         self._classes = {name: type(part).__name__ for name, part in there.items()}
         return {"trainer": self, **there, **({} if average is None else {"training_weights": average})}
 
+    def before_save(self) -> None:
+        """Called by the checkpointer on every process, before states are read."""
+        for hook in self._trainer.hooks:
+            hook.before_save()
+
     def state_dict(self) -> dict[str, Any]:
-        for hook in self._trainer._hooks:
-            if isinstance(hook, FiniteCheck):
-                hook.check()
         position = self._trainer.loader_state()
         return {
             **({} if position is None else {"data": all_gather_object(position)}),  # by rank
@@ -98,7 +98,7 @@ class TrainingState:
             "ranks": {"layout": _layout(), "data": all_gather_object(get_data_parallel_rank())},
             "hooks": [
                 {"class": type(hook).__name__, "state": hook.state_dict()}
-                for hook in self._trainer._hooks
+                for hook in self._trainer.hooks
                 if isinstance(hook, Stateful)
             ],
             "metrics": self._trainer.storage.state_dict(),
@@ -155,9 +155,8 @@ class TrainingState:
         self._trainer.storage.load_state_dict(state["metrics"])
         if state.get("is_ended", False) and self._trainer.start_iter < self._trainer.max_iter:
             is_evaluated = self._move_final_values()
-            for hook in self._trainer._hooks:
-                if isinstance(hook, PeriodicWriter) and in_place:
-                    hook.complete_last_row(is_evaluated=is_evaluated)
+            for hook in self._trainer.hooks if in_place else ():
+                hook.before_longer_run(is_evaluated=is_evaluated)
         if (random_state := _random_state_of(state)) is not None:
             set_random_state(random_state)
 
@@ -186,7 +185,7 @@ class TrainingState:
     def _restore_hooks(self, saved: list[dict[str, Any]]) -> None:
         """Load each hook's state: the n-th hook of a class gets the n-th saved state of that class."""
         unused, fresh = list(saved), []
-        for hook in self._trainer._hooks:
+        for hook in self._trainer.hooks:
             if not isinstance(hook, Stateful):
                 continue
             name = type(hook).__name__

@@ -1,6 +1,7 @@
-"""The base class of hooks: code that runs at five moments of a training."""
+"""The base class of hooks: code that runs at the moments of a training."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from trainwright.hooks.method_overrides import overridable
@@ -8,6 +9,17 @@ from trainwright.hooks.method_overrides import overridable
 Period: TypeAlias = int | Callable[[], bool]
 """When a hook acts: every n iterations (0: never), or after an iteration for which the function returns True, such as
 ``trainer.state.is_epoch_end`` of the Python API."""
+
+
+@dataclass(frozen=True)
+class BestResult:
+    """The best value of a metric, and the iteration (from 1) whose weights have it."""
+
+    metric: str
+    value: float
+    iteration: int
+    is_higher_better: bool
+    text: str  # for people: with its checkpoint
 
 
 @overridable
@@ -21,6 +33,7 @@ class HookBase:
     The order of calls::
 
         before_train()
+        before_first_step()
         for iter in range(start_iter, max_iter):
             before_step()
             run_step()
@@ -31,8 +44,30 @@ class HookBase:
 
     trainer: Any = None  # any trainer: hooks must not import the engine
 
+    # What a hook is, for those who choose among hooks: the class sets it, an instance may.
+    in_copies = True
+    """Whether a copy of the trainer that a check trains has this hook: False if it writes, or acts on the process."""
+    ends_run = False
+    """Whether it may end a training: by an error for what it finds, or by request."""
+    steps_schedule = False
+    """Whether it steps a schedule of learning rates,"""
+    uses_results = False
+    """and does so with a metric, as a ``ReduceLROnPlateau`` needs it."""
+
+    @property
+    def shows_results(self) -> bool:
+        """Whether it logs the results of an evaluation of this iteration, before the next one."""
+        return False
+
+    def best_result(self) -> BestResult | None:
+        """The best result so far; None for a hook that compares none, or has none yet."""
+        return None
+
     def before_train(self) -> None:
         """Called once, before the first iteration."""
+
+    def before_first_step(self) -> None:
+        """Called once, after every hook's ``before_train`` and after the state of a resumed run has been restored."""
 
     def after_train(self) -> None:
         """Called once at the end, also after a failure: then ``trainer.iter < trainer.max_iter``."""
@@ -49,6 +84,15 @@ class HookBase:
 
     def after_step(self) -> None:
         """Called after each iteration."""
+
+    def before_save(self) -> None:
+        """Called on every process before a checkpoint is made; an exception prevents it."""
+
+    def before_longer_run(self, *, is_evaluated: bool) -> None:
+        """Called before the first step of a run that continues after the end of a shorter one, in the same folder.
+
+        ``is_evaluated``: the shorter run had final results, which are now those of its last iteration.
+        """
 
 
 class CallbackHook(HookBase):

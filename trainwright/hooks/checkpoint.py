@@ -17,7 +17,7 @@ from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.folder import check_name, keep_named, keep_newest
 from trainwright.config.errors import ConfigError
 from trainwright.events.writers.console import unit_of
-from trainwright.hooks.base import HookBase, Period, condition, has_failed
+from trainwright.hooks.base import BestResult, HookBase, Period, condition, has_failed
 from trainwright.parallel.dist import get_world_size
 
 logger = logging.getLogger("trainwright.hooks")
@@ -81,6 +81,8 @@ class PeriodicCheckpointer(HookBase):
         saves_before_end: whether a checkpoint is due before the last one, so that memory is reserved in advance. By
             default as ``period`` says.
     """
+
+    in_copies = False
 
     def __init__(
         self,
@@ -190,6 +192,8 @@ class BestCheckpointer(HookBase):
     ``top_k``: also keep the k best checkpoints, as ``{file_prefix}_{number()}``; ``file_prefix`` is a link to the best
     of them. The number is that of the iteration by default.
     """
+
+    in_copies = False
 
     def __init__(
         self,
@@ -305,12 +309,13 @@ class BestCheckpointer(HookBase):
             extra={"progress": self.is_in_epoch_lines},
         )
 
-    def describe(self) -> str:
-        """The best value, its iteration and its checkpoint, in words."""
-        at = "" if self.best_iter is None else f" (iteration {self.best_iter + 1})"
-        path = os.path.join(getattr(self._checkpointer, "save_dir", ""), self._file_prefix)
-        here = _relative(path)
-        return f"{self.metric} {self.best:.5g}{unit_of(self.metric)}{at}: {here}"
+    def best_result(self) -> BestResult | None:
+        if self.best is None or self.best_iter is None:
+            return None
+        here = _relative(os.path.join(getattr(self._checkpointer, "save_dir", ""), self._file_prefix))
+        at = self.best_iter + 1
+        text = f"{self.metric} {self.best:.5g}{unit_of(self.metric)} (iteration {at}): {here}"
+        return BestResult(self.metric, self.best, at, self._direction == "higher", text)
 
     def _warn_missing(self) -> None:
         if self._on_missing is not None:

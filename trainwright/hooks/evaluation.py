@@ -7,7 +7,6 @@ from typing import Any
 from trainwright.config.errors import ConfigError
 from trainwright.evaluation.evaluator import flatten_results_dict
 from trainwright.hooks.base import HookBase, Period, condition, has_failed
-from trainwright.hooks.lr_scheduler import ReduceOnPlateau
 from trainwright.hooks.signals import stopped_by_signals
 
 
@@ -17,9 +16,14 @@ class EvalHook(HookBase):
     Stores the result, a dict of numbers that may be nested, under flattened names (``"a/b"``), with the prefix
     ``name_scope``. None and an empty dict store nothing. The final evaluation counts as iteration ``max_iter``.
 
+    With ``trainer.evaluates_on_start`` also the initial weights, before the first step; no schedule is stepped with
+    that result.
+
     Raises:
         ConfigError: a result is not a number.
     """
+
+    in_copies = False
 
     def __init__(
         self, eval_period: Period, eval_function: Callable[[], Mapping[str, Any] | None], *, name_scope: str = ""
@@ -27,6 +31,10 @@ class EvalHook(HookBase):
         self._is_due = condition(eval_period)
         self._eval_function = eval_function
         self._name_scope = name_scope
+
+    def before_first_step(self) -> None:
+        if self.trainer.evaluates_on_start and self.trainer.start_iter == 0:
+            self.evaluate()
 
     def after_step(self) -> None:
         if self._is_due(self.trainer) and self.trainer.iter + 1 != self.trainer.max_iter:
@@ -57,11 +65,3 @@ class EvalHook(HookBase):
         storage = self.trainer.storage
         with storage.name_scope(self._name_scope) if self._name_scope else nullcontext():
             storage.put_scalars(**scalars, smoothing_hint=False)
-
-
-def evaluate_on_start(trainer: Any, evaluate: Callable[[], object]) -> None:
-    """Evaluate the initial weights, before the first step. The schedule is not stepped with these results."""
-    evaluate()
-    for hook in trainer._hooks:
-        if isinstance(hook, ReduceOnPlateau):
-            hook.before_train()

@@ -30,6 +30,8 @@ class LRScheduler(HookBase):
         ConfigError: before the training, if the schedule is a ReduceLROnPlateau and no hook steps it.
     """
 
+    steps_schedule = True
+
     def __init__(
         self,
         optimizer: Optimizer | None = None,
@@ -61,7 +63,7 @@ class LRScheduler(HookBase):
             return
         self._use(self._find_schedule())
         is_plateau = isinstance(self._current, ReduceLROnPlateau)
-        if is_plateau and not any(isinstance(hook, ReduceOnPlateau) for hook in self.trainer._hooks):
+        if is_plateau and not any(hook.uses_results for hook in self.trainer.hooks):
             raise ConfigError(
                 "LRScheduler: got a ReduceLROnPlateau, which is stepped with a metric; this hook steps a schedule after"
                 " each iteration. Use another schedule, or add a ReduceOnPlateau hook."
@@ -111,13 +113,15 @@ class ReduceOnPlateau(HookBase):
     By default after each evaluation; with ``period`` when that is over. Register it after the :class:`EvalHook`.
     """
 
+    steps_schedule = uses_results = True
+
     def __init__(self, read_metric: Callable[[], float | None], period: Period | None = None) -> None:
         self._read_metric = read_metric
         self._is_due = None if period is None else condition(period)
         self._seen: object = None  # results
 
-    def before_train(self) -> None:
-        self._seen = self.trainer.last_eval_results
+    def before_first_step(self) -> None:
+        self._seen = self.trainer.last_eval_results  # not that of the initial weights
 
     def after_step(self) -> None:
         if not (self._has_new_results() if self._is_due is None else self._is_due(self.trainer)):

@@ -36,10 +36,9 @@ class NonFiniteError(UserError, FloatingPointError):
 class FiniteCheck(HookBase):
     """Check every training loss and gradient norm since the last check for non-finite values.
 
-    Checks every ``period`` iterations, after the last one, and when :meth:`check` is called, which a trainer does
-    before it saves its state. Checks the stored values with ``smoothing_hint=True`` (so not the results of
-    evaluations) whose name contains "loss" or is ``grad_norm``. Reading them is the one transfer per log period that
-    the writers need anyway. All ranks check, and share what they find.
+    Checks every ``period`` iterations, after the last one, and before each save: the stored values with
+    ``smoothing_hint=True`` (so not the results of evaluations) whose name contains "loss" or is ``grad_norm``. Reading
+    them is the one transfer per log period that the writers need anyway. All ranks check, and share what they find.
 
     ``policy``:
 
@@ -57,6 +56,8 @@ class FiniteCheck(HookBase):
 
     Register it before the hooks that save and write.
     """
+
+    ends_run = True
 
     def __init__(
         self,
@@ -81,6 +82,9 @@ class FiniteCheck(HookBase):
             self._find_spikes()
             self._check_metrics()
             self._check_mode()
+
+    def before_save(self) -> None:
+        self.check()
 
     def check(self) -> None:
         """Check now, on all ranks.

@@ -49,6 +49,8 @@ class ProfileHook(HookBase):
 
     _open: ClassVar["weakref.ref[ProfileHook] | None"] = None  # the hook whose window is open in this process
 
+    in_copies = False
+
     def __init__(
         self,
         folder: str | Path,

@@ -75,6 +75,8 @@ class Interruptions(HookBase):
             Several processes end at the same iteration, when the first of them has trained so long.
     """
 
+    in_copies, ends_run = False, True
+
     def __init__(
         self, checkpointer: Saver, save: Callable[[], None], *, period_s: float = 1.0, max_time_s: float | None = None
     ) -> None:

@@ -78,6 +78,8 @@ class IterationTimer(HookBase):
     ``facts(trainer)`` returns the facts that the advice needs; without it the advice uses general words.
     """
 
+    in_copies = False
+
     def __init__(self, warmup_iter: int = 3, facts: Callable[[Any], Facts] | None = None) -> None:
         self._warmup_iter = warmup_iter
         self._facts = facts

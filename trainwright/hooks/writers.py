@@ -18,6 +18,8 @@ class PeriodicWriter(HookBase):
         writers: closed at the end of the training; or a function that returns new ones for each training.
     """
 
+    in_copies = False
+
     def __init__(
         self, writers: Sequence[EventWriter] | Callable[[], Sequence[EventWriter]], period: Period = 20
     ) -> None:
@@ -46,8 +48,8 @@ class PeriodicWriter(HookBase):
         self.trainer.storage.written = self.trainer.iter
         self._write()
 
-    def complete_last_row(self, *, is_evaluated: bool) -> None:
-        """For a run that continues after the end of a shorter one: rewrite the row of that run's last iteration.
+    def before_longer_run(self, *, is_evaluated: bool) -> None:
+        """Rewrite the row of the shorter run's last iteration.
 
         With its final evaluation, as a longer run writes it; without, if the longer run has no such row.
         """

@@ -17,23 +17,11 @@ from torch import nn
 from trainwright.checkpoint.verify import inspect_folders
 from trainwright.config.errors import ConfigError
 from trainwright.data.sample_names import sample_name
-from trainwright.engine.run_directory import OpenRunFolder
 from trainwright.engine.run_record import RunRecord
-from trainwright.engine.run_summary import RunSummary
 from trainwright.engine.sample_ids import own_sample_ids, training_loader
 from trainwright.engine.step_probe import StepFacts, probed_step, user_frame
 from trainwright.events.storage import EventStorage
-from trainwright.hooks import (
-    BestCheckpointer,
-    FiniteCheck,
-    Interruptions,
-    IterationTimer,
-    PeriodicCheckpointer,
-    PeriodicWriter,
-    ProfileHook,
-)
 from trainwright.hooks.base import HookBase
-from trainwright.hooks.callbacks.progress import EpochProgress
 from trainwright.inspect.report.difference import compare_starts
 from trainwright.inspect.report.run_data import LOSS, LOSSES_NAME, read_loss_table
 from trainwright.inspect.report.run_state import RECORD_NAME, read_starts
@@ -42,11 +30,6 @@ from trainwright.parallel.dist import gather_over_data, get_world_size
 
 logger = logging.getLogger("trainwright.engine")
 
-# Hooks that write, end the training, or act on the process. The others may change what a step computes.
-_LEFT_OUT = (
-    *(OpenRunFolder, RunRecord, RunSummary, PeriodicWriter, PeriodicCheckpointer, BestCheckpointer),
-    *(Interruptions, IterationTimer, ProfileHook, FiniteCheck, EpochProgress),
-)
 _OF_LIBRARIES = ["torch", "torch.*", "trainwright", "trainwright.*", "contextlib", "importlib*"]
 
 
@@ -225,7 +208,8 @@ def _recorded_loss(folder: Path, step: int) -> float | None:
 def _only_needed_hooks(trainer: Any) -> Iterator[None]:
     before: Sequence[HookBase] = trainer._hooks
     saves = trainer.checkpointer.save_to_disk
-    trainer._hooks = [hook for hook in before if not isinstance(hook, _LEFT_OUT)]
+    # The others may change what a step computes.
+    trainer._hooks = [hook for hook in before if hook.in_copies and not hook.ends_run]
     trainer.checkpointer.save_to_disk = False  # a callback may ask for a checkpoint
     try:
         yield

@@ -54,9 +54,7 @@ from trainwright.evaluation.evaluator import DatasetEvaluator
 from trainwright.evaluation.loop import evaluate_loaders, shown_in_epoch_line
 from trainwright.events.writers import EventWriter
 from trainwright.graph.graph_trainer import GraphBase
-from trainwright.hooks import EvalHook, HookBase
-from trainwright.hooks.callbacks.progress import EpochLines
-from trainwright.hooks.evaluation import evaluate_on_start
+from trainwright.hooks import HookBase
 from trainwright.hooks.method_overrides import is_overridden, overridable
 from trainwright.optim.build import build_lr_scheduler, build_optimizer
 from trainwright.optim.named import NamedOptimizers, by_name
@@ -133,6 +131,7 @@ class DefaultTrainer(RunTrainer):
         self.optimizers = by_name(self.optimizer)
         self._has_own_step = is_overridden(self, "train_step")
         self._trainer: Any = build_stepper(self)
+        self.evaluates_on_start = bool(cfg.train.eval_on_start)
         self._built_stepper = self._trainer
         lr, seed = try_get_key(cfg, "optim.lr"), cfg.train.seed
         self._state = TrainingState(self, lr=lr, seed=seed, num_samples=self._num_samples())
@@ -418,9 +417,6 @@ class DefaultTrainer(RunTrainer):
     def _before_first_step(self) -> None:
         self._state.restore()
         log_untrained(self.model, self.optimizer)
-        if self.cfg.train.eval_on_start and self.start_iter == 0:
-            for hook in [hook for hook in self._hooks if isinstance(hook, EvalHook)]:
-                evaluate_on_start(self, hook.evaluate)
 
     def _save(self) -> None:
         """Save the current training state, named by the last completed iteration."""
@@ -436,7 +432,7 @@ class DefaultTrainer(RunTrainer):
 
     def _evaluate(self, evaluator: DatasetEvaluator) -> dict[str, Any]:
         self.storage.reduce()  # writers write a row for the evaluation
-        line_follows = any(isinstance(hook, EpochLines) and hook.is_due for hook in self._hooks)
+        line_follows = any(hook.shows_results for hook in self.hooks)
         with self._evaluated_weights(), self._watching_hardest(), shown_in_epoch_line(line_follows):
             return self.test(self.cfg, self.test_loader, self.model, evaluator)
 

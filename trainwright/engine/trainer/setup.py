@@ -49,7 +49,6 @@ from trainwright.hooks import (
 from trainwright.hooks import LRScheduler as ScheduleHook
 from trainwright.hooks.callbacks import RunCallbacks
 from trainwright.hooks.callbacks.progress import EpochProgress, epoch_lines
-from trainwright.hooks.evaluation import evaluate_on_start
 from trainwright.hooks.method_overrides import uninstall
 from trainwright.hooks.profile import profile_hook
 from trainwright.optim.named import NamedOptimizers
@@ -443,7 +442,7 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         log_untrained(self.model, self.optimizer, self.loss)
         self._warn_unsharded_loader()
         if self.config.eval_on_start and self.start_iter == 0 and self.eval_dataloader is not None:
-            evaluate_on_start(self, self._evaluate_now)
+            self._evaluate_now()
         self.set_train_mode()
         with without_compiler():
             self.optimizer.zero_grad()

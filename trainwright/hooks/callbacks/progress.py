@@ -150,8 +150,7 @@ class EpochLines(HookBase):
         self._start = 0.0  # seconds
 
     @property
-    def is_due(self) -> bool:
-        """Whether a line follows before the next iteration."""
+    def shows_results(self) -> bool:
         return bool(self.trainer.iterations_done >= min(self._next, self.trainer.max_iter))
 
     def before_train(self) -> None:
@@ -227,6 +226,8 @@ class EpochProgress(HookBase):
     ``position()`` returns the epoch, the steps done in it, and its number of steps. Between two lines an iteration
     costs one comparison: the iteration of the next line is estimated from the rate so far.
     """
+
+    in_copies = False
 
     def __init__(
         self, num_epochs: int, position: Callable[[], tuple[int, int, int]], *, steps_per_update: int = 1

@@ -19,28 +19,16 @@ from trainwright.config.errors import ConfigError
 from trainwright.data.batch_loader import BatchLoader
 from trainwright.data.seeding import rng_states, set_rng_states
 from trainwright.engine.loop import TrainerBase
-from trainwright.engine.run_summary import RunSummary, logging_only_above
+from trainwright.engine.run_summary import logging_only_above
 from trainwright.hooks import (
-    BestCheckpointer,
-    EvalHook,
     HookBase,
     Interruptions,
-    LRScheduler,
-    PeriodicCheckpointer,
-    PeriodicWriter,
-    ReduceOnPlateau,
 )
-from trainwright.hooks.callbacks.progress import EpochProgress
 from trainwright.hooks.method_overrides import is_overridden
-from trainwright.hooks.profile import ProfileHook
 from trainwright.inspect.check.finding import Skipped
 from trainwright.optim.named import each_optimizer
 from trainwright.parallel.dist import get_world_size
 
-# Hooks of a run that write files or handle signals.
-_WRITING = (EvalHook, BestCheckpointer, PeriodicCheckpointer, PeriodicWriter)
-_NOT_COPIED = (*_WRITING, RunSummary, Interruptions, EpochProgress, ProfileHook)
-_SCHEDULES = (LRScheduler, ReduceOnPlateau)
 _DATA = ("train_dataset", "eval_dataset", "train_dataloader", "eval_dataloader", "preprocessor", "model_card")
 
 
@@ -108,8 +96,7 @@ class Copies:
             if "deepcopy" not in str(error) and "pickle" not in str(error):
                 raise
             raise ConfigError(f"check: the trainer cannot be copied: {error}") from error
-        dropped = (*_NOT_COPIED, *(_SCHEDULES if constant_rate else ()))
-        new._hooks = [hook for hook in new._hooks if not isinstance(hook, dropped)]
+        new._hooks = [h for h in new._hooks if h.in_copies and not (constant_rate and h.steps_schedule)]
         if constant_rate:
             for one in each_optimizer(new.optimizer):
                 for group in one.param_groups:
