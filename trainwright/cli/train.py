@@ -183,10 +183,10 @@ def build_evaluation(
 ) -> "tuple[nn.Module, list[Any]]":
     """The model with its weights, by default those of the latest checkpoint, and the test loaders."""
     from trainwright.checkpoint.checkpointer import Checkpointer
-    from trainwright.engine.default.setup import join_ranks
+    from trainwright.engine.default.setup import started
     from trainwright.parallel.precision import apply_autocast
 
-    device = join_ranks(cfg)
+    cfg, device = started(cfg)
     loaders = trainer_class.build_test_loader(cfg)
     if not loaders:
         raise ConfigError("dataloader.test: no loader to evaluate on; it must be a list with at least one.")

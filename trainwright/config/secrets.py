@@ -60,10 +60,12 @@ _PAIR = re.compile(
     r"""(?:(?P<quote>["'])(?P<quoted>.*?)(?P=quote)|(?P<plain>[^\s"',;)}\]]+))"""
 )
 # Each match of _PAIR, and each of _FORMS, contains one of these: searching them first is faster.
-_HINTS = re.compile(r"(?i)pass|secret|token|key|credential|pwd")
+_HINTS = re.compile(r"(?i:pass|secret|token|key|credential|pwd)")
 _MARKS = re.compile(r"hf_|sk-|gh[opsur]_|github_pat_|glpat-|AKIA|ASIA|AIza|xox|eyJ|-----BEGIN|:/|earer ")
 _INDEX = re.compile(r"(?i)tokens?(\.\d+)*$")  # the path of a number that is a token's index in a vocabulary
 _NO_SECRET = re.compile(r"[<\[].*[>\]]|\$\{.*\}|[\d.]*|(?i:none|null|true|false|\?\?\?)")
+
+_HOLDING = (Mapping, list, tuple, str, bytes)  # types that may hold a secret under an ordinary name
 
 _of_configs: set[str] = set()  # values under secret names in the configurations of this process
 
@@ -121,10 +123,12 @@ def without_secrets(tree: Any) -> tuple[Any, list[str]]:
 
     The values are remembered: log lines of this process do not contain them either.
     """
-    environment = _of_environment()
-    _mask(tree, "", False, [], environment)  # remembers the values first: one may be used under several keys
-    hidden: list[str] = []
-    return _mask(tree, "", False, hidden, environment), hidden
+    while True:
+        num_known, mask = len(_of_configs), _Mask()
+        shown = mask.applied(tree)
+        if len(_of_configs) == num_known:
+            return shown, mask.hidden
+        # A new secret may also be the value of a key that came before its own.
 
 
 def remember_secrets(config: Any) -> None:
@@ -167,62 +171,62 @@ class RedactingFormatter(logging.Formatter):
         return printable(redact(super().format(record)))
 
 
-def _mask(value: Any, path: str, is_secret: bool, hidden: list[str], environment: list[str]) -> Any:
-    """``is_secret``: the name of the key, or of a key above it, is that of a secret. ``environment``: its secrets."""
-    if isinstance(value, Mapping):
+class _Mask:
+    """Replaces the secrets of a tree; ``hidden`` are their keys."""
+
+    def __init__(self) -> None:
+        self.hidden: list[str] = []
+        self._environment = _of_environment()
+        known = map(re.escape, (*self._environment, *_of_configs))
+        # Most text contains none of these, and is not examined further.
+        self._may_have_secret = re.compile("|".join([_HINTS.pattern, _MARKS.pattern, *known])).search
+
+    def applied(self, value: Any, path: str = "", is_secret: bool = False) -> Any:
+        """``is_secret``: the name of the key, or of a key above it, is that of a secret."""
+        if isinstance(value, Mapping):
+            return self._mapping(value, path, is_secret)
+        if isinstance(value, list | tuple):
+            return [self.applied(child, f"{path}.{index}", is_secret) for index, child in enumerate(value)]
+        if self._is_secret(value, path, is_secret):
+            self.hidden.append(path)
+            return MISSING
+        return value
+
+    def _mapping(self, value: Mapping[Any, Any], path: str, is_secret: bool) -> dict[Any, Any]:
         # The arguments of a call under a secret name describe how to get the secret: each is checked by its own name.
-        below = is_secret and "_target_" not in value
-        return {
-            _mask_key(key, path, hidden, environment): _mask(
-                child,
-                f"{path}.{key}" if path else str(key),
-                below or _holds_secrets(str(key), child),
-                hidden,
-                environment,
-            )
-            for key, child in value.items()
-        }
-    if isinstance(value, list | tuple):
-        return [_mask(child, f"{path}.{index}", is_secret, hidden, environment) for index, child in enumerate(value)]
-    if _is_secret_value(value, path, is_secret, environment):
-        hidden.append(path)
-        return MISSING
-    return value
+        below, found = is_secret and "_target_" not in value, {}
+        for key, child in value.items():
+            name = str(key)
+            # A list of ``tokens`` is secret; text under this name is that of a column.
+            inner = below or is_secret_name(name) or (name.lower() == "tokens" and not isinstance(child, str))
+            if isinstance(key, str) and self._may_have_secret(key) and self._is_secret_text(key):
+                self.hidden.append(f"a key of {path or 'the configuration'}")
+                key = REDACTED
+            if inner or isinstance(child, _HOLDING):
+                child = self.applied(child, f"{path}.{name}" if path else name, inner)
+            found[key] = child
+        return found
 
+    def _is_secret(self, value: Any, path: str, is_secret: bool) -> bool:
+        if type(value) in (int, float):  # a password of digits
+            return is_secret and not _INDEX.search(path)
+        text = value.decode(errors="replace") if isinstance(value, bytes) else value
+        if not isinstance(text, str) or not text:
+            return False
+        if is_secret and not _NO_SECRET.fullmatch(text) and not os.path.isfile(text):
+            if len(text) >= _MIN_WORD:
+                _of_configs.add(text)
+            return True
+        return bool(self._may_have_secret(text)) and self._is_secret_text(text)
 
-def _mask_key(key: Any, path: str, hidden: list[str], environment: list[str]) -> Any:
-    if isinstance(key, str) and _is_secret_text(key, environment):
-        hidden.append(f"a key of {path or 'the configuration'}")
-        return REDACTED
-    return key
-
-
-def _holds_secrets(name: str, value: Any) -> bool:
-    """Whether ``name`` is that of a secret. A list of ``tokens`` is one; text under this name is that of a column."""
-    return is_secret_name(name) or (name.lower() == "tokens" and not isinstance(value, str))
-
-
-def _is_secret_value(value: Any, path: str, is_secret: bool, environment: list[str]) -> bool:
-    if type(value) in (int, float):  # a password of digits
-        return is_secret and not _INDEX.search(path)
-    text = value.decode(errors="replace") if isinstance(value, bytes) else value
-    if not isinstance(text, str) or not text:
-        return False
-    if is_secret and not _NO_SECRET.fullmatch(text) and not os.path.isfile(text):
-        if len(text) >= _MIN_WORD:
-            _of_configs.add(text)
-        return True
-    return _is_secret_text(text, environment)
-
-
-def _is_secret_text(text: str, environment: list[str]) -> bool:
-    if _redact_by_form(text, environment) != text:
-        return True
-    # A remembered value counts if other settings do not contain it by chance: a password may be "training".
-    return any(
-        value in text and len(value) >= _MIN_LENGTH and not value.isalpha() and _word(value).search(text)
-        for value in tuple(_of_configs)
-    )
+    def _is_secret_text(self, text: str) -> bool:
+        if _redact_by_form(text, self._environment) != text:
+            return True
+        # A remembered value counts if other settings do not contain it by chance: a password may be "training".
+        return any(
+            value in text and len(value) >= _MIN_LENGTH and not value.isalpha() and _word(value).search(text)
+            for value in tuple(_of_configs)
+        )
 
 
 def _redact_by_form(text: str, environment: list[str]) -> str:

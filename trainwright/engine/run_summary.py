@@ -315,8 +315,10 @@ def _reads_batches(dataset: Any) -> bool:
     return isinstance(dataset, TensorDataset | ColumnDataset) or hasattr(dataset, "__getitems__")
 
 
-def log_to_console() -> None:
+def log_to_console(rank: int | None = None) -> None:
     """Log to the console: everything of rank 0, warnings of the other ranks; above a progress bar, if there is one.
+
+    ``rank``: of this process, if it has not joined the others yet.
 
     If the program has configured logging itself (the root logger has a handler), no handler is added. A level that the
     program has set on the logger "trainwright" is kept.
@@ -331,7 +333,7 @@ def log_to_console() -> None:
     handler = ProgressAwareHandler(sys.stdout)
     for_file = RedactingFormatter(LOG_FORMAT, datefmt="%H:%M:%S")
     handler.setFormatter(_TerminalFormatter() if is_terminal(sys.stdout) or is_kernel() else for_file)
-    handler.setLevel(logging.INFO if get_rank() == 0 else logging.WARNING)
+    handler.setLevel(logging.INFO if (get_rank() if rank is None else rank) == 0 else logging.WARNING)
     handler.addFilter(lambda record: not getattr(record, "file_only", False))
     library.addHandler(handler)
     _redact_python_output()

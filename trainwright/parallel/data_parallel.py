@@ -23,7 +23,7 @@ from trainwright._torch_compat.replica_forward import replica_class
 from trainwright.config.errors import ConfigError
 from trainwright.config.torch_names import find_device
 from trainwright.parallel.connections import LOST_AFTER_S, end_lost_connections
-from trainwright.parallel.dist import all_gather_object, get_local_rank, get_world_size, use_mesh
+from trainwright.parallel.dist import all_gather_object, get_local_rank, get_rank, get_world_size, use_mesh
 from trainwright.parallel.faults import leave_to_first, stop_watching, watch_faults
 from trainwright.parallel.layout import Layout
 from trainwright.parallel.mesh import use_layout
@@ -107,6 +107,11 @@ def num_launched() -> int:
     """The number of processes that a launcher started: torchrun, ``accelerate launch`` or Slurm's ``srun``."""
     os.environ.update(step_variables(os.environ))
     return int(os.environ.get("WORLD_SIZE", 1))
+
+
+def launched_rank() -> int:
+    """The rank of this process, also before it joins the others."""
+    return get_rank() or (int(os.environ["RANK"]) if num_launched() > 1 else 0)
 
 
 def setup_dist_util(

@@ -1,5 +1,6 @@
 """What is complete, checked and written before a training from a configuration begins."""
 
+import subprocess
 from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from tests.fork_server import python
 from trainwright import DefaultTrainer, get_config
 from trainwright.config import ConfigError, LazyCall, LazyConfig
 from trainwright.data import DistTensorData, Instance, build_image_train_loader
@@ -191,3 +193,67 @@ def test_the_command_to_train_longer_has_every_digit(tmp_path: Path) -> None:
     cfg = config(tmp_path, train_iter=1_234_567)
     cfg.project_root = str(tmp_path)
     assert setup.next_commands(cfg, cfg)[-1].endswith(" --resume train.train_iter=2469134")
+
+
+def trained(cfg: DictConfig) -> DefaultTrainer:
+    trainer = DefaultTrainer(cfg)
+    trainer.train()
+    return trainer
+
+
+def trainable(folder: Path, **train: Any) -> DictConfig:
+    cfg = config(folder, train_micro_batch_size=4, train_iter=1, **train)
+    cfg.train.evaluation.enabled = False
+    cfg.model = LazyCall(Loss)()
+    return cfg
+
+
+START = """
+import sys
+from torch import nn
+from tests.fork_server import python
+from trainwright import DefaultTrainer, LazyCall, get_config
+from trainwright.data import build_image_train_loader
+from trainwright.engine import default_setup
+cfg = get_config("common/defaults.py")
+cfg.model = LazyCall(nn.Linear)(in_features=2, out_features=2)
+cfg.dataloader = {"train": LazyCall(build_image_train_loader)(dataset=[[0] * 32], num_workers=0)}
+cfg.train.update({"output_dir": sys.argv[1], "train_iter": 1, "zero_optimization": {"enabled": False, "stage": 2}})
+cfg.train.evaluation.enabled = False
+if "default_setup" in sys.argv:
+    default_setup(cfg)
+DefaultTrainer(cfg)
+"""
+
+
+@pytest.mark.parametrize("arguments", [(), ("default_setup",)])
+def test_a_warning_of_the_start_is_logged_once_with_its_level(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    command = [python(), "-c", START, str(tmp_path / "run"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    (line,) = [line for line in (done.stdout + done.stderr).splitlines() if "zero_optimization.stage" in line]
+    assert "WARNING" in line
+
+
+def test_the_trainer_repeats_nothing_that_default_setup_has_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = trainable(tmp_path)
+    default_setup(cfg)
+    with monkeypatch.context() as patch:
+        patch.setattr(setup, "checked", None)
+        patch.setattr(setup, "join_ranks", None)
+        assert trained(cfg).max_iter == 1
+    # A configuration that was changed since is completed and checked again.
+    cfg.train.update({"train_iter": 2, "global_batch_size": 8, "num_accumulation_steps": None})
+    trainer = trained(cfg)
+    assert (trainer.max_iter, trainer.cfg.train.num_accumulation_steps) == (2, 2)
+    cfg.train.seed = "one"
+    with pytest.raises(ConfigError, match=r"train\.seed"):
+        DefaultTrainer(cfg)
+
+
+def test_a_configuration_without_default_setup_is_completed_by_the_trainer(tmp_path: Path) -> None:
+    cfg = trainable(tmp_path)
+    del cfg.train.scheduler
+    assert trained(cfg).cfg.train.scheduler.warmup_iter == 0
+    assert "scheduler" not in cfg.train

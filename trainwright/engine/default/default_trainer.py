@@ -32,12 +32,10 @@ from trainwright.engine.default.setup import (
     bind_arguments,
     changed_settings,
     check_num_layers,
-    checked,
-    complete_batch_sizes,
-    join_ranks,
     limit_data,
     next_commands,
     overfit_loader,
+    started,
 )
 from trainwright.engine.default.stepper import build_stepper, settings_of_step, warn_of_settings_without_effect
 from trainwright.engine.extra_parameters import log_untrained
@@ -45,7 +43,7 @@ from trainwright.engine.hardest_samples import hardest_samples
 from trainwright.engine.loss_fn import explain_forward, returned_losses, sum_losses
 from trainwright.engine.own_step import OwnStep
 from trainwright.engine.run_directory import RunFolder
-from trainwright.engine.run_summary import log_recomputed, log_to_console
+from trainwright.engine.run_summary import log_recomputed
 from trainwright.engine.run_trainer import RunTrainer
 from trainwright.engine.state import TrainingState
 from trainwright.engine.trainer.loaders import batches_of_rank, is_dataset, num_rounds
@@ -87,10 +85,7 @@ class DefaultTrainer(RunTrainer):
 
     def __init__(self, cfg: DictConfig) -> None:
         super().__init__()
-        as_given = checked(cfg)
-        log_to_console()
-        self.device = join_ranks(as_given)
-        complete_batch_sizes(as_given)
+        as_given, self.device = started(cfg)
         self.cfg = cfg = copy.deepcopy(as_given)  # values that depend on the data are written into it below
         seed_everything(cfg.train.seed)  # equal on all ranks, for equal initial weights
         resume = bool(try_get_key(cfg, "train.resume", default=False))

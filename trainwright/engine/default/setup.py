@@ -1,6 +1,7 @@
 """Prepare a run: check its configuration and join its processes."""
 
 import argparse
+import copy
 import inspect
 import logging
 import os
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -20,10 +21,7 @@ from trainwright.config.lazy.allowlist import project_roots
 from trainwright.config.lazy.lazy_config import get_config, try_get_key
 from trainwright.config.lazy.provenance import is_set
 from trainwright.config.schema.checks import validate
-from trainwright.config.schema.sections import (
-    complete,
-    resolve_batch_sizes,
-)
+from trainwright.config.schema.sections import complete, resolve_batch_sizes
 from trainwright.config.secrets import remember_secrets
 from trainwright.config.yaml_file import read_mapping
 from trainwright.data.batch_loader import BatchLoader, make_loader
@@ -33,7 +31,7 @@ from trainwright.engine.run_summary import log_to_console
 from trainwright.evaluation.evaluator import DatasetEvaluator
 from trainwright.evaluation.objective import objective_of_name
 from trainwright.hooks.method_overrides import is_overridden
-from trainwright.parallel.data_parallel import setup_dist_util
+from trainwright.parallel.data_parallel import launched_rank, setup_dist_util
 from trainwright.parallel.dist import (
     get_data_parallel_rank,
     get_data_parallel_size,
@@ -119,6 +117,7 @@ def default_setup(cfg: DictConfig, args: argparse.Namespace | None = None) -> No
     """
     source: str | None = getattr(args, "config_file", None) or None
     overrides: Sequence[str] = getattr(args, "opts", None) or ()
+    log_to_console(launched_rank())  # before the first warning
     whole = checked(cfg, source=source, overrides=overrides)
     with open_dict(cfg):
         for section in whole:
@@ -129,9 +128,9 @@ def default_setup(cfg: DictConfig, args: argparse.Namespace | None = None) -> No
             root = project_roots(source, cfg)[0]
             cfg.project_root = _as_text(os.path.relpath(root, Path(cfg.train.output_dir).resolve()))
 
-    join_ranks(cfg)
+    device = join_ranks(cfg)
     complete_batch_sizes(cfg)
-    log_to_console()
+    vars(cfg._metadata)[_STARTED] = _Started(_containers(cfg), device)
     folder = RunFolder(cfg.train.output_dir, resume=cfg.train.resume)
     folder.recover()
     if is_main_process() and not getattr(args, "eval_only", False):
@@ -139,6 +138,43 @@ def default_setup(cfg: DictConfig, args: argparse.Namespace | None = None) -> No
         folder.check_names()
         if not folder.holds_a_run():
             folder.write_config(cfg)
+
+
+_STARTED = "trainwright_started"  # in omegaconf's metadata of a configuration
+
+
+class _Started:
+    """What ``default_setup`` has made of a configuration, in this process."""
+
+    def __init__(self, content: Any, device: torch.device) -> None:
+        self.content = content
+        self.device = device
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:  # a copy of the configuration is as complete
+        return self
+
+    def __reduce__(self) -> Any:  # another process has not joined the others
+        return type(None), ()
+
+
+def started(cfg: DictConfig) -> tuple[DictConfig, torch.device]:
+    """A complete and checked copy of ``cfg``, with all batch sizes, and the device of the run.
+
+    The processes are joined, and logging is started. What ``default_setup`` has done is not repeated, unless the
+    configuration has been changed since.
+
+    Raises:
+        ConfigError: the configuration cannot run; the message lists every fault.
+    """
+    before = vars(cfg._metadata).get(_STARTED) if isinstance(cfg, DictConfig) else None
+    if before is not None and (content := _containers(cfg)) == before.content:
+        check_same_settings(content)  # every process is here, also those where the configuration was changed
+        return copy.deepcopy(cfg), before.device
+    log_to_console(launched_rank())  # before the first warning
+    whole = checked(cfg)
+    device = join_ranks(whole)
+    complete_batch_sizes(whole)
+    return whole, device
 
 
 def checked(cfg: DictConfig, *, source: str | None = None, overrides: Sequence[str] = ()) -> DictConfig:
