@@ -10,7 +10,6 @@ from torch import nn
 
 from trainwright import checkpoint
 from trainwright.checkpoint import CheckpointError, CheckpointTypeError
-from trainwright.checkpoint.weights import load_weights
 from trainwright.config.errors import MissingFileError
 
 # A save is on disk when it returns.
@@ -257,13 +256,3 @@ def test_a_parameter_may_have_any_name(name, tmp_path):
     Checkpointer(model).load(tmp_path / "a")
     for number, there in enumerate([name, "__metadata__#2", "weight"]):
         assert model._parameters[there].tolist() == [number] * 3
-
-
-def test_converted_weights_of_which_a_sharded_model_has_read_nothing_are_refused():
-    class Renamed(nn.Linear):
-        def convert_old_weights(self, weights, prefix):
-            weights[f"{prefix}weight"] = weights.pop(f"{prefix}old")
-
-    unread = {"old": torch.empty(2, 2, device="meta"), "bias": torch.zeros(2)}
-    with pytest.raises(CheckpointError, match=r"an earlier version \(weight \.\.\.\).*one process"):
-        load_weights(Renamed(2, 2), unread, "there", strict=True)

@@ -186,19 +186,9 @@ class Checkpointer:
         self.loaded_from = None
         sharing = self._sharing_now()
         with raised_together():
-            check_name(name)
-            if not self.save_dir:
-                raise CheckpointError("Checkpointer.save: save_dir is empty; set it to the folder for checkpoints.")
-            iteration = extra.get("iteration", 0)
-            if type(iteration) is not int or iteration < 0:
-                got = f"{iteration!r} ({type(iteration)})"
-                raise CheckpointError(f"Checkpointer.save: iteration: got {got}; it must be an int >= 0.")
-            iteration = extra.get("iteration")
+            iteration = self._checked_iteration(name, extra)
             commit: dict[str, Any] = {"tag_last": tag_last and name != "model_best", "on_commit": on_commit}
-            attached: Mapping[str, bytes] = {}
-            if self.attachments is not None and (self._is_writer or sharing is not None):
-                attached = self.attachments()  # of a sharded model, all processes gather what it holds
-                attached = attached if self._is_writer else {}
+            attached = self._attached(sharing)
             self._before_save()
             share = self._share(sharing, extra, attached)
             if keep_trained:
@@ -365,6 +355,24 @@ class Checkpointer:
         if mesh is None or self._sharing is None or self._sharing.mesh is not mesh:
             self._sharing = None if mesh is None else Sharing.of(mesh, unwrap(self.model).state_dict())
         return self._sharing
+
+    def _checked_iteration(self, name: str, extra: Mapping[str, Any]) -> int | None:
+        """The iteration of a save; None without one. Raises what forbids the save."""
+        check_name(name)
+        if not self.save_dir:
+            raise CheckpointError("Checkpointer.save: save_dir is empty; set it to the folder for checkpoints.")
+        iteration = extra.get("iteration", 0)
+        if type(iteration) is not int or iteration < 0:
+            got = f"{iteration!r} ({type(iteration)})"
+            raise CheckpointError(f"Checkpointer.save: iteration: got {got}; it must be an int >= 0.")
+        return extra.get("iteration")
+
+    def _attached(self, sharing: Sharing | None) -> Mapping[str, bytes]:
+        """The additional files that this rank writes."""
+        if self.attachments is None or not (self._is_writer or sharing is not None):
+            return {}
+        attached = self.attachments()  # of a sharded model, all processes gather what it holds
+        return attached if self._is_writer else {}
 
     def _before_save(self) -> None:
         for one in self.checkpointables.values():

@@ -209,7 +209,7 @@ def serialize(
     for name, state in states.items():
         checkpointable = checkpointables.get(name)
         if isinstance(checkpointable, Optimizer):
-            state = with_names(state, checkpointable, model if names_from is None else names_from)
+            state = with_names(state, checkpointable, names_from or model)
         is_split = grid is not None and (name == MODEL_EXTRA or is_of_model(checkpointable))
         state = _own(state, checkpointable, held_before) if is_split else state
         text, tensors = encode_state(state, name, is_sharded=is_split)
@@ -220,8 +220,11 @@ def serialize(
         if tensors:
             add_tensors(name, tensors, {}, is_split=is_split)
     files |= {name: bytes_writer(content) for name, content in (attached or {}).items()}
-    if grid is None:
-        return Share(files, {})
+    return Share(files, {}) if grid is None else _share_of_grid(grid, files, shards, trees)
+
+
+def _share_of_grid(grid: Grid, files: dict[str, Writer], shards: dict[str, Writer], trees: dict[str, Any]) -> Share:
+    """What one of several processes writes: its shards, and on the first one the files that are not divided."""
     return Share(shards | (files if grid.rank == 0 else {}), trees if grid.is_first_of_stage else {})
 
 

@@ -158,18 +158,15 @@ def load_weights(
     """
     model = unwrap(model)
     own = model.state_dict()
-    for name, value in own.items():
-        if isinstance(value, Tensor):
-            check_tensor(local_of(value), f"model.{name}")
-    weights = converted(model, _without_wrapper_prefix(weights, own))
+    _check_all(own)
+    weights = _without_wrapper_prefix(weights, own)
     missing, unexpected = _missing_names(own, weights), [name for name in weights if name not in own]
     if only is not None:
         missing = [name for name in missing if name in only]
     shapes, dtypes = _differences(own, weights)
     if strict:
         faults = [*_listed("not in the checkpoint", missing), *_listed("not in the model", unexpected)]
-        faults += shapes.values()
-        faults += dtypes.values()
+        faults += [*shapes.values(), *dtypes.values()]
         if faults:
             raise CheckpointError("\n  ".join([f"{source}: the weights do not match this model.", *faults]))
     fitting = {name: value for name, value in weights.items() if name in own and name not in shapes}
@@ -179,28 +176,18 @@ def load_weights(
         raise CheckpointError("\n  ".join([f"{source}: none of the weights fits this model.", *faults]))
     if shapes:
         logger.warning("%s", "\n  ".join([f"{source}: weights of another shape are not loaded:", *shapes.values()]))
-    for line in _listed("in the model, not in the file", missing):
+    for line in (
+        *_listed("in the model, not in the file", missing),
+        *_listed("in the file, not in the model", unexpected),
+    ):
         logger.info("%s: %s", source, line)
-    for line in _listed("in the file, not in the model", unexpected):
-        logger.info("%s: %s", source, line)
-    unread = [name for name, value in fitting.items() if isinstance(value, Tensor) and value.is_meta]
-    if unread:  # names that only a conversion has made
-        some = ", ".join(group_names(unread)[:3])
-        raise CheckpointError(
-            f"{source}: has weights with the names of an earlier version ({some} ...), which a sharded model does not"
-            " convert. Resume and save it once in one process."
-        )
     _copy(model, fitting, own)
 
 
-def converted(model: nn.Module, weights: Mapping[str, Any]) -> dict[str, Any]:
-    """``weights`` of an earlier version with today's names: modules that had others have ``convert_old_weights``."""
-    weights = dict(weights)
-    for name, module in model.named_modules():
-        convert = getattr(module, "convert_old_weights", None)
-        if convert is not None:
-            convert(weights, f"{name}." if name else "")
-    return weights
+def _check_all(state: Mapping[str, Any]) -> None:
+    for name, value in state.items():
+        if isinstance(value, Tensor):
+            check_tensor(local_of(value), f"model.{name}")
 
 
 def _copy(model: nn.Module, weights: Mapping[str, Any], own: Mapping[str, Any]) -> None:

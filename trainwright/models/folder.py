@@ -17,7 +17,7 @@ from trainwright.checkpoint.shard_index import tensor_files
 from trainwright.checkpoint.shards import ShardReader
 from trainwright.checkpoint.state_files import MODEL, completed
 from trainwright.checkpoint.verify import read_unchanged, verify
-from trainwright.checkpoint.weights import converted, group_names, load_weights, read_weights, split_model_state
+from trainwright.checkpoint.weights import group_names, load_weights, read_weights, split_model_state
 from trainwright.config.errors import ConfigError, ConfigTypeError, MissingFileError
 from trainwright.config.yaml_file import read_mapping
 from trainwright.models.config import CONFIG_NAME
@@ -145,7 +145,6 @@ def init_weights(model: nn.Module, path_or_id: str | os.PathLike[str], *, revisi
     prefix = getattr(model, "base_model_prefix", "")
     if prefix and not any(name in own for name in weights):
         weights = {f"{prefix}.{name}": weight for name, weight in weights.items()}
-    weights = converted(model, weights)
     load_weights(model, weights, str(file), strict=False)
     fitting = [name for name, weight in weights.items() if name in own and own[name].shape == weight.shape]
     given = {tensor_key(own[name]) for name in fitting}  # a tensor may have several names
