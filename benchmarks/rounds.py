@@ -34,12 +34,16 @@ TITLES = {
     "plain:fetch": "plain loop, fused Adam, complete batches",
     "plain:compile": "plain loop, compiled model",
     "plain:medium": "plain loop, matmul precision medium",
-    "objects": "Trainer",
-    "config": "DefaultTrainer",
+    "objects:passed": "Trainer, the plain loop's Adam",
+    "config:passed": "DefaultTrainer, the plain loop's Adam",
+    "objects": "Trainer, its fused Adam",
+    "config": "DefaultTrainer, its fused Adam",
     "objects:graph": "Trainer, graph mode",
     "config:graph": "DefaultTrainer, graph mode",
 }
 OURS = ("objects", "config")
+PASSED = ("objects:passed", "config:passed")
+FUSED = "plain:fused"  # the plain loop with the optimizer that our trainers build
 # Peers, with the module that must be installed.
 PEERS = {
     "accelerate": "accelerate",
@@ -181,6 +185,11 @@ def _free_port() -> int:
 # Tables.
 
 
+def base_of(name: str) -> str:
+    """The plain loop with the optimizer of ``name``."""
+    return FUSED if name.partition(":")[0] in OURS and name not in PASSED else PLAIN
+
+
 def ratios(results: Iterable[Mapping[str, Any]], name: str, metric: str, base: str = PLAIN) -> list[float]:
     """``metric`` of ``name`` divided by that of ``base``, in each round that has both."""
     by_round: dict[int, dict[str, float]] = {}
@@ -205,16 +214,22 @@ def spread(numbers: Sequence[float], digits: int) -> str:
 def print_table(
     results: Sequence[Mapping[str, Any]], columns: Mapping[str, tuple[str, int]], ratio_of: str, base: str = PLAIN
 ) -> None:
-    """A row for each peer; ``columns``: title and digits by metric."""
+    """A row for each peer; ``columns``: title and digits by metric.
+
+    If the plain loop was measured with several optimizers, there is a second ratio: to that with the same one.
+    """
     names = list(dict.fromkeys(result["name"] for result in results))
-    rows = [["", f"ratio of {columns[ratio_of][0]}", *(title for title, _ in columns.values())]]
+    has_same = base == PLAIN and {PLAIN, FUSED} <= {*names}
+    same = ["same optimizer"] if has_same else []
+    rows = [["", f"ratio of {columns[ratio_of][0]}", *same, *(title for title, _ in columns.values())]]
     for name in names:
         failed = [result["error"] for result in results if result["name"] == name and "error" in result]
         if failed and not values(results, name, ratio_of):
             rows.append([TITLES.get(name, name), f"failed: {failed[0][:100]}"])
             continue
         cells = [spread(values(results, name, metric), digits) for metric, (_, digits) in columns.items()]
-        rows.append([TITLES.get(name, name), spread(ratios(results, name, ratio_of, base), 2), *cells])
+        same = [spread(ratios(results, name, ratio_of, base_of(name)), 2)] if has_same else []
+        rows.append([TITLES.get(name, name), spread(ratios(results, name, ratio_of, base), 2), *same, *cells])
     widths = [
         max(len(row[place]) for row in rows if place < len(row) and len(row) > 2) for place in range(len(rows[0]))
     ]

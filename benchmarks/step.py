@@ -6,15 +6,26 @@
 
 Each training runs in a process of its own, and the processes alternate in every round. A step is timed from the first
 sample of a batch to the first sample of the next, so it includes fetching, forward, backward, update and hooks. One
-thread. Compare the ratios to the plain loop of the same round; microseconds depend on the machine and its load. Peak
-memory is that of the process.
+thread. Compare the ratios to the plain loop of the same round; microseconds depend on the machine and its load. The
+cost of a trainer is the ratio to the plain loop with the same optimizer: torch's Adam, which the peers get, or the
+fused one, which our trainers build by default. Peak memory is that of the process.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rounds import OURS, installed_peers, parser_of, print_table, say_missing, take_turns, write
+from benchmarks.rounds import (
+    FUSED,
+    OURS,
+    PASSED,
+    installed_peers,
+    parser_of,
+    print_table,
+    say_missing,
+    take_turns,
+    write,
+)
 
 
 @dataclass(frozen=True)
@@ -23,7 +34,7 @@ class Case:
 
     about: str
     job: dict[str, Any]
-    peers: tuple[str, ...] = ("plain", "plain:fused", *OURS)
+    peers: tuple[str, ...] = ("plain", *PASSED, FUSED, *OURS)
     with_others: bool = False
 
 
@@ -34,15 +45,17 @@ CASES = {
     "quick": Case(
         "a tiny MLP, any data set, fewer steps",
         TINY | {"steps": 1500},
-        ("plain", "plain:fused", *OURS, *GRAPH[1:]),
+        ("plain", *PASSED, FUSED, *OURS, *GRAPH[1:]),
         True,
     ),
     "tiny": Case("a tiny MLP (32-64-10), batches of 32, any data set with __getitem__", TINY, with_others=True),
     "batches": Case("its data set has __getitems__", TINY | {"data": "batches"}, ("plain", "plain:fetch", *OURS)),
-    "tensors": Case("its data are a TensorDataset", TINY | {"data": "tensors"}, ("plain", "plain:fused", "objects")),
+    "tensors": Case("its data are a TensorDataset", TINY | {"data": "tensors"}, ("plain", PASSED[0], FUSED, "objects")),
     "columns": Case("its data are tensors by name", TINY | {"data": "columns"}, ("plain", "plain:fetch", *OURS)),
     "own_step": Case(
-        "own train_step, a callback, a metric of the training", TINY | {"own_step": True}, ("plain", "objects")
+        "own train_step, a callback, a metric of the training",
+        TINY | {"own_step": True},
+        ("plain", PASSED[0], FUSED, "objects"),
     ),
     "features": Case("progress bar, logger and checkpoints on", TINY | {"features": True}, with_others=True),
     "accumulation": Case("4 micro-batches an update; times of one", TINY | {"accumulation": 4}, with_others=True),

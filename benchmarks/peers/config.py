@@ -1,4 +1,4 @@
-"""Our config-file API, with its default hooks. Variant: ``graph``."""
+"""Our config-file API, with its default hooks. Variants: ``passed`` (the optimizer of the plain loop), ``graph``."""
 
 from typing import Any
 
@@ -17,7 +17,8 @@ def train(job: Job, variant: str) -> None:
     loader, _, _ = build_image_train_loader(dataset, job.batch, num_workers=0, collate_fn=collate)
     cfg: Any = OmegaConf.create(flags={"allow_objects": True})
     cfg.model, cfg.dataloader = job.model_with_loss(), LazyCall(dict)(train=loader)
-    cfg.optim = LazyCall(torch.optim.Adam)(lr=LEARNING_RATE)
+    not_fused = {"fused": False} if variant == "passed" else {}
+    cfg.optim = LazyCall(torch.optim.Adam)(lr=LEARNING_RATE, **not_fused)
     cfg.graph = {"enabled": variant == "graph"}
     updates = (job.stop_at or job.steps) // job.accumulation
     cfg.train = {

@@ -1,4 +1,4 @@
-"""Our Python API. Variants: ``graph``, ``quiet`` (without TensorBoard)."""
+"""Our Python API. Variants: ``passed`` (the plain loop's optimizer), ``graph``, ``quiet`` (without TensorBoard)."""
 
 from typing import Any
 
@@ -31,8 +31,6 @@ def train(job: Job, variant: str) -> None:
         output_dir=job.folder,
         num_epochs=1,
         batch_size=job.batch,
-        optimizer="adam",
-        learning_rate=LEARNING_RATE,
         gradient_accumulation_steps=job.accumulation,
         mixed_precision="bf16" if job.precision == "bf16" else None,
         float32_matmul_precision="medium" if job.precision == "medium" else None,
@@ -42,13 +40,15 @@ def train(job: Job, variant: str) -> None:
         resume_from_checkpoint=job.resume or None,
         device_str="cpu" if job.device == "cpu" else "cuda:0",
         graph=variant == "graph",
+        **({} if variant == "passed" else {"optimizer": "adam", "learning_rate": LEARNING_RATE}),
         **({"tensorboard": None} if variant == "quiet" else {}),
         **({"log_steps": job.log_every} | job.settings),
     )
     model: Any = job.net() if job.data == "tensors" else job.model_with_loss()
     dataset, collator = data_of(job)
     trainer_class = OwnStep if job.own_step else Trainer
-    trainer = trainer_class(model, config, train_dataset=dataset, data_collator=collator)
+    given = {"optimizer": job.optimizer(model.parameters())} if variant == "passed" else {}
+    trainer = trainer_class(model, config, train_dataset=dataset, data_collator=collator, **given)
     if job.own_step:
         trainer.add_callback(CountBatches())
     add_hooks(trainer, job)
