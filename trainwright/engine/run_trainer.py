@@ -29,6 +29,7 @@ from trainwright.hooks.tensor_parallel import tensor_parallel_hook
 from trainwright.hooks.torch_settings import deterministic_hook
 from trainwright.hooks.unfreezing import unfreezing_hook
 from trainwright.hooks.weight_average import averaging_hook
+from trainwright.lazy_names import ring
 from trainwright.models.adapters import TrainableNames, adapter_files
 from trainwright.models.checkpoint_files import checkpoint_files
 from trainwright.optim.weight_average import WeightAverage, build_average
@@ -72,9 +73,8 @@ class RunTrainer(StepMethods):
         >>> report = trainer.check()  # doctest: +SKIP
         >>> report.print()  # doctest: +SKIP
         """
-        from trainwright.inspect.check.run import check_trainer
-
-        return check_trainer(self, max_seconds=max_seconds, only=only)
+        report: Report = ring("inspect.check.run").check_trainer(self, max_seconds=max_seconds, only=only)
+        return report
 
     def find_lr(
         self,
@@ -90,15 +90,10 @@ class RunTrainer(StepMethods):
         ``plot``: a file for a picture of the curve (needs matplotlib). ``apply``: train with the suggestion; otherwise
         nothing of this trainer is changed.
         """
-        from trainwright.inspect.finders.learning_rate import find_learning_rate, new_figure, use_learning_rate
-
-        if plot is not None:
-            new_figure(plot)  # a wrong path is refused before the updates
-        curve = find_learning_rate(self, lowest=lowest, highest=highest, updates=updates)
-        if plot is not None:
-            curve.plot(plot)
+        finder = ring("inspect.finders.learning_rate")
+        curve: RateCurve = finder.find_learning_rate(self, lowest=lowest, highest=highest, updates=updates, plot=plot)
         if apply and curve.suggestion is not None:
-            use_learning_rate(self, curve.suggestion)
+            finder.use_learning_rate(self, curve.suggestion)
         return curve
 
     def find_batch_size(self, *, memory: int | None = None, max_size: int | None = None) -> "BatchSizes":
@@ -107,9 +102,8 @@ class RunTrainer(StepMethods):
         ``memory``: bytes that a step may use, in place of what this device has. The result has the settings for a new
         trainer.
         """
-        from trainwright.inspect.finders.batch_size import find_batch_size
-
-        return find_batch_size(self, memory=memory, max_size=max_size)
+        sizes: BatchSizes = ring("inspect.finders.batch_size").find_batch_size(self, memory=memory, max_size=max_size)
+        return sizes
 
     def replay(self, step: int, *, stops: bool = False) -> "Replay":
         """Run update ``step`` (from 1) of the run in the output folder again, bitwise; call it instead of ``train``.
@@ -117,9 +111,8 @@ class RunTrainer(StepMethods):
         It starts at the nearest checkpoint before it, and writes nothing. ``stops``: with the debugger of Python in the
         user's code. Returns the samples, losses and gradient norms of the update.
         """
-        from trainwright.inspect.replay import replay
-
-        return replay(self, self._folder.path, step, stops=stops)
+        replayed: Replay = ring("inspect.replay").replay(self, self._folder.path, step, stops=stops)
+        return replayed
 
     def export(self, path: str | os.PathLike[str], batch: Any = None, *, tolerance: float = 1e-4) -> Path:
         """Write the model for other programs, and compare what was written with the model; returns the path.

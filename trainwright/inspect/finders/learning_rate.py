@@ -86,15 +86,24 @@ def new_figure(path: str | Path) -> Any:
 
 
 def find_learning_rate(
-    trainer: Any, *, lowest: float = 1e-7, highest: float = 10.0, updates: int = 100, max_seconds: float = 300.0
+    trainer: Any,
+    *,
+    lowest: float = 1e-7,
+    highest: float = 10.0,
+    updates: int = 100,
+    max_seconds: float = 300.0,
+    plot: str | Path | None = None,
 ) -> RateCurve:
     """Train a copy of ``trainer`` with a rate that grows from ``lowest`` to ``highest``.
 
-    The test ends early if the loss diverges. Groups with rates of their own keep their ratio.
+    The test ends early if the loss diverges. Groups with rates of their own keep their ratio. ``plot``: a file for a
+    picture of the curve.
 
     Raises:
         ConfigError: an argument is out of range, the optimizer has no learning rate, or there are several optimizers.
     """
+    if plot is not None:
+        new_figure(plot)  # a wrong path is refused before the updates
     if not 0 < lowest < highest:
         raise ConfigError(f"find_lr: got lowest={lowest:g} and highest={highest:g}; it must be 0 < lowest < highest.")
     if updates < 20:
@@ -131,7 +140,10 @@ def find_learning_rate(
         copies.train(new, updates, before=grow, after=read, needed=1)
     if not has_loss:
         raise ConfigError("find_lr: the step records no loss. A train_step must return it as 'step_loss'.")
-    return RateCurve(rates, losses, smooth.values, _steepest(rates, smooth.values), smooth.has_diverged)
+    curve = RateCurve(rates, losses, smooth.values, _steepest(rates, smooth.values), smooth.has_diverged)
+    if plot is not None:
+        curve.plot(plot)
+    return curve
 
 
 def use_learning_rate(trainer: Any, rate: float) -> None:
