@@ -61,27 +61,6 @@ def visible(folder):
     return [name for name in names(folder) if not name.startswith(".")]
 
 
-def test_interrupted_and_resumed_equals_uninterrupted(tmp_path):
-    uninterrupted = training()
-    train(*uninterrupted, range(6))
-
-    first = training()
-    train(*first, range(3))
-    Checkpointer(first[0], tmp_path, optimizer=first[1], lr_scheduler=first[2]).save("model_0000002", iteration=2)
-
-    model, optimizer, lr_scheduler = training()
-    with torch.no_grad():
-        model[0].weight.fill_(7)
-    checkpointer = Checkpointer(model, tmp_path, optimizer=optimizer, lr_scheduler=lr_scheduler)
-    assert checkpointer.resume_or_load("", resume=True) == {"iteration": 2}
-    train(model, optimizer, lr_scheduler, range(3, 6))
-
-    for name, value in uninterrupted[0].state_dict().items():
-        assert torch.equal(value, model.state_dict()[name])
-    assert repr(optimizer.state_dict()) == repr(uninterrupted[1].state_dict())
-    assert lr_scheduler.state_dict() == uninterrupted[2].state_dict()
-
-
 def test_the_folder_holds_what_the_page_says(tmp_path):
     model, optimizer, lr_scheduler = training()
     train(model, optimizer, lr_scheduler, range(1))
@@ -109,16 +88,6 @@ def test_the_iteration_is_never_read_from_the_name(tmp_path):
 def test_an_iteration_that_is_no_count_is_refused(tmp_path, iteration):
     with pytest.raises(CheckpointError, match="iteration: got"):
         Checkpointer(nn.Linear(1, 1), tmp_path).save("a", iteration=iteration)
-
-
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../a", "/a", "a\\b", ".hidden", "a\0b", "last_checkpoint"])
-def test_names_stay_inside_the_folder(tmp_path, name):
-    checkpointer = Checkpointer(nn.Linear(1, 1), tmp_path / "run")
-    with pytest.raises(CheckpointError, match="checkpoint name: got"):
-        checkpointer.save(name)
-    with pytest.raises(CheckpointError, match="checkpoint name: got"):
-        checkpointer.tag_last_checkpoint(name)
-    assert names(tmp_path) == []
 
 
 def test_a_name_that_belongs_to_something_else_is_refused(tmp_path):
@@ -343,20 +312,6 @@ def test_the_last_checkpoint_can_be_chosen(tmp_path):
     assert (tmp_path / "last_checkpoint").read_text() == "model_0000009"
 
 
-def test_what_a_killed_run_left_goes_at_the_first_save(tmp_path):
-    stale = tmp_path / ".tmp-model_0000009-1-00000000-0-0"
-    from trainwright.checkpoint import files
-
-    own = files.temporary_sibling(tmp_path / "model_0000009")
-    prefix, _, count = own.name.rpartition("-")
-    dead = tmp_path / f"{prefix.rpartition('-')[0]}-1-{count}"  # this process's number, another start time
-    dead.mkdir()
-    stale.mkdir()
-    Checkpointer(nn.Linear(1, 1), tmp_path).save("model_0000009", iteration=9)
-    assert not dead.exists()
-    assert stale.exists()  # of another machine
-
-
 def test_an_empty_path_loads_nothing(caplog):
     model = nn.Linear(1, 1)
     before = model.weight.clone()
@@ -364,13 +319,6 @@ def test_an_empty_path_loads_nothing(caplog):
         assert Checkpointer(model).load("") == {}
     assert torch.equal(model.weight, before)
     assert "nothing is loaded" in caplog.text
-
-
-def test_waiting_returns_when_the_checkpoint_is_there(tmp_path):
-    checkpointer = Checkpointer(nn.Linear(1, 1), tmp_path)
-    checkpointer.save("a")
-    checkpointer.wait()
-    verify(tmp_path / "a")
 
 
 SAVES_AGAIN = """

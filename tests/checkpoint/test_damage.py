@@ -3,7 +3,6 @@
 The checkpoints are those of a real run: weights, buffers, Adam's state, schedule, randomness, hooks' memory.
 """
 
-import logging
 import shutil
 from pathlib import Path
 
@@ -164,30 +163,6 @@ def test_files_that_were_not_saved_are_no_fault_and_are_not_read(run: Path) -> N
     assert resume(run).state.global_step == 18
 
 
-DAMAGES = {
-    "deleted": lambda path: path.unlink(),
-    "emptied": lambda path: path.write_bytes(b""),
-    "changed": lambda path: path.write_bytes(path.read_bytes()[:-1] + b"~"),
-}
-
-
-@pytest.mark.exhaustive(every=3)
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize(
-    "name", ["manifest.json", "model.safetensors", "optimizer.safetensors", "optimizer.json", "trainer.json"]
-)
-def test_a_bad_newest_gives_way_to_the_one_before_with_one_warning(
-    run: Path, caplog: pytest.LogCaptureFixture, name: str, damage: str
-) -> None:
-    DAMAGES[damage](run / "18" / name)
-    trainer = resume(run)
-    assert trainer.state.global_step == 12
-    (warning,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert f"{run / '18'}" in warning
-    assert name in warning
-    assert f"Resuming from {run / '12'} instead." in warning
-
-
 def test_the_run_that_went_back_ends_where_the_whole_one_did(run: Path, finished: Path) -> None:
     (run / "18" / "trainer.json").write_bytes(b"{}")
     resume(run).train()
@@ -195,25 +170,6 @@ def test_the_run_that_went_back_ends_where_the_whole_one_did(run: Path, finished
         if path.name.endswith(".safetensors"):
             assert (run / "18" / path.name).read_bytes() == path.read_bytes(), path.name
     verify(run / "18")
-
-
-@pytest.mark.parametrize(
-    "pointer", ["17", "", "../18", "18/..", "\0", "eighteen\neighteen", "x" * 5000, b"\x80\x04K\x01."]
-)
-def test_a_pointer_at_nothing_or_garbage_gives_way_to_the_newest_with_one_warning(
-    run: Path, caplog: pytest.LogCaptureFixture, pointer: str | bytes
-) -> None:
-    (run / "last_checkpoint").write_bytes(pointer.encode() if isinstance(pointer, str) else pointer)
-    assert resume(run).state.global_step == 18
-    (warning,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert "last_checkpoint" in warning
-
-
-def test_a_pointer_that_is_a_folder_gives_way_to_the_newest(run: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (run / "last_checkpoint").unlink()
-    (run / "last_checkpoint").mkdir()
-    assert resume(run).state.global_step == 18
-    assert "last_checkpoint" in caplog.text
 
 
 def test_all_bad_is_an_error_that_gives_each_reason_and_changes_nothing(run: Path) -> None:

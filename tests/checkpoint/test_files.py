@@ -111,12 +111,6 @@ def test_only_entries_of_dead_processes_of_this_machine_are_stale(tmp_path):
     assert names(tmp_path) == sorted(path.name for path in (mine, elsewhere, user_file))
 
 
-def test_the_file_room_imports_nothing_of_ours():
-    loads = "import sys, runpy; runpy.run_path(sys.argv[1])"
-    code = f"{loads}; assert not [m for m in sys.modules if m.split('.')[0] == 'trainwright']"
-    subprocess.run([sys.executable, "-c", code, files.__file__], check=True)
-
-
 KILLED = """
 import os, signal, socket, sys, time
 socket.gethostname = lambda: "a container"

@@ -90,18 +90,6 @@ def test_two_damaged_ones_are_said_in_one_warning(run, caplog):
     assert "model_0000019" in record.message
 
 
-def test_all_damaged_is_an_error_that_lists_why_and_changes_nothing(run):
-    for iteration in (9, 19, 29):
-        truncate(run / f"model_{iteration:07d}" / "model.safetensors")
-    model = nn.Linear(1, 1)
-    before = model.weight.clone()
-    with pytest.raises(CheckpointError, match="none of the checkpoints is valid") as raised:
-        Checkpointer(model, run).resume_or_load("")
-    for iteration in (9, 19, 29):
-        assert f"model_{iteration:07d}: is damaged" in str(raised.value)
-    assert torch.equal(model.weight, before)
-
-
 def test_a_pointer_to_a_folder_that_is_gone_falls_back(run, caplog):
     (run / "model_0000029").rename(run.with_name("elsewhere"))
     checkpointer = Checkpointer(nn.Linear(1, 1), run)
@@ -118,12 +106,11 @@ def test_a_pointer_alone_is_an_error_and_not_a_fresh_start(tmp_path):
         checkpointer.resume_or_load("")
 
 
-@pytest.mark.parametrize("content", [b"", b"../outside", b"\xff\xfe"])
+@pytest.mark.parametrize("content", [b"", b"../outside", b"\xff\xfe", b"\0", b"x" * 5000, b"\x80\x04K\x01."])
 def test_a_damaged_pointer_falls_back_to_the_newest(run, caplog, content):
     (run / "last_checkpoint").write_bytes(content)
     assert resume(run) == 29
-    says = "names it, but it does not exist" if content == b"\xff\xfe" else "which is not a checkpoint name"
-    assert says in caplog.text
+    assert "last_checkpoint" in caplog.text
 
 
 def test_without_a_pointer_the_newest_is_taken(run):

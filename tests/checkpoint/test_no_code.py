@@ -10,7 +10,6 @@ import os
 import pickle
 import pickletools
 import re
-import shutil
 import struct
 import subprocess
 import sys
@@ -209,38 +208,6 @@ def test_a_file_of_weights_runs_nothing(name: str, payload: str, tmp_path: Path,
     with pytest.raises(CheckpointError, match=name):
         Checkpointer(model).load(tmp_path / name, checkpointables=[])
     assert torch.equal(model.weight, before)
-
-
-@pytest.mark.exhaustive(every=5)
-@pytest.mark.parametrize("payload", PAYLOADS)
-@pytest.mark.parametrize("place", [*FILES, "trainer.json", "trainer.safetensors", "manifest.json"])
-def test_a_run_that_resumes_runs_nothing(
-    place: str, payload: str, objects_run: Path, tmp_path: Path, canary: Path
-) -> None:
-    folder = tmp_path / "output"
-    shutil.copytree(objects_run, folder, symlinks=True)
-    for manifest in [*(folder / "checkpoints").glob("*/manifest.json")]:  # the best one's too
-        checkpoint = manifest.parent
-        if checkpoint.is_symlink():
-            continue
-        put(checkpoint, place, payloads(canary)[payload], signed=False)
-    settings = {"batch_size": 4, "progress_bar": False, "device": "cpu", "num_epochs": 2}
-    data = TensorDataset(torch.randn(16, 4), torch.randint(2, (16,)))
-    config = TrainingConfig(output_dir=folder, resume_from_checkpoint=True, **settings)
-    with pytest.raises(CheckpointError, match="none of the checkpoints is valid"):
-        Trainer(nn.Linear(4, 2), config, data, data)
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")
-def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
-    checkpointer = Checkpointer(nn.Linear(2, 2), tmp_path)
-    checkpointer.save("model_0000001", iteration=1)
-    checkpointer.wait()
-    put(tmp_path / "model_0000001", "model.safetensors", b"", signed=True)
-    (tmp_path / "model_0000001" / "model.safetensors").unlink()
-    os.mkfifo(tmp_path / "model_0000001" / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"model\.safetensors is .*not a regular file"):
-        verify(tmp_path / "model_0000001")
 
 
 # configurations that are data

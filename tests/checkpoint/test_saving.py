@@ -281,12 +281,6 @@ Checkpointer(torch.nn.Linear(2, 2), sys.argv[1]).save("model_0000009", iteration
     assert verify(tmp_path / "model_0000009").iteration == 9
 
 
-def test_without_a_background_a_save_is_on_disk_when_it_returns(tmp_path):
-    training = Training()
-    training.checkpointer(tmp_path, asynchronous=False).save("model_0000009", iteration=9)
-    assert verify(tmp_path / "model_0000009").iteration == 9
-
-
 def test_links_lead_to_their_neighbours_also_where_the_folder_is_reached_over_a_link(tmp_path):
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "elsewhere").mkdir()

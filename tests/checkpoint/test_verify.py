@@ -18,27 +18,6 @@ def test_deep_verification_gives_the_sha256_of_each_file(checkpoint):
         assert entry.sha256 == hashlib.sha256((checkpoint / name).read_bytes()).hexdigest()
 
 
-def test_every_flipped_byte_of_every_file_is_found(checkpoint):
-    for path in checkpoint.iterdir():
-        good = path.read_bytes()
-        for position in range(len(good)):
-            path.write_bytes(good[:position] + bytes([good[position] ^ 1]) + good[position + 1 :])
-            with pytest.raises(CheckpointError, match=path.name):
-                verify(checkpoint)
-        path.write_bytes(good)
-    verify(checkpoint)
-
-
-def test_every_truncation_is_found(checkpoint):
-    for path in checkpoint.iterdir():
-        good = path.read_bytes()
-        for length in range(len(good)):
-            path.write_bytes(good[:length])
-            with pytest.raises(CheckpointError, match=path.name):
-                verify(checkpoint)
-        path.write_bytes(good)
-
-
 def test_all_faults_are_said_at_once(checkpoint):
     (checkpoint / "extra.json").unlink()
     size = (checkpoint / "model.safetensors").stat().st_size
@@ -52,11 +31,6 @@ def test_all_faults_are_said_at_once(checkpoint):
     assert "extra.json is missing" in message
     assert f"model.safetensors has 1,048,576 bytes, the manifest says {size:,}" in message
     assert "optimizer.json has checksum" in message
-
-
-def test_files_that_the_manifest_does_not_list_are_no_fault(checkpoint):
-    (checkpoint / "README.md").write_text("A model card.")
-    verify(checkpoint)
 
 
 def test_an_absent_folder_is_a_missing_file(tmp_path):

@@ -1,6 +1,5 @@
 import logging
 import os
-import pickle
 from functools import partial
 
 import pytest
@@ -179,23 +178,6 @@ def test_a_plain_torch_file_gives_its_weights(tmp_path, wrap):
     torch.save(wrap(model.state_dict()), tmp_path / "w.pth")
     assert Checkpointer(other).load(tmp_path / "w.pth", checkpointables=[]) == {}
     assert equal(model, other)
-
-
-class Evil:
-    def __reduce__(self):
-        return (os.mkdir, (os.environ["EVIL_PATH"],))
-
-
-@pytest.mark.parametrize("name", ["w.pt", "w.pth", "w.safetensors"])
-def test_no_code_in_a_weights_file_is_run(tmp_path, monkeypatch, name):
-    monkeypatch.setenv("EVIL_PATH", str(tmp_path / "evil"))
-    (tmp_path / name).write_bytes(pickle.dumps({"0.weight": Evil()}, protocol=2))
-    with pytest.raises(CheckpointError, match=name):
-        Checkpointer(two_layers()).load(tmp_path / name, checkpointables=[])
-    torch.save(Evil(), tmp_path / "zip.pt")
-    with pytest.raises(CheckpointError, match=r"refused.*never run here"):
-        Checkpointer(two_layers()).load(tmp_path / "zip.pt", checkpointables=[])
-    assert not (tmp_path / "evil").exists()
 
 
 @pytest.mark.parametrize("content", [[1, 2], {"a": 3}, torch.ones(2)])
