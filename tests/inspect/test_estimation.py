@@ -18,9 +18,9 @@ from trainwright.config.errors import ConfigError
 from trainwright.data import build_image_train_loader
 from trainwright.engine import estimate, fitting_layouts
 from trainwright.inspect.estimation import layouts_of, with_layout
-from trainwright.models.tasks.gpt import GPTTextGeneration, GPTTextGenerationConfig
 from trainwright.parallel.dist import get_world_size
 from trainwright.parallel.layout import Layout
+from trainwright.tasks.gpt import GPTTextGeneration, GPTTextGenerationConfig
 
 LENGTH, VOCABULARY = 64, 512
 

@@ -1,6 +1,5 @@
 """A model of a user's own, as small as one can be."""
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from trainwright.data.tasks.preprocessor import Preprocessor, PreprocessorConfig, register_preprocessor
 from trainwright.models import Model, ModelConfig, ModelOutput, register_model
+from trainwright.tasks.preprocessor import Preprocessor, PreprocessorConfig, register_preprocessor
 
 
 @dataclass
@@ -79,29 +78,6 @@ def assert_same() -> Callable[[nn.Module, nn.Module], None]:
             assert torch.equal(first[name], second[name]), name
 
     return check
-
-
-@pytest.fixture
-def learns() -> Callable[..., float]:
-    """``learns(model, batch, steps=60, lr=1e-2)``: what share of the loss on one batch is left after steps of Adam."""
-
-    def train(model: Model, batch: dict[str, Tensor], *, steps: int = 60, lr: float = 1e-2) -> float:
-        names = inspect.signature(model.forward).parameters
-        taken = inspect.signature(model.compute_loss).parameters
-        inputs = {name: value for name, value in batch.items() if name in names}
-        optimizer = torch.optim.Adam(model.parameters(), lr=lr)
-        losses = []
-        model.train()
-        for _ in range(steps):
-            known = {**batch, **model(**inputs)}
-            loss = model.compute_loss(**{name: value for name, value in known.items() if name in taken})
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-        return losses[-1] / losses[0]
-
-    return train
 
 
 @pytest.fixture

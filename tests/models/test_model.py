@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError
-from trainwright.data.tasks.preprocessor import PreprocessorsContainer
 from trainwright.models import BertConfig, Model, ModelConfig, ModelOutput, build_model, register_model
 from trainwright.models.model import _OWN, find_model
+from trainwright.tasks.preprocessor import PreprocessorsContainer
 
 
 def test_keyword_arguments_set_fields_of_a_copy_of_the_config(tiny: Model) -> None:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from trainwright import Trainer, TrainingConfig
 from trainwright.engine import estimate
-from trainwright.models.tasks.gpt import GPTTextGeneration, GPTTextGenerationConfig
 from trainwright.parallel import blocks
+from trainwright.tasks.gpt import GPTTextGeneration, GPTTextGenerationConfig
 
 DEPTH = 10
 

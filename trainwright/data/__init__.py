@@ -26,43 +26,43 @@ if TYPE_CHECKING:
     from trainwright.data.sampler import SingleRoundSampler as SingleRoundSampler
     from trainwright.data.streaming import StreamLoader as StreamLoader
     from trainwright.data.tar_shards import TarShards as TarShards
-    from trainwright.data.tasks.audio_features import AudioFeatureExtractor as AudioFeatureExtractor
-    from trainwright.data.tasks.audio_features import AudioFeatureExtractorConfig as AudioFeatureExtractorConfig
-    from trainwright.data.tasks.collators import CharLevelOCRDataCollator as CharLevelOCRDataCollator
-    from trainwright.data.tasks.collators import ImageCaptioningDataCollator as ImageCaptioningDataCollator
-    from trainwright.data.tasks.collators import SequenceLabelingDataCollator as SequenceLabelingDataCollator
-    from trainwright.data.tasks.collators import SpeechRecognitionDataCollator as SpeechRecognitionDataCollator
-    from trainwright.data.tasks.collators import TextGenerationDataCollator as TextGenerationDataCollator
-    from trainwright.data.tasks.collators import TextPaddingDataCollator as TextPaddingDataCollator
-    from trainwright.data.tasks.dataset import Dataset as Dataset
-    from trainwright.data.tasks.dataset import DatasetConfig as DatasetConfig
-    from trainwright.data.tasks.dataset import register_dataset as register_dataset
-    from trainwright.data.tasks.image_processor import ImageProcessor as ImageProcessor
-    from trainwright.data.tasks.image_processor import ImageProcessorConfig as ImageProcessorConfig
-    from trainwright.data.tasks.ocr_speech_datasets import OCRDataset as OCRDataset
-    from trainwright.data.tasks.ocr_speech_datasets import OCRDatasetConfig as OCRDatasetConfig
-    from trainwright.data.tasks.ocr_speech_datasets import SpeechRecognitionDataset as SpeechRecognitionDataset
-    from trainwright.data.tasks.ocr_speech_datasets import (
+    from trainwright.tasks.audio_features import AudioFeatureExtractor as AudioFeatureExtractor
+    from trainwright.tasks.audio_features import AudioFeatureExtractorConfig as AudioFeatureExtractorConfig
+    from trainwright.tasks.collators import CharLevelOCRDataCollator as CharLevelOCRDataCollator
+    from trainwright.tasks.collators import ImageCaptioningDataCollator as ImageCaptioningDataCollator
+    from trainwright.tasks.collators import SequenceLabelingDataCollator as SequenceLabelingDataCollator
+    from trainwright.tasks.collators import SpeechRecognitionDataCollator as SpeechRecognitionDataCollator
+    from trainwright.tasks.collators import TextGenerationDataCollator as TextGenerationDataCollator
+    from trainwright.tasks.collators import TextPaddingDataCollator as TextPaddingDataCollator
+    from trainwright.tasks.dataset import Dataset as Dataset
+    from trainwright.tasks.dataset import DatasetConfig as DatasetConfig
+    from trainwright.tasks.dataset import register_dataset as register_dataset
+    from trainwright.tasks.image_processor import ImageProcessor as ImageProcessor
+    from trainwright.tasks.image_processor import ImageProcessorConfig as ImageProcessorConfig
+    from trainwright.tasks.ocr_speech_datasets import OCRDataset as OCRDataset
+    from trainwright.tasks.ocr_speech_datasets import OCRDatasetConfig as OCRDatasetConfig
+    from trainwright.tasks.ocr_speech_datasets import SpeechRecognitionDataset as SpeechRecognitionDataset
+    from trainwright.tasks.ocr_speech_datasets import (
         SpeechRecognitionDatasetConfig as SpeechRecognitionDatasetConfig,
     )
-    from trainwright.data.tasks.preprocessor import Preprocessor as Preprocessor
-    from trainwright.data.tasks.preprocessor import PreprocessorConfig as PreprocessorConfig
-    from trainwright.data.tasks.preprocessor import PreprocessorsContainer as PreprocessorsContainer
-    from trainwright.data.tasks.preprocessor import register_preprocessor as register_preprocessor
-    from trainwright.data.tasks.text_datasets import SequenceLabelingDataset as SequenceLabelingDataset
-    from trainwright.data.tasks.text_datasets import SequenceLabelingDatasetConfig as SequenceLabelingDatasetConfig
-    from trainwright.data.tasks.text_datasets import TextClassificationDataset as TextClassificationDataset
-    from trainwright.data.tasks.text_datasets import TextClassificationDatasetConfig as TextClassificationDatasetConfig
-    from trainwright.data.tasks.text_datasets import TextGenerationDataset as TextGenerationDataset
-    from trainwright.data.tasks.text_datasets import TextGenerationDatasetConfig as TextGenerationDatasetConfig
-    from trainwright.data.tasks.tokenizer import HFTokenizer as HFTokenizer
-    from trainwright.data.tasks.tokenizer import HFTokenizerConfig as HFTokenizerConfig
-    from trainwright.data.tasks.tokenizer import TextNormalizer as TextNormalizer
-    from trainwright.data.tasks.tokenizer import TextNormalizerConfig as TextNormalizerConfig
-    from trainwright.data.tasks.tokenizer import TextTokenizer as TextTokenizer
-    from trainwright.data.tasks.tokenizer import TextTokenizerConfig as TextTokenizerConfig
-    from trainwright.data.tasks.tokenizer import Tokenizer as Tokenizer
-    from trainwright.data.tasks.tokenizer import TokenizerConfig as TokenizerConfig
+    from trainwright.tasks.preprocessor import Preprocessor as Preprocessor
+    from trainwright.tasks.preprocessor import PreprocessorConfig as PreprocessorConfig
+    from trainwright.tasks.preprocessor import PreprocessorsContainer as PreprocessorsContainer
+    from trainwright.tasks.preprocessor import register_preprocessor as register_preprocessor
+    from trainwright.tasks.text_datasets import SequenceLabelingDataset as SequenceLabelingDataset
+    from trainwright.tasks.text_datasets import SequenceLabelingDatasetConfig as SequenceLabelingDatasetConfig
+    from trainwright.tasks.text_datasets import TextClassificationDataset as TextClassificationDataset
+    from trainwright.tasks.text_datasets import TextClassificationDatasetConfig as TextClassificationDatasetConfig
+    from trainwright.tasks.text_datasets import TextGenerationDataset as TextGenerationDataset
+    from trainwright.tasks.text_datasets import TextGenerationDatasetConfig as TextGenerationDatasetConfig
+    from trainwright.tasks.tokenizer import HFTokenizer as HFTokenizer
+    from trainwright.tasks.tokenizer import HFTokenizerConfig as HFTokenizerConfig
+    from trainwright.tasks.tokenizer import TextNormalizer as TextNormalizer
+    from trainwright.tasks.tokenizer import TextNormalizerConfig as TextNormalizerConfig
+    from trainwright.tasks.tokenizer import TextTokenizer as TextTokenizer
+    from trainwright.tasks.tokenizer import TextTokenizerConfig as TextTokenizerConfig
+    from trainwright.tasks.tokenizer import Tokenizer as Tokenizer
+    from trainwright.tasks.tokenizer import TokenizerConfig as TokenizerConfig
 
 # The block above says the same to type checkers; tests/house holds the two together.
 _NAMES_OF = {
@@ -79,23 +79,25 @@ _NAMES_OF = {
     "sampler": "EpochSampler CyclicSampler RangedSampler SingleRoundSampler",
     "streaming": "StreamLoader",
     "tar_shards": "TarShards",
-    "tasks.audio_features": "AudioFeatureExtractor AudioFeatureExtractorConfig",
-    "tasks.collators": (
+    "trainwright.tasks.audio_features": "AudioFeatureExtractor AudioFeatureExtractorConfig",
+    "trainwright.tasks.collators": (
         "CharLevelOCRDataCollator ImageCaptioningDataCollator SequenceLabelingDataCollator "
         "SpeechRecognitionDataCollator TextGenerationDataCollator TextPaddingDataCollator"
     ),
-    "tasks.dataset": "Dataset DatasetConfig register_dataset",
-    "tasks.image_processor": "ImageProcessor ImageProcessorConfig",
-    "tasks.preprocessor": "Preprocessor PreprocessorConfig PreprocessorsContainer register_preprocessor",
-    "tasks.text_datasets": (
+    "trainwright.tasks.dataset": "Dataset DatasetConfig register_dataset",
+    "trainwright.tasks.image_processor": "ImageProcessor ImageProcessorConfig",
+    "trainwright.tasks.preprocessor": "Preprocessor PreprocessorConfig PreprocessorsContainer register_preprocessor",
+    "trainwright.tasks.text_datasets": (
         "SequenceLabelingDataset SequenceLabelingDatasetConfig TextClassificationDataset "
         "TextClassificationDatasetConfig TextGenerationDataset TextGenerationDatasetConfig"
     ),
-    "tasks.tokenizer": (
+    "trainwright.tasks.tokenizer": (
         "TextNormalizer TextNormalizerConfig HFTokenizer HFTokenizerConfig TextTokenizer "
         "TextTokenizerConfig Tokenizer TokenizerConfig"
     ),
-    "tasks.ocr_speech_datasets": "OCRDataset OCRDatasetConfig SpeechRecognitionDataset SpeechRecognitionDatasetConfig",
+    "trainwright.tasks.ocr_speech_datasets": (
+        "OCRDataset OCRDatasetConfig SpeechRecognitionDataset SpeechRecognitionDatasetConfig"
+    ),
     "transforms": "transforms",
 }
 

@@ -14,19 +14,8 @@ if TYPE_CHECKING:
     from trainwright.evaluation.evaluators import ClsEvaluator as ClsEvaluator
     from trainwright.evaluation.evaluators import PPLEvaluator as PPLEvaluator
     from trainwright.evaluation.evaluators import RegEvaluator as RegEvaluator
-    from trainwright.evaluation.handlers.base import MetricsHandler as MetricsHandler
-    from trainwright.evaluation.handlers.base import TorchMetricsHandler as TorchMetricsHandler
-    from trainwright.evaluation.handlers.tasks import Image2TextMetricHandler as Image2TextMetricHandler
-    from trainwright.evaluation.handlers.tasks import Image2TextMetricsHandler as Image2TextMetricsHandler
-    from trainwright.evaluation.handlers.tasks import (
-        SequenceLabelingMetricsHandler as SequenceLabelingMetricsHandler,
-    )
-    from trainwright.evaluation.handlers.tasks import SpeechRecognitionMetricsHandler as SpeechRecognitionMetricsHandler
-    from trainwright.evaluation.handlers.tasks import (
-        TextClassificationMetricsHandler as TextClassificationMetricsHandler,
-    )
-    from trainwright.evaluation.handlers.tasks import TextGenerationMetricsHandler as TextGenerationMetricsHandler
-    from trainwright.evaluation.handlers.tasks import metrics_handler_for as metrics_handler_for
+    from trainwright.evaluation.handlers import MetricsHandler as MetricsHandler
+    from trainwright.evaluation.handlers import TorchMetricsHandler as TorchMetricsHandler
     from trainwright.evaluation.loop import inference_on_dataset as inference_on_dataset
     from trainwright.evaluation.metrics.build_metric import build_metric as build_metric
     from trainwright.evaluation.metrics.metric import Metric as Metric
@@ -34,13 +23,24 @@ if TYPE_CHECKING:
     from trainwright.evaluation.metrics.tm_metrics import get_metric_by_name as get_metric_by_name
     from trainwright.evaluation.metrics.tm_metrics import show_avaliable_metrics as show_avaliable_metrics
     from trainwright.evaluation.objective import objective_of as objective_of
+    from trainwright.tasks.metrics import Image2TextMetricHandler as Image2TextMetricHandler
+    from trainwright.tasks.metrics import Image2TextMetricsHandler as Image2TextMetricsHandler
+    from trainwright.tasks.metrics import (
+        SequenceLabelingMetricsHandler as SequenceLabelingMetricsHandler,
+    )
+    from trainwright.tasks.metrics import SpeechRecognitionMetricsHandler as SpeechRecognitionMetricsHandler
+    from trainwright.tasks.metrics import (
+        TextClassificationMetricsHandler as TextClassificationMetricsHandler,
+    )
+    from trainwright.tasks.metrics import TextGenerationMetricsHandler as TextGenerationMetricsHandler
+    from trainwright.tasks.metrics import metrics_handler_for as metrics_handler_for
 
 # The block above is the same for type checkers; tests/house compares the two.
 _NAMES_OF = {
     "evaluator": "DatasetEvaluator DatasetEvaluators EvaluationError flatten_results_dict print_csv_format",
     "evaluators": "BLEUEvaluator ClsEvaluator PPLEvaluator RegEvaluator",
-    "handlers.base": "MetricsHandler TorchMetricsHandler",
-    "handlers.tasks": (
+    "handlers": "MetricsHandler TorchMetricsHandler",
+    "trainwright.tasks.metrics": (
         "TextClassificationMetricsHandler SequenceLabelingMetricsHandler metrics_handler_for "
         "Image2TextMetricHandler Image2TextMetricsHandler SpeechRecognitionMetricsHandler "
         "TextGenerationMetricsHandler"

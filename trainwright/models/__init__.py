@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from trainwright.models.model import build_model as build_model
     from trainwright.models.model import model_files as model_files
     from trainwright.models.model import register_model as register_model
-    from trainwright.models.tasks.bert import Bert as Bert
-    from trainwright.models.tasks.bert import BertConfig as BertConfig
-    from trainwright.models.tasks.bert import BertSequenceLabeling as BertSequenceLabeling
-    from trainwright.models.tasks.bert import BertSequenceLabelingConfig as BertSequenceLabelingConfig
-    from trainwright.models.tasks.bert import BertTextClassification as BertTextClassification
-    from trainwright.models.tasks.bert import BertTextClassificationConfig as BertTextClassificationConfig
-    from trainwright.models.tasks.ctc import CRNNImage2Text as CRNNImage2Text
-    from trainwright.models.tasks.ctc import CRNNImage2TextConfig as CRNNImage2TextConfig
-    from trainwright.models.tasks.ctc import CTCSpeechRecognition as CTCSpeechRecognition
-    from trainwright.models.tasks.ctc import CTCSpeechRecognitionConfig as CTCSpeechRecognitionConfig
-    from trainwright.models.tasks.gpt import GPTTextGeneration as GPTTextGeneration
-    from trainwright.models.tasks.gpt import GPTTextGenerationConfig as GPTTextGenerationConfig
+    from trainwright.tasks.bert import Bert as Bert
+    from trainwright.tasks.bert import BertConfig as BertConfig
+    from trainwright.tasks.bert import BertSequenceLabeling as BertSequenceLabeling
+    from trainwright.tasks.bert import BertSequenceLabelingConfig as BertSequenceLabelingConfig
+    from trainwright.tasks.bert import BertTextClassification as BertTextClassification
+    from trainwright.tasks.bert import BertTextClassificationConfig as BertTextClassificationConfig
+    from trainwright.tasks.ctc import CRNNImage2Text as CRNNImage2Text
+    from trainwright.tasks.ctc import CRNNImage2TextConfig as CRNNImage2TextConfig
+    from trainwright.tasks.ctc import CTCSpeechRecognition as CTCSpeechRecognition
+    from trainwright.tasks.ctc import CTCSpeechRecognitionConfig as CTCSpeechRecognitionConfig
+    from trainwright.tasks.gpt import GPTTextGeneration as GPTTextGeneration
+    from trainwright.tasks.gpt import GPTTextGenerationConfig as GPTTextGenerationConfig
 
 # The block above is the same for type checkers; tests/house compares the two.
 _NAMES_OF = {
@@ -33,12 +33,12 @@ _NAMES_OF = {
     "config": "ModelConfig",
     "folder": "init_weights",
     "model": "Model register_model build_model model_files ModelOutput",
-    "tasks.bert": (
+    "trainwright.tasks.bert": (
         "Bert BertConfig BertTextClassification BertTextClassificationConfig BertSequenceLabeling "
         "BertSequenceLabelingConfig"
     ),
-    "tasks.ctc": "CRNNImage2Text CRNNImage2TextConfig CTCSpeechRecognition CTCSpeechRecognitionConfig",
-    "tasks.gpt": "GPTTextGeneration GPTTextGenerationConfig",
+    "trainwright.tasks.ctc": "CRNNImage2Text CRNNImage2TextConfig CTCSpeechRecognition CTCSpeechRecognitionConfig",
+    "trainwright.tasks.gpt": "GPTTextGeneration GPTTextGenerationConfig",
     "vit": "vit",
 }
 

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from trainwright.checkpoint.hub import upload_folder
 from trainwright.config.errors import ConfigError, ConfigTypeError, did_you_mean
 from trainwright.data.collate import to_batch
-from trainwright.data.tasks.preprocessor import Preprocessor, PreprocessorsContainer, part_of_kind
-from trainwright.data.tasks.registry import Registry
+from trainwright.lazy_names import ring
 from trainwright.models import folder as files
 from trainwright.models.config import CONFIG_NAME, ModelConfig
 from trainwright.models.eval_mode import evaluation_mode
+from trainwright.models.registry import Registry
 
 
 class ModelOutput(dict[str, Any]):
@@ -123,7 +123,7 @@ class Model(nn.Module):
     def preprocessor(self, preprocessor: Any) -> None:
         """One preprocessor; or several, in a list, a mapping or a ``PreprocessorsContainer``."""
         if isinstance(preprocessor, list | tuple | dict):
-            preprocessor = PreprocessorsContainer(preprocessor)
+            preprocessor = ring("tasks.preprocessor").PreprocessorsContainer(preprocessor)
         self._preprocessor = preprocessor
 
     @property
@@ -228,7 +228,7 @@ class Model(nn.Module):
         weights, file = files.read_model_weights(folder, model_filename or model_class.model_filename)
         files.load_all_weights(model, weights, str(file), model.skip_keys_on_load)
         if load_preprocessor and (folder / files.PREPROCESSOR_NAME).is_dir():
-            model.preprocessor = Preprocessor.load(folder)
+            model.preprocessor = ring("tasks.preprocessor").Preprocessor.load(folder)
         return model.to(device or "cpu").eval()
 
     def push_to_hub(self, repo_id: str, *, private: bool = False, commit_message: str | None = None) -> str:
@@ -244,7 +244,7 @@ class Model(nn.Module):
     def _part(self, kind: str) -> Any:
         """The preprocessor of a kind among several, or the single one."""
         if kind and isinstance(self.preprocessor, Mapping):
-            return part_of_kind(self.preprocessor, kind, f"{type(self).__name__}.preprocess")
+            return ring("tasks.preprocessor").part_of_kind(self.preprocessor, kind, f"{type(self).__name__}.preprocess")
         return self.preprocessor
 
     def _batch_of(
@@ -281,12 +281,12 @@ class Model(nn.Module):
 
 M = TypeVar("M", bound=type[Model])
 _OWN = {
-    "crnn_image2text": "trainwright.models.tasks.ctc",
-    "bert": "trainwright.models.tasks.bert",
-    "bert_text_classification": "trainwright.models.tasks.bert",
-    "bert_sequence_labeling": "trainwright.models.tasks.bert",
-    "ctc_speech_recognition": "trainwright.models.tasks.ctc",
-    "gpt_text_generation": "trainwright.models.tasks.gpt",
+    "crnn_image2text": "trainwright.tasks.ctc",
+    "bert": "trainwright.tasks.bert",
+    "bert_text_classification": "trainwright.tasks.bert",
+    "bert_sequence_labeling": "trainwright.tasks.bert",
+    "ctc_speech_recognition": "trainwright.tasks.ctc",
+    "gpt_text_generation": "trainwright.tasks.gpt",
 }
 _registry: Registry[Model] = Registry("model", ModelConfig, _OWN)
 

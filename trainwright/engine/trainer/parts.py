@@ -92,7 +92,7 @@ def give_preprocessor(preprocessor: Any, model: Any, *datasets: Any) -> Any:
 
 def as_handler(given: Any, device: torch.device) -> Any:
     """The passed handler, or a handler around the passed function or metric of torchmetrics."""
-    from trainwright.evaluation.handlers.base import FunctionHandler, MetricObjectHandler
+    from trainwright.evaluation.handlers import FunctionHandler, MetricObjectHandler
 
     if isinstance(given, nn.Module) and hasattr(given, "compute"):
         return MetricObjectHandler(given.to(device))

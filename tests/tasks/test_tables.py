@@ -7,7 +7,7 @@ import pytest
 
 from trainwright.config.errors import ConfigError, ConfigKeyError, MissingFileError
 from trainwright.data import DataError
-from trainwright.data.tasks.tables import check_columns, columns_of, find_split, raise_faults, read_rows, split_files
+from trainwright.tasks.tables import check_columns, columns_of, find_split, raise_faults, read_rows, split_files
 
 
 def test_splits_are_found_in_all_forms(tmp_path: Path) -> None:

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainwright.config.errors import ConfigError
-from trainwright.data.tasks import labels
-from trainwright.data.tasks.collators import (
+from trainwright.tasks import labels
+from trainwright.tasks.collators import (
     IGNORED,
     CharLevelOCRDataCollator,
     ImageCaptioningDataCollator,
     SpeechRecognitionDataCollator,
 )
-from trainwright.data.tasks.dataset import FileField, LabeledDatasetConfig, TableDataset, register_dataset
-from trainwright.data.tasks.tables import Row, text_of
+from trainwright.tasks.dataset import FileField, LabeledDatasetConfig, TableDataset, register_dataset
+from trainwright.tasks.tables import Row, text_of
 
 _SPLIT_TYPES = ("char_split", "tokenize")
 

@@ -3,7 +3,7 @@
 import pytest
 
 from trainwright.config.errors import ConfigError
-from trainwright.data.tasks.labels import checked_labels, fault_of, id_of, labels_of, reverse_digits
+from trainwright.tasks.labels import checked_labels, fault_of, id_of, labels_of, reverse_digits
 
 
 def test_the_blank_comes_first_and_the_rest_is_sorted() -> None:

@@ -16,10 +16,10 @@ from trainwright.config.yaml_config import YamlConfig, check_positive
 from trainwright.config.yaml_file import read_mapping
 from trainwright.data.collate import collate
 from trainwright.data.errors import DataError
-from trainwright.data.tasks.labels import checked_labels
-from trainwright.data.tasks.preprocessor import part_of_kind
-from trainwright.data.tasks.registry import Registry
-from trainwright.data.tasks.tables import (
+from trainwright.models.registry import Registry
+from trainwright.tasks.labels import checked_labels
+from trainwright.tasks.preprocessor import part_of_kind
+from trainwright.tasks.tables import (
     FileFinder,
     Row,
     check_columns,
@@ -328,11 +328,11 @@ class TableDataset(Dataset):
 
 
 _OWN = {
-    "ocr": "trainwright.data.tasks.ocr_speech_datasets",
-    "speech_recognition": "trainwright.data.tasks.ocr_speech_datasets",
-    "text_classification": "trainwright.data.tasks.text_datasets",
-    "sequence_labeling": "trainwright.data.tasks.text_datasets",
-    "text_generation": "trainwright.data.tasks.text_datasets",
+    "ocr": "trainwright.tasks.ocr_speech_datasets",
+    "speech_recognition": "trainwright.tasks.ocr_speech_datasets",
+    "text_classification": "trainwright.tasks.text_datasets",
+    "sequence_labeling": "trainwright.tasks.text_datasets",
+    "text_generation": "trainwright.tasks.text_datasets",
 }
 _registry: Registry[Dataset] = Registry("dataset", DatasetConfig, _OWN)
 

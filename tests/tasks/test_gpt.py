@@ -1,6 +1,5 @@
 """A decoder that goes on with texts."""
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,8 @@ import torch
 from torch import Tensor
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
-from trainwright.data.tasks.tokenizer import TextTokenizer
-from trainwright.models import GPTTextGeneration, GPTTextGenerationConfig, Model, init_weights
+from trainwright.models import GPTTextGeneration, GPTTextGenerationConfig, Model
+from trainwright.tasks.tokenizer import TextTokenizer
 
 SMALL: dict[str, Any] = {
     "vocab_size": 12,
@@ -27,22 +26,6 @@ SMALL: dict[str, Any] = {
 def model() -> GPTTextGeneration:
     torch.manual_seed(0)
     return GPTTextGeneration(GPTTextGenerationConfig(**SMALL)).eval()
-
-
-def test_weights_of_earlier_versions_with_fused_projections_are_split(model: GPTTextGeneration, tmp_path: Path) -> None:
-    other = GPTTextGeneration(model.config).eval()
-    fused = {name: value for name, value in model.state_dict().items() if not re.search(r"\.[qkv]\.", name)}
-    for block in range(2):
-        for kind in ("weight", "bias"):
-            parts = [model.state_dict()[f"blocks.{block}.{name}.{kind}"] for name in "qkv"]
-            fused[f"blocks.{block}.qkv.{kind}"] = torch.cat(parts)
-    ids = torch.tensor([[1, 2, 3]])
-    torch.save(fused, tmp_path / "old.pt")
-    assert init_weights(other, tmp_path / "old.pt") == []
-    assert torch.equal(other(ids)["logits"], model(ids)["logits"])
-    third = GPTTextGeneration(model.config).eval()
-    third.load_state_dict(fused)  # torch's own method
-    assert torch.equal(third(ids)["logits"], model(ids)["logits"])
 
 
 def continue_by_hand(model: GPTTextGeneration, prompt: list[int], count: int, eos: int | None = None) -> list[int]:

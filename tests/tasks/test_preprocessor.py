@@ -18,7 +18,7 @@ from trainwright.data import (
     TextTokenizer,
     register_preprocessor,
 )
-from trainwright.data.tasks.preprocessor import part_of_kind
+from trainwright.tasks.preprocessor import part_of_kind
 
 
 @dataclasses.dataclass

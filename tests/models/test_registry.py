@@ -7,7 +7,7 @@ import pytest
 
 import trainwright.data as data
 from trainwright.config.errors import ConfigError, ConfigKeyError
-from trainwright.data.tasks.registry import Registry
+from trainwright.models.registry import Registry
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def test_a_folder_is_read_by_a_class_that_nobody_has_imported(tmp_path: Path, ru
     program = f"""
 import sys
 from trainwright.data import Preprocessor
-assert "trainwright.data.tasks.tokenizer" not in sys.modules
+assert "trainwright.tasks.tokenizer" not in sys.modules
 print(type(Preprocessor.load({str(tmp_path)!r})).__name__)
 """
     assert run(program).strip() == "TextNormalizer"
@@ -32,7 +32,7 @@ def test_the_data_set_whose_columns_a_file_has(tmp_path: Path, run: Callable) ->
     program = f"""
 import sys
 from trainwright.data import Dataset
-assert "trainwright.data.tasks.text_datasets" not in sys.modules
+assert "trainwright.tasks.text_datasets" not in sys.modules
 print(type(Dataset.load({str(tmp_path)!r}, split="train", preprocessor=None)).__name__)
 """
     assert run(program).strip() == "TextClassificationDataset"
@@ -57,7 +57,7 @@ def test_an_unknown_name_has_the_nearest_of_ours(run: Callable) -> None:
     program = """
 import sys
 from trainwright.models import build_model
-assert "trainwright.models.tasks.bert" not in sys.modules
+assert "trainwright.tasks.bert" not in sys.modules
 try:
     build_model("brt")
 except ValueError as error:
@@ -68,9 +68,9 @@ except ValueError as error:
 
 def test_ours_come_first_in_their_own_order(run: Callable) -> None:
     program = """
-import sys, trainwright.data.tasks.text_datasets
-assert "trainwright.data.tasks.ocr_speech_datasets" not in sys.modules
-from trainwright.data.tasks.dataset import _registry
+import sys, trainwright.tasks.text_datasets
+assert "trainwright.tasks.ocr_speech_datasets" not in sys.modules
+from trainwright.tasks.dataset import _registry
 print(*[cls.config_class.name for cls in _registry])
 """
     assert run(program).strip() == "ocr speech_recognition text_classification sequence_labeling text_generation"

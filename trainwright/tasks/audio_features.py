@@ -18,8 +18,8 @@ from torch import Tensor
 from trainwright.config.errors import ConfigError, import_optional
 from trainwright.config.yaml_config import check_positive
 from trainwright.data.errors import DataError
-from trainwright.data.tasks.collators import pad, pad_mask
-from trainwright.data.tasks.preprocessor import Preprocessor, PreprocessorConfig, register_preprocessor
+from trainwright.tasks.collators import pad, pad_mask
+from trainwright.tasks.preprocessor import Preprocessor, PreprocessorConfig, register_preprocessor
 
 _KINDS = ("log_mel", "log_spectrum")
 _SMALLEST = 1e-10  # of a power, before its logarithm

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trainwright.config.errors import ConfigError, did_you_mean
 from trainwright.evaluation.evaluator import EvaluationError
-from trainwright.evaluation.handlers.base import IGNORED_LABEL, MetricsHandler, paired_rows
+from trainwright.evaluation.handlers import IGNORED_LABEL, MetricsHandler, paired_rows
 from trainwright.evaluation.metrics.task_inference import shape_and_type
 
 

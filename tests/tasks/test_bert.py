@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from trainwright.config.errors import ConfigError, ConfigTypeError, UserError
-from trainwright.data.tasks.tokenizer import TextTokenizer
 from trainwright.models import (
     Bert,
     BertConfig,
@@ -19,6 +18,7 @@ from trainwright.models import (
     BertTextClassificationConfig,
     Model,
 )
+from trainwright.tasks.tokenizer import TextTokenizer
 
 SMALL: dict[str, Any] = {
     "vocab_size": 30,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.data.conftest import PLATES
+from tests.tasks.conftest import PLATES
 from trainwright.config.errors import ConfigError, ConfigKeyError
 from trainwright.data import (
     AudioFeatureExtractor,

@@ -10,7 +10,7 @@ from trainwright.checkpoint.hub import PathLike, local_folder, upload_folder
 from trainwright.config.errors import ConfigError, ConfigTypeError, MissingFileError
 from trainwright.config.yaml_config import YamlConfig
 from trainwright.config.yaml_file import read_mapping
-from trainwright.data.tasks.registry import Registry
+from trainwright.models.registry import Registry
 
 FOLDER = "preprocessor"
 _CONFIG_END = "_config.yaml"
@@ -167,11 +167,11 @@ class PreprocessorsContainer(Mapping[str, Preprocessor]):
 
 
 _OWN = {
-    "audio_feature_extractor": "trainwright.data.tasks.audio_features",
-    "image_processor": "trainwright.data.tasks.image_processor",
-    "text_tokenizer": "trainwright.data.tasks.tokenizer",
-    "hf_tokenizer": "trainwright.data.tasks.tokenizer",
-    "text_normalizer": "trainwright.data.tasks.tokenizer",
+    "audio_feature_extractor": "trainwright.tasks.audio_features",
+    "image_processor": "trainwright.tasks.image_processor",
+    "text_tokenizer": "trainwright.tasks.tokenizer",
+    "hf_tokenizer": "trainwright.tasks.tokenizer",
+    "text_normalizer": "trainwright.tasks.tokenizer",
 }
 _registry: Registry[Preprocessor] = Registry("preprocessor", PreprocessorConfig, _OWN)
 

@@ -1,6 +1,7 @@
 """Small data sets that tests of this room share: plates rendered by Pillow, and sounds made of tones."""
 
 import csv
+import inspect
 import json
 import wave
 from collections.abc import Callable, Iterable
@@ -9,7 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image, ImageDraw
+from torch import Tensor
+
+from tests.models.conftest import assert_same as assert_same
+from tests.models.conftest import files_of as files_of
+from trainwright.models import Model
 
 PLATES = {"train": ["12A34", "98B", "7", "55A01"], "test": ["21C9", "40"]}
 
@@ -75,3 +82,26 @@ def make() -> Callable[..., Path]:
         return makers[kind](*arguments, **how)
 
     return write
+
+
+@pytest.fixture
+def learns() -> Callable[..., float]:
+    """``learns(model, batch, steps=60, lr=1e-2)``: what share of the loss on one batch is left after steps of Adam."""
+
+    def train(model: Model, batch: dict[str, Tensor], *, steps: int = 60, lr: float = 1e-2) -> float:
+        names = inspect.signature(model.forward).parameters
+        taken = inspect.signature(model.compute_loss).parameters
+        inputs = {name: value for name, value in batch.items() if name in names}
+        optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+        losses = []
+        model.train()
+        for _ in range(steps):
+            known = {**batch, **model(**inputs)}
+            loss = model.compute_loss(**{name: value for name, value in known.items() if name in taken})
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses[-1] / losses[0]
+
+    return train

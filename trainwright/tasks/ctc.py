@@ -21,9 +21,9 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.config.yaml_config import check_positive
 from trainwright.data.errors import DataError
-from trainwright.data.tasks.labels import reverse_digits
 from trainwright.models.config import ModelConfig, check_share, checked_characters
 from trainwright.models.model import Model, ModelOutput, register_model
+from trainwright.tasks.labels import reverse_digits
 
 logger = logging.getLogger("trainwright.models")
 

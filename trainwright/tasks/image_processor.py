@@ -13,7 +13,7 @@ import torch
 
 from trainwright.config.errors import ConfigError, did_you_mean, import_optional
 from trainwright.data.errors import DataError
-from trainwright.data.tasks.preprocessor import Preprocessor, PreprocessorConfig, register_preprocessor
+from trainwright.tasks.preprocessor import Preprocessor, PreprocessorConfig, register_preprocessor
 
 # Names and numbers of Pillow.
 _RESAMPLING = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}

@@ -20,7 +20,7 @@ from trainwright.models import (
     CTCSpeechRecognitionConfig,
     Model,
 )
-from trainwright.models.tasks.ctc import ctc_greedy_decode, ctc_loss, ids_of, init_for_ctc, read_characters
+from trainwright.tasks.ctc import ctc_greedy_decode, ctc_loss, ids_of, init_for_ctc, read_characters
 
 
 def collapse(path: tuple[int, ...], blank: int) -> list[int]:

@@ -246,7 +246,6 @@ class _Block(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.num_heads = config.num_attention_heads
         self._head_size = size // self.num_heads
-        self.register_load_state_dict_pre_hook(_Block.convert_old_weights)  # type: ignore[no-untyped-call]
 
     def forward(self, x_BLD: Tensor, mask: Tensor | None) -> Tensor:
         y_BLD = self.norm1(x_BLD)
@@ -258,14 +257,6 @@ class _Block(nn.Module):
         x_BLD = x_BLD + self.dropout(self.projection(y_BNLH.transpose(1, 2).flatten(2)))
         z_BLD: Tensor = x_BLD + self.dropout(self.down(F.gelu(self.up(self.norm2(x_BLD)))))
         return z_BLD
-
-    def convert_old_weights(self, weights: dict[str, Any], prefix: str, *_: Any) -> None:
-        """Split the weights of earlier versions, which had q, k and v in one layer, in place."""
-        for kind in ("weight", "bias"):
-            fused = weights.pop(f"{prefix}qkv.{kind}", None)
-            if fused is not None:
-                parts = zip("qkv", fused.chunk(3), strict=True)
-                weights.update({f"{prefix}{name}.{kind}": part.contiguous() for name, part in parts})
 
 
 def _mask_of(attention_mask_BL: Tensor) -> Tensor:

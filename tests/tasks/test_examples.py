@@ -8,7 +8,7 @@ import pytest
 MODULES = ["labels", "dataset", "image_processor", "collators", "preprocessor", "tokenizer"]
 
 
-@pytest.mark.parametrize("name", [*(f"data.tasks.{module}" for module in MODULES), "checkpoint.hub"])
+@pytest.mark.parametrize("name", [*(f"tasks.{module}" for module in MODULES), "checkpoint.hub"])
 def test_examples_of_docstrings(name: str) -> None:
     result = doctest.testmod(importlib.import_module(f"trainwright.{name}"))
     assert result.attempted > 0

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from trainwright.config.yaml_config import check_positive
-from trainwright.data.tasks import labels
-from trainwright.data.tasks.collators import (
+from trainwright.tasks import labels
+from trainwright.tasks.collators import (
     IGNORED,
     SequenceLabelingDataCollator,
     TextGenerationDataCollator,
     TextPaddingDataCollator,
 )
-from trainwright.data.tasks.dataset import DatasetConfig, LabeledDatasetConfig, TableDataset, register_dataset
-from trainwright.data.tasks.tables import Row, read_text
+from trainwright.tasks.dataset import DatasetConfig, LabeledDatasetConfig, TableDataset, register_dataset
+from trainwright.tasks.tables import Row, read_text
 
 _NO_LIMIT = 2**31 - 1
 

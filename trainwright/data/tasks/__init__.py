@@ -1,1 +1,0 @@
-"""The parts of tasks: datasets, preprocessors, collators, tokenizers."""

@@ -1,1 +1,0 @@
-"""Reference models of the tasks that the documents name."""
