@@ -108,6 +108,17 @@ def generators_begin_alike() -> None:
 
 
 @pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Products in bfloat16 are rounded otherwise by several threads, where each has a part of the rows."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock of ``tests/spent_time.py``, which goes only where a test spends time."""
     from tests.spent_time import CLOCK

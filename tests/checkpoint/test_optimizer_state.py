@@ -7,17 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from tests.toys import Tied
 from trainwright.checkpoint import Checkpointer, CheckpointError
-
-
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.embedding, self.head = nn.Linear(4, 4), nn.Embedding(6, 4), nn.Linear(4, 6, bias=False)
-        self.head.weight = self.embedding.weight
-
-    def forward(self, ids: torch.Tensor) -> Any:
-        return self.head(self.inner(self.embedding(ids)))
 
 
 def trained(groups: Any) -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, get_worker_info
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, get_worker_info
 
+from tests.toys import Stream
 from trainwright.config import LazyCall
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data import (
@@ -229,14 +230,9 @@ def test_nodes_of_a_config_are_instantiated_here_where_nobody_did_before():
     assert list(loader) == [14, 14, 12]
 
 
-class Endless(IterableDataset):
-    def __iter__(self):
-        return iter(())
-
-
 def test_data_that_cannot_be_read_by_index_are_refused():
-    with pytest.raises(ConfigTypeError, match=r"dataset\[1\]: Endless lacks __len__ or __getitem__"):
-        build_image_train_loader([range(3), Endless()], 4)
+    with pytest.raises(ConfigTypeError, match=r"dataset\[1\]: Stream lacks __len__ or __getitem__"):
+        build_image_train_loader([range(3), Stream([])], 4)
     with pytest.raises(ConfigError, match="empty list"):
         build_image_train_loader([], 4)
     with pytest.raises(DataError, match="the data set Numbers is empty"):
@@ -375,24 +371,13 @@ def test_weights_without_numbers_are_refused():
 
 
 def test_a_loader_of_ours_begins_there() -> None:
-    whole, _, _ = build_image_train_loader(Indices(10), 4, num_workers=0, seed=3)
-    later, _, _ = build_image_train_loader(Indices(10), 4, num_workers=0, seed=3)
+    whole, _, _ = build_image_train_loader(range(10), 4, num_workers=0, seed=3)
+    later, _, _ = build_image_train_loader(range(10), 4, num_workers=0, seed=3)
     set_position(later, 8)
     first = [next(batches).tolist() for batches in [iter(whole)] for _ in range(4)]
     assert [next(batches).tolist() for batches in [iter(later)] for _ in range(2)] == first[2:]
 
 
 def test_a_loader_that_cannot_begin_there_is_known() -> None:
-    assert set_position(build_image_train_loader(Indices(10), 4, num_workers=0)[0], 8)
+    assert set_position(build_image_train_loader(range(10), 4, num_workers=0)[0], 8)
     assert not set_position(DataLoader([1, 2, 3]), 8)
-
-
-class Indices:
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> int:
-        return index

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset
 
+from tests.toys import Samples
 from trainwright import LazyCall, Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data import (
@@ -130,15 +131,8 @@ def test_a_resume_draws_the_same_numbers_where_a_stream_reads_its_samples_again(
         assert [batch.tolist() for batch in islice(later, 8)] == whole[stop : stop + 8]
 
 
-class Rows:
-    def __init__(self, value: float, length: int) -> None:
-        self.value, self.length = value, length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        return torch.full((3,), self.value + index), index % 2
+def rows(value: float, length: int) -> Samples:
+    return Samples(value + torch.arange(length).repeat(3, 1).T, lambda index: index % 2, length=length)
 
 
 def test_both_apis_take_a_dict_with_weights_and_resume(tmp_path: Path) -> None:
@@ -146,7 +140,7 @@ def test_both_apis_take_a_dict_with_weights_and_resume(tmp_path: Path) -> None:
         torch.manual_seed(0)
         given: dict[str, Any] = {"batch_size": 4, "progress_bar": False, "lr": 0.01, "lr_scheduler_type": None}
         config = TrainingConfig(output_dir=tmp_path / folder, **given, **settings)
-        trainer = Trainer(nn.Linear(3, 2), config, {"a": (Rows(0.0, 20), 0.7), "b": (Rows(9.0, 5), 0.3)})
+        trainer = Trainer(nn.Linear(3, 2), config, {"a": (rows(0.0, 20), 0.7), "b": (rows(9.0, 5), 0.3)})
         trainer.train()
         return trainer.model.weight
 
@@ -154,7 +148,7 @@ def test_both_apis_take_a_dict_with_weights_and_resume(tmp_path: Path) -> None:
     weights("cut", max_steps=8)
     assert torch.equal(weights("cut", resume_from_checkpoint=True), whole)
 
-    parts = {"a": [LazyCall(Rows)(value=0.0, length=20), 0.7], "b": [LazyCall(Rows)(value=9.0, length=5), 0.3]}
+    parts = {"a": [LazyCall(rows)(value=0.0, length=20), 0.7], "b": [LazyCall(rows)(value=9.0, length=5), 0.3]}
     loader, _, _ = build_nlp_train_loader(parts, 5, num_workers=0)
     assert isinstance(loader.dataset, MixedDataset)
     first = torch.cat([batch[0][:, 0] for batch in islice(loader, 5)])

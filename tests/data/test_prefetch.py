@@ -8,13 +8,14 @@ from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils.rnn import pack_sequence
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler
 
-from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
+from tests.toys import Classifier, Samples, file_config
+from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError
-from trainwright.data import DistTensorData, Instance, build_image_train_loader
+from trainwright.data import DistTensorData, Instance
 from trainwright.data import prefetch as ahead
 from trainwright.data.prefetch import ahead as read_ahead
 from trainwright.data.prefetch import cycle
@@ -130,26 +131,16 @@ def test_objects_that_record_streams_and_packed_sequences_are_copied_ahead() -> 
     assert any(part is found["packed"].data for part in moved)
 
 
-class Noisy(Dataset[Any]):
-    def __len__(self) -> int:
-        return 22
-
-    def __getitem__(self, index: int) -> Any:
-        return {"x": torch.randn(4) + index, "labels": index % 3}
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.body = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 3))
-
-    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        return {"loss": nn.functional.cross_entropy(self.body(x), labels)}
-
-
 def weights(trainer: Any) -> list[float]:
     return [value for p in trainer.model.parameters() for value in p.flatten().tolist()]
+
+
+def model() -> Classifier:
+    return Classifier((4, 8, 3), dropout=0.3, seed=0)
+
+
+def noisy() -> Samples:
+    return Samples(inputs=lambda index: torch.randn(4) + index, labels=lambda index: index % 3, length=22)
 
 
 class StoppedError(Exception):
@@ -164,7 +155,7 @@ def objects_run(folder: Path, kind: type[Trainer] = Trainer, stop_at: int = 0, *
     config = TrainingConfig(
         output_dir=folder, num_epochs=3, batch_size=4, save_steps=5, progress_bar=False, lr=0.01, **settings
     )
-    trainer = kind(Net(), config, Noisy())
+    trainer = kind(model(), config, noisy())
     if stop_at:
         trainer.register_hooks([CallbackHook(before_step=stop)])
         with pytest.raises(StoppedError):
@@ -190,7 +181,7 @@ def test_a_run_that_reads_ahead_ends_where_any_does_and_goes_on_exactly(
 def test_what_a_user_does_to_batches_is_not_done_ahead(tmp_path: Path) -> None:
     class Drawing(Trainer):
         def prepare_input_batch(self, batch: Any) -> Any:
-            batch["x"] += torch.rand(())
+            batch["inputs"] += torch.rand(())
             return super().prepare_input_batch(batch)
 
     whole = objects_run(tmp_path / "whole", kind=Drawing)
@@ -200,10 +191,7 @@ def test_what_a_user_does_to_batches_is_not_done_ahead(tmp_path: Path) -> None:
 
 
 def config_run(folder: Path, iterations: int, kind: type[DefaultTrainer] = DefaultTrainer) -> list[float]:
-    cfg = get_config("common/defaults.py")
-    cfg.model = LazyCall(Net)()
-    cfg.dataloader = {"train": LazyCall(build_image_train_loader)(dataset=LazyCall(Noisy)(), num_workers=0)}
-    cfg.train.update({"output_dir": str(folder), "train_iter": iterations, "train_micro_batch_size": 4})
+    cfg = file_config(folder, model, noisy, train_iter=iterations, train_micro_batch_size=4)
     cfg.train.update({"log_period": 5, "resume": True, "checkpointer": {"period": 5}, "evaluation": {"enabled": False}})
     cfg.train.scheduler = LazyCall(torch.optim.lr_scheduler.StepLR)(step_size=100)
     trainer = kind(cfg)

@@ -13,24 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from tests.toys import NanGradient
 from trainwright.config import LazyCall, get_config
 from trainwright.data import build_image_train_loader
 from trainwright.events import get_event_storage
 from trainwright.parallel import get_rank
 
 IGNORED = -100
-
-
-class NanGradient(torch.autograd.Function):
-    """The identity, with a gradient that is NaN."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor) -> Tensor:
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient * torch.nan
 
 
 class Sentences(Dataset):

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from tests.toys import Classifier, points
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
 from trainwright.cli.commands import COMMANDS
 from trainwright.cli.main import main
@@ -55,9 +56,9 @@ def saved_by_the_config_api(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("config")
     cfg = get_config("common/defaults.py")
-    cfg.model = LazyCall(Scores)()
+    cfg.model = LazyCall(Classifier)()
     for split, build in (("train", build_image_train_loader), ("test", build_image_test_loader)):
-        OmegaConf.update(cfg, f"dataloader.{split}", LazyCall(build)(dataset=LazyCall(Points)(), num_workers=0))
+        OmegaConf.update(cfg, f"dataloader.{split}", LazyCall(build)(dataset=LazyCall(points)(), num_workers=0))
     cfg.dataloader.test = [cfg.dataloader.test]
     cfg.train.update(output_dir=str(folder), train_iter=10, train_micro_batch_size=4)
     cfg.train.checkpointer.period = 10
@@ -65,25 +66,6 @@ def saved_by_the_config_api(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cfg.train.evaluation.evaluator.topk = (1,)
     DefaultTrainer(cfg).train()
     return folder
-
-
-class Points(torch.utils.data.Dataset):
-    def __len__(self) -> int:
-        return 40
-
-    def __getitem__(self, index: int) -> dict:
-        return {"inputs": torch.full((4,), float(index)), "labels": index % 2}
-
-
-class Scores(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 2)
-
-    def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict:
-        scores = self.layer(inputs)
-        loss = nn.functional.cross_entropy(scores, labels)
-        return {"loss": loss} if self.training else {"prediction_scores": scores}
 
 
 def is_importable(name: str) -> bool:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset
 
+from tests.toys import Stream
 from trainwright import Trainer, TrainingConfig
 from trainwright.cli.main import main
 from trainwright.data import TarShards
@@ -44,11 +45,6 @@ class Pairs(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return torch.full((4,), index / 16), index % 2
-
-
-class Stream(IterableDataset[Any]):
-    def __iter__(self) -> Any:
-        return (Pairs()[index] for index in range(16))
 
 
 class Net(nn.Module):
@@ -92,6 +88,11 @@ def test_expressions_work(code: str, tmp_path: Path, capsys: pytest.CaptureFixtu
             tar.addfile(tarfile.TarInfo("sample.txt"))
     names: dict[str, Any] = {"Trainer": Trainer, "TarShards": TarShards, "TrainingLoop": TrainingLoop}
     names |= {"model": model, "bert": model, "config": config, "trainer": trainer, "g": g, "d": d, "optimizer": g}
-    names |= {"data": data, "stream": Stream(), "loader": DataLoader(data), "folder": tmp_path / "loop"}
+    names |= {
+        "data": data,
+        "stream": Stream(lambda: (Pairs()[index] for index in range(16))),
+        "loader": DataLoader(data),
+        "folder": tmp_path / "loop",
+    }
     names["loss"] = model(torch.ones(2, 4)).sum()
     exec(code.replace("shard-{", f"{tmp_path}/shard-{{"), names)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.toys import tokens
 from trainwright import Trainer, TrainerConfig
 from trainwright.checkpoint import verify
 from trainwright.data import ImageProcessor, ImageProcessorConfig
@@ -136,21 +137,13 @@ def test_weights_of_a_base_model_fit_a_model_with_a_head(
         "TrainerConfig": TrainerConfig,
         "Trainer": lambda config, **parts: Trainer(config, names["model"], **parts),
         "rest": {"output_dir": tmp_path, "task": "text_classification", "num_dataloader_workers": 0},
-        "parts": {"train_dataset": Tokens()},
+        "parts": {"train_dataset": tokens()},
     }
     exec(compile(source, "page", "exec"), names)
     model = names["trainer"].model
     fitting = [n for n, p in model.state_dict().items() if p.shape == base.state_dict()[n].shape]
     assert len(fitting) < len(model.state_dict())  # the head has another number of classes
     assert all(torch.equal(model.state_dict()[name], base.state_dict()[name]) for name in fitting)
-
-
-class Tokens:
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"token_ids": torch.arange(5) + index, "attention_mask": torch.ones(5).long(), "labels": index % 2}
 
 
 @pytest.mark.parametrize("name", ["resume", "resume_save_steps", "mixed_precision"])
@@ -182,5 +175,5 @@ def test_mixed_precision_trains(precision: str, tmp_path: Path) -> None:
         output_dir=tmp_path, task="text_classification", mixed_precision=precision, batch_size=4, num_epochs=2,
         num_dataloader_workers=0, metrics=["accuracy", "f1"], metric_for_best_model="f1",
     )  # fmt: skip
-    trainer = Trainer(model, config, Tokens(), Tokens())
+    trainer = Trainer(model, config, tokens(), tokens())
     assert set(trainer.train()) == {"loss", "accuracy", "f1"}

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.toys import Samples
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
 from trainwright.config import ConfigError
 from trainwright.data import build_image_train_loader
@@ -28,12 +29,8 @@ class Net(nn.Module):
         return {"loss": F.cross_entropy(self.head(self.body(inputs).tanh()), labels)}
 
 
-class Rows(torch.utils.data.Dataset[Any]):
-    def __len__(self) -> int:
-        return len(LABELS_B)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {"inputs": INPUTS_BF[index], "labels": LABELS_B[index]}
+def rows() -> Samples:
+    return Samples(inputs=INPUTS_BF, labels=LABELS_B)
 
 
 SETTINGS: dict[str, Any] = {"lr": 0.5, "max_iter": 4, "history_size": 3, "line_search_fn": "strong_wolfe"}
@@ -45,7 +42,7 @@ def python(folder: Path, steps: int = 6, **settings: Any) -> Trainer:
         output_dir=folder, batch_size=12, max_steps=steps, metrics=[], progress_bar=False, eval_strategy="no",
         tensorboard=None, **{**given, **settings},
     )  # fmt: skip
-    trainer = Trainer(Net(), config, Rows())
+    trainer = Trainer(Net(), config, rows())
     trainer.train()
     return trainer
 
@@ -53,7 +50,7 @@ def python(folder: Path, steps: int = 6, **settings: Any) -> Trainer:
 def config_files(folder: Path, steps: int = 6, **settings: Any) -> DefaultTrainer:
     cfg = get_config("common/defaults.py")
     cfg.model = LazyCall(Net)()
-    cfg.dataloader = {"train": LazyCall(build_image_train_loader)(dataset=LazyCall(Rows)(), num_workers=0)}
+    cfg.dataloader = {"train": LazyCall(build_image_train_loader)(dataset=LazyCall(rows)(), num_workers=0)}
     cfg.optim = LazyCall(torch.optim.LBFGS)(params={}, **SETTINGS)
     cfg.train.scheduler = LazyCall(torch.optim.lr_scheduler.ConstantLR)(factor=1.0)
     cfg.train.update({"output_dir": str(folder), "train_iter": steps, "train_micro_batch_size": 12, **settings})
@@ -138,7 +135,7 @@ def test_an_own_training_step_is_evaluated_as_often(tmp_path: Path) -> None:
         output_dir=tmp_path, batch_size=12, max_steps=2, metrics=[], progress_bar=False, lr_scheduler_type=None,
         optimizer={"name_": "LBFGS", **SETTINGS},
     )  # fmt: skip
-    trainer = Own(Net(), config, Rows())
+    trainer = Own(Net(), config, rows())
     trainer.train()
     assert len(calls) > 2
     assert_equal(trainer.model, python(tmp_path / "plain", 2).model)
@@ -177,7 +174,7 @@ def test_beside_other_optimizers_it_needs_an_own_step(tmp_path: Path) -> None:
         net = Net()
         config = TrainingConfig(output_dir=tmp_path, batch_size=12, max_steps=2, metrics=[], progress_bar=False)
         both = {"body": torch.optim.SGD(net.body.parameters(), lr=0.1)}
-        return kind(net, config, Rows(), optimizers={**both, "head": torch.optim.LBFGS(net.head.parameters())})
+        return kind(net, config, rows(), optimizers={**both, "head": torch.optim.LBFGS(net.head.parameters())})
 
     class Own(Trainer):
         def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:

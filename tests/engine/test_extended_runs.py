@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from omegaconf import DictConfig
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import TensorDataset
 
-from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
-from trainwright.data import build_image_test_loader, build_image_train_loader
+from tests.toys import Classifier, Samples
+from tests.toys import file_config as config_of
+from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
 from trainwright.hooks import Callback, CallbackList, EvalHook, RunCallbacks
 from trainwright.hooks.signals import Interruptions
 
@@ -74,37 +74,20 @@ def python_run(folder: Path, epochs: int, scores: list[float] | None = None, **s
     return trainer
 
 
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = net()
-
-    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        scores = self.body(inputs)
-        return {"loss": F.cross_entropy(scores, labels)} if self.training else {"prediction_scores": scores}
+def model() -> Classifier:
+    return Classifier(body=net())
 
 
-class Samples(TensorDataset):
-    def __init__(self) -> None:
-        super().__init__(INPUTS, LABELS)
-
-    def __getitem__(self, index: int) -> Any:
-        inputs, labels = super().__getitem__(index)
-        return {"inputs": inputs, "labels": int(labels)}
+def samples() -> Samples:
+    return Samples(inputs=INPUTS, labels=LABELS.tolist())
 
 
 def file_config(folder: Path, iterations: int, log_period: int = 3) -> DictConfig:
-    cfg = get_config("common/defaults.py")
-    cfg.model = LazyCall(Model)()
-    cfg.dataloader = {
-        "train": LazyCall(build_image_train_loader)(dataset=LazyCall(Samples)(), num_workers=0),
-        "test": [LazyCall(build_image_test_loader)(dataset=LazyCall(Samples)(), num_workers=0)],
-    }
+    cfg = config_of(folder, model, samples, samples)
     cfg.optim.lr = 0.01
     cfg.train.scheduler = LazyCall(torch.optim.lr_scheduler.ConstantLR)(factor=1.0)
     cfg.train.update(
         {
-            "output_dir": str(folder),
             "train_iter": iterations,
             "train_micro_batch_size": 8,
             "log_period": log_period,

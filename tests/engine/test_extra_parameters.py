@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
+from tests.toys import Samples
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
 from trainwright.config.errors import ConfigError
 from trainwright.data import build_image_train_loader
@@ -119,12 +120,8 @@ def test_parameters_of_the_model_that_no_group_holds_are_logged(
 OUTSIDE: list[Tensor] = []
 
 
-class Points(Dataset[dict[str, Tensor]]):
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {"inputs": INPUTS[index]}
-
-    def __len__(self) -> int:
-        return 32
+def rows() -> Samples:
+    return Samples(inputs=INPUTS[:32])
 
 
 class Scaled(nn.Module):
@@ -147,7 +144,7 @@ def test_the_config_file_api(tmp_path: Path) -> None:
         cfg.model = LazyCall(Scaled)()
         cfg.optim = LazyCall(adam_with_more)(params=dict(cfg.optim.params), lr=0.05)
         cfg.optim.params.pop("_target_", None)
-        cfg.dataloader = {"train": LazyCall(build_image_train_loader)(dataset=LazyCall(Points)(), num_workers=0)}
+        cfg.dataloader = {"train": LazyCall(build_image_train_loader)(dataset=LazyCall(rows)(), num_workers=0)}
         cfg.train.update({"output_dir": str(folder), "train_iter": iterations, "train_micro_batch_size": 4, **train})
         cfg.train.scheduler = LazyCall(torch.optim.lr_scheduler.ConstantLR)(factor=1.0)
         trainer = DefaultTrainer(cfg)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import Dataset
 
+from tests.toys import NanGradient
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
 from trainwright.checkpoint import verify
 from trainwright.config.errors import ConfigError
@@ -21,18 +22,6 @@ from trainwright.engine import EagerTrainer
 from trainwright.events import get_event_storage
 from trainwright.hooks import FiniteCheck, NonFiniteError
 from trainwright.optim import get_default_optimizer_params
-
-
-class NanGradient(torch.autograd.Function):
-    """The identity, with a gradient that is NaN."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor) -> Tensor:
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient * math.nan
 
 
 class Points(Dataset):

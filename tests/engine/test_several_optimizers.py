@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
 
+from tests.toys import Samples
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
 from trainwright.config import ConfigError, ConfigKeyError, ConfigTypeError
 from trainwright.data import build_image_train_loader
@@ -36,12 +37,8 @@ class Net(nn.Module):
         return {"loss": F.cross_entropy(logits, labels)}
 
 
-class Rows(torch.utils.data.Dataset[Any]):
-    def __len__(self) -> int:
-        return len(LABELS_B)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {"inputs": INPUTS_BF[index], "labels": LABELS_B[index]}
+def rows() -> Samples:
+    return Samples(inputs=INPUTS_BF, labels=LABELS_B)
 
 
 def optimizers_of(net: Any) -> dict[str, torch.optim.Optimizer]:
@@ -57,7 +54,7 @@ def python(folder: Path, num_epochs: int = 4, kind: type[Trainer] = Trainer, **s
     config = TrainingConfig(
         output_dir=folder, num_epochs=num_epochs, eval_strategy="no", tensorboard=None, **{**given, **settings}
     )
-    trainer = kind(net, config, Rows(), optimizers=optimizers, lr_schedulers=schedules)
+    trainer = kind(net, config, rows(), optimizers=optimizers, lr_schedulers=schedules)
     trainer.train()
     return trainer
 
@@ -71,7 +68,7 @@ def config_files(folder: Path, train_iter: int = 16, **settings: Any) -> Default
 def configured(folder: Path, train_iter: int = 16, **settings: Any) -> DictConfig:
     cfg = get_config("common/defaults.py")
     cfg.model = LazyCall(Net)()
-    cfg.dataloader = {"train": LazyCall(build_image_train_loader)(dataset=LazyCall(Rows)(), num_workers=0)}
+    cfg.dataloader = {"train": LazyCall(build_image_train_loader)(dataset=LazyCall(rows)(), num_workers=0)}
     cfg.optim = {
         "body": LazyCall(torch.optim.SGD)(params={"part": "body"}, lr=0.5, momentum=0.9),
         "head": LazyCall(torch.optim.Adam)(params={"part": "head"}, lr=0.01),
@@ -201,7 +198,7 @@ def test_schedules_by_an_evaluation_result_are_stepped(tmp_path: Path) -> None:
     optimizers = optimizers_of(net)
     schedules = {"head": ReduceLROnPlateau(optimizers["head"], patience=0, threshold=1e9)}
     config = TrainingConfig(output_dir=tmp_path, num_epochs=3, batch_size=6, metrics=[], progress_bar=False)
-    Trainer(net, config, Rows(), Rows(), optimizers=optimizers, lr_schedulers=schedules).train()
+    Trainer(net, config, rows(), rows(), optimizers=optimizers, lr_schedulers=schedules).train()
     assert optimizers["head"].param_groups[0]["lr"] < 0.01
     assert optimizers["body"].param_groups[0]["lr"] == 0.5
 
@@ -209,7 +206,7 @@ def test_schedules_by_an_evaluation_result_are_stepped(tmp_path: Path) -> None:
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     def make(**arguments: Any) -> Trainer:
         config = TrainingConfig(output_dir=tmp_path, metrics=[], progress_bar=False)
-        return Trainer(net, config, Rows(), **arguments)
+        return Trainer(net, config, rows(), **arguments)
 
     net = Net()
     both = optimizers_of(net)
@@ -308,9 +305,8 @@ class ConfigGan(DefaultTrainer):
         return gan_step(self, model, inputs)
 
 
-class Reals(Rows):
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {"inputs": INPUTS_BF[index]}
+def reals() -> Samples:
+    return Samples(inputs=INPUTS_BF)
 
 
 def python_gan(folder: Path, num_epochs: int = 4, **settings: Any) -> Trainer:
@@ -319,14 +315,14 @@ def python_gan(folder: Path, num_epochs: int = 4, **settings: Any) -> Trainer:
         output_dir=folder, num_epochs=num_epochs, batch_size=6, metrics=[], progress_bar=False, eval_strategy="no",
         tensorboard=None, lr_scheduler_type=None, **settings,
     )  # fmt: skip
-    trainer = PythonGan(gan, config, Reals(), optimizers=gan_optimizers(gan))
+    trainer = PythonGan(gan, config, reals(), optimizers=gan_optimizers(gan))
     trainer.train()
     return trainer
 
 
 def config_gan(folder: Path, train_iter: int = 16, **settings: Any) -> DefaultTrainer:
     cfg = configured(folder, train_iter, **settings)
-    cfg.model, cfg.dataloader.train.dataset = LazyCall(Gan)(), LazyCall(Reals)()
+    cfg.model, cfg.dataloader.train.dataset = LazyCall(Gan)(), LazyCall(reals)()
     adam = LazyCall(torch.optim.Adam)
     cfg.optim = {
         "g": adam(params={"part": "generator"}, lr=0.01),
@@ -379,7 +375,7 @@ def test_one_gradient_scaler_scales_all_losses(tmp_path: Path) -> None:
     trainer = python_gan(tmp_path / "ours", 1, mixed_precision="fp16", max_grad_norm=0.1)
     config = TrainingConfig(output_dir=tmp_path / "new", num_epochs=1, batch_size=6, eval_strategy="no", metrics=[])
     fresh = Gan()
-    order = PythonGan(fresh, config, Reals(), optimizers=gan_optimizers(fresh)).train_dataloader
+    order = PythonGan(fresh, config, reals(), optimizers=gan_optimizers(fresh)).train_dataloader
     gan, scaler = Gan(), torch.amp.GradScaler("cpu")
     optimizers = gan_optimizers(gan)
     seen = [batch["inputs"] for batch in order]
@@ -441,7 +437,7 @@ def test_accumulation_gives_the_gradient_of_one_large_batch(tmp_path: Path) -> N
             output_dir=tmp_path / str(size), batch_size=size, gradient_accumulation_steps=steps, metrics=[],
             num_epochs=1, progress_bar=False, eval_strategy="no", lr_scheduler_type=None,
         )  # fmt: skip
-        Deterministic(gan, config, Reals(), optimizers=optimizers).train()
+        Deterministic(gan, config, reals(), optimizers=optimizers).train()
         weights.append([*gan.parameters()])
     for left, right in zip(*weights, strict=True):
         torch.testing.assert_close(left, right)
@@ -469,7 +465,7 @@ def test_only_the_named_optimizers_parameters_get_gradients(tmp_path: Path) -> N
 
     gan = Gan()
     config = TrainingConfig(output_dir=tmp_path, max_steps=1, batch_size=6, metrics=[], progress_bar=False)
-    Looks(gan, config, Reals(), optimizers=gan_optimizers(gan)).train()
+    Looks(gan, config, reals(), optimizers=gan_optimizers(gan)).train()
     assert seen == [(True, False), (True, True), (False, True), (False, False)]
 
 
@@ -482,7 +478,7 @@ def test_an_unknown_name_is_an_error_with_the_nearest_one(tmp_path: Path) -> Non
     gan = Gan()
     config = TrainingConfig(output_dir=tmp_path, max_steps=1, batch_size=6, metrics=[], progress_bar=False)
     with pytest.raises(ConfigError, match=r"no optimizer 'dd'\. Did you mean 'd'"):
-        Wrong(gan, config, Reals(), optimizers=gan_optimizers(gan)).train()
+        Wrong(gan, config, reals(), optimizers=gan_optimizers(gan)).train()
 
 
 def test_a_skipped_update_is_that_of_its_optimizer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -500,7 +496,7 @@ def test_a_skipped_update_is_that_of_its_optimizer(tmp_path: Path, caplog: pytes
     config = TrainingConfig(
         output_dir=tmp_path, max_steps=2, batch_size=6, metrics=[], progress_bar=False, non_finite="skip"
     )
-    Infinite(gan, config, Reals(), optimizers=gan_optimizers(gan)).train()
+    Infinite(gan, config, reals(), optimizers=gan_optimizers(gan)).train()
     assert_equal(gan.generator, before.generator)
     assert not torch.equal(gan.discriminator[0].weight, before.discriminator[0].weight)
     (end,) = [message for message in caplog.messages if message.startswith("Finished after")]
@@ -530,7 +526,7 @@ def test_a_checkpointable_that_is_added_to_a_trainer_is_resumed(api: str, tmp_pa
             output_dir=tmp_path, num_epochs=length, batch_size=6, metrics=[], progress_bar=False,
             resume_from_checkpoint=resume,
         )  # fmt: skip
-        return Trainer(net, config, Rows(), optimizers=optimizers_of(net))
+        return Trainer(net, config, rows(), optimizers=optimizers_of(net))
 
     for length, expected in ((1, 4), (2, 8)):
         trainer, counter = make(length, resume=length > 1), Counter()
@@ -580,7 +576,7 @@ def test_an_optimizer_that_does_not_step_at_first_has_its_schedule_without_a_war
             output_dir=str(tmp_path), batch_size=6, max_steps=3, lr_scheduling_steps=1, eval_strategy="no"
         )
         schedules = {"body": ExponentialLR(optimizers["body"], 0.9)}
-        trainer = Late(net, config, Rows(), optimizers=optimizers, lr_schedulers=schedules)
+        trainer = Late(net, config, rows(), optimizers=optimizers, lr_schedulers=schedules)
     trainer.train()
     assert trainer.storage.latest()["lr/body"][0] == pytest.approx(0.5 * 0.9**2)
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn, update_bn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
+from tests.toys import Samples, WithNorm
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
 from trainwright.checkpoint import CheckpointError
 from trainwright.config.errors import ConfigError
@@ -27,23 +27,9 @@ Weights = dict[str, Tensor]
 Api = Callable[..., Any]
 
 
-class Points(Dataset[Any]):
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        generator = torch.Generator().manual_seed(index)
-        return {"inputs": torch.randn(3, generator=generator), "labels": index % 2}
-
-    def __len__(self) -> int:
-        return BATCH * STEPS
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.norm, self.last = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)
-
-    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        return {"loss": F.cross_entropy(self.last(self.norm(self.first(inputs))), labels)}
+def data() -> Samples:
+    inputs_BF = torch.randn(BATCH * STEPS, 3, generator=torch.Generator().manual_seed(1))
+    return Samples(inputs=inputs_BF, labels=lambda index: index % 2)
 
 
 class MeanLoss(DatasetEvaluator):
@@ -64,17 +50,17 @@ def objects(folder: Path, ema: Any, *, resume: bool = False, **settings: Any) ->
         max_grad_norm=1.0, early_stopping=None, device="cpu", resume_from_checkpoint=resume or None,
         **{"save_steps": 1, "eval_strategy": "step", "eval_steps": 2, "progress_bar": False, **settings},
     )  # fmt: skip
-    return Trainer(Net(), fields, Points(), Points())
+    return Trainer(WithNorm(), fields, data(), data())
 
 
 def config(folder: Path, ema: Any, *, resume: bool = False, **train: Any) -> DefaultTrainer:
     cfg = get_config("common/defaults.py")
     cfg._set_flag("allow_objects", True)
-    cfg.model = LazyCall(Net)()
+    cfg.model = LazyCall(WithNorm)()
     loader = LazyCall(build_image_train_loader)(
-        dataset=LazyCall(Points)(), num_workers=0, sampler=partial(CyclicSampler, shuffle=False), test_batch_size=BATCH
+        dataset=LazyCall(data)(), num_workers=0, sampler=partial(CyclicSampler, shuffle=False), test_batch_size=BATCH
     )
-    cfg.dataloader = {"train": loader, "test": [DataLoader(Points(), BATCH)]}
+    cfg.dataloader = {"train": loader, "test": [DataLoader(data(), BATCH)]}
     cfg.optim = LazyCall(torch.optim.SGD)(lr=0.1, params={"clip_grad_max_norm": 1.0})
     cfg.graph.enabled = train.pop("graph", False)
     cfg.graph.backend = "aot_eager"
@@ -95,15 +81,17 @@ def config(folder: Path, ema: Any, *, resume: bool = False, **train: Any) -> Def
 APIS = pytest.mark.parametrize("api", [objects, config])
 
 
-def reference(ema: dict[str, Any], *, accumulation: int = 1, dtype: Any = None) -> tuple[Net, list[Net], list[Net]]:
+def reference(
+    ema: dict[str, Any], *, accumulation: int = 1, dtype: Any = None
+) -> tuple[WithNorm, list[WithNorm], list[WithNorm]]:
     """A plain loop. The averages by iteration, and the weights of the training."""
-    model = Net()
+    model = WithNorm()
     is_equal = ema.get("average") == "equal"
     function = get_swa_multi_avg_fn() if is_equal else get_ema_multi_avg_fn(ema.get("decay", 0.999))
     averaged = AveragedModel(model, multi_avg_fn=function, use_buffers=ema.get("buffers", False))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     averages, raw = [], []
-    for step, batch in enumerate(DataLoader(Points(), BATCH), 1):
+    for step, batch in enumerate(DataLoader(data(), BATCH), 1):
         with torch.autocast("cpu", dtype, enabled=dtype is not None):
             loss = model(**batch)["loss"]
         (loss / accumulation).backward()
@@ -173,7 +161,7 @@ def test_the_average_is_evaluated_and_chosen_as_best(api: Api, tmp_path: Path) -
     for iteration in (1, 3, 5):
         model = averages[iteration].eval()
         with torch.no_grad():
-            found = [model(**batch)["loss"].item() for batch in DataLoader(Points(), BATCH)]
+            found = [model(**batch)["loss"].item() for batch in DataLoader(data(), BATCH)]
         losses[iteration] = sum(found) / len(found)
     name = "evaluation/loss" if api is objects else "loss"
     values = [value for value, _ in trainer.storage.history(name).values()]
@@ -240,7 +228,7 @@ def test_an_equal_average_computes_the_statistics_of_batch_norms_at_the_end(api:
         def forward(self, batch: Any) -> None:
             self.model(**batch)
 
-    update_bn([[batch] for batch in DataLoader(Points(), BATCH)], Called().train())
+    update_bn([[batch] for batch in DataLoader(data(), BATCH)], Called().train())
     assert equal(trainer.model.state_dict(), expected.state_dict())
     final = Path(trainer.checkpointer.save_dir, "model_final")
     final = final if final.exists() else tmp_path / "final_epoch"
@@ -260,9 +248,9 @@ def test_a_longer_run_continues_with_the_weights_of_the_training(name: str, tmp_
     if name == "epoch_num":
         objects(tmp_path / "short", ema).train()
         longer = TrainingConfig(**{**objects(tmp_path / "short", ema).config.to_dict(), "num_epochs": 2})
-        resumed = Trainer(Net(), longer.copy_with(resume_from_checkpoint=True), Points(), Points())
+        resumed = Trainer(WithNorm(), longer.copy_with(resume_from_checkpoint=True), data(), data())
         resumed.train()
-        whole = Trainer(Net(), longer.copy_with(output_dir=str(tmp_path / "whole")), Points(), Points())
+        whole = Trainer(WithNorm(), longer.copy_with(output_dir=str(tmp_path / "whole")), data(), data())
     else:
         config(tmp_path / "short", ema).train()
         resumed: Any = config(tmp_path / "short", ema, resume=True, train_iter=STEPS + 3)
@@ -351,7 +339,7 @@ def test_a_model_that_cannot_be_copied_is_refused(tmp_path: Path) -> None:
 
     settings = TrainingConfig(output_dir=str(tmp_path), ema={})
     with pytest.raises(ConfigError, match=r"ema: Fixed cannot be copied.*one of a kind"):
-        Trainer(Fixed(2, 2), settings, Points())
+        Trainer(Fixed(2, 2), settings, data())
 
 
 def test_a_resume_without_the_setting_is_a_warning_and_one_that_adds_it_an_error(

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
+from tests.toys import Stream
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.evaluation import ClsEvaluator, DatasetEvaluator, EvaluationError, PPLEvaluator, inference_on_dataset
 from trainwright.evaluation.loop import evaluate_loaders, preserve_rng
@@ -182,13 +183,8 @@ def test_progress_is_said_every_five_seconds(caplog, monkeypatch):
     assert said[2].startswith("Evaluation: 8/8 batches")
 
 
-class Stream(IterableDataset):
-    def __iter__(self):
-        yield from data()
-
-
 def test_a_stream_without_a_length_is_evaluated_to_its_end_or_its_limit():
-    loader = DataLoader(Stream(), batch_size=2)
+    loader = DataLoader(Stream(data), batch_size=2)
     settings = {"batch_size": 2, "eval_iter": 1e9, "get_batch": to_batch}
     assert run(Classifier(), Recorder(), loader=loader) == {"batches": 6}
     assert evaluate_loaders(Classifier(), [loader], Recorder(), limit=2, **settings) == {"batches": 2}

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
+from tests.toys import Stream
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data import ColumnDataset, build_image_test_loader, build_image_train_loader
@@ -54,11 +55,6 @@ def by_hand(model: nn.Module) -> Tensor:
     return torch.cat([out if isinstance(out, Tensor) else out["prediction_scores"] for out in outputs])
 
 
-class Stream(IterableDataset[Any]):
-    def __iter__(self) -> Any:
-        return iter(INPUTS)
-
-
 def test_every_kind_of_data_gives_the_outputs_of_a_loop_by_hand(tmp_path: Path) -> None:
     trainer = trainer_of(Plain(), tmp_path)
     trainer.model.train()
@@ -68,7 +64,7 @@ def test_every_kind_of_data_gives_the_outputs_of_a_loop_by_hand(tmp_path: Path) 
         "without labels": TensorDataset(INPUTS),
         "samples": list(INPUTS),
         "rows of an array": list(INPUTS.numpy()),
-        "a stream": Stream(),
+        "a stream": Stream(INPUTS),
         "a loader": DataLoader(TensorDataset(INPUTS, LABELS), batch_size=4),
         "a generator of batches": (INPUTS[at : at + 4] for at in range(0, 11, 4)),
         "one batch": INPUTS,

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
+from tests.toys import Samples
 from trainwright.config.errors import ConfigError
 from trainwright.evaluation.prediction_table import PredictionRecorder, rows_of, with_facts, with_names, write_rows
 
@@ -44,28 +45,20 @@ def test_the_recorder_numbers_each_data_set() -> None:
     assert [[row["sample"] for row in rows] for rows in recorder.tables] == [[0, 1, 2, 3]] * 2
 
 
-class Photos(Dataset[tuple[int, int]]):
-    paths = ("a.png", "b.png")
-
-    def __len__(self) -> int:
-        return 2
-
-    def __getitem__(self, index: int) -> tuple[int, int]:
-        return index, 1 - index
-
-
+PHOTOS = Samples([0, 1], [1, 0])
+PHOTOS.paths = ("a.png", "b.png")  # type: ignore[attr-defined]
 ROWS = [{"sample": 0, "prediction": 1}, {"sample": 1, "prediction": 0}]
 
 
 def test_names_of_samples_come_from_the_data_set_if_the_order_is_known() -> None:
     named = [{"sample": 0, "name": "a.png", "prediction": 1}, {"sample": 1, "name": "b.png", "prediction": 0}]
-    assert with_names(ROWS, DataLoader(Photos())) == named
-    assert with_names(ROWS, DataLoader(Photos(), shuffle=True)) == ROWS
+    assert with_names(ROWS, DataLoader(PHOTOS)) == named
+    assert with_names(ROWS, DataLoader(PHOTOS, shuffle=True)) == ROWS
     assert with_names(ROWS, [1, 2]) == ROWS
 
 
 def test_ids_and_labels_come_from_the_samples() -> None:
-    assert with_facts(ROWS, Photos()) == [
+    assert with_facts(ROWS, PHOTOS) == [
         {"sample": 0, "name": "a.png", "label": 1, "prediction": 1},
         {"sample": 1, "name": "b.png", "label": 0, "prediction": 0},
     ]

@@ -9,12 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from tests.graph.conftest import UPDATES, Net, Run, Schedule, adamw, batches, captures, has_compiler, refusals
-from trainwright import DefaultTrainer, LazyCall, get_config
+from tests.toys import Samples, file_config
+from trainwright import DefaultTrainer
 from trainwright.config.errors import ConfigError, ConfigTypeError
-from trainwright.data import build_image_train_loader
 from trainwright.engine import GraphBase, GraphTrainer
 from trainwright.hooks import HookBase
 from trainwright.parallel.precision import apply_autocast
@@ -240,22 +239,14 @@ def test_without_a_compiler_the_operations_run_one_by_one(
 # Config files: checkpoints.
 
 
-class Points(Dataset):
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        batch = batches(1, size=1, seed=index)[0]
-        return {name: value[0] for name, value in batch.items()}
-
-    def __len__(self) -> int:
-        return 64
+def samples() -> Samples:
+    return Samples(**batches(1, size=64)[0])
 
 
 def config(folder: Path, *, graph: bool, iterations: int = 40, **train: Any) -> Any:
-    cfg = get_config("common/defaults.py")
-    cfg.model = LazyCall(Net)()
+    cfg = file_config(folder, Net, samples, train_iter=40, train_micro_batch_size=8, log_period=5)
     cfg.optim.lr = 0.01
-    cfg.dataloader = {"train": LazyCall(build_image_train_loader)(dataset=LazyCall(Points)(), num_workers=0)}
     cfg.graph = {"enabled": graph, "backend": "aot_eager"}
-    cfg.train.update({"output_dir": str(folder), "train_iter": 40, "train_micro_batch_size": 8, "log_period": 5})
     cfg.train.update({"checkpointer": {"period": 10, "max_to_keep": 9}, **train})
     return cfg
 

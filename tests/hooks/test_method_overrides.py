@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
-from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
-from trainwright.data import build_image_train_loader
+from tests.toys import Classifier, file_config, points
+from trainwright import DefaultTrainer, Trainer, TrainingConfig
 from trainwright.engine import EagerTrainer, HookBase
 from trainwright.hooks import Callback
 from trainwright.models import Model, ModelConfig
@@ -155,29 +155,8 @@ def test_what_is_assigned_to_the_object_is_still_there_afterwards(tmp_path: Path
     assert trainer.compute_loss is mine
 
 
-class Points(Dataset[dict[str, Any]]):
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"inputs": torch.full((4,), float(index)), "labels": index % 2}
-
-    def __len__(self) -> int:
-        return 16
-
-
-class Named(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 2)
-
-    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        return {"loss": nn.functional.cross_entropy(self.layer(inputs), labels)}
-
-
 def files_config(folder: Path, **train: Any) -> Any:
-    cfg = get_config("common/defaults.py")
-    cfg.model = LazyCall(Named)()
-    cfg.dataloader = {"train": LazyCall(build_image_train_loader)(dataset=LazyCall(Points)(), num_workers=0)}
-    cfg.train.update({"output_dir": str(folder), "train_iter": 4, "train_micro_batch_size": 4, **train})
-    return cfg
+    return file_config(folder, Classifier, points, train_iter=4, train_micro_batch_size=4, **train)
 
 
 DEFAULT_METHODS = [
@@ -228,7 +207,7 @@ def test_every_class_method_of_the_default_trainer(name: str, tmp_path: Path) ->
 def test_every_method_of_the_eager_trainer(name: str, way: Any, amp: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log()
     kind, change = way(EagerTrainer, name, log, monkeypatch)
-    model = Named()
+    model = Classifier()
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0) if amp else None
     loader = [{"inputs": torch.ones(4, 4), "labels": torch.ones(4, dtype=torch.long)}]
     stepper = kind(model, loader, torch.optim.SGD(model.parameters(), lr=0.1), grad_scaler=scaler)
@@ -299,14 +278,14 @@ def test_the_loss_of_a_model(
     log = Log()
     if late and way is on_the_class:
         model = scored()
-        trainer = Trainer(model, objects_config(tmp_path), Points())
+        trainer = Trainer(model, objects_config(tmp_path), points())
         way(scored, "compute_loss", log, monkeypatch)
     else:
         kind, change = way(scored, "compute_loss", log, monkeypatch)
         model = kind()
         if change is not None and not late:
             change(model)
-        trainer = Trainer(model, objects_config(tmp_path), Points())
+        trainer = Trainer(model, objects_config(tmp_path), points())
         if change is not None and late:
             change(model)
     trainer.train()

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
+from tests.toys import Classifier, Samples, file_config
+from trainwright import DefaultTrainer, Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError, UserError
-from trainwright.data import build_image_train_loader
 from trainwright.engine.loop import TrainerBase
 from trainwright.hooks import Callback, CallbackHook, FiniteCheck, NonFiniteError
 
@@ -234,24 +234,6 @@ def test_a_callback_that_leaves_evaluation_mode_is_one_warning(
     assert "Call model.train()" in warning
 
 
-class Rows(torch.utils.data.Dataset[Any]):
-    def __len__(self) -> int:
-        return 16
-
-    def __getitem__(self, index: int) -> Any:
-        return {"x": torch.ones(4), "labels": index % 2}
-
-
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = make()
-        self.eval()
-
-    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        return {"loss": F.cross_entropy(self.layers(x), labels)}
-
-
 @pytest.mark.parametrize("own_step", [False, True])
 def test_a_step_of_the_users_own_that_trains_in_evaluation_mode_is_warned_of(
     own_step: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -261,10 +243,11 @@ def test_a_step_of_the_users_own_that_trains_in_evaluation_mode_is_warned_of(
             trainer.model(torch.ones(2, 4), torch.tensor([0, 1]))["loss"].backward()
             trainer.optimizer.step()
 
-    cfg = get_config("common/defaults.py")
-    cfg.model = LazyCall(Model)()
-    cfg.dataloader = {"train": LazyCall(build_image_train_loader)(dataset=LazyCall(Rows)(), num_workers=0)}
-    cfg.train.update({"output_dir": str(tmp_path), "train_iter": 4, "train_micro_batch_size": 8})
+    model, data = (
+        Classifier(body=make(), is_scored=False).eval(),
+        Samples(inputs=torch.ones(16, 4), labels=lambda index: index % 2),
+    )
+    cfg = file_config(tmp_path, lambda: model, lambda: data, train_iter=4, train_micro_batch_size=8)
     trainer = DefaultTrainer(cfg)
     if own_step:
         trainer.model.eval()

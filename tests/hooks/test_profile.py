@@ -12,29 +12,20 @@ import pytest
 import torch
 from torch import nn
 
+from tests.toys import Samples, Squares, file_config
 from trainwright import DefaultTrainer, Trainer, TrainingConfig
-from trainwright.config import ConfigError, LazyCall, get_config
+from trainwright.config import ConfigError
 from trainwright.config.schema.keys import Run
 from trainwright.config.validation import Profile, section_faults
-from trainwright.data import build_image_train_loader
 from trainwright.engine import EagerTrainer, GraphBase, GraphTrainer
 from trainwright.hooks import CallbackHook, HookBase, ProfileHook
 
 pytestmark = pytest.mark.filterwarnings("error")
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"loss": self.layer(x).pow(2).mean()}
-
-
 def eager(seed: int = 0) -> EagerTrainer:
     torch.manual_seed(seed)
-    net = Net()
+    net = Squares()
     batches = [{"x": torch.randn(2, 4)} for _ in range(4)]
     return EagerTrainer(net, batches, torch.optim.SGD(net.parameters(), lr=0.1))
 
@@ -274,7 +265,7 @@ def test_other_processes_record_only_where_all_do(tmp_path: Path, monkeypatch: p
 
 
 def test_a_compiled_step(tmp_path: Path) -> None:
-    net = Net()
+    net = Squares()
     graph = GraphBase(net, torch.optim.SGD(net.parameters(), lr=0.1), backend="aot_eager")
     trainer = GraphTrainer(graph, [{"x": torch.randn(2, 4)} for _ in range(4)])
     trainer.register_hooks([ProfileHook(tmp_path)])
@@ -326,20 +317,8 @@ def test_a_wrong_setting_is_an_error(given: Any, fault: str, tmp_path: Path) -> 
         DefaultTrainer(cfg)
 
 
-class Samples(torch.utils.data.Dataset[Any]):
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, index: int) -> Any:
-        return {"x": torch.full((4,), float(index))}
-
-
 def files_config(folder: Path) -> Any:
-    cfg = get_config("common/defaults.py")
-    cfg.model = LazyCall(Net)()
-    cfg.dataloader = {"train": LazyCall(build_image_train_loader)(dataset=LazyCall(Samples)(), num_workers=0)}
-    cfg.train.update({"output_dir": str(folder), "train_iter": 20, "train_micro_batch_size": 4})
-    return cfg
+    return file_config(folder, Squares, lambda: Samples(x=torch.ones(64, 4)), train_iter=20, train_micro_batch_size=4)
 
 
 @pytest.mark.parametrize(

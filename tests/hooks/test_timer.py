@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset
 
 from tests.spent_time import Net, about, eager, spend
+from tests.toys import Samples, file_config
 from trainwright import Trainer, TrainingConfig
-from trainwright.config import LazyCall, get_config
-from trainwright.data import build_image_train_loader
 from trainwright.engine import DefaultTrainer, EagerTrainer, TrainerBase
 from trainwright.engine.run_summary import facts_of_files
 from trainwright.events import PhaseTimes
@@ -125,16 +123,9 @@ def test_a_step_that_nobody_divides_is_no_error(caplog: pytest.LogCaptureFixture
 # The names of settings are those of the API.
 
 
-class SlowData(Dataset[Any]):
-    def __init__(self, *columns: torch.Tensor) -> None:
-        self._columns = columns
-
-    def __len__(self) -> int:
-        return len(self._columns[0])
-
-    def __getitem__(self, index: int) -> Any:
-        spend(0.01)
-        return tuple(column[index] for column in self._columns)
+def slowly(index: int) -> torch.Tensor:
+    spend(0.01)
+    return torch.full((4,), float(index % 2))
 
 
 @pytest.mark.usefixtures("clock")
@@ -143,27 +134,15 @@ def test_advice_of_the_python_api_has_its_names(tmp_path: Path, caplog: pytest.L
         output_dir=str(tmp_path), batch_size=4, num_epochs=1, metrics=None, progress_bar=False, device_str="cpu",
         save_enabled=False, tensorboard=None, early_stopping=None,
     )  # fmt: skip
-    data = SlowData(torch.randn(208, 4), torch.randint(0, 3, (208,)))
+    data = Samples(slowly, torch.randint(0, 3, (208,)), length=208)
     with caplog.at_level(logging.INFO):
         Trainer(nn.Linear(4, 3), config, train_dataset=data).train()
     assert re.search(r"Advice: Waiting for data takes \d+ % of the time: dataloader_num_workers above 0 ", caplog.text)
 
 
-class SlowRows(SlowData):
-    def __init__(self) -> None:
-        super().__init__(torch.randn(208, 4))
-
-    def __getitem__(self, index: int) -> Any:
-        return {"x": super().__getitem__(index)[0]}
-
-
 @pytest.mark.usefixtures("clock")
 def test_advice_of_config_files_has_its_names(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    cfg = get_config("common/defaults.py")
-    cfg.model = LazyCall(Net)()
-    loader = LazyCall(build_image_train_loader)(dataset=LazyCall(SlowRows)(), num_workers=0)
-    cfg.dataloader = {"train": loader, "test": []}
-    cfg.train.update({"output_dir": str(tmp_path), "train_iter": 52, "train_micro_batch_size": 4})
+    cfg = file_config(tmp_path, Net, lambda: Samples(x=slowly, length=208), train_iter=52, train_micro_batch_size=4)
     with caplog.at_level(logging.INFO):
         trainer = DefaultTrainer(cfg)
         trainer.train()

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from tests.fork_server import python
-from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
+from tests.toys import Samples, file_config
+from trainwright import DefaultTrainer, Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError
-from trainwright.data import build_image_train_loader
 from trainwright.engine import TrainerBase
 from trainwright.hooks import CallbackHook, Float32MatmulPrecision
 
@@ -29,12 +29,8 @@ class Model(nn.Module):
         return {"loss": nn.functional.cross_entropy(self.layer(inputs), labels)}
 
 
-class Points(torch.utils.data.Dataset):
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"inputs": torch.ones(2), "labels": index % 2}
+def data() -> Samples:
+    return Samples(inputs=torch.ones(8, 2), labels=lambda index: index % 2)
 
 
 @pytest.fixture(autouse=True)
@@ -44,17 +40,14 @@ def nothing_seen() -> None:
 
 def test_in_the_python_api(tmp_path: Path) -> None:
     config = TrainingConfig(output_dir=str(tmp_path), num_epochs=1, batch_size=4, float32_matmul_precision="medium")
-    Trainer(Model(), config, train_dataset=Points()).train()
+    Trainer(Model(), config, train_dataset=data()).train()
     assert set(SEEN) == {"medium"}
     assert torch.get_float32_matmul_precision() == "highest"
 
 
 def test_in_config_files(tmp_path: Path) -> None:
-    cfg = get_config("common/defaults.py")
-    cfg.model = LazyCall(Model)()
-    cfg.dataloader = {"train": LazyCall(build_image_train_loader)(dataset=LazyCall(Points)(), num_workers=0)}
     settings = {"train_iter": 2, "train_micro_batch_size": 4, "float32_matmul_precision": "high"}
-    cfg.train.update({"output_dir": str(tmp_path), **settings})
+    cfg = file_config(tmp_path, Model, data, **settings)
     DefaultTrainer(cfg).train()
     assert SEEN == ["high", "high"]
     assert torch.get_float32_matmul_precision() == "highest"

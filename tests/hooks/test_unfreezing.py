@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch import nn
+from torch.utils.data import DataLoader
 
+from tests.toys import Samples, WithNorm
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
 from trainwright.config.errors import ConfigError, ConfigKeyError
 from trainwright.data import CyclicSampler, build_image_train_loader
@@ -22,23 +22,8 @@ Api = Callable[..., Any]
 SCHEDULE = [{"step": 4, "layers": ["first"]}, {"step": 0.25, "layers": ["norm", "last.bias"]}]
 
 
-class Points(Dataset[Any]):
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        generator = torch.Generator().manual_seed(index)
-        return {"inputs": torch.randn(3, generator=generator), "labels": index % 2}
-
-    def __len__(self) -> int:
-        return BATCH * 3
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.norm, self.last = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)
-
-    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        return {"loss": F.cross_entropy(self.last(self.norm(self.first(inputs))), labels)}
+def data() -> Samples:
+    return Samples(inputs=torch.randn(BATCH * 3, 3, generator=torch.Generator().manual_seed(1)), labels=lambda i: i % 2)
 
 
 def objects(folder: Path, unfreeze: Any, *, resume: bool = False) -> Trainer:
@@ -47,15 +32,15 @@ def objects(folder: Path, unfreeze: Any, *, resume: bool = False) -> Trainer:
         dataloader_shuffle=False, lr_scheduler_type=None, weight_decay=0.1, device="cpu", progress_bar=False,
         resume_from_checkpoint=resume or None,
     )  # fmt: skip
-    return Trainer(Net(), settings, Points())
+    return Trainer(WithNorm(), settings, data())
 
 
 def config(folder: Path, unfreeze: Any, *, resume: bool = False, graph: bool = False) -> DefaultTrainer:
     cfg = get_config("common/defaults.py")
     cfg._set_flag("allow_objects", True)
-    cfg.model = LazyCall(Net)()
+    cfg.model = LazyCall(WithNorm)()
     loader = LazyCall(build_image_train_loader)(
-        dataset=LazyCall(Points)(), num_workers=0, sampler=partial(CyclicSampler, shuffle=False)
+        dataset=LazyCall(data)(), num_workers=0, sampler=partial(CyclicSampler, shuffle=False)
     )
     cfg.dataloader = {"train": loader}
     cfg.optim = LazyCall(torch.optim.Adam)(lr=0.1, weight_decay=0.1)
@@ -73,14 +58,14 @@ def config(folder: Path, unfreeze: Any, *, resume: bool = False, graph: bool = F
 APIS = pytest.mark.parametrize("api", [objects, config])
 
 
-def reference(stages: dict[int, list[str]]) -> Net:
+def reference(stages: dict[int, list[str]]) -> WithNorm:
     """A plain loop that freezes by hand, with the optimizer over all parameters."""
-    model = Net()
+    model = WithNorm()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1, weight_decay=0.1, fused=True)
     freezer = LayerFreezer(model)
     for names in stages.values():
         freezer.by_names(names)
-    batches = [*DataLoader(Points(), BATCH)] * 2
+    batches = [*DataLoader(data(), BATCH)] * 2
     for step, batch in enumerate(batches):
         if step in stages:
             freezer.by_names(stages[step], freeze=False)
@@ -146,7 +131,10 @@ def test_graph_mode_trains_the_same_layers(tmp_path: Path) -> None:
         ([{"epoch": 1, "step": 2, "layers": ["first"]}], r"unfreeze.*either a step or an epoch"),
         ([{"layers": ["first"]}], r"unfreeze.*either a step or an epoch"),
         ([{"epoch": 1, "layers": ["frist"]}], r"no layer 'frist'. Did you mean 'first'"),
-        ([{"epoch": 1, "layers": ["first", "norm", "last"]}], r"every parameter of Net would be frozen until step 3"),
+        (
+            [{"epoch": 1, "layers": ["first", "norm", "last"]}],
+            r"every parameter of WithNorm would be frozen until step 3",
+        ),
         ({"epoch": 1}, r"unfreeze.*it must be a list such as"),
     ],
 )

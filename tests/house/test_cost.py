@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
+from tests.toys import Samples
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
 from trainwright.data import ColumnDataset, build_image_train_loader, order
 from trainwright.hooks import HookBase
@@ -42,17 +43,6 @@ class WithLoss(MLP):
     def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
         scores = self.second(F.relu(self.first(x)))
         return {"loss": F.cross_entropy(scores, labels)}
-
-
-class Samples(Dataset):
-    def __init__(self, x: Tensor, labels: Tensor) -> None:
-        self.x, self.labels = x, labels
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {"x": self.x[index], "labels": self.labels[index]}
 
 
 def tensors(length: int = STEPS * BATCH) -> tuple[Tensor, Tensor]:
@@ -110,7 +100,8 @@ class TestCalls:
 
     @pytest.mark.parametrize("api", [python_api, config_files])
     def test_any_data_set_takes_no_more_than_the_plain_loop(self, api: Callable[..., Any], tmp_path: Path) -> None:
-        dataset = Samples(*tensors())
+        x, labels = tensors()
+        dataset = Samples(x=x, labels=labels)
         trainer = api(tmp_path, WithLoss(), dataset)
         plain = calls_of_a_step(lambda: plain_loop(WithLoss(), dataset), WithLoss)
         assert calls_of_a_step(trainer.train, WithLoss) <= plain

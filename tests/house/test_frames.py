@@ -5,25 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 import trainwright
-from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
-from trainwright.data import build_image_train_loader
+from tests.toys import file_config, points
+from trainwright import DefaultTrainer, Trainer, TrainingConfig
 
 PACKAGE = str(Path(trainwright.__file__).parent)
 FRAMES: list[list[str]] = []
-
-
-class Points(Dataset):
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"inputs": torch.full((2,), float(index)), "labels": index % 2}
-
-    def __len__(self) -> int:
-        return 16
 
 
 class Model(nn.Module):
@@ -31,7 +21,7 @@ class Model(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2))
+        self.blocks = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
 
     def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
         frame, ours = sys._getframe(1), []
@@ -44,11 +34,7 @@ class Model(nn.Module):
 
 
 def config(folder: Path, **train: Any) -> Any:
-    cfg = get_config("common/defaults.py")
-    cfg.model = LazyCall(Model)()
-    cfg.dataloader = {"train": LazyCall(build_image_train_loader)(dataset=LazyCall(Points)(), num_workers=0)}
-    cfg.train.update({"output_dir": str(folder), "train_iter": 3, "train_micro_batch_size": 4, **train})
-    return cfg
+    return file_config(folder, Model, points, train_iter=3, train_micro_batch_size=4, **train)
 
 
 def frames_of(trainer: Any) -> list[str]:
@@ -93,6 +79,6 @@ def test_the_python_api_has_five_frames(tmp_path: Path) -> None:
     trainer = Trainer(
         Model(),
         TrainingConfig(output_dir=str(tmp_path), num_epochs=1, batch_size=4, progress_bar=False),
-        train_dataset=Points(),
+        train_dataset=points(),
     )
     assert frames_of(trainer) == ["train", "run", "train_step", "training_step", "compute_loss"]

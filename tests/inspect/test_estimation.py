@@ -13,6 +13,7 @@ from torch.utils.data import Dataset, TensorDataset
 from benchmarks.counted_peak import counted_peak
 from tests.ranks import on_ranks
 from tests.tensor_peak import measured_peak
+from tests.toys import Samples
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
 from trainwright.config.errors import ConfigError
 from trainwright.data import build_image_train_loader
@@ -225,17 +226,10 @@ def test_zero_3_in_mixed_precision_keeps_no_copy_of_all_parameters() -> None:
 def described(tmp_path: Path) -> Any:
     cfg = {name: get_config(f"common/{name}.py")[name] for name in ("train", "optim")}
     cfg["model"] = LazyCall(Classifier)()
-    cfg["dataloader"] = {"train": LazyCall(build_image_train_loader)(dataset=Digits(), num_workers=0)}
+    data = Samples(images=torch.zeros(64, 256), labels=torch.arange(64) % 10)
+    cfg["dataloader"] = {"train": LazyCall(build_image_train_loader)(dataset=data, num_workers=0)}
     cfg["train"].update({"output_dir": str(tmp_path / "run"), "train_micro_batch_size": 8, "train_iter": 3})
     return cfg
-
-
-class Digits(Dataset[Any]):
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, index: int) -> Any:
-        return {"images": torch.zeros(256), "labels": torch.tensor(index % 10)}
 
 
 class Classifier(MLP):

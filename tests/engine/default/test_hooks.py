@@ -1,13 +1,12 @@
 """The hooks that a configuration describes: when they evaluate and save, and what they keep."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.engine.default.test_default_trainer import config, rows
+from tests.toys import Results
 from trainwright import DefaultTrainer
-from trainwright.evaluation import DatasetEvaluator
 
 
 @pytest.mark.parametrize(("epochs", "ends"), [(1, [4, 7, 11, 14, 17]), (2, [7, 14])])
@@ -24,22 +23,17 @@ def test_evaluations_and_checkpoints_are_at_the_ends_of_epochs_also_within_an_it
 
 
 def test_the_k_best_checkpoints_are_kept_besides_the_newest(tmp_path: Path) -> None:
-    class Given(DatasetEvaluator):
-        def __init__(self) -> None:
-            self.values = [0.3, 0.9, 0.5, 0.7, 0.1, 0.2]
-
-        def reset(self) -> None:
-            pass
-
-        def process(self, inputs: Any, outputs: Any) -> None:
-            pass
-
-        def evaluate(self) -> dict[str, float]:
-            return {"score": self.values.pop(0)}
 
     cfg = config(tmp_path, checkpointer={"period": 1, "max_to_keep": 2, "save_top_k": 3})
     cfg._set_flag("allow_objects", True)
-    cfg.train.evaluation.update({"evaluator": Given(), "eval_metric": "score", "eval_mode": "max", "eval_period": 1})
+    cfg.train.evaluation.update(
+        {
+            "evaluator": Results(score=[0.3, 0.9, 0.5, 0.7, 0.1, 0.2]),
+            "eval_metric": "score",
+            "eval_mode": "max",
+            "eval_period": 1,
+        }
+    )
     DefaultTrainer(cfg).train()
     kept = sorted(path.name for path in tmp_path.glob("model_best*"))
     assert kept == ["model_best", "model_best_0000001", "model_best_0000002", "model_best_0000003"]

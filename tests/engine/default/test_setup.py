@@ -11,12 +11,12 @@ import torch
 import yaml
 from omegaconf import DictConfig
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from tests.fork_server import python
+from tests.toys import Samples
 from trainwright import DefaultTrainer, get_config
 from trainwright.config import ConfigError, LazyCall, LazyConfig
-from trainwright.data import DistTensorData, Instance, build_image_train_loader
+from trainwright.data import build_image_train_loader
 from trainwright.engine import default_setup
 from trainwright.engine.default import setup
 from trainwright.engine.default.setup import bind_arguments
@@ -34,18 +34,14 @@ class Loss(nn.Module):
         return {"loss": self.layer(images).sum()}
 
 
-class Rows(Dataset[Instance]):
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> Instance:
-        return Instance(images=DistTensorData(torch.ones(2)))
+def rows() -> Samples:
+    return Samples(images=torch.ones(8, 2))
 
 
 def config(folder: Path, **train: Any) -> DictConfig:
     cfg = get_config("common/defaults.py")
     cfg.model = LazyCall(nn.Linear)(in_features=2, out_features=2)
-    cfg.dataloader = {"train": LazyCall(build_image_train_loader)(dataset=LazyCall(Rows)(), num_workers=0)}
+    cfg.dataloader = {"train": LazyCall(build_image_train_loader)(dataset=LazyCall(rows)(), num_workers=0)}
     cfg.train.update({"output_dir": str(folder / "run"), **train})
     return cfg
 

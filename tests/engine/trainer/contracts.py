@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from tests.toys import Samples
 from trainwright import TrainingConfig
 from trainwright.data import EpochSampler
 
@@ -36,17 +37,8 @@ class ReturnsLosses(Net):
         return {"logits": logits, "ce_loss": F.cross_entropy(logits, labels), "z_loss": 1e-3 * logits.square().mean()}
 
 
-class Named:
-    """Samples with names."""
-
-    def __len__(self) -> int:
-        return 50
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {"inputs": INPUTS[index], "labels": LABELS[index]}
-
-
 PAIRS = TensorDataset(INPUTS, LABELS)
+NAMED = Samples(inputs=INPUTS, labels=LABELS)
 
 
 def pair_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:

@@ -10,12 +10,13 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
+from tests.toys import Classifier, Results, Samples
+from tests.toys import file_config as config_of
+from trainwright import DefaultTrainer, Trainer, TrainingConfig
 from trainwright.config import MetricConfig
 from trainwright.config.errors import ConfigError
-from trainwright.data import build_image_test_loader, build_image_train_loader
 from trainwright.engine import default_setup
-from trainwright.evaluation import DatasetEvaluator, RegEvaluator
+from trainwright.evaluation import RegEvaluator
 from trainwright.hooks import EarlyStoppingCallback
 
 INPUTS = torch.randn(32, 4, generator=torch.Generator().manual_seed(5))
@@ -107,56 +108,27 @@ def test_a_metric_that_nothing_measures_is_refused_at_the_start(tmp_path: Path) 
     Own(nn.Linear(4, 2), config, DATA, DATA)
 
 
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Linear(4, 2)
-
-    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        scores = self.body(inputs)
-        loss = nn.functional.cross_entropy(scores, labels)
-        return {"loss": loss} if self.training else {"prediction_scores": scores}
+def falling() -> Results:
+    return Results(**{"nll": [1.0], "1_PPL": [2.0]})
 
 
-class Samples(TensorDataset):
-    def __init__(self) -> None:
-        super().__init__(INPUTS, LABELS)
-
-    def __getitem__(self, index: int) -> Any:
-        inputs, labels = super().__getitem__(index)
-        return {"inputs": inputs, "labels": int(labels)}
-
-
-class Falling(DatasetEvaluator):
-    def reset(self) -> None: ...
-
-    def process(self, inputs: Any, outputs: Any) -> None: ...
-
-    def evaluate(self) -> dict[str, float]:
-        return {"nll": 1.0, "1_PPL": 2.0}
+def samples() -> Samples:
+    return Samples(inputs=INPUTS, labels=LABELS.tolist())
 
 
 def file_config(folder: Path, **evaluation: Any) -> DictConfig:
-    cfg = get_config("common/defaults.py")
-    cfg.model = LazyCall(Model)()
-    cfg.dataloader = {
-        "train": LazyCall(build_image_train_loader)(dataset=LazyCall(Samples)(), num_workers=0),
-        "test": [LazyCall(build_image_test_loader)(dataset=LazyCall(Samples)(), num_workers=0)],
-    }
-    cfg.train.update(
-        {"output_dir": str(folder), "train_iter": 2, "train_micro_batch_size": 8, "evaluation": evaluation}
-    )
-    return cfg
+    settings = {"train_iter": 2, "train_micro_batch_size": 8, "evaluation": evaluation}
+    return config_of(folder, Classifier, samples, samples, **settings)
 
 
 def test_an_eval_metric_without_a_mode_is_judged(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"eval_metric: got 'nll'.*eval_mode='max' or 'min'"):
-        DefaultTrainer(file_config(tmp_path, evaluator=Falling(), eval_metric="nll"))
+        DefaultTrainer(file_config(tmp_path, evaluator=falling(), eval_metric="nll"))
     with pytest.raises(ConfigError, match=r"eval_metric: got 'nll'"):
-        default_setup(file_config(tmp_path, evaluator=Falling(), eval_metric="nll"))
-    named = DefaultTrainer(file_config(tmp_path / "a", evaluator=Falling(), eval_metric="1_PPL"))
+        default_setup(file_config(tmp_path, evaluator=falling(), eval_metric="nll"))
+    named = DefaultTrainer(file_config(tmp_path / "a", evaluator=falling(), eval_metric="1_PPL"))
     assert named.cfg.train.evaluation.eval_mode == "min"
-    given = DefaultTrainer(file_config(tmp_path / "b", evaluator=Falling(), eval_metric="1_PPL", eval_mode="max"))
+    given = DefaultTrainer(file_config(tmp_path / "b", evaluator=falling(), eval_metric="1_PPL", eval_mode="max"))
     assert given.cfg.train.evaluation.eval_mode == "max"
     assert DefaultTrainer(file_config(tmp_path / "c")).cfg.train.evaluation.eval_mode == "max"
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.engine.trainer.conftest import PAIRS, Scripted, config, equal, make, weights
+from tests.toys import tokens
 from trainwright import Trainer, TrainerConfig
 from trainwright.checkpoint import verify
 from trainwright.config.errors import ConfigError
@@ -178,18 +179,10 @@ SIZES = {
 }  # fmt: skip
 
 
-class Tokens:
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"token_ids": torch.arange(5) + index, "attention_mask": torch.ones(5).long(), "labels": index % 2}
-
-
 def trained(folder: Path, **parts: Any) -> Trainer:
     model = BertTextClassification(BertTextClassificationConfig(id2label={0: "no", 1: "yes"}, **SIZES))
     config = TrainerConfig(output_dir=folder, task="text_classification", num_dataloader_workers=0)
-    trainer = Trainer(model, config, Tokens(), Tokens(), **parts)
+    trainer = Trainer(model, config, tokens(), tokens(), **parts)
     trainer.train()
     return trainer
 
@@ -218,7 +211,7 @@ def test_what_is_on_the_hub_can_be_gone_on_with_and_begun_from(hub: Any, tmp_pat
         output_dir=tmp_path / "next", task="text_classification", num_dataloader_workers=0,
         init_weights_from="me/classifier",
     )  # fmt: skip
-    begun = Trainer(other, config, Tokens())
+    begun = Trainer(other, config, tokens())
     for left, right in zip(begun.model.parameters(), trainer.model.parameters(), strict=True):
         assert torch.equal(left, right)
 

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.engine.trainer.contracts import (
     INPUTS,
     LABELS,
+    NAMED,
     PAIRS,
-    Named,
     Net,
     ReturnsLosses,
     config,
@@ -106,7 +106,7 @@ def test_evaluation_is_exact_and_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_train_returns_the_last_evaluation_and_writes_it(tmp_path: Path, read_rows: Any) -> None:
-    trainer = Trainer(make(ReturnsLosses), config(tmp_path, log_steps=3), Named(), Named())
+    trainer = Trainer(make(ReturnsLosses), config(tmp_path, log_steps=3), NAMED, NAMED)
     results = trainer.train()
     assert results == trainer.evaluate()
     rows = read_rows(tmp_path)
@@ -124,7 +124,7 @@ def test_a_model_without_a_loss_in_evaluation_gives_its_accuracy(tmp_path: Path)
             outputs = super().forward(inputs, labels)
             return outputs if self.training else {"logits": outputs["logits"]}
 
-    trainer = Trainer(make(Quiet), config(tmp_path), Named(), Named())
+    trainer = Trainer(make(Quiet), config(tmp_path), NAMED, NAMED)
     assert set(trainer.train()) == {"accuracy"}
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
+from tests.toys import Stream
 from trainwright import Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data import EpochSampler
@@ -82,19 +83,17 @@ def test_a_limited_run_resumes_exactly(tmp_path: Path, settings: dict[str, Any])
 
 
 def test_a_passed_loader_and_a_stream_are_limited_too(tmp_path: Path) -> None:
-    class Stream(IterableDataset[Any]):
-        def __iter__(self) -> Any:
-            return zip(INPUTS, LABELS, strict=True)
 
+    stream = Stream(lambda: zip(INPUTS, LABELS, strict=True))
     expected = by_hand([torch.arange(8 * i, 8 * i + 8) for _ in range(3) for i in range(2)])
     assert same(run(tmp_path / "loader", None, loader=DataLoader(DATA, 8), limit_train_batches=2)[0], expected)
     assert same(run(tmp_path / "share", None, loader=DataLoader(DATA, 8), limit_train_batches=0.3)[0], expected)
     on = by_hand([torch.arange(8 * i, 8 * i + 8) for i in range(6)])  # an epoch is the next batches of a stream
-    assert same(run(tmp_path / "stream", Stream(), limit_train_batches=2)[0], on)
+    assert same(run(tmp_path / "stream", stream, limit_train_batches=2)[0], on)
     with pytest.raises(
         ConfigTypeError, match=r"train_dataset: the stream Stream has no length; set TrainingConfig.max_steps"
     ):
-        run(tmp_path / "wrong", Stream(), limit_train_batches=0.5)
+        run(tmp_path / "wrong", stream, limit_train_batches=0.5)
 
 
 @pytest.mark.parametrize(("limit", "batches"), [(2, 2), (0.5, 3), (1.0, 7)])

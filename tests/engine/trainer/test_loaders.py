@@ -8,8 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
+from tests.toys import Stream
 from trainwright import Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.engine.trainer.loaders import batches_of_rank
@@ -18,21 +19,23 @@ INPUTS = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
 LABELS = (INPUTS[:, 0] > 0).long()
 
 
-class Stream(IterableDataset[Any]):
-    def __iter__(self) -> Iterator[Any]:
-        yield from zip(INPUTS, LABELS, strict=True)
-
-
 class Counted(Stream):
+    def __init__(self) -> None:
+        super().__init__(lambda: zip(INPUTS, LABELS, strict=True))
+
     def __len__(self) -> int:
         return 20
+
+
+def stream() -> Stream:
+    return Stream(lambda: zip(INPUTS, LABELS, strict=True))
 
 
 class Plain:
     """No data set of torch's."""
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(Stream())
+        return zip(INPUTS, LABELS, strict=True)
 
 
 def make() -> nn.Module:
@@ -58,7 +61,11 @@ def by_hand(steps: int) -> nn.Module:
 
 @pytest.mark.parametrize(
     ("data", "settings", "steps"),
-    [(Counted(), {"num_epochs": 3}, 9), (Stream(), {"max_steps": 7}, 7), (Plain(), {"max_steps": 7}, 7)],
+    [
+        (Counted(), {"num_epochs": 3}, 9),
+        (stream(), {"max_steps": 7}, 7),
+        (Plain(), {"max_steps": 7}, 7),
+    ],
 )
 def test_the_weights_are_those_of_a_loop(data: Any, settings: dict[str, Any], steps: int, tmp_path: Path) -> None:
     trainer = Trainer(make(), config(tmp_path, **settings), data, data)
@@ -67,15 +74,15 @@ def test_the_weights_are_those_of_a_loop(data: Any, settings: dict[str, Any], st
     assert torch.equal(trainer.model.weight, by_hand(steps).weight)
     with torch.no_grad():
         assert results["loss"] == pytest.approx(F.cross_entropy(trainer.model(INPUTS), LABELS).item())
-    assert trainer.evaluate(Stream()) == pytest.approx(results)
+    assert trainer.evaluate(stream()) == pytest.approx(results)
 
 
 def test_a_given_loader_without_a_length_is_trained_on(tmp_path: Path) -> None:
-    trainer = Trainer(make(), config(tmp_path, max_steps=7), train_dataloader=DataLoader(Stream(), 8))
+    trainer = Trainer(make(), config(tmp_path, max_steps=7), train_dataloader=DataLoader(stream(), 8))
     trainer.train()
     assert torch.equal(trainer.model.weight, by_hand(7).weight)
     with pytest.raises(ConfigTypeError, match=r"train_dataloader: DataLoader has no length.*max_steps"):
-        Trainer(make(), config(tmp_path), train_dataloader=DataLoader(Stream(), 8))
+        Trainer(make(), config(tmp_path), train_dataloader=DataLoader(stream(), 8))
     with pytest.raises(ConfigError, match=r"train_dataloader: list is empty"):
         Trainer(make(), config(tmp_path), train_dataloader=[])
 
@@ -89,19 +96,15 @@ def test_a_stream_resumes_by_leaving_out_what_was_read(tmp_path: Path) -> None:
 
 def test_what_cannot_be_trained_on_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigTypeError, match=r"no length.*TrainingConfig.max_steps"):
-        Trainer(make(), config(tmp_path), Stream())
+        Trainer(make(), config(tmp_path), stream())
     with pytest.raises(ConfigTypeError, match="is an iterator"):
-        Trainer(make(), config(tmp_path, max_steps=3), iter(Stream()))
+        Trainer(make(), config(tmp_path, max_steps=3), iter(stream()))
 
     with pytest.raises(ConfigError, match="remove sampler and bucket_by_length"):
-        Trainer(make(), config(tmp_path, max_steps=3, bucket_by_length=True), Stream())
-
-    class Empty(IterableDataset[Any]):
-        def __iter__(self) -> Iterator[Any]:
-            return iter(())
+        Trainer(make(), config(tmp_path, max_steps=3, bucket_by_length=True), stream())
 
     with pytest.raises(ConfigError, match="yields no sample"):
-        Trainer(make(), config(tmp_path, max_steps=3), Empty()).train()
+        Trainer(make(), config(tmp_path, max_steps=3), Stream([])).train()
 
 
 def test_batches_by_length_resume_exactly(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import TensorDataset
 
 from tests.engine.trainer.conftest import INPUTS, PAIRS, Scripted, config, make
@@ -111,22 +110,13 @@ def test_default_early_stopping_knows_which_way_is_better(tmp_path: Path) -> Non
 
 def test_the_names_of_the_trainer_config_page_are_in_csv_and_tensorboard(tmp_path: Path) -> None:
     inputs = torch.randn(24, 4, generator=torch.Generator().manual_seed(0))
-    data = [{"features": x, "labels": int(x[0] > 0)} for x in inputs]
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 2)
-
-        def forward(self, features: Any, labels: Any = None) -> Any:
-            logits = self.layer(features)
-            return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+    data = [(x, int(x[0] > 0)) for x in inputs]
 
     config = TrainerConfig(
         output_dir=tmp_path, task="text_classification", num_epochs=2, batch_size=8, num_dataloader_workers=0,
-        progress_bar=False,
+        progress_bar=False, loss="CrossEntropyLoss",
     )  # fmt: skip
-    trainer = Trainer(Model(), config, data, data)
+    trainer = Trainer(torch.nn.Linear(4, 2), config, data, data)
     trainer.train()
     logs = trainer.load_csv_logs()
     assert logs["step"] == [3.0, 6.0, 6.0]

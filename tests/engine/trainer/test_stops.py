@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from tests.toys import Classifier, file_config
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
 from trainwright.config.errors import ConfigError
 from trainwright.config.validation import seconds_of
-from trainwright.data import ColumnDataset, build_image_test_loader, build_image_train_loader
+from trainwright.data import ColumnDataset
 from trainwright.hooks import CallbackHook
 
 INPUTS = torch.randn(40, 6, generator=torch.Generator().manual_seed(5))
@@ -27,16 +28,8 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))
 
 
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = net()
-
-    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        scores = self.body(inputs)
-        if self.training:
-            return {"loss": nn.functional.cross_entropy(scores, labels)}
-        return {"prediction_scores": scores}
+def model() -> Classifier:
+    return Classifier(body=net())
 
 
 def columns() -> ColumnDataset:
@@ -52,15 +45,10 @@ def by_objects(folder: Path, **settings: Any) -> Trainer:
 
 
 def by_config(folder: Path, *, lazy_optim: Any = None, **settings: Any) -> DefaultTrainer:
-    cfg = get_config("common/defaults.py")
-    cfg.model = LazyCall(Model)()
-    cfg.dataloader = {
-        "train": LazyCall(build_image_train_loader)(dataset=LazyCall(columns)(), num_workers=0),
-        "test": [LazyCall(build_image_test_loader)(dataset=LazyCall(columns)(), num_workers=0)],
-    }
+    cfg = file_config(folder, model, columns, columns)
     if lazy_optim is not None:
         cfg.optim = lazy_optim
-    cfg.train.update({"output_dir": str(folder), "train_iter": 15, "train_micro_batch_size": 8, "log_period": 1})
+    cfg.train.update({"train_iter": 15, "train_micro_batch_size": 8, "log_period": 1})
     cfg.train.update({"resume": True, "topk": [1], "eval_period": 4, **settings})
     return DefaultTrainer(cfg)
 

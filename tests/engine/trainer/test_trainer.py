@@ -19,8 +19,8 @@ import trainwright
 from tests.engine.trainer.contracts import (
     INPUTS,
     LABELS,
+    NAMED,
     PAIRS,
-    Named,
     Net,
     ReturnsLosses,
     assert_equal_weights,
@@ -54,11 +54,11 @@ def own_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 CONTRACTS = {
-    "returns losses": (ReturnsLosses, Named(), returned_loss),
-    "has compute_loss": (HasComputeLoss, Named(), own_loss),
+    "returns losses": (ReturnsLosses, NAMED, returned_loss),
+    "has compute_loss": (HasComputeLoss, NAMED, own_loss),
     "has compute_loss, pairs": (HasComputeLoss, PAIRS, own_loss),
     "criterion on pairs": (Net, PAIRS, pair_loss),
-    "criterion on names": (Net, Named(), pair_loss),
+    "criterion on names": (Net, NAMED, pair_loss),
 }
 
 

@@ -2,7 +2,6 @@
 
 import copy
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.toys import Samples
 from trainwright import Trainer, TrainingConfig
 
 # B batch, F features, C classes.
@@ -248,18 +248,10 @@ class Generative(nn.Module):
         return {"generated_ids": torch.ones(len(inputs), dtype=torch.long)}
 
 
-class Named:
-    def __len__(self) -> int:
-        return 50
-
-    def __getitem__(self, index: int) -> Mapping[str, Tensor]:
-        return {"inputs": INPUTS[index], "labels": LABELS[index]}
-
-
 @pytest.mark.parametrize("generates", [True, False])
 def test_a_generative_model_is_judged_by_what_it_generates(generates: bool, tmp_path: Path) -> None:
     settings = {"evaluate_with_generate": generates, "num_epochs": 1, "metrics": ["Accuracy"]}
-    trainer = Trainer(Generative(), config(tmp_path, **settings), Named(), Named())
+    trainer = Trainer(Generative(), config(tmp_path, **settings), *2 * [Samples(inputs=INPUTS, labels=LABELS)])
     outputs = trainer.evaluation_step({"inputs": INPUTS, "labels": LABELS})
     if generates:
         assert torch.equal(outputs["logits"], torch.ones(50, dtype=torch.long))
