@@ -65,9 +65,10 @@ def _largest(device: Any, known: Iterable[Tensor]) -> list[Tensor]:
 
 def _less(trainer: Any) -> Iterator[str]:
     """Settings by their names in the API of the trainer: the batch is halved, the samples of an update stay."""
-    size = getattr(trainer, "_batch_size", 0)
-    if size > 1:
-        settings = trainer._batch_settings((size + 1) // 2, 2 * trainer._accumulation)
+    run = getattr(trainer, "run", None)
+    if run is not None and (size := run.spec.batch.batch_size) > 1:
+        spec = run.spec
+        settings = spec.batch_settings((size + 1) // 2, 2 * spec.batch.gradient_accumulation_steps)
         text = (" " if hasattr(trainer, "cfg") else ", ").join(f"{name}={value}" for name, value in settings.items())
         yield f"{text}  (half the activations; as many samples per update)"
     if hasattr(trainer, "cfg"):

@@ -3,12 +3,10 @@
 An API translates its settings, and builds the model, the data and the step.
 """
 
-import copy
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -16,6 +14,7 @@ import torch
 
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.engine.own_step import OwnStep, StepMethods
+from trainwright.engine.run import Run
 from trainwright.engine.run_directory import OpenRunFolder, RunFolder
 from trainwright.engine.run_record import RunRecord
 from trainwright.engine.run_summary import RunFacts, RunSummary, log_start
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
 class RunTrainer(StepMethods):
     """Base of :class:`~trainwright.Trainer` and :class:`~trainwright.DefaultTrainer`."""
 
+    run: Run
     device: torch.device
     checkpointer: Checkpointer
     lr_scheduler: Any
@@ -62,6 +62,7 @@ class RunTrainer(StepMethods):
     def __new__(cls, *arguments: Any, **named: Any) -> Self:
         new = super().__new__(cls)
         new._arguments = (arguments, named)  # those of a subclass, whatever it passes on
+        new.run = Run(new)
         return new
 
     def check(self, *, max_seconds: float = 60.0, only: "list[str] | None" = None) -> "Report":
@@ -128,7 +129,7 @@ class RunTrainer(StepMethods):
         from trainwright.models.export import export_of_run
 
         if batch is None:
-            batches = self._example_batches()
+            batches = self.run.batches.examples()
             with preserve_rng(self.device):
                 batch = next(iter(batches))
         with self._evaluated_weights():
@@ -136,22 +137,24 @@ class RunTrainer(StepMethods):
 
     def print_info(self) -> None:
         """Log the model, the data, the length of the run and its settings."""
-        log_start(self._run_facts())
+        log_start(self.run.facts())
 
     def _run_facts(self) -> RunFacts:
-        several = [self.lr_scheduler, *self.lr_schedulers.values()]
+        spec = self.run.spec
         facts: dict[str, Any] = {
             "model": self.model,
             "optimizer": self.optimizer,
-            "schedule": ", ".join(sorted({type(one).__name__ for one in several if one is not None})),
+            "schedule": ", ".join(sorted({type(one).__name__ for one in self.run.lr_schedulers})),
             "device": self.device,
-            "folder": self._settings.output_dir,
-            "accumulation": self._accumulation,
+            "folder": spec.saving.output_dir,
+            "batch_size": spec.batch.batch_size,
+            "accumulation": spec.batch.gradient_accumulation_steps,
+            "precision": spec.precision.mixed_precision,
+            "mode": "graph" if spec.layout.graph else "eager",
             "first_iter": self.start_iter,
             "last_iter": self.max_iter,
         }
-        facts |= {"precision": self._precision, "mode": "graph" if self._is_graph else "eager"}
-        return RunFacts(**facts | {"batch_size": self._batch_size} | self._facts())
+        return RunFacts(**facts | self._facts())
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The run's precision, for computations of a step outside the model's ``forward``."""
@@ -171,16 +174,6 @@ class RunTrainer(StepMethods):
             self._folder.close()
 
     # What an API defines.
-
-    @property
-    @abstractmethod
-    def _settings(self) -> Any:
-        """The settings that both APIs have under one name, as attributes."""
-
-    @property
-    @abstractmethod
-    def _accumulation(self) -> int:
-        """The micro-batches of an update."""
 
     @property
     @abstractmethod
@@ -242,25 +235,6 @@ class RunTrainer(StepMethods):
     def _use_learning_rate(self, rate: float) -> None:
         """Write the base learning rate into the settings."""
 
-    @property
-    @abstractmethod
-    def _batch_size(self) -> int:
-        """The samples of a micro-batch of one process."""
-
-    @abstractmethod
-    def _batch_settings(self, batch_size: int, accumulation: int) -> dict[str, int]:
-        """The settings of an update of ``accumulation`` micro-batches, by the names that the user gives them."""
-
-    @property
-    @abstractmethod
-    def _is_graph(self) -> bool:
-        """Whether graph mode is configured."""
-
-    @property
-    @abstractmethod
-    def _precision(self) -> str | None:
-        """The type of mixed precision; None: all is float32."""
-
     @abstractmethod
     def _settings_of_copy(self, folder: Path, changes: dict[str, Any], *, resumes: bool, is_endless: bool) -> Any:
         """The argument of this API with the settings of a copy that a check trains in ``folder``.
@@ -295,8 +269,8 @@ class RunTrainer(StepMethods):
         """Build the checkpointer, and the average of the weights that it saves."""
         only = TrainableNames(self.model) if trainable_only else None
         weights = None
-        if self._settings.ema is not None:
-            self._average = build_average(self.model, self._settings.ema, only)
+        if (ema := self.run.spec.learning.ema) is not None:
+            self._average = build_average(self.model, ema, only)
             self._evaluated_weights, weights = self._average.applied, self._average.saved_model
         self.checkpointer = Checkpointer(
             self.model, folder, asynchronous=asynchronous, attachments=self._attachments, weights=weights, only=only
@@ -340,25 +314,26 @@ class RunTrainer(StepMethods):
             steps_done: the number of steps before the next iteration, for settings that count steps.
             has_passed: whether the steps so far are more than the first number and, just now, a multiple of the second.
         """
-        settings = self._settings
-        precision, output_dir = settings.float32_matmul_precision, settings.output_dir
+        spec = self.run.spec
+        precision, output_dir = spec.precision.float32_matmul_precision, spec.saving.output_dir
         lengths: dict[str, Any] = {"total_steps": total_steps, "steps_per_epoch": steps_per_epoch}
         self.register_hooks(
             [
-                precision and Float32MatmulPrecision(precision),
-                deterministic_hook(settings.deterministic),
+                None if precision is None else Float32MatmulPrecision(precision),
+                deterministic_hook(spec.safety.deterministic),
                 tensor_parallel_hook(),
                 OpenRunFolder(self._folder),
                 own_step,
-                FiniteCheck(check_period, settings.non_finite),
-                averaging_hook(self._average, settings.ema, has_passed, self._update_statistics, total_steps),
-                unfreezing_hook(self.model, settings.unfreeze, steps_done, **lengths),
+                FiniteCheck(check_period, spec.safety.non_finite),
+                averaging_hook(self._average, spec.learning.ema, has_passed, self._update_statistics, total_steps),
+                unfreezing_hook(self.model, spec.learning.unfreeze, steps_done, **lengths),
                 RunRecord(self._folder, lambda trainer: trainer._record()),
                 *self.build_hooks(),
                 RunSummary(output_dir, lambda trainer: trainer._next_commands()),
-                Interruptions(self.checkpointer, save, max_time_s=max_time_of(settings)),
+                Interruptions(self.checkpointer, save, max_time_s=max_time_of(spec.length)),
             ]
         )
+        self.run.num_own_hooks = len(self.hooks)
 
     def _update_statistics(self, average: WeightAverage) -> None:
         from trainwright.data.loaders import one_pass  # here: loads omegaconf
@@ -381,15 +356,6 @@ class RunTrainer(StepMethods):
             return iterate_predictions(self.model, read_batches, step, weights=self._evaluated_weights, **settings)
         with self._evaluated_weights():
             return predict(self.model, read_batches, step, num_batches=num_batches, **settings)
-
-    def _train_on(self, batches: Sequence[Any]) -> None:
-        """Train on copies of these batches, again and again."""
-        loader = self._loader
-        kind = type(loader)
-        give = lambda _: map(copy.deepcopy, cycle(batches))  # noqa: E731
-        repeating: Any = object.__new__(type(kind.__name__, (kind,), {"__iter__": give}))
-        vars(repeating).update(vars(loader))
-        self._use_loader(repeating)
 
     def _continue(self) -> None:
         if self._state.continue_here():

@@ -186,16 +186,16 @@ def _measure_trainer(trainer: Any, counted: TensorBytes, *, is_short: bool) -> T
     optimizers = each_optimizer(trainer.optimizer)
     if is_short:
         create_states(optimizers)
-    loader = trainer._loader
+    loader = trainer.run.batches.loader
     with real_tensors():
         batch = next(iter(loader))
         if isinstance(loader, BatchLoader):
             loader.close()
-    trainer._train_on([batch])
+    trainer.run.batches.repeat([batch])
     if getattr(trainer, "_train_metrics", None) is not None:
         trainer._train_metrics.is_on = False  # they read values, after the peak
     with EventStorage(0) as trainer.storage, _loss_of_parts():
-        for hook in trainer._hooks:
+        for hook in trainer.run.hooks:
             if isinstance(hook, OwnStep):  # a step of the user's own
                 hook.before_train()
         trainer._before_first_step()

@@ -82,7 +82,7 @@ def replay(trainer: Any, folder: Path, step: int, *, stops: bool = False) -> Rep
     with _quiet(), _only_needed_hooks(trainer):
         if checkpoint is not None:
             trainer.checkpointer.load(checkpoint)
-            trainer._set_position()
+            trainer.run.batches.set_position()
         found = Replay(step, "" if checkpoint is None else checkpoint.name, recorded_loss=_recorded_loss(folder, step))
         trainer.iter = trainer.iterations_done = trainer.start_iter
         with EventStorage(trainer.start_iter) as trainer.storage:
@@ -90,10 +90,10 @@ def replay(trainer: Any, folder: Path, step: int, *, stops: bool = False) -> Rep
                 _run(trainer, found, stops=stops)
             finally:
                 trainer._stepper, trainer._has_trained = None, True
-                for hook in trainer._hooks:
+                for hook in trainer.run.hooks:
                     if type(hook).__module__.endswith("torch_settings"):
                         hook.after_train()
-                trainer._close_loaders()
+                trainer.run.batches.close()
                 trainer.checkpointer.close()
         _join_processes(found)
     if found.is_equal is False:
@@ -102,7 +102,7 @@ def replay(trainer: Any, folder: Path, step: int, *, stops: bool = False) -> Rep
 
 
 def _changes(trainer: Any, folder: Path, step: int) -> dict[str, tuple[Any, Any]]:
-    record = next((hook for hook in trainer._hooks if isinstance(hook, RunRecord)), None)
+    record = next((hook for hook in trainer.run.hooks if isinstance(hook, RunRecord)), None)
     starts = [start for start in read_starts(folder / RECORD_NAME) if start.get("first_iteration", 1) <= step]
     if record is None or not starts:
         return {}
@@ -143,7 +143,7 @@ def _check(trainer: Any, folder: Path, step: int, stops: bool) -> None:
 
 
 def _run(trainer: Any, found: Replay, *, stops: bool) -> None:
-    for hook in trainer._hooks:
+    for hook in trainer.run.hooks:
         hook.before_train()
     trainer._before_first_step()
     trainer._stepper, run_step = trainer._bind_run_step()
@@ -157,7 +157,7 @@ def _run(trainer: Any, found: Replay, *, stops: bool) -> None:
         sizes = [len(batch) for batch in found.samples or ()]
         model = unwrap_model(trainer.model)
         # A compiled program has no inside to look at.
-        is_graph = trainer._is_graph
+        is_graph = trainer.run.spec.layout.graph
         probe = nullcontext(StepFacts()) if is_graph else probed_step(model, sizes, _debug if stops else None)
         with probe as found.facts:
             handle = model.register_forward_pre_hook(_debug_once()) if stops else None
@@ -206,15 +206,15 @@ def _recorded_loss(folder: Path, step: int) -> float | None:
 
 @contextmanager
 def _only_needed_hooks(trainer: Any) -> Iterator[None]:
-    before: Sequence[HookBase] = trainer._hooks
+    before: Sequence[HookBase] = trainer.run.hooks
     saves = trainer.checkpointer.save_to_disk
     # The others may change what a step computes.
-    trainer._hooks = [hook for hook in before if hook.in_copies and not hook.ends_run]
+    trainer.run.hooks = [hook for hook in before if hook.in_copies and not hook.ends_run]
     trainer.checkpointer.save_to_disk = False  # a callback may ask for a checkpoint
     try:
         yield
     finally:
-        trainer._hooks, trainer.checkpointer.save_to_disk = before, saves
+        trainer.run.hooks, trainer.checkpointer.save_to_disk = before, saves
 
 
 @contextmanager

@@ -45,6 +45,7 @@ from trainwright.engine.own_step import OwnStep
 from trainwright.engine.run_directory import RunFolder
 from trainwright.engine.run_summary import log_recomputed
 from trainwright.engine.run_trainer import RunTrainer
+from trainwright.engine.spec import spec_of_cfg
 from trainwright.engine.state import TrainingState
 from trainwright.engine.trainer.loaders import batches_of_rank, is_dataset, num_rounds
 from trainwright.engine.update import Update
@@ -59,7 +60,7 @@ from trainwright.optim.named import NamedOptimizers, by_name
 from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_size
 from trainwright.parallel.parallelize import parallelize
 from trainwright.parallel.pipeline import pipeline_of
-from trainwright.parallel.precision import autocast_and_scaler, autocast_dtype
+from trainwright.parallel.precision import autocast_and_scaler
 from trainwright.parallel.rank_checks import check_same_settings, data_size
 
 logger = logging.getLogger("trainwright.engine")
@@ -104,6 +105,7 @@ class DefaultTrainer(RunTrainer):
             self.test_loader = [overfit_loader(self.train_loader, cfg.train.train_micro_batch_size)]
         self.auto_scale_hyperparams(cfg, self.train_loader)
         scale_shares(cfg.train)
+        self.run.spec = spec_of_cfg(cfg, self.device)
 
         self.model, recompute = self.build_model(cfg), cfg.train.activation_checkpoint.enabled
         self._autocast, self._grad_scaler = autocast_and_scaler(self.device) if cfg.train.amp.enabled else (None, None)
@@ -300,14 +302,6 @@ class DefaultTrainer(RunTrainer):
     # Implementation.
 
     @property
-    def _settings(self) -> Any:
-        return self.cfg.train
-
-    @property
-    def _accumulation(self) -> int:
-        return int(self.cfg.train.num_accumulation_steps)
-
-    @property
     def _loader(self) -> Any:
         return self._built_stepper.data_loader
 
@@ -334,22 +328,6 @@ class DefaultTrainer(RunTrainer):
 
     def _use_learning_rate(self, rate: float) -> None:
         self.cfg.optim.lr = rate
-
-    @property
-    def _batch_size(self) -> int:
-        return int(self.cfg.train.train_micro_batch_size)
-
-    def _batch_settings(self, batch_size: int, accumulation: int) -> dict[str, int]:
-        names = ("train.train_micro_batch_size", "train.num_accumulation_steps", "train.global_batch_size")
-        return dict(zip(names, (batch_size, accumulation, batch_size * accumulation), strict=True))
-
-    @property
-    def _is_graph(self) -> bool:
-        return bool(self.cfg.graph.enabled)
-
-    @property
-    def _precision(self) -> str | None:
-        return str(autocast_dtype(self.device)).removeprefix("torch.") if self.cfg.train.amp.enabled else None
 
     def _settings_of_copy(self, folder: Path, changes: dict[str, Any], *, resumes: bool, is_endless: bool) -> Any:
         if self._trainer is not self._built_stepper:
@@ -462,7 +440,7 @@ class DefaultTrainer(RunTrainer):
             "api": "config file",
             "samples_per_iteration": train.global_batch_size,
             "seed": train.seed,
-            "precision": self._precision or "float32",
+            "precision": self.run.spec.precision.mixed_precision or "float32",
             "data": {"train": getattr(self.train_loader, "dataset", self.train_loader)}
             | {f"test {name}" if len(tests) > 1 else "test": one for name, one in tests.items()},
         }

@@ -237,14 +237,6 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
             self._close_loaders()
 
     @property
-    def _settings(self) -> Any:
-        return self.config
-
-    @property
-    def _accumulation(self) -> int:
-        return int(self.config.gradient_accumulation_steps)
-
-    @property
     def _loader(self) -> Any:
         return self.train_dataloader
 
@@ -257,21 +249,6 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
 
     def _use_learning_rate(self, rate: float) -> None:
         self.config.update({"learning_rate": rate})
-
-    @property
-    def _batch_size(self) -> int:
-        return self.config.batch_size
-
-    def _batch_settings(self, batch_size: int, accumulation: int) -> dict[str, int]:
-        return {"batch_size": batch_size, "gradient_accumulation_steps": accumulation}
-
-    @property
-    def _is_graph(self) -> bool:
-        return bool(self.config.graph)
-
-    @property
-    def _precision(self) -> str | None:
-        return self.config.mixed_precision
 
     def _settings_of_copy(self, folder: Path, changes: dict[str, Any], *, resumes: bool, is_endless: bool) -> Any:
         return parts.settings_of_copy(self.config, folder, changes, resumes=resumes, is_endless=is_endless)

@@ -23,6 +23,7 @@ from trainwright.data.streaming import is_stream
 from trainwright.engine.hardest_samples import hardest_samples
 from trainwright.engine.run_directory import TrainerFolder
 from trainwright.engine.run_summary import log_to_console
+from trainwright.engine.spec import spec_of_training_config
 from trainwright.engine.trainer import checks, loaders, optim, parts
 from trainwright.engine.trainer.processes import check_launch, join
 from trainwright.engine.trainer.setup import TrainerSetup
@@ -144,6 +145,7 @@ class Trainer(TrainerSetup):
         if kept != config.gradient_accumulation_steps:
             self.config = config = config.copy_with(gradient_accumulation_steps=kept)
             self._build_plan()
+        self.run.spec = spec_of_training_config(config)
 
         self._autocast = optim.autocast_for(config, self.device)
         has_own_step = is_overridden(self, "train_step") or is_overridden(self, "training_step")

@@ -13,20 +13,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from trainwright.config.errors import ConfigError
 from trainwright.data.batch_loader import BatchLoader
 from trainwright.data.seeding import rng_states, set_rng_states
-from trainwright.engine.loop import TrainerBase
 from trainwright.engine.run_summary import logging_only_above
 from trainwright.hooks import (
     HookBase,
-    Interruptions,
 )
 from trainwright.hooks.method_overrides import is_overridden
 from trainwright.inspect.check.finding import Skipped
-from trainwright.optim.named import each_optimizer
 from trainwright.parallel.dist import get_world_size
 
 _DATA = ("train_dataset", "eval_dataset", "train_dataloader", "eval_dataloader", "preprocessor", "model_card")
@@ -47,10 +43,10 @@ class Copies:
     def __init__(self, trainer: Any, folder: Path, *, end: float) -> None:
         """``end``: the time (of ``time.perf_counter``) at which trainings stop."""
         self.trainer, self.folder, self._end, self._number = trainer, folder, end, 0
-        self.output_dir = str(trainer._folder.path)
-        own = {name for name in trainer._step_methods if is_overridden(trainer, name)}
+        self.output_dir = str(trainer.run.folder.path)
+        own = {name for name in trainer.run.step_methods if is_overridden(trainer, name)}
         self.has_own_step, self.has_own_loss = bool(own - {"compute_loss"}), bool(own)
-        assigned = [name for name in (*trainer._step_methods, "evaluate") if callable(vars(trainer).get(name))]
+        assigned = [name for name in (*trainer.run.step_methods, "evaluate") if callable(vars(trainer).get(name))]
         if get_world_size() > 1:
             raise ConfigError(
                 "check, find_lr and find_batch_size run in one process: start the program without a launcher."
@@ -81,27 +77,7 @@ class Copies:
             raise Skipped("no time was left")
         self._number += 1
         folder = folder or self.folder / str(self._number)
-        trainer, kind = self.trainer, self.trainer.__class__
-        arguments, named = trainer._arguments
-        settings = trainer._settings_of_copy(folder, changes, resumes=resumes, is_endless=constant_rate)
-        new = kind.__new__(kind, *arguments, **named)
-        memo = self._memo(new, settings)
-        try:
-            arguments, named = copy.deepcopy((arguments, named), memo)
-            new.__init__(*arguments, **named)
-            new._is_copy = True
-            trainer._change_copy(new, memo)
-            self._copy_later_changes(new, memo)
-        except (TypeError, RuntimeError, NotImplementedError) as error:
-            if "deepcopy" not in str(error) and "pickle" not in str(error):
-                raise
-            raise ConfigError(f"check: the trainer cannot be copied: {error}") from error
-        new._hooks = [h for h in new._hooks if h.in_copies and not (constant_rate and h.steps_schedule)]
-        if constant_rate:
-            for one in each_optimizer(new.optimizer):
-                for group in one.param_groups:
-                    group["lr"] = group.get("initial_lr", group.get("lr"))
-        return new
+        return self.trainer.run.copy(folder, resumes=resumes, constant_rate=constant_rate, **changes)
 
     def train(
         self,
@@ -122,7 +98,7 @@ class Copies:
         try:
             new.train()
         finally:
-            new._hooks.remove(watch)
+            new.run.hooks.remove(watch)
         if watch.done < min(iterations if needed is None else needed, iterations) and watch.is_late:
             raise Skipped(f"the time ended after {watch.done} iterations")
         return watch.done
@@ -131,16 +107,17 @@ class Copies:
         """The loaders of evaluations, none of the training data (``overfit_batches``)."""
         if self.setting("overfit_batches") is not None:
             return []
-        found: list[Any] = new._listed_eval_loaders
+        found: list[Any] = new.run.batches.eval_loaders
         return found
 
     def setting(self, name: str) -> Any:
         """A setting that both APIs have by one name."""
-        return self.trainer._settings[name]
+        spec = self.trainer.run.spec
+        return getattr(spec.learning if name == "unfreeze" else spec.limits, name)
 
     def batches(self, new: Any, number: int) -> list[Any]:
         """The first batches of the loader, as it gives them."""
-        loader = new._loader
+        loader = new.run.batches.loader
         first = list(islice(iter(loader), number))
         for one in (loader, getattr(loader, "loader", None)):
             if isinstance(one, BatchLoader):
@@ -149,7 +126,7 @@ class Copies:
 
     def prepared(self, new: Any, batch: Any) -> Any:
         """The batch as the model gets it."""
-        return new._prepare_training_batch(copy.deepcopy(batch))
+        return new.run.prepare(copy.deepcopy(batch))
 
     def loss(self, new: Any, batch: Any) -> Tensor:
         """The training loss of a prepared batch, with the modes that the modules have.
@@ -159,45 +136,8 @@ class Copies:
         """
         if self.has_own_step:
             raise Skipped("the step is your own, and may have several losses")
-        value: Tensor = new._loss_of(batch)
+        value: Tensor = new.run.loss(batch)
         return value
-
-    # Implementation.
-
-    def _memo(self, new: Any, settings: Any) -> dict[int, Any]:
-        """The memo of ``copy.deepcopy`` with the parts that are replaced, and with those that are shared."""
-        trainer = self.trainer
-        arguments, named = trainer._arguments
-        memo: dict[int, Any] = {id(trainer): new}
-        for part in (*arguments, *named.values()):
-            if type(part) is type(settings) and not isinstance(part, type(None)):
-                memo[id(part)] = settings
-        data = [getattr(trainer, name, None) for name in _DATA]
-        for one in (*data, *arguments, *named.values()):
-            for part in (one, *(one.values() if isinstance(one, dict) else ())):
-                if any(part is each for each in data) or isinstance(part, Dataset | DataLoader):
-                    memo[id(part)] = part
-        for callback in getattr(trainer, "callbacks", ()):
-            memo[id(getattr(callback, "trainer", None))] = None
-        handler = vars(trainer).get("metrics_handler")
-        if handler is not None:
-            memo[id(handler)] = plain = copy.copy(handler)
-            if hasattr(plain, "trainer"):
-                plain.trainer = None
-        return memo
-
-    def _copy_later_changes(self, new: Any, memo: dict[int, Any]) -> None:
-        """What the user has added since the trainer was built."""
-        trainer = self.trainer
-        for name in vars(trainer).keys() - vars(new).keys():
-            if not name.startswith("_") and not hasattr(type(trainer), name):
-                setattr(new, name, copy.deepcopy(vars(trainer)[name], memo))
-        for name, part in trainer.checkpointer.checkpointables.items():
-            if name not in new.checkpointer.checkpointables:
-                new.checkpointer.add_checkpointable(name, copy.deepcopy(part, memo))
-        for hook in _later_hooks(trainer):
-            memo[id(vars(hook).get("trainer"))] = None
-            new.register_hooks([copy.deepcopy(hook, memo)])
 
 
 class _Watch(HookBase):
@@ -218,12 +158,6 @@ class _Watch(HookBase):
         self.is_late = time.perf_counter() > self._end
         if self._new.iter + 1 >= self._last or self.is_late:
             self._new.max_iter = self._new.iter + 1
-
-
-def _later_hooks(trainer: TrainerBase) -> Iterator[HookBase]:
-    """The hooks behind the last one that the trainer registers itself."""
-    last = max((place for place, hook in enumerate(trainer._hooks) if isinstance(hook, Interruptions)), default=None)
-    yield from trainer._hooks[last + 1 :] if last is not None else ()
 
 
 @contextmanager

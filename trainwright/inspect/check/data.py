@@ -25,7 +25,7 @@ _READS = 16  # of each of two workers
 
 def check_samples(setup: SetUp) -> Finding:
     """Each training sample is read once per epoch."""
-    loader = setup.make()._loader
+    loader = setup.make().run.batches.loader
     limits = [name for name in ("limit_train_batches", "overfit_batches") if setup.setting(name) is not None]
     if limits:
         raise Skipped(f"{limits[0]} leaves samples out")
@@ -99,7 +99,7 @@ def check_test_data(setup: SetUp) -> Finding:
     loaders = setup.eval_loaders(new)
     if not loaders:
         raise Skipped("there are no evaluation data, or they are the training data (overfit_batches)")
-    train = _dataset(new._loader)
+    train = _dataset(new.run.batches.loader)
     lines, values, result = [], {}, "passed"
     fix = ""
     for number, loader in enumerate(loaders):
@@ -176,7 +176,7 @@ def _read(dataset: Any, places: Any, seed: int | None) -> Iterator[bytes]:
 
 def check_workers(setup: SetUp) -> Finding:
     """Workers draw different random numbers: two of them read the same samples, and random ones must differ."""
-    loader = setup.make()._loader
+    loader = setup.make().run.batches.loader
     loader = getattr(loader, "loader", loader)
     if not getattr(loader, "num_workers", 0):
         raise Skipped("samples are read without workers")

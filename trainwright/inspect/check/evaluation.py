@@ -31,7 +31,7 @@ def check_evaluation(setup: SetUp) -> Finding:
     flags = {name: one.requires_grad for name, one in new.model.named_parameters()}
     states = rng_states(setup.device)
     with _TrainingCalls() as calls:
-        results = new._evaluate_weights()
+        results = new.run.evaluate()
     faults = []
     after = _copied(new.model)
     changed = [name for name in before if name not in after or not _same(before[name], after[name])]
@@ -132,7 +132,7 @@ def check_labels(setup: SetUp) -> Finding:
         raise Skipped("the labels are the inputs")
     if number < _FEWEST_SAMPLES:
         raise Skipped(f"{number} samples are too few to compare")
-    new._train_on(learned)
+    new.run.batches.repeat(learned)
     found: list[tuple[_Gain, _Gain]] = []
 
     def compare(trainer: Any) -> None:
@@ -198,7 +198,7 @@ def _first_samples(setup: SetUp, new: Any) -> list[Any]:
     if size < 4:
         raise Skipped("a batch has fewer than four samples" if size else "the samples of a batch cannot be counted")
     number = max(3, _MOST_SAMPLES // size)
-    dataset: Any = getattr(new._loader, "dataset", None)
+    dataset: Any = getattr(new.run.batches.loader, "dataset", None)
     if hasattr(dataset, "__len__"):  # not the same samples again
         number = min(number, len(dataset) // size)
     if number < 3:

@@ -86,7 +86,7 @@ class SetUp(Copies):
                 seen.seconds.append(now - clock[0])
                 if len(seen.seconds) == NUM_UPDATES // 2 and evaluates:
                     modes = set()  # an evaluation is no step
-                    trainer._evaluate_weights()
+                    trainer.run.evaluate()
                     modes = seen.later_modes
                 clock[0] = time.perf_counter()
 
@@ -197,7 +197,7 @@ def at_initial_values(setup: SetUp, names: Sequence[str]) -> list[str]:
     trainer, models = setup.trainer, []
     for seed in (1, 2):
         seed_everything(seed)
-        if (model := trainer._built_again()) is not None:
+        if (model := trainer.run.rebuild_model()) is not None:
             models.append(dict(model.named_parameters()))
     if models:
         first, second = models

@@ -49,7 +49,7 @@ def check_learning_rate(setup: SetUp) -> Finding:
     schedules = [one for one in (new.lr_scheduler, *new.lr_schedulers.values()) if one is not None]
     rates = [[float(group["lr"])] for group in groups]
     simulated = [one for one in schedules if not isinstance(one, ReduceLROnPlateau)]
-    steps = new._schedule_length(simulated[0]) if simulated else 0
+    steps = new.run.schedule_length(simulated[0]) if simulated else 0
     for _ in range(min(steps, _MOST_RATES) - 1):
         for schedule in simulated:
             schedule.step()
@@ -206,7 +206,7 @@ def check_one_batch(setup: SetUp) -> Finding:
         raise Skipped("several optimizers have losses that may compete")
     new = setup.make(constant_rate=True)
     (batch,) = setup.batches(new, 1)
-    new._train_on([batch])
+    new.run.batches.repeat([batch])
     with dropout_off(new.model):
         losses: list[float] = []
 

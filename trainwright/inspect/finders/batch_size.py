@@ -78,7 +78,7 @@ def find_batch_size(
 
 
 def _num_samples(copies: Copies) -> int | None:
-    dataset = getattr(copies.trainer._loader, "dataset", None)
+    dataset = getattr(copies.trainer.run.batches.loader, "dataset", None)
     try:
         return len(dataset) if dataset is not None else None
     except TypeError:
@@ -110,7 +110,7 @@ def _needed(copies: Copies, size: int) -> int:
             f"find_batch_size: the loader gives {found or 'unknown numbers of'} samples instead of {size}. Pass a data"
             " set instead of a loader, or build the loader with the batch size of the configuration."
         )
-    new._train_on([batch])
+    new.run.batches.repeat([batch])
     is_cuda = copies.device.type == "cuda"
     if is_cuda:
         torch.cuda.reset_peak_memory_stats(copies.device)
@@ -130,7 +130,7 @@ def _settings(copies: Copies, size: int) -> dict[str, int]:
     if not size:
         return {}
     trainer = copies.trainer
-    total = trainer._batch_size * trainer._accumulation
+    total = trainer.run.spec.batch.batch_size * trainer.run.spec.batch.gradient_accumulation_steps
     steps = -(-total // size)
-    found: dict[str, int] = trainer._batch_settings(-(-total // steps) if steps > 1 else size, steps)
+    found: dict[str, int] = trainer.run.spec.batch_settings(-(-total // steps) if steps > 1 else size, steps)
     return found

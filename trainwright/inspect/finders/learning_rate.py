@@ -157,7 +157,7 @@ def use_learning_rate(trainer: Any, rate: float) -> None:
     schedule = trainer.lr_scheduler
     if schedule is not None and hasattr(schedule, "base_lrs"):
         schedule.base_lrs = [float(one) * rate / base if base else rate for one in schedule.base_lrs]
-    trainer._use_learning_rate(rate)
+    trainer.run.use_learning_rate(rate)
 
 
 class _Smoothed:
