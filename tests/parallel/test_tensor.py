@@ -269,3 +269,82 @@ def test_dropout_keeps_the_copies_of_a_parameter_equal() -> None:
     first, second = on_ranks(replicas, 5)
     assert len(first) > 5
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+def accumulated_gradients(split: str) -> list[Any]:
+    """The gradients after two backward passes, and in between, of parameters whose gradients are one tensor."""
+    import torch
+    from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from trainwright.parallel.tensor import shard_tensors
+
+    class Held(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * (self.a + self.b)
+
+    class Apart(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = One(), One()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * (self.a() + self.b())
+
+    class One(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self) -> torch.Tensor:
+            return self.weight
+
+    model = Held() if split == "one module" else Apart()
+    shard_tensors(model, init_device_mesh("cpu", (2,), mesh_dim_names=("tp",)), {})
+    found: list[Any] = []
+    for _ in range(2):
+        model(torch.full((1, 3), 2.0)).sum().backward()
+        gradients: list[Any] = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        found.append([gradient.to_local().tolist() for gradient in gradients])
+    return found
+
+
+@pytest.mark.parametrize("split", ["one module", "two modules"])
+def test_a_gradient_of_two_parameters_is_accumulated_for_each(split: str) -> None:
+    once, twice = [[2.0] * 3] * 2, [[4.0] * 3] * 2
+    assert on_ranks(accumulated_gradients, split) == [[once, twice]] * 2
+
+
+def error_of_a_change_in_place() -> str:
+    import torch
+    from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from trainwright.parallel.tensor import shard_tensors
+
+    class Changing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            weight = self.weight
+            weight += x
+            return weight
+
+    model = Changing()
+    shard_tensors(model, init_device_mesh("cpu", (2,), mesh_dim_names=("tp",)), {})
+    try:
+        model(torch.ones(3))
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def test_a_parameter_changed_in_place_is_an_error_as_in_one_process() -> None:
+    for message in on_ranks(error_of_a_change_in_place):
+        assert "modified inplace" in message

@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
-from trainwright._torch_compat.grad_mode import grad_switch
 from trainwright._torch_compat.optimizer_import import PlainUpdate, is_torchs, mark_stepped, without_compiler
 from trainwright._torch_compat.probing import check_close, is_usable
 from trainwright._torch_compat.tensor_chunks import is_dtensor
@@ -87,7 +86,6 @@ class DirectUpdate(PlainUpdate):
         if not is_torchs(self._class_step):
             self._class_step = None
         self._step_hooks = step_hooks(optimizer)
-        self._set_grad_enabled = grad_switch()
         self._parts: list[_Part] = []
         self._kept: list[Any] = []  # all states and their parameters when the parts were built
 
@@ -105,12 +103,12 @@ class DirectUpdate(PlainUpdate):
             super().step()
             return
         grad_was_enabled = torch.is_grad_enabled()
-        self._set_grad_enabled(False)  # a block of torch.no_grad() takes as long as a small kernel
+        torch.set_grad_enabled(False)  # a block of torch.no_grad() takes as long as a small kernel
         try:
             for part, of_part in zip(self._parts, gradients, strict=True):
                 part.run(of_part)
         finally:
-            self._set_grad_enabled(grad_was_enabled)
+            torch.set_grad_enabled(grad_was_enabled)
         mark_stepped(optimizer)
 
     def _gradients(self) -> list[list[Any]] | None:

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset, get_worker_info
 
-from trainwright._torch_compat.batch_collate import pin_memory
 from trainwright.config.errors import ConfigError, ConfigTypeError, did_you_mean
 from trainwright.data.collate import collate
 from trainwright.data.columns import batch_picker
 from trainwright.data.errors import DataError
+from trainwright.data.instance import pinned
 from trainwright.data.sampler import CyclicSampler, EpochSampler, SampleIndices, SingleRoundSampler
 from trainwright.data.seeding import (
     LOADER_STREAM,
@@ -315,8 +315,7 @@ def _gives_tensors(batch_sampler: Any) -> bool:
 
 
 def _pinned(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    pin = pin_memory()
-    return lambda indices: pin(read(indices))
+    return lambda indices: pinned(read(indices))
 
 
 def make_loader(

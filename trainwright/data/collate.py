@@ -10,15 +10,12 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import default_collate
 
-from trainwright._torch_compat.batch_collate import collate_parts
 from trainwright.data.errors import DataError, difference
 from trainwright.data.instance import DistTensorData, Instance
 
 # Losses need class labels as int64. uint8 stays: torch's losses accept it.
 _PROMOTED = frozenset({torch.int8, torch.int16, torch.int32, torch.uint16, torch.uint32, torch.uint64})
 _LABELS = frozenset({"y", "class", "classes", "class_id", "class_ids", "tags"})
-
-collate_parts()  # counts the types that torch knows, before the user adds any
 
 _NOTE = "The batch of this step: "
 _MAX_PARTS = 8  # longer lists are described by their length
@@ -122,24 +119,15 @@ def _as_torch_does(samples: Sequence[Any]) -> Any:
 
 
 def _stacked(values: Sequence[Any], *, is_field: bool = False) -> Any:
-    """A fast ``default_collate`` for tuples, lists and dictionaries, with torch's functions for their elements.
-
-    Torch checks the length of each sample in Python, and each container against ten abstract types: 15 us for 32 pairs
-    of tensors. Torch handles all other types.
-    """
+    """``default_collate``, but fields that are lists of numbers become tensors."""
     kind = type(values[0])
-    torch_collate, leaves, num_leaves = collate_parts()
-    leaf = leaves.get(kind)
-    if leaf is not None:
-        return leaf(values, collate_fn_map=leaves)
-    if len(leaves) == num_leaves:  # else the user has added types of their own, as torch's documents suggest
-        if kind is list and is_field and _holds_numbers(values[0]):
-            return torch.tensor(values, device="cpu")
-        if kind is tuple or kind is list:
-            return [_stacked(parts, is_field=True) for parts in zip(*values, strict=True)]
-        if kind is dict or isinstance(values[0], UserDict):  # the second: the outputs of tokenizers of transformers
-            return {name: _stacked([value[name] for value in values], is_field=True) for name in values[0]}
-    return torch_collate(values, collate_fn_map=leaves)
+    if kind is list and is_field and _holds_numbers(values[0]):
+        return torch.tensor(values, device="cpu")
+    if kind is tuple or kind is list:
+        return [_stacked(parts, is_field=True) for parts in zip(*values, strict=True)]
+    if kind is dict or isinstance(values[0], UserDict):  # the second: the outputs of tokenizers of transformers
+        return {name: _stacked([value[name] for value in values], is_field=True) for name in values[0]}
+    return default_collate(values)  # type: ignore[arg-type]  # it asks for a list and takes any sequence
 
 
 def _holds_numbers(value: Any) -> bool:

@@ -1,13 +1,14 @@
 """Instance: a sample or a batch as named fields, the arguments of the model's ``forward``."""
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import default_collate
 
-from trainwright._torch_compat.batch_collate import pin_memory
 from trainwright.config.errors import ConfigTypeError
 from trainwright.data.errors import DataError, difference
 
@@ -54,6 +55,21 @@ class DistTensorData:
     def pin_memory(self, device: object = None) -> "DistTensorData":
         """A copy in page-locked memory. Called by the loader; older loaders pass ``device``."""
         return DistTensorData(self.tensor.pin_memory(), self.sbp_list, self.placement_idx)
+
+
+def pinned(batch: Any) -> Any:
+    """The batch with its tensors copied to page-locked memory."""
+    if isinstance(batch, Tensor) or hasattr(batch, "pin_memory"):
+        return batch.pin_memory()
+    if isinstance(batch, Mapping):
+        copied = copy.copy(batch) if isinstance(batch, MutableMapping) else dict(batch)
+        copied.update((name, pinned(value)) for name, value in batch.items())
+        return copied
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*map(pinned, batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(map(pinned, batch))
+    return batch
 
 
 class Instance:
@@ -112,8 +128,7 @@ class Instance:
 
     def pin_memory(self, device: object = None) -> "Instance":
         """A copy in page-locked memory, for asynchronous copies to an accelerator. Called by the loader."""
-        pin = pin_memory()
-        return Instance(**{name: pin(value) for name, value in self.__dict__.items()})
+        return Instance(**{name: pinned(value) for name, value in self.__dict__.items()})
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(

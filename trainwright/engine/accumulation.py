@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from trainwright._torch_compat.run_backward import plain_backward
 from trainwright._torch_compat.tensor_chunks import is_dtensor
 from trainwright.config.errors import ConfigError
 from trainwright.data.collate import count_samples
@@ -23,6 +22,11 @@ from trainwright.events.media import wide_dtype
 from trainwright.models.outputs import named_outputs, scalars_of
 from trainwright.optim.named import each_optimizer
 from trainwright.parallel.dist import get_data_parallel_size, reduce_over_data
+
+
+def plain_backward(loss: Tensor, batch: Any = None, **options: Any) -> None:
+    """``loss.backward(**options)``. ``batch`` is not used."""
+    loss.backward(**options)  # type: ignore[no-untyped-call]
 
 
 class HasGroups(Protocol):

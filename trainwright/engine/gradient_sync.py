@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from trainwright._torch_compat.replica_forward import DirectReplica
 from trainwright.checkpoint.weights import group_names
 from trainwright.config.errors import ConfigError
 from trainwright.engine.accumulation import HasGroups
@@ -182,10 +181,7 @@ class Replica:
 
     def _use_wrapped(self, wrapped: Any) -> None:
         self._wrapped = wrapped
-        if isinstance(wrapped, DirectReplica):
-            wrapped.on_forward = self._record_call
-        else:
-            wrapped.register_forward_pre_hook(lambda *_: self._record_call())
+        wrapped.register_forward_pre_hook(lambda *_: self._record_call())
         self._on_wrap(wrapped)
 
     def _record_call(self) -> None:

@@ -12,10 +12,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainwright._torch_compat.fused_update import direct
-from trainwright._torch_compat.run_backward import plain_backward
 from trainwright._torch_compat.tensor_chunks import is_dtensor
 from trainwright.config.errors import ConfigError
-from trainwright.engine.accumulation import TOKENS, AllGroups, RankMean, WindowMean, part_of_mean, weighted_mean
+from trainwright.engine.accumulation import (
+    TOKENS,
+    AllGroups,
+    RankMean,
+    WindowMean,
+    part_of_mean,
+    plain_backward,
+    weighted_mean,
+)
 from trainwright.engine.extra_parameters import synchronized
 from trainwright.engine.gradient_sync import GradientSync, Replica, SkipTogether
 from trainwright.events.media import wide_dtype

@@ -12,14 +12,13 @@ import re
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from trainwright._torch_compat import batch_tree
 from trainwright._torch_compat.graph_capture import argument_sources, guard_check, run_captured, written_sources
 
 
@@ -154,7 +153,8 @@ def _named(names: tuple[str, ...], known: Set[str], *, is_all: bool) -> Layout:
 
 
 def _tree(batch: Any, names: tuple[str, ...] | None, known: Set[str]) -> Layout:
-    leaves, spec = batch_tree.flatten(batch)
+    leaves: list[Any] = []
+    structure = _flattened(batch, leaves)
     is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
     constants = [leaf for leaf, is_one in zip(leaves, is_tensor, strict=True) if not is_one]
     kinds = [*map(type, constants)]
@@ -168,17 +168,39 @@ def _tree(batch: Any, names: tuple[str, ...] | None, known: Set[str]) -> Layout:
             if not isinstance(batch, Mapping) or not (batch.keys() <= known and all(name in batch for name in names)):
                 return None
             batch = {name: batch[name] for name in names}
-        leaves, found = batch_tree.flatten(batch)
+        leaves: list[Any] = []
+        found = _flattened(batch, leaves)
         fixed = [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
-        if found != spec or constants != fixed or kinds != [*map(type, fixed)]:  # 1 == True, but they differ
+        if found != structure or constants != fixed or kinds != [*map(type, fixed)]:  # 1 == True, but they differ
             return None
         return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
     def rebuild(tensors: Sequence[Tensor]) -> Any:
         parts, fixed = iter(tensors), iter(constants)
-        return batch_tree.unflatten([next(parts) if is_one else next(fixed) for is_one in is_tensor], spec)
+        return _restored(structure, iter([next(parts) if is_one else next(fixed) for is_one in is_tensor]))
 
     return Layout(take, rebuild)
+
+
+def _flattened(batch: Any, leaves: list[Any]) -> Any:
+    """Append the leaves of nested dicts, lists and tuples to ``leaves``; return the structure, None for a leaf."""
+    kind = type(batch)
+    if kind is dict:
+        return kind, [(name, _flattened(value, leaves)) for name, value in batch.items()]
+    if kind is list or isinstance(batch, tuple):
+        return kind, [_flattened(value, leaves) for value in batch]
+    leaves.append(batch)
+    return None
+
+
+def _restored(structure: Any, leaves: Iterator[Any]) -> Any:
+    if structure is None:
+        return next(leaves)
+    kind, inside = structure
+    if kind is dict:
+        return {name: _restored(of_value, leaves) for name, of_value in inside}
+    values = [_restored(of_value, leaves) for of_value in inside]
+    return kind(*values) if hasattr(kind, "_fields") else kind(values)
 
 
 class Effects:

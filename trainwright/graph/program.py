@@ -19,7 +19,6 @@ from torch.optim import Optimizer
 
 from trainwright._torch_compat import compile_graph
 from trainwright._torch_compat.ahead_of_time import ahead_of_time
-from trainwright._torch_compat.grad_mode import grad_switch
 from trainwright.engine.accumulation import TOKENS
 from trainwright.graph.capture import Capture, NotCapturable, NotReady, reason, trace_reason
 from trainwright.graph.optimizer import OptimizerInputs, TrainedParameters, clipping_groups, trace_step
@@ -137,7 +136,6 @@ class Program:
         self._capture, self._optimizer, self._inputs, self._part = capture, optimizer, inputs, part
         self._share = torch.ones((), dtype=torch.float64, device=inputs.parameters[0].device)
         self._known_share: float | None = 1.0
-        self._set_grad_enabled = grad_switch()
         owned = {id(p): number for number, p in enumerate(inputs.parameters)}
         # For each argument that is a trainable parameter: its index in the optimizer.
         self._number_of = {
@@ -177,11 +175,11 @@ class Program:
             self._share.fill_(share)
             self._known_share = share
         grad_was_enabled = torch.is_grad_enabled()
-        self._set_grad_enabled(False)
+        torch.set_grad_enabled(False)
         try:
             results = self._call([*arguments, *sums, *states, self._share])
         finally:
-            self._set_grad_enabled(grad_was_enabled)
+            torch.set_grad_enabled(grad_was_enabled)
         return dict(zip(self._result_names, results, strict=True))
 
     def _traced(self, flat: list[Tensor], backend: str) -> torch.fx.GraphModule:

@@ -22,7 +22,6 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from trainwright._torch_compat.schedule_step import is_usable, step_lambda
 from trainwright.config.errors import ConfigError, did_you_mean
 
 # (optimizer steps taken, the group's first learning rate) -> learning rate of the next step
@@ -42,11 +41,6 @@ class FormulaLR(LambdaLR):
             # As a float, once: with a tensor each step would synchronize with the device.
             group["initial_lr"] = float(group.get("initial_lr", group["lr"]))
         super().__init__(optimizer, [_factor(formula, group["initial_lr"]) for group in optimizer.param_groups])
-
-    def step(self, epoch: int | None = None) -> None:
-        """As torch's."""
-        if epoch is not None or not (is_usable() and step_lambda(self)):
-            super().step(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()

@@ -19,7 +19,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from trainwright._torch_compat.replica_forward import replica_class
 from trainwright.config.errors import ConfigError
 from trainwright.config.torch_names import find_device
 from trainwright.parallel.connections import LOST_AFTER_S, end_lost_connections
@@ -40,7 +39,7 @@ def wrap_data_parallel(model: nn.Module, device: torch.device, *, find_unused_pa
     """
     if get_world_size() == 1:
         return model
-    wrapped = replica_class(device)(
+    wrapped = DistributedDataParallel(
         model,
         device_ids=None if device.type == "cpu" else [device],
         find_unused_parameters=find_unused_parameters,

@@ -18,7 +18,6 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from trainwright._torch_compat.local_values import LocalValues, local_values
 from trainwright.config.errors import ConfigError
 from trainwright.parallel.pipeline_cut import Absent
 from trainwright.parallel.tensor_plan import tied_names
@@ -160,7 +159,7 @@ class Replicated(ParallelStyle):
         if self._output is not None:
             module.register_forward_hook(partial(_gather, device_mesh, self._output))
         if names:
-            _replace_during_forward(module, names, _sum_gradients if self._sums else local_values(device_mesh))
+            _replace_during_forward(module, names, _sum_gradients if self._sums else _local_values)
         return module
 
 
@@ -171,13 +170,26 @@ def _gather(mesh: DeviceMesh, layout: Placement, module: nn.Module, inputs: Any,
     return parts if layout == Replicate() else parts.redistribute(placements=[Replicate()])
 
 
+def _local_values(*parameters: Any) -> tuple[Tensor, ...]:
+    """The values that each process holds; their gradients are DTensors again.
+
+    The gradients are copied: autograd passes one tensor to both terms of ``a + b``, and sees only the DTensors around
+    it, so that both parameters would add later gradients to the same memory.
+    """
+    values = tuple(parameter.to_local() for parameter in parameters)
+    for value in values:
+        if value.requires_grad:
+            value.register_hook(torch.clone)
+    return values
+
+
 def _sum_gradients(*parameters: Any) -> tuple[Tensor, ...]:
     """The local values; the gradients of the processes are added at once, and have the layout of the parameters."""
     whole = [parameter.redistribute(placements=[Replicate()]) for parameter in parameters]
     return tuple(parameter.to_local(grad_placements=[Partial()]) for parameter in whole)
 
 
-def _replace_during_forward(module: nn.Module, names: list[str], values_of: LocalValues) -> None:
+def _replace_during_forward(module: nn.Module, names: list[str], values_of: Callable[..., tuple[Tensor, ...]]) -> None:
     """Let the forward pass of ``module`` use ``values_of`` its parameters."""
 
     def begin(module: nn.Module, inputs: Any) -> None:
