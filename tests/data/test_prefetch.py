@@ -2,7 +2,6 @@
 
 from collections import UserDict
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -10,15 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pack_sequence
-from torch.utils.data import DataLoader, DistributedSampler
 
 from tests.toys import Classifier, Samples, file_config
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
-from trainwright.config.errors import ConfigError
 from trainwright.data import DistTensorData, Instance
 from trainwright.data import prefetch as ahead
 from trainwright.data.prefetch import ahead as read_ahead
-from trainwright.data.prefetch import cycle
 from trainwright.hooks import CallbackHook
 
 CPU = torch.device("cpu")
@@ -218,35 +214,3 @@ def test_a_get_batch_of_ones_own_gets_what_the_loader_gave(tmp_path: Path) -> No
 
     assert len(config_run(tmp_path, 3, Own)) > 0
     assert not FakeStream.log
-
-
-def test_a_loader_is_begun_again_when_it_ends():
-    assert list(islice(cycle([1, 2, 3]), 7)) == [1, 2, 3, 1, 2, 3, 1]
-
-
-def test_a_sampler_receives_the_number_of_each_round():
-    data = torch.arange(8)
-    sampler = DistributedSampler(data, num_replicas=1, rank=0, seed=3)
-    batches = list(islice(cycle(DataLoader(data, batch_size=8, sampler=sampler)), 2))
-    for epoch, batch in enumerate(batches):
-        expected = torch.randperm(8, generator=torch.Generator().manual_seed(3 + epoch))
-        assert torch.equal(batch, expected)
-
-
-def test_a_loader_without_batches_is_an_error_and_no_endless_wait():
-    loader = DataLoader(torch.arange(3), batch_size=4, drop_last=True)
-    with pytest.raises(ConfigError, match="DataLoader gave no batch"):
-        next(cycle(loader))
-
-
-@pytest.mark.parametrize(
-    ("options", "is_logged"),
-    [({"num_workers": 1}, True), ({}, False), ({"num_workers": 1, "persistent_workers": True}, False)],
-)
-def test_workers_that_restart_in_each_epoch_are_logged(options, is_logged, caplog):
-    with caplog.at_level("INFO", logger="trainwright.data"):
-        loader = DataLoader(torch.arange(3), **options)
-        batches = cycle(loader)
-        next(batches)
-    assert ("persistent_workers=True keeps them" in caplog.text) == is_logged
-    del batches, loader

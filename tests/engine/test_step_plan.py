@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
-from torch.utils.data.distributed import DistributedSampler
 
 from tests.ranks import on_ranks
 from trainwright.config.errors import ConfigError, ConfigTypeError
-from trainwright.engine.step_plan import batches_from, make_plan
+from trainwright.engine.step_plan import make_plan
 from trainwright.parallel.dist import get_rank
 
 
@@ -59,28 +58,6 @@ def test_a_loader_without_a_length_or_a_batch_is_refused() -> None:
         make_plan((n for n in range(3)), num_epochs=1, max_steps=None, accumulation=1)
     with pytest.raises(ConfigError, match="list is empty; it must yield a batch"):
         make_plan([], num_epochs=1, max_steps=None, accumulation=1)
-
-
-@pytest.mark.parametrize("done", [0, 2, 3, 4, 7])
-def test_batches_start_where_a_run_stopped(done: int) -> None:
-    batches = batches_from([10, 11, 12], done, 3)
-    assert [next(batches) for _ in range(5)] == [10 + (done + n) % 3 for n in range(5)]
-
-
-def test_set_epoch_of_a_sampler_is_called_for_each_epoch() -> None:
-    data = TensorDataset(torch.arange(8))
-    sampler = DistributedSampler(data, num_replicas=1, rank=0, shuffle=True)
-    batches = batches_from(DataLoader(data, 4, sampler=sampler), 3, 2)  # in the middle of the second epoch
-    found = [next(batches)[0].tolist() for _ in range(3)]
-    sampler.set_epoch(1)
-    second = list(sampler)
-    sampler.set_epoch(2)
-    assert found == [second[4:], list(sampler)[:4], list(sampler)[4:]]
-
-
-def test_a_loader_that_ends_early_is_an_error_with_both_numbers() -> None:
-    with pytest.raises(ConfigError, match="list gave 2 batches, but its length is 3"):
-        list(batches_from([1, 2], 0, 3))
 
 
 def uneven() -> str:

@@ -197,7 +197,8 @@ def test_every_class_method_of_the_default_trainer(name: str, tmp_path: Path) ->
     trainer = kind(files_config(tmp_path))
     trainer.train()
     assert log.calls
-    assert trainer._trainer.reads_ahead == (name != "get_batch")  # an own one wants what the loader gave
+    prefetches = trainer._trainer.batches.prefetches_to is not None
+    assert prefetches == (name != "get_batch")  # an own one wants what the loader gave
 
 
 @pytest.mark.exhaustive(every=4)

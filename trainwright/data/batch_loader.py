@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Subset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, Subset, get_worker_info
 
 from trainwright.config.errors import ConfigError, ConfigTypeError, did_you_mean
 from trainwright.data.collate import collate
@@ -31,6 +31,7 @@ from trainwright.data.seeding import (
     SAMPLE_STREAM,
     WORKER_STREAM,
     SavedGenerators,
+    kept_generators,
     mixed_seed,
     read_state,
     seed_everything,
@@ -49,6 +50,8 @@ class BatchReader:
     of (seed, epoch, index); what ``collate_fn`` draws, of (seed, epoch, position of the batch), and so is what a data
     set draws that is read by whole batches, with ``__getitems__``. Reading leaves the three generators as they were.
 
+    A data set with ``set_epoch`` gets the epoch of each sample; one that is read by whole batches, that of the first.
+
     Errors get a note of the sample, or the batch, that they come from.
     """
 
@@ -56,7 +59,10 @@ class BatchReader:
         self.dataset = dataset
         self.collate_fn = collate_fn
         self._key = stream_key(seed, SAMPLE_STREAM)
-        self.pick = batch_picker(dataset, collate_fn)  # None: samples are read, or what __getitems__ gives
+        self._epoch: int | None = None  # what set_epoch of the data set was called with
+        self._epoch_setters = epoch_setters(dataset)
+        # None: samples are read, or what __getitems__ gives
+        self.pick = None if self._epoch_setters else batch_picker(dataset, collate_fn)
         self._reads_batches = _reads_batches(dataset)
         self._draws: bool | None = None  # None: nothing has been read yet
         # While the first batch is read: the state of the generators right after seeding.
@@ -85,7 +91,10 @@ class BatchReader:
             return self._collated(indices, self._fetched(indices))
         dataset, left = self.dataset, iter(indices)
         try:
-            samples = [dataset[index] for index in left]
+            if self._epoch_setters:
+                samples = [self._sample(indices, number) for number, _ in enumerate(left)]
+            else:
+                samples = [dataset[index] for index in left]
         except Exception as error:
             self._add_sample_note(error, indices, len(indices) - operator.length_hint(left) - 1)
             raise
@@ -106,6 +115,7 @@ class BatchReader:
         return batch
 
     def _seeded_sample(self, indices: SampleIndices, number: int) -> Any:
+        self._set_epoch(indices.epoch_of(number))
         self._seed(f"{indices.epoch_of(number)}:{_plain(indices[number])}")
         try:
             sample = self.dataset[indices[number]]
@@ -114,6 +124,19 @@ class BatchReader:
             raise
         self._record_draws()
         return sample
+
+    def _sample(self, indices: SampleIndices, number: int) -> Any:
+        self._set_epoch(indices.epoch_of(number))
+        return self.dataset[indices[number]]
+
+    def _set_epoch(self, epoch: int) -> None:
+        """Tell the data set. What it draws is the same in each worker."""
+        if epoch != self._epoch and self._epoch_setters:
+            self._epoch = epoch
+            with kept_generators():
+                seed_generators(self._key, f"epoch:{epoch}")
+                for set_epoch in self._epoch_setters:
+                    set_epoch(epoch)
 
     def _seed(self, place: str) -> None:
         seed_generators(self._key, place)
@@ -125,6 +148,7 @@ class BatchReader:
             self._draws = True
 
     def _fetched(self, indices: SampleIndices) -> Any:
+        self._set_epoch(indices.epoch)
         try:
             samples = self.dataset.__getitems__(indices)
         except Exception as error:
@@ -166,6 +190,17 @@ def _plain(index: Any) -> Any:
         return operator.index(index)
     except TypeError:
         return index
+
+
+def epoch_setters(dataset: Any) -> list[Callable[[int], Any]]:
+    """The methods ``set_epoch`` of a data set: its own, or those of the data sets that it consists of."""
+    own = getattr(dataset, "set_epoch", None)
+    if callable(own):
+        return [own]
+    if not isinstance(dataset, Dataset):
+        return []
+    inner = getattr(dataset, "datasets", None) or [getattr(dataset, "dataset", None)]
+    return [setter for part in inner for setter in epoch_setters(part)]
 
 
 def _reads_batches(dataset: Any) -> bool:
@@ -237,6 +272,12 @@ class BatchLoader(DataLoader[Any]):
         batches = _LocalBatches(read, indices)
         batches.loader = self
         return batches
+
+    def begin_epoch(self, epoch: int, *, restarts: bool) -> None:
+        """The next iteration is an epoch. ``restarts``: with new workers, which know what has changed in the data."""
+        self._rounds.round = epoch - 1
+        if restarts and self.num_workers:
+            self.close()
 
     def close(self) -> None:
         """End the workers, if there are any; the next iteration starts new ones.

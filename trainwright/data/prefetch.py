@@ -1,24 +1,18 @@
-"""The batches of a loader as an iterator: cycled over epochs, and prefetched to the accelerator.
+"""Prefetching to the accelerator: while a step computes, the next batch is read and copied in the background.
 
-Prefetching: while a step computes, the next batch is read and copied to the accelerator in the background. Order and
-content of the batches do not change. Reading is one batch ahead of training, as with workers: the position of a
-resumed run counts the batches trained on, not the batches read.
+Order and content of the batches do not change. Reading is one batch ahead of training, as with workers: the position of
+a resumed run counts the batches trained on, not the batches read.
 """
 
-import logging
-from collections.abc import Iterable, Iterator, Mapping, Sized
-from contextlib import nullcontext
-from itertools import count, islice
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from trainwright.config.errors import ConfigError
 from trainwright.data.collate import moved_object
 from trainwright.data.instance import DistTensorData, Instance
-from trainwright.data.seeding import kept_generators
 
 _WITH_STREAMS = ("cuda", "xpu")
 
@@ -119,60 +113,3 @@ def _on(device: torch.device, value: Any, moved: list[Tensor]) -> Any:
         moved.append(moved_object(value, device))
         return moved[-1]
     return value
-
-
-logger = logging.getLogger("trainwright.data")
-
-
-def cycle(data_loader: Iterable[Any], drop: int = 0, *, resumes: bool = False) -> Iterator[Any]:
-    """The batches of ``data_loader``, repeated forever, without the first ``drop`` ones.
-
-    ``resumes``: the first iteration leaves the random generators, whose state was saved later, as they are.
-
-    Calls ``set_epoch`` of the sampler, if it has it (torch's DistributedSampler), before each epoch.
-
-    Raises:
-        ConfigError: two epochs have no batch. (One has none if the loader was positioned at the end of a pass.)
-    """
-    log_if_workers_restart(data_loader)
-    first_epoch, has_batches = 0, True
-    if drop:
-        log_dropped_batches(data_loader, drop)
-        if isinstance(data_loader, Sized) and len(data_loader):
-            first_epoch, drop = divmod(drop, len(data_loader))
-    for epoch in count(first_epoch):
-        set_epoch = getattr(getattr(data_loader, "sampler", None), "set_epoch", None)
-        if set_epoch is not None:
-            set_epoch(epoch)
-        had_batches, has_batches = has_batches, False
-        with kept_generators() if resumes else nullcontext():
-            batches = iter(data_loader)
-            dropped = sum(1 for _ in islice(batches, drop))
-        drop, has_batches, resumes = drop - dropped, dropped > 0, drop > dropped
-        for batch in batches:
-            has_batches = True
-            yield batch
-        if not (has_batches or had_batches):
-            raise ConfigError(
-                f"The data loader {type(data_loader).__name__} gave no batch: its dataset is empty, or smaller than a"
-                " batch and drop_last is True."
-            )
-
-
-def log_dropped_batches(data_loader: Any, count: int) -> None:
-    """Log that a resumed run reads batches again that were trained on."""
-    logger.warning(
-        "The training loader %s cannot be set to a position: %d batches are read again and dropped. The resumed run is"
-        " exact if it gives the same batches again: with a fixed seed, or without shuffling.",
-        type(data_loader).__name__, count,
-    )  # fmt: skip
-
-
-def log_if_workers_restart(data_loader: Any) -> None:
-    """Log a suggestion if a torch DataLoader restarts its workers in each epoch."""
-    if getattr(data_loader, "num_workers", 0) and not getattr(data_loader, "persistent_workers", True):
-        logger.info(
-            "The given %s restarts its %d workers in each epoch; persistent_workers=True keeps them.",
-            type(data_loader).__name__,
-            data_loader.num_workers,
-        )

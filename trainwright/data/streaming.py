@@ -63,33 +63,6 @@ def is_shared(stream: Any) -> bool:
     return bool(getattr(stream, "is_shared_by_workers", default))  # a mixture knows it
 
 
-def may_read_ahead(loader: Any) -> bool:
-    """Whether a batch may be read before the previous one was trained on.
-
-    Not if the loader's own state is what a checkpoint saves: it would count that batch as used.
-    """
-    return isinstance(loader, StreamLoader) or not has_state(loader)
-
-
-def saved_position(loader: Any, *, unused: int = 0) -> dict[str, Any] | None:
-    """The position of a loader after the latest batch that was trained on; None if it has none to save.
-
-    Args:
-        unused: batches that were read ahead of that one.
-    """
-    if isinstance(loader, StreamLoader):
-        return loader.state_dict(loader.batches - unused)
-    return dict(loader.state_dict()) if has_state(loader) else None
-
-
-def load_position(loader: Any, state: dict[str, Any]) -> bool:
-    """Continue a loader at a saved position. Returns whether it can."""
-    if not has_state(loader):
-        return False
-    loader.load_state_dict(state)
-    return True
-
-
 def shard_of_rank(stream: Any, rank: int, world_size: int) -> Any:
     """The samples of a stream that belong to a rank; no sample belongs to two."""
     if world_size == 1 or getattr(stream, "is_sharded", False):

@@ -9,10 +9,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from trainwright.checkpoint.checkpointer import Checkpointer
+from trainwright.data.batches import Batches
 from trainwright.data.collate import to_batch
 from trainwright.data.loaders import set_position
-from trainwright.data.prefetch import ahead, can_prefetch, cycle
-from trainwright.data.streaming import load_position, may_read_ahead, saved_position
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.run_summary import log_to_console
 from trainwright.engine.state import TrainingState
@@ -60,12 +59,18 @@ class TrainingLoop(TrainerBase):
         super().__init__()
         log_to_console()
         self.model, self.optimizer, self.data_loader = unwrap_model(model), optimizer, data_loader
-        self.max_iter, self._prepare_batch = max_iter, prepare_batch
+        self.max_iter = max_iter
         self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        self.batches = Batches(
+            data_loader,
+            prepare=prepare_batch or (lambda batch: to_batch(batch, self.device)),
+            prefetches_to=self.device,
+            may_change=lambda: True,
+        )
         sampler = getattr(data_loader, "batch_sampler", None)
         size = getattr(sampler, "micro_batch_size", None) or getattr(data_loader, "batch_size", None) or 0
         self.samples_per_iter = size * get_data_parallel_size()
-        self._state, self._is_positioned = TrainingState(self), False
+        self._state = TrainingState(self)
         parts = self._state.with_parts(optimizer, states.pop("lr_scheduler", None), states.pop("grad_scaler", None))
         self.checkpointer = Checkpointer(self.model, output_dir, **parts, **states)
         self.checkpointer.resume_or_load("", resume=True)
@@ -79,32 +84,20 @@ class TrainingLoop(TrainerBase):
 
     def __iter__(self) -> Iterator[Any]:
         with self._training():
-            batches = self._batches()
+            is_positioned = set_position(self.data_loader, self.start_iter * self.samples_per_iter)
+            keeps = True if not is_positioned else None
+            self.batches.start(self.start_iter, is_positioned=is_positioned, keeps_generators=keeps)
             for _ in self._iterations():
-                yield next(batches)
+                yield self.batches.next()
 
     def run_step(self) -> None:
         raise NotImplementedError("TrainingLoop: the body of the loop is the step: for batch in loop: ...")
 
     def loader_state(self) -> dict[str, Any] | None:
-        if not self.iterations_done:
-            return None
-        return saved_position(self.data_loader, unused=int(self._reads_ahead))
+        return self.batches.state() if self.iterations_done else None
 
     def load_loader_state(self, state: dict[str, Any]) -> None:
-        self._is_positioned = load_position(self.data_loader, state)
-
-    @property
-    def _reads_ahead(self) -> bool:
-        return may_read_ahead(self.data_loader) and can_prefetch(self.device)
-
-    def _batches(self) -> Iterator[Any]:
-        done, loader = self.start_iter, self.data_loader
-        is_positioned = self._is_positioned or set_position(loader, done * self.samples_per_iter)
-        batches = cycle(loader, 0 if is_positioned else done, resumes=self._is_positioned or not is_positioned)
-        if self._reads_ahead:
-            batches = ahead(batches, self.device)
-        return map(self._prepare_batch or (lambda batch: to_batch(batch, self.device)), batches)
+        self.batches.load_state(state)
 
     def _before_first_step(self) -> None:
         self._state.restore()

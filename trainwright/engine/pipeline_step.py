@@ -81,7 +81,9 @@ class PipelineStep(Step):
         start = clock()
         for left in range(length - 1, -1, -1):
             update.is_window_end = left == 0
-            batches.append(next(self._batches))
+            batches.append(self._batches.next())
+            if self._begin_batch is not None:
+                self._begin_batch(batches[-1])
             mean.read(batches[-1])
         data_time = clock() - start
         phases.data += data_time

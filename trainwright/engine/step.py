@@ -1,9 +1,10 @@
 """The step of both APIs: read each micro-batch of a window and train on it, update the weights, record."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
+from trainwright.data.batches import Batches
 from trainwright.engine.update import Update
 from trainwright.events.phases import PhaseTimes
 
@@ -18,13 +19,15 @@ class Step:
     Args:
         update: knows the position in the window; clips and steps. ``update``, ``model`` and ``train`` may be replaced
             during a run, by another optimizer for example.
-        batches: prepared batches.
+        batches: the batches of the run.
         model: what ``train`` is called with.
         train: ``train(model, batch)``: forward, loss and backward of one micro-batch. Returns its logs (losses).
         begin_window: returns the number of micro-batches of the update that starts.
         end_window: called with what ``keep`` returned for each micro-batch, and the seconds of waiting for batches.
         phases: the times of the phases of this training.
         keep: what to keep of the logs of a micro-batch.
+        begin_batch: called with each batch before ``train``. ``end_batch``: called before the next one of a window is
+            read.
         explain: called with an error of ``train`` and the batch, to add what the user needs to know.
 
     Attributes:
@@ -34,7 +37,7 @@ class Step:
     def __init__(
         self,
         update: Update,
-        batches: Iterator[Any],
+        batches: Batches,
         model: Any,
         train: Callable[[Any, Any], Any],
         *,
@@ -42,6 +45,8 @@ class Step:
         end_window: Callable[[list[Any], float], None],
         phases: PhaseTimes,
         keep: Callable[[Any], Any] | None = None,
+        begin_batch: Callable[[Any], None] | None = None,
+        end_batch: Callable[[], None] | None = None,
         explain: Callable[[Exception, Any], None],
     ) -> None:
         self.model = model
@@ -49,6 +54,7 @@ class Step:
         self.update, self.train, self._batches = update, train, batches
         self._begin_window, self._end_window = begin_window, end_window
         self._phases, self._keep, self._explain = phases, keep, explain
+        self._begin_batch, self._end_batch = begin_batch, end_batch
 
     def run(self) -> None:
         """One update of the weights."""
@@ -56,11 +62,16 @@ class Step:
         length = self._begin_window()
         if self.update.begin is not None:
             self.update.begin(length)
-        kept, data_time = [], 0.0
+        kept: list[Any] = []
+        data_time = 0.0
         for left in range(length - 1, -1, -1):
             self.update.is_window_end, self.update.is_counted = left == 0, False
             start = clock()
-            self.update.batch = batch = next(self._batches)
+            if kept and self._end_batch is not None:
+                self._end_batch()
+            self.update.batch = batch = self._batches.next()
+            if self._begin_batch is not None:
+                self._begin_batch(batch)
             fetched = clock()
             data_time += fetched - start
 

@@ -1,15 +1,11 @@
 """Which micro-batches form which update. No accumulation window crosses the end of an epoch."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain, count, islice
 from typing import Any
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
-from trainwright.data.prefetch import log_dropped_batches, log_if_workers_restart
 from trainwright.data.sampler import EpochSampler, limited
-from trainwright.data.seeding import kept_generators
 from trainwright.parallel.dist import all_gather_object, get_data_parallel_size
 
 
@@ -102,37 +98,3 @@ def num_steps(loader: Any, limit: int | float | None) -> int:
         raise ConfigError(f"Trainer.train_dataloader: {type(loader).__name__} is empty; it must yield a batch.")
     limits_itself = isinstance(getattr(loader, "batch_sampler", None), EpochSampler)
     return length if limits_itself else limited(length, limit)
-
-
-def batches_from(loader: Any, steps_done: int, length: int, *, is_positioned: bool = False) -> Iterator[Any]:
-    """The batches of ``loader`` from step ``steps_done`` on, repeated, ``length`` of them in each epoch.
-
-    Calls ``set_epoch`` of a sampler that has it. To start within an epoch, its earlier batches are read and dropped,
-    unless the loader ``is_positioned`` there already.
-    """
-    log_if_workers_restart(loader)
-    first_epoch, skipped = divmod(steps_done, length)
-    if skipped and not is_positioned:
-        log_dropped_batches(loader, skipped)
-    for epoch in count(first_epoch):
-        set_epoch = getattr(getattr(loader, "sampler", None), "set_epoch", None)
-        if set_epoch is not None:
-            set_epoch(epoch)
-        given, wanted = 0, length
-        if epoch == first_epoch and is_positioned:
-            with kept_generators():
-                batches = iter(loader)
-            wanted, batches = length - skipped, chain(batches, loader)  # it may be behind the last batch of a pass
-        elif epoch == first_epoch and skipped:
-            with kept_generators():
-                batches = iter(loader)
-                given = sum(1 for _ in islice(batches, skipped))
-        else:
-            batches = iter(loader)
-        for batch in islice(batches, wanted - given):
-            given += 1
-            yield batch
-        if given < wanted:
-            raise ConfigError(
-                f"Trainer.train_dataloader: {type(loader).__name__} gave {given} batches, but its length is {length}."
-            )

@@ -44,6 +44,11 @@ class HookBase:
 
     trainer: Any = None  # any trainer: hooks must not import the engine
 
+    @property
+    def may_change_data(self) -> bool:
+        """Whether it may change the training data between two steps, so that workers have to start again to know."""
+        return not type(self).__module__.startswith("trainwright.")
+
     # What a hook is, for those who choose among hooks: the class sets it, an instance may.
     in_copies = True
     """Whether a copy of the trainer that a check trains has this hook: False if it writes, or acts on the process."""
@@ -120,6 +125,10 @@ class CallbackHook(HookBase):
         for moment, function in given.items():
             if function is not None:
                 setattr(self, moment, self._call(function))
+
+    @property
+    def may_change_data(self) -> bool:
+        return bool({"before_train", "before_step", "after_step"} & vars(self).keys())
 
     def _call(self, function: Callable[[Any], object]) -> Callable[[], None]:
         def call() -> None:

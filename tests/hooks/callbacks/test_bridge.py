@@ -254,6 +254,7 @@ def test_the_trainer_of_the_python_api_is_driven_by_the_same_hook(tmp_path: Path
             self.bridge = RunCallbacks(CallbackList([recorder]), steps_per_epoch=self._plan.steps_per_epoch)
             hooks = super().build_hooks()
             hooks.insert(next(n for n, hook in enumerate(hooks) if isinstance(hook, EvalHook)) + 1, self.bridge)
+            self.bridge.is_fed = True
             return hooks
 
         def evaluate(self, dataset: Any = None) -> dict[str, Any]:
@@ -262,8 +263,11 @@ def test_the_trainer_of_the_python_api_is_driven_by_the_same_hook(tmp_path: Path
         def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
             return dict(self.bridge.record(super().train_step(model, inputs)))
 
-        def _counted(self, batches: Any) -> Any:
-            return super()._counted(self.bridge.train_batches(batches))
+        def prepare_input_batch(self, batch: Any) -> Any:
+            prepared = super().prepare_input_batch(batch)
+            self.bridge.end_batch()
+            self.bridge.begin_batch(prepared)
+            return prepared
 
     recorder = Recorder()
     data = TensorDataset(torch.randn(12, 4), torch.randint(2, (12,)))

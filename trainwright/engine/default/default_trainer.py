@@ -284,10 +284,13 @@ class DefaultTrainer(RunTrainer):
 
     def _set_position(self) -> None:
         """Start the training data after ``samples_done`` samples."""
-        if not set_position(self.train_loader, self.samples_done):
-            micro_batches = self.cfg.train.train_micro_batch_size * get_data_parallel_size()
-            self._built_stepper.num_dropped = self.samples_done // micro_batches
-            self._built_stepper.resumes_loader = self.samples_done > 0
+        batches, size = self._built_stepper.batches, self.cfg.train.train_micro_batch_size * get_data_parallel_size()
+        batches.start(
+            self.samples_done // size,
+            is_positioned=set_position(self.train_loader, self.samples_done),
+            keeps_generators=self.samples_done > 0,
+        )
+        batches.may_change = lambda: any(hook.may_change_data for hook in self._hooks)
 
     # Called by a user's own step.
 
@@ -307,7 +310,6 @@ class DefaultTrainer(RunTrainer):
 
     def _use_loader(self, loader: Any) -> None:
         self._built_stepper.data_loader = loader
-        vars(self._built_stepper).pop("_data_loader_iter", None)
 
     def _prepare_batch(self, batch: Any) -> Any:
         return self.get_batch(batch, self.device)
@@ -371,7 +373,8 @@ class DefaultTrainer(RunTrainer):
         has_own_batch = is_overridden(self, "get_batch")
         is_own = is_overridden(self, "run_step")
         has_own = is_own or has_own_batch or is_overridden(self._built_stepper, "run_step")
-        self._built_stepper.reads_ahead = not has_own  # an override may draw random numbers
+        # Not if a method of the user's may draw random numbers.
+        self._built_stepper.batches.prefetches_to = None if has_own else self.device
         warn_of_settings_without_effect(self)
         step = self._step_of_stepper()
         return self._trainer, self.run_step if is_own else step

@@ -3,17 +3,15 @@
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
-from itertools import repeat
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from trainwright.data.batches import Batches
 from trainwright.data.collate import to_batch
-from trainwright.data.prefetch import ahead, can_prefetch, cycle
 from trainwright.data.sampler import CyclicSampler
-from trainwright.data.streaming import load_position, may_read_ahead, saved_position
 from trainwright.engine.accumulation import TOKENS, mean_outputs
 from trainwright.engine.gradient_sync import average_before_own_steps, explained, gradient_sync
 from trainwright.engine.loop import TrainerBase
@@ -50,15 +48,8 @@ class EagerTrainer(TrainerBase):
     ``next(self._data_loader_iter)``, ``self.write_metrics(loss_dict, data_time)`` and ``self.update()``.
 
     Attributes:
-        reads_ahead: whether batches are copied to the accelerator during the previous step; False by default, since a
-            user's ``get_batch`` may expect the loader's own batches.
-        num_dropped: batches to read and drop before the first step.
-        resumes_loader: whether the loader continues after a checkpoint.
+        batches: the :class:`~trainwright.data.batches.Batches` of ``data_loader``.
     """
-
-    reads_ahead = False
-    num_dropped = 0
-    resumes_loader = False
 
     def __init__(
         self,
@@ -75,7 +66,7 @@ class EagerTrainer(TrainerBase):
         super().__init__()
         model.train()
         self.model = model
-        self.data_loader = data_loader
+        self.batches = Batches(data_loader)
         self.optimizer = optimizer
         self.grad_acc_steps = grad_acc_steps
         # Everything that depends on the configuration is decided here, not in the step.
@@ -110,23 +101,27 @@ class EagerTrainer(TrainerBase):
             self._loss_of = self._update.mean.loss_share
         self._has_own_steps_averaged = False
 
-    @cached_property
+    @property
+    def data_loader(self) -> Any:
+        return self.batches.loader
+
+    @data_loader.setter
+    def data_loader(self, loader: Any) -> None:
+        self.batches = Batches(loader, may_change=self.batches.may_change)
+
+    @property
     def _data_loader_iter(self) -> Iterator[Any]:
-        # Created on first use: a resume sets the loader's position before.
-        batches = cycle(self.data_loader, self.num_dropped, resumes=self.resumes_loader)
-        if self.reads_ahead and may_read_ahead(self.data_loader):
-            batches = ahead(batches, self._device)
+        """The loader's batches, for a ``run_step`` of the user's own."""
         if self._replica is None:
-            return batches
+            return self.batches
         update = self._update
-        return self._replica.announced(batches, lambda: update.is_window_end)
+        return self._replica.announced(self.batches, lambda: update.is_window_end)
 
     def loader_state(self) -> dict[str, Any] | None:
-        return saved_position(self.data_loader, unused=int(self.reads_ahead and can_prefetch(self._device)))
+        return self.batches.state()
 
     def load_loader_state(self, state: dict[str, Any]) -> None:
-        if load_position(self.data_loader, state):
-            self.num_dropped, self.resumes_loader = 0, True
+        self.batches.load_state(state)
 
     def run_step(
         self, get_batch: Callable[..., Mapping[str, Any]] | None = None, input_placement_device: Any = None
@@ -174,7 +169,9 @@ class EagerTrainer(TrainerBase):
         """
         if train_step is None:
             self._update.check_closure()
-        batches = map(get_batch or to_batch, self._data_loader_iter, repeat(self._device if device is None else device))
+        prepare, place = get_batch or to_batch, self._device if device is None else device
+        self.batches.prepare = lambda batch: prepare(batch, place)
+        replica = self._replica
         kind: Callable[..., Step] = Step
         if self._pipeline is not None:
             refuse_own_step(self._pipeline, type(self).__name__, ["train_step"] if train_step is not None else [])
@@ -188,18 +185,23 @@ class EagerTrainer(TrainerBase):
             )
         return kind(
             self._update,
-            batches,
+            self.batches,
             self.model,
             self._train_micro_batch if train_step is None else train_step,
             begin_window=lambda: self.grad_acc_steps,
             end_window=self._end_window if train_step is None else self._end_own_window,
             phases=self.phases,
+            begin_batch=None if replica is None else self._announce,
             explain=explained(
                 lambda error, batch: explain_forward(error, self._plain_model, batch),
                 self._plain_model,
                 "train.dist.find_unused_parameters",
             ),
         )
+
+    def _announce(self, batch: Any) -> None:
+        assert self._replica is not None, "as the step was built"
+        self._replica.before_batch(is_last=self._update.is_window_end)
 
     def _bind_run_step(self) -> tuple[Any, Callable[[], None]]:
         return self, self.run_step if self.has_own_run_step() else self.new_step().run

@@ -1,9 +1,8 @@
 """What a step of the Python API consists of: its batches, its loss, its update and what it records."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import torch
@@ -11,16 +10,14 @@ from torch import Tensor
 
 from trainwright._torch_compat.tensor_chunks import is_dtensor
 from trainwright.config.errors import ConfigTypeError
+from trainwright.data.batches import Batches
 from trainwright.data.collate import add_batch_note, mixed
-from trainwright.data.prefetch import ahead
-from trainwright.data.streaming import StreamLoader, load_position, may_read_ahead
 from trainwright.engine.accumulation import mean_outputs
 from trainwright.engine.gradient_sync import explained
 from trainwright.engine.label_alignment import predictions_of
 from trainwright.engine.loss_fn import Contract, contract_for, fields_of
 from trainwright.engine.pipeline_step import PipelineStep, StageMean, pipeline_settings
 from trainwright.engine.step import Step
-from trainwright.engine.step_plan import batches_from
 from trainwright.engine.trainer import loaders, optim
 from trainwright.engine.trainer.base import OWN_STEP_METHODS, STEP_METHODS
 from trainwright.engine.trainer.processes import RankedTrainer, has_all_gpus
@@ -39,7 +36,7 @@ _LOSS = "loss of the step"
 class SteppingTrainer(RankedTrainer, MeasuredTrainer):
     """Builds the step before the first one, and again for another optimizer or loss."""
 
-    _is_positioned = False  # whether the user's loader has the position of a checkpoint
+    _batches: Batches | None = None
 
     def _build_loss(self) -> None:
         """Choose the loss of the model or the configuration."""
@@ -75,6 +72,9 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
 
     def _choose_step(self, step: Step, inputs: Any) -> None:
         """Choose what the step does with batches like ``inputs``: once for each optimizer and loss."""
+        if inputs is None:  # before the first batch
+            step.update, step.train = self._update, self._train_first
+            return
         step.update, step.train = self._update, self.train_step if self._pipeline is None else self._train_outputs
         self._methods_of_step = self._assigned_methods()
         is_own = any(is_overridden(self, name) for name in STEP_METHODS)  # these compute the loss
@@ -165,24 +165,17 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
         self.accelerator.backward(loss, **options)
 
     def _build_step(self) -> None:
-        """Start the stream of batches at the current step, and choose the step with its first batch."""
-        done = self.state.global_step
-        if loaders.is_own_loader(self.train_dataloader):
-            sampler = self.train_dataloader.batch_sampler
-            sampler.set_batches_done(done)
-            sampler.infinite = True
-            batches: Iterator[Any] = iter(self.train_dataloader)
-        else:
-            batches = self._batches_of_given_loader(done)
-        reads_ahead = may_read_ahead(loaders.source_of(self.train_dataloader))
-        if reads_ahead and not is_overridden(self, "prepare_input_batch"):  # an override may draw random numbers
-            batches = ahead(batches, self.device)
-        prepared = map(self.prepare_input_batch, batches)
+        """Start the batches at the current step, and build the step, which chooses the rest with its first batch."""
+        batches = self._batches_of_run()
+        batches.prepare = self.prepare_input_batch
         mixup_func = getattr(self.train_dataloader, "mixup_func", None)
         if mixup_func is not None:
-            prepared = map(partial(mixed, mixup_func), prepared)
-        first = next(prepared)
-        watched = self._run_callbacks.train_batches(chain([first], prepared), at_once=self._pipeline is not None)
+            batches.prepare = lambda batch: mixed(mixup_func, self.prepare_input_batch(batch))
+        # An override may draw random numbers.
+        batches.prefetches_to = None if is_overridden(self, "prepare_input_batch") else self.device
+        batches.length = self._plan.steps_per_epoch
+        batches.start(self.state.global_step)
+        self._run_callbacks.is_fed = True
         self._prepare_own_update()
         kind: Callable[..., Step] = Step
         if self._pipeline is not None:
@@ -196,48 +189,52 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
             )
         step = kind(
             self._update,
-            self._counted(watched),
+            batches,
             self._step_model,
-            self.train_step,
+            self._train_first,
             begin_window=self._begin_window,
             end_window=self._put_metrics,
             phases=self.phases,
             keep=self._keep,
+            begin_batch=self._begin_batch,
+            end_batch=self._run_callbacks.end_batch,
             explain=explained(add_batch_note, self.model, "TrainingConfig.find_unused_parameters"),
         )
         step.after_batch = self._choose_after_batch()  # all callbacks are registered now
         if isinstance(step, PipelineStep) and self._train_metrics is not None:
             step.after_output = self._train_metrics.add
-        self._choose_step(step, first)
-        if any(is_overridden(self, name) for name in STEP_METHODS):
-            self._check_first_results(step)
-            if self._train_metrics is not None:
-                self._train_metrics.watch(self.model)
+        if any(is_overridden(self, name) for name in STEP_METHODS) and self._train_metrics is not None:
+            self._train_metrics.watch(self.model)
         self._step = step
 
-    def _batches_of_given_loader(self, done: int) -> Iterator[Any]:
-        """The batches of a stream, or of a user's loader, after ``done`` batches."""
-        loader = self.train_dataloader
-        if self._is_stream():
-            stream = loaders.source_of(loader)
-            stream.load_state_dict(stream.state_dict(done))  # not after those that an earlier training read ahead
-            stream.infinite = True
-            return iter(stream)
-        is_positioned, self._is_positioned = self._is_positioned, False
-        if is_positioned and isinstance(loader, loaders.Repeated):
-            loader.start = done % self._plan.steps_per_epoch
-        return batches_from(loader, done, self._plan.steps_per_epoch, is_positioned=is_positioned)
+    def _train_first(self, model: Any, batch: Any) -> Any:
+        """The ``train`` of a step before its first batch: chooses the others with it."""
+        step = self._step
+        assert step is not None, "it calls this"
+        self._choose_step(step, batch)
+        if any(is_overridden(self, name) for name in STEP_METHODS):
+            self._check_first_results(step)
+        return step.train(step.model, batch)
 
-    def _is_stream(self) -> bool:
-        return isinstance(loaders.source_of(self.train_dataloader), StreamLoader)
+    def _batches_of_run(self) -> Batches:
+        if self._batches is None or self._batches.loader is not self.train_dataloader:
+            self._batches = Batches(self.train_dataloader, may_change=self._may_change_data)
+        return self._batches
+
+    def _may_change_data(self) -> bool:
+        """Whether code of the user's runs between two epochs, which may change the data."""
+        own = ("before_step", "after_step", "inner_training_loop", "evaluate")
+        parts = (*self._hooks, *self.callbacks)
+        return any(getattr(part, "may_change_data", True) for part in parts) or any(
+            is_overridden(self, name) for name in own
+        )
 
     def loader_state(self) -> dict[str, Any] | None:
         # Before the first step a loader of torchdata would draw its order now.
-        steps = self.state.global_step
-        return loaders.loader_state(self.train_dataloader, steps) if steps else None
+        return self._batches_of_run().state() if self.state.global_step else None
 
     def load_loader_state(self, state: dict[str, Any]) -> None:
-        self._is_positioned = load_position(loaders.source_of(self.train_dataloader), state)
+        self._batches_of_run().load_state(state)
 
     def _check_first_results(self, step: Step) -> None:
         """Check the first result of each override, because a wrong one causes an unclear error later."""
@@ -277,19 +274,16 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
         own = vars(self)
         return own.get("train_step"), own.get("compute_loss")
 
-    def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """``batches``, each counted and announced before its step."""
-        state, replica, accelerator = self.state, self._replica, self.accelerator
-        own, needs_preparation = vars(self), self._update.needs_preparation
-        for batch in batches:
-            state.global_step += 1
-            if needs_preparation and own.get("optimization_step") is not self._prepared_update:
-                self._prepare_own_update()  # assigned by a callback
-            if replica is not None:
-                replica.before_batch(is_last=self._update.is_window_end)
-            if accelerator is not None:
-                accelerator.sync_gradients = self._update.is_window_end
-            yield batch
+    def _begin_batch(self, batch: Any) -> None:
+        """A batch was read: count and announce it before its step."""
+        self._run_callbacks.begin_batch(batch)
+        self.state.global_step += 1
+        if self._update.needs_preparation and vars(self).get("optimization_step") is not self._prepared_update:
+            self._prepare_own_update()  # assigned by a callback
+        if self._replica is not None:
+            self._replica.before_batch(is_last=self._update.is_window_end)
+        if self.accelerator is not None:
+            self.accelerator.sync_gradients = self._update.is_window_end
 
     def _prepare_own_update(self) -> None:
         """Let a user's ``optimization_step`` receive the gradients as they are before an update."""

@@ -9,10 +9,11 @@ from torch.utils.data import IterableDataset, RandomSampler
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data.batch_loader import can_pin_memory, make_loader
+from trainwright.data.batches import Repeated
 from trainwright.data.loaders import check_stream_arguments
 from trainwright.data.order import sample_lengths
 from trainwright.data.sampler import EpochSampler, SingleRoundSampler, limited
-from trainwright.data.streaming import StreamLoader, eval_stream_loader, is_stream, saved_position
+from trainwright.data.streaming import StreamLoader, eval_stream_loader, is_stream
 from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_size
 
 logger = logging.getLogger("trainwright.engine")
@@ -68,19 +69,6 @@ def is_dataset(data: Any) -> bool:
 def is_own_loader(loader: Any) -> bool:
     """Whether a loader was built by ``train_loader``, and so can start anywhere."""
     return isinstance(getattr(loader, "batch_sampler", None), EpochSampler)
-
-
-def source_of(loader: Any) -> Any:
-    """The loader that a :class:`Repeated` repeats, or the loader itself."""
-    return loader.loader if isinstance(loader, Repeated) else loader
-
-
-def loader_state(loader: Any, batches: int) -> dict[str, Any] | None:
-    """The position of a loader after ``batches`` batches of the run; None if it has none to save."""
-    source = source_of(loader)
-    if isinstance(source, StreamLoader):
-        return source.state_dict(batches)
-    return saved_position(source)
 
 
 def num_left_out(loader: Any) -> int:
@@ -174,32 +162,6 @@ def _loader(dataset: Any, sampler: Any, config: "TrainingConfig", collator: Call
         collate_fn=collator or getattr(dataset, "data_collator", None),
         loader_options={} if config.dataloader_pin_memory else {"pin_memory": False},
     )
-
-
-class Repeated:
-    """A loader of ``length`` batches that repeats a loader without a length as often as necessary."""
-
-    is_open_ended = True  # a resumed run may have another length
-
-    def __init__(self, loader: Iterable[Any], length: int) -> None:
-        self.loader = loader
-        self.start = 0  # batches before the first one of the next iteration
-        self._length = length
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __iter__(self) -> Iterator[Any]:
-        given, self.start = self.start, 0
-        while given < self._length:
-            before = given
-            for batch in self.loader:
-                yield batch
-                given += 1
-                if given == self._length:
-                    return
-            if given == before:
-                raise ConfigError("Trainer.train_dataset: it yields no sample; it must yield at least one batch.")
 
 
 def with_length(loader: Any, limit: int | float | None, max_steps: int | float | None) -> Any:

@@ -33,7 +33,7 @@ from trainwright.engine.trainer.best_metric import (
 from trainwright.engine.trainer.build_step import SteppingTrainer
 from trainwright.engine.trainer.checkpointing import SavingTrainer
 from trainwright.engine.trainer.evaluation import EvaluatingTrainer
-from trainwright.engine.trainer.loaders import source_of, with_length
+from trainwright.engine.trainer.loaders import with_length
 from trainwright.events.writers import EventWriter
 from trainwright.events.writers.progress import bar_stream
 from trainwright.hooks import (
@@ -433,8 +433,8 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         self._compute_loss = None
         self._update.batch = None
         uninstall(self, *STEP_METHODS, "optimization_step")
-        if self._is_stream():
-            source_of(self.train_dataloader).infinite = False
+        if self._batches is not None:
+            self._batches.close()
         for loader in (self.train_dataloader, *loaders.each(self.eval_dataloader)):
             if isinstance(loader, BatchLoader):
                 loader.close()

@@ -95,6 +95,11 @@ class Callback:
     optimizer: Any = None
     trainercontrol: TrainerControl | None = None
 
+    @property
+    def may_change_data(self) -> bool:
+        """As of a :class:`~trainwright.hooks.HookBase`."""
+        return not type(self).__module__.startswith("trainwright.")
+
     def set_model(self, model: Any) -> None:
         self.model = model
 

@@ -55,6 +55,7 @@ class RunCallbacks(HookBase):
 
     Attributes:
         callbacks, control, logs: the passed callbacks, their control and their logs.
+        is_fed: whether ``begin_batch`` is called for each batch.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class RunCallbacks(HookBase):
         self._is_train_begun = False
         self._is_shown = False  # whether logs reads the stored loss, which exists after the first update
         self._is_alone = True  # the only process
-        self._is_fed = False  # by train_batches
+        self.is_fed = False  # by train_batches
         self._batches = deque[Any]()  # the training batches that have begun and not ended
         self._has_recorded = False  # what belongs to the first of them
         self._losses: list[Any] = []  # of the current update, so far
@@ -99,9 +100,18 @@ class RunCallbacks(HookBase):
 
     # Called by a trainer.
 
+    def begin_batch(self, batch: Any) -> None:
+        """A batch has been read, which its step trains on next; ``end_batch`` or ``after_step`` follows."""
+        self._batches.append(batch)
+        self.callbacks.on_train_batch_begin(batch, self.logs)
+
+    def end_batch(self) -> None:
+        """The oldest batch that has begun and not ended ends."""
+        self._end_batch()
+
     def train_batches(self, batches: Iterable[Any], *, at_once: bool = False) -> Iterator[Any]:
         """``batches``, with callbacks around each. ``at_once``: those of an update are read before the first ends."""
-        self._is_fed = True
+        self.is_fed = True
         return self._begun(batches) if at_once else self._watched(batches)
 
     def eval_batches(self, batches: Iterable[Any]) -> Iterator[Any]:
@@ -172,7 +182,7 @@ class RunCallbacks(HookBase):
             self._save()
         if not self._is_entered:
             self._enter_epoch()
-        if not self._is_fed:
+        if not self.is_fed:
             self._begin_batch(())
 
     def after_step(self) -> None:

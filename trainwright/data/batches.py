@@ -1,0 +1,278 @@
+"""The batches of a training, read one epoch after another: the position in the data, epochs, workers, prefetching.
+
+An epoch is opened by the first batch that is read in it, so whatever prepares its data, such as ``on_epoch_begin``,
+comes first: neither workers nor prefetching read beyond the end of an epoch before.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import nullcontext
+from itertools import chain, islice
+from typing import Any
+
+import torch
+
+from trainwright.config.errors import ConfigError
+from trainwright.data.batch_loader import BatchLoader, epoch_setters
+from trainwright.data.prefetch import ahead
+from trainwright.data.sampler import CyclicSampler, EpochSampler
+from trainwright.data.seeding import kept_generators
+from trainwright.data.streaming import StreamLoader, has_state
+
+logger = logging.getLogger("trainwright.data")
+
+
+class Batches(Iterator[Any]):
+    """The batches of a loader, repeated forever. Iterated it gives those of the loader; ``next`` gives them prepared.
+
+    A sampler, a batch sampler, the sampler inside of it and a data set that have ``set_epoch`` get the number of each
+    epoch, from 0. Workers that the loader keeps are started again for an epoch if ``may_change``.
+
+    Args:
+        loader: one of ours, a torch DataLoader, or any object whose ``__iter__`` restarts.
+        prepare: called with each batch by ``next``.
+        length: the batches of an epoch; None: those of one iteration of the loader.
+        prefetches_to: the device to which each batch is copied while the previous step computes; None: the batches are
+            those of the loader. Without effect for a loader with a state of its own, and on a device without streams.
+        may_change: returns whether the user's code may have changed the data since the workers were started.
+
+    Attributes:
+        done: the batches of the run so far, those of earlier starts included.
+
+    Raises:
+        ConfigError: an iteration of the loader has fewer than ``length`` batches, or two iterations have none.
+    """
+
+    def __init__(
+        self,
+        loader: Any,
+        *,
+        prepare: Callable[[Any], Any] = lambda batch: batch,
+        length: int | None = None,
+        prefetches_to: torch.device | None = None,
+        may_change: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.loader, self.prepare, self.length, self.may_change = loader, prepare, length, may_change
+        self.prefetches_to = prefetches_to
+        self.done = 0
+        self._keeps_generators = self._is_positioned = False
+        self._was_infinite = getattr(source_of(loader), "infinite", True)
+        self._stream: tuple[int, int] | None = None  # the stream's number of batches when `done` had the second number
+        self._reading: Iterator[Any] | None = None
+
+    def start(self, done: int, *, is_positioned: bool = False, keeps_generators: bool | None = None) -> None:
+        """Start after ``done`` batches of the run. Nothing is read yet.
+
+        ``is_positioned``: the loader is there already, as after ``load_state``; otherwise earlier batches are read and
+        dropped if it cannot be set to a position. ``keeps_generators``: opening the loader leaves the random
+        generators, whose state was saved later, as they are; by default if it starts within an epoch.
+        """
+        self._reading = None
+        self.done, self._is_positioned = done, self._is_positioned or is_positioned
+        within = done % self.length if self.length else done
+        self._keeps_generators = self._is_positioned or bool(within) if keeps_generators is None else keeps_generators
+        sampler = getattr(self.loader, "batch_sampler", None)
+        if isinstance(sampler, EpochSampler) and self.length is not None:  # also for code that iterates the loader
+            sampler.infinite = False
+            sampler.set_batches_done(done)
+
+    def __next__(self) -> Any:
+        reading = self._reading
+        if reading is None:
+            reading = self._reading = self._read()
+        batch = next(reading)
+        self.done += 1
+        return batch
+
+    def next(self) -> Any:
+        """The next batch, prepared."""
+        reading = self._reading
+        if reading is None:
+            reading = self._reading = self._read()
+        batch = self.prepare(next(reading))
+        self.done += 1
+        return batch
+
+    def close(self) -> None:
+        """Stop reading, and end the workers of our loaders."""
+        self._reading, source = None, source_of(self.loader)
+        if isinstance(source, StreamLoader):
+            source.infinite = self._was_infinite
+        if isinstance(self.loader, BatchLoader):
+            self.loader.close()
+
+    def state(self) -> dict[str, Any] | None:
+        """The position of a loader that has one to save, after the latest batch given; None: it has none."""
+        source = source_of(self.loader)
+        if not isinstance(source, StreamLoader):
+            return dict(source.state_dict()) if has_state(source) else None
+        return source.state_dict(self._num_of_stream())
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue the loader, if it can, at a position that was saved."""
+        self._reading, self._stream, source = None, None, source_of(self.loader)
+        if has_state(source):
+            source.load_state_dict(state)
+            self._is_positioned = self._keeps_generators = True
+
+    def _read(self) -> Iterator[Any]:
+        device, source = self.prefetches_to, source_of(self.loader)
+        # The own state of a loader would count a batch that is read ahead as used.
+        may_prefetch = isinstance(source, StreamLoader) or not has_state(source)
+        for batches in self._epochs(source):
+            yield from batches if device is None or not may_prefetch else ahead(batches, device)
+
+    def _epochs(self, source: Any) -> Iterator[Iterator[Any]]:
+        """For each epoch, an iterator of its batches from the position on; opened when it is asked for."""
+        sampler = getattr(source, "batch_sampler", None)
+        if isinstance(source, StreamLoader):
+            return self._epochs_of_stream(source)
+        if isinstance(sampler, EpochSampler) and self.length is not None:
+            return self._epochs_of_sampler(source, sampler)
+        if isinstance(source, BatchLoader) and isinstance(sampler, CyclicSampler) and self.length is None:
+            return self._epochs_of_cycle(source, sampler)
+        return self._epochs_of_loader(self.loader)
+
+    def _epochs_of_sampler(self, loader: Any, sampler: EpochSampler) -> Iterator[Iterator[Any]]:
+        while True:
+            sampler.set_batches_done(self.done)
+            self._begin_epoch(self.done // len(sampler))
+            yield iter(loader)
+
+    def _epochs_of_cycle(self, loader: BatchLoader, sampler: CyclicSampler) -> Iterator[Iterator[Any]]:
+        """Epochs of batches that run across their ends: a batch belongs to the epoch of its first sample."""
+        batches: Iterator[Any] | None = None
+        first, done = sampler.consumed_samples, self.done
+        size = sampler.micro_batch_size * sampler.data_parallel_size  # of all ranks
+        while True:
+            start = first + (self.done - done) * size
+            epoch = start // sampler.num_used
+            if batches is None or (loader.num_workers and self.may_change()):
+                batches = None  # it holds the workers
+                sampler.set_consumed_samples(start)
+                self._begin_epoch(epoch)
+                batches = iter(loader)
+            yield islice(batches, -(-((epoch + 1) * sampler.num_used - start) // size))
+
+    def _epochs_of_stream(self, loader: StreamLoader) -> Iterator[Iterator[Any]]:
+        """The stream calls ``set_epoch`` itself for each of its passes."""
+        batches: Iterator[Any] | None = None
+        loader.infinite = True  # until ``close``
+        while True:
+            if batches is None or (loader.num_workers and self.may_change()):
+                batches = None
+                if self._stream is not None:  # workers, and an earlier training, may have read ahead
+                    loader.load_state_dict(loader.state_dict(self._num_of_stream()))
+                self._stream = loader.batches, self.done
+                batches = iter(loader)
+            yield batches if self.length is None else islice(batches, self.length - self.done % self.length)
+
+    def _num_of_stream(self) -> int | None:
+        """The stream's number of the latest batch given; None: all that it has read."""
+        return None if self._stream is None else self._stream[0] + self.done - self._stream[1]
+
+    def _epochs_of_loader(self, loader: Any) -> Iterator[Iterator[Any]]:
+        """Epochs of a loader of the user's own: an iteration of it, or ``length`` batches of one."""
+        log_if_workers_restart(loader)
+        length, keeps, is_positioned, self._is_positioned = (
+            self.length,
+            self._keeps_generators,
+            self._is_positioned,
+            False,
+        )
+        size = length or (len(loader) if isinstance(loader, Sized) else 0)
+        epoch, skipped = divmod(self.done, size) if size else (0, self.done)
+        if is_positioned and isinstance(loader, Repeated):
+            loader.start = skipped
+        elif skipped and not is_positioned:
+            _log_dropped_batches(loader, skipped)
+        has_batches = True
+        while True:
+            before, to_drop, had_batches = self.done, 0 if is_positioned else skipped, has_batches
+            self._begin_epoch(epoch)
+            with kept_generators() if keeps else nullcontext():
+                batches = iter(loader)
+                dropped = sum(1 for _ in islice(batches, to_drop))
+            if length is None:
+                yield batches
+                has_batches = self.done > before or dropped > 0
+                if not (has_batches or had_batches):  # one iteration has none behind the last batch of a pass
+                    raise ConfigError(
+                        f"The data loader {type(loader).__name__} gave no batch: its dataset is empty, or smaller than"
+                        " a batch and drop_last is True."
+                    )
+            else:
+                # A positioned loader may be behind the last batch of a pass.
+                yield islice(chain(batches, loader) if is_positioned else batches, length - skipped)
+                if self.done - before < length - skipped:
+                    raise ConfigError(
+                        f"Trainer.train_dataloader: {type(loader).__name__} gave {dropped + self.done - before}"
+                        f" batches, but its length is {length}."
+                    )
+            skipped = to_drop - dropped
+            epoch, is_positioned, keeps = epoch + 1, False, keeps and skipped > 0
+
+    def _begin_epoch(self, epoch: int) -> None:
+        """Call ``set_epoch``, and end workers that do not know what has changed."""
+        loader = source_of(self.loader)
+        sampler, batch_sampler = getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)
+        parts = {id(one): one for one in (sampler, batch_sampler, getattr(batch_sampler, "sampler", None))}
+        setters = [getattr(one, "set_epoch", None) for one in parts.values()]
+        of_data = epoch_setters(getattr(loader, "dataset", None))
+        if isinstance(loader, BatchLoader):
+            loader.begin_epoch(epoch, restarts=self.may_change())
+            of_data = of_data if loader.num_workers else []  # it calls them before each sample of another epoch
+        elif of_data and getattr(loader, "persistent_workers", False):
+            loader._iterator = None  # torch has no public way to end workers that are kept
+        for set_epoch in filter(None, [*setters, *of_data]):
+            set_epoch(epoch)
+
+
+class Repeated:
+    """A loader of ``length`` batches that repeats a loader without a length as often as necessary."""
+
+    is_open_ended = True  # a resumed run may have another length
+
+    def __init__(self, loader: Iterable[Any], length: int) -> None:
+        self.loader = loader
+        self.start = 0  # batches before the first one of the next iteration
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Any]:
+        given, self.start = self.start, 0
+        while given < self._length:
+            before = given
+            for batch in self.loader:
+                yield batch
+                given += 1
+                if given == self._length:
+                    return
+            if given == before:
+                raise ConfigError("Trainer.train_dataset: it yields no sample; it must yield at least one batch.")
+
+
+def source_of(loader: Any) -> Any:
+    """The loader that a :class:`Repeated` repeats, or the loader itself."""
+    return loader.loader if isinstance(loader, Repeated) else loader
+
+
+def _log_dropped_batches(data_loader: Any, count: int) -> None:
+    """Log that a resumed run reads batches again that were trained on."""
+    logger.warning(
+        "The training loader %s cannot be set to a position: %d batches are read again and dropped. The resumed run is"
+        " exact if it gives the same batches again: with a fixed seed, or without shuffling.",
+        type(data_loader).__name__, count,
+    )  # fmt: skip
+
+
+def log_if_workers_restart(data_loader: Any) -> None:
+    """Log a suggestion if a torch DataLoader restarts its workers in each epoch."""
+    if getattr(data_loader, "num_workers", 0) and not getattr(data_loader, "persistent_workers", True):
+        logger.info(
+            "The given %s restarts its %d workers in each epoch; persistent_workers=True keeps them.",
+            type(data_loader).__name__,
+            data_loader.num_workers,
+        )
