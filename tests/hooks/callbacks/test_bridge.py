@@ -261,13 +261,9 @@ def test_the_trainer_of_the_python_api_is_driven_by_the_same_hook(tmp_path: Path
             return self.bridge.evaluating(super().evaluate)()  # type: ignore[return-value]
 
         def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
-            return dict(self.bridge.record(super().train_step(model, inputs)))
-
-        def prepare_input_batch(self, batch: Any) -> Any:
-            prepared = super().prepare_input_batch(batch)
             self.bridge.end_batch()
-            self.bridge.begin_batch(prepared)
-            return prepared
+            self.bridge.begin_batch(inputs)
+            return dict(self.bridge.record(super().train_step(model, inputs)))
 
     recorder = Recorder()
     data = TensorDataset(torch.randn(12, 4), torch.randint(2, (12,)))
