@@ -38,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
 def _check(trainer: "DefaultTrainer", folder: str, args: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from trainwright.inspect.check.run import check_trainer
+    from trainwright.inspect.check.run import check_run
 
     only = args.only.split(",") if args.only else None
     with Console(stderr=True).status("") as status:  # a line with the check that runs, on a terminal
@@ -46,7 +46,7 @@ def _check(trainer: "DefaultTrainer", folder: str, args: argparse.Namespace) -> 
         def show(name: str) -> None:
             status.update(f"check {name} …")
 
-        report = check_trainer(trainer, max_seconds=args.max_seconds, only=only, output_dir=folder, on_start=show)
+        report = check_run(trainer.run, max_seconds=args.max_seconds, only=only, output_dir=folder, on_start=show)
     if args.json:
         print(json.dumps(report.to_dict(), indent=1))
     else:

@@ -74,7 +74,7 @@ class RunTrainer(StepMethods):
         >>> report = trainer.check()  # doctest: +SKIP
         >>> report.print()  # doctest: +SKIP
         """
-        report: Report = ring("inspect.check.run").check_trainer(self, max_seconds=max_seconds, only=only)
+        report: Report = ring("inspect.check.run").check_run(self.run, max_seconds=max_seconds, only=only)
         return report
 
     def find_lr(
@@ -92,9 +92,11 @@ class RunTrainer(StepMethods):
         nothing of this trainer is changed.
         """
         finder = ring("inspect.finders.learning_rate")
-        curve: RateCurve = finder.find_learning_rate(self, lowest=lowest, highest=highest, updates=updates, plot=plot)
+        curve: RateCurve = finder.find_learning_rate(
+            self.run, lowest=lowest, highest=highest, updates=updates, plot=plot
+        )
         if apply and curve.suggestion is not None:
-            finder.use_learning_rate(self, curve.suggestion)
+            finder.use_learning_rate(self.run, curve.suggestion)
         return curve
 
     def find_batch_size(self, *, memory: int | None = None, max_size: int | None = None) -> "BatchSizes":
@@ -103,7 +105,9 @@ class RunTrainer(StepMethods):
         ``memory``: bytes that a step may use, in place of what this device has. The result has the settings for a new
         trainer.
         """
-        sizes: BatchSizes = ring("inspect.finders.batch_size").find_batch_size(self, memory=memory, max_size=max_size)
+        sizes: BatchSizes = ring("inspect.finders.batch_size").find_batch_size(
+            self.run, memory=memory, max_size=max_size
+        )
         return sizes
 
     def replay(self, step: int, *, stops: bool = False) -> "Replay":

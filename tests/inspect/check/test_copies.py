@@ -32,7 +32,7 @@ class Counter(HookBase):
 
 
 def copies(trainer: Any, folder: Path, seconds: float = 60) -> Copies:
-    return Copies(trainer, folder, end=time.perf_counter() + seconds)
+    return Copies(trainer.run, folder, end=time.perf_counter() + seconds)
 
 
 def test_a_copy_has_later_changes(tmp_path: Path) -> None:
@@ -46,8 +46,9 @@ def test_a_copy_has_later_changes(tmp_path: Path) -> None:
     trainer.head = trainer.model[3]
     found = copies(trainer, tmp_path)
     with quiet():
-        new = found.make()
-        found.train(new, 2)
+        made = found.make()
+        made.train(2)
+    new: Any = made.trainer
     assert isinstance(new.optimizer, torch.optim.SGD)
     assert isinstance(new.loss, nn.MultiMarginLoss)
     assert new.head is new.model[3] is not trainer.head
@@ -87,7 +88,7 @@ def test_a_subclass_with_its_own_arguments_is_copied(tmp_path: Path) -> None:
 
     plain = objects(tmp_path / "run")
     with quiet():
-        new = copies(Own(3.0, plain.model, plain.config, plain.train_dataset), tmp_path).make()
+        new = copies(Own(3.0, plain.model, plain.config, plain.train_dataset), tmp_path).make().trainer
     assert new.weight == 3.0
     assert new.config.output_dir != plain.config.output_dir
 

@@ -31,7 +31,7 @@ def test_gradients_memory_and_times(tmp_path: Path) -> None:
     config = TrainingConfig(output_dir=str(tmp_path / "run"), batch_size=8, num_epochs=2)
     trainer = Trainer(Branches(), config, data)
     with quiet():
-        seen = SetUp(trainer, tmp_path, end=time.perf_counter() + 60).observed
+        seen = SetUp(trainer.run, tmp_path, end=time.perf_counter() + 60).observed
     assert seen.with_gradient == {"used.weight", "used.bias"}
     assert seen.with_zero_gradient == {"zero.weight", "zero.bias"}
     assert seen.changed >= {"used.weight", "used.bias"}

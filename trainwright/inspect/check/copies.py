@@ -7,32 +7,26 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from trainwright.config.errors import ConfigError
-from trainwright.data.batch_loader import BatchLoader
 from trainwright.data.seeding import rng_states, set_rng_states
+from trainwright.engine.run import Run
 from trainwright.engine.run_summary import logging_only_above
-from trainwright.hooks import (
-    HookBase,
-)
+from trainwright.hooks import HookBase
 from trainwright.hooks.method_overrides import is_overridden
 from trainwright.inspect.check.finding import Skipped
+from trainwright.optim.named import each_optimizer
 from trainwright.parallel.dist import get_world_size
-
-_DATA = ("train_dataset", "eval_dataset", "train_dataloader", "eval_dataloader", "preprocessor", "model_card")
 
 
 class Copies:
-    """Copies of ``trainer``, of either API, with their files in ``folder``.
-
-    Data sets are shared by the copies; the model, the optimizer, the loss and the callbacks are copied. A copy has the
-    current weights of the trainer and starts at its first step.
+    """Copies of the trainer of ``run``, of either API, with their files in ``folder``.
 
     Attributes:
         output_dir: the folder of the run, to which nothing is written.
@@ -40,13 +34,14 @@ class Copies:
         has_own_loss: whether the step or its loss is the user's.
     """
 
-    def __init__(self, trainer: Any, folder: Path, *, end: float) -> None:
+    def __init__(self, run: Run, folder: Path, *, end: float) -> None:
         """``end``: the time (of ``time.perf_counter``) at which trainings stop."""
-        self.trainer, self.folder, self._end, self._number = trainer, folder, end, 0
-        self.output_dir = str(trainer.run.folder.path)
-        own = {name for name in trainer.run.step_methods if is_overridden(trainer, name)}
+        self.run, self.folder, self.end, self._number = run, folder, end, 0
+        self.output_dir = str(run.folder.path)
+        trainer = run.trainer
+        own = {name for name in run.step_methods if is_overridden(trainer, name)}
         self.has_own_step, self.has_own_loss = bool(own - {"compute_loss"}), bool(own)
-        assigned = [name for name in (*trainer.run.step_methods, "evaluate") if callable(vars(trainer).get(name))]
+        assigned = [name for name in (*run.step_methods, "evaluate") if callable(vars(trainer).get(name))]
         if get_world_size() > 1:
             raise ConfigError(
                 "check, find_lr and find_batch_size run in one process: start the program without a launcher."
@@ -59,105 +54,108 @@ class Copies:
 
     @property
     def device(self) -> torch.device:
-        return torch.device(self.trainer.device)
+        return self.run.device
 
     def seconds_left(self) -> float:
-        return self._end - time.perf_counter()
+        return self.end - time.perf_counter()
 
     def make(
         self, *, folder: Path | None = None, resumes: bool = False, constant_rate: bool = False, **changes: Any
-    ) -> Any:
-        """A new copy.
-
-        ``constant_rate``: with the base learning rate instead of the schedule, and without an end. ``changes``:
-        settings, by their names in ``TrainingConfig``; both APIs have ``batch_size`` and
-        ``gradient_accumulation_steps``.
-        """
+    ) -> "Copy":
+        """A new copy: see :meth:`~trainwright.engine.run.Run.copy`."""
         if self.seconds_left() <= 0:
             raise Skipped("no time was left")
         self._number += 1
-        folder = folder or self.folder / str(self._number)
-        return self.trainer.run.copy(folder, resumes=resumes, constant_rate=constant_rate, **changes)
+        new = self.run.copy(
+            folder or self.folder / str(self._number), resumes=resumes, constant_rate=constant_rate, **changes
+        )
+        return Copy(new.run, end=self.end, has_own_step=self.has_own_step)
+
+
+class Copy:
+    """A copy of a trainer, which one check trains and throws away.
+
+    Attributes:
+        trainer: the copy; ``run``: its run.
+        optimizers: of the copy, each one.
+        eval_loaders: of evaluations, none of the training data (``overfit_batches``).
+    """
+
+    def __init__(self, run: Run, *, end: float, has_own_step: bool) -> None:
+        self.run, self._end, self._has_own_step = run, end, has_own_step
+        self.trainer = run.trainer  # a run does not keep it
+        self.model = run.model
+        self.optimizers: list[Optimizer] = each_optimizer(run.optimizer)
+        self.eval_loaders = [] if run.spec.limits.overfit_batches is not None else run.batches.eval_loaders
+
+    @property
+    def iter(self) -> int:
+        return int(self.trainer.iter)
 
     def train(
         self,
-        new: Any,
         iterations: int,
         *,
-        before: Callable[[Any], object] | None = None,
-        after: Callable[[Any], object] | None = None,
+        before: Callable[[], object] | None = None,
+        after: Callable[[], object] | None = None,
         needed: int | None = None,
-    ) -> int:
-        """Train a copy and return the number of iterations made: fewer if the time is over.
+    ) -> None:
+        """Train, for fewer iterations if the time is over; ``before`` and ``after`` are called around each one.
 
-        ``before`` and ``after`` are called with the copy before and after each. Raises Skipped if fewer than
-        ``needed`` (default: all) were made.
+        Raises:
+            Skipped: fewer than ``needed`` (default: all) were made.
         """
-        watch = _Watch(new, new.start_iter + iterations, self._end, before, after)
-        new.register_hooks([watch])
+        watch = _Watch(self, self.trainer.start_iter + iterations, self._end, before, after)
+        self.trainer.register_hooks([watch])
         try:
-            new.train()
+            self.trainer.train()
         finally:
-            new.run.hooks.remove(watch)
+            self.run.hooks.remove(watch)
         if watch.done < min(iterations if needed is None else needed, iterations) and watch.is_late:
             raise Skipped(f"the time ended after {watch.done} iterations")
-        return watch.done
 
-    def eval_loaders(self, new: Any) -> list[Any]:
-        """The loaders of evaluations, none of the training data (``overfit_batches``)."""
-        if self.setting("overfit_batches") is not None:
-            return []
-        found: list[Any] = new.run.batches.eval_loaders
-        return found
+    def stop(self) -> None:
+        """End the training after the current iteration."""
+        self.trainer.max_iter = self.trainer.iter + 1
 
-    def setting(self, name: str) -> Any:
-        """A setting that both APIs have by one name."""
-        spec = self.trainer.run.spec
-        return getattr(spec.learning if name == "unfreeze" else spec.limits, name)
+    def step_loss(self) -> float | None:
+        """The loss of the update just made; None: the step reports none."""
+        found = self.run.storage.latest().get("total_loss")
+        return None if found is None else float(found[0])
 
-    def batches(self, new: Any, number: int) -> list[Any]:
-        """The first batches of the loader, as it gives them."""
-        loader = new.run.batches.loader
-        first = list(islice(iter(loader), number))
-        for one in (loader, getattr(loader, "loader", None)):
-            if isinstance(one, BatchLoader):
-                one.close()
-        return first
-
-    def prepared(self, new: Any, batch: Any) -> Any:
+    def prepared(self, batch: Any) -> Any:
         """The batch as the model gets it."""
-        return new.run.prepare(copy.deepcopy(batch))
+        return self.run.prepare(copy.deepcopy(batch))
 
-    def loss(self, new: Any, batch: Any) -> Tensor:
+    def loss(self, batch: Any) -> Tensor:
         """The training loss of a prepared batch, with the modes that the modules have.
 
         Raises:
             Skipped: the step is the user's.
         """
-        if self.has_own_step:
+        if self._has_own_step:
             raise Skipped("the step is your own, and may have several losses")
-        value: Tensor = new.run.loss(batch)
-        return value
+        return self.run.loss(batch)
 
 
 class _Watch(HookBase):
     """Calls functions around each step, and stops the training after an iteration or at a time."""
 
-    def __init__(self, new: Any, last: int, end: float, before: Any, after: Any) -> None:
-        self._new, self._last, self._end, self._before, self._after = new, last, end, before, after
+    def __init__(self, copied: Copy, last: int, end: float, before: Any, after: Any) -> None:
+        self._copy, self._last, self._end, self._before, self._after = copied, last, end, before, after
         self.done, self.is_late = 0, False
 
     def before_step(self) -> None:
         if self._before is not None:
-            self._before(self._new)
+            self._before()
 
     def after_step(self) -> None:
         self.done += 1
         if self._after is not None:
-            self._after(self._new)
+            self._after()
         self.is_late = time.perf_counter() > self._end
-        if self._new.iter + 1 >= self._last or self.is_late:
-            self._new.max_iter = self._new.iter + 1
+        if self._copy.iter + 1 >= self._last or self.is_late:
+            self._copy.stop()
 
 
 @contextmanager

@@ -26,7 +26,8 @@ _READS = 16  # of each of two workers
 def check_samples(setup: SetUp) -> Finding:
     """Each training sample is read once per epoch."""
     loader = setup.make().run.batches.loader
-    limits = [name for name in ("limit_train_batches", "overfit_batches") if setup.setting(name) is not None]
+    spec = setup.run.spec.limits
+    limits = [n for n in ("limit_train_batches", "overfit_batches") if getattr(spec, n) is not None]
     if limits:
         raise Skipped(f"{limits[0]} leaves samples out")
     dataset, sampler = _dataset(loader), getattr(loader, "sampler", None)
@@ -96,7 +97,7 @@ def _dataset(loader: Any) -> Any:
 def check_test_data(setup: SetUp) -> Finding:
     """No sample of the evaluation data is among the training data."""
     new = setup.make()
-    loaders = setup.eval_loaders(new)
+    loaders = new.eval_loaders
     if not loaders:
         raise Skipped("there are no evaluation data, or they are the training data (overfit_batches)")
     train = _dataset(new.run.batches.loader)

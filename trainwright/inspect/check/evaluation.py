@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 from trainwright.data.collate import count_samples
 from trainwright.data.seeding import rng_states
 from trainwright.inspect.check.batches import labels_are_inputs, with_permuted_labels
+from trainwright.inspect.check.copies import Copy
 from trainwright.inspect.check.finding import Finding, Skipped, passed, problem, undecided
 from trainwright.inspect.check.observed import SetUp
 from trainwright.inspect.check.steps import dropout_off
@@ -23,8 +24,9 @@ _FIRST, _LAST = 25, 800  # updates before the first and the last comparison; eac
 
 def check_evaluation(setup: SetUp) -> Finding:
     """An evaluation changes no weight, buffer, mode or random generator, and uses no dropout or batch statistics."""
-    new = setup.make(limit_eval_batches=None if setup.setting("overfit_batches") else 4)
-    if not (setup.eval_loaders(new) or setup.setting("overfit_batches")):
+    overfits = setup.run.spec.limits.overfit_batches
+    new = setup.make(limit_eval_batches=None if overfits else 4)
+    if not (new.eval_loaders or overfits):
         raise Skipped("there are no evaluation data")
     new.model.train()
     before, modes = _copied(new.model), {name: one.training for name, one in new.model.named_modules()}
@@ -121,9 +123,9 @@ def check_labels(setup: SetUp) -> Finding:
     The losses of samples that it has not seen are compared with those of the same samples with permuted labels.
     """
     new = setup.make(constant_rate=True)
-    batches = _first_samples(setup, new)
+    batches = _first_samples(new)
     learned, unseen = batches[: 2 * len(batches) // 3], batches[2 * len(batches) // 3 :]
-    prepared = [[setup.prepared(new, batch) for batch in part] for part in (learned, unseen)]
+    prepared = [[new.prepared(batch) for batch in part] for part in (learned, unseen)]
     number = sum(count_samples(batch) for batch in prepared[1])
     generator = torch.Generator().manual_seed(0)
     if with_permuted_labels(prepared[0][0], generator) is None:
@@ -135,20 +137,20 @@ def check_labels(setup: SetUp) -> Finding:
     new.run.batches.repeat(learned)
     found: list[tuple[_Gain, _Gain]] = []
 
-    def compare(trainer: Any) -> None:
-        done = trainer.iter + 1
+    def compare() -> None:
+        done = new.iter + 1
         if done % _FIRST or (done // _FIRST).bit_count() != 1:
             return
-        with dropout_off(trainer.model):
-            gains = [_gain(setup, trainer, part, generator) for part in (prepared[1], prepared[0][: len(prepared[1])])]
+        with dropout_off(new.model):
+            gains = [_gain(new, part, generator) for part in (prepared[1], prepared[0][: len(prepared[1])])]
         found.append((gains[0], gains[1]))
         if gains[0].sigmas > 5 or (gains[1].is_memorized and done >= 8 * _FIRST):
-            trainer.max_iter = trainer.iter + 1
+            new.stop()
 
     affordable = int(0.5 * setup.seconds_left() / max(setup.step_seconds, 1e-6) / 2)
     if affordable < _FIRST:
         raise Skipped("no time was left")
-    setup.train(new, min(_LAST, affordable), after=compare, needed=_FIRST)
+    new.train(min(_LAST, affordable), after=compare, needed=_FIRST)
     if not found:
         raise Skipped(f"the run has fewer than {_FIRST} updates")
     others, own = found[-1]
@@ -180,21 +182,21 @@ class _Gain:
         self.is_memorized = self.sigmas > 10 and loss < 0.5 * mean
 
 
-def _gain(setup: SetUp, new: Any, batches: list[Any], generator: torch.Generator) -> _Gain:
+def _gain(new: Copy, batches: list[Any], generator: torch.Generator) -> _Gain:
     def mean(draws: bool) -> float:
         losses = []
         for batch in batches:
             torch.manual_seed(0)
-            losses.append(float(setup.loss(new, with_permuted_labels(batch, generator) if draws else batch).detach()))
+            losses.append(float(new.loss(with_permuted_labels(batch, generator) if draws else batch).detach()))
         return sum(losses) / len(losses)
 
     with torch.random.fork_rng(devices=[]):
         return _Gain(mean(False), [mean(True) for _ in range(_PERMUTATIONS)])
 
 
-def _first_samples(setup: SetUp, new: Any) -> list[Any]:
-    (first,) = setup.batches(new, 1)
-    size = count_samples(setup.prepared(new, first))
+def _first_samples(new: Copy) -> list[Any]:
+    (first,) = new.run.batches.first(1)
+    size = count_samples(new.prepared(first))
     if size < 4:
         raise Skipped("a batch has fewer than four samples" if size else "the samples of a batch cannot be counted")
     number = max(3, _MOST_SAMPLES // size)
@@ -203,7 +205,7 @@ def _first_samples(setup: SetUp, new: Any) -> list[Any]:
         number = min(number, len(dataset) // size)
     if number < 3:
         raise Skipped("an epoch has fewer than three batches")
-    batches = setup.batches(new, number)
+    batches = new.run.batches.first(number)
     if len(batches) < 3:
         raise Skipped("an epoch has fewer than three batches")
     return batches

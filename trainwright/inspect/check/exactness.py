@@ -10,6 +10,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from trainwright.engine.loss_fn import target_of
 from trainwright.inspect.check.batches import joined
+from trainwright.inspect.check.copies import Copy
 from trainwright.inspect.check.finding import Finding, Skipped, passed, problem, undecided
 from trainwright.inspect.check.observed import SetUp
 from trainwright.inspect.check.steps import dropout_off
@@ -22,13 +23,13 @@ def check_loss_scale(setup: SetUp) -> Finding:
     """The loss is a mean: it does not grow with the batch, and a cross-entropy is not multiplied by a constant."""
     new = setup.make()
     new.model.train()
-    batches = [setup.prepared(new, batch) for batch in setup.batches(new, 3)]
+    batches = [new.prepared(batch) for batch in new.run.batches.first(3)]
     with dropout_off(new.model):
-        found = [_seeded_loss(setup, new, batch) for batch in batches]
+        found = [_seeded_loss(new, batch) for batch in batches]
         references = [_cross_entropy(outputs, batch) for (_, outputs), batch in zip(found, batches, strict=True)]
         losses = [loss for loss, _ in found]
         try:
-            doubled = [_seeded_loss(setup, new, joined([batch, batch]))[0] for batch in batches]
+            doubled = [_seeded_loss(new, joined([batch, batch]))[0] for batch in batches]
         except Skipped:
             doubled = []
     growth = [big / loss for big, loss in zip(doubled, losses, strict=False) if loss]
@@ -42,7 +43,7 @@ def check_loss_scale(setup: SetUp) -> Finding:
     ratios = [loss / one for loss, one in zip(losses, references, strict=True) if one]
     if len(ratios) == len(losses) > 1 and max(ratios) - min(ratios) < 0.01 * abs(ratios[0]):
         values["factor"] = factor = ratios[0]
-        steps = setup.trainer.run.spec.batch.gradient_accumulation_steps
+        steps = setup.run.spec.batch.gradient_accumulation_steps
         is_divided = steps > 1 and abs(factor * steps - 1) < 0.02
         if is_divided or not 0.1 < factor < 10:
             fix = "Remove the division: the trainer divides by the number of accumulated batches itself."
@@ -55,13 +56,13 @@ def check_loss_scale(setup: SetUp) -> Finding:
     return Finding("", "passed" if growth else "undecided", text, values=values)
 
 
-def _seeded_loss(setup: SetUp, new: Any, batch: Any) -> tuple[float, Any]:
+def _seeded_loss(new: Copy, batch: Any) -> tuple[float, Any]:
     """The loss, and the outputs of the model."""
     outputs: list[Any] = []
     handle = new.model.register_forward_hook(lambda *arguments: outputs.append(arguments[2]))
     torch.manual_seed(0)
     try:
-        loss = setup.loss(new, batch)
+        loss = new.loss(batch)
     finally:
         handle.remove()
     return float(loss), outputs[-1] if outputs else None
@@ -81,16 +82,16 @@ def _cross_entropy(outputs: Any, batch: Any) -> float | None:
 
 def check_accumulation(setup: SetUp) -> Finding:
     """The accumulated gradient of several batches is the gradient of one batch with all their samples."""
-    steps = setup.trainer.run.spec.batch.gradient_accumulation_steps
+    steps = setup.run.spec.batch.gradient_accumulation_steps
     if steps == 1:
         raise Skipped("no gradients are accumulated")
     new = setup.make()
     if any(isinstance(one, nn.modules.batchnorm._BatchNorm) and one.training for one in new.model.modules()):
         raise Skipped("batch normalization uses the statistics of each small batch")
-    batches = setup.batches(new, steps)
+    batches = new.run.batches.first(steps)
     whole = joined(batches)
-    small = _gradients(setup, new, batches)
-    large = _gradients(setup, setup.make(gradient_accumulation_steps=1), [whole])
+    small = _gradients(new, batches)
+    large = _gradients(setup.make(gradient_accumulation_steps=1), [whole])
     size = math.sqrt(sum(float(one.square().sum()) for one in large))
     difference = math.sqrt(sum(float((a - b).square().sum()) for a, b in zip(small, large, strict=True)))
     ratio = math.sqrt(sum(float(one.square().sum()) for one in small)) / size if size else 0.0
@@ -107,7 +108,7 @@ def check_accumulation(setup: SetUp) -> Finding:
     return problem(text, fix, values)
 
 
-def _gradients(setup: SetUp, new: Any, batches: list[Any]) -> list[Tensor]:
+def _gradients(new: Copy, batches: list[Any]) -> list[Tensor]:
     """Those that the first step of an optimizer uses."""
     new.run.batches.repeat(batches)
     found: dict[int, Tensor] = {}
@@ -122,7 +123,7 @@ def _gradients(setup: SetUp, new: Any, batches: list[Any]) -> list[Tensor]:
     handle = register_optimizer_step_pre_hook(keep)
     try:
         with dropout_off(new.model):
-            setup.train(new, 1)
+            new.train(1)
     finally:
         handle.remove()
     return [found.get(id(one), torch.zeros_like(one, dtype=torch.float64).detach()) for one in new.model.parameters()]
@@ -132,27 +133,23 @@ def check_resume(setup: SetUp) -> Finding:
     """A run that is saved and resumed has, bit for bit, the weights of the uninterrupted run."""
     folder = setup.folder / "resume"
     straight = setup.make(folder=folder, save_enabled=True)
-    last = min(2 * _SAVED_AFTER, straight.max_iter)
+    last = min(2 * _SAVED_AFTER, straight.trainer.max_iter)
     if last < 2:
         raise Skipped("the run has one update")
     middle = last // 2
 
-    def save(new: Any) -> None:
-        if new.iter == middle:
-            new.run.save()
-
-    setup.train(straight, last, before=save)
+    straight.train(last, before=lambda: straight.run.save() if straight.iter == middle else None)
     resumed = setup.make(folder=folder, resumes=True)
-    if resumed.start_iter != middle:
-        return problem(f"The resumed run starts at iteration {resumed.start_iter}, not {middle}.")
-    setup.train(resumed, last - middle)
+    if (first := resumed.trainer.start_iter) != middle:
+        return problem(f"The resumed run starts at iteration {first}, not {middle}.")
+    resumed.train(last - middle)
     different = _different(straight.model.state_dict(), resumed.model.state_dict())
     values = {"updates": last, "saved_after": middle, "different": different}
     if not different:
         text = f"Saved after {middle} of {last} updates, resumed, and equal bit for bit."
         return passed(text, values=values)
     again = setup.make()
-    setup.train(again, last)
+    again.train(last)
     if _different(straight.model.state_dict(), again.model.state_dict()):
         return undecided(
             "Two equal runs differ, so a resume cannot be compared.",

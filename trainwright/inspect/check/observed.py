@@ -19,7 +19,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from trainwright.data.seeding import seed_everything
 from trainwright.inspect.check.copies import Copies
-from trainwright.optim.named import each_optimizer
 
 NUM_UPDATES = 12
 
@@ -63,11 +62,11 @@ class SetUp(Copies):
     def observed(self) -> Observed:
         """The first updates of a copy, with an evaluation in the middle if there is one."""
         seen = Observed()
-        new = self.make(limit_eval_batches=None if self.setting("overfit_batches") else 1)
+        new = self.make(limit_eval_batches=None if self.run.spec.limits.overfit_batches else 1)
         before = {name: one.detach().clone() for name, one in new.model.named_parameters()}
-        evaluates = bool(self.eval_loaders(new))
+        evaluates = bool(new.eval_loaders)
         modes = seen.first_modes
-        with _watched(new.model, seen, lambda: modes), _counted_steps(new, seen), torch.enable_grad():
+        with _watched(new.model, seen, lambda: modes), _counted_steps(new.model, seen), torch.enable_grad():
             if self.device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(self.device)
             saved: list[int] = []
@@ -75,23 +74,22 @@ class SetUp(Copies):
             hooks.__enter__()
             clock = [time.perf_counter()]
 
-            def after(trainer: Any) -> None:
+            def after() -> None:
                 nonlocal modes
                 if not seen.seconds:
                     hooks.__exit__(None, None, None)
-                loss = trainer.storage.latest().get("total_loss")
-                if loss is not None:
-                    seen.losses.append(float(loss[0]))
+                if (loss := new.step_loss()) is not None:
+                    seen.losses.append(loss)
                 now = time.perf_counter()
                 seen.seconds.append(now - clock[0])
                 if len(seen.seconds) == NUM_UPDATES // 2 and evaluates:
                     modes = set()  # an evaluation is no step
-                    trainer.run.evaluate()
+                    new.run.evaluate()
                     modes = seen.later_modes
                 clock[0] = time.perf_counter()
 
             try:
-                self.train(new, NUM_UPDATES, after=after, needed=1)
+                new.train(NUM_UPDATES, after=after, needed=1)
             finally:
                 if not seen.seconds:
                     hooks.__exit__(None, None, None)
@@ -103,7 +101,7 @@ class SetUp(Copies):
             seen.peak_bytes = torch.cuda.max_memory_allocated(self.device)
         seen.model_bytes = size_of([*new.model.parameters(), *new.model.buffers()])
         seen.gradient_bytes = size_of(one for one in new.model.parameters() if one.requires_grad)
-        states = [state for one in each_optimizer(new.optimizer) for state in one.state.values()]
+        states = [state for one in new.optimizers for state in one.state.values()]
         seen.optimizer_bytes = size_of(value for state in states for value in state.values())
         return seen
 
@@ -151,8 +149,8 @@ def depends_on_mode(module: nn.Module) -> bool:
 
 
 @contextmanager
-def _counted_steps(new: Any, seen: Observed) -> Iterator[None]:
-    names = {id(parameter): name for name, parameter in new.model.named_parameters()}
+def _counted_steps(model: nn.Module, seen: Observed) -> Iterator[None]:
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
 
     def count(optimizer: Optimizer, *_: Any) -> None:
         held = {names[id(one)] for group in optimizer.param_groups for one in group["params"] if id(one) in names}
@@ -194,15 +192,16 @@ def at_initial_values(setup: SetUp, names: Sequence[str]) -> list[str]:
     Config files: a model that is built with another seed has other values there. Objects: the distribution of the
     values is the one that ``reset_parameters`` of the module gives; parameters with few values are not judged.
     """
-    trainer, models = setup.trainer, []
+    run = setup.run
+    models = []
     for seed in (1, 2):
         seed_everything(seed)
-        if (model := trainer.run.rebuild_model()) is not None:
+        if (model := run.rebuild_model()) is not None:
             models.append(dict(model.named_parameters()))
     if models:
         first, second = models
         return [name for name in names if name in first and not torch.equal(first[name], second[name])]
-    judged = {name: _has_initial_distribution(trainer.model, name) for name in names}
+    judged = {name: _has_initial_distribution(run.model, name) for name in names}
     loaded = {name.rpartition(".")[0] for name, is_random in judged.items() if is_random is False}
     return [name for name, is_random in judged.items() if is_random and name.rpartition(".")[0] not in loaded]
 

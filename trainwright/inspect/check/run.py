@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from trainwright.config.errors import ConfigError
+from trainwright.engine.run import Run
 from trainwright.inspect.check import data, evaluation, exactness, steps
 from trainwright.inspect.check.copies import quiet, restored_generators
 from trainwright.inspect.check.finding import Finding, Report, Skipped
@@ -41,15 +41,15 @@ CHECKS: dict[str, Check] = {
 _RAISED = "train() would raise it, too; correct it first."
 
 
-def check_trainer(
-    trainer: Any,
+def check_run(
+    run: Run,
     *,
     max_seconds: float = 60.0,
     only: Sequence[str] | None = None,
     output_dir: str | None = None,
     on_start: Callable[[str], object] | None = None,
 ) -> Report:
-    """Make the checks on copies of ``trainer``, within ``max_seconds``.
+    """Make the checks on copies of the trainer of ``run``, within ``max_seconds``.
 
     ``only``: the names of the checks to make; default: all. ``output_dir``: the folder of the run, if it is not the
     trainer's. ``on_start`` is called with the name of each check before it starts.
@@ -60,8 +60,8 @@ def check_trainer(
 
     end = time.perf_counter() + max_seconds
     findings: list[Finding] = []
-    with tempfile.TemporaryDirectory() as folder, restored_generators(trainer.device):
-        setup = SetUp(trainer, Path(folder), end=end)
+    with tempfile.TemporaryDirectory() as folder, restored_generators(run.device):
+        setup = SetUp(run, Path(folder), end=end)
         setup.output_dir = output_dir or setup.output_dir
         for name in names:
             if on_start is not None:

@@ -42,13 +42,12 @@ def check_steps(setup: SetUp) -> Finding:
 def check_learning_rate(setup: SetUp) -> Finding:
     """The learning rate is not zero, now and over the schedule of the run."""
     new = setup.make()
-    groups = [group for one in each_optimizer(new.optimizer) for group in one.param_groups]
+    groups = [group for one in new.optimizers for group in one.param_groups]
     if not all("lr" in group for group in groups):
         raise Skipped("the optimizer has no learning rate")
     base = [float(group.get("initial_lr", group["lr"])) for group in groups]
-    schedules = [one for one in (new.lr_scheduler, *new.lr_schedulers.values()) if one is not None]
     rates = [[float(group["lr"])] for group in groups]
-    simulated = [one for one in schedules if not isinstance(one, ReduceLROnPlateau)]
+    simulated = [one for one in new.run.lr_schedulers if not isinstance(one, ReduceLROnPlateau)]
     steps = new.run.schedule_length(simulated[0]) if simulated else 0
     for _ in range(min(steps, _MOST_RATES) - 1):
         for schedule in simulated:
@@ -77,10 +76,10 @@ def check_learning_rate(setup: SetUp) -> Finding:
 
 def check_parameters(setup: SetUp) -> Finding:
     """Every parameter gets a gradient, belongs to an optimizer and changes; none is frozen at a random value."""
-    seen, model = setup.observed, setup.trainer.model
+    seen, model = setup.observed, setup.run.model
     names = {name: one for name, one in model.named_parameters() if one.numel()}
     trainable = [name for name, one in names.items() if one.requires_grad]
-    late = setup.setting("unfreeze") is not None
+    late = setup.run.spec.learning.unfreeze is not None
     without = [] if late else [name for name in trainable if name not in seen.with_gradient]
     zeros = [name for name in without if name in seen.with_zero_gradient]
     unseen = [name for name in without if name not in seen.with_zero_gradient]
@@ -104,7 +103,7 @@ def check_parameters(setup: SetUp) -> Finding:
             )  # fmt: skip
     still = [name for name in trainable if name in seen.optimized and name not in seen.changed and name not in zeros]
     still = [name for name in still if name in seen.with_gradient]
-    rates = [group.get("lr", 1) for one in each_optimizer(setup.trainer.optimizer) for group in one.param_groups]
+    rates = [group.get("lr", 1) for one in each_optimizer(setup.run.optimizer) for group in one.param_groups]
     if still and all(rates) and len(still) == len([name for name in trainable if name in seen.with_gradient]):
         return problem(
             f"No parameter changed in {len(seen.seconds)} updates, although all have gradients.",
@@ -122,7 +121,7 @@ def check_parameters(setup: SetUp) -> Finding:
 
 def check_modes(setup: SetUp) -> Finding:
     """Dropout and batch normalization are in training mode in the steps, before and after an evaluation."""
-    seen, model = setup.observed, setup.trainer.model
+    seen, model = setup.observed, setup.run.model
     modules = dict(model.named_modules())
     asked = [name for name, module in modules.items() if depends_on_mode(module)]
     if not asked:
@@ -178,7 +177,7 @@ def _weights_after(setup: SetUp, *, clears: bool, updates: int = 6) -> list[Tens
     handle = register_optimizer_step_post_hook(lambda optimizer, *_: stepped.append(optimizer))
     own = {id(one) for one in new.model.parameters()}
 
-    def clear(_: Any) -> None:
+    def clear() -> None:
         for optimizer in stepped if clears else ():
             for parameter in (one for group in optimizer.param_groups for one in group["params"]):
                 if id(parameter) in own:
@@ -186,7 +185,7 @@ def _weights_after(setup: SetUp, *, clears: bool, updates: int = 6) -> list[Tens
         stepped.clear()
 
     try:
-        setup.train(new, updates, before=clear)
+        new.train(updates, before=clear)
     finally:
         handle.remove()
     return [parameter.detach() for parameter in new.model.parameters()]
@@ -202,25 +201,24 @@ def _distance(first: Iterable[Tensor], second: Iterable[Tensor]) -> float:
 
 def check_one_batch(setup: SetUp) -> Finding:
     """The model can overfit one batch, with the configured optimizer at its base learning rate."""
-    if len(each_optimizer(setup.trainer.optimizer)) > 1:
+    if len(each_optimizer(setup.run.optimizer)) > 1:
         raise Skipped("several optimizers have losses that may compete")
     new = setup.make(constant_rate=True)
-    (batch,) = setup.batches(new, 1)
+    (batch,) = new.run.batches.first(1)
     new.run.batches.repeat([batch])
     with dropout_off(new.model):
         losses: list[float] = []
 
-        def read(trainer: Any) -> None:
-            loss = trainer.storage.latest().get("total_loss")
-            if loss is not None:
-                losses.append(float(loss[0]))
+        def read() -> None:
+            if (loss := new.step_loss()) is not None:
+                losses.append(loss)
             if len(losses) > 10 and is_fitted(losses):
-                trainer.max_iter = trainer.iter + 1
+                new.stop()
 
         affordable = min(300, int(0.25 * setup.seconds_left() / max(setup.step_seconds, 1e-6)))
         if affordable < 20:
             raise Skipped("no time was left for 20 updates")
-        setup.train(new, affordable, after=read, needed=20)
+        new.train(affordable, after=read, needed=20)
     if len(losses) < 20 and not is_fitted(losses):
         raise Skipped("the step reports no loss")
     first, last = losses[0], _mean(losses[-3:])
@@ -270,7 +268,7 @@ class dropout_off:  # noqa: N801  # a context manager, used as a function
 
 def check_forecast(setup: SetUp) -> Finding:
     """The time of the run, the memory of a step, and the disk that checkpoints need."""
-    seen, trainer = setup.observed, setup.trainer
+    seen, trainer = setup.observed, setup.run.trainer
     seconds = setup.step_seconds * trainer.max_iter
     checkpoint = seen.model_bytes + seen.optimizer_bytes
     memory = seen.peak_bytes or checkpoint + seen.gradient_bytes + seen.saved_bytes

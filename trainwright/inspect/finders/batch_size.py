@@ -13,10 +13,10 @@ import torch
 from trainwright.config.errors import ConfigError
 from trainwright.data.collate import count_samples
 from trainwright.engine.out_of_memory import is_out_of_memory
+from trainwright.engine.run import Run
 from trainwright.inspect.check.copies import Copies, quiet, restored_generators
 from trainwright.inspect.check.finding import Skipped
 from trainwright.inspect.check.observed import counting_saved, size_of
-from trainwright.optim.named import each_optimizer
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class BatchSizes:
 
 
 def find_batch_size(
-    trainer: Any, *, memory: int | None = None, max_size: int | None = None, max_seconds: float = 300.0
+    run: Run, *, memory: int | None = None, max_size: int | None = None, max_seconds: float = 300.0
 ) -> BatchSizes:
-    """Find the largest micro-batch with which a copy of ``trainer`` can make updates.
+    """Find the largest micro-batch with which a copy of the trainer of ``run`` can make updates.
 
     ``memory``: bytes that a step may use, for another device than this one; on a CPU the tensors are counted.
 
@@ -55,8 +55,8 @@ def find_batch_size(
         if value is not None and (not isinstance(value, int) or value < 1):
             raise ConfigError(f"find_batch_size: got {name}={value!r}; it must be a whole number >= 1.")
     trials: dict[int, int | None] = {}
-    with tempfile.TemporaryDirectory() as folder, restored_generators(trainer.device), quiet():
-        copies = Copies(trainer, Path(folder), end=time.perf_counter() + max_seconds)
+    with tempfile.TemporaryDirectory() as folder, restored_generators(run.device), quiet():
+        copies = Copies(run, Path(folder), end=time.perf_counter() + max_seconds)
         most = _num_samples(copies)
         bound = min(one for one in (most, max_size, 1 << 30) if one is not None)
         reason = "data" if bound == most else "max_size"
@@ -78,7 +78,7 @@ def find_batch_size(
 
 
 def _num_samples(copies: Copies) -> int | None:
-    dataset = getattr(copies.trainer.run.batches.loader, "dataset", None)
+    dataset = getattr(copies.run.batches.loader, "dataset", None)
     try:
         return len(dataset) if dataset is not None else None
     except TypeError:
@@ -104,8 +104,8 @@ def _fits(copies: Copies, size: int, memory: int | None, trials: dict[int, int |
 def _needed(copies: Copies, size: int) -> int:
     """The bytes of an update with micro-batches of ``size`` samples."""
     new = copies.make(batch_size=size, gradient_accumulation_steps=1, constant_rate=True)
-    (batch,) = copies.batches(new, 1)
-    if (found := count_samples(copies.prepared(new, batch))) != size:
+    (batch,) = new.run.batches.first(1)
+    if (found := count_samples(new.prepared(batch))) != size:
         raise ConfigError(
             f"find_batch_size: the loader gives {found or 'unknown numbers of'} samples instead of {size}. Pass a data"
             " set instead of a loader, or build the loader with the batch size of the configuration."
@@ -117,10 +117,10 @@ def _needed(copies: Copies, size: int) -> int:
     saved: list[int] = []
     counting = counting_saved(new.model, saved.append)
     with ExitStack() as stack:  # the first update creates the state of the optimizer
-        copies.train(new, 2, before=lambda running: running.iter and stack.enter_context(counting))
+        new.train(2, before=lambda: new.iter and stack.enter_context(counting))
     if is_cuda:
         return torch.cuda.max_memory_allocated(copies.device)
-    states = [state for one in each_optimizer(new.optimizer) for state in one.state.values()]
+    states = [state for one in new.optimizers for state in one.state.values()]
     trained = [one for one in new.model.parameters() if one.requires_grad]
     kept = size_of([*new.model.parameters(), *new.model.buffers(), *trained])
     return kept + size_of(value for state in states for value in state.values()) + sum(saved)
@@ -129,8 +129,7 @@ def _needed(copies: Copies, size: int) -> int:
 def _settings(copies: Copies, size: int) -> dict[str, int]:
     if not size:
         return {}
-    trainer = copies.trainer
-    total = trainer.run.spec.batch.batch_size * trainer.run.spec.batch.gradient_accumulation_steps
+    spec = copies.run.spec
+    total = spec.batch.batch_size * spec.batch.gradient_accumulation_steps
     steps = -(-total // size)
-    found: dict[str, int] = trainer.run.spec.batch_settings(-(-total // steps) if steps > 1 else size, steps)
-    return found
+    return spec.batch_settings(-(-total // steps) if steps > 1 else size, steps)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.config.errors import ConfigError, ConfigImportError
+from trainwright.engine.run import Run
 from trainwright.inspect.check.copies import Copies, quiet, restored_generators
 from trainwright.optim.named import each_optimizer
 
@@ -86,7 +87,7 @@ def new_figure(path: str | Path) -> Any:
 
 
 def find_learning_rate(
-    trainer: Any,
+    run: Run,
     *,
     lowest: float = 1e-7,
     highest: float = 10.0,
@@ -94,7 +95,7 @@ def find_learning_rate(
     max_seconds: float = 300.0,
     plot: str | Path | None = None,
 ) -> RateCurve:
-    """Train a copy of ``trainer`` with a rate that grows from ``lowest`` to ``highest``.
+    """Train a copy of the trainer of ``run`` with a rate that grows from ``lowest`` to ``highest``.
 
     The test ends early if the loss diverges. Groups with rates of their own keep their ratio. ``plot``: a file for a
     picture of the curve.
@@ -108,36 +109,37 @@ def find_learning_rate(
         raise ConfigError(f"find_lr: got lowest={lowest:g} and highest={highest:g}; it must be 0 < lowest < highest.")
     if updates < 20:
         raise ConfigError(f"find_lr: got updates={updates}; it must be a whole number >= 20.")
-    if len(each_optimizer(trainer.optimizer)) > 1:
+    if len(each_optimizer(run.optimizer)) > 1:
         raise ConfigError("find_lr: this run has several optimizers, whose losses do not have one curve.")
-    if not all("lr" in group for group in trainer.optimizer.param_groups):
-        raise ConfigError(f"find_lr: {type(trainer.optimizer).__name__} has no learning rate.")
+    if not all("lr" in group for group in run.optimizer.param_groups):
+        raise ConfigError(f"find_lr: {type(run.optimizer).__name__} has no learning rate.")
     rates: list[float] = []
     losses: list[float] = []
     has_loss = False
     factor = (highest / lowest) ** (1 / (updates - 1))
-    with tempfile.TemporaryDirectory() as folder, restored_generators(trainer.device), quiet():
-        copies = Copies(trainer, Path(folder), end=time.perf_counter() + max_seconds)
+    with tempfile.TemporaryDirectory() as folder, restored_generators(run.device), quiet():
+        copies = Copies(run, Path(folder), end=time.perf_counter() + max_seconds)
         new = copies.make(constant_rate=True, non_finite="warn")  # a loss that is not finite ends the test
-        groups = new.optimizer.param_groups
+        (optimizer,) = new.optimizers
+        groups = optimizer.param_groups
         largest = max(float(group["lr"]) for group in groups) or 1.0
         shares = [float(group["lr"]) / largest or 1.0 for group in groups]
         smooth = _Smoothed()
 
-        def grow(_: Any) -> None:
+        def grow() -> None:
             rates.append(lowest * factor ** len(rates))
             for group, share in zip(groups, shares, strict=True):
                 group["lr"] = share * rates[-1]
 
-        def read(running: Any) -> None:
+        def read() -> None:
             nonlocal has_loss
-            found = running.storage.latest().get("total_loss")
+            found = new.step_loss()
             has_loss = has_loss or found is not None
-            losses.append(math.nan if found is None else float(found[0]))
+            losses.append(math.nan if found is None else found)
             if smooth.add(losses[-1]):
-                running.max_iter = running.iter + 1
+                new.stop()
 
-        copies.train(new, updates, before=grow, after=read, needed=1)
+        new.train(updates, before=grow, after=read, needed=1)
     if not has_loss:
         raise ConfigError("find_lr: the step records no loss. A train_step must return it as 'step_loss'.")
     curve = RateCurve(rates, losses, smooth.values, _steepest(rates, smooth.values), smooth.has_diverged)
@@ -146,18 +148,18 @@ def find_learning_rate(
     return curve
 
 
-def use_learning_rate(trainer: Any, rate: float) -> None:
+def use_learning_rate(run: Run, rate: float) -> None:
     """Set the base rate of the optimizer and its schedule; groups with rates of their own keep their ratio."""
-    groups = trainer.optimizer.param_groups
+    groups = run.optimizer.param_groups
     base = max(float(group.get("initial_lr", group["lr"])) for group in groups)
     for group in groups:
         for name in ("lr", "initial_lr"):
             if name in group:
                 group[name] = float(group[name]) * rate / base if base else rate
-    schedule = trainer.lr_scheduler
-    if schedule is not None and hasattr(schedule, "base_lrs"):
-        schedule.base_lrs = [float(one) * rate / base if base else rate for one in schedule.base_lrs]
-    trainer.run.use_learning_rate(rate)
+    for schedule in run.lr_schedulers:
+        if hasattr(schedule, "base_lrs"):
+            schedule.base_lrs = [float(one) * rate / base if base else rate for one in schedule.base_lrs]
+    run.use_learning_rate(rate)
 
 
 class _Smoothed:
