@@ -15,9 +15,14 @@ import torch
 from torch import Tensor, nn
 
 import trainwright._torch_compat as compat
+import trainwright.graph as graph
 from trainwright import Trainer, TrainingConfig
 
-FILES = [importlib.import_module(f"{compat.__name__}.{found.name}") for found in pkgutil.iter_modules(compat.__path__)]
+FILES = [
+    importlib.import_module(f"{package.__name__}.{found.name}")
+    for package in (compat, graph)
+    for found in pkgutil.iter_modules(package.__path__)
+]
 
 # How a private part has changed.
 CHANGES = ("missing", "other signature", "other result", "error")
@@ -76,7 +81,7 @@ def changed(original: Callable[..., Any], change: str, other: Callable[..., Any]
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not sys._getframe(1).f_globals.get("__name__", "").startswith(compat.__name__):
+        if not sys._getframe(1).f_globals.get("__name__", "").startswith((compat.__name__, graph.__name__)):
             return original(*args, **kwargs)
         if change == "missing":
             raise AttributeError("there is none")

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests._torch_compat.conftest import CHANGES, Trained, change_torch
-from trainwright._torch_compat import ahead_of_time, compile_graph
+from trainwright.graph import ahead_of_time, compile_graph
 
 pytestmark = pytest.mark.usefixtures("compiler")
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests._torch_compat.conftest import CHANGES, Trained, change_torch
-from trainwright._torch_compat import compile_graph
+from trainwright.graph import compile_graph
 
 pytestmark = pytest.mark.usefixtures("compiler")
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests._torch_compat.conftest import Trained, change_torch
-from trainwright._torch_compat import traced_step
+from trainwright.graph import traced_step
 
 pytestmark = pytest.mark.usefixtures("compiler")
 

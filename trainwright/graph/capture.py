@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainwright._torch_compat.graph_capture import argument_sources, guard_check, run_captured, written_sources
+from trainwright.graph.dynamo import argument_sources, guard_check, run_captured, written_sources
 
 
 class NotCapturable(Exception):  # noqa: N818  # not a user's error: the run continues eagerly
@@ -108,16 +108,6 @@ def layout_of(batch: Any, names: Iterable[str] | None = None) -> Layout:
             return _named(tuple(fields), {*batch}, is_all=len(fields) == len(batch))
         return _tree(fields, tuple(fields), {*batch})
     return _tree(batch, None, set())
-
-
-def batch_size_of(loader: Any) -> int | None:
-    """The number of samples of a full batch of the loader; None if it is unknown."""
-    for holder in (getattr(loader, "batch_sampler", None), loader):
-        for name in ("micro_batch_size", "batch_size"):
-            size = getattr(holder, name, None)
-            if isinstance(size, int):
-                return size
-    return None
 
 
 def shapes_of(tensors: Iterable[Any]) -> tuple[Any, ...]:

@@ -6,13 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainwright._torch_compat.compile_graph import refusal_of_compiler
 from trainwright.config.errors import ConfigError, did_you_mean
 from trainwright.engine.default.eager_trainer import EagerTrainer
 from trainwright.engine.loss_fn import returned_losses, sum_losses
 from trainwright.engine.step import Step
-from trainwright.graph.capture import batch_size_of
-from trainwright.graph.step import CompiledStep, copied_scalars, refusal_of_overrides
+from trainwright.graph.compile_graph import refusal_of_compiler
+from trainwright.graph.step import CompiledStep, batch_size_of, copied_scalars, refusal_of_overrides
 from trainwright.hooks.method_overrides import overridable
 
 

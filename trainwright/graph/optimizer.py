@@ -19,8 +19,8 @@ from torch.overrides import TorchFunctionMode
 
 from trainwright._torch_compat.fused_update import step_hooks
 from trainwright._torch_compat.optimizer_import import is_torchs, steps_as_its_class
-from trainwright._torch_compat.traced_step import has_gradient_hooks, run_step
 from trainwright.graph.capture import NotCapturable, NotReady
+from trainwright.graph.traced_step import has_gradient_hooks, run_step
 from trainwright.optim.named import each_optimizer
 
 _GRADIENT, _PARAMS = attrgetter("grad"), itemgetter("params")

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import Optimizer
 
-from trainwright._torch_compat import compile_graph
-from trainwright._torch_compat.ahead_of_time import ahead_of_time
 from trainwright.engine.accumulation import TOKENS
+from trainwright.graph import compile_graph
+from trainwright.graph.ahead_of_time import ahead_of_time
 from trainwright.graph.capture import Capture, NotCapturable, NotReady, reason, trace_reason
 from trainwright.graph.optimizer import OptimizerInputs, TrainedParameters, clipping_groups, trace_step
 from trainwright.optim.clip import gradient_clipper, gradient_norm

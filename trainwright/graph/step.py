@@ -96,6 +96,16 @@ def copied_scalars(outputs: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v.clone() if isinstance(v, Tensor) else v for k, v in scalars_of(outputs).items()}
 
 
+def batch_size_of(loader: Any) -> int | None:
+    """The number of samples of a full batch of the loader; None if it is unknown."""
+    for holder in (getattr(loader, "batch_sampler", None), loader):
+        for name in ("micro_batch_size", "batch_size"):
+            size = getattr(holder, name, None)
+            if isinstance(size, int):
+                return size
+    return None
+
+
 def refusal_of_overrides(owner: Any, methods: Iterable[str]) -> str | None:
     """The reason that some methods are the user's own, which a program would not call; None if none are."""
     own = [name for name in methods if is_overridden(owner, name)]

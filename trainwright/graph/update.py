@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from trainwright._torch_compat import graph_capture, traced_step
-from trainwright._torch_compat.compile_graph import cpp_compilers, refusal_of_compiler
 from trainwright._torch_compat.optimizer_import import mark_stepped
 from trainwright.data.collate import count_samples
 from trainwright.engine.accumulation import TOKENS, WindowMean
 from trainwright.events.phases import activity
+from trainwright.graph import dynamo, traced_step
 from trainwright.graph.capture import (
     Capture,
     Layout,
@@ -33,6 +32,7 @@ from trainwright.graph.capture import (
     reason,
     shapes_of,
 )
+from trainwright.graph.compile_graph import cpp_compilers, refusal_of_compiler
 from trainwright.graph.optimizer import (
     OptimizerInputs,
     TrainedParameters,
@@ -63,7 +63,7 @@ def usable_backend(backend: str, device: torch.device) -> str:
 
 def refusal_of_torch() -> str | None:
     """Why this release of torch cannot compile programs; None if it can."""
-    why = graph_capture.fault() or traced_step.fault()
+    why = dynamo.fault() or traced_step.fault()
     return None if why is None else f"torch {torch.__version__} is not as expected ({why})"
 
 

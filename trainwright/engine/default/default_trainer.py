@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from omegaconf import DictConfig
@@ -52,9 +52,9 @@ from trainwright.engine.update import Update
 from trainwright.evaluation.evaluator import DatasetEvaluator
 from trainwright.evaluation.loop import evaluate_loaders, shown_in_epoch_line
 from trainwright.events.writers import EventWriter
-from trainwright.graph.graph_trainer import GraphBase
 from trainwright.hooks import HookBase
 from trainwright.hooks.method_overrides import is_overridden, overridable
+from trainwright.lazy_names import ring
 from trainwright.optim.build import build_lr_scheduler, build_optimizer
 from trainwright.optim.named import NamedOptimizers, by_name
 from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_size
@@ -62,6 +62,9 @@ from trainwright.parallel.parallelize import parallelize
 from trainwright.parallel.pipeline import pipeline_of
 from trainwright.parallel.precision import autocast_and_scaler
 from trainwright.parallel.rank_checks import check_same_settings, data_size
+
+if TYPE_CHECKING:
+    from trainwright.graph.graph_trainer import GraphBase
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -204,9 +207,12 @@ class DefaultTrainer(RunTrainer):
         optimizer: torch.optim.Optimizer | None = None,
         lr_scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
         is_train: bool = True,
-    ) -> GraphBase:
+    ) -> "GraphBase":
         """The compiled model of graph mode."""
-        return GraphBase(model, optimizer if is_train else None, backend=cfg.graph.backend)
+        graph: GraphBase = ring("graph.graph_trainer").GraphBase(
+            model, optimizer if is_train else None, backend=cfg.graph.backend
+        )
+        return graph
 
     @classmethod
     def build_evaluator(cls, cfg: DictConfig) -> DatasetEvaluator:

@@ -6,8 +6,8 @@ from typing import Any
 from trainwright.config.errors import ConfigError
 from trainwright.engine.default.eager_trainer import EagerTrainer
 from trainwright.engine.pipeline_step import refuse_own_step, refuse_unseeded_loader
-from trainwright.graph.graph_trainer import GraphTrainer
 from trainwright.hooks.method_overrides import is_overridden
+from trainwright.lazy_names import ring
 from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.pipeline import pipeline_of
 
@@ -39,7 +39,10 @@ def build_stepper(trainer: Any) -> EagerTrainer:
         pipeline.check_length(steps, "train.num_accumulation_steps")
     if cfg.graph.enabled:
         graph = trainer.build_graph(cfg, trainer.model, trainer.optimizer, trainer.lr_scheduler)
-        return GraphTrainer(graph, trainer.train_loader, steps, **settings)
+        graph_trainer: EagerTrainer = ring("graph.graph_trainer").GraphTrainer(
+            graph, trainer.train_loader, steps, **settings
+        )
+        return graph_trainer
     return EagerTrainer(trainer.model, trainer.train_loader, trainer.optimizer, steps, **settings)
 
 

@@ -24,6 +24,7 @@ from trainwright.engine.trainer.processes import RankedTrainer, has_all_gpus
 from trainwright.engine.trainer.train_metrics import MeasuredTrainer
 from trainwright.engine.update import Update, optimizer_calls
 from trainwright.hooks.method_overrides import install, is_overridden, uninstall
+from trainwright.lazy_names import ring
 from trainwright.models.outputs import is_loss_alone, named_outputs, scalars_of
 
 logger = logging.getLogger("trainwright.engine")
@@ -84,9 +85,7 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
 
     def _compile(self, step: Step, inputs: Any) -> None:
         """Let ``step`` run programs in place of ``train_step``, or log why that is not possible."""
-        from trainwright.graph.capture import batch_size_of
-        from trainwright.graph.step import CompiledStep, copied_scalars, refusal_of_overrides
-
+        graph = ring("graph.step")
         model, metrics = self.model, self._train_metrics
         is_own, names = is_overridden(self, "compute_loss"), None
         compute_loss: Any = self.compute_loss
@@ -100,7 +99,7 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
             recording = _Recording(model)
             loss = compute_loss(recording, inputs)
             named = None if isinstance(recording.outputs, Tensor) else named_outputs(recording.outputs)
-            wanted: dict[str, Any] = {} if named is None or len(named) == 1 else copied_scalars(named)
+            wanted: dict[str, Any] = {} if named is None or len(named) == 1 else graph.copied_scalars(named)
             return loss, wanted if metrics is None else wanted | {_SCORES: predictions_of(recording.outputs)}
 
         def logs_of(loss: Tensor, outputs: dict[str, Any]) -> dict[str, Any]:
@@ -109,7 +108,7 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
             self._scalars = outputs or None
             return {"step_loss": loss}
 
-        compiled = CompiledStep(
+        compiled = graph.CompiledStep(
             self.train_step,
             losses_of,
             logs_of,
@@ -119,10 +118,10 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
             after_backward=self._after_backward,
             backend="inductor",
             names=names,
-            batch_size=batch_size_of(self.train_dataloader),
+            batch_size=graph.batch_size_of(self.train_dataloader),
             on_compiled=self.phases.count_compile,
         )
-        refusal = refusal_of_overrides(self, OWN_STEP_METHODS)
+        refusal = graph.refusal_of_overrides(self, OWN_STEP_METHODS)
         if has_all_gpus(self.config.device_str):
             refusal = "one process splits its batches over several GPUs"
         compiled.use_in(step, refusal)

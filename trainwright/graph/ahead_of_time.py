@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainwright._torch_compat.compile_graph import check
+from trainwright.graph.compile_graph import check
 
 logger = logging.getLogger("trainwright.engine")
 

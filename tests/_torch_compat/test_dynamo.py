@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests._torch_compat.conftest import CHANGES, Trained, change_torch
-from trainwright._torch_compat import graph_capture, traced_step
+from trainwright.graph import dynamo, traced_step
 
 pytestmark = pytest.mark.usefixtures("compiler")
 
@@ -14,20 +14,20 @@ EAGER = "Graph mode: the steps stay eager: torch"
 
 
 def test_todays_torch_is_as_expected() -> None:
-    assert graph_capture.fault() is None
+    assert dynamo.fault() is None
     assert traced_step.fault() is None
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_the_guards(change: str, monkeypatch: pytest.MonkeyPatch, lines_of_training: Trained) -> None:
     path = "_dynamo.eval_frame._debug_get_cache_entry_list"
-    change_torch(monkeypatch, graph_capture, path, change, lambda code: [])
+    change_torch(monkeypatch, dynamo, path, change, lambda code: [])
     (line,) = lines_of_training(graph=True)
     assert line.startswith(EAGER)
 
 
 def test_guards_that_notice_nothing(monkeypatch: pytest.MonkeyPatch, lines_of_training: Trained) -> None:
-    monkeypatch.setattr(graph_capture, "guard_check", lambda function: lambda scope: True)
+    monkeypatch.setattr(dynamo, "guard_check", lambda function: lambda scope: True)
     (line,) = lines_of_training(graph=True)
     assert "the guards do not detect a change" in line
 
@@ -35,9 +35,9 @@ def test_guards_that_notice_nothing(monkeypatch: pytest.MonkeyPatch, lines_of_tr
 def test_guards_that_do_not_notice_frozen_parameters(
     monkeypatch: pytest.MonkeyPatch, lines_of_training: Trained
 ) -> None:
-    check = graph_capture.guard_check
+    check = dynamo.guard_check
     monkeypatch.setattr(
-        graph_capture,
+        dynamo,
         "guard_check",
         lambda function: check(function) if "layer" in function.__code__.co_freevars else bool,
     )
@@ -47,7 +47,7 @@ def test_guards_that_do_not_notice_frozen_parameters(
 
 @pytest.mark.parametrize("path", ["_dynamo.config", "_dynamo"])
 def test_the_settings_of_the_compiler(path: str, monkeypatch: pytest.MonkeyPatch, lines_of_training: Trained) -> None:
-    change_torch(monkeypatch, graph_capture, path, "missing", functools.partial)
+    change_torch(monkeypatch, dynamo, path, "missing", functools.partial)
     (line,) = lines_of_training(graph=True)
     assert line.startswith(EAGER)
 
@@ -55,7 +55,7 @@ def test_the_settings_of_the_compiler(path: str, monkeypatch: pytest.MonkeyPatch
 def test_a_capture_that_says_nothing_of_what_is_written(
     monkeypatch: pytest.MonkeyPatch, lines_of_training: Trained
 ) -> None:
-    monkeypatch.setattr(graph_capture, "_STRICT", {})
+    monkeypatch.setattr(dynamo, "_STRICT", {})
     (line,) = lines_of_training(graph=True)
     assert "a write to an object is not detected" in line
 
@@ -67,6 +67,6 @@ def test_where_arguments_come_from(sources: Any, monkeypatch: pytest.MonkeyPatch
             raise sources
         return sources
 
-    monkeypatch.setattr(graph_capture, "argument_sources", other)
+    monkeypatch.setattr(dynamo, "argument_sources", other)
     (line,) = lines_of_training(graph=True)
     assert line.startswith(EAGER)
