@@ -27,7 +27,7 @@ from trainwright.config.secrets import (
     without_secrets,
 )
 from trainwright.config.training.training_config import TrainingConfig
-from trainwright.engine.run_directory import RunFolder
+from trainwright.engine.folder.run_folder import RunFolder
 
 FORMS = {
     "hugging face": "hf_" + "aBcDeFgHiJkLmNoPqRsTuVwXyZabcdefgh",

@@ -17,8 +17,8 @@ from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_c
 from trainwright.cli.commands import COMMANDS
 from trainwright.cli.main import main
 from trainwright.config.training.aliases import ALIASES
+from trainwright.engine.folder.formats import CURVES_NAME
 from trainwright.hooks import Callback, TrainerControl
-from trainwright.inspect.report.run_data import CURVES_NAME
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = REPOSITORY / "docs" / "coming-from.md"

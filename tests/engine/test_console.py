@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainwright.engine.run_summary import log_to_console
+from trainwright.engine.logs import log_to_console
 
 LIBRARY = logging.getLogger("trainwright")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trainwright.engine import run_directory as log_file
-from trainwright.engine.run_directory import LogFile
+from trainwright.engine import logs as log_file
+from trainwright.engine.logs import LogFile
 
 
 @pytest.fixture

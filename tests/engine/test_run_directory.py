@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from tests.engine.earlier_run import CONFIG, WRITTEN, contents, earlier_run
 from trainwright.config.errors import ConfigError
-from trainwright.engine.run_directory import EARLIER_RUNS, RunFolder
+from trainwright.engine.folder.run_folder import EARLIER_RUNS, RunFolder
 
 logger = logging.getLogger("trainwright.test")
 
@@ -102,7 +102,7 @@ def test_a_folder_that_is_dropped_stops_logging(tmp_path: Path) -> None:
 HOLD = """
 import sys, time
 from trainwright.config.errors import ConfigError
-from trainwright.engine.run_directory import lock_folder
+from trainwright.engine.folder.run_folder import lock_folder
 from pathlib import Path
 lock_folder(Path(sys.argv[1]))
 print("locked", flush=True)
@@ -131,7 +131,7 @@ def test_a_folder_in_which_another_process_trains_is_refused(tmp_path: Path) -> 
 
 HOLD_AND_FORK = """
 import os, sys, time
-from trainwright.engine.run_directory import lock_folder
+from trainwright.engine.folder.run_folder import lock_folder
 from pathlib import Path
 lock_folder(Path(sys.argv[1]))
 child = os.fork()

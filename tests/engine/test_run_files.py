@@ -12,7 +12,7 @@ import pytest
 
 from tests.engine.earlier_run import CONFIG, contents, earlier_run
 from trainwright.config.errors import ConfigError
-from trainwright.engine.run_directory import EARLIER_RUNS, RunFolder
+from trainwright.engine.folder.run_folder import EARLIER_RUNS, RunFolder
 
 
 @pytest.fixture(autouse=True)
@@ -112,8 +112,8 @@ def counted(name):
             os.kill(os.getpid(), 9)
         return real(*args, **kwargs)
     setattr(os, name, call)
-from trainwright.engine.run_files import RunFiles
-from trainwright.engine.run_directory import RunFolder
+from trainwright.engine.folder.files import RunFiles
+from trainwright.engine.folder.run_folder import RunFolder
 from pathlib import Path
 for name in ("rename", "replace", "mkdir", "rmdir", "fsync", "open", "unlink"):
     counted(name)

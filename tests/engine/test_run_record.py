@@ -15,10 +15,11 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from trainwright import Trainer, TrainingConfig
-from trainwright.engine import run_record
-from trainwright.engine.run_record import git_state, machine, numerics, versions, working_folder
+from trainwright.engine.folder import record as run_record
+from trainwright.engine.folder.formats import read_starts
+from trainwright.engine.folder.record import git_state, machine, numerics, versions, working_folder
 from trainwright.hooks import CallbackHook
-from trainwright.inspect.report.run_data import read_starts
+from trainwright.inspect.report import picture
 
 DATA = TensorDataset(torch.randn(16, 4, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 2)
 
@@ -108,7 +109,7 @@ class TestPicture:
             raise error
 
         monkeypatch.setattr(run_record, "MIN_SECONDS", 0.0)
-        monkeypatch.setattr(run_record, "draw_curves", fail)
+        monkeypatch.setattr(picture, "draw_curves", fail)
         trainer(tmp_path, num_epochs=1).train()
         assert ("on purpose" in caplog.text) == isinstance(error, ValueError)
 

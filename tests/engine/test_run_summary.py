@@ -14,7 +14,7 @@ from tests.engine.default.test_default_trainer import config
 from tests.spent_time import spend
 from trainwright import DefaultTrainer, Trainer, TrainingConfig
 from trainwright.data import ColumnDataset
-from trainwright.engine.run_summary import described_model, facts_of_objects, table
+from trainwright.engine.folder.summary import described_model, facts_of_objects, table
 from trainwright.hooks import Callback
 
 DATA = TensorDataset(torch.randn(20, 4), torch.randint(2, (20,)))

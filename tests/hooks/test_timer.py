@@ -15,7 +15,7 @@ from tests.spent_time import Net, about, eager, spend
 from tests.toys import Samples, file_config
 from trainwright import Trainer, TrainingConfig
 from trainwright.engine import DefaultTrainer, EagerTrainer, TrainerBase
-from trainwright.engine.run_summary import facts_of_files
+from trainwright.engine.folder.summary import facts_of_files
 from trainwright.events import PhaseTimes
 from trainwright.hooks import CallbackHook, HookBase, IterationTimer
 from trainwright.hooks.timer import Facts, SettingNames, advice, duration, percent, shares_of

@@ -209,7 +209,7 @@ def serialize(
     for name, state in states.items():
         checkpointable = checkpointables.get(name)
         if isinstance(checkpointable, Optimizer):
-            state = with_names(state, checkpointable, names_from or model)
+            state = with_names(state, checkpointable, model if names_from is None else names_from)
         is_split = grid is not None and (name == MODEL_EXTRA or is_of_model(checkpointable))
         state = _own(state, checkpointable, held_before) if is_split else state
         text, tensors = encode_state(state, name, is_sharded=is_split)

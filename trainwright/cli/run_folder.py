@@ -11,18 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from trainwright.inspect.report.run_state import (
-    CONFIGS,
-    RECORD_NAME,
-    flat,
-    is_count,
-    is_number,
-    last_written,
-    read_config,
-    read_starts,
-    read_tail,
-    state_of,
-)
+from trainwright.engine.folder.formats import RECORD_NAME, is_count, is_number, read_starts
+from trainwright.inspect.report.run_state import CONFIGS, flat, last_written, read_config, read_tail, state_of
 
 _NOT_RUNS = ("checkpoints", "profile", "__pycache__")
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from trainwright.checkpoint.files import atomic_write
 from trainwright.config.errors import ConfigError
 from trainwright.data.instance import DistTensorData, Instance
-from trainwright.engine.run_directory import RunFolder, is_left_out
+from trainwright.engine.folder.formats import HARDEST_NAME, read_hardest
+from trainwright.engine.folder.run_folder import RunFolder, is_left_out
 from trainwright.evaluation.hardest_samples import HardestSamples, Row
-from trainwright.inspect.report.run_data import HARDEST_NAME, read_hardest
 from trainwright.parallel.mesh import current_mesh
 
 logger = logging.getLogger("trainwright.engine")

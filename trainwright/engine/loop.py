@@ -113,7 +113,7 @@ class TrainerBase:
             self._hooks.append(hook)
 
     def _repr_html_(self) -> str | None:  # what a notebook shows
-        from trainwright.engine.run_summary import html_of
+        from trainwright.engine.folder.summary import html_of
 
         return html_of(self) if hasattr(self, "_run_facts") else None
 

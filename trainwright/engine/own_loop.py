@@ -12,8 +12,8 @@ from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.data.batches import Batches
 from trainwright.data.collate import to_batch
 from trainwright.data.loaders import set_position
+from trainwright.engine.logs import log_to_console
 from trainwright.engine.loop import TrainerBase
-from trainwright.engine.run_summary import log_to_console
 from trainwright.engine.state import TrainingState
 from trainwright.events.writers import default_writers
 from trainwright.hooks import HookBase, Interruptions, IterationTimer, PeriodicCheckpointer, PeriodicWriter

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, Dataset
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.config.errors import ConfigError
 from trainwright.data.batch_loader import BatchLoader
-from trainwright.engine.run_directory import RunFolder
-from trainwright.engine.run_summary import RunFacts
+from trainwright.engine.folder.run_folder import RunFolder
+from trainwright.engine.folder.summary import RunFacts
 from trainwright.engine.spec import RunSpec
 from trainwright.engine.state import TrainingState
 from trainwright.engine.update import Update

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from trainwright.checkpoint.checkpointer import Checkpointer
+from trainwright.engine.folder.record import RunRecord
+from trainwright.engine.folder.run_folder import OpenRunFolder, RunFolder
+from trainwright.engine.folder.summary import RunFacts, RunSummary, log_start
 from trainwright.engine.own_step import OwnStep, StepMethods
 from trainwright.engine.run import Run
-from trainwright.engine.run_directory import OpenRunFolder, RunFolder
-from trainwright.engine.run_record import RunRecord
-from trainwright.engine.run_summary import RunFacts, RunSummary, log_start
 from trainwright.engine.state import TrainingState
 from trainwright.evaluation.loop import preserve_rng
 from trainwright.evaluation.prediction import iterate_predictions, predict

@@ -7,8 +7,8 @@ from typing import Any
 from trainwright.config.errors import ConfigError
 from trainwright.data.sample_names import shown_samples
 from trainwright.data.sampler import CyclicSampler, EpochSampler
+from trainwright.engine.folder.formats import RECORD_NAME, read_starts
 from trainwright.hooks.method_overrides import is_overridden
-from trainwright.inspect.report.run_state import RECORD_NAME, read_starts
 from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_size
 
 logger = logging.getLogger("trainwright.engine")

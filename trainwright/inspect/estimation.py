@@ -20,8 +20,8 @@ from trainwright._torch_compat.simulation import simulated_process
 from trainwright.config.errors import UserError
 from trainwright.config.schema.sections import complete
 from trainwright.data.batch_loader import BatchLoader
+from trainwright.engine.logs import logging_only_above
 from trainwright.engine.own_step import OwnStep
-from trainwright.engine.run_summary import logging_only_above
 from trainwright.engine.trainer.trainer import Trainer
 from trainwright.events.storage import EventStorage
 from trainwright.optim.named import each_optimizer

@@ -17,14 +17,14 @@ from torch import nn
 from trainwright.checkpoint.verify import inspect_folders
 from trainwright.config.errors import ConfigError
 from trainwright.data.sample_names import sample_name
-from trainwright.engine.run_record import RunRecord
+from trainwright.engine.folder.formats import LOSSES_NAME, RECORD_NAME, read_starts
+from trainwright.engine.folder.record import RunRecord
 from trainwright.engine.sample_ids import own_sample_ids, training_loader
 from trainwright.engine.step_probe import StepFacts, probed_step, user_frame
 from trainwright.events.storage import EventStorage
 from trainwright.hooks.base import HookBase
 from trainwright.inspect.report.difference import compare_starts
-from trainwright.inspect.report.run_data import LOSS, LOSSES_NAME, read_loss_table
-from trainwright.inspect.report.run_state import RECORD_NAME, read_starts
+from trainwright.inspect.report.run_data import LOSS, read_loss_table
 from trainwright.parallel.data_parallel import unwrap_model
 from trainwright.parallel.dist import gather_over_data, get_world_size
 

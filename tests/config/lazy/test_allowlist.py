@@ -115,7 +115,7 @@ def test_the_building_blocks_are_allowed(name):
         "trainwright.data.to_batch",
         "trainwright.data.datasets.write_idx",
         "trainwright.data.Instance.stack",
-        "trainwright.engine.run_directory.RunFolder",
+        "trainwright.engine.folder.run_folder.RunFolder",
         "trainwright.events.EventStorage",
         "trainwright.events.JSONWriter",
         "trainwright.hooks.CallbackHook",

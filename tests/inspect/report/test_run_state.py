@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from trainwright.cli.main import main
+from trainwright.engine.folder.formats import read_starts
 from trainwright.inspect.report.run_data import RunData, read_loss_table, read_metrics
-from trainwright.inspect.report.run_state import read_starts, state_of
+from trainwright.inspect.report.run_state import state_of
 
 WRONG: dict[str, list[Any]] = {
     "started": [3, "yesterday"],

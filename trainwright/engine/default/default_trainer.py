@@ -39,11 +39,11 @@ from trainwright.engine.default.setup import (
 )
 from trainwright.engine.default.stepper import build_stepper, settings_of_step, warn_of_settings_without_effect
 from trainwright.engine.extra_parameters import log_untrained
+from trainwright.engine.folder.run_folder import RunFolder
+from trainwright.engine.folder.summary import log_recomputed
 from trainwright.engine.hardest_samples import hardest_samples
 from trainwright.engine.loss_fn import explain_forward, returned_losses, sum_losses
 from trainwright.engine.own_step import OwnStep
-from trainwright.engine.run_directory import RunFolder
-from trainwright.engine.run_summary import log_recomputed
 from trainwright.engine.run_trainer import RunTrainer
 from trainwright.engine.spec import spec_of_cfg
 from trainwright.engine.state import TrainingState

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from trainwright.engine.default.setup import check_eval_metric
-from trainwright.engine.run_summary import facts_of_files
+from trainwright.engine.folder.summary import facts_of_files
 from trainwright.hooks import (
     BestCheckpointer,
     EvalHook,

@@ -26,8 +26,8 @@ from trainwright.config.secrets import remember_secrets
 from trainwright.config.yaml_file import read_mapping
 from trainwright.data.batch_loader import BatchLoader, make_loader
 from trainwright.data.sampler import CyclicSampler, SingleRoundSampler
-from trainwright.engine.run_directory import RunFolder
-from trainwright.engine.run_summary import log_to_console
+from trainwright.engine.folder.run_folder import RunFolder
+from trainwright.engine.logs import log_to_console
 from trainwright.evaluation.evaluator import DatasetEvaluator
 from trainwright.evaluation.objective import objective_of_name
 from trainwright.hooks.method_overrides import is_overridden

@@ -16,10 +16,9 @@ from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.checkpoint.files import replace_link
 from trainwright.checkpoint.folder import keep_newest
 from trainwright.config.errors import MissingFileError
-from trainwright.engine.run_directory import CSV_NAME
+from trainwright.engine.folder.formats import CSV_NAME, CURVES_NAME
 from trainwright.engine.trainer.base import TrainerShared
 from trainwright.events.writers.writer_thread import sync_files
-from trainwright.inspect.report.run_data import CURVES_NAME
 from trainwright.models.adapters import is_peft_model
 from trainwright.models.checkpoint_files import class_name
 from trainwright.parallel.dist import broadcast_object, is_main_process, mesh_in_use, raised_together

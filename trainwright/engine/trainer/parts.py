@@ -17,7 +17,7 @@ from trainwright.checkpoint.folder import POINTER_NAME, checkpoint_folders, is_c
 from trainwright.config.errors import ConfigError, MissingFileError
 from trainwright.config.secrets import safe_trackers, without_secrets
 from trainwright.config.torch_names import GivenName
-from trainwright.engine.run_directory import CSV_NAME
+from trainwright.engine.folder.formats import CSV_NAME
 from trainwright.engine.trainer.best_metric import (
     key_of_monitor,
     metric_for_best,

@@ -12,9 +12,9 @@ from torch.utils.data import RandomSampler, SequentialSampler
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.engine.accumulation import TOKENS
+from trainwright.engine.folder.summary import log_recomputed
 from trainwright.engine.gradient_sync import GradientSync, gradient_sync
 from trainwright.engine.pipeline_step import refuse_own_step, refuse_unseeded_loader
-from trainwright.engine.run_summary import log_recomputed
 from trainwright.engine.trainer import loaders
 from trainwright.engine.trainer.base import STEP_METHODS, TrainerShared
 from trainwright.hooks.method_overrides import is_overridden

@@ -18,8 +18,8 @@ from trainwright.config.torch_names import GivenName
 from trainwright.data.batch_loader import BatchLoader
 from trainwright.data.seeding import seed_everything
 from trainwright.engine.extra_parameters import log_untrained
+from trainwright.engine.folder.summary import facts_of_objects
 from trainwright.engine.own_step import OwnStep
-from trainwright.engine.run_summary import facts_of_objects
 from trainwright.engine.state import TrainerState
 from trainwright.engine.step_plan import make_plan, num_steps, steps_of
 from trainwright.engine.trainer import loaders, optim, parts

@@ -20,9 +20,9 @@ from trainwright.config.torch_names import CUSTOM, GivenName, described_loss
 from trainwright.data.collate import to_batch
 from trainwright.data.mixture import mixed
 from trainwright.data.streaming import is_stream
+from trainwright.engine.folder.run_folder import TrainerFolder
 from trainwright.engine.hardest_samples import hardest_samples
-from trainwright.engine.run_directory import TrainerFolder
-from trainwright.engine.run_summary import log_to_console
+from trainwright.engine.logs import log_to_console
 from trainwright.engine.spec import spec_of_training_config
 from trainwright.engine.trainer import checks, loaders, optim, parts
 from trainwright.engine.trainer.processes import check_launch, join

@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 
 from trainwright.config.errors import ConfigError
 from trainwright.data.seeding import rng_states, set_rng_states
+from trainwright.engine.logs import logging_only_above
 from trainwright.engine.run import Run
-from trainwright.engine.run_summary import logging_only_above
 from trainwright.hooks import HookBase
 from trainwright.hooks.method_overrides import is_overridden
 from trainwright.inspect.check.finding import Skipped

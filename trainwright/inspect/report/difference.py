@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from trainwright.inspect.report.run_data import LOSSES_NAME, Array, RunData, read_loss_table
+from trainwright.engine.folder.formats import LOSSES_NAME
+from trainwright.inspect.report.run_data import Array, RunData, read_loss_table
 
 _OF_THE_PLACE = ("output_dir", "train.output_dir", "resume_from_checkpoint")  # differ without an effect
 _START = {"api": "API", "trainer": "trainer", "seed": "seed", "precision": "precision", "device": "device"}

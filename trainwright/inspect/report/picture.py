@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.checkpoint.files import atomic_write
+from trainwright.engine.folder.formats import CURVES_NAME
 from trainwright.inspect.report.curves import Line, charts_of, smoothed, thinned, title_of, unit_of
-from trainwright.inspect.report.run_data import CURVES_NAME, LOSS, Curve, RunData
+from trainwright.inspect.report.run_data import LOSS, Curve, RunData
 
 _BLUE, _ORANGE, _GREY = "#2f6fed", "#e8710a", "#5d6878"
 _MAX_POINTS = 4000

@@ -1,6 +1,5 @@
 """The content of a run's folder, for reports: metrics, settings, starts, checkpoints, warnings."""
 
-import csv
 import json
 import math
 import sys
@@ -17,20 +16,16 @@ import numpy.typing as npt
 from trainwright.checkpoint.files import open_regular
 from trainwright.checkpoint.verify import CheckpointReport, inspect_folders
 from trainwright.config.errors import MissingFileError, missing_path
-from trainwright.inspect.report.run_state import (
-    CONFIGS,
+from trainwright.engine.folder.formats import (
+    HARDEST_NAME,
+    LOSSES_NAME,
+    METRICS_NAME,
     RECORD_NAME,
-    flat,
-    last_written,
-    read_config,
+    read_hardest,
     read_starts,
-    state_of,
 )
+from trainwright.inspect.report.run_state import CONFIGS, flat, last_written, read_config, state_of
 
-LOSSES_NAME = "losses.csv"
-METRICS_NAME = "metrics.json"
-CURVES_NAME = "curves.png"
-HARDEST_NAME = "hardest_samples.csv"
 LOSS = "total_loss"
 
 Array = npt.NDArray[np.float64]
@@ -219,18 +214,6 @@ def _loss_row(line: bytes) -> tuple[float, float] | None:
     with suppress(ValueError):
         return float(at), float(loss)
     return None
-
-
-def read_hardest(path: Path) -> list[dict[str, str]]:
-    """The complete rows of a ``hardest_samples.csv``; empty without such a file."""
-    try:
-        with open(open_regular(path), encoding="utf-8", errors="replace", newline="") as file:
-            rows = list(csv.DictReader(file))
-    except (OSError, csv.Error):
-        return []
-    return [
-        row for row in rows if str(row.get("iteration")).isdecimal() and None not in row and None not in row.values()
-    ]
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:

@@ -1,12 +1,8 @@
 """What a run logs about itself before it starts, and how its log reaches the console."""
 
-import functools
 import logging
-import sys
 import textwrap
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain, repeat
@@ -16,20 +12,18 @@ import torch
 from torch import nn
 from torch.utils.data import Subset, TensorDataset
 
-from trainwright.config.secrets import RedactingFormatter, redact
+from trainwright.config.secrets import redact
 from trainwright.data.columns import ColumnDataset
-from trainwright.engine.run_directory import LOG_FORMAT
-from trainwright.events.writers.console import ProgressAwareHandler, unit_of
+from trainwright.events.writers.console import unit_of
 from trainwright.events.writers.notebook import LossPicture
 from trainwright.hooks.base import HookBase, has_failed
 from trainwright.hooks.timer import Facts, SettingNames
 from trainwright.models.checkpoint_files import class_name
-from trainwright.notebook import is_kernel, summary
+from trainwright.notebook import summary
 from trainwright.optim.named import NamedOptimizers
-from trainwright.parallel.dist import get_data_parallel_size, get_rank, get_world_size, is_main_process
+from trainwright.parallel.dist import get_data_parallel_size, get_world_size, is_main_process
 from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.pipeline import ModelSize, pipeline_of
-from trainwright.terminal import is_terminal, open_standard_streams
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -313,68 +307,3 @@ def _reads_batches(dataset: Any) -> bool:
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     return isinstance(dataset, TensorDataset | ColumnDataset) or hasattr(dataset, "__getitems__")
-
-
-def log_to_console(rank: int | None = None) -> None:
-    """Log to the console: everything of rank 0, warnings of the other ranks; above a progress bar, if there is one.
-
-    ``rank``: of this process, if it has not joined the others yet.
-
-    If the program has configured logging itself (the root logger has a handler), no handler is added. A level that the
-    program has set on the logger "trainwright" is kept.
-    """
-    open_standard_streams()
-    library = logging.getLogger("trainwright")
-    if library.level == logging.NOTSET:  # else the user has set it
-        library.setLevel(logging.INFO)
-    logging.getLogger("libai").parent = library  # the name that LiBai's examples log under
-    if logging.getLogger().handlers or any(isinstance(h, ProgressAwareHandler) for h in library.handlers):
-        return
-    handler = ProgressAwareHandler(sys.stdout)
-    for_file = RedactingFormatter(LOG_FORMAT, datefmt="%H:%M:%S")
-    handler.setFormatter(_TerminalFormatter() if is_terminal(sys.stdout) or is_kernel() else for_file)
-    handler.setLevel(logging.INFO if (get_rank() if rank is None else rank) == 0 else logging.WARNING)
-    handler.addFilter(lambda record: not getattr(record, "file_only", False))
-    library.addHandler(handler)
-    _redact_python_output()
-
-
-class _TerminalFormatter(RedactingFormatter):
-    """``12:30:01 Training``: short, as a person reads it; warnings and errors with their level."""
-
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(message)s", datefmt="%H:%M:%S")
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
-        level = f"{record.levelname}: " if record.levelno >= logging.WARNING else ""
-        return f"{record.asctime} {level}{record.message}"
-
-
-@contextmanager
-def logging_only_above(level: int) -> Iterator[None]:
-    """Without log lines up to ``level``; handlers and levels that are set inside are undone."""
-    library, disabled = logging.getLogger("trainwright"), logging.root.manager.disable
-    handlers, before = library.handlers[:], library.level
-    logging.disable(level)
-    try:
-        yield
-    finally:
-        logging.disable(disabled)
-        for handler in set(library.handlers) - set(handlers):
-            with suppress(Exception):
-                handler.close()
-        library.handlers = handlers
-        library.setLevel(before)
-
-
-@functools.cache  # once per process
-def _redact_python_output() -> None:
-    """Mask secrets also in warnings, and in log lines of loggers without a handler, which Python prints itself."""
-    if logging.lastResort is not None:
-        logging.lastResort.setFormatter(RedactingFormatter())
-    formatted = warnings.formatwarning
-
-    def formatwarning(*args: Any, **kwargs: Any) -> str:
-        return redact(formatted(*args, **kwargs))
-
-    warnings.formatwarning = formatwarning

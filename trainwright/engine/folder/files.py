@@ -19,8 +19,7 @@ from typing import Any
 
 from trainwright.checkpoint.files import atomic_write, open_regular, remove_stale, sync_folder
 from trainwright.checkpoint.folder import POINTER_NAME, is_checkpoint
-from trainwright.inspect.report.run_data import CURVES_NAME, LOSSES_NAME
-from trainwright.inspect.report.run_state import RECORD_NAME
+from trainwright.engine.folder.formats import CURVES_NAME, LOSSES_NAME, RECORD_NAME
 
 LIST_NAME = ".trainwright.json"
 EARLIER_RUNS = "earlier_runs"

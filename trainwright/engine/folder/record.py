@@ -24,11 +24,10 @@ from torch import nn
 from trainwright.checkpoint.files import atomic_write, irregular
 from trainwright.config.secrets import redact_command
 from trainwright.data.fingerprint import described_data
-from trainwright.engine.run_directory import RunFolder
+from trainwright.engine.folder.formats import CURVES_NAME, RECORD_NAME, read_starts
+from trainwright.engine.folder.run_folder import RunFolder
 from trainwright.hooks.base import HookBase, has_failed
-from trainwright.inspect.report.picture import draw_curves
-from trainwright.inspect.report.run_data import CURVES_NAME
-from trainwright.inspect.report.run_state import RECORD_NAME, read_starts
+from trainwright.lazy_names import ring
 from trainwright.models.checkpoint_files import class_name
 from trainwright.parallel.dist import get_world_size, is_main_process
 
@@ -123,7 +122,7 @@ class RunRecord(HookBase):
         start = time.perf_counter()
         try:
             self._folder.files.add([CURVES_NAME])
-            draw_curves(self._folder.path)
+            ring("inspect.report.picture").draw_curves(self._folder.path)
         except ImportError:
             logger.debug("No %s: matplotlib is not installed.", CURVES_NAME)
         except Exception as error:

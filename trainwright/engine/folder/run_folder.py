@@ -11,113 +11,30 @@ import logging
 import logging.handlers
 import os
 import re
-import sys
-import threading
 import weakref
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from trainwright.checkpoint.files import atomic_write, irregular, open_regular
 from trainwright.config.errors import ConfigError
 from trainwright.config.secrets import RedactingFormatter, remember_secrets
-from trainwright.engine.run_files import EARLIER_RUNS, Layout, RunFiles
+from trainwright.engine.folder.files import EARLIER_RUNS, Layout, RunFiles
+from trainwright.engine.folder.formats import CSV_NAME, LOSSES_NAME
+from trainwright.engine.logs import LOG_FORMAT, LogFile
 from trainwright.hooks.base import HookBase
-from trainwright.inspect.report.run_data import LOSSES_NAME
 from trainwright.parallel.dist import get_rank, get_world_size, is_main_process, raised_together, synchronize
-from trainwright.terminal import print_line
 
 if TYPE_CHECKING:
     from trainwright.config.training.training_config import TrainingConfig
-
-
-_MAX_WAITING = 10_000  # lines
-
-
-class LogFile(logging.Handler):
-    """Append log lines to ``path`` in a background thread, which starts with the first line and ends with ``close``.
-
-    A line is formatted when it is logged and queued when the call returns. The queue holds 10,000 lines; while it is
-    full, new lines are dropped, and the file reports how many. A forked process has no such thread and writes
-    synchronously.
-
-    Raises:
-        OSError: the file cannot be opened, or is not a regular file (a pipe, for example).
-    """
-
-    def __init__(self, path: str | Path) -> None:
-        super().__init__()
-        self.path = Path(path)
-        # No file object: if the thread holds its lock during a fork, the lock is never released in the child process.
-        self._descriptor: int | None = open_regular(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        self._process = os.getpid()
-        self._waiting: SimpleQueue[str | None] = SimpleQueue()  # None ends the thread
-        self._num_left_out = 0
-        self._thread: threading.Thread | None = None
-
-    def __repr__(self) -> str:
-        return f"LogFile({str(self.path)!r})"
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            line = self.format(record) + "\n"
-        except Exception:  # as in the handlers of the standard library: a logging error never stops a program
-            self.handleError(record)
-            return
-        if os.getpid() != self._process:
-            self._write(line)
-        elif self._waiting.qsize() >= _MAX_WAITING:
-            self._num_left_out += 1
-        else:
-            self._waiting.put(line)
-            if self._thread is None and self._descriptor is not None:
-                self._thread = threading.Thread(target=self._work, name="trainwright-log", daemon=True)
-                self._thread.start()
-
-    def close(self) -> None:
-        """Wait until all lines are in the file, then close it."""
-        thread, self._thread = self._thread, None
-        if thread is not None and os.getpid() == self._process:
-            self._waiting.put(None)
-            thread.join()
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
-            os.close(descriptor)
-        super().close()
-
-    def _work(self) -> None:
-        is_over = False
-        while not is_over:
-            lines = [self._waiting.get()]
-            while not self._waiting.empty():
-                lines.append(self._waiting.get())
-            is_over = None in lines
-            if self._num_left_out:
-                lines.append(f"({self._num_left_out} lines were dropped here: the disk was slower than the program.)\n")
-                self._num_left_out = 0
-            self._write("".join(line for line in lines if line is not None))
-
-    def _write(self, text: str) -> None:
-        block = text.encode(errors="backslashreplace")
-        try:
-            while block and self._descriptor is not None:
-                block = block[os.write(self._descriptor, block) :]
-        except OSError as error:
-            print_line(f"{self.path} cannot be written: {error}", file=sys.stderr)
 
 
 logger = logging.getLogger("trainwright.engine")
 
 _locks: set[int] = set()  # descriptors of the locks that this process holds
 
-LOG_FORMAT = "[%(asctime)s %(name)s %(levelname)s] %(message)s"
-
 _MAX_ROW = 1 << 20  # bytes read for the last row
-
-
-CSV_NAME = "metrics.csv"  # of the Python API
 
 
 def _is_config(head: bytes) -> bool:
@@ -128,7 +45,7 @@ def _is_config(head: bytes) -> bool:
 class RunFolder:
     """``path`` with a run's ``config.yaml`` and ``log.txt``. Repeated calls of ``open`` have no effect.
 
-    Files that no run wrote are never replaced or moved (see :mod:`trainwright.engine.run_files`).
+    Files that no run wrote are never replaced or moved (see :mod:`trainwright.engine.folder.files`).
     """
 
     layout = Layout("config.yaml", _is_config)
