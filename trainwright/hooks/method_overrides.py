@@ -1,5 +1,7 @@
 """Which methods of an object the user has overridden, compared by identity."""
 
+import weakref
+from collections.abc import Callable
 from inspect import getattr_static
 from typing import Any, TypeVar
 
@@ -30,6 +32,24 @@ def is_overridden(owner: object, name: str) -> bool:
     kind = owner.__class__  # not its type: hooks have a weak proxy of their trainer
     base = next(each for each in kind.__mro__ if each in _DEFINED)
     return getattr_static(kind, name) is not _DEFINED[base][name]
+
+
+class Overrides:
+    """The user's methods of an object, which its parts call in place of their own. Does not keep the object alive."""
+
+    def __init__(self, owner: object) -> None:
+        self._owner = weakref.ref(owner)
+
+    def has(self, *names: str) -> bool:
+        """Whether the user has overridden one of these methods."""
+        owner = self._owner()
+        return any(is_overridden(owner, name) for name in names)
+
+    def of(self, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
+        """The user's method ``name``, or ``default``."""
+        owner = self._owner()
+        method: Callable[..., Any] = getattr(owner, name) if is_overridden(owner, name) else default
+        return method
 
 
 def install(owner: object, name: str, call: Any) -> None:

@@ -1,8 +1,8 @@
 """Attributes of the Python API's trainer, and the methods that its modules call on each other."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +14,13 @@ from trainwright.engine.run_trainer import RunTrainer
 from trainwright.engine.state import TrainerState
 from trainwright.engine.step import Step
 from trainwright.engine.step_plan import StepPlan
+from trainwright.engine.trainer.best_metric import BestMetric
 from trainwright.engine.trainer.optim import Autocast
 from trainwright.engine.trainer.parts import build_metrics_handler
+from trainwright.engine.trainer.periods import Periods
+from trainwright.engine.trainer.train_metrics import TrainMetrics, after_batch_calls
 from trainwright.hooks.callbacks import Callback, CallbackList, RunCallbacks, TrainerControl
+from trainwright.hooks.method_overrides import Overrides
 from trainwright.parallel.pipeline import Pipeline
 
 if TYPE_CHECKING:
@@ -50,17 +54,14 @@ class TrainerShared(RunTrainer):
     _is_given_schedule: bool = False
     _collator: Callable[[list[Any]], Any] | None
     _plan: StepPlan
-    _save_steps: int
-    _log_steps: int
-    _eval_steps: int
-    _print_steps: int
-    _common_print_steps: int  # lines of the metrics of several processes; 0: of one
+    _periods: Periods
     _output_dir_of_user: str
     _step_model: Any
     _contract: Contract | None
     _criterion: Callable[..., Any] | None
     _own_loss: Callable[..., Any] | None
-    _train_metrics: Any
+    _train_metrics: TrainMetrics | None
+    _overrides: Overrides
     _records_outputs = True  # pass the model's outputs to the loss weights and the training metrics
     _scalars: dict[str, Any] | None = None  # those that the model returned for the current micro-batch
     _autocast: Autocast | None
@@ -85,6 +86,34 @@ class TrainerShared(RunTrainer):
     def metrics_handler(self) -> Any:
         """Computes the metrics of evaluations. Built on first use by default."""
         return build_metrics_handler(self.config, self)
+
+    @property
+    def _evaluates(self) -> bool:
+        """Whether the training evaluates."""
+        return self.config.eval_strategy != "no" and self.eval_dataloader is not None
+
+    @property
+    def _best_metric(self) -> BestMetric:
+        loaders = self.eval_dataloader
+        return BestMetric(
+            self.config,
+            lambda: self.metrics_handler,
+            loaders if isinstance(loaders, Mapping) else (),
+            evaluates=self._evaluates,
+            has_own_results=partial(self._overrides.has, "evaluate", "evaluate_step", "compute_metric"),
+        )
+
+    def _after_batch(self) -> Callable[[Any, Any], None] | None:
+        """What the step calls after each micro-batch, with the callbacks and overrides that there are now."""
+        return after_batch_calls(
+            self._overrides,
+            self._run_callbacks,
+            self._train_metrics if self._pipeline is None else None,  # on its last stage, with its outputs
+            model=self.model,
+            set_train_mode=self.set_train_mode,
+            is_stored=self.config.gradient_accumulation_steps == 1 and self._pipeline is None,
+            is_pipeline=self._pipeline is not None,
+        )
 
     def _is_padding_batch(self) -> bool:
         raise NotImplementedError

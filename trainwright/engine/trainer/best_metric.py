@@ -1,13 +1,12 @@
-"""The metric that selects the best checkpoint: its key in the storage and its mode. Early stopping uses it too."""
+"""The metric that selects the best checkpoint, and the monitor of early stopping: storage keys and modes."""
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainwright.config.errors import ConfigError, ConfigKeyError, did_you_mean
 from trainwright.evaluation.objective import find_objective, objective_by_user
-from trainwright.hooks.method_overrides import is_overridden
 
 if TYPE_CHECKING:
     from trainwright.config.training.training_config import TrainingConfig
@@ -18,84 +17,178 @@ _OBJECTIVES = {"max": "maximize", "min": "minimize"}
 _MODES = {objective: mode for mode, objective in _OBJECTIVES.items()}
 
 
-def metric_for_best(config: "TrainingConfig", trainer: Any, *, evaluates: bool) -> tuple[str, str]:
-    """Storage key and mode ("max" or "min") of ``config.metric_for_best_model``.
+class BestMetric:
+    """``config.metric_for_best_model``, and other names of metrics in the settings, as the run stores them.
 
     ``train.x`` is the training metric x. ``evaluation.x``, ``eval_x`` and x are the evaluation metric x if the run
-    evaluates.
+    evaluates. A mode is "max" or "min".
 
-    Raises:
-        ConfigError: the mode of the metric is unknown.
+    Args:
+        handler: returns the object that computes the metrics of evaluations.
+        datasets: the names of the evaluation data sets, if there are several.
+        evaluates: whether the training evaluates.
+        has_own_results: whether the user's own methods return the results of evaluations.
     """
-    key = storage_key_of_best(config, trainer, evaluates=evaluates)
-    return key, _mode_of_best(_split(config.metric_for_best_model, trainer, evaluates=evaluates)[1], config, trainer)
+
+    def __init__(
+        self,
+        config: "TrainingConfig",
+        handler: Callable[[], Any],
+        datasets: Iterable[str],
+        *,
+        evaluates: bool,
+        has_own_results: Callable[[], bool],
+    ) -> None:
+        self._config, self._name, self._handler = config, config.metric_for_best_model, handler
+        self._datasets, self._evaluates, self._has_own_results = list(datasets), evaluates, has_own_results
+
+    @property
+    def key(self) -> str:
+        """Its storage key."""
+        prefix, key = self._split(self._name, evaluates=self._evaluates)
+        if prefix == "evaluation":
+            return f"evaluation/{key}"
+        return "total_loss" if key == "loss" else key
+
+    def mode(self) -> str:
+        """Its mode.
+
+        Raises:
+            ConfigError: the mode is unknown.
+        """
+        return self._mode_of_best(self._split(self._name, evaluates=self._evaluates)[1])
+
+    def check(self) -> None:
+        """Check that the evaluation computes it, if the results are known in advance.
+
+        Raises:
+            ConfigError: no evaluation computes it.
+        """
+        prefix, key = self._split(self._name, evaluates=True)
+        name, _, key = key.rpartition("/")
+        known = self._known_results()
+        if prefix != "evaluation" or key == "loss" or known is None:
+            return
+        names = self._datasets if name else []
+        results = [f"{one}.{result}" for one in names for result in ["loss", *known]] or ["loss", *known]
+        if key not in known and re.sub(r"_\d+$", "", key) not in known:  # per-class results
+            raise ConfigError(
+                f"TrainingConfig.metric_for_best_model: got {self._name!r}, which the evaluation does not"
+                f" compute; its results are {', '.join(results)}. {did_you_mean(self._name, results)}"
+                " Add it to metrics, or pass a metrics_handler."
+            )
+
+    def name_in_logs(self) -> str:
+        """Its name in the logs of callbacks."""
+        return self._name_in_logs(self.key)
+
+    # The monitor of a callback.
+
+    def monitor_in_logs(self, monitor: str) -> str:
+        """The name in the logs of callbacks of a monitor that may lack its data set."""
+        if not self._datasets or monitor.startswith(("epoch_", "eval_epoch_")):
+            return monitor
+        return self._name_in_logs(f"evaluation/{self._split(monitor, evaluates=True)[1]}")
+
+    def mode_of_monitor(self, monitor: str) -> str:
+        """The mode of a monitor, or "auto" if only its name can decide.
+
+        If the monitor is also ``metric_for_best_model``, the settings of that metric apply.
+        """
+        prefix, key = self._split(monitor, evaluates=monitor.startswith("eval"))
+        if (prefix, key) == self._split(self._name, evaluates=True):
+            return self._mode_of_best(key)
+        return self._mode_of(key) or "auto"
+
+    def warn_of_unknown_monitor(self, monitor: str) -> None:
+        """Log a warning if neither the evaluation nor the metrics of the run have a value that early stopping watches.
+
+        It is no error yet: the model, or a callback, may put the value.
+        """
+        known = self._known_results()
+        if known is None or self._datasets:
+            return
+        name = re.sub(r"_\d+$", "", monitor.removeprefix("eval_").removeprefix("epoch_").removeprefix("step_"))
+        if name not in {"loss", "metric", "lr", *known} and monitor not in known:
+            logger.warning(
+                "TrainingConfig.early_stopping: got monitor=%r, which neither the evaluation nor the metrics of this"
+                " run have. %s Unless the model or a callback puts it, the run ends with an error after its first"
+                " epoch.", monitor, did_you_mean(monitor, ["eval_loss", *(f"eval_{one}" for one in known)]),
+            )  # fmt: skip
+
+    # Implementation.
+
+    def _known_results(self) -> Sequence[str] | None:
+        """The results that an evaluation computes beside the loss; None if they are not known in advance."""
+        return None if self._has_own_results() else self._results_of_handler()
+
+    def _results_of_handler(self) -> Sequence[str] | None:
+        known: Sequence[str] | None = getattr(self._handler(), "known_results", lambda: None)()
+        return known
+
+    def _first_key(self, default: str) -> str:
+        return getattr(getattr(self._handler(), "first", None), "key", default)
+
+    def _name_in_logs(self, key: str) -> str:
+        if key.startswith("evaluation/"):
+            return f"eval_{key.removeprefix('evaluation/')}"
+        return {"total_loss": "epoch_loss", self._first_key(""): "epoch_metric"}.get(key, key)
+
+    def _split(self, name: str, *, evaluates: bool) -> tuple[str, str]:
+        """Prefix (``"train"`` or ``"evaluation"``) and key of a metric name."""
+        prefix, _, key = name.partition(".")
+        if prefix not in ("train", "evaluation") or not key:
+            prefix, key = "evaluation" if evaluates or name.startswith("eval_") else "train", name.removeprefix("eval_")
+        if key in ("epoch_loss", "epoch_metric"):  # names used by callbacks
+            key = "loss" if key == "epoch_loss" else self._first_key("metric")
+        return prefix, self._as_result(self._with_dataset(key)) if prefix == "evaluation" else key
+
+    def _as_result(self, key: str) -> str:
+        """``key`` as the evaluation names it. As in ``metrics``, case and underscores do not matter."""
+        known = self._results_of_handler() or ()
+        dataset, slash, name = key.rpartition("/")
+        plain = {one.lower().replace("_", ""): one for one in known}
+        return key if name in known else dataset + slash + plain.get(name.lower().replace("_", ""), name)
+
+    def _with_dataset(self, key: str) -> str:
+        """``key`` with the name of its data set, if there are several: ``clean.accuracy`` is ``clean/accuracy``.
+
+        A key without a data set is of the first one.
+        """
+        for name in sorted(self._datasets, key=len, reverse=True):
+            if re.match(f"{re.escape(name)}[./_].", key):
+                return f"{name}/{key[len(name) + 1 :]}"
+        return f"{self._datasets[0]}/{key}" if self._datasets else key
+
+    def _mode_of_best(self, key: str) -> str:
+        config = self._config
+        if config.greater_is_better is not None:
+            mode = "max" if config.greater_is_better else "min"
+            by_user = objective_by_user(key.rpartition("/")[2], config.metrics)
+            if by_user not in (None, _OBJECTIVES[mode]):
+                raise ConfigError(
+                    f"TrainingConfig.greater_is_better: got {config.greater_is_better}, but the MetricConfig of"
+                    f" {key!r} has objective={by_user!r}. Set only one of them."
+                )
+            return mode
+        known = self._mode_of(key)
+        if known is None:
+            raise ConfigError(
+                f"TrainingConfig.metric_for_best_model: got {self._name!r}, and it is unknown whether"
+                " higher is better. Set greater_is_better=True or greater_is_better=False."
+            )
+        return known
+
+    def _mode_of(self, key: str) -> str | None:
+        """Mode of the result ``key`` by its MetricConfig, its metric or its name; None if unknown."""
+        key = key.rpartition("/")[2]
+        if key == "loss":
+            return "min"
+        objective = objective_by_user(key, self._config.metrics) or find_objective(key, self._handler())
+        return None if objective is None else _MODES[objective]
 
 
-def storage_key_of_best(config: "TrainingConfig", trainer: Any, *, evaluates: bool) -> str:
-    """Storage key of ``config.metric_for_best_model``."""
-    prefix, key = _split(config.metric_for_best_model, trainer, evaluates=evaluates)
-    if prefix == "evaluation":
-        return f"evaluation/{key}"
-    return "total_loss" if key == "loss" else key
-
-
-def key_of_monitor(monitor: str, trainer: Any) -> str:
-    """Storage key of a callback's monitor of an evaluation of several data sets."""
-    return f"evaluation/{_split(monitor, trainer, evaluates=True)[1]}"
-
-
-def mode_of_monitor(monitor: str, config: "TrainingConfig", trainer: Any) -> str:
-    """Mode of a callback's monitor: "max", "min", or "auto" if only its name can decide.
-
-    If the monitor is also ``metric_for_best_model``, the settings of that metric apply.
-    """
-    prefix, key = _split(monitor, trainer, evaluates=monitor.startswith("eval"))
-    if (prefix, key) == _split(config.metric_for_best_model, trainer, evaluates=True):
-        return _mode_of_best(key, config, trainer)
-    return _mode_of(key, config, trainer) or "auto"
-
-
-def check_best_metric(config: "TrainingConfig", trainer: Any) -> None:
-    """Check that the evaluation computes ``metric_for_best_model``, if the results are known in advance.
-
-    Raises:
-        ConfigError: no evaluation computes it.
-    """
-    prefix, key = _split(config.metric_for_best_model, trainer, evaluates=True)
-    known = getattr(trainer.metrics_handler, "known_results", lambda: None)()
-    is_of_user = any(is_overridden(trainer, name) for name in ("evaluate", "evaluate_step", "compute_metric"))
-    name, _, key = key.rpartition("/")
-    if prefix != "evaluation" or key == "loss" or known is None or is_of_user:
-        return
-    names = list(trainer.eval_dataloader) if name else []
-    results = [f"{one}.{result}" for one in names for result in ["loss", *known]] or ["loss", *known]
-    if key not in known and re.sub(r"_\d+$", "", key) not in known:  # per-class results
-        raise ConfigError(
-            f"TrainingConfig.metric_for_best_model: got {config.metric_for_best_model!r}, which the evaluation does not"
-            f" compute; its results are {', '.join(results)}. {did_you_mean(config.metric_for_best_model, results)}"
-            " Add it to metrics, or pass a metrics_handler."
-        )
-
-
-def warn_of_unknown_monitor(monitor: str, trainer: Any) -> None:
-    """Log a warning if neither the evaluation nor the metrics of the run have a value that early stopping watches.
-
-    It is no error yet: the model, or a callback, may put the value.
-    """
-    known = getattr(trainer.metrics_handler, "known_results", lambda: None)()
-    is_of_user = any(is_overridden(trainer, name) for name in ("evaluate", "evaluate_step", "compute_metric"))
-    if known is None or is_of_user or isinstance(trainer.eval_dataloader, Mapping):
-        return
-    name = re.sub(r"_\d+$", "", monitor.removeprefix("eval_").removeprefix("epoch_").removeprefix("step_"))
-    if name not in {"loss", "metric", "lr", *known} and monitor not in known:
-        logger.warning(
-            "TrainingConfig.early_stopping: got monitor=%r, which neither the evaluation nor the metrics of this run"
-            " have. %s Unless the model or a callback puts it, the run ends with an error after its first epoch.",
-            monitor, did_you_mean(monitor, ["eval_loss", *(f"eval_{one}" for one in known)]),
-        )  # fmt: skip
-
-
-def raise_missing(key: str, trainer: Any) -> None:
+def raise_missing(key: str, results: Mapping[str, Any]) -> None:
     """Called if an evaluation has not computed the metric with this storage key.
 
     Raises:
@@ -104,64 +197,5 @@ def raise_missing(key: str, trainer: Any) -> None:
     name = key.removeprefix("evaluation/")
     raise ConfigKeyError(
         f"TrainingConfig.metric_for_best_model: the evaluation computed no {name!r}, which load_best_model_at_end"
-        f" needs. {did_you_mean(name, sorted(trainer.last_eval_results))}"
+        f" needs. {did_you_mean(name, sorted(results))}"
     )
-
-
-def _split(name: str, trainer: Any, *, evaluates: bool) -> tuple[str, str]:
-    """Prefix (``"train"`` or ``"evaluation"``) and key of a metric name."""
-    prefix, _, key = name.partition(".")
-    if prefix not in ("train", "evaluation") or not key:
-        prefix, key = "evaluation" if evaluates or name.startswith("eval_") else "train", name.removeprefix("eval_")
-    if key in ("epoch_loss", "epoch_metric"):  # names used by callbacks
-        first = getattr(trainer.metrics_handler, "first", None) if key == "epoch_metric" else None
-        key = "loss" if key == "epoch_loss" else getattr(first, "key", "metric")
-    return prefix, _as_result(_with_dataset(key, trainer), trainer) if prefix == "evaluation" else key
-
-
-def _as_result(key: str, trainer: Any) -> str:
-    """``key`` as the evaluation names it. As in ``metrics``, case and underscores do not matter."""
-    known = getattr(trainer.metrics_handler, "known_results", lambda: None)() or ()
-    dataset, slash, name = key.rpartition("/")
-    plain = {one.lower().replace("_", ""): one for one in known}
-    return key if name in known else dataset + slash + plain.get(name.lower().replace("_", ""), name)
-
-
-def _with_dataset(key: str, trainer: Any) -> str:
-    """``key`` with the name of its data set, if there are several: ``clean.accuracy`` is ``clean/accuracy``.
-
-    A key without a data set is of the first one.
-    """
-    names = list(trainer.eval_dataloader) if isinstance(trainer.eval_dataloader, Mapping) else []
-    for name in sorted(names, key=len, reverse=True):
-        if re.match(f"{re.escape(name)}[./_].", key):
-            return f"{name}/{key[len(name) + 1 :]}"
-    return f"{names[0]}/{key}" if names else key
-
-
-def _mode_of_best(key: str, config: "TrainingConfig", trainer: Any) -> str:
-    if config.greater_is_better is not None:
-        mode = "max" if config.greater_is_better else "min"
-        by_user = objective_by_user(key.rpartition("/")[2], config.metrics)
-        if by_user not in (None, _OBJECTIVES[mode]):
-            raise ConfigError(
-                f"TrainingConfig.greater_is_better: got {config.greater_is_better}, but the MetricConfig of {key!r} has"
-                f" objective={by_user!r}. Set only one of them."
-            )
-        return mode
-    known = _mode_of(key, config, trainer)
-    if known is None:
-        raise ConfigError(
-            f"TrainingConfig.metric_for_best_model: got {config.metric_for_best_model!r}, and it is unknown whether"
-            " higher is better. Set greater_is_better=True or greater_is_better=False."
-        )
-    return known
-
-
-def _mode_of(key: str, config: "TrainingConfig", trainer: Any) -> str | None:
-    """Mode of the result ``key`` by its MetricConfig, its metric or its name; None if unknown."""
-    key = key.rpartition("/")[2]
-    if key == "loss":
-        return "min"
-    objective = objective_by_user(key, config.metrics) or find_objective(key, trainer.metrics_handler)
-    return None if objective is None else _MODES[objective]

@@ -21,7 +21,6 @@ from trainwright.engine.step import Step
 from trainwright.engine.trainer import loaders, optim
 from trainwright.engine.trainer.base import OWN_STEP_METHODS, STEP_METHODS
 from trainwright.engine.trainer.processes import RankedTrainer, has_all_gpus
-from trainwright.engine.trainer.train_metrics import MeasuredTrainer
 from trainwright.engine.update import Update, optimizer_calls
 from trainwright.hooks.method_overrides import install, is_overridden, uninstall
 from trainwright.lazy_names import ring
@@ -34,7 +33,7 @@ _SCORES = "prediction scores"
 _LOSS = "loss of the step"
 
 
-class SteppingTrainer(RankedTrainer, MeasuredTrainer):
+class SteppingTrainer(RankedTrainer):
     """Builds the step before the first one, and again for another optimizer or loss."""
 
     _batches: Batches | None = None
@@ -199,7 +198,7 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
             end_batch=self._run_callbacks.end_batch,
             explain=explained(add_batch_note, self.model, "TrainingConfig.find_unused_parameters"),
         )
-        step.after_batch = self._choose_after_batch()  # all callbacks are registered now
+        step.after_batch = self._after_batch()  # all callbacks are registered now
         if isinstance(step, PipelineStep) and self._train_metrics is not None:
             step.after_output = self._train_metrics.add
         if any(is_overridden(self, name) for name in STEP_METHODS) and self._train_metrics is not None:

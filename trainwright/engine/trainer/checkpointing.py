@@ -115,27 +115,6 @@ class SavingTrainer(TrainerShared):
 
     # Called by hooks.
 
-    def _save_is_due(self) -> bool:
-        config, state = self.config, self.state
-        if not config.save_enabled:
-            return False
-        if state.is_epoch_end() and self._is_linked_epoch(state.epoch):
-            return True
-        if self._save_steps and state.has_passed(self._save_steps):
-            return True
-        period = config.model_checkpoint.get("every_n_iteration") if config.model_checkpoint else None
-        return period is not None and state.has_passed(period)
-
-    def _saves_before_end(self) -> bool:
-        """Whether a checkpoint is due before the last step, including the best checkpoint after an evaluation."""
-        config, per_epoch = self.config, self._plan.steps_per_epoch
-        periods = config.model_checkpoint or {}
-        in_steps = [self._save_steps, periods.get("every_n_iteration"), (periods.get("every_n_epoch") or 0) * per_epoch]
-        if self._keeps_best():
-            in_steps.append(self._eval_steps or per_epoch)
-        done = self.state.global_step
-        return any(period and -(-done // period) * period < self.total_steps for period in in_steps)
-
     def _save(self, *, keep_trained: bool = False) -> None:
         """Save the current training state, named by its last step."""
         self._save_by(self.checkpointer, keep_trained=keep_trained)
@@ -153,15 +132,10 @@ class SavingTrainer(TrainerShared):
         return f"{self.state.global_step:0{len(str(self.total_steps))}d}"
 
     def _links_to_this(self) -> Iterator[str]:
-        state = self.state
-        if state.is_epoch_end() and self._is_linked_epoch(state.epoch):
-            yield f"epoch_{state.epoch}"
+        if self._periods.is_linked_epoch_end():
+            yield f"epoch_{self.state.epoch}"
         if self.iter >= self.max_iter:
             yield FINAL_EPOCH
-
-    def _is_linked_epoch(self, epoch: int) -> bool:
-        period = (self.config.model_checkpoint or {}).get("every_n_epoch")
-        return period is not None and epoch % period == 0
 
     def _load_best(self) -> None:
         """Load the weights of the best checkpoint, if there is one."""

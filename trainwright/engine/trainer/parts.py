@@ -5,7 +5,6 @@ import logging
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,18 +17,9 @@ from trainwright.config.errors import ConfigError, MissingFileError
 from trainwright.config.secrets import safe_trackers, without_secrets
 from trainwright.config.torch_names import GivenName
 from trainwright.engine.folder.formats import CSV_NAME
-from trainwright.engine.trainer.best_metric import (
-    key_of_monitor,
-    metric_for_best,
-    mode_of_monitor,
-    warn_of_unknown_monitor,
-)
+from trainwright.engine.trainer.best_metric import BestMetric
 from trainwright.events.writers import EventWriter, default_writers
-from trainwright.hooks.callbacks import (
-    Callback,
-    EarlyStoppingCallback,
-    PrintCallback,
-)
+from trainwright.hooks.callbacks import Callback, EarlyStoppingCallback, PrintCallback, TrainerControl
 from trainwright.hooks.callbacks.logs import Logs
 from trainwright.parallel.dist import broadcast_object, is_main_process
 from trainwright.parallel.restarts import is_continued
@@ -112,56 +102,39 @@ def build_metrics_handler(config: "TrainingConfig", trainer: Any) -> Any:
     return TorchMetricsHandler(metrics, weakref.proxy(trainer), is_default=not config.is_set("metrics"))
 
 
-def log_settings(trainer: Any) -> None:
-    """Log all settings, if the user has used names of the page that documents this list."""
-    if trainer.config.is_by_its_page:
-        level = logging.WARNING if is_main_process() else logging.INFO  # once
-        logger.log(level, "%s", repr(trainer.config))  # as it is now
-
-
-def build_callbacks(trainer: Any) -> list[Callback]:
+def build_callbacks(
+    config: "TrainingConfig", control: TrainerControl, best: BestMetric, *, evaluates: bool, print_steps: int
+) -> list[Callback]:
     """The callbacks that the configuration requests."""
-    config = trainer.config
     callbacks: list[Callback] = []
     if config.early_stopping is not None:
-        callbacks += _early_stopping(config, trainer)
+        callbacks += _early_stopping(config, control, best, evaluates=evaluates)
     if config.print_steps is not None:
-        callbacks.append(PrintCallback(config.num_epochs, step_frequency=trainer._print_steps))
+        callbacks.append(PrintCallback(config.num_epochs, step_frequency=print_steps))
     return callbacks
 
 
-def _early_stopping(config: "TrainingConfig", trainer: Any) -> list[Callback]:
+def _early_stopping(
+    config: "TrainingConfig", control: TrainerControl, best: BestMetric, *, evaluates: bool
+) -> list[Callback]:
     """Watch the monitor that the user sets, or else ``metric_for_best_model``."""
     given = config.to_dict()["early_stopping"] if config.is_set("early_stopping") else {}
     settings: dict[str, Any] = dict(config.early_stopping or {})
     callback: EarlyStoppingCallback
     if "monitor" in given:
-        warn_of_unknown_monitor(settings["monitor"], trainer)
+        best.warn_of_unknown_monitor(settings["monitor"])
         if settings["mode"] == "auto":
-            settings["mode"] = mode_of_monitor(settings["monitor"], config, trainer)
-        if isinstance(trainer.eval_dataloader, Mapping) and not settings["monitor"].startswith(
-            ("epoch_", "eval_epoch_")
-        ):
-            settings["monitor"] = _as_callbacks_call_it(key_of_monitor(settings["monitor"], trainer), trainer)
-        callback = EarlyStoppingCallback(trainer.trainercontrol, **settings)
+            settings["mode"] = best.mode_of_monitor(settings["monitor"])
+        settings["monitor"] = best.monitor_in_logs(settings["monitor"])
+        callback = EarlyStoppingCallback(control, **settings)
     else:
-        evaluates = config.eval_strategy != "no" and trainer.eval_dataloader is not None
         if not evaluates and not config.is_set("metric_for_best_model"):
             logger.info("Early stopping: off, because nothing is evaluated.")
             return []
-        name, mode = metric_for_best(config, trainer, evaluates=evaluates)
-        settings |= {"monitor": _as_callbacks_call_it(name, trainer), "mode": given.get("mode", mode)}
-        callback = DefaultEarlyStopping(trainer.trainercontrol, **settings)
+        settings |= {"monitor": best.name_in_logs(), "mode": given.get("mode", best.mode())}
+        callback = DefaultEarlyStopping(control, **settings)
     callback.turned_off_by = "early_stopping=None turns it off"
     return [callback]
-
-
-def _as_callbacks_call_it(name: str, trainer: Any) -> str:
-    """The name in the logs of callbacks for a storage key from :func:`metric_for_best`."""
-    if name.startswith("evaluation/"):
-        return f"eval_{name.removeprefix('evaluation/')}"
-    first = getattr(trainer.metrics_handler, "first", None)
-    return {"total_loss": "epoch_loss", getattr(first, "key", None): "epoch_metric"}.get(name, name)
 
 
 class DefaultEarlyStopping(EarlyStoppingCallback):

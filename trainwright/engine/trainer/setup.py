@@ -24,16 +24,13 @@ from trainwright.engine.state import TrainerState
 from trainwright.engine.step_plan import make_plan, num_steps, steps_of
 from trainwright.engine.trainer import loaders, optim, parts
 from trainwright.engine.trainer.base import OWN_STEP_METHODS, STEP_METHODS
-from trainwright.engine.trainer.best_metric import (
-    check_best_metric,
-    metric_for_best,
-    raise_missing,
-    storage_key_of_best,
-)
+from trainwright.engine.trainer.best_metric import raise_missing
 from trainwright.engine.trainer.build_step import SteppingTrainer
 from trainwright.engine.trainer.checkpointing import SavingTrainer
 from trainwright.engine.trainer.evaluation import EvaluatingTrainer
 from trainwright.engine.trainer.loaders import with_length
+from trainwright.engine.trainer.periods import Periods
+from trainwright.engine.trainer.train_metrics import TrainMetrics
 from trainwright.events.writers import EventWriter
 from trainwright.events.writers.progress import bar_stream
 from trainwright.hooks import (
@@ -65,28 +62,35 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
 
     def build_hooks(self) -> list[HookBase | None]:
         """The hooks, in the order of their calls."""
-        config, state = self.config, self.state
-        evaluates = config.eval_strategy != "no" and self.eval_dataloader is not None
-        eval_is_due = partial(state.has_passed, self._eval_steps) if self._eval_steps else state.is_epoch_end
-        saves = config.save_enabled
-        metric, best = storage_key_of_best(config, self, evaluates=evaluates), None
+        config, periods = self.config, self._periods
+        evaluates, saves = self._evaluates, config.save_enabled
+        metric, best = self._best_metric.key, None
+        missing = lambda: raise_missing(metric, self.last_eval_results)  # noqa: E731
         if evaluates and saves:
-            check_best_metric(config, self)
-            _, mode = metric_for_best(config, self, evaluates=True)
-            missing = partial(raise_missing, metric, self) if config.load_best_model_at_end else None
-            kept: dict[str, Any] = {"top_k": config.save_top_k or 1, "number": self._step_number}
-            best = BestCheckpointer(eval_is_due, self.checkpointer, metric, mode, on_missing=missing, **kept)
+            self._best_metric.check()
+            best = BestCheckpointer(
+                periods.eval_is_due,
+                self.checkpointer,
+                metric,
+                self._best_metric.mode(),
+                on_missing=missing if config.load_best_model_at_end else None,
+                top_k=config.save_top_k or 1,
+                number=self._step_number,
+            )
         elif config.save_top_k is not None:
             logger.warning(
                 "TrainingConfig.save_top_k=%d has no effect: nothing is %s.",
                 config.save_top_k, "evaluated" if saves else "saved",
             )  # fmt: skip
         evaluation = self._run_callbacks.evaluating(self._evaluate_in_training)
-        evaluate = EvalHook(eval_is_due, evaluation, name_scope="evaluation")
-        write = PeriodicWriter(lambda: self.build_writers(), self._log_is_due)  # with the settings of each training
+        evaluate = EvalHook(periods.eval_is_due, evaluation, name_scope="evaluation")
+        write = PeriodicWriter(lambda: self.build_writers(), periods.log_is_due)  # with the settings of each training
         self._on_request: dict[str, Any] = {"evaluate": evaluate, "log": write}
         save = PeriodicCheckpointer(
-            self.checkpointer, self._save_is_due, save=self._save, saves_before_end=self._saves_before_end
+            self.checkpointer,
+            periods.save_is_due,
+            save=self._save,
+            saves_before_end=lambda: periods.saves_before_end(keeps_best=best is not None),
         )
         return [
             IterationTimer(facts=facts_of_objects),
@@ -134,9 +138,8 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         if not config.progress_bar or config.print_steps is not None or not is_main_process():
             return []
         if config.log_steps or bar_stream() is not None:
-            evaluates = config.eval_strategy != "no" and self.eval_dataloader is not None
-            period = plan.updates(self._eval_steps or plan.steps_per_epoch) if evaluates else None
-            log_period = plan.updates(self._log_steps or 0)
+            period = plan.updates(self._periods.evaluate or plan.steps_per_epoch) if self._evaluates else None
+            log_period = plan.updates(self._periods.log)
             return [epoch_lines(plan.updates_per_epoch, self.max_iter, log_period, eval_period=period, best=best)]
         position = lambda: (state.epoch, state.epoch_step, plan.steps_per_epoch)  # noqa: E731
         return [EpochProgress(config.num_epochs, position, steps_per_update=plan.accumulation)]
@@ -153,18 +156,19 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         return hooks
 
     def _build_lr_scheduler(self, optimizer: Optimizer, num_updates: int) -> LRScheduler | None:
-        def plateau_mode() -> str:
-            return metric_for_best(self.config, self, evaluates=True)[1]
-
-        return optim.build_lr_scheduler(self.config, optimizer, num_updates, plateau_mode)
+        return optim.build_lr_scheduler(self.config, optimizer, num_updates, lambda: self._best_metric.mode())
 
     def _plateau_hook(self, metric: str) -> HookBase:
         """Step by an evaluation result after each evaluation, or by a training metric at the end of each epoch."""
+
+        def latest() -> float | None:
+            value, _ = self.storage.latest().get(metric, (None, 0))
+            return value
+
         if metric.startswith("evaluation/"):
-            return ReduceOnPlateau(partial(self._latest, metric))
-        return ReduceOnPlateau(
-            self._mean_epoch_loss if metric == "total_loss" else partial(self._latest, metric), self.state.is_epoch_end
-        )
+            return ReduceOnPlateau(latest)
+        value = self._run_callbacks.epoch_loss_of_all if metric == "total_loss" else latest
+        return ReduceOnPlateau(value, self.state.is_epoch_end)
 
     def _schedule_is_due(self, schedule: LRScheduler | None = None) -> bool:
         """Whether to step a schedule of torch or the user: by default once an epoch. Others step after each update."""
@@ -218,7 +222,8 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
 
     def before_train(self) -> None:
         self._folder.prepare(self.config)
-        parts.log_settings(self)
+        if self.config.is_by_its_page:  # the page documents this list
+            logger.log(logging.WARNING if is_main_process() else logging.INFO, "%s", repr(self.config))  # once
         # Not the best weights: the state of the optimizer belongs to the latest ones.
         if self._last_trained is not None:
             self._load_weights(self._last_trained)
@@ -308,16 +313,12 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         self.total_steps, self.max_iter = self._plan.total_steps, self._plan.num_updates
         self.num_batches = self._plan.steps_per_epoch
         self.steps_in_epoch = min(self.num_batches, self.total_steps)
-        self._save_steps = steps_of(config.save_steps, self.total_steps)
-        self._log_steps = steps_of(config.log_steps, self.total_steps)
-        self._eval_steps = steps_of(config.eval_steps, self.total_steps)
-        self._print_steps = steps_of(config.print_steps, self.total_steps)
-        self._common_print_steps = self._print_steps if get_world_size() > 1 else 0
 
     def _update_plan(self) -> None:
         """Plan the training again if the user has changed its length on the config since it was planned."""
         before = self._plan
         self._build_plan()
+        self._periods.plan(self.config, self._plan)
         if self._plan == before:
             return
         self.state.set_plan(self._plan)
@@ -333,6 +334,7 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         )
         self._state = self.state
         self._build_checkpointer(self.output_dir / config.checkpoints_dir, trainable_only=config.save_trainable_only)
+        self._periods = Periods(config, self._plan, self.state)
         self._train_metrics = self._build_train_metrics()
         self._run_callbacks = RunCallbacks(
             self.callbacks,
@@ -341,10 +343,23 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
             save=self._save_by,
             evaluate=self._evaluate_now if self.eval_dataloader is not None else None,
             log=self._log_now,
-            is_due=self._check_is_due,
+            is_due=self._periods.check_is_due,
         )
         if self._train_metrics is not None:
             self._run_callbacks.logs.defer("epoch_metric", self._train_metrics.first)
+
+    def _build_train_metrics(self) -> TrainMetrics | None:
+        if not self._has_train_metrics():
+            return None
+        if "metrics_handler" in vars(self) and not hasattr(self.metrics_handler, "train_copy"):
+            return None
+        return TrainMetrics(
+            lambda: self.metrics_handler.train_copy(),  # with the first batch
+            self._periods.metrics_are_due,
+            self.state.is_epoch_end,
+            self._find_comparison_in_training,
+            self._is_padding_batch,
+        )
 
     def _evaluate_now(self) -> None:
         """Evaluate on a callback's request."""
@@ -358,11 +373,11 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
             self._on_request["log"].write()
 
     def _register_hooks(self) -> None:
-        state = self.state
+        state, periods = self.state, self._periods
         self._own_step = OwnStep(OWN_STEP_METHODS, self._settings_of_step)
         self._register_run_hooks(
             self._own_step,
-            check_period=self._check_is_due if get_world_size() > 1 else self._log_is_due,
+            check_period=periods.check_is_due if get_world_size() > 1 else periods.log_is_due,
             save=self._save if self.config.save_enabled else _do_not_save,
             steps_done=lambda: state.global_step,
             has_passed=lambda start, every: state.global_step > start and state.has_passed(every),
@@ -458,7 +473,13 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
             if any(callback is there for there in self.callbacks):
                 self.callbacks.pop_callback(callback)
         own = {kind.__name__ for callback in self.callbacks for kind in type(callback).__mro__}
-        built_in = parts.build_callbacks(self)
+        built_in = parts.build_callbacks(
+            self.config,
+            self.trainercontrol,
+            self._best_metric,
+            evaluates=self._evaluates,
+            print_steps=self._periods.print,
+        )
         self._built_in_callbacks = [c for c in built_in if not own & {k.__name__ for k in type(c).__mro__[:-2]}]
         for callback in self._built_in_callbacks:
             self.callbacks.add_callback(callback, singleton=False)

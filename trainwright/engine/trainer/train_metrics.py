@@ -12,10 +12,9 @@ from torch.utils.hooks import RemovableHandle
 from trainwright.config.errors import ConfigError
 from trainwright.engine.label_alignment import Comparison, predictions_of
 from trainwright.engine.loss_fn import target_of
-from trainwright.engine.trainer.base import TrainerShared
-from trainwright.engine.update import Update
 from trainwright.hooks.base import HookBase
-from trainwright.hooks.method_overrides import is_overridden
+from trainwright.hooks.callbacks import RunCallbacks
+from trainwright.hooks.method_overrides import Overrides
 from trainwright.parallel.dist import all_gather_object, get_rank, get_world_size
 
 logger = logging.getLogger("trainwright.engine")
@@ -199,80 +198,49 @@ class TrainMetrics(HookBase):
             logger.warning("Training metrics restart: %s", error)
 
 
-class MeasuredTrainer(TrainerShared):
-    """Measures training."""
+def after_batch_calls(
+    overrides: Overrides,
+    callbacks: RunCallbacks,
+    metrics: TrainMetrics | None,
+    *,
+    model: nn.Module,
+    set_train_mode: Callable[[], object],
+    is_stored: bool,
+    is_pipeline: bool,
+) -> Callable[[Any, Any], None] | None:
+    """What to do with the logs of each micro-batch and the batch, as little as possible; None for nothing.
 
-    _train_metrics: TrainMetrics | None
-    _update: Update
+    ``metrics``: None if they are counted elsewhere. ``is_stored``: whether the storage has the values of single
+    micro-batches; otherwise callbacks need them.
+    """
 
-    def _build_train_metrics(self) -> TrainMetrics | None:
-        if not self._has_train_metrics():
-            return None
-        if "metrics_handler" in vars(self) and not hasattr(self.metrics_handler, "train_copy"):
-            return None
-        make_copy = lambda: self.metrics_handler.train_copy()  # noqa: E731  # built with the first batch
-        is_epoch_end, compare = self.state.is_epoch_end, self._find_comparison_in_training
-        return TrainMetrics(make_copy, self._metrics_are_due, is_epoch_end, compare, self._is_padding_batch)
+    def use_own_metric(step_logs: dict[str, Any], inputs: Any) -> None:
+        metric = overrides.of("compute_metric", _nothing)(model, inputs)
+        set_train_mode()  # the user's method may have changed the mode
+        callbacks.record({**step_logs, "epoch_metric": metric})
 
-    def _choose_after_batch(self) -> Any:
-        """What to do with the logs of each micro-batch, as little as possible; None for nothing."""
-        after_batch = self._after_trained_batch()
-        if after_batch is None or self._pipeline is None:
-            return after_batch
-        return partial(_after_next, self._run_callbacks.next_batch, after_batch)
+    def use_own_means(step_logs: dict[str, Any], inputs: Any) -> None:
+        loss, metric = overrides.of("update_metrics", _nothing)(model, inputs, step_logs.get("step_loss"))
+        add(step_logs, inputs)  # does nothing if the batch is already counted
+        callbacks.record({**step_logs, "epoch_loss": loss, "epoch_metric": metric})
 
-    def _after_trained_batch(self) -> Any:
-        is_accumulating = self.config.gradient_accumulation_steps > 1
-        # The storage has no values of single micro-batches; they are needed only if there are callbacks.
-        is_stored = not is_accumulating and self._pipeline is None
-        needs_logs = is_overridden(self, "train_step") or (not is_stored and len(self.callbacks) > 0)
-        show = self._run_callbacks.record if needs_logs else None
-        metrics = self._train_metrics if self._pipeline is None else None  # on the last stage, with its outputs
-        if is_overridden(self, "compute_metric"):
-            return self._call_compute_metric
-        if is_overridden(self, "update_metrics"):
-            return self._call_update_metrics
-        if show is None:
-            return None if metrics is None else metrics.add
-        return partial(_show_and_add, show, _nothing if metrics is None else metrics.add)
+    def record(step_logs: dict[str, Any], inputs: Any) -> None:
+        callbacks.record(step_logs)
+        add(step_logs, inputs)
 
-    def _call_update_metrics(self, step_logs: dict[str, Any], inputs: Any) -> None:
-        """Call a user's ``update_metrics``."""
-        loss, metric = self.update_metrics(self.model, inputs, step_logs.get("step_loss"))
-        if self._train_metrics is not None:
-            self._train_metrics.add(step_logs, inputs)  # does nothing if the batch is already counted
-        self._run_callbacks.record({**step_logs, "epoch_loss": loss, "epoch_metric": metric})
-
-    def _call_compute_metric(self, step_logs: dict[str, Any], inputs: Any) -> None:
-        """Call a user's ``compute_metric``."""
-        metric = self.compute_metric(self.model, inputs)
-        self.set_train_mode()  # the user's method may have changed the mode
-        self._run_callbacks.record({**step_logs, "epoch_metric": metric})
-
-    def _log_is_due(self) -> bool:
-        return self.state.has_passed(self._log_steps) if self._log_steps else self.state.is_epoch_end()
-
-    def _metrics_are_due(self) -> bool:
-        printed = self._common_print_steps
-        return self._log_is_due() or bool(printed and self.state.has_passed(printed))
-
-    def _check_is_due(self) -> bool:
-        """When values are checked, and computed over several processes: before anything reads them."""
-        return self._metrics_are_due() or self.state.is_epoch_end()
-
-    def _mean_epoch_loss(self) -> float:
-        """Mean loss of this epoch over all processes, equal on each of them."""
-        losses = all_gather_object(self._run_callbacks.epoch_loss())
-        return float(sum(losses) / len(losses))
-
-    def _latest(self, name: str) -> float | None:
-        value, _ = self.storage.latest().get(name, (None, 0))
-        return value
-
-
-def _show_and_add(show: Any, add: Any, step_logs: dict[str, Any], inputs: Any) -> None:
-    show(step_logs)
-    add(step_logs, inputs)
+    add = _nothing if metrics is None else metrics.add
+    after_batch: Callable[[Any, Any], None] | None
+    if overrides.has("compute_metric"):
+        after_batch = use_own_metric
+    elif overrides.has("update_metrics"):
+        after_batch = use_own_means
+    elif overrides.has("train_step") or (not is_stored and len(callbacks.callbacks) > 0):
+        after_batch = record
+    else:
+        after_batch = None if metrics is None else metrics.add
+    if after_batch is None or not is_pipeline:
+        return after_batch
+    return partial(_after_next, callbacks.next_batch, after_batch)
 
 
 def _after_next(begin: Any, after_batch: Any, step_logs: dict[str, Any], inputs: Any) -> None:
@@ -280,5 +248,5 @@ def _after_next(begin: Any, after_batch: Any, step_logs: dict[str, Any], inputs:
     after_batch(step_logs, inputs)
 
 
-def _nothing(step_logs: dict[str, Any], inputs: Any) -> None:
-    """Used if nothing reads the logs of a step."""
+def _nothing(step_logs: Any, inputs: Any) -> None:
+    """Used if nothing counts the batches of a step."""

@@ -29,7 +29,7 @@ from trainwright.engine.trainer.processes import check_launch, join
 from trainwright.engine.trainer.setup import TrainerSetup
 from trainwright.events.storage import EventStorage
 from trainwright.hooks.callbacks import Callback, CallbackList, TrainerControl
-from trainwright.hooks.method_overrides import is_overridden, overridable
+from trainwright.hooks.method_overrides import Overrides, is_overridden, overridable
 from trainwright.optim.freeze import freeze_bn
 from trainwright.optim.named import NamedOptimizers, by_name
 from trainwright.optim.schedules import FormulaLR
@@ -97,6 +97,7 @@ class Trainer(TrainerSetup):
         **unknown: Never,
     ) -> None:
         super().__init__()
+        self._overrides = Overrides(self)
         checks.refuse_arguments("Trainer", unknown, ARGUMENTS)
         model, config = checks.in_order(model, config, training_config)
         data = {
@@ -239,7 +240,7 @@ class Trainer(TrainerSetup):
         """Register ``callback``. ``singleton``: replaces registered callbacks of its class."""
         self.callbacks.add_callback(callback, singleton)
         if self._step is not None:
-            self._step.after_batch = self._choose_after_batch()
+            self._step.after_batch = self._after_batch()
 
     def set_optimizer(self, optimizer: Optimizer, optimizer_name: str | None = None) -> None:
         """Train with ``optimizer`` from now on; the configured schedule is rebuilt for it."""

@@ -147,6 +147,11 @@ class RunCallbacks(HookBase):
         """The mean loss of the epoch so far."""
         return self._mean_loss.read(self.trainer.storage)
 
+    def epoch_loss_of_all(self) -> float:
+        """The mean over all processes, equal on each of them."""
+        losses = all_gather_object(self.epoch_loss())
+        return float(sum(losses) / len(losses))
+
     def epoch_loss_with(self, step_loss: float) -> float:
         """The mean loss of the epoch so far, including a running step."""
         return self._mean_loss.read(self.trainer.storage, step_loss)
