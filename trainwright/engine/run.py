@@ -190,6 +190,29 @@ class Run:
         step: Callable[[], None] = call
         return step
 
+    @property
+    def has_trained(self) -> bool:
+        """Whether ``train()`` or a replay has made steps with these parts."""
+        return bool(self.trainer._has_trained)
+
+    def steps_before(self, until: int) -> Iterator[Callable[[], None]]:
+        """The call that makes a step, once for each iteration before ``until``, for the caller to make."""
+        trainer = self.trainer
+        trainer._before_first_step()
+        trainer._stepper, call = trainer._bind_run_step()
+        trainer._has_trained = True
+        try:
+            for _ in trainer._iterations(until):
+                yield call
+        finally:
+            trainer._stepper = None
+
+    def skip_train_metrics(self) -> None:
+        """Compute no metrics of training steps from now on."""
+        metrics = getattr(self.trainer, "_train_metrics", None)
+        if metrics is not None:
+            metrics.is_on = False
+
     def evaluate(self) -> dict[str, Any]:
         """The results of an evaluation of the current weights, which is not logged."""
         results: dict[str, Any] = self.trainer._evaluate_weights()

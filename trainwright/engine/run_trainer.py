@@ -116,7 +116,7 @@ class RunTrainer(StepMethods):
         It starts at the nearest checkpoint before it, and writes nothing. ``stops``: with the debugger of Python in the
         user's code. Returns the samples, losses and gradient norms of the update.
         """
-        replayed: Replay = ring("inspect.replay").replay(self, self._folder.path, step, stops=stops)
+        replayed: Replay = ring("inspect.replay").replay(self.run, step, stops=stops)
         return replayed
 
     def export(self, path: str | os.PathLike[str], batch: Any = None, *, tolerance: float = 1e-4) -> Path:

@@ -54,6 +54,8 @@ class HookBase:
     """Whether a copy of the trainer that a check trains has this hook: False if it writes, or acts on the process."""
     ends_run = False
     """Whether it may end a training: by an error for what it finds, or by request."""
+    changes_process = False
+    """Whether ``before_train`` changes settings of the process, which ``after_train`` restores."""
     steps_schedule = False
     """Whether it steps a schedule of learning rates,"""
     uses_results = False

@@ -16,6 +16,8 @@ class TensorParallel(HookBase):
     (:func:`~trainwright.parallel.tensor.check_replicas`).
     """
 
+    changes_process = True
+
     def __init__(self) -> None:
         self._loss = ExitStack()
         self._handles: list[Any] = []

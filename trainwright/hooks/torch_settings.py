@@ -22,6 +22,8 @@ class Float32MatmulPrecision(HookBase):
         ConfigError: the program uses torch's newer ``fp32_precision``, which excludes this setting.
     """
 
+    changes_process = True
+
     def __init__(self, precision: MatmulPrecision) -> None:
         self._precision = precision
         self._before: str | None = None
@@ -48,6 +50,8 @@ class DeterministicAlgorithms(HookBase):
     An operation that has no deterministic algorithm raises, or warns with ``warn_only``. cuBLAS reads the environment
     variable ``CUBLAS_WORKSPACE_CONFIG`` at its first use; it is set here if it is not set, and stays.
     """
+
+    changes_process = True
 
     def __init__(self, *, warn_only: bool = False) -> None:
         self._warn_only = warn_only

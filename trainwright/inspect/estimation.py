@@ -19,13 +19,13 @@ from trainwright._torch_compat.probing import real_tensors
 from trainwright._torch_compat.simulation import simulated_process
 from trainwright.config.errors import UserError
 from trainwright.config.schema.sections import complete
-from trainwright.data.batch_loader import BatchLoader
 from trainwright.engine.logs import logging_only_above
 from trainwright.engine.own_step import OwnStep
+from trainwright.engine.run import Run
 from trainwright.engine.trainer.trainer import Trainer
 from trainwright.events.storage import EventStorage
 from trainwright.optim.named import each_optimizer
-from trainwright.parallel.blocks import Run
+from trainwright.parallel.blocks import Run as Blocks
 from trainwright.parallel.depth_extrapolation import extrapolated, shortened
 from trainwright.parallel.dist import get_tensor_parallel_size, use_mesh
 from trainwright.parallel.layout import Layout
@@ -113,7 +113,7 @@ class _Process:
     def _cost(self, extrapolates: bool) -> StepCost:
         if not extrapolates:
             return self._trace(None).cost()
-        runs: dict[str, Run] = {}
+        runs: dict[str, Blocks] = {}
         try:
             base = self._trace((), runs)
             if not runs:
@@ -126,7 +126,7 @@ class _Process:
         self.extrapolated.update({name: run.units * run.period for name, run in runs.items()})
         return found
 
-    def _trace(self, extra: Sequence[int] | None, runs: dict[str, Run] | None = None) -> Trace:
+    def _trace(self, extra: Sequence[int] | None, runs: dict[str, Blocks] | None = None) -> Trace:
         """The trace of the model with shortened runs, which are added to ``runs``; None: of the complete model."""
         gc.freeze()  # imported modules, and what the trace before has left
         with (
@@ -145,7 +145,7 @@ class _Process:
                 # The first update of pipelines and of DistributedDataParallel is another one.
                 is_short = depths is not None and bool(depths.runs) and layout.pipeline == 1
                 is_short &= layout.data == 1 or layout.zero_stage > 0
-                return _measure_trainer(trainer, counted, is_short=is_short)
+                return _measure_step(trainer.run, counted, is_short=is_short)
             finally:
                 use_mesh(None)
 
@@ -182,24 +182,19 @@ def _loss_of_parts() -> AbstractContextManager[Any]:
     return loss_parallel()
 
 
-def _measure_trainer(trainer: Any, counted: TensorBytes, *, is_short: bool) -> Trace:
-    optimizers = each_optimizer(trainer.optimizer)
+def _measure_step(run: Run, counted: TensorBytes, *, is_short: bool) -> Trace:
+    trainer, optimizers = run.trainer, each_optimizer(run.optimizer)
     if is_short:
         create_states(optimizers)
-    loader = trainer.run.batches.loader
     with real_tensors():
-        batch = next(iter(loader))
-        if isinstance(loader, BatchLoader):
-            loader.close()
-    trainer.run.batches.repeat([batch])
-    if getattr(trainer, "_train_metrics", None) is not None:
-        trainer._train_metrics.is_on = False  # they read values, after the peak
+        batches = run.batches.first(1)
+    run.batches.repeat(batches)
+    run.skip_train_metrics()  # they read values, after the peak
     with EventStorage(0) as trainer.storage, _loss_of_parts():
-        for hook in trainer.run.hooks:
+        for hook in run.hooks:
             if isinstance(hook, OwnStep):  # a step of the user's own
                 hook.before_train()
-        trainer._before_first_step()
-        _, run_step = trainer._bind_run_step()
+        run_step = run.step_call()
 
         def step() -> None:
             trainer.iter = trainer.storage.iter = 0  # each is the first of an epoch, with a complete window
@@ -207,7 +202,7 @@ def _measure_trainer(trainer: Any, counted: TensorBytes, *, is_short: bool) -> T
                 trainer.state.global_step = 0
             run_step()
 
-        return measure(step, trainer.model, optimizers, counted, has_states=is_short)
+        return measure(step, run.model, optimizers, counted, has_states=is_short)
 
 
 MACHINE = 8  # processes of a machine: those that exchange most, as tensor-parallel ones in each layer, belong on one

@@ -5,7 +5,7 @@ import json
 import logging
 import pdb
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import chain
@@ -19,10 +19,10 @@ from trainwright.config.errors import ConfigError
 from trainwright.data.sample_names import sample_name
 from trainwright.engine.folder.formats import LOSSES_NAME, RECORD_NAME, read_starts
 from trainwright.engine.folder.record import RunRecord
+from trainwright.engine.run import Run
 from trainwright.engine.sample_ids import own_sample_ids, training_loader
 from trainwright.engine.step_probe import StepFacts, probed_step, user_frame
 from trainwright.events.storage import EventStorage
-from trainwright.hooks.base import HookBase
 from trainwright.inspect.report.difference import compare_starts
 from trainwright.inspect.report.run_data import LOSS, read_loss_table
 from trainwright.parallel.data_parallel import unwrap_model
@@ -68,8 +68,8 @@ class Replay:
         return repr(self.loss) == repr(self.recorded_loss)
 
 
-def replay(trainer: Any, folder: Path, step: int, *, stops: bool = False) -> Replay:
-    """Run update ``step`` of the run in ``folder`` again with a new ``trainer`` of that run. Nothing is written.
+def replay(run: Run, step: int, *, stops: bool = False) -> Replay:
+    """Run update ``step`` of the run in the output folder again, with a new trainer of that run. Nothing is written.
 
     ``stops``: start the debugger of Python in the user's code, at the first operation with a result that is not finite,
     after an error, or else in the model's ``forward``.
@@ -77,33 +77,33 @@ def replay(trainer: Any, folder: Path, step: int, *, stops: bool = False) -> Rep
     Raises:
         ConfigError: the run has no such update, or the trainer has already trained.
     """
-    _check(trainer, folder, step, stops)
+    trainer, folder = run.trainer, run.folder.path
+    _check(run, step, stops)
     checkpoint = nearest_checkpoint(folder, step)
-    with _quiet(), _only_needed_hooks(trainer):
+    with _quiet(), _only_needed_hooks(run):
         if checkpoint is not None:
-            trainer.checkpointer.load(checkpoint)
-            trainer.run.batches.set_position()
+            run.checkpointer.load(checkpoint)
+            run.batches.set_position()
         found = Replay(step, "" if checkpoint is None else checkpoint.name, recorded_loss=_recorded_loss(folder, step))
         trainer.iter = trainer.iterations_done = trainer.start_iter
         with EventStorage(trainer.start_iter) as trainer.storage:
             try:
-                _run(trainer, found, stops=stops)
+                _run(run, found, stops=stops)
             finally:
-                trainer._stepper, trainer._has_trained = None, True
-                for hook in trainer.run.hooks:
-                    if type(hook).__module__.endswith("torch_settings"):
+                for hook in run.hooks:
+                    if hook.changes_process:
                         hook.after_train()
-                trainer.run.batches.close()
-                trainer.checkpointer.close()
+                run.batches.close()
+                run.checkpointer.close()
         _join_processes(found)
     if found.is_equal is False:
-        found.changes = _changes(trainer, folder, step)
+        found.changes = _changes(run, step)
     return found
 
 
-def _changes(trainer: Any, folder: Path, step: int) -> dict[str, tuple[Any, Any]]:
-    record = next((hook for hook in trainer.run.hooks if isinstance(hook, RunRecord)), None)
-    starts = [start for start in read_starts(folder / RECORD_NAME) if start.get("first_iteration", 1) <= step]
+def _changes(run: Run, step: int) -> dict[str, tuple[Any, Any]]:
+    record = next((hook for hook in run.hooks if isinstance(hook, RunRecord)), None)
+    starts = [start for start in read_starts(run.folder.path / RECORD_NAME) if start.get("first_iteration", 1) <= step]
     if record is None or not starts:
         return {}
     now = json.loads(json.dumps(record.describe(), default=str))
@@ -126,13 +126,13 @@ def nearest_checkpoint(folder: Path, step: int) -> Path | None:
     return None
 
 
-def _check(trainer: Any, folder: Path, step: int, stops: bool) -> None:
-    last = trainer.max_iter
+def _check(run: Run, step: int, stops: bool) -> None:
+    last = run.trainer.max_iter
     if not 1 <= step <= last:
         raise ConfigError(f"replay: got step {step}; the run has the updates 1 to {last}.")
-    if trainer._has_trained:
+    if run.has_trained:
         raise ConfigError("replay: this trainer has trained already; call it on a new one, in place of train().")
-    starts = read_starts(folder / RECORD_NAME)
+    starts = read_starts(run.folder.path / RECORD_NAME)
     if starts and starts[-1].get("processes", 1) != get_world_size():
         raise ConfigError(
             f"replay: the run had {starts[-1]['processes']} processes, this one has {get_world_size()}; bits are equal"
@@ -142,22 +142,20 @@ def _check(trainer: Any, folder: Path, step: int, stops: bool) -> None:
         raise ConfigError("replay: the debugger needs the terminal of one process; leave out --break (stops=True).")
 
 
-def _run(trainer: Any, found: Replay, *, stops: bool) -> None:
-    for hook in trainer.run.hooks:
+def _run(run: Run, found: Replay, *, stops: bool) -> None:
+    for hook in run.hooks:
         hook.before_train()
-    trainer._before_first_step()
-    trainer._stepper, run_step = trainer._bind_run_step()
-    last = found.step - 1
-    for _ in trainer._iterations(found.step):
+    trainer, last = run.trainer, found.step - 1
+    for run_step in run.steps_before(found.step):
         if trainer.iter < last:
             run_step()
             continue
         found.samples = own_sample_ids(trainer, found.step)
         found.names = _names(training_loader(trainer), chain.from_iterable(found.samples or ()))
         sizes = [len(batch) for batch in found.samples or ()]
-        model = unwrap_model(trainer.model)
+        model = unwrap_model(run.model)
         # A compiled program has no inside to look at.
-        is_graph = trainer.run.spec.layout.graph
+        is_graph = run.spec.layout.graph
         probe = nullcontext(StepFacts()) if is_graph else probed_step(model, sizes, _debug if stops else None)
         with probe as found.facts:
             handle = model.register_forward_pre_hook(_debug_once()) if stops else None
@@ -176,8 +174,8 @@ def _run(trainer: Any, found: Replay, *, stops: bool) -> None:
                     handle.remove()
         if found.error:
             return
-        trainer.storage.reduce()
-        value = trainer.storage.latest().get(LOSS)
+        run.storage.reduce()
+        value = run.storage.latest().get(LOSS)
         found.loss = None if value is None else value[0]
 
 
@@ -205,16 +203,15 @@ def _recorded_loss(folder: Path, step: int) -> float | None:
 
 
 @contextmanager
-def _only_needed_hooks(trainer: Any) -> Iterator[None]:
-    before: Sequence[HookBase] = trainer.run.hooks
-    saves = trainer.checkpointer.save_to_disk
+def _only_needed_hooks(run: Run) -> Iterator[None]:
+    before, saves = run.hooks, run.checkpointer.save_to_disk
     # The others may change what a step computes.
-    trainer.run.hooks = [hook for hook in before if hook.in_copies and not hook.ends_run]
-    trainer.checkpointer.save_to_disk = False  # a callback may ask for a checkpoint
+    run.hooks = [hook for hook in before if hook.in_copies and not hook.ends_run]
+    run.checkpointer.save_to_disk = False  # a callback may ask for a checkpoint
     try:
         yield
     finally:
-        trainer.run.hooks, trainer.checkpointer.save_to_disk = before, saves
+        run.hooks, run.checkpointer.save_to_disk = before, saves
 
 
 @contextmanager
