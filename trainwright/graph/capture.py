@@ -146,12 +146,13 @@ def _tree(batch: Any, names: tuple[str, ...] | None, known: Set[str]) -> Layout:
     leaves: list[Any] = []
     structure = _flattened(batch, leaves)
     is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
-    constants = [leaf for leaf, is_one in zip(leaves, is_tensor, strict=True) if not is_one]
+    constants = _constants(leaves)
     kinds = [*map(type, constants)]
-    for constant in constants:
-        if not isinstance(constant, _PLAIN):
-            kind = type(constant).__name__
-            raise NotCapturable(f"the batch holds a {kind}; a program takes tensors, and plain numbers and texts")
+    for kind in kinds:
+        if not issubclass(kind, _PLAIN):
+            raise NotCapturable(
+                f"the batch holds a {kind.__name__}; a program takes tensors, and plain numbers and texts"
+            )
 
     def take(batch: Any) -> Sequence[Any] | None:
         if names is not None:
@@ -160,7 +161,7 @@ def _tree(batch: Any, names: tuple[str, ...] | None, known: Set[str]) -> Layout:
             batch = {name: batch[name] for name in names}
         leaves: list[Any] = []
         found = _flattened(batch, leaves)
-        fixed = [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
+        fixed = _constants(leaves)
         if found != structure or constants != fixed or kinds != [*map(type, fixed)]:  # 1 == True, but they differ
             return None
         return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
@@ -170,6 +171,10 @@ def _tree(batch: Any, names: tuple[str, ...] | None, known: Set[str]) -> Layout:
         return _restored(structure, iter([next(parts) if is_one else next(fixed) for is_one in is_tensor]))
 
     return Layout(take, rebuild)
+
+
+def _constants(leaves: Iterable[Any]) -> list[Any]:
+    return [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
 
 
 def _flattened(batch: Any, leaves: list[Any]) -> Any:

@@ -84,49 +84,24 @@ class Layout:
         Raises:
             ConfigError: they do not fit together or to the number of processes; the message lists every fault.
         """
-        tensor, pipeline = asked.get("tensor_parallel_size") or 1, asked.get("pipeline_parallel_size") or 1
-        zero_stage, replicate = asked.get("zero_stage") or 0, asked.get("replicate_size")
-        schedule = asked.get("pipeline_schedule") or cls.schedule
-        faults = []
-        if schedule not in SCHEDULES:
-            faults.append(f"{name('pipeline_schedule')}: got {schedule!r}. {did_you_mean(schedule, SCHEDULES)}")
-        if world_size == 1:
-            if faults:
-                raise ConfigError("\n".join(faults))
-            return cls()
-        model_ranks = tensor * pipeline
-        sizes = f"{name('tensor_parallel_size')}={tensor} x {name('pipeline_parallel_size')}={pipeline}"
-        if world_size % model_ranks:
-            fitting = ", ".join(str(model_ranks * n) for n in (1, 2, 3))
-            text = f"needs a multiple of {model_ranks} processes ({fitting}, ...), but {world_size} were started."
-            faults.append(f"{sizes}: {text}")
-        data = max(1, world_size // model_ranks)
-        if replicate is not None and zero_stage == 0 and replicate != data:
-            text = f"got {replicate}, without ZeRO, where each of the {data} data ranks has its copy of the model."
-            faults.append(f"{name('replicate_size')}: {text} Set {name('zero_stage')}, or remove it.")
-        elif replicate is not None and data % replicate:
-            faults.append(
-                f"{name('replicate_size')}: got {replicate}, which does not divide the {data} data ranks"
-                f" ({world_size} processes / {sizes})."
-            )
-        if asked.get("sequence_parallel") and tensor == 1:
-            faults.append(f"{name('sequence_parallel')}: got True, which needs {name('tensor_parallel_size')} > 1.")
-        if pipeline > 1:
-            faults += _stage_faults(asked, pipeline, name)
-        if pipeline > 1 and zero_stage == 3 and data > 1 and schedule.endswith("ZeroBubble"):
-            # torch's backward pass for the weights alone does not reach parameters that are gathered layer by layer.
-            faults.append(
-                f"{name('pipeline_schedule')}: {schedule} computes wrong gradients with ZeRO stage 3. Use stage 2"
-                f" ({name('zero_stage')}), or the schedule Interleaved1F1B."
-            )
+        faults = _faults(asked, world_size, name)
         if faults:
             raise ConfigError("\n".join(faults))
-        copies = data if zero_stage == 0 else replicate or 1
+        if world_size == 1:
+            return cls()
+        tensor, pipeline = _model_sizes(asked)
+        data, zero_stage = world_size // (tensor * pipeline), asked.get("zero_stage") or 0
         custom = asked.get("custom_pipeline_stage_id") if pipeline > 1 else None
         return cls(
-            data, tensor, pipeline, copies, zero_stage, bool(asked.get("sequence_parallel")), schedule,
-            None if custom is None else tuple(custom),
-        )  # fmt: skip
+            data,
+            tensor,
+            pipeline,
+            replicate=data if zero_stage == 0 else asked.get("replicate_size") or 1,
+            zero_stage=zero_stage,
+            sequence_parallel=bool(asked.get("sequence_parallel")),
+            schedule=asked.get("pipeline_schedule") or cls.schedule,
+            custom_stage_ids=None if custom is None else tuple(custom),
+        )
 
     @property
     def all_stages(self) -> "Layout":
@@ -150,6 +125,49 @@ class Layout:
         each, more = divmod(placed, stages)
         sizes = [each + (stage >= stages - more) for stage in range(stages)]
         return [stage for stage, size in enumerate(sizes) for _ in range(size)][:num_layers]
+
+
+def _model_sizes(asked: Mapping[str, Any]) -> tuple[int, int]:
+    """The tensor and pipeline ranks that hold a copy of the model together."""
+    return asked.get("tensor_parallel_size") or 1, asked.get("pipeline_parallel_size") or 1
+
+
+def _faults(asked: Mapping[str, Any], world_size: int, name: Callable[[str], str]) -> list[str]:
+    """What does not fit in the settings of a layout; on one process they have no effect."""
+    schedule, zero_stage = asked.get("pipeline_schedule") or Layout.schedule, asked.get("zero_stage") or 0
+    faults = []
+    if schedule not in SCHEDULES:
+        faults.append(f"{name('pipeline_schedule')}: got {schedule!r}. {did_you_mean(schedule, SCHEDULES)}")
+    if world_size == 1:
+        return faults
+    tensor, pipeline = _model_sizes(asked)
+    model_ranks = tensor * pipeline
+    sizes = f"{name('tensor_parallel_size')}={tensor} x {name('pipeline_parallel_size')}={pipeline}"
+    if world_size % model_ranks:
+        fitting = ", ".join(str(model_ranks * n) for n in (1, 2, 3))
+        text = f"needs a multiple of {model_ranks} processes ({fitting}, ...), but {world_size} were started."
+        faults.append(f"{sizes}: {text}")
+    data = max(1, world_size // model_ranks)
+    replicate = asked.get("replicate_size")
+    if replicate is not None and zero_stage == 0 and replicate != data:
+        text = f"got {replicate}, without ZeRO, where each of the {data} data ranks has its copy of the model."
+        faults.append(f"{name('replicate_size')}: {text} Set {name('zero_stage')}, or remove it.")
+    elif replicate is not None and data % replicate:
+        faults.append(
+            f"{name('replicate_size')}: got {replicate}, which does not divide the {data} data ranks"
+            f" ({world_size} processes / {sizes})."
+        )
+    if asked.get("sequence_parallel") and tensor == 1:
+        faults.append(f"{name('sequence_parallel')}: got True, which needs {name('tensor_parallel_size')} > 1.")
+    if pipeline > 1:
+        faults += _stage_faults(asked, pipeline, name)
+    if pipeline > 1 and zero_stage == 3 and data > 1 and schedule.endswith("ZeroBubble"):
+        # torch's backward pass for the weights alone does not reach parameters that are gathered layer by layer.
+        faults.append(
+            f"{name('pipeline_schedule')}: {schedule} computes wrong gradients with ZeRO stage 3. Use stage 2"
+            f" ({name('zero_stage')}), or the schedule Interleaved1F1B."
+        )
+    return faults
 
 
 def _stage_faults(asked: Mapping[str, Any], stages: int, name: Callable[[str], str]) -> list[str]:

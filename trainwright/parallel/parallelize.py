@@ -52,21 +52,8 @@ def parallelize(
     check_same_model(model)
     check_sync_norms(model, device)
     mesh = current_mesh()
-    words = {} if mesh is None else _tensor_words(model, mesh)
-    for parameter in () if mesh is None else model.parameters():  # a DTensor's state would have other strides
-        if not parameter.is_contiguous():
-            parameter.data = parameter.data.contiguous()
-    if mesh is not None and (mesh.layout.data > 1 or words):
-        check_dense(model)
-    if mesh is not None and mesh.layout.data > 1:
-        check_shardable(model, is_one_unit=find_unused_parameters)
-    is_cut = mesh is not None and mesh.layout.pipeline > 1
-    if not is_cut:
-        model.to(device)
-    share_state(model, device)  # equal weights, even if a model draws from generators of its own
-    pipeline = Pipeline(model, mesh, device) if mesh is not None and is_cut else None
-    if pipeline is not None:
-        _move_stages((model, *pipeline.stages), device)
+    words = {} if mesh is None else _words_of_checked(model, mesh, is_one_unit=find_unused_parameters)
+    pipeline = _pipeline_on(device, model, mesh)
     recomputed = recompute_blocks(model) if recompute else []
     if mesh is not None and words:
         from trainwright.parallel.tensor import shard_tensors
@@ -84,6 +71,34 @@ def parallelize(
     if pipeline is not None:
         pipeline.complete()
     return recomputed
+
+
+def _words_of_checked(model: nn.Module, mesh: Mesh, *, is_one_unit: bool) -> dict[str, str]:
+    """The word of each module that tensor-parallel processes divide. Checks that the layout can divide the model."""
+    layout = mesh.layout
+    words = {}
+    if layout.tensor > 1:
+        words = check_plan(model, tensor_plan(model), layout.tensor, sequence_parallel=layout.sequence_parallel)
+    for parameter in model.parameters():  # a DTensor's state would have other strides
+        if not parameter.is_contiguous():
+            parameter.data = parameter.data.contiguous()
+    if layout.data > 1 or words:
+        check_dense(model)
+    if layout.data > 1:
+        check_shardable(model, is_one_unit=is_one_unit)
+    return words
+
+
+def _pipeline_on(device: torch.device, model: nn.Module, mesh: Mesh | None) -> Pipeline | None:
+    """Move the model, or its stages, to the device, with the weights of the first process; return the stages."""
+    if mesh is None or mesh.layout.pipeline == 1:
+        model.to(device)
+        share_state(model, device)  # equal weights, even if a model draws from generators of its own
+        return None
+    share_state(model, device)
+    pipeline = Pipeline(model, mesh, device)
+    _move_stages((model, *pipeline.stages), device)
+    return pipeline
 
 
 def _move_stages(parts: Iterable[nn.Module], device: torch.device) -> None:
@@ -112,14 +127,6 @@ def share_tensors(tensors: Iterable[Tensor], device: torch.device | None = None)
         dist.broadcast(sent, 0)
         if sent.device != tensor.device:
             tensor.detach().copy_(sent)
-
-
-def _tensor_words(model: nn.Module, mesh: Mesh) -> dict[str, str]:
-    """The word of each module that tensor-parallel processes divide, checked."""
-    layout = mesh.layout
-    if layout.tensor == 1:
-        return {}
-    return check_plan(model, tensor_plan(model), layout.tensor, sequence_parallel=layout.sequence_parallel)
 
 
 def use_replaced_parameters(optimizer: Any, before: Iterable[tuple[str, Tensor]], model: nn.Module) -> None:

@@ -187,48 +187,63 @@ def cut_model(
         ConfigError: the model cannot be cut, or not into that many stages.
     """
     form = _form_of(model)
-    layers: Any = model.get_submodule(form.layers)
-    if len(layers) < number:
-        raise ConfigError(
-            f"{type(model).__name__} has {len(layers)} layers ({form.layers}); {number} pipeline stages need at least"
-            f" {number}."
-        )
-    ids = list(stage_ids(len(layers)))
-    if len(ids) != len(layers):
-        raise ConfigError(
-            f"{type(model).__name__} has {len(layers)} layers ({form.layers}), but {len(ids)} are placed on stages"
-            " (pipeline_num_layers, custom_pipeline_stage_id)."
-        )
+    ids = _layer_stages(model, form.layers, number, stage_ids)
     places = {f"{form.layers}.{i}": stage for i, stage in enumerate(ids)}
     places |= {name: 0 if is_before else number - 1 for name, is_before in _around(model, form.layers)}
     ties = _ties(model, places)
     modules = dict(model.named_modules())
     parts = {name: modules[name] for name in places if name in modules}  # others are parameters
-    shells = [model] if len(own) == 1 else [_shell(model) for _ in own]
-    containers = sorted({"", *(name[:end] for name in places for end, sign in enumerate(name) if sign == ".")})
-    stages = []
-    for index, shell in zip(own, shells, strict=True):
+
+    def keep(shell: nn.Module, held: set[int]) -> None:
+        """Leave only what these stages hold in ``shell``."""
         for name, part in parts.items():
-            here = part if places[name] == index else Absent(name, part, passes_input=form.passes_input)
+            here = part if places[name] in held else Absent(name, part, passes_input=form.passes_input)
             shell.set_submodule(name, here)
-        _drop_parameters(shell, places, {index})
+        _drop_parameters(shell, places, held)
+
+    stages = []
+    shells = [model] if len(own) == 1 else [_shell(model) for _ in own]
+    for index, shell in zip(own, shells, strict=True):
+        keep(shell, {index})
         held = [str(i) for i, stage in enumerate(ids) if stage == index]
         stages.append(Stage(shell, form.run, index, number, held))
     if len(own) > 1:
-        for stage in stages:
-            for container in containers:
-                for name, child in model.get_submodule(container).named_children():
-                    path = f"{container}.{name}".lstrip(".")
-                    if path not in containers and path not in parts:
-                        stage.model.set_submodule(path, child)
-            stage.follow(model, containers)
-        for name, part in parts.items():
-            if places[name] not in own:
-                model.set_submodule(name, Absent(name, part, passes_input=form.passes_input))
-        _drop_parameters(model, places, set(own))
+        _share_modules(model, stages, places, parts)
+        keep(model, {*own})
     for tie in ties:
         _untie(model, [names for stage, names in tie.names.items() if stage in own])
     return stages, ties, ids
+
+
+def _layer_stages(model: nn.Module, layers: str, number: int, stage_ids: Callable[[int], Sequence[int]]) -> list[int]:
+    """The stage of each layer, checked."""
+    found: Any = model.get_submodule(layers)
+    if len(found) < number:
+        raise ConfigError(
+            f"{type(model).__name__} has {len(found)} layers ({layers}); {number} pipeline stages need at least"
+            f" {number}."
+        )
+    ids = list(stage_ids(len(found)))
+    if len(ids) != len(found):
+        raise ConfigError(
+            f"{type(model).__name__} has {len(found)} layers ({layers}), but {len(ids)} are placed on stages"
+            " (pipeline_num_layers, custom_pipeline_stage_id)."
+        )
+    return ids
+
+
+def _share_modules(
+    model: nn.Module, stages: Sequence[Stage], places: Mapping[str, int], parts: Mapping[str, nn.Module]
+) -> None:
+    """Give the stages of one process the modules of ``model`` that contain no layers and belong to no stage."""
+    containers = sorted({"", *(name[:end] for name in places for end, sign in enumerate(name) if sign == ".")})
+    for stage in stages:
+        for container in containers:
+            for name, child in model.get_submodule(container).named_children():
+                path = f"{container}.{name}".lstrip(".")
+                if path not in containers and path not in parts:
+                    stage.model.set_submodule(path, child)
+        stage.follow(model, containers)
 
 
 # Forms of models: the name of their layers, and how a stage of them is run.
