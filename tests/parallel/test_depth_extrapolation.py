@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engine.test_estimation import LENGTH, VOCABULARY, Pairs, Texts
+from tests.inspect.test_estimation import LENGTH, VOCABULARY, Pairs, Texts
 from torch import Tensor, nn
 
 from trainwright import Trainer, TrainingConfig
