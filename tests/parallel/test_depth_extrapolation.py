@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.inspect.test_estimation import LENGTH, VOCABULARY, Pairs, Texts
 from torch import Tensor, nn
 
+from tests.inspect.test_estimation import LENGTH, VOCABULARY, Pairs, Texts
 from trainwright import Trainer, TrainingConfig
 from trainwright.engine import estimate
 from trainwright.parallel import blocks

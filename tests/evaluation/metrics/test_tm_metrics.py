@@ -1,7 +1,6 @@
 """TMMetrics: the value does not depend on how the data is cut into batches; states are saved and continued."""
 
 import json
-import time
 from itertools import pairwise
 
 import pytest
@@ -135,20 +134,6 @@ def test_updating_with_many_batches_at_once_gives_what_updating_with_each_gives(
     assert len(each._buffer) == 0
     # Counts are equal; sums of floats differ by the order of their terms: a few float32 roundings.
     torch.testing.assert_close(together.compute(), each.compute(), rtol=2e-5, atol=1e-6, equal_nan=True)
-
-
-def test_a_step_pays_microseconds():
-    predictions, targets = torch.randn(32, 10, generator=rng()), torch.randint(10, (32,), generator=rng())
-    metrics = {buffered: TMMetrics("Accuracy", buffered=buffered) for buffered in (True, False)}
-    took = {True: [], False: []}
-    for _ in range(8):
-        for buffered, metric in metrics.items():
-            start = time.thread_time()  # others may have the core meanwhile
-            for _ in range(320):
-                metric.update(predictions, targets)
-            took[buffered].append((time.thread_time() - start) / 320)
-    # 5 and 41 µs on an idle core: a ratio, since a busy machine slows both.
-    assert min(took[True]) < min(took[False]) / 3
 
 
 def test_the_buffer_is_bounded():
