@@ -119,6 +119,12 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graph mode then runs the operations of its programs one by one, in place of minutes of a C++ compiler."""
+    monkeypatch.setenv("PATH", "")
+
+
+@pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock of ``tests/spent_time.py``, which goes only where a test spends time."""
     from tests.spent_time import CLOCK

@@ -51,6 +51,7 @@ SHAPES = {
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("graph", [False, True])
 @pytest.mark.exhaustive(every=4)
+@pytest.mark.usefixtures("no_compiler")
 def test_a_model_that_returns_its_loss_for_the_first_of_a_pair_is_trained_by_it(
     shape: str, graph: bool, tmp_path: Path
 ) -> None:

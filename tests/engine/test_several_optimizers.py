@@ -182,6 +182,7 @@ def test_one_schedule_of_a_config_file_is_for_each(tmp_path: Path) -> None:
     assert trainer.cfg.train.scheduler.max_iter == 16
 
 
+@pytest.mark.usefixtures("no_compiler")
 def test_in_graph_mode_their_steps_follow_the_program(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

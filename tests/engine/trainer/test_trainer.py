@@ -91,8 +91,8 @@ def test_a_given_loader_is_used_as_it_is(tmp_path: Path) -> None:
     assert_equal_weights(trainer.model, theirs)
 
 
-def test_a_graph_gives_the_weights_of_the_eager_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")  # no C++ compiler: the same program, whose operations run one by one
+@pytest.mark.usefixtures("no_compiler")
+def test_a_graph_gives_the_weights_of_the_eager_model(tmp_path: Path) -> None:
     trainer = Trainer(make(Net), config(tmp_path, graph=True, batch_size=25, max_steps=3), train_dataset=PAIRS)
     eager = Trainer(make(Net), config(tmp_path / "eager", batch_size=25, max_steps=3), train_dataset=PAIRS)
     trainer.train()
