@@ -126,6 +126,20 @@ class Checkpointer:
         names = "".join(f", {name}=..." for name in self.checkpointables)
         return f"Checkpointer({type(self.model).__name__}, {self.save_dir!r}, save_to_disk={self.save_to_disk}{names})"
 
+    def in_folder(self, folder: PathLike, *, asynchronous: bool | None = None) -> "Checkpointer":
+        """A checkpointer of the same objects in another folder."""
+        return Checkpointer(
+            self.model,
+            folder,
+            save_to_disk=self.save_to_disk,
+            mesh=self.mesh,
+            asynchronous=self.asynchronous if asynchronous is None else asynchronous,
+            attachments=self.attachments,
+            weights=self._weights,
+            only=self.only,
+            **dict[str, Any](self.checkpointables),
+        )
+
     def add_checkpointable(self, name: str, checkpointable: Stateful) -> None:
         """Add an object to all later saves and loads, on all ranks.
 

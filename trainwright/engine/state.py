@@ -218,6 +218,11 @@ class TrainerState(TrainingState):
         self.global_step = 0
         self.step_before = 0  # global_step before the latest update
 
+    @property
+    def plan(self) -> StepPlan:
+        """Which micro-batches form which update of the run."""
+        return self._plan
+
     def set_plan(self, plan: StepPlan) -> None:
         """Use the plan of a longer or shorter run."""
         self._plan = plan

@@ -15,9 +15,11 @@ from trainwright.engine.state import TrainerState
 from trainwright.engine.step import Step
 from trainwright.engine.step_plan import StepPlan
 from trainwright.engine.trainer.best_metric import BestMetric
+from trainwright.engine.trainer.model_card import RunCard
 from trainwright.engine.trainer.optim import Autocast
 from trainwright.engine.trainer.parts import build_metrics_handler
 from trainwright.engine.trainer.periods import Periods
+from trainwright.engine.trainer.saving import Saving
 from trainwright.engine.trainer.train_metrics import TrainMetrics, after_batch_calls
 from trainwright.hooks.callbacks import Callback, CallbackList, RunCallbacks, TrainerControl
 from trainwright.hooks.method_overrides import Overrides
@@ -70,6 +72,8 @@ class TrainerShared(RunTrainer):
     _methods_of_step: tuple[Any, Any] = (None, None)  # attributes of the trainer that the step was chosen with
     _prepared_update: Any = None  # the trainer's attribute optimization_step, if there is one
     _compute_loss: Any = None  # during training: the loss of a batch, by the contract or the user's override
+    _saving: Saving
+    _card: RunCard
     _evaluated_step: int | None = None  # state.global_step at the last evaluation
     _run_callbacks: RunCallbacks
     accelerator: Any

@@ -202,18 +202,17 @@ def resume(config: "TrainingConfig", checkpointer: Checkpointer) -> Path | None:
         MissingFileError: the configured path holds no checkpoint.
     """
     asked, model = config.resume_from_checkpoint, checkpointer.model
-    states: dict[str, Any] = dict(checkpointer.checkpointables)
     if asked is None or asked is False:
         _begin_with_weights(config, model)
         return None
     own = Path(checkpointer.save_dir)
     folder = own if asked is True else _checkpoints_at(Path(asked), config.checkpoints_dir)
     if is_checkpoint(folder):
-        there = Checkpointer(model, only=checkpointer.only, **states)
+        there = checkpointer.in_folder("")
         there.load(folder)
         checkpointer.loaded_from = there.loaded_from
         return folder.resolve()
-    there = Checkpointer(model, folder, only=checkpointer.only, **states)
+    there = checkpointer.in_folder(folder)
     if not there.has_checkpoint():
         logger.info("%s holds no checkpoint to resume from: starting a new run.", config.output_dir)
         _begin_with_weights(config, model)

@@ -18,6 +18,7 @@ from trainwright.config.torch_names import GivenName
 from trainwright.data.batch_loader import BatchLoader
 from trainwright.data.seeding import seed_everything
 from trainwright.engine.extra_parameters import log_untrained
+from trainwright.engine.folder.run_folder import TrainerFolder
 from trainwright.engine.folder.summary import facts_of_objects
 from trainwright.engine.own_step import OwnStep
 from trainwright.engine.state import TrainerState
@@ -26,10 +27,11 @@ from trainwright.engine.trainer import loaders, optim, parts
 from trainwright.engine.trainer.base import OWN_STEP_METHODS, STEP_METHODS
 from trainwright.engine.trainer.best_metric import raise_missing
 from trainwright.engine.trainer.build_step import SteppingTrainer
-from trainwright.engine.trainer.checkpointing import SavingTrainer
 from trainwright.engine.trainer.evaluation import EvaluatingTrainer
 from trainwright.engine.trainer.loaders import with_length
+from trainwright.engine.trainer.model_card import RunCard
 from trainwright.engine.trainer.periods import Periods
+from trainwright.engine.trainer.saving import Saving
 from trainwright.engine.trainer.train_metrics import TrainMetrics
 from trainwright.events.writers import EventWriter
 from trainwright.events.writers.progress import bar_stream
@@ -55,7 +57,7 @@ from trainwright.parallel.dist import get_data_parallel_rank, get_world_size, is
 logger = logging.getLogger("trainwright.engine")
 
 
-class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
+class TrainerSetup(EvaluatingTrainer, SteppingTrainer):
     """Built before the first step, and called before and after the steps."""
 
     _step_methods = (*OWN_STEP_METHODS, "inner_training_loop", "compute_loss")
@@ -75,7 +77,7 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
                 self._best_metric.mode(),
                 on_missing=missing if config.load_best_model_at_end else None,
                 top_k=config.save_top_k or 1,
-                number=self._step_number,
+                number=self._saving.step_name,
             )
         elif config.save_top_k is not None:
             logger.warning(
@@ -89,7 +91,7 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         save = PeriodicCheckpointer(
             self.checkpointer,
             periods.save_is_due,
-            save=self._save,
+            save=self._saving.save_step,
             saves_before_end=lambda: periods.saves_before_end(keeps_best=best is not None),
         )
         return [
@@ -112,9 +114,9 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         if trainer.has_failed:
             return
         if self.config.load_best_model_at_end:
-            self._load_best()
+            self._saving.load_best()
         if self.config.save_enabled and is_main_process():
-            self._write_card()
+            self._folder.write_card(self._card.text_of_run())
         if self.config.fast_dev_run and is_main_process():
             self._log_dev_run()
 
@@ -224,10 +226,7 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         self._folder.prepare(self.config)
         if self.config.is_by_its_page:  # the page documents this list
             logger.log(logging.WARNING if is_main_process() else logging.INFO, "%s", repr(self.config))  # once
-        # Not the best weights: the state of the optimizer belongs to the latest ones.
-        if self._last_trained is not None:
-            self._load_weights(self._last_trained)
-            self._last_trained = None
+        self._saving.load_last_trained()
         self._add_built_in_callbacks()
         self._check_one_cycle()
         super().before_train()
@@ -335,18 +334,48 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         self._state = self.state
         self._build_checkpointer(self.output_dir / config.checkpoints_dir, trainable_only=config.save_trainable_only)
         self._periods = Periods(config, self._plan, self.state)
+        self._folder = TrainerFolder(self.output_dir, config)
+        self._card = RunCard(
+            self.model_card,
+            self.checkpointer,
+            self.state,
+            self._average,
+            output_dir=self.output_dir,
+            settings=lambda: self.config,
+            results=self._current_results,
+        )
+        self._saving = Saving(
+            self.checkpointer,
+            self.state,
+            self._folder,
+            self._periods,
+            self._card,
+            settings=lambda: self.config,
+            is_over=lambda: self.iter >= self.max_iter,
+        )
         self._train_metrics = self._build_train_metrics()
         self._run_callbacks = RunCallbacks(
             self.callbacks,
             self.trainercontrol,
             steps_per_epoch=self._plan.steps_per_epoch,
-            save=self._save_by,
+            save=self._saving.save_step,
             evaluate=self._evaluate_now if self.eval_dataloader is not None else None,
             log=self._log_now,
             is_due=self._periods.check_is_due,
         )
         if self._train_metrics is not None:
             self._run_callbacks.logs.defer("epoch_metric", self._train_metrics.first)
+
+    def _save(self) -> None:
+        self._saving.save_step()
+
+    def _attachments(self) -> Mapping[str, bytes]:
+        """Those of every run, and the model's card."""
+        return {"README.md": self._card.text().encode(), **super()._attachments()}
+
+    def _current_results(self) -> dict[str, Any]:
+        """The results of an evaluation of the current weights, if there was one."""
+        return dict(self.last_eval_results) if self._evaluated_step == self.state.global_step else {}
 
     def _build_train_metrics(self) -> TrainMetrics | None:
         if not self._has_train_metrics():
@@ -378,7 +407,7 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         self._register_run_hooks(
             self._own_step,
             check_period=periods.check_is_due if get_world_size() > 1 else periods.log_is_due,
-            save=self._save if self.config.save_enabled else _do_not_save,
+            save=self._saving.save_step if self.config.save_enabled else _do_not_save,
             steps_done=lambda: state.global_step,
             has_passed=lambda start, every: state.global_step > start and state.has_passed(every),
             total_steps=self.total_steps,

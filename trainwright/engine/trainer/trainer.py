@@ -20,12 +20,13 @@ from trainwright.config.torch_names import CUSTOM, GivenName, described_loss
 from trainwright.data.collate import to_batch
 from trainwright.data.mixture import mixed
 from trainwright.data.streaming import is_stream
-from trainwright.engine.folder.run_folder import TrainerFolder
+from trainwright.engine.folder.formats import CSV_NAME
 from trainwright.engine.hardest_samples import hardest_samples
 from trainwright.engine.logs import log_to_console
 from trainwright.engine.spec import spec_of_training_config
 from trainwright.engine.trainer import checks, loaders, optim, parts
 from trainwright.engine.trainer.processes import check_launch, join
+from trainwright.engine.trainer.saving import read_csv_logs, with_documented_names
 from trainwright.engine.trainer.setup import TrainerSetup
 from trainwright.events.storage import EventStorage
 from trainwright.hooks.callbacks import Callback, CallbackList, TrainerControl
@@ -186,20 +187,19 @@ class Trainer(TrainerSetup):
         self._build_loss()
         self._build_update()
 
-        self._folder = TrainerFolder(self.output_dir, config)
         self._folder.recover()
         self._watching_hardest = hardest_samples(
             self, config.hardest_samples, self._folder, "TrainingConfig.hardest_samples", is_compiled=bool(config.graph)
         )
         source = parts.resume(config, self.checkpointer)
-        if source is not None and self._folder.contains(source):
-            self._continue_from(source)
+        if source is not None:
+            self._saving.continue_from(source)
         if not config.overwrite_output_dir and not self._folder.resume and self._folder.holds_a_run():
             raise ConfigError(
                 f"TrainingConfig.output_dir: {config.output_dir} holds a run, and overwrite_output_dir is False. Set"
                 " another folder, or resume_from_checkpoint=True to continue that run."
             )
-        if config.load_best_model_at_end and not self._keeps_best():
+        if config.load_best_model_at_end and not (self._evaluates and config.save_enabled):
             raise ConfigError(
                 "TrainingConfig.load_best_model_at_end: got True, but nothing is evaluated or saved; it needs an"
                 " eval_dataset, an eval_strategy other than 'no', and save_enabled=True."
@@ -282,6 +282,43 @@ class Trainer(TrainerSetup):
         state = getattr(self, "state", None)
         return loaders.train_loader(dataset, self.config, self._collator, 0 if state is None else state.global_step)
 
+    def save(self, path: str | Path, overwrite: bool = True) -> None:
+        """Save the complete training state to the checkpoint folder ``path``, with its model card ``README.md``.
+
+        Every process must call it; the main process writes.
+
+        Raises:
+            FileExistsError: ``path`` exists, and ``overwrite`` is False.
+        """
+        self._saving.save(path, overwrite=overwrite)
+
+    def load(self, path: str | Path) -> None:
+        """Restore the complete training state from a checkpoint. ``train`` continues from there."""
+        self._saving.load(path)
+
+    def push_to_hub(self, repo_id: str, *, commit_message: str | None = None, private: bool = False) -> str:
+        """Upload the model, its config, preprocessor, card and training state; return the URL of the repository.
+
+        The card shows ``curves.png``, if the run has one.
+
+        Raises:
+            MissingFileError: the hub cannot be reached, or rejects the upload.
+        """
+        return self._saving.push_to_hub(repo_id, commit_message=commit_message, private=private)
+
+    def load_csv_logs(self, logs_dir: str | Path | None = None) -> dict[str, list[float | None]]:
+        """The columns of ``metrics.csv`` by name, with None for empty cells.
+
+        With a ``TrainerConfig`` also ``step`` (steps done), ``train.loss`` and ``evaluation.<metric>``.
+
+        Raises:
+            MissingFileError: the file does not exist.
+        """
+        from trainwright.config.training.training_config import TrainerConfig
+
+        columns = read_csv_logs(Path(self.logs_dir if logs_dir is None else logs_dir) / CSV_NAME)
+        return with_documented_names(columns, self._plan) if isinstance(self.config, TrainerConfig) else columns
+
     # The path of a batch: train -> Step.run (engine/step.py, built in build_step.py before the first step) ->
     # train_step -> training_step -> compute_loss, or the function that fits the batch (engine/loss_fn.py) -> model.
 
@@ -292,8 +329,7 @@ class Trainer(TrainerSetup):
         checks.refuse_arguments("train", unknown, TRAIN_ARGUMENTS)
         if resume_checkpoint_path is not None:
             self.load(resume_checkpoint_path)
-            if self._folder.contains(resume_checkpoint_path):
-                self._continue_from(resume_checkpoint_path)
+            self._saving.continue_from(resume_checkpoint_path)
         self._update_plan()
         is_done = self.start_iter >= self.max_iter
         with self._training() as run_step:
@@ -302,7 +338,9 @@ class Trainer(TrainerSetup):
             for _ in self._iterations():
                 run_step()
         if is_done and not self.last_eval_results:  # no hook has evaluated
-            self._load_final_results()
+            self.last_eval_results = self._folder.last_results("evaluation/")
+            if self.config.load_best_model_at_end:
+                self._saving.load_best()
         return self.last_eval_results
 
     def inner_training_loop(self, epoch_num: int) -> dict[str, float]:

@@ -393,14 +393,7 @@ class RunCallbacks(HookBase):
             self._save_by(own)
             return
         if folder not in self._checkpointers:
-            self._checkpointers[folder] = Checkpointer(
-                own.model,
-                folder,
-                save_to_disk=own.save_to_disk,
-                asynchronous=own.asynchronous,
-                attachments=own.attachments,
-                **dict[str, Any](own.checkpointables),
-            )
+            self._checkpointers[folder] = own.in_folder(folder)
         self._save_by(self._checkpointers[folder])
 
 

@@ -1,0 +1,125 @@
+"""The model card of a run: the ``README.md`` of its checkpoints and of its folder."""
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from trainwright.checkpoint.checkpointer import Checkpointer
+from trainwright.engine.folder.formats import CURVES_NAME
+from trainwright.engine.state import TrainerState
+from trainwright.models.adapters import is_peft_model
+from trainwright.models.checkpoint_files import class_name
+from trainwright.optim.weight_average import WeightAverage
+from trainwright.parallel.dist import mesh_in_use
+
+if TYPE_CHECKING:
+    from trainwright.config.training.training_config import TrainingConfig
+
+
+class RunCard:
+    """The card that the user has passed, or one of the model, its settings and the results of the current weights.
+
+    Args:
+        given: the user's card, or None.
+        settings: returns the current configuration.
+        results: returns the results of an evaluation of the current weights, if there was one.
+    """
+
+    def __init__(
+        self,
+        given: Any,
+        checkpointer: Checkpointer,
+        state: TrainerState,
+        average: WeightAverage | None,
+        *,
+        output_dir: Path,
+        settings: Callable[[], "TrainingConfig"],
+        results: Callable[[], Mapping[str, Any]],
+    ) -> None:
+        self._given, self._checkpointer, self._state, self._average = given, checkpointer, state, average
+        self._output_dir, self._settings, self._results = output_dir, settings, results
+
+    def text(self) -> str:
+        """The card with the numbers of the current weights."""
+        if self._given is not None:
+            return self._text_of_user
+        from trainwright.models.card import ModelCard
+
+        config, name, steps = self._settings(), self._output_dir.name, self._state
+        card = ModelCard(
+            model_name=name,
+            model_architecture=class_name(self._checkpointer.model),
+            tasks=[str(config.task)] if config.task else None,
+            training_summary={"steps": steps.global_step, "epoch": steps.epoch},
+            training_config=_without_paths({**config.to_dict(), "output_dir": name}),
+            eval_results=self._results() or None,
+            usage=self._usage(),
+        )
+        return card.to_text()
+
+    def text_of_run(self) -> str:
+        """The card of the run's folder, with the picture of its curves, if there is one."""
+        return _with_curves(self.text()) if self._has_curves else self.text()
+
+    def add_curves(self, folder: Path) -> None:
+        """Show the picture of the run's curves in the card in ``folder``."""
+        if self._has_curves:
+            shutil.copy(self._output_dir / CURVES_NAME, folder)
+            card = folder / "README.md"
+            card.write_text(_with_curves(card.read_text(encoding="utf-8")), encoding="utf-8")
+
+    @cached_property
+    def _text_of_user(self) -> str:
+        return str(self._given.to_text())
+
+    @property
+    def _has_curves(self) -> bool:
+        return self._given is None and (self._output_dir / CURVES_NAME).is_file()
+
+    def _usage(self) -> str | None:
+        model, only, average = self._checkpointer.model, self._checkpointer.only, self._average
+        lines = []
+        if only is None or is_peft_model(model):
+            lines.append(_usage_of_model(model))
+        if mesh_in_use() is not None:
+            lines.append("Each process has written its part: `trainwright checkpoint export` makes one folder of all.")
+        if only is not None:
+            lines.append("`model.safetensors` has the trained weights only; the model needs the original ones, too.")
+        if average is not None and average.num_averaged:
+            lines.append(
+                "The weights are an average over the training; those of the last update are in"
+                " `training_weights.safetensors`."
+            )
+        return " ".join(filter(None, lines)) or None
+
+
+def _with_curves(card: str) -> str:
+    """The text of a card that shows the picture beside it."""
+    return card.replace("\n## ", f"\n![Curves of the training]({CURVES_NAME})\n\n## ", 1)
+
+
+def _usage_of_model(model: nn.Module) -> str:
+    """The call that loads a checkpoint's weights for use."""
+    name = class_name(model)
+    if is_peft_model(model):
+        base = type(model.get_base_model()).__name__  # type: ignore[operator]  # of peft
+        return f"`peft.PeftModel.from_pretrained(base, folder)` adds the adapters to `base`, the original {base}."
+    if hasattr(getattr(model, "config", None), "to_json_string"):
+        return f"`{name}.from_pretrained(folder)` of transformers loads the model."
+    if not hasattr(model, "save"):  # not a model of this library
+        return (
+            "`trainwright.models.init_weights(model, folder)` loads the weights into a model of the same architecture."
+        )
+    return ""
+
+
+def _without_paths(value: Any) -> Any:
+    """Settings for publication: absolute paths are reduced to their last component."""
+    if isinstance(value, Mapping):
+        return {key: _without_paths(item) for key, item in value.items()}
+    return os.path.basename(value) if isinstance(value, str) and os.path.isabs(value) else value

@@ -1,0 +1,189 @@
+"""Checkpoints of the Python API: named by step, with links named by epoch; loading, and upload to the hub."""
+
+import csv
+import logging
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainwright.checkpoint.checkpointer import Checkpointer
+from trainwright.checkpoint.files import replace_link
+from trainwright.checkpoint.folder import keep_newest
+from trainwright.config.errors import MissingFileError
+from trainwright.engine.folder.run_folder import RunFolder
+from trainwright.engine.state import TrainerState
+from trainwright.engine.step_plan import StepPlan
+from trainwright.engine.trainer.model_card import RunCard
+from trainwright.engine.trainer.periods import Periods
+from trainwright.events.writers.writer_thread import sync_files
+from trainwright.parallel.dist import broadcast_object, is_main_process, raised_together
+from trainwright.parallel.faults import meet
+
+if TYPE_CHECKING:
+    from trainwright.config.training.training_config import TrainingConfig
+
+logger = logging.getLogger("trainwright.engine")
+
+BEST = "model_best"
+FINAL_EPOCH = "final_epoch"
+
+
+class Saving:
+    """Saves and loads the checkpoints of a run.
+
+    Args:
+        settings: returns the current configuration.
+        is_over: whether the last iteration of the training is done.
+    """
+
+    def __init__(
+        self,
+        checkpointer: Checkpointer,
+        state: TrainerState,
+        folder: RunFolder,
+        periods: Periods,
+        card: RunCard,
+        *,
+        settings: Callable[[], "TrainingConfig"],
+        is_over: Callable[[], bool],
+    ) -> None:
+        self._checkpointer, self._state, self._folder = checkpointer, state, folder
+        self._periods, self._card, self._settings, self._is_over = periods, card, settings, is_over
+        self._last_trained: Path | None = None  # the last step's checkpoint, if the model has the best weights
+
+    def save(self, path: str | Path, *, overwrite: bool) -> None:
+        """Save the complete training state to the checkpoint folder ``path``.
+
+        Raises:
+            FileExistsError: ``path`` exists, and ``overwrite`` is False.
+        """
+        meet("Trainer.save")
+        path = Path(path).expanduser()
+        if broadcast_object(path.exists()) and not overwrite:
+            raise FileExistsError(f"{path}: exists already; pass another path, or overwrite=True.")
+        there = self._checkpointer.in_folder(path.parent, asynchronous=False)
+        there.save(path.name, tag_last=False, iteration=max(0, self._state.updates_done - 1))
+
+    def load(self, path: str | Path) -> None:
+        """Restore the complete training state from a checkpoint."""
+        self._checkpointer.load(Path(path).expanduser())
+        self._last_trained = None
+
+    def continue_from(self, path: str | Path) -> None:
+        """Continue the run of the output folder, if ``path`` is in it: a checkpoint, or the folder of all of them.
+
+        A checkpoint becomes the one to resume from with the first step, so a kill does not bring back later ones.
+        """
+        if not self._folder.contains(path):
+            return
+        self._folder.resume = True
+        checkpoint = Path(path).expanduser().resolve()
+        if checkpoint.parent == Path(self._checkpointer.save_dir).resolve() and not checkpoint.name.startswith("."):
+            self._folder.on_open = partial(self._checkpointer.tag_last_checkpoint, checkpoint.name)
+
+    def push_to_hub(self, repo_id: str, *, commit_message: str | None, private: bool) -> str:
+        """Upload a checkpoint of the current state; return the URL of the repository.
+
+        Raises:
+            MissingFileError: the hub cannot be reached, or rejects the upload.
+        """
+        from trainwright.checkpoint.hub import upload_folder
+
+        url = ""
+        with tempfile.TemporaryDirectory() as folder, raised_together():
+            upload = Path(folder, "upload")
+            self.save(upload, overwrite=True)
+            if is_main_process():
+                self._card.add_curves(upload)
+                message = commit_message or "Upload model"
+                url = upload_folder(upload, repo_id, commit_message=message, private=private)
+        return broadcast_object(url)
+
+    # Called by hooks.
+
+    def save_step(self, checkpointer: Checkpointer | None = None, *, keep_trained: bool = False) -> None:
+        """Save the current training state, named by its last step, by the run's checkpointer or another one."""
+        own, name = self._checkpointer, self.step_name()
+        on_commit = None
+        if checkpointer in (None, own):
+            links = [self._folder.path / link for link in self._links_to_this()]
+            on_commit = partial(_link_and_prune, Path(own.save_dir), name, links, self._settings().max_to_keep)
+        iteration = self._state.updates_done - 1
+        (checkpointer or own).save(name, iteration=iteration, on_commit=on_commit, keep_trained=keep_trained)
+
+    def step_name(self) -> str:
+        """The latest step, with as many digits as the last one has."""
+        return f"{self._state.global_step:0{len(str(self._state.plan.total_steps))}d}"
+
+    def _links_to_this(self) -> Iterator[str]:
+        if self._periods.is_linked_epoch_end():
+            yield f"epoch_{self._state.epoch}"
+        if self._is_over():
+            yield FINAL_EPOCH
+
+    # The best weights.
+
+    def load_best(self) -> None:
+        """Load the weights of the best checkpoint, if there is one."""
+        self._checkpointer.wait()
+        best = Path(self._checkpointer.save_dir, BEST)
+        if not best.exists():
+            name = self._settings().metric_for_best_model
+            logger.warning("There is no best checkpoint to load: no evaluation computed %r.", name)
+            return
+        loaded = self._checkpointer.loaded_from
+        self._last_trained = Path(self._checkpointer.get_checkpoint_file()) if loaded is None else loaded[0]
+        self._load_weights(best)
+        logger.info("Loaded the weights of the best checkpoint, %s.", best)
+
+    def load_last_trained(self) -> None:
+        """Undo :meth:`load_best`: the state of the optimizer belongs to the latest weights."""
+        if self._last_trained is not None:
+            self._load_weights(self._last_trained)
+            self._last_trained = None
+
+    def _load_weights(self, checkpoint: Path) -> None:
+        there = Checkpointer(self._checkpointer.model, only=self._checkpointer.only)
+        there.load(checkpoint, checkpointables=[], strict=True)
+
+
+def _link_and_prune(folder: Path, name: str, links: list[Path], max_to_keep: int | None) -> None:
+    """Point links at a committed checkpoint; then delete checkpoints beyond ``max_to_keep`` and the links to them."""
+    for link in links:
+        if link.is_symlink() or not link.exists():
+            replace_link(link, folder / name)
+        else:
+            logger.warning("%s: not a link, so it is kept; it would have pointed at %s.", link, folder / name)
+    if max_to_keep is None:
+        return
+    try:
+        keep_newest(folder, "", max_to_keep, links=folder.parent.glob("epoch_*"))
+    except OSError as error:  # the next save tries again; an extra checkpoint does no harm
+        logger.warning("%s: an older checkpoint could not be deleted (%s).", folder, error)
+
+
+def read_csv_logs(path: Path) -> dict[str, list[float | None]]:
+    """The columns of a ``metrics.csv`` by name, with None for empty cells.
+
+    Raises:
+        MissingFileError: the file does not exist.
+    """
+    sync_files()
+    if not path.is_file():
+        raise MissingFileError(f"{path}: no such file; training writes it.")
+    with open(path, newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    names = list(rows[0]) if rows else []
+    return {name: [float(row[name]) if row[name] else None for row in rows] for name in names}
+
+
+def with_documented_names(columns: dict[str, list[float | None]], plan: StepPlan) -> dict[str, list[float | None]]:
+    """The columns, and before them those under the names that ``TrainerConfig`` documents."""
+    first = "evaluation/"
+    named = {f"evaluation.{name.removeprefix(first)}": columns[name] for name in columns if name.startswith(first)}
+    if "total_loss" in columns:
+        named["train.loss"] = columns["total_loss"]
+    steps = [float(plan.steps(int(at or 0) + 1)) for at in columns.get("iteration", [])]
+    return {"step": [*steps], **named} | columns
