@@ -10,10 +10,11 @@ import time
 
 import pytest
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 
 from tests.fork_server import python
-from trainwright.data import CyclicSampler, build_image_train_loader
+from trainwright.data import CyclicSampler, SingleRoundSampler, build_image_train_loader
+from trainwright.data.batch_loader import make_loader
 
 
 class Slow(Dataset):
@@ -223,3 +224,13 @@ def test_a_worker_ends_whose_trainer_is_killed_while_it_begins():
     if not is_gone:
         os.kill(pid, signal.SIGKILL)
     assert is_gone
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_of_any_start_method_read_columns(method: str) -> None:
+    data = TensorDataset(torch.arange(6.0))
+    options = {"multiprocessing_context": method}
+    loader = make_loader(
+        data, SingleRoundSampler(data, 3), seed=0, num_workers=1, collate_fn=None, loader_options=options
+    )
+    assert [batch.tolist() for (batch,) in loader] == [[0, 1, 2], [3, 4, 5]]

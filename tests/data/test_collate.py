@@ -10,7 +10,9 @@ from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from trainwright.data import DataError, DistTensorData, Instance, collate, to_batch
-from trainwright.data.collate import add_batch_note, count_samples, mixed
+from trainwright.data.batch import count_samples
+from trainwright.data.collate import mixed
+from trainwright.data.errors import add_batch_note
 
 
 def test_samples_that_are_no_instances_are_batched_as_torch_does():

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from tests.engine.token_losses import IGNORED, Language, Points, Sentences, assert_same, by_hand, model_of, sgd
 from trainwright import Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError
-from trainwright.data.collate import count_samples
+from trainwright.data.batch import count_samples
 from trainwright.engine import EagerTrainer
 from trainwright.hooks import CallbackHook
 

@@ -31,6 +31,7 @@ OPEN_TO_ALL = {
     "trainwright.parallel.dist",
     "trainwright.checkpoint.files",
     "trainwright.config.errors",
+    "trainwright.data.batch",
     "trainwright.lazy_names",
     "trainwright.notebook",
     "trainwright.stacks",

@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from trainwright.data.collate import collate, to_batch
+from trainwright.data.batch import to_batch
+from trainwright.data.collate import collate
 from trainwright.lazy_names import on_first_use
 
 if TYPE_CHECKING:

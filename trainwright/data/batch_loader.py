@@ -438,7 +438,9 @@ def _end_without_trainer() -> None:
     From here on torch's worker ends when its parent changes. One whose parent has already changed would wait forever.
     """
     parent = multiprocessing.parent_process()
-    is_direct = not type(multiprocessing.current_process()).__name__.startswith("ForkServer")
+    kind = type(multiprocessing.current_process()).__name__  # "Process": of the start method that is set
+    method = multiprocessing.get_start_method() if kind == "Process" else kind
+    is_direct = not method.lower().startswith("forkserver")
     if parent is not None and is_direct and os.getppid() != parent.pid:
         os._exit(1)
 

@@ -4,7 +4,7 @@ N samples, B samples of a batch.
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from operator import is_
 from typing import Any
 
@@ -19,8 +19,6 @@ from trainwright.data.errors import DataError
 
 # index_select supports no unsigned type but uint8. A view as a signed type has the same bits.
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-
-PickBatch = Callable[[Sequence[int] | Tensor], Any]
 
 
 class ColumnDataset(Dataset[dict[str, Tensor]]):
@@ -56,8 +54,8 @@ class ColumnDataset(Dataset[dict[str, Tensor]]):
         return f"ColumnDataset({', '.join(f'{name}=<{tuple(c.shape)}>' for name, c in self.columns.items())})"
 
 
-def batch_picker(dataset: Any, collate_fn: Any) -> PickBatch | None:
-    """A function from B indices, a list or int64 (B,), to the batch of a `ColumnDataset`, a torch TensorDataset, or a
+def batch_picker(dataset: Any, collate_fn: Any) -> "BatchPicker | None":
+    """From B indices, a list or int64 (B,), to the batch of a `ColumnDataset`, a torch TensorDataset, or a
     Subset of one; None for any other data set.
 
     The batch equals the result of ``collate`` for the samples. None also for subclasses, which may override anything,
@@ -69,7 +67,10 @@ def batch_picker(dataset: Any, collate_fn: Any) -> PickBatch | None:
         dataset = dataset.dataset
     if collate_fn is not collate or type(dataset) not in (TensorDataset, ColumnDataset):
         return None
-    return _picker(dataset, subsets)
+    try:
+        return BatchPicker(dataset, subsets)
+    except (TypeError, ValueError, IndexError):  # reading the samples raises the error
+        return None
 
 
 def _places(subsets: Sequence[Any]) -> Tensor | None:
@@ -89,47 +90,53 @@ def _places(subsets: Sequence[Any]) -> Tensor | None:
     return places_N
 
 
-def _picker(dataset: Any, subsets: Sequence[Any]) -> PickBatch | None:
-    names = tuple(dataset.columns) if type(dataset) is ColumnDataset else None
-    held = [*(dataset.tensors if names is None else dataset.columns.values())]
-    if not all(type(column) is Tensor and column.layout is torch.strided for column in held):
-        return None
-    parts = [subset.indices for subset in subsets]
-    try:
-        places_N = _places(subsets)
-    except (TypeError, ValueError, IndexError):  # reading the samples raises the error
-        return None
-    elsewhere = {column.device for column in held} != {torch.device("cpu")}
-    signed = {place: column.dtype for place, column in enumerate(held) if column.dtype in _SIGNED}
-    columns = [column.view(_SIGNED[column.dtype]) if column.dtype in _SIGNED else column for column in held]
-    renewed: PickBatch | None = None
+class BatchPicker:
+    """Selects batches from the columns of a data set, also after the user has replaced columns or indices of subsets.
 
-    def pick(indices: Sequence[int] | Tensor) -> Any:
-        nonlocal renewed
-        now = dataset.tensors if names is None else dataset.columns.values()
-        if renewed is None and not (
-            len(now) == len(held)
-            and all(map(is_, now, held))
-            and (not parts or all(map(is_, [subset.indices for subset in subsets], parts)))
-        ):  # the user has replaced the columns of the data set, or the indices of a subset
-            renewed = _picker(dataset, subsets)
-            if renewed is None:
-                raise DataError(f"data: {type(dataset).__name__}: batches cannot be picked from its new columns.")
-        if renewed is not None:
-            return renewed(indices)
+    Raises:
+        TypeError, ValueError, IndexError: batches cannot be selected from these columns with these indices.
+    """
+
+    def __init__(self, dataset: Any, subsets: Sequence[Any]) -> None:
+        self._dataset, self._subsets = dataset, subsets
+        self._prepare()
+
+    def __call__(self, indices: Sequence[int] | Tensor) -> Any:
+        now = self._dataset.tensors if self._names is None else self._dataset.columns.values()
+        if self._is_replaced(now):
+            try:
+                self._prepare()
+            except (TypeError, ValueError, IndexError) as error:
+                kind = type(self._dataset).__name__
+                raise DataError(f"data: {kind}: batches cannot be selected from its new columns.") from error
         # Through numpy: converting a list of ints to an array takes a third of the time of a tensor.
         chosen_B = indices if type(indices) is Tensor else torch.from_numpy(np.asarray(indices))
-        if places_N is not None:
-            chosen_B = places_N[chosen_B]
-        if elsewhere:
-            picked = [column.index_select(0, chosen_B.to(column.device)) for column in columns]
+        if self._places_N is not None:
+            chosen_B = self._places_N[chosen_B]
+        if self._is_on_cpu:
+            picked = [column.index_select(0, chosen_B) for column in self._columns]
         else:
-            picked = [column.index_select(0, chosen_B) for column in columns]
-        for place, dtype in signed.items():
+            picked = [column.index_select(0, chosen_B.to(column.device)) for column in self._columns]
+        for place, dtype in self._signed.items():
             picked[place] = picked[place].view(dtype)
-        return picked if names is None else dict(zip(names, picked, strict=True))
+        return picked if self._names is None else dict(zip(self._names, picked, strict=True))
 
-    return pick
+    def _prepare(self) -> None:
+        is_of_tensors = type(self._dataset) is TensorDataset
+        self._names = None if is_of_tensors else tuple(self._dataset.columns)
+        held = [*(self._dataset.tensors if is_of_tensors else self._dataset.columns.values())]
+        if not all(type(column) is Tensor and column.layout is torch.strided for column in held):
+            raise TypeError("a column is not a dense tensor")
+        self._places_N = _places(self._subsets)
+        self._held, self._indices = held, [subset.indices for subset in self._subsets]
+        self._is_on_cpu = {column.device for column in held} == {torch.device("cpu")}
+        self._signed = {place: column.dtype for place, column in enumerate(held) if column.dtype in _SIGNED}
+        self._columns = [column.view(_SIGNED[column.dtype]) if column.dtype in _SIGNED else column for column in held]
+
+    def _is_replaced(self, now: Collection[Tensor]) -> bool:
+        if len(now) != len(self._held) or not all(map(is_, now, self._held)):
+            return True
+        return bool(self._indices) and not all(map(is_, [one.indices for one in self._subsets], self._indices))
 
 
 def _as_column(name: str, column: Any) -> Tensor:

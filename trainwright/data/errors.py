@@ -1,5 +1,6 @@
-"""Errors about the data: empty, damaged, or samples of unequal shapes that cannot be collated."""
+"""Errors about the data: damaged, samples of unequal shapes, a batch that a step could not use."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import torch
 
 from trainwright.config.errors import UserError
+from trainwright.data.batch import described
 
 
 class DataError(UserError, ValueError):
@@ -71,3 +73,67 @@ def _shape(value: Any) -> tuple[int, ...] | None:
 def _kind(value: Any) -> str:
     array = _tensor(value)
     return str(array.dtype) if isinstance(array, torch.Tensor | np.ndarray) else type(value).__name__
+
+
+_NOTE = "The batch of this step: "
+
+# What to change for errors of torch about data, by a pattern of their messages (torch 2.11 to 2.14).
+_FIXES = {
+    r"Target (-?\d+) is out of bounds": (
+        r"A label is \1. Labels of C classes are 0 to C - 1, where C is the number of scores that the model returns for"
+        r" a sample: change the labels, the number of the model's outputs, or the ignore_index of the loss."
+    ),
+    r"index out of range in self": (
+        "An embedding has no row for an id of this batch: ids are 0 to num_embeddings - 1. Tokens that were added to a"
+        " tokenizer need a larger embedding (resize_token_embeddings in transformers)."
+    ),
+    r"expected (?:target dtype to be Long or Byte, but got|scalar type Long but found) (\w+)": (
+        r"Class labels are whole numbers, and these are \1: convert them with labels.long(). For numbers to predict,"
+        r" use a loss such as MSELoss."
+    ),
+    r"0D or 1D target tensor expected": (
+        "Class labels have the shape (B,), one for each sample: use labels.squeeze(1) for (B, 1), and"
+        " labels.argmax(1) for one column per class."
+    ),
+    r"Expected floating point type for target with class probabilities": (
+        "The labels have one column per class: use their class indices, labels.argmax(1), or probabilities,"
+        " labels.float()."
+    ),
+    r"mat1 and mat2 must have the same dtype, but got (\w+) and (\w+)": (
+        r"The inputs are \1 and the model's weights are \2: convert the inputs, for example with inputs.float()."
+    ),
+    r"Input type \((?:torch\.)?(\w+)\) and (?:bias|weight) type \((?:torch\.)?(\w+)\) should be the same": (
+        r"The inputs are \1 and the model's weights are \2: convert the inputs, for example with inputs.float()."
+    ),
+    r"mat1 and mat2 shapes cannot be multiplied \((\d+)x(\d+) and (\d+)x(\d+)\)": (
+        r"A layer expects \3 features and receives \2: change the layer's in_features, or the shape of its input."
+    ),
+    r"grad can be implicitly created only for scalar outputs": (
+        "The loss has several numbers: it must be one, such as loss.mean()."
+    ),
+    r"Expected all tensors to be on the same device": (
+        "The model and its batches are moved to the device of the run (trainer.device); what your own code makes or"
+        " keeps is not. Make tensors on the batch's device (device=x.device), keep constants in the model"
+        " (register_buffer), and let an own prepare_input_batch move its batch."
+    ),
+    r"device-side assert triggered": (
+        "Most often a class label or a token id is out of range, which a GPU does not name. One step on the CPU does:"
+        " device_str='cpu', or train.dist.device_type=cpu."
+    ),
+}
+
+
+def add_batch_note(error: BaseException, batch: Any) -> None:
+    """Add a note with the names, shapes, types and devices of the batch to an error of a step, once; and a fix."""
+    if not any(note.startswith(_NOTE) for note in getattr(error, "__notes__", ())):
+        error.add_note(_NOTE + described(batch))
+        if (fix := _fix_of(str(error))) is not None:
+            error.add_note(fix)
+
+
+def _fix_of(message: str) -> str | None:
+    """What to change in the data or the loss for a known error of torch; None: it is not known."""
+    for pattern, fix in _FIXES.items():
+        if (match := re.search(pattern, message)) is not None:
+            return match.expand(fix)
+    return None

@@ -8,13 +8,14 @@ A data set with an order of its own, as a mixture has, gives it with the method 
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from trainwright.data.batch import fields
 from trainwright.data.errors import DataError
 from trainwright.data.seeding import ORDER_STREAM, mixed_seed, permutation
 
@@ -202,13 +203,13 @@ def sample_lengths(dataset: Any, by: bool | str) -> Any:
 
 
 def _length_of(sample: Any, by: bool | str, dataset: Any) -> int:
-    fields = sample.get_fields() if hasattr(sample, "get_fields") else sample
+    named = fields(sample)
     names = [by] if isinstance(by, str) else _LENGTH_FIELDS
-    if isinstance(fields, Mapping):
-        for value in (fields[name] for name in names if name in fields):
+    if named is not None:
+        for value in (named[name] for name in names if name in named):
             value = getattr(value, "tensor", value)
             return len(value) if hasattr(value, "__len__") and np.ndim(value) else int(value)
-    there = f"the fields {', '.join(map(str, fields))}" if isinstance(fields, Mapping) else "no named fields"
+    there = f"the fields {', '.join(map(str, named))}" if named is not None else "no named fields"
     raise DataError(
         f"bucket_by_length: a sample of {type(dataset).__name__} has {there}; needed is"
         f" {' or '.join(map(repr, names))}."

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from trainwright.data.collate import moved_object
+from trainwright.data.batch import moved_object
 from trainwright.data.instance import DistTensorData, Instance
 
 _WITH_STREAMS = ("cuda", "xpu")

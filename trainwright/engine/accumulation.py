@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from trainwright._torch_compat.tensor_chunks import is_dtensor
 from trainwright.config.errors import ConfigError
-from trainwright.data.collate import count_samples
+from trainwright.data.batch import count_samples
 from trainwright.engine.loss_fn import TOKENS as TOKENS
 from trainwright.engine.loss_fn import sum_losses
 from trainwright.events.media import wide_dtype

@@ -4,7 +4,7 @@ import csv
 import io
 import logging
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trainwright.checkpoint.files import atomic_write
 from trainwright.config.errors import ConfigError
-from trainwright.data.instance import DistTensorData, Instance
+from trainwright.data.batch import parts
 from trainwright.engine.folder.formats import HARDEST_NAME, read_hardest
 from trainwright.engine.folder.run_folder import RunFolder, is_left_out
 from trainwright.evaluation.hardest_samples import HardestSamples, Row
@@ -106,7 +106,7 @@ class HardestTable:
             logger.debug("Sample %s cannot be shown: %s", row["sample"], error)
             return
         tag = "/".join(part for part in ("hardest", row["dataset"], str(row["sample"])) if part)
-        for value in _values(sample):
+        for value in parts(sample):
             if isinstance(value, str) and value != row["name"]:
                 self._trainer.storage.put_text(tag, value[:_MAX_TEXT])
                 return
@@ -114,15 +114,6 @@ class HardestTable:
             if picture is not None:
                 self._trainer.storage.put_image(tag, picture)
                 return
-
-
-def _values(sample: Any) -> list[Any]:
-    if isinstance(sample, Instance):
-        sample = sample.get_fields()
-    values = (
-        sample.values() if isinstance(sample, Mapping) else sample if isinstance(sample, tuple | list) else [sample]
-    )
-    return [value.tensor if isinstance(value, DistTensorData) else value for value in values]
 
 
 def as_picture(value: Any) -> Tensor | None:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainwright.data.collate import count_samples
+from trainwright.data.batch import count_samples
 from trainwright.engine.loss_fn import losses_of, target_of
 from trainwright.models.outputs import named_outputs
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError, ConfigTypeError, did_you_mean
-from trainwright.data.collate import add_batch_note
+from trainwright.data.errors import add_batch_note
 from trainwright.models.outputs import named_outputs
 
 TOKENS = "num_tokens"  # entry of a model's training outputs: the number of tokens that its losses average

@@ -9,8 +9,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from trainwright.checkpoint.checkpointer import Checkpointer
+from trainwright.data.batch import to_batch
 from trainwright.data.batches import Batches
-from trainwright.data.collate import to_batch
 from trainwright.data.loaders import set_position
 from trainwright.engine.logs import log_to_console
 from trainwright.engine.loop import TrainerBase

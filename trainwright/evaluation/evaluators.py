@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from trainwright.config.errors import ConfigError
-from trainwright.data.collate import count_samples
+from trainwright.data.batch import count_samples
 from trainwright.evaluation.evaluator import DatasetEvaluator, EvaluationError, described, required
 from trainwright.evaluation.metrics.metric import load_package
 from trainwright.evaluation.rank_exchange import in_order

@@ -10,10 +10,10 @@ from itertools import chain
 from typing import Any, Self  # a model's outputs and a loader's labels may be anything
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from trainwright.config.errors import ConfigError, ConfigTypeError, UserError, nearest_name
+from trainwright.data.batch import joined, mapped
 from trainwright.evaluation.evaluator import EvaluationError
 from trainwright.evaluation.metrics.build_metric import (
     METRICS,
@@ -54,31 +54,15 @@ def paired_rows(predictions: Any, labels: Any, handler: object) -> Iterator[tupl
     return zip(some, others, strict=True)
 
 
-def on_host(value: Any) -> Any:
-    """The same with tensors in memory, without gradient."""
-    if isinstance(value, Tensor):
-        return value.detach().cpu().clone()
-    if isinstance(value, Mapping):
-        return {key: on_host(item) for key, item in value.items()}
-    return type(value)(map(on_host, value)) if type(value) in (tuple, list) else value
+def _on_host(value: Any) -> Any:
+    return value.detach().cpu().clone() if isinstance(value, Tensor) else value
 
 
-def put_together(batches: Sequence[Any]) -> Any:
-    """Batches as one: tensors and arrays joined, where their samples have one shape; else a list of samples."""
+def _joined(batches: list[Any]) -> Any:
     first = batches[0]
-    if all(isinstance(batch, Mapping) for batch in batches):
-        return {key: put_together([batch[key] for batch in batches]) for key in first}
-    if all(isinstance(batch, tuple) and batch and isinstance(batch[0], Mapping) for batch in batches):
-        return list(chain.from_iterable(batches))  # a dict for each sample, as in detection
-    if all(isinstance(batch, tuple) and len(batch) == len(first) for batch in batches):
-        return tuple(put_together(list(parts)) for parts in zip(*batches, strict=True))
-    for kind, join in ((Tensor, torch.cat), (np.ndarray, np.concatenate)):
-        if all(isinstance(batch, kind) and batch.ndim for batch in batches):
-            is_uniform = len({(batch.shape[1:], batch.dtype) for batch in batches}) == 1
-            return join(list(batches)) if is_uniform else list(chain.from_iterable(batches))
-    if all(isinstance(batch, list) for batch in batches):
+    if isinstance(first, tuple) and first and isinstance(first[0], Mapping):  # a dict for each sample, as in detection
         return list(chain.from_iterable(batches))
-    return list(batches)
+    return joined(batches)
 
 
 class MetricsHandler:
@@ -131,7 +115,7 @@ class MetricsHandler:
     def update(self, predictions: Any, labels: Any, **batch: Any) -> None:
         """Add a batch. ``batch`` are its other fields, by name."""
         if self._has_own_compute_metrics():
-            self._batches.append((on_host(predictions), on_host(labels)))
+            self._batches.append((mapped(_on_host, predictions), mapped(_on_host, labels)))
         else:
             self._batches.append(self.process(predictions, labels, **batch))
 
@@ -148,7 +132,7 @@ class MetricsHandler:
         predictions, labels = [one for one, _ in batches], [other for _, other in batches]
         if not self._has_own_compute_metrics():
             return self._scores([p for some in predictions for p in some], [t for some in labels for t in some])
-        found = self.compute_metrics(put_together(predictions), put_together(labels))
+        found = self.compute_metrics(_joined(predictions), _joined(labels))
         return {key: float(value) for key, value in found.items()}
 
     def known_results(self) -> list[str] | None:

@@ -8,7 +8,7 @@ B samples of a batch, K kept samples, N kept and new ones.
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from operator import itemgetter
 from typing import Any, ClassVar
@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainwright.data.collate import count_samples
+from trainwright.data.batch import count_samples, fields, first_labels
 from trainwright.data.sample_names import index_of_place, sample_name
 from trainwright.evaluation.prediction_table import ID_FIELDS
-from trainwright.evaluation.sample_losses import LossesOfTorch, labels_of, losses_of_samples, plain_losses, scores_of
+from trainwright.evaluation.sample_losses import LossesOfTorch, losses_of_samples, plain_losses, scores_of
 from trainwright.events.media import wide_dtype
 from trainwright.models.outputs import named_outputs
 from trainwright.parallel.dist import (
@@ -131,7 +131,7 @@ class WatchedEvaluation:
         found = outputs[-1] if outputs else None
         if not isinstance(found, Tensor) and "sample_losses" in (named_outputs(found) or {}):
             return False
-        scores, labels = scores_of(found), labels_of(batch)
+        scores, labels = scores_of(found), first_labels(batch)
         if scores is None or labels is None or scores.ndim != 2 or labels.ndim != 1 or labels.is_floating_point():
             return False
         if not len(scores) == len(labels) == size or scores.shape[1] < 2 or scores.numel() > _SMALL:
@@ -159,7 +159,7 @@ class WatchedEvaluation:
         """The number of the batch, whose size and names of samples are kept."""
         number = len(self._sizes)
         self._sizes.append(size)
-        ids = [value for name, value in batch.items() if name in ID_FIELDS] if isinstance(batch, Mapping) else []
+        ids = [value for name, value in (fields(batch) or {}).items() if name in ID_FIELDS]
         self._ids.append(ids[0] if ids and hasattr(ids[0], "__len__") and len(ids[0]) == size else None)
         return number
 
@@ -167,7 +167,7 @@ class WatchedEvaluation:
         number = self._count(batch, size)
         if losses_B is None or not size:
             return
-        columns = [self._column(0, labels_of(batch), size), self._column(1, scores_of(outputs[-1]), size)]
+        columns = [self._column(0, first_labels(batch), size), self._column(1, scores_of(outputs[-1]), size)]
         self._waiting.append((number, losses_B, columns))
         if len(self._waiting) == _MERGED_AT_ONCE:
             self._merge()

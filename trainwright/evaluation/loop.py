@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
-from trainwright.data.collate import add_batch_note
+from trainwright.data.errors import add_batch_note
 from trainwright.data.sampler import limited
 from trainwright.data.seeding import rng_states, set_rng_states, unchanged_afterwards
 from trainwright.evaluation.evaluator import (

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError
-from trainwright.data.collate import add_batch_note, count_samples
+from trainwright.data.batch import count_samples, joined, like, mapped
+from trainwright.data.errors import add_batch_note
 from trainwright.data.seeding import rng_states, set_rng_states
 from trainwright.evaluation.loop import preserve_rng, run_evaluation
 from trainwright.evaluation.rank_exchange import even_rounds, gather_values, in_order
@@ -123,20 +124,17 @@ def join(batches: Sequence[Any]) -> Any:
             f"predict: the model returned {_described(batches[0])} for a batch, which has no value for each sample."
             " It must return a tensor, or a dict or list of them, without labels as well as with labels."
         )
-    return _join(batches)
+    return joined([_with_samples(batch) for batch in batches])
 
 
-def _join(batches: Sequence[Any]) -> Any:
-    first = batches[0]
-    if isinstance(first, Tensor):
-        is_even = len({(batch.shape[1:], batch.dtype) for batch in batches}) == 1
-        return torch.cat(list(batches)) if is_even else [row for batch in batches for row in batch]
-    if isinstance(first, list):
-        return [item for batch in batches for item in batch]
-    if isinstance(first, Mapping):
-        return {name: _join([batch[name] for batch in batches]) for name in first if _has_samples(first[name])}
-    items = [_join(parts) for parts in zip(*batches, strict=True) if _has_samples(parts[0])]
-    return type(first)(*items) if hasattr(first, "_fields") and len(items) == len(first) else tuple(items)
+def _with_samples(value: Any) -> Any:
+    """Without the items of mappings and tuples that have no samples."""
+    if isinstance(value, Mapping):
+        return {name: _with_samples(item) for name, item in value.items() if _has_samples(item)}
+    if isinstance(value, tuple):
+        items = [_with_samples(item) for item in value if _has_samples(item)]
+        return like(value, items) if len(items) == len(value) else tuple(items)
+    return value
 
 
 def _has_samples(value: Any) -> bool:
@@ -154,12 +152,5 @@ def _described(value: Any) -> str:
 
 
 def on_cpu(value: Any) -> Any:
-    """``value`` with its tensors detached and on the CPU; values of a dict that have no samples are left out."""
-    if isinstance(value, Tensor):
-        return value.detach().cpu()
-    if isinstance(value, Mapping):
-        return {name: on_cpu(item) for name, item in value.items() if _has_samples(item)}
-    if isinstance(value, tuple):
-        items = map(on_cpu, value)
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-    return [on_cpu(item) for item in value] if isinstance(value, list) else value
+    """``value`` with its tensors detached and on the CPU; items that have no samples are left out."""
+    return mapped(lambda one: one.detach().cpu() if isinstance(one, Tensor) else one, _with_samples(value))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trainwright.checkpoint.files import atomic_write
 from trainwright.config.errors import ConfigError, import_optional, nearest_name
-from trainwright.data.collate import count_samples, is_label
+from trainwright.data.batch import count_samples, fields, is_label, pair
 from trainwright.data.sample_names import index_of_place, sample_name
 from trainwright.evaluation.evaluator import DatasetEvaluator
 from trainwright.models.outputs import named_outputs
@@ -35,7 +35,7 @@ def rows_of(inputs: Any, outputs: Any, first: int = 0) -> list[Row]:
     ``prediction`` is the class with the highest score, if the model returns scores (B, C). Outputs of more than 100
     values for each sample, and those without a value for each, such as a loss, are left out.
     """
-    batch = inputs if isinstance(inputs, Mapping) else {}
+    batch = fields(inputs) or {}
     found = named_outputs(outputs)
     if found is None:
         found = {"scores" if isinstance(outputs, Tensor) and outputs.ndim == 2 else "output": outputs}
@@ -78,9 +78,9 @@ def with_facts(rows: Sequence[Row], dataset: Any) -> list[Row]:
     for index, row in enumerate(rows):
         name, sample = sample_name(dataset, index), dataset[index]
         facts = {} if name is None else {"name": name}
-        if isinstance(sample, tuple | list):
-            sample = {"label": sample[1]} if len(sample) == 2 else {}
-        for field, value in sample.items() if isinstance(sample, Mapping) else ():
+        both = pair(sample)
+        named = (fields(sample) or {}) if both is None else {"label": both[1]}
+        for field, value in named.items():
             value = torch.as_tensor(value) if isinstance(value, np.ndarray | np.generic) else value
             if (field in ID_FIELDS or is_label(field)) and _num_values(value) <= _MAX_VALUES:
                 facts[field] = _plain(value)

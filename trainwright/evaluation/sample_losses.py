@@ -5,7 +5,7 @@ B samples, C classes.
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from trainwright.data.collate import is_label
+from trainwright.data.batch import first_labels
 from trainwright.models.outputs import named_outputs
 
 _LOSSES = {
@@ -93,7 +93,7 @@ def losses_of_samples(batch: Any, outputs: Any, size: int, recorded: Sequence[Te
 
 def plain_losses(batch: Any, outputs: Any, size: int) -> Tensor | None:
     """As :func:`losses_of_samples`, from scores and labels alone."""
-    scores, labels = scores_of(outputs), labels_of(batch)
+    scores, labels = scores_of(outputs), first_labels(batch)
     if scores is None or labels is None or len(scores) != size or len(labels) != size:
         return None
     if scores.ndim == 2 and labels.ndim == 1 and not labels.is_floating_point():
@@ -101,15 +101,6 @@ def plain_losses(batch: Any, outputs: Any, size: int) -> Tensor | None:
     if scores.shape == labels.shape and labels.is_floating_point():
         return (scores - labels).float().square().reshape(size, -1).mean(1)
     return None
-
-
-def labels_of(batch: Any) -> Tensor | None:
-    """The labels in a batch: the first tensor with the name of labels, or the second item of a pair."""
-    if isinstance(batch, Mapping):
-        found = [value for name, value in batch.items() if is_label(name) and isinstance(value, Tensor) and value.ndim]
-        return found[0] if found else None
-    label = batch[1] if isinstance(batch, tuple | list) and len(batch) == 2 else None
-    return label if isinstance(label, Tensor) and label.ndim else None
 
 
 def scores_of(outputs: Any) -> Tensor | None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from trainwright._torch_compat.optimizer_import import mark_stepped
-from trainwright.data.collate import count_samples
+from trainwright.data.batch import count_samples
 from trainwright.engine.accumulation import TOKENS, WindowMean
 from trainwright.events.phases import activity
 from trainwright.graph import dynamo, traced_step

@@ -4,7 +4,7 @@ import inspect
 import logging
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from torch.utils import _pytree as pytree
 
 from trainwright.checkpoint.files import commit_folder, sync_file, temporary_sibling
 from trainwright.config.errors import ConfigError, UserError
+from trainwright.data.batch import arguments as arguments_of
+from trainwright.data.batch import fields
 from trainwright.models.eval_mode import evaluation_mode
 from trainwright.parallel.dist import is_main_process, synchronize
 from trainwright.parallel.faults import meet
@@ -75,7 +77,7 @@ def export_model(
         raise ConfigError(f"export: got {path.name!r}; the name must end in {known}, or be that of a folder.")
     _check_target(path)
     arguments = _inputs(model, batch)
-    by_name = isinstance(batch, Mapping)  # else by position
+    by_name = fields(batch) is not None  # else by position
     temporary = temporary_sibling(path)
     new = temporary / path.name
     temporary.mkdir()
@@ -119,15 +121,14 @@ def _check_target(path: Path) -> None:
 def _inputs(model: nn.Module, batch: Any) -> Inputs:
     """The arguments of forward by name, with at least two samples and without labels that it does not need."""
     parameters = inspect.signature(model.forward).parameters
-    if isinstance(batch, Mapping):
-        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        found = {name: value for name, value in batch.items() if takes_all or name in parameters}
-        found = {name: value for name, value in found.items() if not _is_needless(name, parameters.get(name))}
-    else:
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    positional, found = arguments_of(batch, None if takes_all else parameters)
+    found = {name: value for name, value in found.items() if not _is_needless(name, parameters.get(name))}
+    if positional:
         first = next(iter(parameters), None)
         if first is None:
             raise ExportError(f"export: the forward of {type(model).__name__} takes no input.")
-        found = {first: batch[0] if isinstance(batch, tuple | list) else batch}
+        found = {first: positional[0]}
     if not any(isinstance(value, Tensor) for value in found.values()):
         kinds = ", ".join(f"{name} is of type {type(value).__name__}" for name, value in found.items())
         raise ExportError(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from trainwright.checkpoint.hub import upload_folder
 from trainwright.config.errors import ConfigError, ConfigTypeError, did_you_mean
-from trainwright.data.collate import to_batch
+from trainwright.data.batch import to_batch
 from trainwright.lazy_names import ring
 from trainwright.models import folder as files
 from trainwright.models.config import CONFIG_NAME, ModelConfig

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from trainwright._torch_compat.probing import real_tensors
 from trainwright.config.errors import ConfigError
 from trainwright.config.lazy.lazy_config import try_get_key
-from trainwright.data.collate import mixed, to_batch
+from trainwright.data.batch import to_batch
+from trainwright.data.collate import mixed
 from trainwright.data.loaders import set_position
 from trainwright.data.seeding import seed_everything
 from trainwright.engine.default import parts

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from trainwright.data.batch import to_batch
 from trainwright.data.batches import Batches
-from trainwright.data.collate import to_batch
 from trainwright.data.sampler import CyclicSampler
 from trainwright.engine.accumulation import TOKENS, mean_outputs
 from trainwright.engine.gradient_sync import average_before_own_steps, explained, gradient_sync

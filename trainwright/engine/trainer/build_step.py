@@ -11,7 +11,8 @@ from torch import Tensor
 from trainwright._torch_compat.tensor_chunks import is_dtensor
 from trainwright.config.errors import ConfigTypeError
 from trainwright.data.batches import Batches
-from trainwright.data.collate import add_batch_note, mixed
+from trainwright.data.collate import mixed
+from trainwright.data.errors import add_batch_note
 from trainwright.engine.accumulation import mean_outputs
 from trainwright.engine.gradient_sync import explained
 from trainwright.engine.label_alignment import predictions_of

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainwright.data.collate import count_samples
+from trainwright.data.batch import count_samples
 from trainwright.engine.label_alignment import Comparison, predictions_of
 from trainwright.engine.loss_fn import target_of
 from trainwright.evaluation.evaluator import first_results

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
-from trainwright.data.collate import count_samples, to_batch
+from trainwright.data.batch import count_samples, to_batch
 from trainwright.data.instance import Instance
 from trainwright.engine.label_alignment import Comparison, find_comparison, predictions_of
 from trainwright.engine.loss_fn import losses_of, target_of, write_forward_help

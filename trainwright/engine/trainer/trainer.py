@@ -17,7 +17,7 @@ from trainwright._torch_compat.probing import real_tensors
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.config.foreign_names import ARGUMENTS, TRAIN_ARGUMENTS
 from trainwright.config.torch_names import CUSTOM, GivenName, described_loss
-from trainwright.data.collate import to_batch
+from trainwright.data.batch import to_batch
 from trainwright.data.mixture import mixed
 from trainwright.data.streaming import is_stream
 from trainwright.engine.folder.formats import CSV_NAME

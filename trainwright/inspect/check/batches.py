@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainwright.data.collate import is_label
+from trainwright.data.batch import is_label
 from trainwright.data.instance import Instance
 from trainwright.inspect.check.finding import Skipped
 

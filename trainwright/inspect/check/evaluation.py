@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from trainwright.data.collate import count_samples
+from trainwright.data.batch import count_samples
 from trainwright.data.seeding import rng_states
 from trainwright.inspect.check.batches import labels_are_inputs, with_permuted_labels
 from trainwright.inspect.check.copies import Copy

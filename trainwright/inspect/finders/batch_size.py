@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from trainwright.config.errors import ConfigError
-from trainwright.data.collate import count_samples
+from trainwright.data.batch import count_samples
 from trainwright.engine.out_of_memory import is_out_of_memory
 from trainwright.engine.run import Run
 from trainwright.inspect.check.copies import Copies, quiet, restored_generators

@@ -1,0 +1,253 @@
+"""What a batch is. Everything that asks for the fields, the labels, the size or the tensors of a batch asks here.
+
+A batch is what a loader yields, and a sample has the same forms:
+
+* named fields: a mapping, or an `Instance`, which has ``get_fields``;
+* a pair of inputs and target: a tuple or list of two;
+* another tuple or list: a list of samples, or the parts of a batch;
+* a single value: a tensor, or an object with ``to(device)``, such as a graph of PyTorch Geometric.
+
+Inside of these, values may be nested in mappings, tuples and lists. A `DistTensorData` stands for its ``tensor``.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+# Losses need class labels as int64. uint8 stays: torch's losses accept it.
+_PROMOTED = frozenset({torch.int8, torch.int16, torch.int32, torch.uint16, torch.uint32, torch.uint64})
+_LABELS = frozenset({"y", "class", "classes", "class_id", "class_ids", "tags"})
+_MAX_PARTS = 8  # longer lists are described by their length
+
+
+def fields(batch: Any) -> Mapping[Any, Any] | None:
+    """The named fields of a batch or sample; None if it has no names."""
+    if isinstance(batch, Mapping):
+        return batch
+    named: dict[str, Any] | None = batch.get_fields() if hasattr(batch, "get_fields") else None
+    return named
+
+
+def pair(batch: Any) -> tuple[Any, Any] | None:
+    """Inputs and target of a batch that is a pair; None for any other."""
+    if isinstance(batch, tuple | list) and len(batch) == 2 and not isinstance(batch, PackedSequence):
+        return batch[0], batch[1]
+    return None
+
+
+def parts(batch: Any) -> list[Any]:
+    """The values of a batch or sample: those of its fields, the items of a tuple or list, or the batch alone."""
+    inside = _inside(batch)
+    return [_plain(value) for value in ([batch] if inside is None else inside)]
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """All values of a batch, in order, however nested.
+
+    >>> list(leaves({"ids": [1, 2], "labels": (3,)}))
+    [1, 2, 3]
+    """
+    inside = _inside(value)
+    if inside is None:
+        yield _plain(value)
+        return
+    for part in inside:
+        yield from leaves(part)
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    """All tensors of a batch, in order, however nested."""
+    return (leaf for leaf in leaves(value) if isinstance(leaf, Tensor))
+
+
+def arguments(batch: Any, names: Collection[str] | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What a model's ``forward`` is called with: fields by name, or the inputs of a pair.
+
+    ``names``: the parameters of ``forward``; None: it takes any name.
+    """
+    named = fields(batch)
+    if named is None:
+        return (batch[0] if isinstance(batch, tuple | list) else batch,), {}
+    return (), {name: value for name, value in named.items() if names is None or name in names}
+
+
+def is_label(name: Any) -> bool:
+    """Whether a field of this name holds labels."""
+    return isinstance(name, str) and ("label" in name or "target" in name or name in _LABELS)
+
+
+def labels_of(batch: Any) -> dict[Any, Tensor]:
+    """The tensors of labels with a value for each sample, by name: fields, or the second item of a pair (name 1)."""
+    named, both = fields(batch), pair(batch)
+    items: Any = named.items() if named is not None else [(1, both[1])] if both is not None else ()
+    return {n: v for n, v in items if (n == 1 or is_label(n)) and isinstance(v, Tensor) and v.dim()}
+
+
+def first_labels(batch: Any) -> Tensor | None:
+    """The first of `labels_of`; None without any."""
+    return next(iter(labels_of(batch).values()), None)
+
+
+def count_samples(batch: Any, unknown: int = 0) -> int:
+    """The number of samples of a batch; ``unknown`` if it does not show.
+
+    It is the first dimension that all tensors share, else that of the labels among named fields; without tensors the
+    length that all lists share. A list of dicts has a sample in each; graphs of PyTorch Geometric and a PackedSequence
+    know their number.
+    """
+    inside = _inside(batch)
+    values = [batch] if inside is None else inside
+    sizes = {len(value) for value in values if isinstance(value, Tensor) and value.dim()}
+    if len(sizes) > 1 and fields(batch) is not None:
+        sizes = {len(value) for value in labels_of(batch).values()}
+    elif not sizes:
+        is_of_samples = isinstance(batch, list) and batch and all(isinstance(item, Mapping) for item in batch)
+        sizes = {len(batch)} if is_of_samples else {*map(_num_samples, values)} - {None}
+    return sizes.pop() if len(sizes) == 1 else unknown
+
+
+def _num_samples(value: Any) -> Any:
+    """The number of samples in a value that is no tensor; None: unknown."""
+    if isinstance(value, PackedSequence):
+        return int(value.batch_sizes[0])  # on the host
+    if isinstance(value, tuple | list):
+        return len(value)
+    if isinstance(value, Mapping):
+        return count_samples(value) or None
+    return getattr(value, "num_graphs", None)
+
+
+def mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """The same batch with ``function`` of each of its values. Named fields become a dict.
+
+    >>> mapped(str, {"ids": [1, 2], "labels": (3,)})
+    {'ids': ['1', '2'], 'labels': ('3',)}
+    """
+    named = fields(value)
+    if named is not None:
+        return {name: mapped(function, item) for name, item in named.items()}
+    if _inside(value) is not None:
+        return like(value, [mapped(function, item) for item in value])
+    return function(_plain(value))
+
+
+def like(value: Any, items: list[Any]) -> Any:
+    """A tuple, named tuple or list, as ``value`` is, of ``items``."""
+    if isinstance(value, list):
+        return items
+    return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+
+
+def joined(batches: Sequence[Any]) -> Any:
+    """Batches of one form as one: tensors and arrays are concatenated, lists chained, fields and tuples joined.
+
+    Tensors whose types or further dimensions differ become a list with one tensor for each sample; other values a list
+    with one for each batch.
+
+    >>> joined([{"ids": torch.zeros(2, 3), "text": ["a", "b"]}, {"ids": torch.zeros(1, 3), "text": ["c"]}])["text"]
+    ['a', 'b', 'c']
+    """
+    first = batches[0]
+    for kind, join in ((Tensor, torch.cat), (np.ndarray, np.concatenate)):
+        if all(isinstance(batch, kind) and batch.ndim for batch in batches):
+            is_even = len({(batch.shape[1:], batch.dtype) for batch in batches}) == 1
+            return join(list(batches)) if is_even else [row for batch in batches for row in batch]
+    if all(isinstance(batch, list) for batch in batches):
+        return [item for batch in batches for item in batch]
+    if all(isinstance(batch, Mapping) for batch in batches):
+        return {name: joined([batch[name] for batch in batches]) for name in first}
+    if all(isinstance(batch, tuple) and len(batch) == len(first) for batch in batches):
+        return like(first, [joined(items) for items in zip(*batches, strict=True)])
+    return list(batches)
+
+
+def to_batch(data: Any, device: torch.device | str = "cpu") -> Any:
+    """The batch with its tensors on ``device``: a dictionary for an `Instance`, otherwise the same type of container.
+
+    Labels of integer types that torch's losses do not accept (int8, int16, int32, uint16, uint32, uint64) become int64:
+    fields whose name contains "label" or "target", or is "y", "class" or "tags", and all but the first item of a tuple
+    or list. Other tensors keep their type. Numpy arrays become tensors; objects with ``to(device)``, such as graphs of
+    PyTorch Geometric and packed sequences, are moved; text, numbers and None stay unchanged. Tensors that already match
+    are not copied. Copies from pinned memory to an accelerator are asynchronous.
+
+    >>> to_batch({"labels": torch.tensor([3, 4], dtype=torch.int32)})
+    {'labels': tensor([3, 4])}
+    """
+    device = torch.device(device)
+    kind = type(data)
+    if kind is dict or kind is list or kind is tuple:  # most batches: tensors side by side, and all there already
+        for value in data.values() if kind is dict else data:
+            if type(value) is not Tensor or value.device != device or value.dtype in _PROMOTED:
+                return _moved(data, device, is_batch=True)
+        return data if kind is tuple else data.copy()
+    return _moved(data, device, is_batch=True)
+
+
+def _moved(value: Any, device: torch.device, *, is_labels: bool = False, is_batch: bool = False) -> Any:
+    if isinstance(value, Tensor):
+        return _moved_tensor(value, device, is_labels)
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        return _moved_tensor(torch.as_tensor(value, device="cpu"), device, is_labels)
+    named = fields(value)
+    if named is not None:
+        return {n: _moved(item, device, is_labels=is_labels or is_label(n)) for n, item in named.items()}
+    if isinstance(value, tuple | list) and not isinstance(value, PackedSequence):
+        names = getattr(value, "_fields", range(len(value)))  # of a named tuple
+        items = [
+            _moved(item, device, is_labels=is_labels or (is_batch and n > 0 if type(n) is int else is_label(n)))
+            for n, item in zip(names, value, strict=True)
+        ]
+        return like(value, items)
+    if _is_wrapped(value):
+        return _moved_tensor(value.tensor, device, is_labels)
+    return moved_object(value, device) if hasattr(value, "to") else value
+
+
+def moved_object(value: Any, device: torch.device) -> Any:
+    """The result of an object's own ``to``."""
+    if device.type != "cpu":
+        try:
+            return value.to(device, non_blocking=True)
+        except TypeError:  # it takes the device only
+            pass
+    return value.to(device)
+
+
+def _moved_tensor(tensor: Tensor, device: torch.device, is_labels: bool) -> Tensor:
+    dtype = torch.int64 if is_labels and tensor.dtype in _PROMOTED else tensor.dtype
+    if device.type == "cpu":
+        return tensor.to(device=device, dtype=dtype)  # from an accelerator: waits, for an unfinished copy could be read
+    return tensor.to(device=device, dtype=dtype, non_blocking=tensor.is_pinned())
+
+
+def described(value: Any) -> str:
+    """A batch as a text: the names, types, shapes and devices of its values."""
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)} on {value.device}"
+    named = fields(value)
+    if named is not None:
+        return "{" + ", ".join(f"{name}: {described(item)}" for name, item in named.items()) + "}"
+    if isinstance(value, tuple | list) and len(value) <= _MAX_PARTS:
+        return "(" + ", ".join(map(described, value)) + ")"
+    size = f" of {len(value)}" if hasattr(value, "__len__") else ""
+    return f"{type(value).__name__}{size}"
+
+
+def _inside(value: Any) -> Collection[Any] | None:
+    """The values in a container; None: it is a single value."""
+    named = fields(value)
+    if named is not None:
+        return named.values()
+    return value if isinstance(value, tuple | list) and not isinstance(value, PackedSequence) else None
+
+
+def _is_wrapped(value: Any) -> bool:
+    return hasattr(type(value), "placement_idx")  # a DistTensorData
+
+
+def _plain(value: Any) -> Any:
+    return value.tensor if _is_wrapped(value) else value
