@@ -123,7 +123,8 @@ def test_the_hardest_samples_of_an_evaluation(tmp_path: Path) -> None:
 
 def test_gpu_says_that_there_is_none(run_python: Callable[..., Any]) -> None:
     done = run_python("-m", "benchmarks.gpu", cwd=REPOSITORY, code=1)
-    assert done.stderr == "benchmarks.gpu: torch finds no CUDA GPU here; run it on a machine that has one.\n"
+    assert "no CUDA GPU" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.exhaustive

@@ -23,7 +23,7 @@ def two(finished: Any, tmp_path: Path) -> tuple[Path, Path]:
 def test_equal_runs(two: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diff", *map(str, two)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "Losses: equal by bits in all 60 updates that both have"
+    assert "equal by bits in all 60 updates" in lines[0]
     titles = [line.removesuffix(": equal") for line in lines[1:]]
     assert set(titles) - {"Code"} == {"Configuration", "Run", "Data", "Versions", "Machine"}  # perhaps in no repository
 

@@ -112,7 +112,7 @@ def test_a_missing_value_of_a_model_is_reported_with_the_nearest_name() -> None:
     with pytest.raises(ValidationError) as caught:
         Model(**values)  # type: ignore[arg-type]
     (fault,) = faults_of(caught.value, Model, values)
-    assert str(fault) == "name: missing; give the name of a thing. Did you mean 'nmae'?"
+    assert all(fact in str(fault) for fact in ("name: missing", "the name of a thing", "'nmae'"))
 
 
 def test_types_are_strict() -> None:

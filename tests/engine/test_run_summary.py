@@ -106,9 +106,9 @@ def test_the_start_and_the_end_of_a_run(api: str, tmp_path: Path, caplog: pytest
 def test_the_parts_of_a_model_are_the_largest_ones() -> None:
     parts = nn.ModuleDict({f"part{size}": nn.Linear(size, 1, bias=False) for size in range(1, 7)})
     parts["part1"].requires_grad_(False)
-    assert described_model(parts) == (
-        "ModuleDict: 21 parameters (84 B, 20 trainable): part6 6, part5 5, part4 4, part3 3, others 3"
-    )
+    described = described_model(parts)
+    facts = ("21 parameters", "84 B", "20 trainable", "part6 6, part5 5, part4 4, part3 3, others 3")
+    assert all(fact in described for fact in facts)
 
 
 def test_a_shared_parameter_is_in_one_part() -> None:

@@ -61,7 +61,7 @@ def test_sigterm_finishes_the_iteration_saves_and_ends_with_143(caplog: pytest.L
     assert (trainer.done, trainer.saved) == ([0, 1, 2, 3], [3])
     assert trainer.saver.waited == 2  # the save is on disk before the process ends
     (line,) = [record.message for record in caplog.records if "SIG" in record.message]
-    assert line == "SIGTERM: saved after iteration 4; stopping; a resume continues from there."
+    assert all(fact in line for fact in ("SIGTERM", "iteration 4"))
 
 
 def test_sigint_ends_as_ctrl_c_does() -> None:

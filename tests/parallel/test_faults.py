@@ -116,7 +116,8 @@ def test_a_store_that_is_gone_shows_that_no_program_has_caught_the_error(
     with monkeypatch.context() as patch:
         patch.setattr(watches[1], "_store", Gone())
         line = watches[1].line_for(LOST)
-    assert line == "rank 1: ended in iteration 20, because rank 0 failed in iteration 20 (ValueError: bad data)."
+    assert line is not None
+    assert "because rank 0 failed in iteration 20 (ValueError: bad data)" in line
 
 
 def test_another_error_is_printed_as_well(watches: list[FaultWatch]) -> None:
