@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from trainwright.engine.label_alignment import Comparison
 from trainwright.engine.loss_fn import Contract
 from trainwright.engine.run_trainer import RunTrainer
 from trainwright.engine.state import TrainerState
 from trainwright.engine.step import Step
 from trainwright.engine.step_plan import StepPlan
 from trainwright.engine.trainer.best_metric import BestMetric
+from trainwright.engine.trainer.evaluation import Evaluation
 from trainwright.engine.trainer.model_card import RunCard
 from trainwright.engine.trainer.optim import Autocast
 from trainwright.engine.trainer.parts import build_metrics_handler
@@ -72,6 +72,7 @@ class TrainerShared(RunTrainer):
     _methods_of_step: tuple[Any, Any] = (None, None)  # attributes of the trainer that the step was chosen with
     _prepared_update: Any = None  # the trainer's attribute optimization_step, if there is one
     _compute_loss: Any = None  # during training: the loss of a batch, by the contract or the user's override
+    _evaluation: Evaluation
     _saving: Saving
     _card: RunCard
     _evaluated_step: int | None = None  # state.global_step at the last evaluation
@@ -122,9 +123,6 @@ class TrainerShared(RunTrainer):
     def _is_padding_batch(self) -> bool:
         raise NotImplementedError
 
-    def _find_comparison_in_training(self, outputs: Any, inputs: Any, loss: Any) -> Comparison:
-        raise NotImplementedError
-
     def prepare_input_batch(self, batch: Any) -> Any:
         raise NotImplementedError
 
@@ -138,9 +136,6 @@ class TrainerShared(RunTrainer):
         raise NotImplementedError
 
     def compute_loss(self, model: Any, inputs: Any) -> Any:
-        raise NotImplementedError
-
-    def compute_metric(self, model: Any, inputs: Any) -> float:
         raise NotImplementedError
 
     def update_metrics(self, model: Any, inputs: Any, step_loss: Any, training: bool = True) -> tuple[float, float]:

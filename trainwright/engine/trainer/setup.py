@@ -4,11 +4,13 @@ import copy
 import logging
 import shlex
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
@@ -27,7 +29,7 @@ from trainwright.engine.trainer import loaders, optim, parts
 from trainwright.engine.trainer.base import OWN_STEP_METHODS, STEP_METHODS
 from trainwright.engine.trainer.best_metric import raise_missing
 from trainwright.engine.trainer.build_step import SteppingTrainer
-from trainwright.engine.trainer.evaluation import EvaluatingTrainer
+from trainwright.engine.trainer.evaluation import forward
 from trainwright.engine.trainer.loaders import with_length
 from trainwright.engine.trainer.model_card import RunCard
 from trainwright.engine.trainer.periods import Periods
@@ -57,7 +59,7 @@ from trainwright.parallel.dist import get_data_parallel_rank, get_world_size, is
 logger = logging.getLogger("trainwright.engine")
 
 
-class TrainerSetup(EvaluatingTrainer, SteppingTrainer):
+class TrainerSetup(SteppingTrainer):
     """Built before the first step, and called before and after the steps."""
 
     _step_methods = (*OWN_STEP_METHODS, "inner_training_loop", "compute_loss")
@@ -108,6 +110,53 @@ class TrainerSetup(EvaluatingTrainer, SteppingTrainer):
             write if is_main_process() else None,
             CallbackHook(after_end=self._finish),
         ]
+
+    def _evaluate_in_training(self) -> dict[str, Any]:
+        """Evaluate with callbacks seeing each batch."""
+        self.storage.reduce()  # writers write a row for the evaluation
+        self._evaluated_step = self.state.global_step
+        with self._watching_hardest():
+            return self._evaluation.evaluate_in_training(self._run_callbacks, self.eval_dataset, self.eval_dataloader)
+
+    @contextmanager
+    def _replaced_model(self, model: Any) -> Iterator[None]:
+        """Evaluate ``model`` in place of the trainer's own, on the run's device and in its precision."""
+        is_torchs = type(model).__module__.startswith("torch.")  # DistributedDataParallel and others
+        if model is self.model or (is_torchs and getattr(model, "module", None) is self.model):
+            yield
+            return
+        replaced = ("model", "_step_model", "_contract", "_criterion", "_own_loss", "_records_outputs")
+        own = {name: vars(self)[name] for name in replaced if name in vars(self)}
+        place = next((parameter.device for parameter in model.parameters()), self.device)
+        self.model = self._step_model = model.to(self.device)
+        self._contract, self._records_outputs = None, False
+        own_loss = getattr(model, "compute_loss", None)
+        self._criterion, self._own_loss = optim.losses(self.loss, own_loss, self._autocast)
+        try:
+            with self._autocast() if self._autocast else nullcontext():
+                yield
+        finally:
+            vars(self).pop("_records_outputs")
+            vars(self).update(own)
+            model.to(place)
+
+    def _example_batches(self) -> Iterable[Any]:
+        dataset = self.train_dataset if self.eval_dataset is None else self.eval_dataset
+        data = next(iter(dataset.values())) if isinstance(dataset, Mapping) else dataset
+        return loaders.batches_of_rank(self._evaluation.loader_of(data) if loaders.is_dataset(data) else data)
+
+    def _prepare_batch(self, batch: Any) -> Any:
+        return self._evaluation.prepare(batch)
+
+    def _loss_of(self, batch: Any) -> Tensor:
+        loss: Tensor = self._evaluation.compute_loss(self.model, batch)
+        return loss
+
+    def _evaluate_weights(self) -> dict[str, Any]:
+        return self.evaluate()
+
+    def _forward(self, batch: Any) -> Any:
+        return forward(self.model, batch)
 
     def _finish(self, trainer: Any) -> None:
         """At the end of a training without failure, after the last save: load the best weights, write the card."""
@@ -386,7 +435,7 @@ class TrainerSetup(EvaluatingTrainer, SteppingTrainer):
             lambda: self.metrics_handler.train_copy(),  # with the first batch
             self._periods.metrics_are_due,
             self.state.is_epoch_end,
-            self._find_comparison_in_training,
+            self._evaluation.find_comparison_in_training,
             self._is_padding_batch,
         )
 

@@ -4,7 +4,7 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
@@ -25,6 +25,7 @@ from trainwright.engine.hardest_samples import hardest_samples
 from trainwright.engine.logs import log_to_console
 from trainwright.engine.spec import spec_of_training_config
 from trainwright.engine.trainer import checks, loaders, optim, parts
+from trainwright.engine.trainer.evaluation import Evaluation
 from trainwright.engine.trainer.processes import check_launch, join
 from trainwright.engine.trainer.saving import read_csv_logs, with_documented_names
 from trainwright.engine.trainer.setup import TrainerSetup
@@ -131,6 +132,22 @@ class Trainer(TrainerSetup):
         self.model_card, self._collator = model_card, data_collator
         self.preprocessor = parts.give_preprocessor(preprocessor, model, train_dataset, *loaders.each(eval_dataset))
         self.train_dataloader, self.eval_dataloader = train_dataloader, eval_dataloader
+        self._evaluation = Evaluation(
+            self._overrides,
+            device=self.device,
+            settings=lambda: self.config,
+            model=lambda: self.model,
+            criterion=lambda: self.loss,
+            handler=lambda: self.metrics_handler,
+            compute_loss=lambda model, inputs: self._resolve_contract(inputs).compute_loss(model, inputs),
+            prepare=lambda batch: to_batch(batch, self.device),
+            preprocessor=self.preprocessor,
+            collator=data_collator,
+            default_collator=getattr(train_dataset, "data_collator", None),
+            weights=lambda: self._evaluated_weights(),
+            replaced_model=self._replaced_model,
+            is_pipeline=lambda: self._pipeline is not None,
+        )
         with real_tensors():  # in an estimate, too
             if train_dataloader is None:  # not `or`: that calls len(loader), and a loader may have none
                 self.train_dataloader = self.create_train_dataloader(train_dataset)
@@ -140,7 +157,7 @@ class Trainer(TrainerSetup):
                 )
             elif eval_dataloader is None and eval_dataset is not None:
                 is_iterated = is_stream(eval_dataset)  # not a loader, although it is only iterated
-                build = self.create_eval_dataloader if is_iterated else self._eval_loaders
+                build = self._evaluation.loader_of if is_iterated else self._evaluation.loaders_of
                 self.eval_dataloader = build(eval_dataset)
         self._build_plan()
         kept = parts.elastic_accumulation(config, self.output_dir, self._plan.batch_size)
@@ -282,6 +299,66 @@ class Trainer(TrainerSetup):
         state = getattr(self, "state", None)
         return loaders.train_loader(dataset, self.config, self._collator, 0 if state is None else state.global_step)
 
+    def evaluate(self, dataset: Any = None, logs: MutableMapping[str, Any] | None = None) -> dict[str, Any]:
+        """``loss``, the mean over all samples, and each metric, over the evaluation data or ``dataset``.
+
+        ``dataset`` may be a loader. Of several data sets, a dict by name, the results are named after them:
+        ``clean/loss``, ``clean/accuracy``, ``noisy/loss`` …
+
+        Training state, modes and random state are unchanged afterwards. ``loss`` is absent if the model returns no loss
+        in evaluation mode. No metric is logged or written. Every process must call it; each evaluates its share of the
+        samples.
+
+        ``evaluate(model, logs)`` evaluates ``model``, which may differ from the trainer's, on the evaluation data and
+        returns ``logs`` with ``eval_epoch_loss`` and ``eval_epoch_metric`` added.
+
+        Raises:
+            ConfigError: there is no evaluation data.
+        """
+        return self._evaluation.evaluate(dataset, logs, self.eval_dataloader)
+
+    def create_eval_dataloader(self, dataset: Any) -> Any:
+        """The loader over evaluation data: every sample once, in order."""
+        return self._evaluation.create_loader(dataset)
+
+    def evaluate_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+        """Evaluate one batch: returns ``eval_step_loss``, and updates the metrics with :meth:`evaluation_step`."""
+        return self._evaluation.evaluate_step(model, inputs)
+
+    def evaluation_step(self, batch: Any) -> dict[str, Any]:
+        """The model's outputs for one batch as a dict: its own entries or ``logits``, and ``loss`` if there is one.
+
+        With ``evaluate_with_generate`` the ``logits`` of a generative model are the result of its ``generate``.
+        """
+        return self._evaluation.evaluation_step(batch)
+
+    def predict(self, data: Any, *, iterate: bool = False) -> Any:
+        """The model's outputs for a data set, a loader or a list of samples, on the CPU, in the order of the samples.
+
+        Tensors are concatenated, dicts and tuples by item. Tensors of unequal sizes become a list with one for each
+        sample. Items with no value for each sample, such as a loss, are left out. Samples need no labels. Training
+        state, modes and random state are unchanged. Every process must call it; each computes its share of the batches
+        and returns all outputs.
+
+        ``iterate``: return an iterator over the outputs of each batch instead, for data whose outputs exceed the
+        memory.
+
+        For one batch of inputs, a tensor, a dict or a tuple, it returns the model's outputs unchanged, on the device.
+        """
+        return self._evaluation.predict(data, iterate=iterate)
+
+    def predict_step(self, batch: Any) -> Any:
+        """The outputs of :meth:`predict` for one batch: those of the model, or of its ``generate``, as in evaluations.
+
+        The model gets the fields that it takes, or the first item of a pair.
+        """
+        return self._evaluation.predict_step(batch)
+
+    @property
+    def metric(self) -> Any:
+        """The first metric of ``metrics_handler``; None if there is none."""
+        return getattr(self.metrics_handler, "first", None)
+
     def save(self, path: str | Path, overwrite: bool = True) -> None:
         """Save the complete training state to the checkpoint folder ``path``, with its model card ``README.md``.
 
@@ -411,6 +488,13 @@ class Trainer(TrainerSetup):
     def compute_loss(self, model: Any, inputs: Any) -> Any:
         """The mean loss of a batch, by the contract of model and batch (see ``docs/trainer.md``)."""
         return self._resolve_contract(inputs).compute_loss(model, inputs)
+
+    def compute_metric(self, model: Any, inputs: Any) -> float:
+        """The first metric over the batches passed so far and this one: a forward pass in evaluation mode.
+
+        Training calls this method only if it is overridden; otherwise it reuses the outputs of the step.
+        """
+        return self._evaluation.compute_metric(model, inputs)
 
     def update_metrics(self, model: Any, inputs: Any, step_loss: Any, training: bool = True) -> tuple[float, float]:
         """For a user's ``train_step``: count a batch, and return the epoch's mean loss and metric."""
