@@ -1,11 +1,14 @@
-"""The reference page of the settings: ``python tools/reference_page.py > docs/trainer-config.md``."""
+"""The reference pages of the settings: ``python tools/reference_page.py [config] > docs/PAGE.md``.
 
+``docs/trainer-config.md`` of the Python API, and with ``config`` ``docs/config-reference.md`` of config files.
+"""
+
+import sys
 from typing import Any
 
+from trainwright.config.settings import TrainerConfig, TrainingConfig, keys_help, settings_help
 from trainwright.config.torch_names import LRSchedulerType, TaskType
-from trainwright.config.training.aliases import ALIASES
-from trainwright.config.training.checked_config import CATEGORIES
-from trainwright.config.training.training_config import TrainerConfig, TrainingConfig, settings_help
+from trainwright.config.training.row import CATEGORIES
 
 _HEAD = """# Settings of the Trainer
 
@@ -67,7 +70,7 @@ def reference_page() -> str:
 
 
 def _other_names(info: dict[str, Any]) -> str:
-    notes = {name: ALIASES[name].note for name in info["other_names"]}
+    notes = {name: TrainingConfig.aliases[name].note for name in info["other_names"]}
     return ", ".join(f"`{name}`" + (f" ({note})" if note else "") for name, note in notes.items())
 
 
@@ -77,5 +80,29 @@ def _default(info: dict[str, Any], for_tasks: dict[str, Any]) -> str:
     return here if here == there else f"{here}; TrainerConfig: {there}"
 
 
+_KEYS_HEAD = """# Keys of config files
+
+[//]: # (Made by `python tools/reference_page.py config > docs/config-reference.md`.)
+
+The keys of the sections `train` and `graph`, which are fixed. The other sections, `model`, `optim`, `dataloader` and
+`tokenization`, are [lazy calls](config.md). Periods are iterations, which are updates; a share is of all iterations.
+`eval_period`, `topk` and `recompute_grad` are other names of `evaluation.eval_period`, `evaluation.evaluator.topk` and
+`activation_checkpoint`. The last column is the setting of the [Python API](trainer-config.md).
+
+| key | allowed | default | | Python API |
+|---|---|---|---|---|
+"""
+
+
+def keys_page() -> str:
+    """The page of config files, in Markdown."""
+    rows = []
+    for path, info in keys_help().items():
+        default = f"`{info['default']!r}`" if "default" in info else ""
+        setting = f"`{info['setting']}`" if info["setting"] else ""
+        rows.append(f"| `{path}` | {info['allowed']} | {default} | {info['help']} | {setting} |\n")
+    return "".join([_KEYS_HEAD, *rows])
+
+
 if __name__ == "__main__":
-    print(reference_page(), end="")
+    print(keys_page() if sys.argv[1:] == ["config"] else reference_page(), end="")

@@ -11,9 +11,9 @@ from trainwright import DefaultTrainer, Trainer, TrainingConfig
 from trainwright.cli.train import main
 from trainwright.config.arguments import default_argument_parser
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError
-from trainwright.config.foreign_names import KEYS, SETTINGS
+from trainwright.config.foreign_names import SETTINGS
+from trainwright.config.key_hints import keys_by_name
 from trainwright.config.lazy.lazy_config import get_config, try_get_key
-from trainwright.config.training.aliases import ALIASES
 
 CONFIG = """
 from trainwright import LazyCall, get_config
@@ -62,10 +62,10 @@ def test_an_unknown_setting_is_answered_with_ours(name: str, text: str) -> None:
 
 
 def test_no_name_has_two_answers_and_each_answer_exists() -> None:
-    fields = {*TrainingConfig.model_fields, *ALIASES}
+    fields = {*TrainingConfig.model_fields, *TrainingConfig.aliases}
     assert not fields & set(SETTINGS)
     defaults = get_config("common/defaults.py")
-    for key in KEYS.values():
+    for key in keys_by_name().values():
         section, _, _ = key.partition(".")
         if section == "train":
             assert try_get_key(defaults, key, default="absent") != "absent", key

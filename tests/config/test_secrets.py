@@ -26,7 +26,7 @@ from trainwright.config.secrets import (
     safe_trackers,
     without_secrets,
 )
-from trainwright.config.training.training_config import TrainingConfig
+from trainwright.config.settings import TrainingConfig
 from trainwright.engine.folder.run_folder import RunFolder
 
 FORMS = {

@@ -16,7 +16,6 @@ from tests.toys import Classifier, points
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
 from trainwright.cli.commands import COMMANDS
 from trainwright.cli.main import main
-from trainwright.config.training.aliases import ALIASES
 from trainwright.engine.folder.formats import CURVES_NAME
 from trainwright.hooks import Callback, TrainerControl
 
@@ -105,7 +104,7 @@ def test_what_it_is_called_here_is_there(
 def is_there(name: str, trainer: Trainer) -> Iterator[bool]:
     """Whether a name is a setting, something of a trainer, of a callback, or a file of a run."""
     output = Path(trainer.config.output_dir)
-    yield name in TrainingConfig.model_fields or name in ALIASES
+    yield name in TrainingConfig.model_fields or name in TrainingConfig.aliases
     yield hasattr(trainer, name) or hasattr(trainer.state, name) or name in inspect.signature(Trainer).parameters
     yield hasattr(Callback, name) or hasattr(TrainerControl(), name)
     yield hasattr(importlib.import_module("trainwright.hooks"), name)

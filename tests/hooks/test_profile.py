@@ -15,7 +15,7 @@ from torch import nn
 from tests.toys import Samples, Squares, file_config
 from trainwright import DefaultTrainer, Trainer, TrainingConfig
 from trainwright.config import ConfigError
-from trainwright.config.schema.keys import Run
+from trainwright.config.settings import type_of_sections
 from trainwright.config.validation import Profile, section_faults
 from trainwright.engine import EagerTrainer, GraphBase, GraphTrainer
 from trainwright.hooks import CallbackHook, HookBase, ProfileHook
@@ -296,7 +296,7 @@ def test_settings_have_the_arguments_and_the_defaults_of_the_hook() -> None:
     read = TrainingConfig(profile=True).profile
     assert read == {name: ARGUMENTS[name].default for name in read}
     arguments = {name: parameter.default for name, parameter in ARGUMENTS.items()}
-    assert section_faults(Run, {"train": {"profile": arguments}}) == []
+    assert section_faults(type_of_sections(), {"train": {"profile": arguments}}) == []
 
 
 @pytest.mark.parametrize(

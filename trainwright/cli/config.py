@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import trainwright.config
 from trainwright.config.arguments import CommandsParser, TrainingArgumentParser, split_config
 from trainwright.config.errors import ConfigError, ConfigKeyError, MissingFileError, missing_path
 from trainwright.inspect.report.run_state import CONFIGS, flat
@@ -135,7 +136,7 @@ def _settings(file: Path, args: argparse.Namespace) -> dict[str, Setting]:
     if _is_python_api(file):
         if args.opts:
             raise ConfigKeyError(f"{args.opts[0]}: overrides are for config files; {file} is of the Python API.")
-        from trainwright.config.training.training_config import TrainingConfig
+        from trainwright.config.settings import TrainingConfig
 
         given, plain = TrainingConfig.load_from_yaml(file).to_dict(), TrainingConfig().to_dict()
         return {k: Setting(v, _DEFAULT if v == plain.get(k) else str(file)) for k, v in given.items()}
@@ -170,7 +171,7 @@ def _source(cfg: "DictConfig", key: str, value: Any, defaults: Mapping[str, Any]
         return _DEFAULT
     node = OmegaConf.select(cfg, key.rpartition(".")[0], throw_on_resolution_failure=False) if "." in key else cfg
     origin = origin_of(node)
-    is_packaged = origin is None or "/config/defaults/" in origin.replace("\\", "/")
+    is_packaged = origin is None or Path(origin).is_relative_to(Path(trainwright.config.__file__).parent)
     return relative(str(file.absolute()) if is_packaged or origin is None else origin)
 
 

@@ -141,7 +141,7 @@ def load(args: argparse.Namespace) -> "DictConfig":
 
 def _refuse_unread(cfg: "DictConfig", overrides: Sequence[str], file: str) -> None:
     """Raise for an override without a value, or that would add a key at the top level, which nothing reads."""
-    from trainwright.config.foreign_names import key_hint
+    from trainwright.config.key_hints import key_hint
     from trainwright.config.lazy.lazy_config import SECTIONS, get_config
     from trainwright.config.lazy.overrides import override_key
 

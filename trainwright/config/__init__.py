@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from trainwright.config.lazy.lazy_config import get_config as get_config
     from trainwright.config.lazy.lazy_config import try_get_key as try_get_key
     from trainwright.config.lazy.targets import configurable as configurable
+    from trainwright.config.settings import TrainerConfig as TrainerConfig
+    from trainwright.config.settings import TrainingConfig as TrainingConfig
+    from trainwright.config.settings import dump_default_yaml as dump_default_yaml
+    from trainwright.config.settings import get_config_help as get_config_help
     from trainwright.config.torch_names import LRSchedulerType as LRSchedulerType
     from trainwright.config.torch_names import OptimizerType as OptimizerType
     from trainwright.config.torch_names import PrecisionType as PrecisionType
     from trainwright.config.torch_names import TaskType as TaskType
     from trainwright.config.training.metric_config import MetricConfig as MetricConfig
-    from trainwright.config.training.training_config import TrainerConfig as TrainerConfig
-    from trainwright.config.training.training_config import TrainingConfig as TrainingConfig
-    from trainwright.config.training.training_config import dump_default_yaml as dump_default_yaml
-    from trainwright.config.training.training_config import get_config_help as get_config_help
 
 # The block above is for type checkers; a test compares the two.
 _NAMES_OF = {
@@ -40,7 +40,7 @@ _NAMES_OF = {
     "lazy.targets": "configurable",
     "torch_names": "LRSchedulerType OptimizerType PrecisionType TaskType",
     "training.metric_config": "MetricConfig",
-    "training.training_config": "dump_default_yaml get_config_help TrainerConfig TrainingConfig",
+    "settings": "dump_default_yaml get_config_help TrainerConfig TrainingConfig",
 }
 
 __all__ = [*" ".join(_NAMES_OF.values()).split()]

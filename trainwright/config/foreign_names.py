@@ -1,10 +1,9 @@
 """Names of other libraries, and what is called so here: for the messages about unknown settings, keys and attributes.
 
 The libraries are Lightning, transformers, Accelerate, timm, MMEngine, Composer and Keras. Names that mean the same as a
-setting are aliases of it instead (:mod:`trainwright.config.training.aliases`).
+setting are aliases of it instead, in the table of settings.
 """
 
-import difflib
 from collections.abc import Iterable, Mapping
 
 from trainwright.config.errors import did_you_mean
@@ -79,42 +78,6 @@ SETTINGS = {
     **dict.fromkeys(("remove_unused_columns", "neftune_noise_alpha"), _NONE),
 }
 
-# Keys of config files, and flags of the command line.
-KEYS = {
-    **dict.fromkeys(("lr", "learning_rate", "base_lr"), "optim.lr"),
-    **dict.fromkeys(("weight_decay", "wd"), "optim.weight_decay"),
-    **dict.fromkeys(("optimizer", "opt"), "optim"),
-    **dict.fromkeys(("epochs", "num_epochs", "max_epochs", "num_train_epochs"), "train.train_epoch"),
-    **dict.fromkeys(("max_steps", "max_iters", "num_iters", "iterations", "steps"), "train.train_iter"),
-    **dict.fromkeys(("batch_size", "per_device_train_batch_size", "bs"), "train.train_micro_batch_size"),
-    **dict.fromkeys(("eval_batch_size", "per_device_eval_batch_size"), "train.test_micro_batch_size"),
-    **dict.fromkeys(("gradient_accumulation_steps", "accumulate_grad_batches"), "train.num_accumulation_steps"),
-    **dict.fromkeys(("lr_scheduler", "scheduler", "sched", "param_scheduler"), "train.scheduler"),
-    **dict.fromkeys(("warmup_steps", "warmup_epochs"), "train.warmup_ratio"),
-    **dict.fromkeys(("mixed_precision", "precision", "bf16", "fp16"), "train.amp.enabled"),
-    **dict.fromkeys(("max_grad_norm", "gradient_clip_val", "clip_grad"), "optim.params.clip_grad_max_norm"),
-    "clip_grad_value": "optim.params.clip_grad_value",
-    **dict.fromkeys(("gradient_checkpointing", "grad_checkpointing"), "train.activation_checkpoint.enabled"),
-    **dict.fromkeys(("output_dir", "work_dir", "output", "default_root_dir"), "train.output_dir"),
-    **dict.fromkeys(("load_from", "init_weights_from", "pretrained", "checkpoint"), "train.load_weight"),
-    **dict.fromkeys(("resume_from", "resume_from_checkpoint", "ckpt_path"), "--resume"),
-    **dict.fromkeys(("eval", "evaluate", "test_only"), "--eval-only"),
-    **dict.fromkeys(("num_workers", "workers", "dataloader_num_workers"), "dataloader.train.num_workers"),
-    **dict.fromkeys(("device", "device_str"), "train.dist.device_type"),
-    **dict.fromkeys(("save_steps", "save_interval"), "train.checkpointer.period"),
-    **dict.fromkeys(("max_to_keep", "save_total_limit", "max_keep_ckpts"), "train.checkpointer.max_to_keep"),
-    **dict.fromkeys(("eval_steps", "val_interval", "val_check_interval"), "train.evaluation.eval_period"),
-    **dict.fromkeys(("log_steps", "logging_steps", "log_interval", "log_every_n_steps"), "train.log_period"),
-    **dict.fromkeys(("enable_progress_bar", "disable_tqdm"), "train.progress_bar"),
-    "limit_val_batches": "train.limit_eval_batches",
-    **dict.fromkeys(("metric_for_best_model", "save_best", "eval_metric"), "train.evaluation.eval_metric"),
-    **dict.fromkeys(("ema_decay", "model_ema", "model_ema_decay"), "train.ema"),
-    **dict.fromkeys(("compile", "torch_compile"), "graph.enabled"),
-    **dict.fromkeys(("dataset", "train_dataset", "data"), "dataloader.train.dataset"),
-    "config": "--config-file",
-    **dict.fromkeys(("zero_stage", "fsdp", "deepspeed"), "train.zero_optimization.stage"),
-}
-
 # Attributes of a trainer.
 ATTRIBUTES = {
     **dict.fromkeys(("fit", "run", "train_loop"), "train()"),
@@ -180,26 +143,6 @@ def setting_hint(name: str, allowed: Iterable[str]) -> str:
     if name not in SETTINGS:
         return did_you_mean(name, allowed)
     return f"Here: {SETTINGS[name]}." if SETTINGS[name] != _NONE else f"It is of another library; {_NONE}."
-
-
-def key_hint(name: str) -> str:
-    """What an unknown key or flag is called in config files, as a sentence; "" if it is not known."""
-    parts = name.lstrip("-").replace("-", "_").split(".")
-    for number, part in enumerate(parts):
-        if part in KEYS:
-            rest = parts[number + 1 :] if KEYS[part] == "optim" else []
-            return f"Did you mean {'.'.join([KEYS[part], *rest])!r}?"
-    return ""
-
-
-def misspelt_key_hint(name: str) -> str:
-    """As :func:`key_hint`, for a name that is spelled almost as one of another library.
-
-    >>> misspelt_key_hint("precison")
-    "Did you mean 'train.amp.enabled'?"
-    """
-    nearest = difflib.get_close_matches(name, KEYS, n=1, cutoff=0.8)
-    return key_hint(nearest[0]) if nearest else ""
 
 
 def attribute_hint(name: str, owner: object) -> str | None:

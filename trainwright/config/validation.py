@@ -6,7 +6,7 @@ A type states in :class:`Allowed` what a message lists as allowed. A section is 
 import functools
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, Any, Literal, Required, get_args, get_origin, get_type_hints
@@ -22,9 +22,7 @@ from trainwright.config.errors import (
     Fault,
     did_you_mean,
     got,
-    nearest_name,
 )
-from trainwright.config.foreign_names import key_hint, misspelt_key_hint
 from trainwright.config.torch_names import TaskType
 
 _MAX_SUGGESTED = 40  # characters of a text that is shown again
@@ -51,39 +49,48 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def section_faults(kind: Any, values: Mapping[str, Any]) -> list[Fault]:
+# The sentence about an unknown key: its path and the keys that are allowed there.
+_Hint = Callable[[Sequence[str], Iterable[str]], str]
+
+
+def _nearest_key(path: Sequence[str], allowed: Iterable[str]) -> str:
+    return did_you_mean(path[-1], allowed)
+
+
+def section_faults(kind: Any, values: Mapping[str, Any], hint: _Hint = _nearest_key) -> list[Fault]:
     """The faults of ``values``, checked as the TypedDict ``kind``."""
     try:
         _adapter(kind).validate_python(values)
     except ValidationError as error:
-        return faults_of(error, kind, values)
+        return faults_of(error, kind, values, hint)
     return []
 
 
-def faults_of(error: ValidationError, kind: Any, values: Mapping[str, Any]) -> list[Fault]:
+def faults_of(error: ValidationError, kind: Any, values: Mapping[str, Any], hint: _Hint = _nearest_key) -> list[Fault]:
     """One fault for each value that pydantic refused, though it reports one error for each alternative of a type.
 
     Args:
         kind: the model or TypedDict that was validated.
         values: its input.
+        hint: what to write about an unknown key.
     """
     found: dict[str, Fault] = {}
     for entry in error.errors(include_url=False, include_input=False):
-        fault = _fault(entry["type"], entry["loc"], get_type_hints(kind, include_extras=True), values)
+        fault = _fault(entry["type"], entry["loc"], get_type_hints(kind, include_extras=True), values, hint)
         earlier = found.setdefault(fault.path, fault)
         if earlier.kind is not fault.kind:  # an alternative accepts this type, but not this value
             found[fault.path] = Fault(fault.path, earlier.text)
     return list(found.values())
 
 
-def _fault(error_type: str, loc: Sequence[int | str], fields: Mapping[str, Any], values: Any) -> Fault:
+def _fault(error_type: str, loc: Sequence[int | str], fields: Mapping[str, Any], values: Any, hint_of: _Hint) -> Fault:
     """Follow ``loc`` through nested sections. It may continue into a list or into the alternatives of a type."""
     path: list[str] = []
     for key in loc:
         path.append(str(key))
         where = ".".join(path)
         if error_type == "extra_forbidden" and key not in fields:
-            return Fault(where, f"no such key. {_right_place(path, fields)}", ConfigKeyError)
+            return Fault(where, f"no such key. {_right_place(path, fields) or hint_of(path, fields)}", ConfigKeyError)
         hint = fields[str(key)]
         if error_type == "missing" and key not in values:
             nearest = did_you_mean(str(key), [name for name in values if name not in fields])
@@ -128,14 +135,13 @@ def _section(hint: Any) -> Any:
 
 
 def _right_place(path: Sequence[str], fields: Mapping[str, Any]) -> str:
-    """A suggestion for an unknown key: the section that has a key of this name, else the nearest name."""
+    """The section that has an unknown key, as a sentence; "" if there is none."""
     *above, name = path
     for group, hint in fields.items():
         section = _section(hint)
         if section is not None and name in get_type_hints(section) and name != "enabled":  # in many sections
             return f"Did you mean '{'.'.join([*above, group, name])}'?"
-    hint = above == ["train"] and name not in fields and (key_hint(name) or nearest_name(name, fields).lstrip())
-    return hint or (above == ["train"] and misspelt_key_hint(name)) or did_you_mean(name, fields)
+    return ""
 
 
 _AtLeastOne = Annotated[int, Field(ge=1)]
@@ -197,7 +203,7 @@ def _check_duration(value: Any) -> Any:
 
 
 def _check_lazy(value: Any) -> Any:
-    from trainwright.config.lazy.instantiation import are_several  # here: loads omegaconf
+    from trainwright.config.lazy.provenance import are_several  # here: loads omegaconf
 
     if value is None or (isinstance(value, str | int | float | list | dict) and not are_several(value)):
         raise PydanticCustomError("lazy_type", "neither a LazyCall nor an object")

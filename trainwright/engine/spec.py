@@ -11,7 +11,7 @@ from trainwright.parallel.precision import autocast_dtype
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from trainwright.config.training.training_config import TrainingConfig
+    from trainwright.config.settings import TrainingConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from trainwright.config import ConfigError, TrainerConfig, TrainingConfig
-from trainwright.config.training.aliases import ALIASES
 
 # name, field, a value of the name, the field's value for it
 CASES = [
@@ -49,7 +48,7 @@ CASES = [
 
 
 def test_every_synonym_of_the_table_is_tried_here() -> None:
-    assert {name for name, *_ in CASES} | {"device"} == set(ALIASES)  # `device` reads as a torch.device
+    assert {name for name, *_ in CASES} | {"device"} == set(TrainingConfig.aliases)  # `device` reads as a torch.device
 
 
 @pytest.mark.parametrize("kind", [TrainingConfig, TrainerConfig])

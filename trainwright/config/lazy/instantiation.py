@@ -30,19 +30,6 @@ SPECIAL_KEYS = (TARGET, RECURSIVE, PARTIAL)
 _CALLING = "error while calling "
 
 
-def are_several(node: Any) -> bool:
-    """Whether a section contains lazy calls (or objects with a ``step``) by name, in place of one lazy call."""
-    if isinstance(node, DictConfig) and not isinstance(node._value(), dict):
-        return False
-    if not isinstance(node, Mapping) or TARGET in node or not node or "params" in node:
-        return False
-    try:
-        values = [node[key] for key in node]
-    except OmegaConfBaseException:  # reported by the check of this key
-        return False
-    return any(TARGET in value if isinstance(value, Mapping) else hasattr(value, "step") for value in values)
-
-
 def instantiate(cfg: Any, /, **kwargs: Any) -> Any:
     """Build the object that ``cfg`` describes.
 

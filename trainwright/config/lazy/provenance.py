@@ -7,7 +7,7 @@ a mark, such as plain dicts, come from code, except during the instantiation of 
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any, Self
 from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+_TARGET = "_target_"
 _UNTRUSTED = "untrusted"
 _ORIGIN = "origin"
 _OVERRIDES = "overrides"
@@ -138,7 +139,7 @@ def holds_data(value: Any) -> bool:
     """Whether ``value`` is or contains a node (a mapping with a target) that is data."""
     if isinstance(value, DictConfig | ListConfig):
         children = raw_children(value)
-        if "_target_" in children and not is_trusted(value):
+        if _TARGET in children and not is_trusted(value):
             return True
         return any(holds_data(child._maybe_dereference_node(False)) for child in children.values())
     if isinstance(value, dict):
@@ -174,3 +175,16 @@ def raw_children(node: DictConfig | ListConfig) -> dict[Any, Any]:
     if isinstance(content, list):
         return dict(enumerate(content))
     return {}
+
+
+def are_several(node: Any) -> bool:
+    """Whether a section contains lazy calls (or objects with a ``step``) by name, in place of one lazy call."""
+    if isinstance(node, DictConfig) and not isinstance(node._value(), dict):
+        return False
+    if not isinstance(node, Mapping) or _TARGET in node or not node or "params" in node:
+        return False
+    try:
+        values = [node[key] for key in node]
+    except OmegaConfBaseException:  # reported by the check of this key
+        return False
+    return any(_TARGET in value if isinstance(value, Mapping) else hasattr(value, "step") for value in values)

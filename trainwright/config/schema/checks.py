@@ -3,7 +3,7 @@
 import difflib
 import functools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -18,11 +18,20 @@ from trainwright.config.errors import (
     did_you_mean,
     error_of,
     got,
+    nearest_name,
 )
-from trainwright.config.lazy.instantiation import SPECIAL_KEYS, TARGET, are_several, find_target
+from trainwright.config.lazy.instantiation import SPECIAL_KEYS, TARGET, find_target
 from trainwright.config.lazy.lazy_config import SECTIONS, section_fault
 from trainwright.config.lazy.overrides import override_key
-from trainwright.config.lazy.provenance import is_trusted, origin_of, override_at, raw_children, shown, value_at
+from trainwright.config.lazy.provenance import (
+    are_several,
+    is_trusted,
+    origin_of,
+    override_at,
+    raw_children,
+    shown,
+    value_at,
+)
 from trainwright.config.lazy.targets import unknown_arguments
 from trainwright.config.schema.aliases import canonical_key
 from trainwright.config.schema.sections import milestone_fault
@@ -129,16 +138,16 @@ def _loader_faults(cfg: DictConfig) -> Iterator[Fault]:
 
 def _setting_faults(cfg: DictConfig) -> Iterator[Fault]:
     """Faults of the train and graph sections, in the order of the configuration."""
-    from trainwright.config.schema.keys import GRAPH_WITHOUT_EFFECT, TRAIN_WITHOUT_EFFECT, Run  # here: loads pydantic
+    from trainwright.config.settings import KEYS, SECTIONS, type_of_sections  # here: loads pydantic
     from trainwright.config.validation import CONTRADICTIONS, section_faults
 
-    sections = {name: value_at(cfg, name) for name in ("train", "graph")}
+    sections = {name: value_at(cfg, name) for name in SECTIONS}
     faults: list[Fault] = []
     values = {k: _plain(v, k, faults) for k, v in sections.items() if v is not None and section_fault(k, v) is None}
     without_value = {fault.path for fault in faults}
-    faults += [fault for fault in section_faults(Run, values) if fault.path not in without_value]
+    faults += [fault for fault in section_faults(type_of_sections(), values, _hint) if fault.path not in without_value]
     yield from sorted(faults, key=lambda fault: _position(values, fault.path))
-    train, graph = values.get("train", {}), values.get("graph", {})
+    train = values.get("train", {})
     if train.get("train_iter") == 0 and train.get("train_epoch") == 0:
         yield Fault("train.train_iter", "got 0, and train.train_epoch is 0 too; one of them must be greater than 0.")
     wrong = {fault.path.split(".")[1] for fault in faults if fault.path.startswith("train.")}
@@ -150,12 +159,22 @@ def _setting_faults(cfg: DictConfig) -> Iterator[Fault]:
         allowed = milestone_fault(milestones) if isinstance(milestones, ListConfig) else "a list of ratios in [0, 1)"
         if allowed is not None:
             yield Fault("train.scheduler.milestones", f"{got(milestones)}; milestones should be {allowed}.")
-    for key, default in TRAIN_WITHOUT_EFFECT.items():
-        if train.get(key, default) != default:
-            _log_without_effect(f"train.{key}")
-    for key in GRAPH_WITHOUT_EFFECT:
-        if key in graph:
-            _log_without_effect(f"graph.{key}")
+    for path, key in KEYS.items():
+        section, _, name = path.partition(".")
+        given = values.get(section, {})
+        if not key.has_effect and name in given and given[name] != key.default:
+            _log_without_effect(path)
+
+
+def _hint(path: Sequence[str], allowed: Iterable[str]) -> str:
+    """What other libraries call a key, or the nearest one."""
+    from trainwright.config.key_hints import key_hint, misspelt_key_hint  # here: loads pydantic
+
+    (*above, name), keys = path, [*allowed]
+    if above != ["train"]:
+        return did_you_mean(name, keys)
+    nearest = key_hint(name) or nearest_name(name, keys).lstrip() or misspelt_key_hint(name)
+    return nearest or did_you_mean(name, keys)
 
 
 def _plain(value: Any, path: str, faults: list[Fault]) -> Any:

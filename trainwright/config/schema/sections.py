@@ -13,9 +13,9 @@ from typing import Any, TypeGuard
 from omegaconf import DictConfig
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
-from trainwright.config.lazy.instantiation import TARGET, are_several
+from trainwright.config.lazy.instantiation import TARGET
 from trainwright.config.lazy.lazy_config import get_config, try_get_key
-from trainwright.config.lazy.provenance import is_set, mark_default, raw_children, value_at
+from trainwright.config.lazy.provenance import are_several, is_set, mark_default, raw_children, value_at
 from trainwright.config.schema.aliases import resolve_aliases
 
 

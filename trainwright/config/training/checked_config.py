@@ -11,40 +11,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
-from pydantic.fields import FieldInfo
+from pydantic import ConfigDict, PrivateAttr
 
 from trainwright.checkpoint.files import atomic_write
 from trainwright.config.errors import ConfigError, ConfigKeyError, Fault, did_you_mean
 from trainwright.config.secrets import warn_of_hidden, without_secrets
 from trainwright.config.torch_names import CUSTOM, GivenName
-from trainwright.config.training.aliases import ALIASES, field_of
 from trainwright.config.training.field_resolution import Draft
 from trainwright.config.training.metric_config import read_only
+from trainwright.config.training.row import CATEGORIES, Table
 from trainwright.config.yaml_file import check_values, load_yaml, plain, to_text
 from trainwright.notebook import summary
 
 _MOST_WORKERS = 8
-# The headings under which a YAML file, the help and the reference page show the settings.
-CATEGORIES = ("train", "learning", "metrics", "logging", "checkpoint", "callback", "device")
-
-
-def setting(default: Any, category: str, help: str) -> Any:
-    """A field of a configuration; ``...`` for a required one."""
-    assert category in CATEGORIES
-    return Field(default, description=help, json_schema_extra={"category": category})
-
-
-def with_default(field: FieldInfo, default: Any) -> Any:
-    """The same setting in a subclass, with another default."""
-    return Field(default, description=field.description, json_schema_extra=field.json_schema_extra)
-
-
-def category_of(field: FieldInfo) -> str:
-    """The heading under which a setting is shown."""
-    extra = field.json_schema_extra
-    assert isinstance(extra, dict), "made by setting()"
-    return str(extra["category"])
 
 
 def _resolve(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,8 +76,8 @@ class _LoadFromYaml:
         return load_from_yaml
 
 
-class CheckedConfig(BaseModel):
-    """Base of ``TrainingConfig``: a model whose fields are made by ``setting()``.
+class CheckedConfig(Table):
+    """Base of ``TrainingConfig``: a table of settings that checks them.
 
     Dicts and lists in it are read-only, so that every change is checked.
     """
@@ -125,7 +104,7 @@ class CheckedConfig(BaseModel):
 
     def is_set(self, name: str) -> bool:
         """Whether the user set the setting, by this or another of its names."""
-        return field_of(name) in self.model_fields_set
+        return self.field_of(name) in self.model_fields_set
 
     # Reading as a dict.
 
@@ -143,7 +122,7 @@ class CheckedConfig(BaseModel):
         return getattr(self, name)
 
     def __contains__(self, name: object) -> bool:
-        return name in type(self).model_fields or name in ALIASES
+        return name in type(self).model_fields or name in self.aliases
 
     # Writing and reading files.
 
@@ -227,13 +206,13 @@ class CheckedConfig(BaseModel):
         return {name: self._as_set[name] for name in self.model_fields_set}
 
     def _near(self, name: str) -> str:
-        return did_you_mean(name, {*type(self).model_fields, *ALIASES})
+        return did_you_mean(name, {*type(self).model_fields, *self.aliases})
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            if name in ALIASES:
-                return ALIASES[name].read(getattr(self, ALIASES[name].field))
+            if (alias := type(self).aliases.get(name)) is not None:
+                return alias.read(getattr(self, alias.field))
             if name.startswith("_"):
                 return super().__getattr__(name)
             raise AttributeError(f"{type(self).__name__}.{name}: no such setting. {self._near(name)}")
@@ -253,7 +232,7 @@ class CheckedConfig(BaseModel):
         for field, value in self._as_set.items():
             if fields[field].is_required() or value != fields[field].default:
                 name = self._names.get(field, field)
-                yield name, ALIASES[name].read(value) if name in ALIASES else value
+                yield name, self.aliases[name].read(value) if name in self.aliases else value
 
     def _repr_html_(self) -> str:  # what a notebook shows
         shown, _ = without_secrets(dict(self._changed()))
@@ -296,7 +275,7 @@ def _build(kind: type[T], draft: Draft, source: str = "") -> T:
     return config
 
 
-def write_settings(path: str | os.PathLike[str], settings: Mapping[str, Any], kind: type[BaseModel]) -> None:
+def write_settings(path: str | os.PathLike[str], settings: Mapping[str, Any], kind: type[CheckedConfig]) -> None:
     """Write plain settings by category, with ``???`` for secrets and one warning that names them.
 
     Raises:
@@ -305,13 +284,13 @@ def write_settings(path: str | os.PathLike[str], settings: Mapping[str, Any], ki
     check_values(kind.__name__, settings, or_else=", or pass the object to the Trainer")
     content: dict[str, dict[str, Any]] = {category: {} for category in CATEGORIES}
     for name, value in settings.items():
-        content[category_of(kind.model_fields[name])][name] = value
+        content[kind.rows[name].category][name] = value
     shown, hidden = without_secrets({category: named for category, named in content.items() if named})
     atomic_write(path, to_text(shown).encode())
     warn_of_hidden(hidden, path)
 
 
-def read_settings(path: str | os.PathLike[str], kind: type[BaseModel]) -> tuple[dict[str, Any], list[Fault]]:
+def read_settings(path: str | os.PathLike[str], kind: type[CheckedConfig]) -> tuple[dict[str, Any], list[Fault]]:
     """The settings in a file by their names there, and the faults of their names and categories.
 
     Raises:
@@ -320,7 +299,7 @@ def read_settings(path: str | os.PathLike[str], kind: type[BaseModel]) -> tuple[
     """
     values: dict[str, Any] = {}
     faults = []
-    known = {*kind.model_fields, *ALIASES}
+    known = {*kind.model_fields, *kind.aliases}
     for category, name, value in _entries(_content(path), known):
         where = name if category is None else f"{category}.{name}"
         if name not in known and (category is not None or isinstance(value, Mapping)):
@@ -328,7 +307,7 @@ def read_settings(path: str | os.PathLike[str], kind: type[BaseModel]) -> tuple[
             hint = did_you_mean(name, known if category else {*CATEGORIES, *known})
             faults.append(Fault(where, f"{what}. {hint}", ConfigKeyError))
             continue
-        right = category_of(kind.model_fields[field_of(name)]) if name in known else None
+        right = kind.rows[kind.field_of(name)].category if name in known else None
         if category is not None and category != right:
             faults.append(Fault(where, f"{name} is not in this category. Did you mean '{right}.{name}'?"))
         if name in values and values[name] != value:

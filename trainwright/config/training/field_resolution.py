@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from trainwright.config.errors import ConfigError, ConfigKeyError, Fault, did_you_mean, error_of, got
 from trainwright.config.foreign_names import setting_hint
@@ -17,7 +17,7 @@ from trainwright.config.torch_names import (
     described_loss,
     find_torch_class,
 )
-from trainwright.config.training.aliases import ALIASES, UNSPECIFIED, Alias, canonical, field_of
+from trainwright.config.training.row import UNSPECIFIED, Alias, Table
 from trainwright.config.validation import CONTRADICTIONS, faults_of
 
 _Check = TypeVar("_Check", bound=Callable[..., str | None])
@@ -29,7 +29,7 @@ class Draft:
     ``values`` are settings by any of their names.
     """
 
-    def __init__(self, kind: type[BaseModel], values: Mapping[str, Any], faults: Iterable[Fault] = ()) -> None:
+    def __init__(self, kind: type[Table], values: Mapping[str, Any], faults: Iterable[Fault] = ()) -> None:
         self.kind = kind
         self.given: dict[str, Any] = {}  # by field, in canonical spelling
         self.settings: dict[str, Any] = {}  # of all fields; complete after check_types
@@ -37,8 +37,8 @@ class Draft:
         self._name_of: dict[str, str] = {}  # the name that the user used
         self._unspecified: list[Alias] = []
         self._refused: set[str] = set()
-        known = {*kind.model_fields, *ALIASES}
-        for name in sorted(values, key=_rank):
+        known = {*kind.model_fields, *kind.aliases}
+        for name in sorted(values, key=self._rank):
             if name in known:
                 self._set(name, values[name])
             else:
@@ -96,13 +96,13 @@ class Draft:
             raise error_of(self.faults, "\n".join(lines))
 
     def _set(self, name: str, value: Any) -> None:
-        field, alias = field_of(name), ALIASES.get(name)
+        field, alias = self.kind.field_of(name), self.kind.aliases.get(name)
         try:
             converted = alias.write(value) if alias else value
             if field == "loss" and callable(converted):
                 converted = _written_loss(converted)
             if converted is not UNSPECIFIED:
-                converted = canonical(field, converted)
+                converted = self.kind.rows[field].canonical(converted)
         except ValueError as error:
             self._name_of[field] = name
             is_complete = isinstance(error, ConfigError)  # a complete message of a metric's config
@@ -110,7 +110,8 @@ class Draft:
             return
         if field in self.given and not self._agree(field, alias, converted):
             earlier = self._name_of[field]
-            other = ALIASES[earlier].read(self.given[field]) if earlier in ALIASES else self.given[field]
+            named = self.kind.aliases.get(earlier)
+            other = self.given[field] if named is None else named.read(self.given[field])
             self._name_of[field] = name
             self.refuse(
                 field, f"got {value!r}, and {earlier}={other!r}: these are two names of one setting. Give one of them."
@@ -120,6 +121,11 @@ class Draft:
         elif field not in self.given:
             self.given[field] = converted
             self._name_of[field] = name
+
+    def _rank(self, name: str) -> int:
+        """Fields first, then plain aliases, then aliases whose values have another form."""
+        alias = self.kind.aliases.get(name)
+        return 0 if alias is None else 1 if alias.is_plain else 2
 
     def _agree(self, field: str, alias: Alias | None, converted: Any) -> bool:
         given = self.given[field]
@@ -136,12 +142,7 @@ def _written_loss(loss: Any) -> dict[str, Any]:
     return written
 
 
-def _rank(name: str) -> int:
-    """Fields first, then plain aliases, then aliases whose values have another form."""
-    return 0 if name not in ALIASES else 1 if ALIASES[name].is_plain else 2
-
-
-def _default(kind: type[BaseModel], field: str) -> Any:
+def _default(kind: type[Table], field: str) -> Any:
     info = kind.model_fields[field]
     return None if info.is_required() else info.get_default(call_default_factory=True)
 

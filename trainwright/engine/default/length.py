@@ -11,9 +11,9 @@ from typing import Any
 from omegaconf import DictConfig
 
 from trainwright.config.errors import ConfigError
-from trainwright.config.lazy.instantiation import are_several, locate_target
+from trainwright.config.lazy.instantiation import locate_target
 from trainwright.config.lazy.lazy_config import try_get_key
-from trainwright.config.lazy.provenance import is_set
+from trainwright.config.lazy.provenance import are_several, is_set
 from trainwright.config.schema.sections import (
     exact,
     iterations_of_epochs,

@@ -7,7 +7,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, ListConfig
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from torch import nn
 
 from trainwright.config.errors import ConfigKeyError, ConfigTypeError
@@ -139,12 +139,14 @@ def settings_of_copy(
 
     ``given``: that of the run before the values that depend on the data were written into it, which ``cfg`` has.
     """
+    from trainwright.config.settings import KEYS, changes_of  # here: loads pydantic
+
     new, changes = copy.deepcopy(given), dict(changes)
     changes.pop("save_enabled", None)  # always
     train = new.train
-    train.update({"output_dir": str(folder), "resume": resumes, "load_weight": "", "eval_on_start": False})
-    train.update({"profile": None, "max_time": None})
-    new.graph.enabled = False
+    train.update({"output_dir": str(folder), "resume": resumes})
+    for key, value in changes_of("copy", KEYS).items():
+        OmegaConf.update(new, key, value)
     sizes = ("gradient_accumulation_steps", "num_accumulation_steps"), ("batch_size", "train_micro_batch_size")
     if any(name in changes for name, _ in sizes):
         train.update({ours: changes.pop(name, cfg.train[ours]) for name, ours in sizes})

@@ -62,15 +62,17 @@ def bind_arguments(function: Callable[..., Any], *arguments: Any) -> Callable[[]
 
 def apply_dev_run(cfg: DictConfig) -> None:
     """Shorten the run as ``train.fast_dev_run`` says: True is 20 iterations. Its folder is in the run's folder."""
+    from trainwright.config.settings import KEYS, changes_of  # here: loads pydantic
+
     train = cfg.train
     if not train.fast_dev_run:
         return
     iterations = 20 if train.fast_dev_run is True else train.fast_dev_run
-    train.update({"train_iter": iterations, "train_epoch": 0, "log_period": 1, "max_time": None, "fast_dev_run": False})
-    if train.overfit_batches is None:
-        train.limit_eval_batches = iterations
-    train.evaluation.update({"eval_period": max(1, iterations // 2), "eval_after_n_epoch": None})
-    train.checkpointer.save_model_after_n_epoch = None
+    changes = changes_of("dev_run", KEYS, iterations)
+    if train.overfit_batches is not None:  # it limits the evaluation, too
+        del changes["train.limit_eval_batches"]
+    for key, value in changes.items():
+        OmegaConf.update(cfg, key, value)
     train.output_dir = os.path.join(train.output_dir, "fast_dev_run")
     logger.info("fast_dev_run: %d iterations in %s; the run itself is not changed.", iterations, train.output_dir)
 

@@ -27,7 +27,7 @@ from trainwright.hooks.base import HookBase
 from trainwright.parallel.dist import get_rank, get_world_size, is_main_process, raised_together, synchronize
 
 if TYPE_CHECKING:
-    from trainwright.config.training.training_config import TrainingConfig
+    from trainwright.config.settings import TrainingConfig
 
 
 logger = logging.getLogger("trainwright.engine")

@@ -26,7 +26,7 @@ from trainwright.hooks.method_overrides import Overrides
 from trainwright.parallel.pipeline import Pipeline
 
 if TYPE_CHECKING:
-    from trainwright.config.training.training_config import TrainingConfig
+    from trainwright.config.settings import TrainingConfig
 
 
 # An override of one of these is a step of the user's own.

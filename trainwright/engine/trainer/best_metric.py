@@ -9,7 +9,7 @@ from trainwright.config.errors import ConfigError, ConfigKeyError, did_you_mean
 from trainwright.evaluation.objective import find_objective, objective_by_user
 
 if TYPE_CHECKING:
-    from trainwright.config.training.training_config import TrainingConfig
+    from trainwright.config.settings import TrainingConfig
 
 logger = logging.getLogger("trainwright.engine")
 

@@ -16,14 +16,14 @@ from trainwright.config.foreign_names import argument_hint
 from trainwright.optim.named import NamedOptimizers, check_schedules
 
 if TYPE_CHECKING:
-    from trainwright.config.training.training_config import TrainingConfig
+    from trainwright.config.settings import TrainingConfig
 
 logger = logging.getLogger("trainwright.engine")
 
 
 def in_order(model: Any, config: Any, training_config: Any) -> tuple[Any, Any]:
     """Model and config, which may come in either order; ``training_config`` is an alias of ``config``."""
-    from trainwright.config.training.training_config import TrainingConfig
+    from trainwright.config.settings import TrainingConfig
 
     given = [part for part in (config, training_config) if part is not None]
     if len(given) == 2:
@@ -39,11 +39,10 @@ def in_order(model: Any, config: Any, training_config: Any) -> tuple[Any, Any]:
 
 def refuse_arguments(where: str, unknown: Mapping[str, Any], table: Mapping[str, str]) -> None:
     """Raise for arguments that do not exist, with our names for those of other libraries."""
-    from trainwright.config.training.aliases import ALIASES
-    from trainwright.config.training.training_config import TrainingConfig
+    from trainwright.config.settings import TrainingConfig
 
     if unknown:
-        settings = {*TrainingConfig.model_fields, *ALIASES}
+        settings = {*TrainingConfig.model_fields, *TrainingConfig.aliases}
         raise ConfigTypeError(
             "\n".join(f"{where}: there is no argument {n!r}.{argument_hint(n, table, settings)}" for n in unknown)
         )
@@ -51,7 +50,7 @@ def refuse_arguments(where: str, unknown: Mapping[str, Any], table: Mapping[str,
 
 def check_parts(model: Any, config: Any, train_data: bool, eval_data: bool) -> None:
     """Raise one error that lists every invalid argument of a Trainer."""
-    from trainwright.config.training.training_config import TrainingConfig
+    from trainwright.config.settings import TrainingConfig
 
     faults = []
     if not isinstance(model, nn.Module):

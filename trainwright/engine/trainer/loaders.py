@@ -19,7 +19,7 @@ from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_
 logger = logging.getLogger("trainwright.engine")
 
 if TYPE_CHECKING:
-    from trainwright.config.training.training_config import TrainingConfig
+    from trainwright.config.settings import TrainingConfig
 
 
 def train_loader(

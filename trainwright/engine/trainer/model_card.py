@@ -18,7 +18,7 @@ from trainwright.optim.weight_average import WeightAverage
 from trainwright.parallel.dist import mesh_in_use
 
 if TYPE_CHECKING:
-    from trainwright.config.training.training_config import TrainingConfig
+    from trainwright.config.settings import TrainingConfig
 
 
 class RunCard:

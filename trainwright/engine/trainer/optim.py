@@ -21,7 +21,7 @@ from trainwright.parallel.dist import gather_over_pipeline, get_tensor_parallel_
 from trainwright.parallel.precision import make_grad_scaler
 
 if TYPE_CHECKING:
-    from trainwright.config.training.training_config import TrainingConfig
+    from trainwright.config.settings import TrainingConfig
 
 logger = logging.getLogger("trainwright.engine")
 

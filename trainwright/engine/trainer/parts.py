@@ -25,7 +25,7 @@ from trainwright.parallel.dist import broadcast_object, is_main_process
 from trainwright.parallel.restarts import is_continued
 
 if TYPE_CHECKING:
-    from trainwright.config.training.training_config import TrainingConfig
+    from trainwright.config.settings import TrainingConfig
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -35,11 +35,11 @@ def apply_dev_run(config: "TrainingConfig", owner: Any) -> "TrainingConfig":
     num_batches = dev_batches(config)
     if num_batches is None:
         return config
+    from trainwright.config.settings import changes_of
+
     folder: str = broadcast_object(tempfile.mkdtemp(prefix="fast_dev_run_") if is_main_process() else "")
     weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
-    changes: dict[str, Any] = {"output_dir": folder, "num_epochs": 1, "limit_train_batches": num_batches}
-    changes |= {"limit_eval_batches": num_batches, "overfit_batches": None}
-    changes |= dict.fromkeys(("max_steps", "max_time", "resume_from_checkpoint"))
+    changes = {"output_dir": folder, **changes_of("dev_run", config.rows, num_batches)}
     if config.tensorboard is not None:
         changes["tensorboard"] = {**config.tensorboard, "log_dir": None}
     return config.copy_with(**changes)
@@ -49,18 +49,17 @@ def settings_of_copy(
     config: "TrainingConfig", folder: Path, changes: dict[str, Any], *, resumes: bool, is_endless: bool
 ) -> "TrainingConfig":
     """The settings of a copy that a check trains."""
+    from trainwright.config.settings import changes_of
+
     settings: dict[str, Any] = {"output_dir": str(folder), "resume_from_checkpoint": True if resumes else None}
-    settings |= dict.fromkeys(("profile", "early_stopping", "tensorboard", "print_steps", "max_time"))
-    settings |= dict.fromkeys(
-        ("graph", "eval_on_start", "progress_bar", "load_best_model_at_end", "fast_dev_run"), False
-    )
+    settings |= changes_of("copy", config.rows)
     if isinstance(config.optimizer, GivenName):  # passed to the copy, or set later
         settings["optimizer"] = "Adam"
     if isinstance(config.loss, GivenName):
         settings["loss"] = None
     if is_endless:
         settings |= {"num_epochs": 100_000} | ({} if config.max_steps is None else {"max_steps": 100_000})
-    wanted = {**settings, "init_weights_from": None, **changes}
+    wanted = {**settings, **changes}
     return config.copy_with(**{name: value for name, value in wanted.items() if config[name] != value})
 
 
@@ -164,7 +163,7 @@ def build_writers(
     updates_per_epoch: int,
 ) -> list[EventWriter]:
     """Progress bar and console (unless ``print_steps`` prints), ``metrics.json``, ``metrics.csv``, TensorBoard."""
-    from trainwright.config.training.training_config import TrainerConfig
+    from trainwright.config.settings import TrainerConfig
 
     tensorboard = config.tensorboard
     aliases = {"evaluation/loss": "eval_epoch_loss", f"evaluation/{first_metric}": "eval_epoch_metric"}

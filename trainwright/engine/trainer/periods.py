@@ -7,7 +7,7 @@ from trainwright.engine.step_plan import StepPlan, steps_of
 from trainwright.parallel.dist import get_world_size
 
 if TYPE_CHECKING:
-    from trainwright.config.training.training_config import TrainingConfig
+    from trainwright.config.settings import TrainingConfig
 
 
 class Periods:

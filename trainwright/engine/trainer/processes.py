@@ -27,7 +27,7 @@ from trainwright.parallel.pipeline import Pipeline, pipeline_of
 from trainwright.parallel.rank_checks import check_same_settings, data_size
 
 if TYPE_CHECKING:
-    from trainwright.config.training.training_config import TrainingConfig
+    from trainwright.config.settings import TrainingConfig
 
 
 logger = logging.getLogger("trainwright.engine")

@@ -22,7 +22,7 @@ from trainwright.parallel.dist import broadcast_object, is_main_process, raised_
 from trainwright.parallel.faults import meet
 
 if TYPE_CHECKING:
-    from trainwright.config.training.training_config import TrainingConfig
+    from trainwright.config.settings import TrainingConfig
 
 logger = logging.getLogger("trainwright.engine")
 

@@ -39,7 +39,7 @@ from trainwright.optim.schedules import FormulaLR
 logger = logging.getLogger("trainwright.engine")
 
 if TYPE_CHECKING:
-    from trainwright.config.training.training_config import TrainingConfig
+    from trainwright.config.settings import TrainingConfig
 
 
 @overridable
@@ -391,7 +391,7 @@ class Trainer(TrainerSetup):
         Raises:
             MissingFileError: the file does not exist.
         """
-        from trainwright.config.training.training_config import TrainerConfig
+        from trainwright.config.settings import TrainerConfig
 
         columns = read_csv_logs(Path(self.logs_dir if logs_dir is None else logs_dir) / CSV_NAME)
         return with_documented_names(columns, self._plan) if isinstance(self.config, TrainerConfig) else columns

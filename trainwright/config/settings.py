@@ -1,0 +1,772 @@
+"""The table of settings: one row for each, with everything that is made of it.
+
+The rows of the Python API are the fields of :class:`TrainingConfig`. ``SECTIONS`` has the keys of the sections
+``train`` and ``graph`` of config files: one that is the ``place`` of a field has its type and its help. To add a
+setting is to add a row and the code that uses it: defaults, checks, aliases, help, JSON schemas and tables follow.
+"""
+
+import functools
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hints
+
+from pydantic import ConfigDict, Field, with_config
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
+
+from trainwright.config import validation as types
+from trainwright.config.torch_names import find_device
+from trainwright.config.training.checked_config import CheckedConfig
+from trainwright.config.training.metric_config import MetricConfig
+from trainwright.config.training.row import (
+    CATEGORIES,
+    UNCHANGED,
+    UNSPECIFIED,
+    Alias,
+    Row,
+    is_off,
+    is_on,
+    periods_of_epochs,
+    read_metrics,
+    read_name,
+    read_schedule,
+    read_time,
+    setting,
+)
+from trainwright.config.validation import Allowed, allowed_text
+
+if TYPE_CHECKING:
+    import torch
+
+
+_Metrics = Annotated[
+    list[Annotated[str, Field(min_length=1)] | MetricConfig] | None,
+    Allowed("a list of names, of dicts and of MetricConfigs, or None"),
+]
+_NO = {"no": None, "null": None, "None": None, False: None}
+
+_NUM_SHOWN = 25
+
+# Fields that the repr shows by another name.
+_SHOWN_AS = {
+    "eval_batch_size": "val_batch_size",
+    "num_epochs": "epoch_num",
+    "learning_rate": "lr",
+    "metrics": "metric",
+}
+
+_WORDS_OF_THE_PAGE = frozenset(["epoch_num", "val_batch_size"])
+
+
+def _evaluates(eval_strategy: Any) -> bool:
+    return bool(eval_strategy != "no")
+
+
+# Aliases whose values have another form.
+_DO_EVALUATE = Alias(
+    read=_evaluates,
+    write=lambda value: UNSPECIFIED if is_on(value) else "no",
+    accepts=_evaluates,
+    note="False: 'no'",
+)
+_METRIC = Alias(
+    read=lambda metrics: metrics[0] if isinstance(metrics, list) and metrics else None,
+    write=lambda metric: [] if metric is None else [metric],
+    note="the first, or None",
+)
+_SAVE_FREQ = Alias(
+    read=lambda periods: periods.get("every_n_epoch", 0) if isinstance(periods, dict) else 0,
+    write=periods_of_epochs,
+    note="its every_n_epoch; 0: None",
+)
+_USE_CPU = Alias(
+    read=lambda device: isinstance(device, str) and device.partition(":")[0] == "cpu",
+    write=lambda value: "cpu" if is_on(value) else UNSPECIFIED,
+    note="True: 'cpu'",
+)
+
+
+class TrainingConfig(CheckedConfig):
+    """How a :class:`~trainwright.Trainer` trains.
+
+    A setting may have aliases: ``config.lr`` is ``config.learning_rate``. Steps are micro-batches: one call of the
+    trainer's ``training_step``. ``get_config_help()`` and ``docs/trainer-config.md`` describe all settings. Settings
+    are also items: ``config["lr"]``, ``config.get("lr")``, ``config.keys()``.
+
+    Raises:
+        ConfigError: a setting is wrong; the message lists all faults.
+
+    >>> config = TrainingConfig(batch_size=4, lr=1e-3)
+    >>> config.learning_rate, config.eval_batch_size
+    (0.001, 4)
+    """
+
+    # fmt: off
+    # The first 25 are always shown, in this order.
+    output_dir: types.Folder = setting(
+        "./output_dir", "train", "The folder of all files of a run.",
+        trainer=..., place="train.output_dir",
+    )
+    overwrite_output_dir: types.YesNo = setting(
+        True, "train", "Move the files of an earlier run in output_dir aside and start; False: raise an error.",
+    )
+    eval_strategy: types.EvalStrategy = setting(
+        "epoch", "train",
+        "Evaluate after each epoch, every eval_steps steps, or never. 'eval_epoch': as 'epoch', but without metrics of"
+        " training batches.",
+        names="evaluation_strategy", others={"do_evaluate": _DO_EVALUATE},
+        words={"steps": "step", None: "no", False: "no", "null": "no", "None": "no"},
+    )
+    eval_steps: types.StepsOrFraction = setting(
+        None, "train", "Steps between evaluations, with eval_strategy 'step'; a share: of all steps.",
+        place="train.evaluation.eval_period",
+    )
+    batch_size: types.Count = setting(
+        8, "train", "Samples in a batch of one process.",
+        trainer=1, place="train.train_micro_batch_size",
+        names="train_micro_batch_size train_batch_size per_device_train_batch_size",
+    )
+    eval_batch_size: types.CountOrNone = setting(
+        None, "train", "Samples in a batch of evaluation. None and -1: the value of batch_size.",
+        place="train.test_micro_batch_size", names="val_batch_size test_micro_batch_size per_device_eval_batch_size",
+        words={-1: None},
+    )
+    seed: types.Seed = setting(
+        42, "train", "The seed of shuffling, augmentation and dropout, not of the initial weights of the model.",
+        place="train.seed",
+    )
+    num_epochs: types.Count = setting(
+        2, "train", "Passes over the training data.",
+        trainer=1, place="train.train_epoch", names="epoch_num train_epoch num_train_epochs max_epochs epochs",
+        dev_run=1,
+    )
+    dataloader_pin_memory: types.YesNo = setting(
+        True, "train", "Load batches into pinned memory, for faster copies to a GPU.",
+    )
+    dataloader_drop_last: types.YesNo = setting(
+        True, "train", "Drop the last training batch of an epoch if it is shorter. Evaluation uses all samples.",
+        trainer=False,
+    )
+    dataloader_num_workers: types.Workers = setting(
+        0, "train",
+        "Worker processes that load data, at most the number of CPUs; -1: the smallest of CPUs, batch_size and 8.",
+        trainer=4, place="dataloader.train.num_workers", names="num_dataloader_workers",
+    )
+    learning_rate: types.Positive = setting(
+        5e-05, "learning", "The peak learning rate of the schedule.",
+        trainer=2e-05, place="optim.lr", names="lr",
+    )
+    metrics: _Metrics = setting(
+        ["Accuracy"], "metrics",
+        "Metrics by name, or with arguments as a MetricConfig or dict. None: the metrics of the task, if set.",
+        trainer=None, others={"metric": _METRIC}, read=read_metrics,
+    )
+    print_steps: types.StepsOrFraction = setting(
+        None, "logging", "Steps between printed lines; a share: of all steps. None: a progress bar for each epoch.",
+        copy=None,
+    )
+    load_best_model_at_end: types.YesNo = setting(
+        False, "train", "Load the best weights by metric_for_best_model at the end.",
+        copy=False,
+    )
+    early_stopping: types.EarlyStoppingOrNone = setting(
+        {"monitor": "eval_epoch_metric", "patience": 4, "mode": "max"}, "callback",
+        "Stop after patience epochs without an improvement of monitor. Unless you set a monitor, this is"
+        " metric_for_best_model, by default the loss of the evaluation, in its direction. The mode 'auto' derives the"
+        " direction from the name of the monitor. None: never.",
+        trainer=None, words=_NO, copy=None,
+    )
+    model_checkpoint: types.ModelCheckpointOrNone = setting(
+        {"every_n_epoch": 1}, "callback", "Save every n epochs, or every n iterations. None: neither.",
+        others={"save_freq": _SAVE_FREQ}, words=_NO,
+    )
+    tensorboard: types.TensorBoardOrNone = setting(
+        {"log_dir": None, "comment": ""}, "callback",
+        "The folder of TensorBoard's event files, and the suffix of its name.",
+        words=_NO, copy=None,
+    )
+    loss: types.NamedOrNone = setting(
+        "CrossEntropyLoss", "learning", "A loss of torch.nn, for a model without its own loss.",
+        trainer=None,
+    )
+    optimizer: types.Named = setting(
+        "Adam", "learning", "An optimizer of torch.optim; upper and lower case are equal.",
+        trainer="adam", place="optim", read=read_name,
+    )
+    lr_scheduler_type: types.LRSchedulerKind = setting(
+        "linear", "learning",
+        "A schedule with warm-up over all updates, or a schedule of torch that is stepped at each update.",
+        trainer=None, place="train.scheduler", read=read_schedule,
+    )
+    warmup_ratio: types.Ratio = setting(
+        0.0, "learning", "The fraction of all updates that are warm-up.",
+        place="train.warmup_ratio",
+    )
+    warmup_steps: types.SaveSteps = setting(
+        0, "learning", "The number of warm-up updates, or their fraction of all updates; overrides warmup_ratio.",
+    )
+    device_str: types.Device = setting(
+        None, "device", "None: the accelerator, else the CPU; 'cuda': all GPUs; 'cuda:2', 'cpu': this device.",
+        place="train.dist.device_type", others={"device": Alias(note="reads as a torch.device"), "use_cpu": _USE_CPU},
+    )
+    freeze_bn: types.YesNo = setting(False, "train", "Do not update the running statistics of batch normalization.")
+
+    # The others are shown if they differ from the default.
+    task: types.TaskOrNone = setting(None, "train", "The task of the model, which determines its metrics.")
+    max_steps: types.StepsOrFraction = setting(
+        None, "train",
+        "End the training after this number of steps, or fraction of all batches, if the epochs take longer. Epochs"
+        " are not shortened: see limit_train_batches.",
+        place="train.train_iter", dev_run=None,
+    )
+    max_time: types.Duration = setting(
+        None, "train",
+        "Save and stop after this time: 'HH:MM:SS', 'DD:HH:MM:SS', seconds or a timedelta. A resume continues.",
+        place="train.max_time", read=read_time, dev_run=None, copy=None,
+    )
+    limit_train_batches: types.Batches = setting(
+        None, "train", "Train on this number of batches in each epoch, or on this share of them.",
+        place="train.limit_train_batches", dev_run=lambda n: n,
+    )
+    limit_eval_batches: types.Batches = setting(
+        None, "train", "Evaluate on this number of batches of each process, or on this share of them.",
+        place="train.limit_eval_batches", names="limit_val_batches", dev_run=lambda n: n,
+    )
+    overfit_batches: types.CountOrNone = setting(
+        None, "train", "Train on the same first batches in each epoch, and evaluate on them: the loss should reach 0.",
+        place="train.overfit_batches", words={0: None}, dev_run=None,
+    )
+    fast_dev_run: types.BatchesOrYes = setting(
+        False, "train",
+        "Try everything once, with one batch (True) or this number of them, in a temporary folder instead of"
+        " output_dir.",
+        place="train.fast_dev_run", copy=False,
+    )
+    eval_on_start: types.YesNo = setting(
+        False, "train", "Evaluate before the first step of a run.",
+        place="train.eval_on_start", copy=False,
+    )
+    deterministic: types.YesNoOrWarn = setting(
+        False, "train",
+        "Use only deterministic algorithms of torch in training; an operation without one is an error, or with 'warn'"
+        " a warning.",
+        place="train.deterministic",
+    )
+    dataloader_shuffle: types.YesNo = setting(
+        True, "train", "Shuffle the training data, in a different order in each epoch.",
+    )
+    bucket_by_length: types.YesNoOrName = setting(
+        False, "train",
+        "Put training samples of similar length into a batch: by the dataset's lengths, or by this field of a sample.",
+        names="group_by_length",
+    )
+    shuffle_buffer: types.CountOrNone = setting(
+        None, "train", "Shuffle a stream of training data in blocks of this number of samples. None: its own order.",
+    )
+    evaluate_with_generate: types.YesNo = setting(
+        True, "train", "Evaluate a generative model by its generated outputs instead of its logits.",
+    )
+    resume_from_checkpoint: types.Resume = setting(
+        None, "train", "Resume from the newest checkpoint in output_dir, if any (True), or from a path.",
+        dev_run=None,
+    )
+    init_weights_from: types.PathOrNone = setting(
+        None, "train", "A folder or a hub id with the initial weights. A resumed run loads its own weights.",
+        place="train.load_weight", names="load_weight", copy=None,
+    )
+    weight_decay: types.NotNegative = setting(
+        0.0, "learning", "The weight decay of the optimizer.",
+        place="optim.weight_decay",
+    )
+    decay_norm_and_bias: types.YesNo = setting(
+        True, "learning", "False: no weight decay on biases and on parameters of norm layers.",
+        others={"filter_bias_and_bn": Alias(read=is_off, write=is_off, note="False: True")},
+    )
+    layer_decay: types.LayerDecay = setting(
+        None, "learning",
+        "Learning rates by depth: the last layer has learning_rate, each layer below it layer_decay times the rate of"
+        " the next.",
+    )
+    max_grad_norm: types.PositiveOrNone = setting(
+        None, "learning", "Clip the gradients of an update to this norm. None: no clipping.",
+        place="optim.params.clip_grad_max_norm", names="gradient_clip_val clip_grad_norm",
+    )
+    clip_grad_value: types.PositiveOrNone = setting(
+        None, "learning", "Clip each entry of the gradients to [-value, value], instead of max_grad_norm.",
+        place="optim.params.clip_grad_value",
+    )
+    gradient_accumulation_steps: types.Count = setting(
+        1, "learning", "The number of batches per update.",
+        place="train.num_accumulation_steps", names="num_accumulation_steps accumulate_grad_batches",
+    )
+    mixed_precision: types.Precision = setting(
+        None, "learning",
+        "Compute forward passes in 'bf16' (or True) or 'fp16'. None, False, 'no', 'full': in float32.",
+        place="train.amp.enabled", names="amp", words={True: "bf16", False: "no", "full": "no"},
+    )
+    float32_matmul_precision: types.MatmulPrecision = setting(
+        None, "learning",
+        "Precision of float32 matrix products: 'high' (TF32), 'medium' (bfloat16). None: the setting of torch.",
+        place="train.float32_matmul_precision",
+    )
+    lr_scheduler: types.NamedOrNone = setting(
+        None, "learning", "A schedule of torch.optim.lr_scheduler, instead of lr_scheduler_type.",
+        place="train.scheduler", read=read_name,
+    )
+    lr_scheduler_kwargs: types.Arguments = setting(None, "learning", "The arguments of lr_scheduler.")
+    lr_scheduling_steps: types.StepsOrFraction = setting(
+        None, "learning",
+        "Steps between two steps of lr_scheduler; a share: of all steps; None: one step after each epoch. Not for"
+        " ReduceLROnPlateau, nor for lr_scheduler_type.",
+    )
+    non_finite: types.NonFinite = setting(
+        "stop", "learning", "What to do if a loss or the gradients become NaN or infinite.",
+        place="train.non_finite",
+    )
+    unfreeze: types.UnfreezeOrNone = setting(
+        None, "learning",
+        'Layers that are frozen at first: [{"epoch": 1, "layers": ["encoder"]}] trains them after the first epoch.',
+        place="train.unfreeze",
+    )
+    ema: types.EmaOrNone = setting(
+        None, "learning",
+        "Evaluate and save an average of the weights: {'decay': 0.999} (EMA), or {'average': 'equal', 'start': 0.75}"
+        " (SWA).",
+        place="train.ema", words=_NO | {True: {}},
+    )
+    metric_for_best_model: types.Key = setting(
+        "loss", "metrics",
+        "The metric of the best checkpoint: a key of evaluation, or a training metric with the prefix 'train.'.",
+        place="train.evaluation.eval_metric", names="eval_metric",
+    )
+    greater_is_better: types.YesNoOrNone = setting(
+        None, "metrics",
+        "Whether a higher metric_for_best_model is better; None: known for losses, error rates, accuracies and the"
+        " metrics of torchmetrics.",
+    )
+    hardest_samples: types.CountOrNone = setting(
+        None, "metrics",
+        "Write this number of samples with the largest losses of each evaluation to hardest_samples.csv.",
+        place="train.evaluation.hardest_samples",
+    )
+    log_steps: types.StepsOrFraction = setting(
+        50, "logging", "Steps between lines of metrics; a share: of all steps; None: the ends of epochs alone.",
+        trainer=None, place="train.log_period", names="log_period logging_steps log_every_n_steps",
+    )
+    logs_dir: types.Folder = setting(".", "logging", "The folder of logs inside output_dir.", trainer="logs")
+    progress_bar: types.YesNo = setting(
+        True, "logging", "Show a progress bar on a terminal or in a notebook.",
+        place="train.progress_bar", copy=False,
+    )
+    trackers: types.TrackersOrNone = setting(
+        None, "logging",
+        "Experiment trackers: 'wandb', 'mlflow' or 'trackio', a list of these, or their arguments by name, such as"
+        " {'wandb': {'project': 'digits'}}.",
+        place="train.trackers", words=_NO,
+    )
+    profile: types.ProfileOrNone = setting(
+        None, "logging", "Record a few iterations with torch.profiler, into output_dir; True: by default which ones.",
+        place="train.profile", words=_NO | {True: {}}, copy=None,
+    )
+    save_enabled: types.YesNo = setting(True, "checkpoint", "False: save nothing at all.")
+    save_steps: types.SaveSteps = setting(
+        None, "checkpoint",
+        "Steps between checkpoints, in addition to model_checkpoint; a fraction: of all steps; 0: none.",
+        place="train.checkpointer.period",
+    )
+    checkpoints_dir: types.Folder = setting("checkpoints", "checkpoint", "The folder of checkpoints inside output_dir.")
+    max_to_keep: types.CountOrNone = setting(
+        None, "checkpoint", "Keep only so many of the newest checkpoints, and the best; None: all.",
+        place="train.checkpointer.max_to_keep", names="save_total_limit",
+    )
+    save_trainable_only: types.YesNo = setting(
+        False, "checkpoint", "Leave frozen parameters out of checkpoints: with peft, only the adapters are saved.",
+        place="train.checkpointer.save_trainable_only",
+    )
+    save_top_k: types.CountOrNone = setting(
+        None, "checkpoint",
+        "Keep the k best checkpoints by metric_for_best_model, in addition to the newest, as model_best_{step}.",
+        place="train.checkpointer.save_top_k",
+    )
+    gradient_checkpointing: types.YesNo = setting(
+        False, "device",
+        "Compute activations again in the backward pass instead of storing them: less memory, more time.",
+        place="train.activation_checkpoint.enabled",
+    )
+    distributed: types.YesNo = setting(False, "device", "Train in the processes of `accelerate launch`.")
+    data_parallel_size: types.CountOrNone = setting(
+        None, "device", "Processes that share each batch. None: as many as the other sizes leave.",
+        place="train.dist.data_parallel_size",
+    )
+    tensor_parallel_size: types.Count = setting(
+        1, "device", "Processes that hold the parts of each layer together.",
+        place="train.dist.tensor_parallel_size",
+    )
+    pipeline_parallel_size: types.Count = setting(
+        1, "device", "Stages that the layers of the model are spread over.",
+        place="train.dist.pipeline_parallel_size",
+    )
+    zero_stage: types.ZeroStage = setting(
+        0, "device",
+        "What the data-parallel processes share: 0 nothing, 1 the optimizer state, 2 gradients too, 3 parameters too.",
+        place="train.zero_optimization.stage",
+    )
+    replicate_size: types.CountOrNone = setting(
+        None, "device", "Copies of the model among the data-parallel processes, with a zero_stage. None: one copy.",
+        place="train.dist.replicate_size",
+    )
+    sequence_parallel: types.YesNo = setting(
+        False, "device", "Tensor-parallel processes also share the activations between their layers.",
+        place="train.dist.sequence_parallel",
+    )
+    pipeline_schedule: types.PipelineSchedule = setting(
+        "1F1B", "device", "In which order the stages work; the micro-batches are those of gradient accumulation.",
+        place="train.dist.pipeline_schedule",
+    )
+    find_unused_parameters: types.YesNo = setting(
+        False, "device", "Some parameters take no part in some updates, with several processes. Costs time per step.",
+        place="train.dist.find_unused_parameters",
+    )
+    hang_timeout_s: types.Positive = setting(
+        1800, "device",
+        "After so long at one place, one of several processes ends the job; all print the stacks of their threads.",
+        place="train.dist.hang_timeout_s",
+    )
+    elastic: types.YesNo = setting(
+        False, "device",
+        "A resume on another number of processes keeps the samples per update: gradient_accumulation_steps is derived.",
+        place="train.dist.elastic",
+    )
+    graph: types.YesNo = setting(
+        False, "device", "Make each update one compiled program.",
+        place="graph.enabled", copy=False,
+    )
+
+    # fmt: on
+
+    @property
+    def device(self) -> "torch.device":
+        """The device of the training: the requested one, by default the accelerator if available, else the CPU.
+
+        A requested device that is not available is one warning and the CPU. "cuda", all GPUs, is the first GPU.
+        """
+        return find_device(self.device_str)
+
+    @property
+    def is_by_its_page(self) -> bool:
+        """Whether the user used names of the page that documents a list of all 25 settings at the start of a run."""
+        return not _WORDS_OF_THE_PAGE.isdisjoint(self._names.values())
+
+    def __repr__(self) -> str:
+        return f"TrainingConfig({', '.join(f'{name}={value!r}' for name, value in self._shown())})"
+
+    def _shown(self) -> Iterator[tuple[str, Any]]:
+        """The settings that are always shown, by their documented names, and the others if they are not defaults."""
+        fields, as_set = type(self).model_fields, self._as_set
+        for field in list(fields)[:_NUM_SHOWN]:
+            name = _SHOWN_AS.get(field, field)
+            value = self.aliases[name].read(as_set[field]) if name in self.aliases else as_set[field]
+            yield name, -1 if name == "val_batch_size" and value is None else value
+        if as_set["metrics"] is None or len(as_set["metrics"]) > 1:  # `metric` shows only the first one
+            yield "metrics", as_set["metrics"]
+        for field in list(fields)[_NUM_SHOWN:]:
+            if as_set[field] != fields[field].default:
+                yield field, as_set[field]
+
+
+class TrainerConfig(TrainingConfig):
+    """How a :class:`~trainwright.Trainer` trains a model for a task.
+
+    ``output_dir`` and ``task`` are required. The default metrics are those of the task, the loss is that of the model.
+    By default there is no early stopping and no learning-rate schedule.
+
+    Raises:
+        ConfigError: a setting is wrong; the message lists all faults.
+
+    >>> config = TrainerConfig(output_dir="out", task="image2text", metrics=["cer"])
+    >>> config.num_epochs, config.learning_rate
+    (1, 2e-05)
+    """
+
+    name: ClassVar[str] = "trainer"
+    config_type: ClassVar[str] = "trainer"
+
+    task: types.Task = setting(..., "train", "The task of the model, which determines its metrics.")
+
+    __repr__ = CheckedConfig.__repr__
+
+
+for _name, _row in TrainerConfig.rows.items():
+    if _row.trainer is not UNCHANGED:
+        TrainerConfig.model_fields[_name].default = _row.trainer if _row.trainer is not ... else PydanticUndefined
+TrainerConfig.model_rebuild(force=True)
+
+
+class _Absent:
+    """No default: a run writes the key, or only reads it."""
+
+
+_ABSENT: Any = _Absent()
+_Stage = Annotated[int, Field(ge=1, le=3), Allowed("1, 2 or 3")]
+_StagesOrNone = Annotated[list[int] | None, Allowed("a list of whole numbers, or None")]
+_Device = Annotated[
+    Annotated[str, Field(pattern=r"^(cpu|cuda|mps|xpu)(:[0-9]+)?$")] | None,
+    Allowed("'cpu', 'cuda', 'mps' or 'xpu', with or without a number ('cuda:0'), or None for the one there is"),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key of a section of config files, or a section in it.
+
+    Attributes:
+        default: _ABSENT for a key that a run writes; for a lazy call, a function of ``LazyCall``.
+        kind, help: by default those of the field of ``TrainingConfig`` that has this place.
+        keys: of a section.
+        dev_run, copy: as those of a :class:`Row`.
+        has_effect: False for a setting of another backend, which is accepted and logged once.
+    """
+
+    name: str
+    default: Any = _ABSENT
+    kind: Any = None
+    help: str = ""
+    keys: "tuple[Key, ...]" = ()
+    dev_run: Any = UNCHANGED
+    copy: Any = UNCHANGED
+    has_effect: bool = True
+
+    def value(self, lazy_call: Callable[[str], Any]) -> Any:
+        """A new copy of the default."""
+        if self.keys:
+            return {key.name: key.value(lazy_call) for key in self.keys if key.default is not _ABSENT or key.keys}
+        return self.default(lazy_call) if callable(self.default) else self.default
+
+
+# fmt: off
+_CHECKPOINTER = (
+    Key("period", 5000, types.Period, "Save each so many iterations, or this share of all of them."),
+    Key("max_to_keep", 100),
+    Key("save_top_k", None, None, "Keep the k best checkpoints by eval_metric, in addition to the newest."),
+    Key("save_model_after_n_epoch", None, types.CountOrNone, "Save each so many epochs, instead of period.",
+        dev_run=None),
+    Key("asynchronous", True, types.YesNo,
+        "A background thread writes checkpoints, from a copy of model and optimizer in memory."),
+    Key("save_trainable_only", False),
+)
+_EVALUATION = (
+    Key("enabled", True, types.YesNo, "Evaluate in the training and at its end."),
+    Key("evaluator", lambda lazy_call: lazy_call("trainwright.evaluation.ClsEvaluator")(topk=(1, 5)), types.Lazy,
+        "What computes the metrics, or a list of such."),
+    Key("eval_period", 5000, types.Period, "Evaluate each so many iterations, or this share of all of them.",
+        dev_run=lambda number: max(1, number // 2)),
+    Key("eval_after_n_epoch", None, types.CountOrNone, "Evaluate each so many epochs, instead of eval_period.",
+        dev_run=None),
+    Key("eval_iter", 1e9, types.Amount, "The largest number of batches of an evaluation."),
+    Key("eval_metric", "Acc@1", types.Words, "The metric that decides which checkpoint is the best."),
+    Key("eval_mode", "max", Annotated[Literal["max", "min"], Allowed("'max' or 'min'")],
+        "Whether eval_metric should be large or small."),
+    Key("hardest_samples", None),
+)
+_DIST = (
+    Key("data_parallel_size", 1),
+    Key("tensor_parallel_size", 1),
+    Key("pipeline_parallel_size", 1),
+    Key("replicate_size", None),
+    Key("sequence_parallel", False),
+    Key("pipeline_schedule", "1F1B"),
+    Key("elastic", False, None, "A resume on another number of processes keeps the samples per update."),
+    Key("pipeline_num_layers", None, types.CountOrNone, "The number of layers of the model. None: it is counted."),
+    Key("custom_pipeline_stage_id", None, _StagesOrNone, "The stage of each layer. None: by their number."),
+    Key("device_type", None, _Device, "None: the accelerator if there is one, else the CPU."),
+    Key("find_unused_parameters", False),
+    Key("hang_timeout_s", 1800),
+    Key("num_nodes", _ABSENT, types.CountOrNone, "Machines. Written by a run."),
+    Key("num_gpus_per_node", _ABSENT, types.CountOrZeroOrNone, "Processes of a machine. Written by a run."),
+    Key("auto_pipeline_stage_id", _ABSENT, types.Anything, "Written by a run."),
+    Key("actual_pipeline_stage_id", _ABSENT, types.Anything, "The stage of each layer. Written by a run."),
+)
+_TRAIN = (
+    Key("output_dir", "./output", types.Words, "Where checkpoints, logs, metrics.json and config.yaml go."),
+    Key("train_micro_batch_size", 32, types.CountOrNone,
+        "Samples in a batch of one process. global_batch_size = train_micro_batch_size * num_accumulation_steps *"
+        " number of data-parallel ranks; what is None follows from the others."),
+    Key("global_batch_size", None, types.CountOrNone, "Samples in an update, which is an iteration."),
+    Key("num_accumulation_steps", None, types.CountOrNone, "The number of batches per update."),
+    Key("train_iter", 10000, types.CountOrZero,
+        "The number of iterations. Where train_epoch is set too, the longer counts.",
+        dev_run=lambda number: number),
+    Key("train_epoch", 0, types.NotNegative, "Passes over the training data; goes before the default of train_iter.",
+        dev_run=0),
+    Key("iter_per_epoch", _ABSENT, types.CountOrNone, "Iterations of an epoch, for data of unknown length."),
+    Key("max_time", None, dev_run=None, copy=None),
+    Key("limit_train_batches", None),
+    Key("limit_eval_batches", None, dev_run=lambda number: number),
+    Key("overfit_batches", None),
+    Key("fast_dev_run", False, None,
+        "True or a number of iterations: try everything once, in the folder fast_dev_run inside output_dir.",
+        dev_run=False),
+    Key("deterministic", False),
+    Key("consumed_train_samples", 0, types.CountOrZero, "Counted by the run itself."),
+    Key("consumed_valid_samples", 0, types.CountOrZero, "Counted by the run itself."),
+    Key("train_samples", None, types.CountOrNone, "Counted by the run itself."),
+    Key("warmup_ratio", 0, types.RatioBelowOne,
+        "Share of the iterations, in [0, 1), in which the learning rate rises."),
+    Key("start_iter", 0, types.CountOrZero, "First iteration. Resuming sets it."),
+    Key("amp", keys=(Key("enabled", False, types.YesNo, "Mixed precision in training."),)),
+    Key("float32_matmul_precision", None),
+    Key("activation_checkpoint", keys=(Key("enabled", False),)),
+    Key("nccl_fusion_threshold_mb", 16, types.NotNegative, has_effect=False),
+    Key("nccl_fusion_max_ops", 24, types.CountOrZero, has_effect=False),
+    Key("rdma_enabled", True, types.YesNo, has_effect=False),
+    Key("zero_optimization", keys=(
+        Key("enabled", False, types.YesNo, "Share the states of the training between the data-parallel processes."),
+        Key("stage", 1, _Stage, "1: the optimizer state, 2: gradients too, 3: parameters too."),
+    )),
+    Key("checkpointer", keys=_CHECKPOINTER),
+    Key("test_micro_batch_size", 32, types.Count, "Samples per rank in one batch of evaluation."),
+    Key("evaluation", keys=_EVALUATION),
+    Key("eval_on_start", False, copy=False),
+    Key("load_weight", "", types.TextOrNone, "A checkpoint to begin from: its weights only.", copy=""),
+    Key("log_period", 20, types.Period, "Iterations between lines of metrics, or a share of all iterations.",
+        dev_run=1),
+    Key("progress_bar", True, None,
+        "Show a bar on a terminal and a table in a notebook. False: only the lines of the log."),
+    Key("non_finite", "stop"),
+    Key("ema", None),
+    Key("unfreeze", None),
+    Key("profile", None, copy=None),
+    Key("trackers", None),
+    Key("scheduler",
+        lambda lazy_call: lazy_call("trainwright.optim.WarmupCosineLR")(
+            warmup_factor=0.001, alpha=0.01, warmup_method="linear"),
+        types.Lazy, "max_iter and warmup_iter are set from train_iter, train_epoch and warmup_ratio."),
+    Key("input_placement_device", None, _Device, "As dist.device_type, which goes before it."),
+    Key("dist", keys=_DIST),
+    Key("seed", 1234, types.Count),
+    Key("samples", _ABSENT, types.CountOrZeroOrNone, "Written by a run."),
+    Key("resume", _ABSENT, types.YesNo, "Continue from the latest checkpoint. Set by --resume."),
+    Key("warmup_iter", _ABSENT, types.CountOrZeroOrNone, "Written by a run."),
+    # Aliases, which are resolved before the check.
+    Key("eval_period", _ABSENT, types.Anything),
+    Key("topk", _ABSENT, types.Anything),
+    Key("recompute_grad", _ABSENT, types.Anything),
+)
+_GRAPH = (
+    Key("enabled", False, copy=False),
+    Key("backend", "inductor", types.Words,
+        'A backend of torch.compile: "inductor" (fast), "aot_eager" (needs no compiler).'),
+    *(Key(name, _ABSENT, types.Anything, has_effect=False)
+      for name in ("debug", "auto_parallel", "global_mode", "train_graph", "eval_graph")),
+)
+# fmt: on
+SECTIONS = {"train": Key("train", keys=_TRAIN), "graph": Key("graph", keys=_GRAPH)}
+
+
+def _leaves(keys: Mapping[str, Key]) -> Iterator[tuple[str, Key]]:
+    for path, key in keys.items():
+        if key.keys:
+            yield from _leaves({f"{path}.{inner.name}": inner for inner in key.keys})
+        else:
+            yield path, key
+
+
+KEYS = dict(_leaves(SECTIONS))  # by their dotted path
+_FIELD_AT = {row.place: name for name, row in TrainingConfig.rows.items()}
+
+
+@functools.cache
+def type_of_sections() -> Any:
+    """The TypedDict of the sections whose keys are fixed."""
+    return with_config(ConfigDict(extra="forbid", strict=True))(_type_of(Key("run", keys=tuple(SECTIONS.values())), ""))
+
+
+def _type_of(key: Key, path: str) -> Any:
+    if key.keys:
+        above = f"{path}." if path else ""
+        typed_dict: Any = TypedDict  # of keys that are known here only
+        name = key.name.title().replace("_", "")
+        return typed_dict(name, {one.name: _type_of(one, above + one.name) for one in key.keys}, total=False)
+    if key.kind is not None:
+        return Annotated[key.kind, Field(description=key.help or None)]
+    field = _FIELD_AT[path]
+    return Annotated[
+        _type_hints()[field], Field(description=key.help or TrainingConfig.model_fields[field].description)
+    ]
+
+
+@functools.cache
+def _type_hints(kind: type[CheckedConfig] = TrainingConfig) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
+
+
+def changes_of(
+    column: Literal["dev_run", "copy"], rows: Mapping[str, Row | Key], num_batches: int = 0
+) -> dict[str, Any]:
+    """What a dev run of ``num_batches``, or the copy for a check, sets among ``TrainingConfig.rows`` or ``KEYS``."""
+    values = {name: getattr(row, column) for name, row in rows.items()}
+    return {
+        name: value(num_batches) if callable(value) else value
+        for name, value in values.items()
+        if value is not UNCHANGED
+    }
+
+
+def get_config_help(kind: type[CheckedConfig] = TrainingConfig) -> dict[str, dict[str, Any]]:
+    """Print the description of each setting, by category.
+
+    Returns ``{setting: {"help", "category", "allowed", "other_names", "default"}}``; a required setting has no default.
+    """
+    found = settings_help(kind)
+    for category in CATEGORIES:
+        print(f"{category}:")
+        for name, info in found.items():
+            if info["category"] == category:
+                others = f" (also: {', '.join(info['other_names'])})" if info["other_names"] else ""
+                default = f"Default: {info['default']!r}." if "default" in info else "Required."
+                print(f"  {name}{others}\n      {info['help']}\n      It is {info['allowed']}. {default}")
+    return found
+
+
+def settings_help(kind: type[CheckedConfig]) -> dict[str, dict[str, Any]]:
+    """The result of :func:`get_config_help`, without printing it."""
+    found = {}
+    hints = _type_hints(kind)
+    for name, field in kind.model_fields.items():
+        found[name] = {
+            "help": field.description,
+            "category": kind.rows[name].category,
+            "allowed": allowed_text(hints[name]),
+            "other_names": [other for other, alias in kind.aliases.items() if alias.field == name],
+        }
+        if not field.is_required():
+            found[name]["default"] = field.get_default(call_default_factory=True)
+    return found
+
+
+def keys_help() -> dict[str, dict[str, Any]]:
+    """``{"help", "allowed", "setting", "default"}`` of each key of config files; ``setting``: in the Python API.
+
+    A key that a run writes has no default.
+    """
+    found = {}
+    for path, key in KEYS.items():
+        hint = _type_of(key, path)
+        help = next(item.description for item in reversed(hint.__metadata__) if isinstance(item, FieldInfo))
+        found[path] = {"help": help or "", "allowed": allowed_text(hint), "setting": _FIELD_AT.get(path, "")}
+        if not key.has_effect:
+            found[path]["help"] = "A setting of another backend, without effect."
+        if key.default is not _ABSENT:
+            found[path]["default"] = key.value(lambda target: lambda **arguments: _call_text(target, arguments))
+    return found
+
+
+def _call_text(target: str, arguments: Mapping[str, Any]) -> str:
+    return f"{target.rpartition('.')[2]}({', '.join(f'{name}={value!r}' for name, value in arguments.items())})"
+
+
+def dump_default_yaml(path: str | os.PathLike[str]) -> None:
+    """Write the defaults of ``TrainingConfig`` as YAML, to be edited and read with ``load_from_yaml``."""
+    TrainingConfig().save_to_yaml(path)
