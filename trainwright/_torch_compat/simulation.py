@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -89,13 +88,13 @@ def _replacements() -> list[AbstractContextManager[Any]]:
 
     dist, mesh = torch.distributed, device_mesh.DeviceMesh
     return [
-        mock.patch.object(nn.Module, "_apply", _converted()),
-        mock.patch.object(Tensor, "__deepcopy__", _copied),  # torch's own copies the data
+        replaced(nn.Module, "_apply", _converted()),
+        replaced(Tensor, "__deepcopy__", _copied),  # torch's own copies the data
         # Objects travel as the data of tensors. All processes have the same in a simulation.
-        mock.patch.object(dist, "all_gather_object", _gather_objects),
-        mock.patch.object(dist, "broadcast_object_list"),
-        mock.patch.object(dist, "barrier"),
-        *(mock.patch.object(mesh, name, _with_data(getattr(mesh, name))) for name in _OF_RANKS),
+        replaced(dist, "all_gather_object", _gather_objects),
+        replaced(dist, "broadcast_object_list", _nothing),
+        replaced(dist, "barrier", _nothing),
+        *(replaced(mesh, name, _with_data(getattr(mesh, name))) for name in _OF_RANKS),
         *_of_sharding(),
     ]
 
@@ -110,10 +109,10 @@ def _of_sharding() -> list[AbstractContextManager[Any]]:
     chunks, shapes = "_chunk_with_empty", "_propagate_tensor_meta_non_cached"
     found: list[AbstractContextManager[Any]] = []
     if hasattr(_fsdp_param, chunks):  # of each parameter for all processes, of which FSDP2 uses two
-        found.append(mock.patch.object(_fsdp_param, chunks, _Chunks))
+        found.append(replaced(_fsdp_param, chunks, _Chunks))
     if hasattr(ShardingPropagator, shapes):  # DTensor runs an operation on complete tensors, to learn their shapes
         known = _with_data(getattr(ShardingPropagator, shapes))
-        found.append(mock.patch.object(ShardingPropagator, shapes, known))
+        found.append(replaced(ShardingPropagator, shapes, known))
     return found
 
 
@@ -194,7 +193,21 @@ def static_pipeline() -> AbstractContextManager[Any]:
         for stage in stages:
             stage._inference_mode = schedules.InferenceMode.STATIC  # type: ignore[attr-defined]
 
-    return mock.patch.object(kind, name, know)
+    return replaced(kind, name, know)
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """A context in which an attribute of torch is another one."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def _nothing(*_: Any, **__: Any) -> None: ...
 
 
 def _gather_objects(objects: list[Any], value: Any, group: Any = None) -> None:

@@ -26,6 +26,7 @@ from trainwright.parallel.dist import all_gather_object, get_local_rank, get_ran
 from trainwright.parallel.faults import leave_to_first, stop_watching, watch_faults
 from trainwright.parallel.layout import Layout
 from trainwright.parallel.mesh import use_layout
+from trainwright.parallel.simulated import simulation
 from trainwright.parallel.slurm_environment import step_variables
 from trainwright.parallel.startup_watch import siblings_awaited
 
@@ -39,7 +40,9 @@ def wrap_data_parallel(model: nn.Module, device: torch.device, *, find_unused_pa
     """
     if get_world_size() == 1:
         return model
-    wrapped = DistributedDataParallel(
+    active = simulation()
+    kind = DistributedDataParallel if active is None else active.replica
+    wrapped = kind(
         model,
         device_ids=None if device.type == "cpu" else [device],
         find_unused_parameters=find_unused_parameters,

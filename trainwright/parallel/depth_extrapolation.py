@@ -6,16 +6,15 @@ linear in the number of blocks, so that two lengths give that of any other; a th
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
-from unittest import mock
 
 from torch import Tensor, nn
 
-from trainwright.parallel import parallelize
 from trainwright.parallel.blocks import KEPT, Run, containers_of, layers_of, remove, runs_of
 from trainwright.parallel.mesh import current_mesh
-from trainwright.parallel.pipeline import Pipeline
 from trainwright.parallel.pipeline_cut import Stage
+from trainwright.parallel.simulated import simulated, simulation
 from trainwright.parallel.step_cost import Phase, TensorBytes, Trace
 
 TOLERANCE = 1e-2  # of the result, for what a third length differs by
@@ -93,22 +92,15 @@ class Depths:
 def shortened(counted: TensorBytes, extra: Sequence[int], runs: dict[str, Run]) -> Iterator[Depths]:
     """A context in which models are shortened before they are spread over the processes."""
     depths = Depths(counted, extra, runs)
-    build = Pipeline.__init__
+    active = simulation()
+    assert active is not None, "tensors are counted in a simulation"
 
-    def shorten(model: nn.Module, *_: Any) -> None:
+    def shorten(model: nn.Module) -> None:
         mesh = current_mesh()
         if mesh is None or mesh.layout.pipeline == 1:
             depths.shorten(model)
 
-    def shorten_stages(self: Pipeline, *arguments: Any) -> None:
-        build(self, *arguments)
-        for stage in self.stages:
-            depths.shorten_stage(stage)
-
-    with (
-        mock.patch.object(parallelize, "share_state", shorten),  # the first change of a model
-        mock.patch.object(Pipeline, "__init__", shorten_stages),
-    ):
+    with simulated(replace(active, before_spread=shorten, after_cut=depths.shorten_stage)):
         yield depths
 
 

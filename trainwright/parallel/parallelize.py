@@ -15,6 +15,7 @@ from trainwright.parallel.precision import run_under
 from trainwright.parallel.rank_checks import check_same_model
 from trainwright.parallel.recompute import recompute_blocks
 from trainwright.parallel.sharding import check_dense, check_shardable, check_sync_norms, shard_data
+from trainwright.parallel.simulated import simulation
 from trainwright.parallel.tensor_plan import check_plan, tensor_plan
 
 
@@ -96,7 +97,8 @@ def _pipeline_on(device: torch.device, model: nn.Module, mesh: Mesh | None) -> P
         share_state(model, device)  # equal weights, even if a model draws from generators of its own
         return None
     share_state(model, device)
-    pipeline = Pipeline(model, mesh, device)
+    active = simulation()
+    pipeline: Pipeline = (Pipeline if active is None else active.pipeline)(model, mesh, device)
     _move_stages((model, *pipeline.stages), device)
     return pipeline
 
@@ -115,7 +117,10 @@ def _move_stages(parts: Iterable[nn.Module], device: torch.device) -> None:
 
 def share_state(model: nn.Module, device: torch.device | None = None) -> None:
     """Broadcast the parameters and buffers of the first process, on ``device`` one after another; None: where it is."""
-    if get_world_size() > 1:
+    active = simulation()
+    if active is not None:
+        active.before_spread(model)
+    elif get_world_size() > 1:
         share_tensors([*model.buffers(), *model.parameters()], device)
 
 

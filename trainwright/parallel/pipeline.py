@@ -94,7 +94,7 @@ class Pipeline:
         self._shapes: dict[Any, list[tuple[Tensor, Tensor]]] = {}
         self._schedules: dict[Any, Any] = {}
         # At stage 3 parameters are gathered in each pass: data ranks must make the same passes in the same order.
-        self._agree = _agreement() if layout.zero_stage == 3 and layout.shard > 1 else None
+        self._agree = self._build_agreement() if layout.zero_stage == 3 and layout.shard > 1 else None
         self._has_warned = False
         self._sent: Any = None
         self._sharded: list[Any] = []
@@ -133,7 +133,7 @@ class Pipeline:
         self.forward_s = self.backward_s = 0.0
         self._num_windows += 1
         if self._num_windows & (self._num_windows - 1) == 0:  # 1, 2, 4, 8 ...: often enough to find what goes apart
-            check_same_on_stages(batches)
+            self._compare(batches)
         runs = [(key, [*group]) for key, group in groupby(batches, key=shapes_of)]
         is_new = False
         if self._agree is not None:
@@ -221,6 +221,12 @@ class Pipeline:
             del self._shapes[next(iter(self._shapes))]
         self._shapes[key] = found
         return found
+
+    def _build_agreement(self) -> Callable[..., list[bool]]:
+        return _agreement()
+
+    def _compare(self, batches: Sequence[Any]) -> None:
+        check_same_on_stages(batches)
 
     def _probe(self, batch: Any) -> list[tuple[Tensor | None, Any]]:
         """Run one batch without gradients, in evaluation mode: no random number is drawn, no statistics change."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError
+from trainwright.parallel.simulated import simulation
 from trainwright.parallel.tensor_plan import tied_names
 
 
@@ -328,7 +329,8 @@ def _form_of(model: nn.Module) -> Any:
         for name in base.config.base_model_pp_plan or ():
             if isinstance(getattr(base, name, None), nn.ModuleList):
                 form = _OfTransformers(model, prefix + name)
-                form.check(model, 2)
+                if simulation() is None:  # values are compared
+                    form.check(model, 2)
                 return form
     raise ConfigError(
         f"{type(model).__name__} does not say where it can be cut into pipeline stages: it has neither pipeline_layers"

@@ -8,10 +8,10 @@ import gc
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +20,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from trainwright._torch_compat.simulation import SimulatedReplica
-from trainwright.parallel import data_parallel, parallelize
-from trainwright.parallel.simulated_pipeline import simulated_stages
+from trainwright._torch_compat.simulation import SimulatedReplica, replaced
+from trainwright.parallel.simulated import Simulation, simulated
+from trainwright.parallel.simulated_pipeline import SimulatedPipeline
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,8 @@ class Trace:
 def counting() -> Iterator["TensorBytes"]:
     """A context, within that of a simulated process, in which tensors are counted."""
     with (
-        mock.patch.object(data_parallel, "replica_class", return_value=SimulatedReplica),
-        mock.patch.object(parallelize, "share_state"),  # all have the same
-        simulated_stages(),
+        ExitStack() as stack,
+        simulated(Simulation(SimulatedReplica, partial(SimulatedPipeline, stack))),
         TensorBytes() as counted,
         counted.watching_sizes(),
     ):
@@ -279,7 +278,7 @@ class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._set_size(id(storage), num_bytes)
             return result
 
-        with mock.patch.object(torch.UntypedStorage, "resize_", resized):
+        with replaced(torch.UntypedStorage, "resize_", resized):
             yield
 
     def _count_traffic(self, func: Any, args: Any, result: Any) -> None:
