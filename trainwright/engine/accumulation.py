@@ -1,27 +1,30 @@
-"""Gradient accumulation: the loss of an update is the mean over the samples, or tokens, of its micro-batches.
+"""The loss of an update is the mean over the targets of all its micro-batches, on all processes.
 
-Each micro-batch has a mean loss, which contributes its share: with equal sizes the loss divided by their number, else
-weighted by samples or tokens. ``step_plan`` says which micro-batches form an update, ``step`` runs them.
+Each micro-batch has a mean loss, which contributes its share: its part of the targets that count. ``step_plan`` says
+which micro-batches form an update, ``step`` runs them.
 """
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from trainwright._torch_compat.tensor_chunks import is_dtensor
 from trainwright.config.errors import ConfigError
 from trainwright.data.batch import count_samples
 from trainwright.engine.loss_fn import TOKENS as TOKENS
-from trainwright.engine.loss_fn import sum_losses
+from trainwright.engine.loss_fn import sum_losses, without_empty_mean
+from trainwright.engine.targets import TargetCounter
 from trainwright.events.media import wide_dtype
 from trainwright.models.outputs import named_outputs, scalars_of
 from trainwright.optim.named import each_optimizer
-from trainwright.parallel.dist import get_data_parallel_size, reduce_over_data
+from trainwright.parallel.dist import reduce_over_data
 
 
 def plain_backward(loss: Tensor, batch: Any = None, **options: Any) -> None:
@@ -55,157 +58,185 @@ class AllGroups:
 
 
 class WindowMean:
-    """Weights the micro-batches of a window, so that their gradients add up to the gradient of one large batch.
+    """Weights the micro-batches of a window, so that their gradients add up to those of the mean over all its targets.
 
     For each window: ``begin``, for each micro-batch ``share`` and the backward pass of its result, then ``finish``.
-    With tokens the mean covers the tokens of all ranks; without, the mean of each rank has the same weight.
+    The targets are those of all data ranks. What a micro-batch weighs is its ``num_tokens``, if the model returns them,
+    the targets that the :class:`TargetCounter` counts, or its samples.
+
+    Args:
+        count: returns the samples of a batch, 0 for a padding batch or if unknown; by default what the batch shows.
+        count_all: of several processes: the samples of all of them in the window that starts; 0: unknown.
+        num_ranks: the data ranks that take part, whose gradients are averaged; None: this process alone.
+        is_staged: the batches of a window are read, and announced by ``read``, before the first loss is known, which
+            only the last pipeline stage knows. The gradients are complete after ``finish``.
+
+    Attributes:
+        weights: of the window's micro-batches so far: numbers, or tensors on the device.
+        latest_samples: the samples of the latest weighted micro-batch.
     """
 
     def __init__(
         self,
         optimizer: HasGroups,
-        count: Callable[[Any], int] | None = None,
         differentiate: Callable[..., None] = plain_backward,
+        *,
+        targets: TargetCounter,
+        count: Callable[[Any], int] | None = None,
+        count_all: Callable[[], int] = lambda: 0,
+        num_ranks: int | None = None,
+        is_staged: bool = False,
     ) -> None:
-        """``count`` returns the samples of a batch, 0 if unknown; by default what the batch shows."""
-        self._optimizer = optimizer
-        self._differentiate = differentiate
-        self._count = count or count_samples
-        self._length = 1
-        self._is_by_tokens = False
+        self._optimizer, self._differentiate, self._targets = optimizer, differentiate, targets
+        self._is_alone, self._num_ranks, self._is_staged = num_ranks is None, num_ranks or 1, is_staged
+        self._count = count or (count_samples if num_ranks is None else partial(count_samples, unknown=1))
+        self._count_all = count_all
+        self._length, self._is_over = 1, not self._is_alone
+        self._expected = 0.0  # the weight of all ranks in the window, as far as it is known before its end
+        self._outputs: Any = None
         self._num_tokens: Any = None
-        self.weights: list[Any] = []  # of the window's micro-batches so far: samples, or tokens on the device
+        self._read = deque[int]()
+        self.weights: list[Any] = []
+        self.latest_samples = 0
+        self.is_divided_later = False  # whether `finish` divides the gradients by the weight of all ranks
 
     def begin(self, length: int) -> None:
         """Start a window of ``length`` micro-batches, which form one update."""
-        self._length = length
-        self._is_by_tokens = False
-        self.weights = []
+        self._length, self._is_over, self.is_divided_later = length, False, False
+        self._expected = 0 if self._is_alone else self._count_all()
+        self._outputs, self.weights = None, []
+        self._read.clear()
 
     def continue_window(self, other: "WindowMean") -> None:
         """Continue where another one of the same run is in its window."""
-        names = ("_length", "_is_by_tokens", "_num_tokens", "weights", "_total", "_is_over")
+        names = ("_length", "_is_over", "_expected", "_num_tokens", "_read", "weights", "is_divided_later")
         vars(self).update({name: value for name, value in vars(other).items() if name in names})
+
+    def read(self, batch: Any) -> None:
+        """Count a batch that is weighted later."""
+        self._read.append(self._count(batch))
+
+    def record(self, outputs: Any) -> None:
+        """Record the model's outputs for the micro-batch of the next ``backward`` or ``share``."""
+        if not self._targets.is_decided:
+            self._outputs = outputs
+        named = None if isinstance(outputs, Tensor) else outputs if type(outputs) is dict else named_outputs(outputs)
+        self._num_tokens = None if named is None else named.get(TOKENS)
 
     def loss_share(self, outputs: Any, batch: Any) -> Tensor:
         """The share of a micro-batch in the loss of the update, from the model's ``outputs``."""
         loss = sum_losses(outputs)
-        return self.share(loss, batch, outputs.get(TOKENS))
-
-    def record(self, outputs: Any) -> None:
-        """Record the model's outputs for the micro-batch of the next ``backward``."""
-        named = None if isinstance(outputs, Tensor) else outputs if type(outputs) is dict else named_outputs(outputs)
-        self._num_tokens = None if named is None else named.get(TOKENS)
+        self.record(outputs)
+        return self.share(loss, batch)
 
     def backward(self, loss: Tensor, batch: Any) -> None:
         """Backward pass of a micro-batch's share; the gradients are complete after the last one of the window."""
-        tokens, self._num_tokens = self._num_tokens, None
-        self._differentiate(self.share(loss, batch, tokens))
-        if len(self.weights) == self._length:
+        self._differentiate(self.share(loss, batch))
+        if len(self.weights) == self._length and not self._is_staged:
             self.finish()
 
-    def share(self, loss: Tensor, batch: Any, num_tokens: Any = None) -> Tensor:
+    def share(self, loss: Tensor, batch: Any) -> Tensor:
         """The part of the update's loss that a micro-batch's mean loss contributes: the tensor to differentiate."""
-        if num_tokens is not None:
-            return self._share_by_tokens(loss, num_tokens)
-        if self._length == 1:
+        if self._is_over:  # batches that a user's own loop reads
+            self._length, self._expected, self._is_over, self.weights = 1, 0, False, []
+        tokens, self._num_tokens = self._num_tokens, None
+        if self._is_alone and self._length == 1 and tokens is None:
             return loss
-        weights = self.weights
-        # An unknown size is assumed to equal the size of the first.
-        weights.append(self._count(batch) or (weights[0] if weights else 1))
-        weight, expected = weights[-1], self._length * weights[0]
-        if len(weights) < self._length:
-            share: Tensor = loss / (expected / weight)
-            return share
-        total = sum(weights)
-        if total != expected:  # at an epoch's end; before the last backward, which synchronizes
-            scale_gradients(self._optimizer, expected / total)
-        share = loss / (total / weight)
-        return share
+        samples = self.latest_samples = self._read.popleft() if self._read else self._count(batch)
+        if tokens is not None:
+            tokens, self._expected = _as_count(tokens if samples or self._is_alone else 0, loss.device), 0
+            self.weights.append(tokens)
+        else:
+            if not self._targets.is_decided:
+                self._targets.decide(self._outputs, batch, loss)
+                self._outputs = None
+            # An unknown number of samples is assumed to equal that of the first micro-batch.
+            if self._is_alone and not samples:
+                first = self.weights[0] if self.weights else 1
+                samples = 1 if isinstance(first, Tensor) else first or 1
+            self.weights.append(self._targets.count(batch, samples))
+        self.is_divided_later = tokens is not None or (
+            not self._is_alone and (not self._expected or self._targets.targets is not None)
+        )
+        if self._is_alone and not self.is_divided_later and len(self.weights) == self._length:
+            self._scale_to_total()
+        return self.share_again(loss)
 
     def share_again(self, loss: Tensor) -> Tensor:
         """The share of another loss of the last weighted micro-batch."""
         if not self.weights:
             return loss
-        if self._is_by_tokens:
-            return _times_tokens(loss, self.weights[-1])
-        weights = self.weights
-        total = self._length * weights[0] if len(weights) < self._length else sum(weights)
-        share: Tensor = loss / (total / weights[-1])
-        return share
+        weight = self.weights[-1]
+        if self._is_alone and not self.is_divided_later:
+            is_known = len(self.weights) == self._length
+            return _share(loss, weight, sum(self.weights) if is_known else self._length * _or_one(self.weights[0]))
+        if self._expected:
+            if not isinstance(weight, Tensor) and weight * self._num_ranks == self._expected:
+                return loss
+            weight = weight * self._num_ranks / self._expected
+        return _times(loss, weight)
+
+    def watch(self, model: nn.Module) -> RemovableHandle:
+        """Record each output of ``model`` in training, for a loss that the user's code computes."""
+        return model.register_forward_hook(lambda module, _, outputs: self.record(outputs) if module.training else None)
+
+    def _scale_to_total(self) -> None:
+        """The weight of the window is known now, before the last backward pass, which synchronizes."""
+        expected, total = self._length * _or_one(self.weights[0]), sum(self.weights)
+        if isinstance(total, Tensor):
+            scale_gradients(self._optimizer, expected / _or_one(total))
+        elif total not in (0, expected):
+            scale_gradients(self._optimizer, expected / total)
 
     def factor(self) -> Tensor | None:
         """The factor of the gradients at the window's end, a tensor on the device; None if they need no scaling."""
-        if not self._is_by_tokens:
+        if not self.is_divided_later:
             return None
-        total = torch.stack(self.weights).sum()
+        of_weights = (weight.device for weight in self.weights if isinstance(weight, Tensor))
+        device = next(of_weights, self._optimizer.param_groups[0]["params"][0].device)
+        wide = wide_dtype(device)
+        total = torch.stack([torch.as_tensor(weight, dtype=wide, device=device) for weight in self.weights]).sum()
         reduce_over_data(total)
         # Data parallelism divides the sum over the ranks by their number.
-        return get_data_parallel_size() / total.clamp(min=1)
+        return (self._expected or self._num_ranks) / _or_one(total)
 
     def finish(self) -> None:
-        """After the last micro-batch's backward pass: divide the gradients by the number of tokens of all ranks."""
+        """After the last micro-batch's backward pass: divide the gradients by the weight of all ranks."""
         factor = self.factor()
         if factor is not None:
             scale_gradients(self._optimizer, factor)
-            self._is_by_tokens = False  # scaled now
+            self.is_divided_later = False  # divided now
+        self._is_over = not self._is_alone
 
-    def _share_by_tokens(self, loss: Tensor, num_tokens: Any) -> Tensor:
-        tokens = _as_count(num_tokens, loss.device)
-        self._is_by_tokens = True
-        self.weights.append(tokens)
-        return _times_tokens(loss, tokens)
+    def receive(self, weights: Tensor | None, *, is_by_tokens: bool) -> None:
+        """The weights of the window's micro-batches, on a stage without the loss; None: their samples."""
+        self.is_divided_later = weights is not None or not self._expected
+        if is_by_tokens:
+            self._expected = 0
+        self.weights = [*self._read] if weights is None else [*weights.unbind()]
 
 
-class RankMean(WindowMean):
-    """:class:`WindowMean` over the samples or tokens of all ranks.
+def _or_one(weight: Any) -> Any:
+    """The weight, or 1 if it is 0."""
+    return torch.where(weight > 0, weight, torch.ones_like(weight)) if isinstance(weight, Tensor) else weight or 1
 
-    Args:
-        count: the samples of this rank's batch; 0 for a padding batch, which has no effect.
-        count_all: the samples of all ranks in the window that starts; 0: unknown.
-    """
 
-    def __init__(
-        self,
-        optimizer: HasGroups,
-        differentiate: Callable[..., None],
-        *,
-        count: Callable[[Any], int] | None,
-        count_all: Callable[[], int],
-    ) -> None:
-        super().__init__(optimizer, count or partial(count_samples, unknown=1), differentiate)
-        self._count_all = count_all
-        self._num_ranks = get_data_parallel_size()
-        self._total = 0
-        self._is_over = True
+def _share(loss: Tensor, weight: Any, total: Any) -> Tensor:
+    """The part of a mean that has ``weight`` of ``total``. The mean over no target is NaN; it must not contribute."""
+    if not isinstance(weight, Tensor):
+        return loss / (total / weight) if weight else _nothing(loss)
+    return torch.where(weight > 0, loss / (_or_one(total) / _or_one(weight)), 0.0)
 
-    def begin(self, length: int) -> None:
-        super().begin(length)
-        self._total, self._is_over = self._count_all(), False
 
-    def share(self, loss: Tensor, batch: Any, num_tokens: Any = None) -> Tensor:
-        if self._is_over:  # batches that a user's own loop reads
-            super().begin(1)
-            self._total = 0
-        count = self._count(batch)
-        if num_tokens is not None:
-            return self._share_by_tokens(loss, num_tokens if count else 0)
-        if not self._total:
-            return self._share_by_tokens(loss, count)
-        self.weights.append(count)
-        weighted = count * self._num_ranks
-        return loss if weighted == self._total else loss * (weighted / self._total)
+def _nothing(loss: Tensor) -> Tensor:
+    return without_empty_mean(loss, 0) if isinstance(loss, Tensor) else loss * 0  # the second: a factor
 
-    def share_again(self, loss: Tensor) -> Tensor:
-        if self._is_by_tokens or not self._total:
-            return super().share_again(loss)
-        share: Tensor = loss * (self.weights[-1] * self._num_ranks / self._total)
-        return share
 
-    def finish(self) -> None:
-        if self._is_by_tokens:
-            super().finish()
-        self._is_over = True
+def _times(loss: Tensor, weight: Any) -> Tensor:
+    """As `_share` of a total that is not known."""
+    if not isinstance(weight, Tensor):
+        return loss * weight if weight else _nothing(loss)
+    return torch.where(weight > 0, loss * weight, torch.zeros_like(loss))
 
 
 def weighted_mean(values: Sequence[Any], weights: Sequence[Any] = ()) -> Any:
@@ -213,7 +244,7 @@ def weighted_mean(values: Sequence[Any], weights: Sequence[Any] = ()) -> Any:
     is_by_tokens = len(weights) == len(values) and isinstance(weights[0], Tensor)
     if is_by_tokens:
         tokens = torch.stack([*weights])
-        return _times_tokens(torch.stack([*values]), tokens).sum() / tokens.sum().clamp(min=1)
+        return _times(torch.stack([*values]), tokens).sum() / tokens.sum().clamp(min=1)
     if len(weights) != len(values) or len(set(weights)) == 1:
         return values[0] if len(values) == 1 else sum(values) / len(values)
     total = sum(weights)
@@ -274,11 +305,6 @@ def scale_gradients(optimizer: HasGroups, factor: float | Tensor) -> None:
             if parameter.grad is not None:
                 gradient = parameter.grad
                 gradient.mul_(factor.to(gradient.device) if isinstance(factor, Tensor) else factor)
-
-
-def _times_tokens(loss: Tensor, tokens: Tensor) -> Tensor:
-    # The mean over zero tokens is NaN; it must not contribute.
-    return torch.where(tokens > 0, loss * tokens, torch.zeros_like(loss))
 
 
 def _as_count(num_tokens: Any, device: torch.device) -> Tensor:

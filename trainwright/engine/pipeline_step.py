@@ -6,7 +6,6 @@ all processes; or after each window, if something needs them there.
 """
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -17,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import RandomSampler
 
 from trainwright.config.errors import ConfigError
-from trainwright.engine.accumulation import TOKENS, RankMean
+from trainwright.engine.accumulation import TOKENS
 from trainwright.engine.step import Step
 from trainwright.events.media import wide_dtype
 from trainwright.parallel.dist import all_gather_object, gather_over_pipeline
@@ -28,7 +27,7 @@ class Logged(NamedTuple):
     """What a stage knows of the logged values in the first window."""
 
     names: tuple[str, ...]  # on a stage without the loss, of the loss alone
-    is_by_tokens: bool  # whether losses are weighted by tokens, which the other stages need to divide gradients
+    is_by_tokens: bool  # whether losses are weighted by targets, which the other stages need to divide gradients
 
 
 class PipelineStep(Step):
@@ -65,26 +64,20 @@ class PipelineStep(Step):
         self._no_value = torch.full((), torch.nan, device=pipeline.device)
         self._has_finished = False  # a micro-batch of this run
 
-    @property
-    def _mean(self) -> "StageMean":
-        mean = self.update.mean
-        assert isinstance(mean, StageMean), "as pipeline_settings say"
-        return mean
-
     def run(self) -> None:
         """One update of the weights."""
         phases, clock, update = self._phases, time.perf_counter, self.update
         length = self._begin_window()
         assert update.begin is not None, "the means of stages are weighted"
         update.begin(length)
-        mean, batches = self._mean, list[Any]()
+        batches = list[Any]()
         start = clock()
         for left in range(length - 1, -1, -1):
             update.is_window_end = left == 0
             batches.append(self._batches.next())
             if self._begin_batch is not None:
                 self._begin_batch(batches[-1])
-            mean.read(batches[-1])
+            update.mean.read(batches[-1])
         data_time = clock() - start
         phases.data += data_time
 
@@ -131,7 +124,7 @@ class PipelineStep(Step):
 
     def _agree(self, rows: list[dict[str, Any]]) -> None:
         """Learn what the last stage logs, and whether a process needs it after each window."""
-        here = Logged(tuple(rows[0]) if rows else (self._loss_name,), self._mean.is_by_tokens)
+        here = Logged(tuple(rows[0]) if rows else (self._loss_name,), self.update.mean.is_divided_later)
         self._logged = last = gather_over_pipeline(here)[self._pipeline.last_rank]
         needs = self._shows_each or self.after_batch is not None or self.update.record_loss is not None
         # Of all pipelines: where values are shared, all stages take part in the mean over all processes.
@@ -141,7 +134,7 @@ class PipelineStep(Step):
         assert self._logged is not None, "after the first window"
         names, is_by_tokens = self._logged
         for row in rows:
-            if tuple(row) != names or self._mean.is_by_tokens != is_by_tokens:
+            if tuple(row) != names or self.update.mean.is_divided_later != is_by_tokens:
                 raise ConfigError(
                     f"The model returned {', '.join(row)} after {', '.join(names)}. With a pipeline it must return"
                     " scalars of the same names for every batch."
@@ -152,13 +145,13 @@ class PipelineStep(Step):
         if self._pipeline.is_last:
             return rows
         assert self._logged is not None, "after the first window"
-        self._mean.weights = [0] * length
+        self.update.mean.weights = [0] * length
         return [dict.fromkeys(self._logged.names, self._no_value) for _ in range(length)]
 
     def _share(self, rows: list[dict[str, Any]], length: int) -> list[dict[str, Tensor]]:
         """The scalars of the window's micro-batches, on all stages. One message, without waiting for the device."""
         assert self._logged is not None, "after the first window"
-        pipeline, mean, device = self._pipeline, self._mean, self._pipeline.device
+        pipeline, mean, device = self._pipeline, self.update.mean, self._pipeline.device
         names, is_by_tokens = self._logged
         values = torch.zeros(length, 1 + len(names), dtype=wide_dtype(device), device=device)
         if pipeline.is_last:
@@ -167,44 +160,8 @@ class PipelineStep(Step):
             values = torch.stack([_column(column, device) for column in columns], dim=1).to(values.dtype)
         pipeline.broadcast(values)
         if not pipeline.is_last:
-            mean.receive(values[:, 0] if is_by_tokens else None)
+            mean.receive(values[:, 0] if is_by_tokens else None, is_by_tokens=TOKENS in names)
         return [dict(zip(names, row[1:].unbind(), strict=True)) for row in values]
-
-
-class StageMean(RankMean):
-    """:class:`RankMean` where all batches of a window are read before the first loss is known, on the last stage."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._read: deque[int] = deque()
-        self._count_now, self._count = self._count, self._next_count
-        self.latest_count = 0  # the samples of the micro-batch whose loss was computed latest
-
-    def begin(self, length: int) -> None:
-        super().begin(length)
-        self._read.clear()
-
-    def read(self, batch: Any) -> None:
-        """Count a batch that is weighed later."""
-        self._read.append(self._count_now(batch))
-
-    def _next_count(self, batch: Any) -> int:
-        self.latest_count = self._read.popleft()
-        return self.latest_count
-
-    def backward(self, loss: Tensor, batch: Any) -> None:
-        tokens, self._num_tokens = self._num_tokens, None
-        self._differentiate(self.share(loss, batch, tokens))
-
-    def receive(self, tokens: Tensor | None) -> None:
-        """The weights of the window's micro-batches, on a stage without the loss; None: their samples."""
-        self._is_by_tokens = tokens is not None or not self._total
-        self.weights = [*self._read] if tokens is None else [*tokens.unbind()]
-
-    @property
-    def is_by_tokens(self) -> bool:
-        """Whether the gradients are still to be divided by the number of tokens."""
-        return self._is_by_tokens
 
 
 class Captured:
@@ -231,7 +188,7 @@ def pipeline_settings(pipeline: Pipeline, grad_scaler: torch.amp.GradScaler | No
     pipeline.tied.check_settings(optimizer.param_groups)
     return {
         "differentiate": Captured(grad_scaler, pipeline.device),
-        "mean_class": StageMean,
+        "is_staged": True,
     }
 
 

@@ -17,7 +17,6 @@ from trainwright.config.errors import ConfigError
 from trainwright.engine.accumulation import (
     TOKENS,
     AllGroups,
-    RankMean,
     WindowMean,
     part_of_mean,
     plain_backward,
@@ -25,13 +24,14 @@ from trainwright.engine.accumulation import (
 )
 from trainwright.engine.extra_parameters import synchronized
 from trainwright.engine.gradient_sync import GradientSync, Replica, SkipTogether
+from trainwright.engine.targets import TargetCounter
 from trainwright.events.media import wide_dtype
 from trainwright.events.storage import EventStorage, get_event_storage, has_event_storage
 from trainwright.models.outputs import is_loss_alone
 from trainwright.optim.clip import gradient_clipper, gradient_norm
 from trainwright.optim.named import NamedOptimizers, each_optimizer
 from trainwright.optim.skip import ScaledStep, SkipNonFinite
-from trainwright.parallel.dist import get_data_parallel_size
+from trainwright.parallel.dist import gather_over_data, get_data_parallel_size
 from trainwright.parallel.sharding import check_steps_of_parts, use_kernels_for_parts
 
 # Names of the trainer's own metrics.
@@ -51,8 +51,9 @@ class Update:
         differentiate: the backward pass, if it is not torch's own.
         replica: the model of this process, if there are several processes.
         count_all: with ``replica``: the samples of all processes in the window that starts; 0: unknown.
-        mean_class: with ``replica``: the class that weights the micro-batches. With pipeline stages only the last one
-            has losses; then ``record_loss`` is called once for a window, not in each ``backward``.
+        is_staged: the model is cut into pipeline stages, of which only the last one has losses. ``record_loss`` is then
+            called once for a window, not in each ``backward``.
+        criterion: returns the loss of outputs and labels, if the model computes none.
 
     Attributes:
         is_window_end: whether the current micro-batch is the last of its window.
@@ -91,13 +92,14 @@ class Update:
         differentiate: Callable[..., None] | None = None,
         replica: GradientSync | None = None,
         count_all: Callable[[], int] | None = None,
-        mean_class: type[RankMean] = RankMean,
+        is_staged: bool = False,
+        criterion: Callable[[], Any] = lambda: None,
     ) -> None:
         self.is_window_end, self.batch = True, None
         self.is_prepared = self.is_stepping = False
         self.is_counted = False
         self.grad_scaler, self.max_norm, self.max_value = grad_scaler, max_norm, max_value
-        self.skips = skip_non_finite
+        self.skips, self._is_staged = skip_non_finite, is_staged
         self._plain_step, self._zero_grad, self.sync = step, zero_grad, replica
         self._device = next(model.parameters()).device if replica is not None else None
         is_scaled, self.is_weighed = grad_scaler is not None, accumulates or replica is not None
@@ -118,9 +120,15 @@ class Update:
             differentiate, is_plain = self.closure.differentiate, False
         self.differentiate = differentiate
         self.groups = AllGroups(optimizer)
-        self.mean = WindowMean(self.groups, count, differentiate)
-        if replica is not None:
-            self.mean = mean_class(self.groups, differentiate, count=count, count_all=count_all or _unknown)
+        self.mean = WindowMean(
+            self.groups,
+            differentiate,
+            targets=TargetCounter(model, criterion, gather_over_data),
+            count=count,
+            count_all=count_all or _unknown,
+            num_ranks=None if replica is None else get_data_parallel_size(),
+            is_staged=is_staged,
+        )
         self.record = self.mean.record if self.is_weighed else None
         self.begin: Callable[[int], None] | None = self.mean.begin if self.is_weighed else None
         self.backward: Callable[[Tensor, Any], None] = plain_backward if is_plain else self.mean.backward
@@ -268,7 +276,7 @@ class Update:
             backward(loss, batch)
 
         self.begin, self.record_loss = begin_window, record_loss
-        if type(self.mean) in (WindowMean, RankMean):
+        if not self._is_staged:
             self.backward = recorded_backward
 
 

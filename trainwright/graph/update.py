@@ -300,7 +300,8 @@ class _Programs:
             self._set_gradients(results)
         results.update(self._constants)
         if mean is not None and self._is_by_tokens:
-            mean.share(results["loss"], batch, results[f"output.{TOKENS}"])
+            mean.record({TOKENS: results[f"output.{TOKENS}"]})
+            mean.share(results["loss"], batch)
         return results
 
     def _take_gradients(self) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from trainwright._torch_compat.tensor_chunks import is_dtensor
 from trainwright.config.errors import ConfigTypeError
@@ -17,7 +18,7 @@ from trainwright.engine.accumulation import mean_outputs
 from trainwright.engine.gradient_sync import explained
 from trainwright.engine.label_alignment import predictions_of
 from trainwright.engine.loss_fn import Contract, contract_for, fields_of
-from trainwright.engine.pipeline_step import PipelineStep, StageMean, pipeline_settings
+from trainwright.engine.pipeline_step import PipelineStep, pipeline_settings
 from trainwright.engine.step import Step
 from trainwright.engine.trainer import loaders, optim
 from trainwright.engine.trainer.base import OWN_STEP_METHODS, STEP_METHODS
@@ -38,6 +39,7 @@ class SteppingTrainer(RankedTrainer):
     """Builds the step before the first one, and again for another optimizer or loss."""
 
     _batches: Batches | None = None
+    _watching: RemovableHandle | None = None
 
     def _build_loss(self) -> None:
         """Choose the loss of the model or the configuration."""
@@ -148,7 +150,7 @@ class SteppingTrainer(RankedTrainer):
     def _settings_of_update(self) -> dict[str, Any]:
         """The arguments of :class:`Update` that depend on other processes and the Accelerator."""
         is_own = loaders.is_own_loader(self.train_dataloader)
-        settings: dict[str, Any] = {"count": self._samples_of_step if is_own else None}
+        settings: dict[str, Any] = {"count": self._samples_of_step if is_own else None, "criterion": lambda: self.loss}
         if self._replica is not None:
             settings["replica"] = self._replica
             settings["count_all"] = self._samples_of_window if is_own else None
@@ -202,8 +204,11 @@ class SteppingTrainer(RankedTrainer):
         step.after_batch = self._after_batch()  # all callbacks are registered now
         if isinstance(step, PipelineStep) and self._train_metrics is not None:
             step.after_output = self._train_metrics.add
-        if any(is_overridden(self, name) for name in STEP_METHODS) and self._train_metrics is not None:
-            self._train_metrics.watch(self.model)
+        if any(is_overridden(self, name) for name in STEP_METHODS):
+            if self._train_metrics is not None:
+                self._train_metrics.watch(self.model)
+            if self._update.is_weighed:
+                self._watching = self._update.mean.watch(self.model)
         self._step = step
 
     def _train_first(self, model: Any, batch: Any) -> Any:
@@ -324,8 +329,8 @@ class SteppingTrainer(RankedTrainer):
         """Whether the latest batch is a padding batch, which only keeps this process in step with the others."""
         if not loaders.is_own_loader(self.train_dataloader):
             return False
-        mean = self._update.mean
-        return (mean.latest_count if isinstance(mean, StageMean) else self._samples_of_step(None)) == 0
+        is_staged = self._pipeline is not None  # all batches of the update are counted before
+        return (self._update.mean.latest_samples if is_staged else self._samples_of_step(None)) == 0
 
     def _record_scalars(self, outputs: Mapping[str, Any]) -> None:
         """Keep the scalars among the model's outputs for the current micro-batch; a program returns them itself."""

@@ -528,6 +528,8 @@ class TrainerSetup(SteppingTrainer):
         uninstall(self, *STEP_METHODS, "optimization_step")
         if self._batches is not None:
             self._batches.close()
+        if self._watching is not None:
+            self._watching.remove()
         for loader in (self.train_dataloader, *loaders.each(self.eval_dataloader)):
             if isinstance(loader, BatchLoader):
                 loader.close()

@@ -1,0 +1,245 @@
+"""The loss of an update is the mean over the targets that count, of all micro-batches and all processes.
+
+Each run has one update of 8 samples, whose targets are very uneven, and is compared with a plain loop over one batch of
+all of them. B batch, L tokens, C classes. Everything is float64, so that 1e-6 is far above rounding.
+"""
+
+import copy
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from tests.ranks import on_ranks
+from trainwright import Trainer, TrainingConfig
+from trainwright.engine import EagerTrainer
+from trainwright.parallel.dist import get_rank, get_world_size
+
+CLASSES = 5
+IGNORED = -100
+
+
+class Tokens(Dataset[Any]):
+    """8 samples of 7 tokens; each sample has another number of labels that count."""
+
+    def __init__(self, ignored: int = IGNORED, *, is_pair: bool = False, per_sample: bool = False) -> None:
+        generator = torch.Generator().manual_seed(5)
+        self.inputs = torch.randint(CLASSES, (8, 7), generator=generator)
+        self.labels = torch.randint(1, CLASSES, (8, 7), generator=generator)
+        for index in range(8):
+            self.labels[index, [1, 7, 2, 6, 1, 1, 5, 3][index] :] = ignored
+            self.labels[index, : index % 2] = ignored
+        self.labels[0, 0] = 2
+        if per_sample:
+            self.labels = torch.tensor([0, 0, 0, ignored, 1, 2, ignored, ignored])
+        self.is_pair = is_pair
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        pair = self.inputs[index], self.labels[index]
+        return pair if self.is_pair else dict(zip(("inputs", "labels"), pair, strict=True))
+
+    def batch(self, *indices: int) -> Any:
+        rows = list(indices) or list(range(8))
+        pair = self.inputs[rows], self.labels[rows]
+        return pair if self.is_pair else dict(zip(("inputs", "labels"), pair, strict=True))
+
+
+class Scores(nn.Module):
+    def __init__(self, *, per_sample: bool = False) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Embedding(CLASSES, 4), nn.Linear(4, CLASSES)).double()
+        self.per_sample = per_sample
+
+    def forward(self, inputs: Tensor) -> Any:  # (B, C, L), as torch's losses take it, or (B, C)
+        logits_BLC = self.body(inputs)
+        return logits_BLC.mean(1) if self.per_sample else logits_BLC.transpose(1, 2)
+
+
+class NextToken(Scores):
+    """A causal language model: the score at a token is compared with the label of the next one."""
+
+    def forward(self, inputs: Tensor, labels: Tensor | None = None) -> Any:  # type: ignore[override]
+        logits_BLC = self.body(inputs)
+        assert labels is not None
+        loss = F.cross_entropy(logits_BLC[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        return {"loss": loss, "logits": logits_BLC}
+
+
+class Tagger(Scores):
+    def forward(self, inputs: Tensor, labels: Tensor | None = None) -> Any:  # type: ignore[override]
+        assert labels is not None
+        logits_BLC = self.body(inputs)
+        return {"loss": F.cross_entropy(logits_BLC.flatten(0, 1), labels.flatten()), "logits": logits_BLC}
+
+
+class Padded(Scores):
+    """Ignores its padding token, 0."""
+
+    def forward(self, inputs: Tensor, labels: Tensor | None = None) -> Any:  # type: ignore[override]
+        assert labels is not None
+        logits_BLC = self.body(inputs)
+        loss = F.cross_entropy(logits_BLC.flatten(0, 1), labels.flatten(), ignore_index=0)
+        return {"loss": loss, "logits": logits_BLC}
+
+
+class ByItems(Scores):
+    """Returns the loss alone; its mean is over the number that it is given, as models of transformers do."""
+
+    def forward(self, inputs: Tensor, labels: Tensor, num_items_in_batch: Any = None) -> Any:  # type: ignore[override]
+        logits_BLC = self.body(inputs)[:, :-1]
+        total = F.cross_entropy(logits_BLC.flatten(0, 1), labels[:, 1:].flatten(), reduction="sum")
+        return {
+            "loss": total / ((labels[:, 1:] != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch)
+        }
+
+
+class OwnStep(Trainer):
+    def train_step(self, model: Any, inputs: Any) -> Any:
+        loss = model(**inputs)["loss"]
+        self.backward(loss)
+        self.step()
+        return {"step_loss": loss.detach()}
+
+
+class OwnLoss(Trainer):
+    def compute_loss(self, model: Any, inputs: Any) -> Any:
+        return model(**inputs)["loss"]
+
+
+WEIGHTS = torch.tensor([0.1, 1.0, 5.0, 2.0, 0.5], dtype=torch.float64)
+
+# Kind of run: the model, its data, and further arguments of the trainer.
+KINDS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tokens], dict[str, Any]]] = {
+    "next tokens": (NextToken, Tokens, {}),
+    "tags": (Tagger, Tokens, {}),
+    "padding is ignored": (Padded, lambda: Tokens(0), {}),
+    "number of items": (ByItems, Tokens, {}),
+    "ignored pixels": (Scores, lambda: Tokens(3, is_pair=True), {"loss": nn.CrossEntropyLoss(ignore_index=3)}),
+    "class weights": (Scores, lambda: Tokens(is_pair=True), {"loss": nn.CrossEntropyLoss(weight=WEIGHTS)}),
+    "one label a sample": (
+        lambda: Scores(per_sample=True),
+        lambda: Tokens(is_pair=True, per_sample=True),
+        {"loss": nn.CrossEntropyLoss(weight=WEIGHTS)},
+    ),
+    "own step": (NextToken, Tokens, {"kind": OwnStep}),
+    "own loss": (Tagger, Tokens, {"kind": OwnLoss}),
+}
+
+
+def model_of(kind: str) -> nn.Module:
+    torch.manual_seed(0)
+    return KINDS[kind][0]()
+
+
+def by_hand(kind: str) -> tuple[list[list[float]], float]:
+    model, (_, make_data, options) = model_of(kind), KINDS[kind]
+    batch = make_data().batch()
+    loss = model(**batch)["loss"] if isinstance(batch, dict) else options["loss"](model(batch[0]), batch[1])
+    loss.backward()
+    torch.optim.SGD(model.parameters(), lr=0.5).step()
+    return weights_of(model), loss.item()
+
+
+def weights_of(model: nn.Module) -> list[list[float]]:
+    return [parameter.detach().flatten().tolist() for parameter in model.parameters()]
+
+
+def trained(kind: str, batch_size: int, accumulation: int, folder: str) -> tuple[list[list[float]], float]:
+    """The weights after one update, and its logged loss."""
+    model, (_, make_data, options) = model_of(kind), dict(KINDS)[kind]
+    options = copy.copy(options)
+    make = options.pop("kind", Trainer)
+    config = TrainingConfig(
+        output_dir=folder, num_epochs=1, batch_size=batch_size, gradient_accumulation_steps=accumulation,
+        optimizer={"name_": "SGD"}, learning_rate=0.5, lr_scheduler_type=None, dataloader_shuffle=False, metrics=[],
+        eval_strategy="no", save_enabled=False, tensorboard=None, progress_bar=False, early_stopping=None,
+        dataloader_drop_last=False,
+    )  # fmt: skip
+    trainer = make(model, config, make_data(), **options)
+    trainer.train()
+    return weights_of(model), trainer.storage.history("total_loss").latest()
+
+
+def assert_equal(found: tuple[list[list[float]], float], kind: str) -> None:
+    weights, loss = by_hand(kind)
+    for left, right in zip(found[0], weights, strict=True):
+        assert left == pytest.approx(right, rel=1e-6, abs=1e-9)
+    assert found[1] == pytest.approx(loss, rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("batch_size", "accumulation"), [(8, 1), (1, 8), (3, 3)])
+def test_any_micro_batches_give_the_update_of_one_batch(
+    kind: str, batch_size: int, accumulation: int, tmp_path: Path
+) -> None:
+    assert_equal(trained(kind, batch_size, accumulation, str(tmp_path)), kind)
+
+
+def all_kinds(folder: str) -> dict[str, Any]:
+    each = 8 // get_world_size()
+    return {
+        f"{kind}, {accumulation}": trained(kind, each // accumulation, accumulation, folder)
+        for kind in KINDS
+        for accumulation in (1, 2)
+    }
+
+
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_processes_give_the_update_of_one_batch(world_size: int, tmp_path: Path) -> None:
+    for found in on_ranks(all_kinds, str(tmp_path), world_size=world_size, timeout=180):
+        for name, result in found.items():
+            assert_equal(result, name.partition(",")[0])
+
+
+def eager(kind: str, parts: list[list[int]]) -> tuple[list[list[float]], float]:
+    model, data = model_of(kind), KINDS[kind][1]()
+    trainer = EagerTrainer(
+        model, [data.batch(*part) for part in parts], torch.optim.SGD(model.parameters(), lr=0.5), len(parts)
+    )
+    trainer.train(0, 1)
+    return weights_of(model), trainer.storage.history("total_loss").latest()
+
+
+NAMED = ["next tokens", "tags", "padding is ignored", "number of items"]
+
+
+@pytest.mark.parametrize("kind", NAMED)
+def test_so_do_those_of_config_files(kind: str) -> None:
+    assert_equal(eager(kind, [[0, 1, 2], [3], [4, 5, 6, 7]]), kind)
+
+
+def eager_kinds() -> dict[str, Any]:
+    share = [[number] for number in range(8) if number % get_world_size() == get_rank()]
+    return {kind: eager(kind, share) for kind in NAMED}
+
+
+def test_so_do_processes_of_config_files() -> None:
+    for found in on_ranks(eager_kinds):
+        for kind, result in found.items():
+            assert_equal(result, kind)
+
+
+class Unknown(Scores):
+    def forward(self, inputs: Tensor, labels: Tensor) -> Any:  # type: ignore[override]
+        return {"loss": F.cross_entropy(self.body(inputs).flatten(0, 1), labels.flatten())}
+
+
+def test_a_loss_that_cannot_be_counted_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    data, model = Tokens(), Unknown()
+    with caplog.at_level(logging.WARNING, logger="trainwright"):
+        EagerTrainer(
+            model, [data.batch(number) for number in range(8)], torch.optim.SGD(model.parameters(), lr=0.5), 2
+        ).train(0, 4)
+    assert [
+        record.message for record in caplog.records if "Unknown" in record.message and "num_tokens" in record.message
+    ]
+    assert caplog.text.count("cannot be counted") == 1

@@ -1,0 +1,194 @@
+"""The targets that count: how many of a batch's labels its mean loss averages.
+
+A criterion of torch says it by itself. Of a loss that the model or the user computes, the first batch tells: the value
+of the loss is that of the mean over all labels, without those of an ignored class, or of the next tokens.
+"""
+
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trainwright.data.seeding import rng_states, set_rng_states
+from trainwright.engine.label_alignment import predictions_of
+from trainwright.engine.loss_fn import losses_of, target_of
+from trainwright.events.media import wide_dtype
+
+logger = logging.getLogger("trainwright.engine")
+
+IGNORED = -100  # the class that torch's losses, and models of transformers, ignore
+_NUM_ITEMS = "num_items_in_batch"  # a parameter of a forward: the sum of the losses is divided by it
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Which labels of a batch count: those that are not ``ignored``; each with the weight of its class, if it has one.
+
+    ``is_shifted``: the first label of each sequence is predicted by nothing, so it does not count. ``num_classes``: all
+    other values are ignored as well.
+    """
+
+    ignored: int = IGNORED
+    is_shifted: bool = False
+    class_weights: Tensor | None = None
+    num_classes: int | None = None
+
+    def count(self, labels: Tensor) -> int | float | Tensor:
+        """Their number, or the sum of their weights; of labels on the CPU as a number of Python."""
+        labels = labels[..., 1:] if self.is_shifted else labels
+        is_counted = labels != self.ignored
+        if self.num_classes is not None:
+            is_counted &= (labels >= 0) & (labels < self.num_classes)
+        if self.class_weights is not None:
+            found = self.class_weights.to(labels.device)[labels[is_counted].long()].sum()
+        else:
+            found = is_counted.sum()
+        return found.item() if found.device.type == "cpu" else found.to(wide_dtype(found.device))
+
+
+def labels_of(batch: Any) -> Tensor | None:
+    """The labels of a batch, if they are classes."""
+    labels = target_of(batch)
+    is_of_classes = isinstance(labels, Tensor) and labels.dim() > 0 and not labels.is_floating_point()
+    return labels if is_of_classes and labels.dtype is not torch.bool else None
+
+
+def targets_of_criterion(criterion: Any) -> Targets | None:
+    """The targets that a loss of torch averages for labels that are classes; None: another loss."""
+    loss = inspect.unwrap(criterion)
+    if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss):
+        return Targets(loss.ignore_index, class_weights=loss.weight) if loss.reduction == "mean" else None
+    return Targets() if loss in (F.cross_entropy, F.nll_loss) else None
+
+
+def targets_of_model(model: nn.Module, outputs: Any, batch: Any, loss: Tensor) -> Targets | None:
+    """The targets that ``loss``, of the model's ``outputs`` for a batch, averages; None: unknown."""
+    labels, scores = labels_of(batch), predictions_of(outputs)
+    if labels is None:
+        return None
+    if isinstance(scores, Tensor) and scores.is_floating_point() and scores.dim() == labels.dim() + 1:
+        value = float(loss)
+        faults = {
+            targets: abs(_mean_loss(targets, scores.detach(), labels) - value) for targets in _candidates(model, labels)
+        }
+        best = min(faults, key=faults.__getitem__)
+        if faults[best] <= 0.01 * max(1.0, value):  # a loss with further terms is none of them
+            return replace(best, num_classes=scores.shape[-1 if scores.shape[:-1] == labels.shape else 1])
+    if _NUM_ITEMS in inspect.signature(model.forward).parameters and isinstance(batch, Mapping):
+        return _by_sum_and_mean(model, batch, labels)
+    config = getattr(model, "config", None)
+    if hasattr(config, "model_type"):  # of transformers: their losses ignore -100
+        is_next = getattr(model, "loss_type", None) == "ForCausalLM" or type(model).__name__.endswith("LMHeadModel")
+        return Targets(is_shifted=is_next and not getattr(config, "is_encoder_decoder", False))
+    return None
+
+
+def _candidates(model: nn.Module, labels: Tensor) -> Iterator[Targets]:
+    """What a mean may be over, the most frequent kinds first."""
+    config = getattr(model, "config", None)
+    others = [getattr(config, name, None) for name in ("semantic_loss_ignore_index", "pad_token_id")]
+    ignored = [one for one in dict.fromkeys((IGNORED, *others, 255, 0)) if isinstance(one, int)]
+    for one in ignored:
+        if one == IGNORED or bool((labels == one).any()):
+            yield Targets(one)
+            if labels.dim() == 2 and labels.shape[1] > 1:
+                yield Targets(one, is_shifted=True)
+
+
+def _mean_loss(targets: Targets, scores: Tensor, labels: Tensor) -> float:
+    """The mean cross-entropy of scores (B, C, …) or (B, …, C), one sample at a time: large vocabularies need memory."""
+    if scores.shape[:-1] == labels.shape:
+        scores = scores.movedim(-1, 1) if labels.dim() > 1 else scores
+    elif scores.shape[:1] + scores.shape[2:] != labels.shape:
+        return float("inf")
+    if targets.is_shifted:
+        scores, labels = scores[..., :-1], labels[..., 1:]
+    is_class = (labels != targets.ignored) & (labels >= 0) & (labels < scores.shape[1])
+    if bool(((labels != targets.ignored) & ~is_class).any()):
+        return float("inf")  # torch would raise
+    chosen = labels.long().masked_fill(~is_class, IGNORED)
+    total = sum(
+        float(F.cross_entropy(s[None].float(), y[None], reduction="sum", ignore_index=IGNORED))
+        for s, y in zip(scores, chosen, strict=True)
+    )
+    return total / max(1, int(is_class.sum()))
+
+
+@torch.no_grad()
+def _by_sum_and_mean(model: nn.Module, batch: Mapping[str, Any], labels: Tensor) -> Targets | None:
+    """By the number of targets that a model itself counts: the sum of its losses divided by their mean."""
+    states, was_training = rng_states(labels.device), model.training
+    parameters = inspect.signature(model.forward).parameters.values()
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    names = {parameter.name for parameter in parameters}
+    fields = {name: value for name, value in batch.items() if takes_all or name in names}
+    try:
+        found = []
+        for more in ({_NUM_ITEMS: 1}, {}):
+            set_rng_states(states, labels.device)
+            losses = losses_of(model(**fields, **more))
+            found.append(float((losses or {}).get("loss", torch.nan)))
+    finally:
+        set_rng_states(states, labels.device)
+        model.train(was_training)
+    number = found[0] / found[1] if found[1] else 0.0
+    return next((one for one in _candidates(model, labels) if abs(float(one.count(labels)) - number) < 0.5), None)
+
+
+class TargetCounter:
+    """How much each micro-batch weighs in the mean loss of an update: by its targets, or else by its samples.
+
+    Decided with the first batch, for all processes.
+
+    Args:
+        model: the model, not wrapped.
+        criterion: returns the loss of outputs and labels, if the model computes none.
+        share: called with the decision of this process; returns that of all processes that share the data.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        criterion: Callable[[], Any] = lambda: None,
+        share: Callable[[Any], list[Any]] = lambda found: [found],
+    ) -> None:
+        self._model, self._criterion, self._share = model, criterion, share
+        self.targets: Targets | None = None
+        self.is_decided = self._is_empty = self._is_logged = False
+
+    def decide(self, outputs: Any, batch: Any, loss: Tensor) -> None:
+        """Decide with the first batch that has a target. ``outputs`` are those of the model for it; None: unknown."""
+        found, labels, criterion = None, labels_of(batch), self._criterion()
+        self._is_empty = False
+        if labels is not None and criterion is not None and (outputs is None or losses_of(outputs) is None):
+            found = targets_of_criterion(criterion)
+        if labels is not None and found is None and bool(loss.detach().isnan()):  # a mean over none of them
+            empty = [one for one in _candidates(self._model, labels) if not one.count(labels)]
+            found, self._is_empty = empty[0] if len(empty) == 1 else None, len(empty) > 1
+        elif labels is not None and found is None and outputs is not None:
+            found = targets_of_model(self._model, outputs, batch, loss.detach())
+        shared = self._share((found, self._is_empty))
+        self.targets = next((one for one, _ in shared if one is not None), None)
+        self.is_decided = self.targets is not None or not any(is_empty for _, is_empty in shared)
+
+    def count(self, batch: Any, samples: int) -> int | float | Tensor:
+        """The weight of a batch; ``samples``: its number of samples, 0 for a padding batch."""
+        if not samples or (self._is_empty and self.targets is None):
+            return 0
+        labels = labels_of(batch)
+        if self.targets is not None:
+            return samples if labels is None else self.targets.count(labels)
+        if not self._is_logged and labels is not None and labels.device.type == "cpu" and (labels == IGNORED).any():
+            self._is_logged = True
+            logger.warning(
+                "The loss of %s cannot be counted: some labels are %d, which it may ignore. The micro-batches of an"
+                " update, and processes, are weighted by samples. Return the model's scores as 'logits' beside its"
+                " loss, or 'num_tokens', the number of labels that it averages.",
+                type(self._model).__name__, IGNORED,
+            )  # fmt: skip
+        return samples
