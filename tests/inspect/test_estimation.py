@@ -21,7 +21,7 @@ from trainwright.engine import estimate, fitting_layouts
 from trainwright.inspect.estimation import layouts_of, with_layout
 from trainwright.parallel.dist import get_world_size
 from trainwright.parallel.layout import Layout
-from trainwright.tasks.gpt import GPTTextGeneration, GPTTextGenerationConfig
+from trainwright.tasks.text_generation.model import GPTTextGeneration, GPTTextGenerationConfig
 
 LENGTH, VOCABULARY = 64, 512
 

@@ -200,7 +200,7 @@ def test_default_trainer_exports(tmp_path: Path) -> None:
 
 
 def test_a_saved_model_loads_without_the_parts_for_training(tmp_path: Path) -> None:
-    from trainwright.tasks.gpt import GPTTextGeneration, GPTTextGenerationConfig
+    from trainwright.tasks.text_generation.model import GPTTextGeneration, GPTTextGenerationConfig
 
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 8}
     model = GPTTextGeneration(GPTTextGenerationConfig(vocab_size=16, **sizes))

@@ -13,7 +13,7 @@ from trainwright.models.registry import Registry
 @pytest.fixture
 def run(run_python: Callable, tmp_path: Path) -> Callable[[str], str]:
     """The output of a program in which no class of ours has been used."""
-    return lambda program: str(run_python("-c", program, cwd=tmp_path).stdout)
+    return lambda program: str(run_python("-c", program, cwd=tmp_path, fresh=True).stdout)
 
 
 def test_a_folder_is_read_by_a_class_that_nobody_has_imported(tmp_path: Path, run: Callable) -> None:
@@ -32,7 +32,7 @@ def test_the_data_set_whose_columns_a_file_has(tmp_path: Path, run: Callable) ->
     program = f"""
 import sys
 from trainwright.data import Dataset
-assert "trainwright.tasks.text_datasets" not in sys.modules
+assert "trainwright.tasks.text_classification.data" not in sys.modules
 print(type(Dataset.load({str(tmp_path)!r}, split="train", preprocessor=None)).__name__)
 """
     assert run(program).strip() == "TextClassificationDataset"
@@ -68,8 +68,8 @@ except ValueError as error:
 
 def test_ours_come_first_in_their_own_order(run: Callable) -> None:
     program = """
-import sys, trainwright.tasks.text_datasets
-assert "trainwright.tasks.ocr_speech_datasets" not in sys.modules
+import sys, trainwright.tasks.text_generation.data
+assert "trainwright.tasks.image2text.data" not in sys.modules
 from trainwright.tasks.dataset import _registry
 print(*[cls.config_class.name for cls in _registry])
 """

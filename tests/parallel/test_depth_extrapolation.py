@@ -11,7 +11,7 @@ from tests.inspect.test_estimation import LENGTH, VOCABULARY, Pairs, Texts
 from trainwright import Trainer, TrainingConfig
 from trainwright.engine import estimate
 from trainwright.parallel import blocks
-from trainwright.tasks.gpt import GPTTextGeneration, GPTTextGenerationConfig
+from trainwright.tasks.text_generation.model import GPTTextGeneration, GPTTextGenerationConfig
 
 DEPTH = 10
 

@@ -40,7 +40,7 @@ def of_transformers(kind: str, **settings: Any) -> nn.Module:
 
 
 def bert() -> nn.Module:
-    from trainwright.tasks.bert import BertTextClassification, BertTextClassificationConfig
+    from trainwright.tasks.text_classification.model import BertTextClassification, BertTextClassificationConfig
 
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"vocab_size": 33, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}

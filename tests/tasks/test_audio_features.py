@@ -11,7 +11,7 @@ import torch
 
 from trainwright.config.errors import ConfigError
 from trainwright.data import AudioFeatureExtractor, AudioFeatureExtractorConfig, DataError
-from trainwright.tasks.audio_features import read_waveform, resampled
+from trainwright.tasks.speech_recognition.audio_features import read_waveform, resampled
 
 RATE = 8000
 

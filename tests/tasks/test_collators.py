@@ -17,7 +17,7 @@ from trainwright.data import (
     TextPaddingDataCollator,
     TextTokenizer,
 )
-from trainwright.tasks.collators import pad, pad_mask
+from trainwright.tasks.padding import pad, pad_mask
 
 SAMPLES = [
     {

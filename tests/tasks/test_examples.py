@@ -5,7 +5,7 @@ import importlib
 
 import pytest
 
-MODULES = ["labels", "dataset", "image_processor", "collators", "preprocessor", "tokenizer"]
+MODULES = ["labels", "dataset", "image2text.image_processor", "padding", "preprocessor", "tokenizer"]
 
 
 @pytest.mark.parametrize("name", [*(f"tasks.{module}" for module in MODULES), "checkpoint.hub"])

@@ -27,35 +27,39 @@ if TYPE_CHECKING:
     from trainwright.data.sampler import SingleRoundSampler as SingleRoundSampler
     from trainwright.data.streaming import StreamLoader as StreamLoader
     from trainwright.data.tar_shards import TarShards as TarShards
-    from trainwright.tasks.audio_features import AudioFeatureExtractor as AudioFeatureExtractor
-    from trainwright.tasks.audio_features import AudioFeatureExtractorConfig as AudioFeatureExtractorConfig
-    from trainwright.tasks.collators import CharLevelOCRDataCollator as CharLevelOCRDataCollator
-    from trainwright.tasks.collators import ImageCaptioningDataCollator as ImageCaptioningDataCollator
-    from trainwright.tasks.collators import SequenceLabelingDataCollator as SequenceLabelingDataCollator
-    from trainwright.tasks.collators import SpeechRecognitionDataCollator as SpeechRecognitionDataCollator
-    from trainwright.tasks.collators import TextGenerationDataCollator as TextGenerationDataCollator
-    from trainwright.tasks.collators import TextPaddingDataCollator as TextPaddingDataCollator
     from trainwright.tasks.dataset import Dataset as Dataset
     from trainwright.tasks.dataset import DatasetConfig as DatasetConfig
     from trainwright.tasks.dataset import register_dataset as register_dataset
-    from trainwright.tasks.image_processor import ImageProcessor as ImageProcessor
-    from trainwright.tasks.image_processor import ImageProcessorConfig as ImageProcessorConfig
-    from trainwright.tasks.ocr_speech_datasets import OCRDataset as OCRDataset
-    from trainwright.tasks.ocr_speech_datasets import OCRDatasetConfig as OCRDatasetConfig
-    from trainwright.tasks.ocr_speech_datasets import SpeechRecognitionDataset as SpeechRecognitionDataset
-    from trainwright.tasks.ocr_speech_datasets import (
-        SpeechRecognitionDatasetConfig as SpeechRecognitionDatasetConfig,
-    )
+    from trainwright.tasks.image2text.data import CharLevelOCRDataCollator as CharLevelOCRDataCollator
+    from trainwright.tasks.image2text.data import ImageCaptioningDataCollator as ImageCaptioningDataCollator
+    from trainwright.tasks.image2text.data import OCRDataset as OCRDataset
+    from trainwright.tasks.image2text.data import OCRDatasetConfig as OCRDatasetConfig
+    from trainwright.tasks.image2text.image_processor import ImageProcessor as ImageProcessor
+    from trainwright.tasks.image2text.image_processor import ImageProcessorConfig as ImageProcessorConfig
     from trainwright.tasks.preprocessor import Preprocessor as Preprocessor
     from trainwright.tasks.preprocessor import PreprocessorConfig as PreprocessorConfig
     from trainwright.tasks.preprocessor import PreprocessorsContainer as PreprocessorsContainer
     from trainwright.tasks.preprocessor import register_preprocessor as register_preprocessor
-    from trainwright.tasks.text_datasets import SequenceLabelingDataset as SequenceLabelingDataset
-    from trainwright.tasks.text_datasets import SequenceLabelingDatasetConfig as SequenceLabelingDatasetConfig
-    from trainwright.tasks.text_datasets import TextClassificationDataset as TextClassificationDataset
-    from trainwright.tasks.text_datasets import TextClassificationDatasetConfig as TextClassificationDatasetConfig
-    from trainwright.tasks.text_datasets import TextGenerationDataset as TextGenerationDataset
-    from trainwright.tasks.text_datasets import TextGenerationDatasetConfig as TextGenerationDatasetConfig
+    from trainwright.tasks.sequence_labeling.data import SequenceLabelingDataCollator as SequenceLabelingDataCollator
+    from trainwright.tasks.sequence_labeling.data import SequenceLabelingDataset as SequenceLabelingDataset
+    from trainwright.tasks.sequence_labeling.data import SequenceLabelingDatasetConfig as SequenceLabelingDatasetConfig
+    from trainwright.tasks.speech_recognition.audio_features import AudioFeatureExtractor as AudioFeatureExtractor
+    from trainwright.tasks.speech_recognition.audio_features import (
+        AudioFeatureExtractorConfig as AudioFeatureExtractorConfig,
+    )
+    from trainwright.tasks.speech_recognition.data import SpeechRecognitionDataCollator as SpeechRecognitionDataCollator
+    from trainwright.tasks.speech_recognition.data import SpeechRecognitionDataset as SpeechRecognitionDataset
+    from trainwright.tasks.speech_recognition.data import (
+        SpeechRecognitionDatasetConfig as SpeechRecognitionDatasetConfig,
+    )
+    from trainwright.tasks.text_classification.data import TextClassificationDataset as TextClassificationDataset
+    from trainwright.tasks.text_classification.data import (
+        TextClassificationDatasetConfig as TextClassificationDatasetConfig,
+    )
+    from trainwright.tasks.text_classification.data import TextPaddingDataCollator as TextPaddingDataCollator
+    from trainwright.tasks.text_generation.data import TextGenerationDataCollator as TextGenerationDataCollator
+    from trainwright.tasks.text_generation.data import TextGenerationDataset as TextGenerationDataset
+    from trainwright.tasks.text_generation.data import TextGenerationDatasetConfig as TextGenerationDatasetConfig
     from trainwright.tasks.tokenizer import HFTokenizer as HFTokenizer
     from trainwright.tasks.tokenizer import HFTokenizerConfig as HFTokenizerConfig
     from trainwright.tasks.tokenizer import TextNormalizer as TextNormalizer
@@ -72,34 +76,38 @@ _NAMES_OF = {
     "errors": "DataError",
     "instance": "DistTensorData Instance",
     "loaders": (
-        "build_image_test_loader build_image_train_loader build_nlp_test_loader "
-        "build_nlp_train_loader build_nlp_train_val_test_loader"
+        "build_image_test_loader build_image_train_loader build_nlp_test_loader build_nlp_train_loader "
+        "build_nlp_train_val_test_loader"
     ),
     "mixture": "MixedDataset MixedStream",
     "sample_names": "sample_name",
     "sampler": "EpochSampler CyclicSampler RangedSampler SingleRoundSampler",
     "streaming": "StreamLoader",
     "tar_shards": "TarShards",
-    "trainwright.tasks.audio_features": "AudioFeatureExtractor AudioFeatureExtractorConfig",
-    "trainwright.tasks.collators": (
-        "CharLevelOCRDataCollator ImageCaptioningDataCollator SequenceLabelingDataCollator "
-        "SpeechRecognitionDataCollator TextGenerationDataCollator TextPaddingDataCollator"
-    ),
+    "transforms": "transforms",
     "trainwright.tasks.dataset": "Dataset DatasetConfig register_dataset",
-    "trainwright.tasks.image_processor": "ImageProcessor ImageProcessorConfig",
+    "trainwright.tasks.image2text.data": (
+        "CharLevelOCRDataCollator ImageCaptioningDataCollator OCRDataset OCRDatasetConfig"
+    ),
+    "trainwright.tasks.image2text.image_processor": "ImageProcessor ImageProcessorConfig",
     "trainwright.tasks.preprocessor": "Preprocessor PreprocessorConfig PreprocessorsContainer register_preprocessor",
-    "trainwright.tasks.text_datasets": (
-        "SequenceLabelingDataset SequenceLabelingDatasetConfig TextClassificationDataset "
-        "TextClassificationDatasetConfig TextGenerationDataset TextGenerationDatasetConfig"
+    "trainwright.tasks.sequence_labeling.data": (
+        "SequenceLabelingDataCollator SequenceLabelingDataset SequenceLabelingDatasetConfig"
+    ),
+    "trainwright.tasks.speech_recognition.audio_features": "AudioFeatureExtractor AudioFeatureExtractorConfig",
+    "trainwright.tasks.speech_recognition.data": (
+        "SpeechRecognitionDataCollator SpeechRecognitionDataset SpeechRecognitionDatasetConfig"
+    ),
+    "trainwright.tasks.text_classification.data": (
+        "TextPaddingDataCollator TextClassificationDataset TextClassificationDatasetConfig"
+    ),
+    "trainwright.tasks.text_generation.data": (
+        "TextGenerationDataCollator TextGenerationDataset TextGenerationDatasetConfig"
     ),
     "trainwright.tasks.tokenizer": (
         "TextNormalizer TextNormalizerConfig HFTokenizer HFTokenizerConfig TextTokenizer "
         "TextTokenizerConfig Tokenizer TokenizerConfig"
     ),
-    "trainwright.tasks.ocr_speech_datasets": (
-        "OCRDataset OCRDatasetConfig SpeechRecognitionDataset SpeechRecognitionDatasetConfig"
-    ),
-    "transforms": "transforms",
 }
 
 __all__ = ["collate", "to_batch", *" ".join(_NAMES_OF.values()).split()]

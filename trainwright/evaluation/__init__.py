@@ -23,33 +23,36 @@ if TYPE_CHECKING:
     from trainwright.evaluation.metrics.tm_metrics import get_metric_by_name as get_metric_by_name
     from trainwright.evaluation.metrics.tm_metrics import show_avaliable_metrics as show_avaliable_metrics
     from trainwright.evaluation.objective import objective_of as objective_of
-    from trainwright.tasks.metrics import Image2TextMetricHandler as Image2TextMetricHandler
-    from trainwright.tasks.metrics import Image2TextMetricsHandler as Image2TextMetricsHandler
-    from trainwright.tasks.metrics import (
+    from trainwright.tasks.image2text.metrics import Image2TextMetricHandler as Image2TextMetricHandler
+    from trainwright.tasks.image2text.metrics import Image2TextMetricsHandler as Image2TextMetricsHandler
+    from trainwright.tasks.metrics import metrics_handler_for as metrics_handler_for
+    from trainwright.tasks.sequence_labeling.metrics import (
         SequenceLabelingMetricsHandler as SequenceLabelingMetricsHandler,
     )
-    from trainwright.tasks.metrics import SpeechRecognitionMetricsHandler as SpeechRecognitionMetricsHandler
-    from trainwright.tasks.metrics import (
+    from trainwright.tasks.speech_recognition.metrics import (
+        SpeechRecognitionMetricsHandler as SpeechRecognitionMetricsHandler,
+    )
+    from trainwright.tasks.text_classification.metrics import (
         TextClassificationMetricsHandler as TextClassificationMetricsHandler,
     )
-    from trainwright.tasks.metrics import TextGenerationMetricsHandler as TextGenerationMetricsHandler
-    from trainwright.tasks.metrics import metrics_handler_for as metrics_handler_for
+    from trainwright.tasks.text_generation.metrics import TextGenerationMetricsHandler as TextGenerationMetricsHandler
 
 # The block above is the same for type checkers; tests/house compares the two.
 _NAMES_OF = {
     "evaluator": "DatasetEvaluator DatasetEvaluators EvaluationError flatten_results_dict print_csv_format",
     "evaluators": "BLEUEvaluator ClsEvaluator PPLEvaluator RegEvaluator",
     "handlers": "MetricsHandler TorchMetricsHandler",
-    "trainwright.tasks.metrics": (
-        "TextClassificationMetricsHandler SequenceLabelingMetricsHandler metrics_handler_for "
-        "Image2TextMetricHandler Image2TextMetricsHandler SpeechRecognitionMetricsHandler "
-        "TextGenerationMetricsHandler"
-    ),
     "loop": "inference_on_dataset",
     "metrics.build_metric": "build_metric",
     "metrics.metric": "Metric",
     "metrics.tm_metrics": "TMMetrics get_metric_by_name show_avaliable_metrics",
     "objective": "objective_of",
+    "trainwright.tasks.image2text.metrics": "Image2TextMetricHandler Image2TextMetricsHandler",
+    "trainwright.tasks.metrics": "metrics_handler_for",
+    "trainwright.tasks.sequence_labeling.metrics": "SequenceLabelingMetricsHandler",
+    "trainwright.tasks.speech_recognition.metrics": "SpeechRecognitionMetricsHandler",
+    "trainwright.tasks.text_classification.metrics": "TextClassificationMetricsHandler",
+    "trainwright.tasks.text_generation.metrics": "TextGenerationMetricsHandler",
 }
 
 __all__ = [*" ".join(_NAMES_OF.values()).split()]

@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from trainwright.models.model import register_model as register_model
     from trainwright.tasks.bert import Bert as Bert
     from trainwright.tasks.bert import BertConfig as BertConfig
-    from trainwright.tasks.bert import BertSequenceLabeling as BertSequenceLabeling
-    from trainwright.tasks.bert import BertSequenceLabelingConfig as BertSequenceLabelingConfig
-    from trainwright.tasks.bert import BertTextClassification as BertTextClassification
-    from trainwright.tasks.bert import BertTextClassificationConfig as BertTextClassificationConfig
-    from trainwright.tasks.ctc import CRNNImage2Text as CRNNImage2Text
-    from trainwright.tasks.ctc import CRNNImage2TextConfig as CRNNImage2TextConfig
-    from trainwright.tasks.ctc import CTCSpeechRecognition as CTCSpeechRecognition
-    from trainwright.tasks.ctc import CTCSpeechRecognitionConfig as CTCSpeechRecognitionConfig
-    from trainwright.tasks.gpt import GPTTextGeneration as GPTTextGeneration
-    from trainwright.tasks.gpt import GPTTextGenerationConfig as GPTTextGenerationConfig
+    from trainwright.tasks.image2text.model import CRNNImage2Text as CRNNImage2Text
+    from trainwright.tasks.image2text.model import CRNNImage2TextConfig as CRNNImage2TextConfig
+    from trainwright.tasks.sequence_labeling.model import BertSequenceLabeling as BertSequenceLabeling
+    from trainwright.tasks.sequence_labeling.model import BertSequenceLabelingConfig as BertSequenceLabelingConfig
+    from trainwright.tasks.speech_recognition.model import CTCSpeechRecognition as CTCSpeechRecognition
+    from trainwright.tasks.speech_recognition.model import CTCSpeechRecognitionConfig as CTCSpeechRecognitionConfig
+    from trainwright.tasks.text_classification.model import BertTextClassification as BertTextClassification
+    from trainwright.tasks.text_classification.model import BertTextClassificationConfig as BertTextClassificationConfig
+    from trainwright.tasks.text_generation.model import GPTTextGeneration as GPTTextGeneration
+    from trainwright.tasks.text_generation.model import GPTTextGenerationConfig as GPTTextGenerationConfig
 
 # The block above is the same for type checkers; tests/house compares the two.
 _NAMES_OF = {
@@ -33,13 +33,13 @@ _NAMES_OF = {
     "config": "ModelConfig",
     "folder": "init_weights",
     "model": "Model register_model build_model model_files ModelOutput",
-    "trainwright.tasks.bert": (
-        "Bert BertConfig BertTextClassification BertTextClassificationConfig BertSequenceLabeling "
-        "BertSequenceLabelingConfig"
-    ),
-    "trainwright.tasks.ctc": "CRNNImage2Text CRNNImage2TextConfig CTCSpeechRecognition CTCSpeechRecognitionConfig",
-    "trainwright.tasks.gpt": "GPTTextGeneration GPTTextGenerationConfig",
     "vit": "vit",
+    "trainwright.tasks.bert": "Bert BertConfig",
+    "trainwright.tasks.image2text.model": "CRNNImage2Text CRNNImage2TextConfig",
+    "trainwright.tasks.sequence_labeling.model": "BertSequenceLabeling BertSequenceLabelingConfig",
+    "trainwright.tasks.speech_recognition.model": "CTCSpeechRecognition CTCSpeechRecognitionConfig",
+    "trainwright.tasks.text_classification.model": "BertTextClassification BertTextClassificationConfig",
+    "trainwright.tasks.text_generation.model": "GPTTextGeneration GPTTextGenerationConfig",
 }
 
 __all__ = [*" ".join(_NAMES_OF.values()).split()]

@@ -281,12 +281,12 @@ class Model(nn.Module):
 
 M = TypeVar("M", bound=type[Model])
 _OWN = {
-    "crnn_image2text": "trainwright.tasks.ctc",
+    "crnn_image2text": "trainwright.tasks.image2text.model",
     "bert": "trainwright.tasks.bert",
-    "bert_text_classification": "trainwright.tasks.bert",
-    "bert_sequence_labeling": "trainwright.tasks.bert",
-    "ctc_speech_recognition": "trainwright.tasks.ctc",
-    "gpt_text_generation": "trainwright.tasks.gpt",
+    "bert_text_classification": "trainwright.tasks.text_classification.model",
+    "bert_sequence_labeling": "trainwright.tasks.sequence_labeling.model",
+    "ctc_speech_recognition": "trainwright.tasks.speech_recognition.model",
+    "gpt_text_generation": "trainwright.tasks.text_generation.model",
 }
 _registry: Registry[Model] = Registry("model", ModelConfig, _OWN)
 

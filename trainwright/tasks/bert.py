@@ -1,4 +1,4 @@
-"""BERT (Devlin et al. 2018), a bidirectional encoder of texts, by transformers; alone, and with a head for tasks.
+"""BERT (Devlin et al. 2018), a bidirectional encoder of texts, by transformers; alone, and the base of models of tasks.
 
 B batch, L tokens (padded), D hidden_size, C labels.
 """
@@ -19,7 +19,7 @@ from trainwright.models.config import (
     check_share,
     checked_labels,
 )
-from trainwright.models.model import Model, ModelOutput, register_model
+from trainwright.models.model import Model, register_model
 
 
 @dataclass
@@ -62,27 +62,7 @@ class BertConfig(ModelConfig):
             raise ConfigError(f"{type(self).__name__}.hidden_act: got {self.hidden_act!r}; allowed: gelu, relu.")
 
 
-@dataclass
-class BertTextClassificationConfig(BertConfig):
-    """A `BertConfig`, and ``id2label``: the labels by id."""
-
-    name = "bert_text_classification"
-
-    id2label: Mapping[int, str] | Sequence[str] | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.id2label = checked_labels(self.id2label, type(self).__name__)
-
-
-@dataclass
-class BertSequenceLabelingConfig(BertTextClassificationConfig):
-    """A `BertConfig`, and ``id2label``: the labels of tokens by id, such as "O", "B-PER", "I-PER"."""
-
-    name = "bert_sequence_labeling"
-
-
-class _Bert(Model):
+class BertBase(Model):
     """A `transformers.BertModel` as ``bert``: weights have the names of published ones."""
 
     preprocessor_kind = "tokenizer"
@@ -148,15 +128,26 @@ class _Bert(Model):
 
 
 @register_model("bert", config_class=BertConfig)
-class Bert(_Bert):
+class Bert(BertBase):
     """The encoder alone: a base model for others (`init_weights`).
 
     Its outputs are ``hidden_states`` (B, L, D) of the tokens and ``pooled`` (B, D) of the first one.
     """
 
 
-class _BertWithHead(_Bert):
-    def __init__(self, config: BertTextClassificationConfig, **kwargs: Any) -> None:
+@dataclass
+class BertWithLabelsConfig(BertConfig):
+    """A `BertConfig`, and ``id2label``: the labels by id."""
+
+    id2label: Mapping[int, str] | Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.id2label = checked_labels(self.id2label, type(self).__name__)
+
+
+class BertWithHead(BertBase):
+    def __init__(self, config: BertWithLabelsConfig, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)
         self.dropout = nn.Dropout(self.config.hidden_dropout_prob)
         self.classifier = nn.Linear(self.config.hidden_size, len(self.config.id2label))
@@ -164,63 +155,7 @@ class _BertWithHead(_Bert):
         nn.init.zeros_(self.classifier.bias)
 
 
-@register_model("bert_text_classification", config_class=BertTextClassificationConfig)
-class BertTextClassification(_BertWithHead):
-    """One label for a text: ``token_ids`` (B, L) to ``logits`` (B, C), the scores of the labels."""
-
-    def _outputs(self, hidden_BLD: Tensor, pooled_BD: Any) -> dict[str, Tensor]:
-        return {"logits": self.classifier(self.dropout(pooled_BD))}
-
-    def post_process(self, outputs: Any) -> list[ModelOutput]:
-        """``label`` and ``score``, its probability, for each text; of ids of labels (B,) the label alone.
-
-        Negative ids, which are no labels, are omitted.
-        """
-        scores = _scores(outputs, classes_dim=2)
-        if scores is None:
-            return [ModelOutput(label=self.config.id2label[i]) for i in _ids(outputs).flatten().tolist() if i >= 0]
-        best = scores.float().softmax(dim=-1).max(dim=-1)
-        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        return [ModelOutput(label=self.config.id2label[i], score=score) for i, score in pairs]
-
-
-@register_model("bert_sequence_labeling", config_class=BertSequenceLabelingConfig)
-class BertSequenceLabeling(_BertWithHead):
-    """A label for each token: ``token_ids`` (B, L) to ``logits`` (B, L, C), the scores of the labels.
-
-    Labels of -100 do not count.
-    """
-
-    has_pooler = False
-
-    def _outputs(self, hidden_BLD: Tensor, pooled_BD: Any) -> dict[str, Tensor]:
-        return {"logits": self.classifier(self.dropout(hidden_BLD))}
-
-    def post_process(
-        self, outputs: Any, attention_mask: Tensor | None = None, token_ids: Tensor | None = None
-    ) -> list[ModelOutput]:
-        """``labels``, a list of a label for each token, for each text: from outputs, or from ids of labels (B, L).
-
-        Negative ids, padding according to ``attention_mask``, and the begin and end tokens of ``token_ids`` (if the
-        model has a tokenizer that defines them) are skipped.
-        """
-        scores = _scores(outputs, classes_dim=3)
-        ids_BL = _ids(outputs) if scores is None else scores.argmax(dim=-1)
-        if attention_mask is not None:
-            ids_BL = ids_BL.masked_fill(attention_mask == 0, -100)
-        if token_ids is not None and self.preprocessor is not None:
-            ids_BL = ids_BL.masked_fill(self._is_frame(token_ids), -100)
-        id2label = self.config.id2label
-        return [ModelOutput(labels=[id2label[i] for i in row if i >= 0]) for row in ids_BL.tolist()]
-
-    def _is_frame(self, token_ids: Tensor) -> Tensor:
-        """Which tokens (B, L) are begin or end tokens, which are not part of the text."""
-        tokenizer = self._part("tokenizer")
-        frame = {getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos")} - {None}
-        return torch.isin(token_ids, torch.tensor(sorted(frame), dtype=token_ids.dtype, device=token_ids.device))
-
-
-def _scores(outputs: Any, *, classes_dim: int) -> Tensor | None:
+def scores_of(outputs: Any, *, classes_dim: int) -> Tensor | None:
     """The scores of classes in a model's outputs; None for ids."""
     if isinstance(outputs, Mapping):
         outputs = outputs.get("logits")
@@ -232,6 +167,6 @@ def _scores(outputs: Any, *, classes_dim: int) -> Tensor | None:
     raise ConfigTypeError(f"post_process: got {got}; it takes the model's outputs with 'logits', or ids of labels.")
 
 
-def _ids(outputs: Any) -> Tensor:
+def ids_of(outputs: Any) -> Tensor:
     outputs = outputs["logits"] if isinstance(outputs, Mapping) else outputs
     return outputs if isinstance(outputs, Tensor) else torch.as_tensor(outputs)

@@ -328,11 +328,11 @@ class TableDataset(Dataset):
 
 
 _OWN = {
-    "ocr": "trainwright.tasks.ocr_speech_datasets",
-    "speech_recognition": "trainwright.tasks.ocr_speech_datasets",
-    "text_classification": "trainwright.tasks.text_datasets",
-    "sequence_labeling": "trainwright.tasks.text_datasets",
-    "text_generation": "trainwright.tasks.text_datasets",
+    "ocr": "trainwright.tasks.image2text.data",
+    "speech_recognition": "trainwright.tasks.speech_recognition.data",
+    "text_classification": "trainwright.tasks.text_classification.data",
+    "sequence_labeling": "trainwright.tasks.sequence_labeling.data",
+    "text_generation": "trainwright.tasks.text_generation.data",
 }
 _registry: Registry[Dataset] = Registry("dataset", DatasetConfig, _OWN)
 

@@ -167,8 +167,8 @@ class PreprocessorsContainer(Mapping[str, Preprocessor]):
 
 
 _OWN = {
-    "audio_feature_extractor": "trainwright.tasks.audio_features",
-    "image_processor": "trainwright.tasks.image_processor",
+    "audio_feature_extractor": "trainwright.tasks.speech_recognition.audio_features",
+    "image_processor": "trainwright.tasks.image2text.image_processor",
     "text_tokenizer": "trainwright.tasks.tokenizer",
     "hf_tokenizer": "trainwright.tasks.tokenizer",
     "text_normalizer": "trainwright.tasks.tokenizer",

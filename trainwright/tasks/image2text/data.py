@@ -1,24 +1,41 @@
-"""Data sets of images of text and of recordings, with their transcripts.
+"""Images of text with their transcripts.
 
-C channels, H height, W width, T frames, F features, L characters.
+B samples, C channels, H height, W width, L characters.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from trainwright.config.errors import ConfigError
+from trainwright.data.errors import DataError
 from trainwright.tasks import labels
-from trainwright.tasks.collators import (
-    IGNORED,
-    CharLevelOCRDataCollator,
-    ImageCaptioningDataCollator,
-    SpeechRecognitionDataCollator,
-)
 from trainwright.tasks.dataset import FileField, LabeledDatasetConfig, TableDataset, register_dataset
+from trainwright.tasks.padding import IGNORED, Batch, BlankCollator, Samples, pad
 from trainwright.tasks.tables import Row, text_of
 
 _SPLIT_TYPES = ("char_split", "tokenize")
+
+
+class CharLevelOCRDataCollator(BlankCollator):
+    """``pixel_values`` (B, C, H, W) and ``labels`` (B, L), padded with ``pad_token_id``, the blank of CTC.
+
+    Raises:
+        DataError: images have different sizes.
+    """
+
+    def __call__(self, samples: Samples) -> Batch:
+        return {"pixel_values": _images(samples), **self.labels(samples)}
+
+
+class ImageCaptioningDataCollator:
+    """``pixel_values`` (B, C, H, W) and ``labels`` (B, L), padded with -100."""
+
+    def __call__(self, samples: Samples) -> Batch:
+        return {"pixel_values": _images(samples), "labels": pad([s["labels"] for s in samples], IGNORED)}
 
 
 @dataclass
@@ -116,50 +133,12 @@ class OCRDataset(TableDataset):
         return labels.fault_of(row["label"], self._label2id, self.config.max_length)
 
 
-@dataclass
-class SpeechRecognitionDatasetConfig(LabeledDatasetConfig):
-    """Settings of a `SpeechRecognitionDataset`.
-
-    Fields:
-        id2label: the characters by id, the blank "" at 0; None takes those of all splits, sorted.
-        max_length: of a text in characters; a longer one is an error. None means any length.
-        audio_path_column, text_column: names of the columns.
-    """
-
-    name = "speech_recognition"
-
-    audio_path_column: str = "audio_path"
-    text_column: str = "text"
-
-
-@register_dataset("speech_recognition", config_class=SpeechRecognitionDatasetConfig)
-class SpeechRecognitionDataset(TableDataset):
-    """Samples ``{"input_features": float32 (T, F), "labels": ids (L,)}`` of rows ``{"audio_path", "text"}``.
-
-    Rows are checked when the data set is made, as those of an `OCRDataset`. Audio files are also found in ``audio/``.
-    """
-
-    known_by = (("audio_path", "text"),)
-    file_field = FileField("audio_path", subfolder="audio", kind="audio file")
-
-    def __init__(self, config: Any, split: str | None = None, preprocessor: Any = None, **overrides: Any) -> None:
-        super().__init__(config, split, preprocessor, **overrides)
-        self.data_collator = SpeechRecognitionDataCollator(self._label2id.get(labels.BLANK, IGNORED))
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        row = self.row(index)
-        features = self.read_file(row, self.part("audio_feature_extractor").features_of)
-        return {"input_features": features, "labels": [self._label2id[character] for character in row["text"]]}
-
-    def _columns(self, row: Row) -> dict[str, str]:
-        return {"audio_path": self.config.audio_path_column, "text": self.config.text_column}
-
-    def _row(self, row: Row, columns: dict[str, str]) -> Row:
-        text = labels.composed(text_of(row, columns["text"]))
-        return row.with_values(audio_path=text_of(row, columns["audio_path"]), text=text)
-
-    def _id2label(self, rows: Iterable[Row]) -> dict[int, str]:
-        return labels.labels_of(row["text"] for row in rows)
-
-    def _fault(self, row: Row) -> str | None:
-        return labels.fault_of(row["text"], self._label2id, self.config.max_length)
+def _images(samples: Samples) -> Tensor:
+    images = [torch.as_tensor(sample["pixel_values"], device="cpu") for sample in samples]
+    if len({image.shape for image in images}) > 1:
+        shapes = sorted({tuple(image.shape) for image in images})
+        raise DataError(
+            f"pixel_values: images of one batch have the shapes (channels, height, width) {shapes}; set "
+            "size=(width, height) of the image processor, which resizes them."
+        )
+    return torch.stack(images)

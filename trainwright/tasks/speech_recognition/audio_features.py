@@ -18,7 +18,7 @@ from torch import Tensor
 from trainwright.config.errors import ConfigError, import_optional
 from trainwright.config.yaml_config import check_positive
 from trainwright.data.errors import DataError
-from trainwright.tasks.collators import pad, pad_mask
+from trainwright.tasks.padding import pad, pad_mask
 from trainwright.tasks.preprocessor import Preprocessor, PreprocessorConfig, register_preprocessor
 
 _KINDS = ("log_mel", "log_spectrum")

@@ -1,0 +1,76 @@
+"""Padding: samples of different lengths as one tensor, and the bases of collators. Samples are not changed.
+
+B samples, L tokens or characters, T frames, F features; L and T are the longest of the batch.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from trainwright.config.errors import ConfigError
+
+
+def pad(sequences: Sequence[Any], value: float, *, side: Literal["right", "left"] = "right") -> Tensor:
+    """Pad B sequences (l,) or (l, F) with ``value`` to a tensor (B, L) or (B, L, F).
+
+    Whole numbers give int64. The sequences are not changed. L is at least 1, so that an empty text is a row, too.
+
+    >>> pad([[5, 6, 7], [8]], 0)
+    tensor([[5, 6, 7],
+            [8, 0, 0]])
+    """
+    if side not in ("right", "left"):
+        raise ConfigError(f"side: got {side!r}; 'right' or 'left' is allowed.")
+    rows = [_as_tensor(row) for row in sequences]
+    filled = next((row for row in rows if row.numel()), rows[0])
+    length = max(1, *(len(row) for row in rows))
+    padded = torch.full((len(rows), length, *filled.shape[1:]), value, dtype=filled.dtype, device=filled.device)
+    for number, row in enumerate(rows):
+        if len(row):
+            padded[number, : len(row)] = row
+    if side == "right":
+        return padded
+    shifts = [length - len(row) for row in rows]
+    return torch.stack([row.roll(shift, dims=0) for row, shift in zip(padded, shifts, strict=True)])
+
+
+def pad_mask(sequences: Sequence[Any], *, side: Literal["right", "left"] = "right") -> Tensor:
+    """The attention mask of `pad`, int64 (B, L): 1 at values, 0 at padding."""
+    return pad([torch.ones(len(row), dtype=torch.int64, device="cpu") for row in sequences], 0, side=side)
+
+
+def _as_tensor(row: Any) -> Tensor:
+    tensor = row if isinstance(row, Tensor) else torch.as_tensor(row, device="cpu")
+    if tensor.numel() == 0 and not isinstance(row, Tensor):
+        return tensor.to(torch.int64)  # an empty list has no type
+    return tensor if tensor.is_floating_point() else tensor.to(torch.int64)
+
+
+IGNORED = -100  # the label that losses and metrics ignore
+Samples = Sequence[dict[str, Any]]
+Batch = dict[str, Tensor]
+
+
+class BlankCollator:
+    """Base of collators that pad labels (B, L) with ``pad_token_id``, the blank of CTC."""
+
+    def __init__(self, pad_token_id: int = 0) -> None:
+        self.pad_token_id = pad_token_id
+
+    def labels(self, samples: Samples) -> Batch:
+        rows = [sample["labels"] for sample in samples if "labels" in samples[0]]
+        return {"labels": pad(rows, self.pad_token_id)} if rows else {}
+
+
+class TextCollator:
+    """Base of collators that pad with the padding token of ``tokenizer``, which the data set sets."""
+
+    def __init__(self, tokenizer: Any = None) -> None:
+        self.tokenizer = tokenizer
+
+    def texts(self, samples: Samples) -> Batch:
+        rows = [sample["token_ids"] for sample in samples]
+        value = 0 if self.tokenizer is None else self.tokenizer.pad_token_id
+        return {"token_ids": pad(rows, value), "attention_mask": pad_mask(rows)}

@@ -1,0 +1,84 @@
+"""Sequence labeling: a label for each token of a text.  L tokens."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from trainwright.tasks import labels
+from trainwright.tasks.dataset import LabeledDatasetConfig, register_dataset
+from trainwright.tasks.padding import IGNORED, Batch, Samples, TextCollator, pad
+from trainwright.tasks.tables import Row
+from trainwright.tasks.texts import TextDataset
+
+
+class SequenceLabelingDataCollator(TextCollator):
+    """``token_ids``, ``attention_mask`` and ``labels`` (B, L), one per token; -100 at padding."""
+
+    def __call__(self, samples: Samples) -> Batch:
+        return {**self.texts(samples), "labels": pad([s["labels"] for s in samples], IGNORED)}
+
+
+@dataclass
+class SequenceLabelingDatasetConfig(LabeledDatasetConfig):
+    """Settings of a `SequenceLabelingDataset`.
+
+    Fields:
+        id2label: the labels of tokens by id; None takes those of all splits, sorted.
+        max_length: longer texts are truncated to this number of tokens; None means the tokenizer's.
+        label_all_tokens: every piece of a word has its label; otherwise only the first piece, the others have -100.
+        is_iob_schema: whether labels are "O", "B-...", "I-..."; None infers it from the labels.
+        tokens_field, tags_field: names of the columns; None finds the tags under "labels" or "tags".
+    """
+
+    name = "sequence_labeling"
+
+    label_all_tokens: bool = False
+    is_iob_schema: bool | None = None
+    tokens_field: str = "tokens"
+    tags_field: str | None = None
+
+
+@register_dataset("sequence_labeling", config_class=SequenceLabelingDatasetConfig)
+class SequenceLabelingDataset(TextDataset):
+    """Samples ``{"token_ids": (L,), "labels": (L,)}`` of rows ``{"tokens", "labels"}``, two lists of one length.
+
+    Labels are -100 at special tokens, and at all pieces of a word but the first.
+    """
+
+    known_by = (("tokens",),)
+    collator_class = SequenceLabelingDataCollator
+
+    def __init__(self, config: Any, split: str | None = None, preprocessor: Any = None, **overrides: Any) -> None:
+        super().__init__(config, split, preprocessor, **overrides)
+        if self.config.is_iob_schema is None:
+            self.config.is_iob_schema = all(label == "O" or label[:2] in ("B-", "I-") for label in self._label2id)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        row = self.row(index)
+        words = [self.normalized(token) for token in row["tokens"]]
+        token_ids, numbers = self.part("tokenizer").encode_words(words, max_length=self.config.max_length)
+        word_labels = [labels.id_of(label, self._label2id) for label in row["labels"]]
+        token_labels, before = [], None
+        for number in numbers:
+            is_labeled = number is not None and (number != before or self.config.label_all_tokens)
+            token_labels.append(word_labels[number] if is_labeled else IGNORED)
+            before = number
+        return {"token_ids": token_ids, "labels": token_labels}
+
+    def _columns(self, row: Row) -> dict[str, str]:
+        tags_field = self.config.tags_field or ("tags" if "tags" in row and "labels" not in row else "labels")
+        return {"tokens": self.config.tokens_field, "labels": tags_field}
+
+    def _id2label(self, rows: Iterable[Row]) -> dict[int, str]:
+        return labels.classes_of(tag for row in rows for tag in row["labels"] or ())
+
+    def _fault(self, row: Row) -> str | None:
+        tokens, tags = row["tokens"], row["labels"]
+        if not (isinstance(tokens, list) and isinstance(tags, list) and tokens):
+            return "tokens and labels must be lists, with at least one token (in JSON lines, not in CSV)"
+        if not all(isinstance(token, str) for token in tokens):
+            return "each token must be text"
+        if len(tokens) != len(tags):
+            return f"has {len(tokens)} tokens and {len(tags)} labels"
+        unknown = next((label for label in tags if labels.id_of(label, self._label2id) is None), None)
+        return None if unknown is None else labels.unknown_label(unknown, self._label2id)
