@@ -95,7 +95,7 @@ def test_the_helpers_do_what_the_trainers_own_step_does(
     plain = trained(Trainer, tmp_path / "plain", **settings)
     own = trained(kind, tmp_path / "own", **settings)
     assert_equal(own, plain)
-    assert own._grad_scaler is None or own._grad_scaler.state_dict() == plain._grad_scaler.state_dict()
+    assert own.run.grad_scaler is None or own.run.grad_scaler.state_dict() == plain.run.grad_scaler.state_dict()
     names = ("total_loss", "grad_norm", "skipped_update")
     for name in (name for name in names if name in plain.storage.latest()):
         assert own.storage.history(name).values() == plain.storage.history(name).values()
@@ -279,7 +279,7 @@ def test_an_optimizer_may_step_twice_in_an_update(tmp_path: Path) -> None:
             return {"step_loss": loss.detach()}
 
     twice = trained(Twice, tmp_path / "fp16", mixed_precision="fp16", num_epochs=1)
-    assert twice._grad_scaler.state_dict()["_growth_tracker"] == 2 * twice.max_iter
+    assert twice.run.grad_scaler.state_dict()["_growth_tracker"] == 2 * twice.max_iter
 
 
 def test_a_training_step_without_a_backward_pass_is_refused_in_the_first_update(tmp_path: Path) -> None:

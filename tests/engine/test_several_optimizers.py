@@ -399,7 +399,7 @@ def test_one_gradient_scaler_scales_all_losses(tmp_path: Path) -> None:
         scaler.update()
         gan.zero_grad()
     assert_equal(trainer.model, gan)
-    assert trainer._grad_scaler.state_dict() == scaler.state_dict()
+    assert trainer.run.grad_scaler.state_dict() == scaler.state_dict()
 
 
 @pytest.mark.parametrize("settings", [{}, {"mixed_precision": "fp16", "gradient_accumulation_steps": 2}], ids=str)
@@ -600,4 +600,4 @@ def test_an_optimizer_without_gradients_may_step_in_float16(non_finite: str, tmp
 
     every, one = trained((None, "body"), 2), trained(("body",), 2)
     assert_equal(every.model, one.model)
-    assert every._grad_scaler.state_dict() == one._grad_scaler.state_dict()
+    assert every.run.grad_scaler.state_dict() == one.run.grad_scaler.state_dict()

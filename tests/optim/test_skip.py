@@ -215,8 +215,8 @@ def test_training_in_fp16_with_momentum_survives_an_overflow_in_its_first_update
     trainer = trainer_class(model, config, TensorDataset(x, (x[:, 0] > 0).long()))
     fill_freed_memory()
     trainer.train()
-    assert trainer._grad_scaler is not None
-    assert trainer._grad_scaler.get_scale() < 65536  # there was an overflow
+    assert trainer.run.grad_scaler is not None
+    assert trainer.run.grad_scaler.get_scale() < 65536  # there was an overflow
     assert max(float(p.detach().abs().max()) for p in model.parameters()) < 10
 
 

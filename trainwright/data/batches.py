@@ -4,8 +4,9 @@ An epoch is opened by the first batch that is read in it, so whatever prepares i
 comes first: neither workers nor prefetching read beyond the end of an epoch before.
 """
 
+import copy
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import nullcontext
 from itertools import chain, islice
 from typing import Any
@@ -59,6 +60,7 @@ class Batches(Iterator[Any]):
         self._was_infinite = getattr(source_of(loader), "infinite", True)
         self._stream: tuple[int, int] | None = None  # the stream's number of batches when `done` had the second number
         self._reading: Iterator[Any] | None = None
+        self._repeated: list[Any] = []
 
     def start(self, done: int, *, is_positioned: bool = False, keeps_generators: bool | None = None) -> None:
         """Start after ``done`` batches of the run. Nothing is read yet.
@@ -93,6 +95,16 @@ class Batches(Iterator[Any]):
         self.done += 1
         return batch
 
+    def first(self, number: int) -> list[Any]:
+        """The first batches of the loader, as it gives them."""
+        found = list(islice(iter(self.loader), number))
+        self.close()
+        return found
+
+    def repeat(self, batches: Sequence[Any]) -> None:
+        """Give copies of these batches from now on, again and again."""
+        self._repeated, self._reading = list(batches), None
+
     def close(self) -> None:
         """Stop reading, and end the workers of our loaders."""
         self._reading, source = None, source_of(self.loader)
@@ -116,6 +128,8 @@ class Batches(Iterator[Any]):
             self._is_positioned = self._keeps_generators = True
 
     def _read(self) -> Iterator[Any]:
+        while self._repeated:
+            yield from map(copy.deepcopy, self._repeated)
         device, source = self.prefetches_to, source_of(self.loader)
         # The own state of a loader would count a batch that is read ahead as used.
         may_prefetch = isinstance(source, StreamLoader) or not has_state(source)

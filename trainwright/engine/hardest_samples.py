@@ -18,7 +18,9 @@ from trainwright.config.errors import ConfigError
 from trainwright.data.batch import parts
 from trainwright.engine.folder.formats import HARDEST_NAME, read_hardest
 from trainwright.engine.folder.run_folder import RunFolder, is_left_out
+from trainwright.engine.run import Run
 from trainwright.evaluation.hardest_samples import HardestSamples, Row
+from trainwright.events.storage import EventStorage
 from trainwright.parallel.mesh import current_mesh
 
 logger = logging.getLogger("trainwright.engine")
@@ -27,39 +29,38 @@ COLUMNS = ("iteration", "dataset", "sample", "name", "loss", "label", "predictio
 _MAX_TEXT = 2000  # characters of a sample
 
 
-def hardest_samples(
-    trainer: Any, number: int | None, folder: RunFolder, setting: str, *, is_compiled: bool
-) -> Callable[[], AbstractContextManager[None]]:
-    """What to enter around each evaluation of a training; ``number``: the setting, None: keep no samples.
+def hardest_samples(run: Run, setting: str) -> Callable[[], AbstractContextManager[None]]:
+    """What to enter around each evaluation of a training; ``setting``: the name of the number of samples.
 
     Raises:
         ConfigError: the model's layers are cut into parts.
     """
+    number, mesh = run.spec.evaluation.hardest_samples, current_mesh()
     if number is None:
         return nullcontext
-    mesh = current_mesh()
     if mesh is not None and (mesh.layout.tensor > 1 or mesh.layout.pipeline > 1):
         raise ConfigError(
             f"{setting}: got {number} with tensor or pipeline parallelism, where no process has the scores of all"
             " classes; set it to None."
         )
-    table = HardestTable(weakref.proxy(trainer), folder)
-    return HardestSamples(number, table.add, reads_losses=not is_compiled).watching
+    of_run = weakref.proxy(run)
+    table = HardestTable(run.folder, lambda: of_run.storage)
+    return HardestSamples(number, table.add, reads_losses=not run.spec.layout.graph).watching
 
 
 class HardestTable:
     """The rows of all evaluations. A resumed run replaces those that were evaluated after its checkpoint."""
 
-    def __init__(self, trainer: Any, folder: RunFolder) -> None:
-        self._trainer, self._folder = trainer, folder
+    def __init__(self, folder: RunFolder, storage: Callable[[], EventStorage]) -> None:
+        """``storage``: returns the metrics of the current training."""
+        self._folder, self._storage = folder, storage
         self._early: list[Row] = []  # before the folder is opened
         self._shown: set[tuple[str, int]] = set()
         self._written: set[tuple[int, str]] = set()  # evaluations whose rows this process has written
 
     def add(self, rows: list[Row], dataset: Any) -> None:
         """Write the rows of the evaluation of one data set, and show its samples."""
-        storage = self._trainer.storage
-        at, name = storage.iter, rows[0]["dataset"]
+        at, name = self._storage().iter, rows[0]["dataset"]
         new = [{"iteration": at, **row} for row in rows]
         if not self._folder.is_open:
             self._early += new
@@ -108,11 +109,11 @@ class HardestTable:
         tag = "/".join(part for part in ("hardest", row["dataset"], str(row["sample"])) if part)
         for value in parts(sample):
             if isinstance(value, str) and value != row["name"]:
-                self._trainer.storage.put_text(tag, value[:_MAX_TEXT])
+                self._storage().put_text(tag, value[:_MAX_TEXT])
                 return
             picture = as_picture(value)
             if picture is not None:
-                self._trainer.storage.put_image(tag, picture)
+                self._storage().put_image(tag, picture)
                 return
 
 

@@ -43,7 +43,7 @@ class TrainerBase:
     """
 
     storage: EventStorage
-    _is_copy = False  # True for a copy that a check or a finder trains and discards
+    is_copy = False  # True for a copy that a check or a finder trains and discards
 
     def __init__(self) -> None:
         self._hooks: list[HookBase] = []
@@ -102,6 +102,11 @@ class TrainerBase:
         """The registered hooks, in the order of their calls."""
         return tuple(self._hooks)
 
+    @property
+    def has_trained(self) -> bool:
+        """Whether this object has made steps."""
+        return self._has_trained
+
     def register_hooks(self, hooks: Iterable[HookBase | None]) -> None:
         """Add hooks, called in this order. None is ignored, so that a list may contain optional hooks."""
         for hook in hooks:
@@ -115,7 +120,7 @@ class TrainerBase:
     def _repr_html_(self) -> str | None:  # what a notebook shows
         from trainwright.engine.folder.summary import html_of
 
-        return html_of(self) if hasattr(self, "_run_facts") else None
+        return html_of(self) if hasattr(self, "run") else None
 
     def train(self, start_iter: int | None = None, max_iter: int | None = None) -> dict[str, Any]:
         """Run the iterations ``start_iter`` (inclusive) to ``max_iter`` (exclusive); by default the trainer's own.
@@ -181,11 +186,7 @@ class TrainerBase:
                 watch_training(self)
                 meet("train")
                 self.before_train()
-                self._before_first_step()
-                for hook in self._hooks:
-                    hook.before_first_step()
-                self._stepper, run_step = self._bind_run_step()
-                yield run_step
+                yield self.prepare_steps()
                 # From here on self.iter == self.max_iter, which shows after_train that no step failed.
                 self.storage.reduce()
                 self.storage.is_over = True
@@ -207,6 +208,23 @@ class TrainerBase:
                     "Training failed in its last evaluation, save or hook: %s", error, exc_info=cause, extra=FILE_ONLY
                 )
                 raise
+
+    def prepare_steps(self) -> Callable[[], None]:
+        """Restore the state of a resumed run, and return the call that makes a step."""
+        self._before_first_step()
+        for hook in self._hooks:
+            hook.before_first_step()
+        self._stepper, run_step = self._bind_run_step()
+        return run_step
+
+    def steps_before(self, until: int) -> Iterator[Callable[[], None]]:
+        """Outside of ``train``: the call that makes a step, once for each iteration before ``until``."""
+        call, self._has_trained = self.prepare_steps(), True
+        try:
+            for _ in self._iterations(until):
+                yield call
+        finally:
+            self._stepper = None
 
     def run_step(self) -> None:
         """One iteration: one update of the weights."""
@@ -272,7 +290,7 @@ class TrainerBase:
 
     def _after_failure(self, error: BaseException) -> None:
         self.has_failed = True
-        if isinstance(error, RuntimeError | MemoryError) and not self._is_copy:
+        if isinstance(error, RuntimeError | MemoryError) and not self.is_copy:
             from trainwright.engine.out_of_memory import add_memory_note, is_out_of_memory
 
             if is_out_of_memory(error):

@@ -7,7 +7,7 @@ settings it bypasses.
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,7 +25,6 @@ from trainwright.engine.gradient_sync import (
     average_gradients,
     share_buffers_next,
 )
-from trainwright.engine.loop import TrainerBase
 from trainwright.engine.update import Update, needs_closure, optimizer_calls, recorded_norm, recorded_step
 from trainwright.hooks.base import HookBase
 from trainwright.hooks.method_overrides import is_overridden
@@ -38,57 +37,6 @@ from trainwright.parallel.mesh import current_mesh
 logger = logging.getLogger("trainwright.engine")
 
 _MANY_WITHOUT_STEP = 20
-
-
-class StepMethods(TrainerBase):
-    """A trainer with the methods that a user's own step calls. ``optimizer`` is an optimizer or its name.
-
-    Attributes:
-        optimizers: several optimizers by name; a single one is ``{"optimizer": ...}``.
-    """
-
-    optimizers: dict[str, Optimizer]
-    model: nn.Module
-    optimizer: Optimizer
-    _own_step: "OwnStep"
-    _update: Update
-
-    def backward(
-        self,
-        loss: Tensor,
-        *,
-        optimizer: Optimizer | str | None = None,
-        inputs: Sequence[Tensor] | None = None,
-        retain_graph: bool = False,
-    ) -> None:
-        """Add the gradients of the mean loss of this batch, weighted by its share of the accumulation window.
-
-        ``optimizer``: only those of its parameters; the other network of a GAN gets none. ``inputs``: only those of
-        these tensors.
-        """
-        self._own_step.backward(loss, optimizer=optimizer, inputs=inputs, retain_graph=retain_graph)
-
-    def clip_gradients(
-        self, max_norm: float | None = None, norm_type: float = 2.0, *, optimizer: Optimizer | str | None = None
-    ) -> Tensor | None:
-        """Clip the gradients of an optimizer (default: the only one) to a norm (default: the configured one).
-
-        Returns the norm before clipping; None within an accumulation window, where nothing is done. The following
-        :meth:`step` does not clip again.
-        """
-        return self._own_step.clip_gradients(max_norm, norm_type, optimizer)
-
-    def step(self, optimizer: Optimizer | str | None = None) -> None:
-        """Clip, step an optimizer (by default all) and set its gradients to None; at a window's end only."""
-        self._own_step.step(optimizer)
-
-    def zero_grad(self, optimizer: Optimizer | str | None = None) -> None:
-        """Set the gradients of an optimizer (by default all) to None, at the beginning of a window only."""
-        self._own_step.zero_grad(optimizer)
-
-    def toggled(self, optimizer: Optimizer | str) -> AbstractContextManager[None]:
-        """A context in which parameters of the other optimizers require no gradient: their part costs no memory."""
-        return self._own_step.toggled(optimizer)
 
 
 class OwnStep(HookBase):

@@ -2,243 +2,263 @@
 
 import copy
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import cycle, islice
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.config.errors import ConfigError
-from trainwright.data.batch_loader import BatchLoader
+from trainwright.data.batches import Batches
 from trainwright.engine.folder.run_folder import RunFolder
 from trainwright.engine.folder.summary import RunFacts
+from trainwright.engine.loop import TrainerBase
+from trainwright.engine.own_step import OwnStep
 from trainwright.engine.spec import RunSpec
 from trainwright.engine.state import TrainingState
 from trainwright.engine.update import Update
+from trainwright.evaluation.loop import preserve_rng
+from trainwright.evaluation.prediction import iterate_predictions, predict
 from trainwright.events.storage import EventStorage
 from trainwright.hooks.base import HookBase
-from trainwright.optim.named import each_optimizer
+from trainwright.models.adapters import TrainableNames, adapter_files
+from trainwright.models.checkpoint_files import checkpoint_files
+from trainwright.optim.named import by_name, each_optimizer
+from trainwright.optim.weight_average import WeightAverage, build_average
 
 _DATA = ("train_dataset", "eval_dataset", "train_dataloader", "eval_dataloader", "preprocessor", "model_card")
 
 
-class Batches:
-    """The data of a run: the loader that the steps read, and those of evaluations."""
+@dataclass(frozen=True, kw_only=True)
+class Calls:
+    """What differs between the APIs, or may be the user's own method; bound once, without keeping a trainer alive.
 
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
+    Attributes:
+        prepare, prepare_eval: make of a batch of the training or evaluation data what the model gets.
+        forward, loss: the model's outputs for a prepared batch; its training loss.
+        evaluate: evaluates the current weights, which is not logged.
+        eval_loaders: the loaders of evaluations; with ``overfit_batches`` they have the training data.
+        examples: the batches whose first one is an example of the model's input.
+        save: saves the training state between two iterations.
+        set_position: starts the training data behind the iterations of a loaded checkpoint.
+        close_data: stops what reads the data ahead.
+        facts, record, next_commands: further facts of the start, of ``run.json``, and commands at the end.
+        schedule_length: the number of steps of a schedule in the run.
+        use_learning_rate: writes the base learning rate into the settings.
+        settings_of_copy: the argument of the API with the settings of a copy, by a folder and changes.
+        change_copy: changes a new copy as the user has changed the trainer since it was built.
+        rebuild_model: builds the model of the settings again; returns None if the user has passed one.
+    """
 
-    @property
-    def loader(self) -> Any:
-        """The loader that the steps read."""
-        return self._trainer._loader
-
-    @property
-    def eval_loaders(self) -> list[Any]:
-        """The loaders of evaluations; with ``overfit_batches`` they have the training data."""
-        found: list[Any] = self._trainer._listed_eval_loaders
-        return found
-
-    def first(self, number: int) -> list[Any]:
-        """The first batches of the loader, as it gives them."""
-        found = list(islice(iter(self.loader), number))
-        for one in (self.loader, getattr(self.loader, "loader", None)):
-            if isinstance(one, BatchLoader):
-                one.close()
-        return found
-
-    def repeat(self, batches: Sequence[Any]) -> None:
-        """Let the steps read copies of these batches, again and again."""
-        loader = self.loader
-        kind = type(loader)
-
-        def iterate(_: Any) -> Iterator[Any]:
-            return map(copy.deepcopy, cycle(batches))
-
-        repeating: Any = object.__new__(type(kind.__name__, (kind,), {"__iter__": iterate}))
-        vars(repeating).update(vars(loader))
-        self._trainer._use_loader(repeating)
-
-    def examples(self) -> Iterable[Any]:
-        """The batches whose first one is an example of the model's input."""
-        found: Iterable[Any] = self._trainer._example_batches()
-        return found
-
-    def set_position(self) -> None:
-        """Start the training data behind the iterations of a loaded checkpoint, if the first step does not do it."""
-        self._trainer._set_position()
-
-    def close(self) -> None:
-        """Stop what reads the data ahead."""
-        self._trainer._close_loaders()
+    prepare: Callable[[Any], Any]
+    prepare_eval: Callable[[Any], Any]
+    forward: Callable[[nn.Module, Any], Any]
+    loss: Callable[[nn.Module, Any], Tensor]
+    evaluate: Callable[[], dict[str, Any]]
+    eval_loaders: Callable[[], list[Any]]
+    examples: Callable[[], Iterable[Any]]
+    save: Callable[[], None]
+    facts: Callable[[], dict[str, Any]]
+    record: Callable[[], dict[str, Any]]
+    next_commands: Callable[[], list[str]]
+    schedule_length: Callable[[Any], int]
+    use_learning_rate: Callable[[float], None]
+    settings_of_copy: Callable[..., Any]
+    change_copy: Callable[[Any, dict[int, Any]], None]
+    rebuild_model: Callable[[], nn.Module | None] = lambda: None
+    set_position: Callable[[], None] = lambda: None
+    close_data: Callable[[], None] = lambda: None
 
 
 class Run:
-    """The parts of the run of ``trainer``, which is of either API.
+    """The parts of a run of either API, in the order in which they are built.
 
     Attributes:
-        spec: the settings; set before the model is built.
-        batches: the data, :class:`Batches`.
-        is_copy: whether a check or a finder trains this run and discards it.
-        step_methods: the methods whose override is a step of the user's own, or its loss.
+        trainer: the one that trains this run, and has the methods that a user overrides; not kept alive.
+        arguments: those of its constructor.
+        batches: of the training.
+        watching_hardest: entered around each evaluation of a training, to keep its hardest samples.
+        evaluated_weights: entered around each evaluation: with an average of the weights, it has that average.
+        hooks: the registered hooks, in the order of their calls. The first ``num_own_hooks`` are not the user's.
+        own_step: what a step of the user's own calls; ``step_methods`` are those whose override is one, or its loss.
     """
 
     spec: RunSpec
-    is_copy = False
-    num_own_hooks = 0  # the hooks behind them are the user's
+    device: torch.device
+    folder: RunFolder
+    batches: Batches
+    model: nn.Module
+    optimizer: Optimizer
+    lr_scheduler: Any = None
+    grad_scaler: torch.amp.GradScaler | None = None
+    autocast: Callable[[], AbstractContextManager[Any]] | None = None
+    update: Update
+    state: TrainingState
+    checkpointer: Checkpointer
+    average: WeightAverage | None = None
+    watching_hardest: Callable[[], AbstractContextManager[Any]] = nullcontext
+    own_step: OwnStep
+    step_methods: tuple[str, ...] = ()
+    calls: Calls
+    num_own_hooks = 0
 
-    def __init__(self, trainer: Any) -> None:
-        self._reference = weakref.ref(trainer)  # a plain reference would make a cycle
-        self.batches = Batches(weakref.proxy(trainer))
-
-    @property
-    def trainer(self) -> Any:
-        """The trainer whose run this is: it trains, and has the methods that a user overrides."""
-        return self._reference()
-
-    @property
-    def step_methods(self) -> tuple[str, ...]:
-        names: tuple[str, ...] = self.trainer._step_methods
-        return names
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device(self.trainer.device)
-
-    @property
-    def model(self) -> nn.Module:
-        model: nn.Module = self.trainer.model
-        return model
-
-    @property
-    def optimizer(self) -> Any:
-        """The optimizer, or several by name as a :class:`~trainwright.optim.named.NamedOptimizers`."""
-        return self.trainer.optimizer
+    def __init__(self, trainer: TrainerBase, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        self._trainer, self.arguments = weakref.ref(trainer), (arguments, named)
+        self.lr_schedulers: dict[str, Any] = {}  # of several optimizers
+        self.hooks: list[HookBase] = []
+        self._own_parts: frozenset[str] = frozenset()  # names of checkpointables that are not the user's
+        self._model_files: dict[str, bytes] | None = None  # once they are known
 
     @property
-    def lr_schedulers(self) -> list[Any]:
-        """The learning-rate schedules."""
-        several = [self.trainer.lr_scheduler, *self.trainer.lr_schedulers.values()]
-        return [one for one in several if one is not None]
-
-    @property
-    def checkpointer(self) -> Checkpointer:
-        found: Checkpointer = self.trainer.checkpointer
-        return found
+    def trainer(self) -> TrainerBase:
+        trainer = self._trainer()
+        assert trainer is not None
+        return trainer
 
     @property
     def storage(self) -> EventStorage:
-        storage: EventStorage = self.trainer.storage
-        return storage
+        """The metrics of the training."""
+        return self.trainer.storage
 
     @property
-    def folder(self) -> RunFolder:
-        """The output folder."""
-        folder: RunFolder = self.trainer._folder
-        return folder
+    def optimizers(self) -> dict[str, Optimizer]:
+        """The optimizers by name; a single one is ``{"optimizer": ...}``."""
+        return by_name(self.optimizer)
+
+    def schedules(self) -> list[Any]:
+        """The learning-rate schedules."""
+        return [one for one in (self.lr_scheduler, *self.lr_schedulers.values()) if one is not None]
 
     @property
-    def state(self) -> TrainingState:
-        """What a checkpoint stores beside model, optimizer and schedule."""
-        state: TrainingState = self.trainer._state
-        return state
+    def evaluated_weights(self) -> Callable[[], AbstractContextManager[Any]]:
+        return nullcontext if self.average is None else self.average.applied
 
-    @property
-    def update(self) -> Update:
-        """The update of the weights by the gradients."""
-        update: Update = self.trainer._update
-        return update
-
-    @property
-    def hooks(self) -> list[HookBase]:
-        """The registered hooks, in the order of their calls."""
-        return self.trainer._hooks  # type: ignore[no-any-return]
-
-    @hooks.setter
-    def hooks(self, hooks: Iterable[HookBase]) -> None:
-        self.trainer._hooks = [*hooks]
+    def saved_model(self) -> nn.Module:
+        """The module whose weights checkpoints hold as the model's."""
+        return self.model if self.average is None else self.average.saved_model()
 
     # One batch.
 
     def prepare(self, batch: Any) -> Any:
         """A batch of the training data, as the model gets it."""
-        return self.trainer._prepare_training_batch(batch)
+        return self.calls.prepare(batch)
 
     def prepare_eval(self, batch: Any) -> Any:
         """A batch of an evaluation, as the model gets it."""
-        return self.trainer._prepare_batch(batch)
+        return self.calls.prepare_eval(batch)
 
     def forward(self, batch: Any) -> Any:
         """The model's outputs for a prepared batch."""
-        return self.trainer._forward(batch)
+        return self.calls.forward(self.model, batch)
 
     def loss(self, batch: Any) -> Tensor:
         """The training loss of a prepared batch, in the modes that the modules have."""
-        loss: Tensor = self.trainer._loss_of(batch)
-        return loss
+        return self.calls.loss(self.model, batch)
 
     # The run.
 
-    def step_call(self) -> Callable[[], None]:
-        """The call that makes a step; restores the training state of a resumed run first."""
-        self.trainer._before_first_step()
-        _, call = self.trainer._bind_run_step()
-        step: Callable[[], None] = call
-        return step
-
-    @property
-    def has_trained(self) -> bool:
-        """Whether ``train()`` or a replay has made steps with these parts."""
-        return bool(self.trainer._has_trained)
-
-    def steps_before(self, until: int) -> Iterator[Callable[[], None]]:
-        """The call that makes a step, once for each iteration before ``until``, for the caller to make."""
-        trainer = self.trainer
-        trainer._before_first_step()
-        trainer._stepper, call = trainer._bind_run_step()
-        trainer._has_trained = True
-        try:
-            for _ in trainer._iterations(until):
-                yield call
-        finally:
-            trainer._stepper = None
-
-    def skip_train_metrics(self) -> None:
-        """Compute no metrics of training steps from now on."""
-        metrics = getattr(self.trainer, "_train_metrics", None)
-        if metrics is not None:
-            metrics.is_on = False
-
     def evaluate(self) -> dict[str, Any]:
         """The results of an evaluation of the current weights, which is not logged."""
-        results: dict[str, Any] = self.trainer._evaluate_weights()
-        return results
+        return self.calls.evaluate()
+
+    def predict(
+        self,
+        read_batches: Callable[[], Iterable[Any]],
+        step: Callable[[Any], Any],
+        *,
+        iterate: bool,
+        num_batches: int | None,
+        is_single_pass: bool = True,
+    ) -> Any:
+        """The outputs of ``step`` for all batches, with the weights of evaluations."""
+        settings: dict[str, Any] = {"device": self.device, "is_single_pass": is_single_pass}
+        if iterate:
+            return iterate_predictions(self.model, read_batches, step, weights=self.evaluated_weights, **settings)
+        with self.evaluated_weights():
+            return predict(self.model, read_batches, step, num_batches=num_batches, **settings)
 
     def save(self) -> None:
         """Save the training state between two iterations."""
-        self.trainer._save()
+        self.calls.save()
 
     def facts(self) -> RunFacts:
         """What the start of the run shows."""
-        facts: RunFacts = self.trainer._run_facts()
-        return facts
+        spec, trainer = self.spec, self.trainer
+        facts: dict[str, Any] = {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "schedule": ", ".join(sorted({type(one).__name__ for one in self.schedules()})),
+            "device": self.device,
+            "folder": spec.saving.output_dir,
+            "batch_size": spec.batch.batch_size,
+            "accumulation": spec.batch.gradient_accumulation_steps,
+            "precision": spec.precision.mixed_precision,
+            "mode": "graph" if spec.layout.graph else "eager",
+            "first_iter": trainer.start_iter,
+            "last_iter": trainer.max_iter,
+        }
+        return RunFacts(**facts | self.calls.facts())
 
-    def rebuild_model(self) -> nn.Module | None:
-        """The model of the settings, built again; None: the user has passed a model."""
-        model: nn.Module | None = self.trainer._built_again()
-        return model
+    def step_call(self) -> Callable[[], None]:
+        """The call that makes a step; restores the training state of a resumed run first."""
+        return self.trainer.prepare_steps()
 
-    def schedule_length(self, schedule: Any) -> int:
-        """The number of steps of a schedule in the run."""
-        return int(self.trainer._schedule_length(schedule))
+    def steps_before(self, until: int) -> Iterator[Callable[[], None]]:
+        """The call that makes a step, once for each iteration before ``until``, for the caller to make."""
+        return self.trainer.steps_before(until)
 
-    def use_learning_rate(self, rate: float) -> None:
-        """Write the base learning rate into the settings."""
-        self.trainer._use_learning_rate(rate)
+    # Checkpoints.
+
+    def build_checkpointer(
+        self, folder: str | Path, *, files: Callable[[], Mapping[str, bytes]] = dict, preprocessor: Any = None
+    ) -> None:
+        """Build the checkpointer, and the average of the weights that it saves.
+
+        ``files``: further files of a checkpoint; by default those that load it as a model with its ``preprocessor``.
+        """
+        only = TrainableNames(self.model) if self.spec.saving.save_trainable_only else None
+        weights = None
+        if (ema := self.spec.learning.ema) is not None:
+            self.average = build_average(self.model, ema, only)
+            weights = self.average.saved_model
+
+        def attachments() -> dict[str, bytes]:
+            if self._model_files is None:
+                self._model_files = checkpoint_files(self.model, preprocessor, has_all_weights=only is None)
+            return {**files(), **self._model_files, **adapter_files(self.saved_model())}
+
+        self.checkpointer = Checkpointer(
+            self.model,
+            folder,
+            asynchronous=self.spec.saving.asynchronous,
+            attachments=attachments,
+            weights=weights,
+            only=only,
+        )
+        self.set_checkpoint_parts()
+
+    def set_checkpoint_parts(self) -> None:
+        """Save the current optimizer and schedule; what the user has added to the checkpointer stays."""
+        kept = {name: part for name, part in self.checkpointer.checkpointables.items() if name not in self._own_parts}
+        schedule = self.lr_schedulers or self.lr_scheduler
+        parts = self.state.with_parts(self.optimizer, schedule, self.grad_scaler, self.average)
+        self._own_parts = frozenset(parts)
+        self.checkpointer.checkpointables = parts | kept
+
+    def update_statistics(self, average: WeightAverage) -> None:
+        """Compute the statistics of normalization layers for averaged weights, by a pass over the training data."""
+        from trainwright.data.loaders import one_pass  # here: loads omegaconf
+
+        with preserve_rng(self.device):
+            average.update_statistics(lambda: map(self.prepare, one_pass(self.batches.loader)), self.forward)
+
+    # Copies.
 
     def copy(self, folder: Path, *, resumes: bool = False, constant_rate: bool = False, **changes: Any) -> Any:
         """A trainer like this one, to train and discard. Its files are in ``folder``; its run is ``copy.run``.
@@ -255,32 +275,30 @@ class Run:
         Raises:
             ConfigError: a part of the trainer cannot be copied.
         """
-        trainer = self.trainer
-        kind, (arguments, named) = trainer.__class__, trainer._arguments
-        settings = trainer._settings_of_copy(folder, changes, resumes=resumes, is_endless=constant_rate)
+        kind, (arguments, named) = self.trainer.__class__, self.arguments
+        settings = self.calls.settings_of_copy(folder, changes, resumes=resumes, is_endless=constant_rate)
         new = kind.__new__(kind, *arguments, **named)
         memo = self._memo(new, settings)
         try:
             arguments, named = copy.deepcopy((arguments, named), memo)
             new.__init__(*arguments, **named)
-            new.run.is_copy = new._is_copy = True
-            trainer._change_copy(new, memo)
+            new.is_copy = True
+            self.calls.change_copy(new, memo)
             self._copy_later_changes(new, memo)
         except (TypeError, RuntimeError, NotImplementedError) as error:
             if "deepcopy" not in str(error) and "pickle" not in str(error):
                 raise
             raise ConfigError(f"check: the trainer cannot be copied: {error}") from error
-        new.run.hooks = [h for h in new.hooks if h.in_copies and not (constant_rate and h.steps_schedule)]
+        new.run.hooks[:] = [h for h in new.hooks if h.in_copies and not (constant_rate and h.steps_schedule)]
         if constant_rate:
-            for one in each_optimizer(new.optimizer):
+            for one in each_optimizer(new.run.optimizer):
                 for group in one.param_groups:
                     group["lr"] = group.get("initial_lr", group.get("lr"))
         return new
 
     def _memo(self, new: Any, settings: Any) -> dict[int, Any]:
         """The memo of ``copy.deepcopy`` with the parts that are replaced, and with those that are shared."""
-        trainer = self.trainer
-        arguments, named = trainer._arguments
+        trainer, (arguments, named) = self.trainer, self.arguments
         given = (*arguments, *named.values())
         memo: dict[int, Any] = {id(trainer): new}
         memo |= {id(part): settings for part in given if type(part) is type(settings) and part is not None}
@@ -304,7 +322,7 @@ class Run:
         for name in vars(trainer).keys() - vars(new).keys():
             if not name.startswith("_") and not hasattr(trainer.__class__, name):
                 setattr(new, name, copy.deepcopy(vars(trainer)[name], memo))
-        for name, part in trainer.checkpointer.checkpointables.items():
+        for name, part in self.checkpointer.checkpointables.items():
             if name not in new.checkpointer.checkpointables:
                 new.checkpointer.add_checkpointable(name, copy.deepcopy(part, memo))
         for hook in self.hooks[self.num_own_hooks :]:

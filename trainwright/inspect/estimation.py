@@ -22,6 +22,7 @@ from trainwright.config.schema.sections import complete
 from trainwright.engine.logs import logging_only_above
 from trainwright.engine.own_step import OwnStep
 from trainwright.engine.run import Run
+from trainwright.engine.trainer.train_metrics import TrainMetrics
 from trainwright.engine.trainer.trainer import Trainer
 from trainwright.events.storage import EventStorage
 from trainwright.optim.named import each_optimizer
@@ -189,9 +190,10 @@ def _measure_step(run: Run, counted: TensorBytes, *, is_short: bool) -> Trace:
     with real_tensors():
         batches = run.batches.first(1)
     run.batches.repeat(batches)
-    run.skip_train_metrics()  # they read values, after the peak
     with EventStorage(0) as trainer.storage, _loss_of_parts():
         for hook in run.hooks:
+            if isinstance(hook, TrainMetrics):
+                hook.is_on = False  # they read values, after the peak
             if isinstance(hook, OwnStep):  # a step of the user's own
                 hook.before_train()
         run_step = run.step_call()

@@ -83,7 +83,7 @@ def replay(run: Run, step: int, *, stops: bool = False) -> Replay:
     with _quiet(), _only_needed_hooks(run):
         if checkpoint is not None:
             run.checkpointer.load(checkpoint)
-            run.batches.set_position()
+            run.calls.set_position()
         found = Replay(step, "" if checkpoint is None else checkpoint.name, recorded_loss=_recorded_loss(folder, step))
         trainer.iter = trainer.iterations_done = trainer.start_iter
         with EventStorage(trainer.start_iter) as trainer.storage:
@@ -93,7 +93,7 @@ def replay(run: Run, step: int, *, stops: bool = False) -> Replay:
                 for hook in run.hooks:
                     if hook.changes_process:
                         hook.after_train()
-                run.batches.close()
+                run.calls.close_data()
                 run.checkpointer.close()
         _join_processes(found)
     if found.is_equal is False:
@@ -130,7 +130,7 @@ def _check(run: Run, step: int, stops: bool) -> None:
     last = run.trainer.max_iter
     if not 1 <= step <= last:
         raise ConfigError(f"replay: got step {step}; the run has the updates 1 to {last}.")
-    if run.has_trained:
+    if run.trainer.has_trained:
         raise ConfigError("replay: this trainer has trained already; call it on a new one, in place of train().")
     starts = read_starts(run.folder.path / RECORD_NAME)
     if starts and starts[-1].get("processes", 1) != get_world_size():
@@ -204,14 +204,14 @@ def _recorded_loss(folder: Path, step: int) -> float | None:
 
 @contextmanager
 def _only_needed_hooks(run: Run) -> Iterator[None]:
-    before, saves = run.hooks, run.checkpointer.save_to_disk
+    before, saves = [*run.hooks], run.checkpointer.save_to_disk
     # The others may change what a step computes.
-    run.hooks = [hook for hook in before if hook.in_copies and not hook.ends_run]
+    run.hooks[:] = [hook for hook in before if hook.in_copies and not hook.ends_run]
     run.checkpointer.save_to_disk = False  # a callback may ask for a checkpoint
     try:
         yield
     finally:
-        run.hooks, run.checkpointer.save_to_disk = before, saves
+        run.hooks[:], run.checkpointer.save_to_disk = before, saves
 
 
 @contextmanager

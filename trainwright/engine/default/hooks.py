@@ -1,11 +1,16 @@
 """The hooks of a run that a configuration describes: timing, schedule, checkpoints, evaluation, writers."""
 
 import logging
-from functools import partial
+from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
-from trainwright.engine.default.setup import check_eval_metric
+from omegaconf import DictConfig
+
+from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.engine.folder.summary import facts_of_files
+from trainwright.engine.run_hooks import ordered_hooks
+from trainwright.events.writers import EventWriter
 from trainwright.hooks import (
     BestCheckpointer,
     EvalHook,
@@ -23,41 +28,54 @@ from trainwright.parallel.dist import is_main_process
 logger = logging.getLogger("trainwright.engine")
 
 
-def build_hooks(trainer: Any) -> list[HookBase | None]:
-    """The hooks of a ``DefaultTrainer``, in the order of their calls."""
-    train, evaluation, checkpoints = trainer.cfg.train, trainer.cfg.train.evaluation, trainer.cfg.train.checkpointer
-    eval_period: int | None = None
+def build_hooks(
+    train: DictConfig,
+    checkpointer: Checkpointer,
+    evaluate: Callable[[], dict[str, Any]] | None,
+    *,
+    build_writers: Callable[[], list[EventWriter]],
+    num_iterations: int,
+    per_epoch: int | Fraction | None,
+    iteration: Callable[[], int],
+) -> list[HookBase | None]:
+    """The hooks of a ``DefaultTrainer``, in the order of their calls.
+
+    Args:
+        evaluate: None: nothing is evaluated.
+        per_epoch: the iterations of an epoch; None: unknown.
+        iteration: returns the current one.
+    """
+
+    def period(iterations: int, epochs: int | None) -> Period:
+        """``iterations``, or the ends of each ``epochs`` epochs, which may lie within an iteration."""
+        if epochs is None or per_epoch is None:
+            return iterations
+        whole, parts = (per_epoch * epochs).as_integer_ratio()
+        return lambda: (iteration() + 1) * parts // whole > iteration() * parts // whole
+
+    evaluation, saving = train.evaluation, train.checkpointer
+    save_period = period(saving.period, saving.get("save_model_after_n_epoch"))
+    eval_hook: EvalHook | None = None
     best: BestCheckpointer | None = None
-    save_period = _period(trainer, checkpoints.period, checkpoints.get("save_model_after_n_epoch"))
-    hooks: list[HookBase | None] = [
-        IterationTimer(facts=facts_of_files),
-        LRScheduler(),
-        PeriodicCheckpointer(trainer.checkpointer, save_period, max_to_keep=checkpoints.max_to_keep),
-    ]
-    if evaluation.enabled and trainer.test_loader:
-        evaluator, eval_period = trainer.build_evaluator(trainer.cfg), evaluation.eval_period
-        check_eval_metric(trainer, evaluator)
-        period = _period(trainer, evaluation.eval_period, evaluation.get("eval_after_n_epoch"))
+    if evaluate is not None:
+        eval_period = period(evaluation.eval_period, evaluation.get("eval_after_n_epoch"))
+        eval_hook = EvalHook(eval_period, evaluate)
         best = BestCheckpointer(
-            period, trainer.checkpointer, evaluation.eval_metric, evaluation.eval_mode,
-            top_k=checkpoints.save_top_k or 1,
-        )  # fmt: skip
-        hooks += [EvalHook(period, partial(trainer._evaluate, evaluator)), best]
-    elif checkpoints.save_top_k is not None:
+            eval_period, checkpointer, evaluation.eval_metric, evaluation.eval_mode, top_k=saving.save_top_k or 1
+        )
+    elif saving.save_top_k is not None:
         logger.warning("train.checkpointer.save_top_k has no effect: nothing is evaluated.")
-    hooks.append(profile_hook(train.profile, train.output_dir))
+    lines: HookBase | None = None
     if train.progress_bar:
-        per_epoch = trainer._iterations_per_epoch()
-        hooks.append(epoch_lines(per_epoch, trainer.max_iter, train.log_period, eval_period=eval_period, best=best))
-    if is_main_process():
-        hooks.append(PeriodicWriter(lambda: trainer.build_writers(), train.log_period))
-    return hooks
-
-
-def _period(trainer: Any, iterations: int, epochs: int | None) -> Period:
-    """``iterations``, or the ends of each ``epochs`` epochs, which may lie within an iteration."""
-    per_epoch = trainer._iterations_per_epoch()
-    if epochs is None or per_epoch is None:
-        return iterations
-    whole, parts = (per_epoch * epochs).as_integer_ratio()
-    return lambda: (trainer.iter + 1) * parts // whole > trainer.iter * parts // whole
+        shown = None if evaluate is None else evaluation.eval_period
+        lines = epoch_lines(per_epoch, num_iterations, train.log_period, eval_period=shown, best=best)
+    return ordered_hooks(
+        timer=IterationTimer(facts=facts_of_files),
+        schedules=[LRScheduler()],
+        save=PeriodicCheckpointer(checkpointer, save_period, max_to_keep=saving.max_to_keep),
+        evaluate=eval_hook,
+        best=best,
+        profile=profile_hook(train.profile, train.output_dir),
+        lines=lines,
+        write=PeriodicWriter(build_writers, train.log_period) if is_main_process() else None,
+    )

@@ -2,7 +2,7 @@
 
 import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -10,15 +10,27 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from torch import nn
 
-from trainwright.config.errors import ConfigKeyError, ConfigTypeError
+from trainwright._torch_compat.probing import real_tensors
+from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError
 from trainwright.config.lazy.instantiation import instantiate, locate_target
 from trainwright.config.lazy.lazy_config import try_get_key
 from trainwright.config.lazy.serialization import to_plain
 from trainwright.config.secrets import safe_trackers, without_secrets
-from trainwright.data.loaders import build_image_test_loader
+from trainwright.data.loaders import build_image_test_loader, set_position
 from trainwright.data.streaming import eval_stream_loader, is_stream
+from trainwright.engine.default.length import num_samples
+from trainwright.engine.default.setup import changed_settings, check_num_layers, limit_data, overfit_loader
+from trainwright.engine.folder.summary import log_recomputed
+from trainwright.engine.loss_fn import explain_forward
+from trainwright.engine.run import Run
+from trainwright.engine.spec import RunSpec
 from trainwright.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators
 from trainwright.events.writers import EventWriter, default_writers
+from trainwright.optim.named import NamedOptimizers
+from trainwright.parallel.dist import get_data_parallel_size
+from trainwright.parallel.parallelize import parallelize
+from trainwright.parallel.pipeline import pipeline_of
+from trainwright.parallel.rank_checks import check_same_settings, data_size
 
 
 def call_with_known(node: Any, given: Mapping[str, Any]) -> Any:
@@ -156,3 +168,97 @@ def settings_of_copy(
         train.update({"train_iter": 100_000, "train_epoch": 0})
     train.update(changes)
     return new
+
+
+def read_data(train: DictConfig, build_train: Callable[[], Any], build_test: Callable[[], Any]) -> tuple[Any, Any]:
+    """The loaders of training and of evaluations, limited as the settings ask for."""
+    with real_tensors():  # in an estimate, too
+        loaders = build_train()
+        train_loader = loaders[0] if isinstance(loaders, tuple | list) else loaders
+        limit_data(train, train_loader)
+        test_loaders = build_test()
+        sizes = {place: data_size(getattr(one, "dataset", None)) for place, one in enumerate(test_loaders)}
+        check_same_settings({"dataloader": {"test": sizes}})
+    if train.overfit_batches is not None:
+        test_loaders = [overfit_loader(train_loader, train.train_micro_batch_size)]
+    return train_loader, test_loaders
+
+
+def place_model(run: Run, dist: DictConfig, *, splits_scores: bool) -> None:
+    """Put the model on its device and spread it over the processes."""
+    recompute = run.spec.layout.gradient_checkpointing
+    recomputed = parallelize(
+        run.model, run.device, recompute=recompute, autocast=run.autocast, splits_scores=splits_scores,
+        find_unused_parameters=run.spec.layout.find_unused_parameters,
+    )  # fmt: skip
+    if recompute:
+        log_recomputed(recomputed)
+    if (pipeline := pipeline_of(run.model)) is not None:
+        check_num_layers(dist, pipeline.layer_stages)
+
+
+def one_optimizer(built: Any) -> Any:
+    """The optimizer that was built; of several by name, the one that steps all of them."""
+    return NamedOptimizers(built) if isinstance(built, Mapping) else built
+
+
+def schedules(built: Any) -> tuple[Any, dict[str, Any]]:
+    """The schedule that was built, and those of several optimizers by name."""
+    return (None, dict(built)) if isinstance(built, Mapping) else (built, {})
+
+
+def set_batches(run: Run, loader: Any, samples_done: int) -> None:
+    """Start the training data after ``samples_done`` samples."""
+    run.batches.start(
+        samples_done // (run.spec.batch.batch_size * get_data_parallel_size()),
+        is_positioned=set_position(loader, samples_done),
+        keeps_generators=samples_done > 0,
+    )
+    hooks = run.hooks
+    run.batches.may_change = lambda: any(hook.may_change_data for hook in hooks)
+
+
+def forward(model: nn.Module, batch: Mapping[str, Any]) -> Any:
+    """The outputs of the model for the fields of a batch."""
+    try:
+        return model(**batch)
+    except TypeError as error:
+        explain_forward(error, model, batch)
+        raise
+
+
+def examples(test_loaders: list[Any]) -> Any:
+    """The loader whose first batch is an example of the model's input."""
+    if not test_loaders:
+        raise ConfigError("DefaultTrainer.export: there is no example; pass a batch, or set dataloader.test.")
+    return test_loaders[0]
+
+
+def facts(
+    train: DictConfig,
+    given: DictConfig,
+    num_train: int | None,
+    per_epoch: int | Fraction | None,
+    test_loaders: list[Any],
+) -> dict[str, Any]:
+    """What the start of a run shows beside the facts of both APIs."""
+    evaluated = [num_samples(loader, train.test_micro_batch_size) for loader in test_loaders]
+    return {
+        "num_train": num_train,
+        "num_eval": sum(number or 0 for number in evaluated) or None,
+        "iterations_per_epoch": per_epoch,
+        "settings": changed_settings(given),
+    }
+
+
+def record(spec: RunSpec, train: DictConfig, train_loader: Any, test_loaders: list[Any]) -> dict[str, Any]:
+    """What ``run.json`` has of a run of this API."""
+    tests = {str(getattr(one, "name", at)): getattr(one, "dataset", one) for at, one in enumerate(test_loaders)}
+    return {
+        "api": spec.api,
+        "samples_per_iteration": train.global_batch_size,
+        "seed": spec.safety.seed,
+        "precision": spec.precision.mixed_precision or "float32",
+        "data": {"train": getattr(train_loader, "dataset", train_loader)}
+        | {f"test {name}" if len(tests) > 1 else "test": one for name, one in tests.items()},
+    }

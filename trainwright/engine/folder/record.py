@@ -39,7 +39,7 @@ MIN_SECONDS = 30.0  # of a training whose curves are drawn: importing matplotlib
 class RunRecord(HookBase):
     """Write ``run.json`` when the run's folder is opened, and complete it at the end.
 
-    A resumed run adds another start. ``facts(trainer)`` returns what only the API knows; its ``data`` are data sets by
+    A resumed run adds another start. ``facts()`` returns what only the API knows; its ``data`` are data sets by
     name, which are described here. A training of at least 30 seconds gets a picture of its curves, too.
 
     Only the main process writes. Register it before the hooks whose ``after_end`` reads these files.
@@ -47,7 +47,7 @@ class RunRecord(HookBase):
 
     in_copies = False
 
-    def __init__(self, folder: RunFolder, facts: Callable[[Any], Mapping[str, Any]]) -> None:
+    def __init__(self, folder: RunFolder, facts: Callable[[], Mapping[str, Any]]) -> None:
         self._folder, self._facts = folder, facts
         self._start: dict[str, Any] = {}
         self._began = 0.0
@@ -74,7 +74,7 @@ class RunRecord(HookBase):
     def describe(self) -> dict[str, Any]:
         """What a start of the run uses now."""
         trainer = self.trainer
-        facts = dict(self._facts(trainer))
+        facts = dict(self._facts())
         data = {name: described_data(one) for name, one in facts.pop("data", {}).items() if one is not None}
         return {
             "started": _now(),

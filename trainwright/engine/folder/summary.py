@@ -163,12 +163,12 @@ def _wrapped(text: str, width: int) -> list[str]:
 class RunSummary(HookBase):
     """At the end of a training, log its best and last metrics, its folder, and the commands that use its results.
 
-    ``commands(trainer)`` returns these commands; register this hook behind those that evaluate, save and write.
+    ``commands()`` returns these commands; register this hook behind those that evaluate, save and write.
     """
 
     in_copies = False
 
-    def __init__(self, folder: str, commands: Callable[[Any], Sequence[str]]) -> None:
+    def __init__(self, folder: str, commands: Callable[[], Sequence[str]]) -> None:
         self._folder, self._commands = folder, commands
 
     def after_train(self) -> None:
@@ -179,7 +179,7 @@ class RunSummary(HookBase):
             **_results(trainer),
             "Skipped": _skipped(trainer),
             "Folder": self._folder,
-            "Next": list(self._commands(trainer)),
+            "Next": list(self._commands()),
         }
         logger.info("%s", table(f"Finished after iteration {trainer.iterations_done}", rows))
 
@@ -209,7 +209,7 @@ def _skipped(trainer: Any) -> str | None:
 
 def html_of(trainer: Any) -> str:
     """A trainer in a notebook: its run, how far it is, its results."""
-    rows, done = _rows(trainer._run_facts()), trainer.iterations_done
+    rows, done = _rows(trainer.run.facts()), trainer.iterations_done
     if done:
         rows["Iterations"] = f"{done:,} of {max(done, trainer.max_iter):,} done"
         rows |= _results(trainer)

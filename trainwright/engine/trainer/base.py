@@ -1,7 +1,6 @@
 """Attributes of the Python API's trainer, and the methods that its modules call on each other."""
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from trainwright.engine.loss_fn import Contract
-from trainwright.engine.run_trainer import RunTrainer
+from trainwright.engine.run_methods import RunMethods
 from trainwright.engine.state import TrainerState
 from trainwright.engine.step import Step
 from trainwright.engine.step_plan import StepPlan
 from trainwright.engine.trainer.best_metric import BestMetric
 from trainwright.engine.trainer.evaluation import Evaluation
 from trainwright.engine.trainer.model_card import RunCard
-from trainwright.engine.trainer.optim import Autocast
 from trainwright.engine.trainer.parts import build_metrics_handler
 from trainwright.engine.trainer.periods import Periods
 from trainwright.engine.trainer.saving import Saving
@@ -35,7 +33,7 @@ OWN_STEP_METHODS = ("run_step", "train_step", "training_step", "optimization_ste
 STEP_METHODS = ("train_step", "training_step", "compute_loss")
 
 
-class TrainerShared(RunTrainer):
+class TrainerShared(RunMethods):
     """Base of :class:`~trainwright.Trainer`, which sets and documents these attributes."""
 
     # Arguments of the constructor.
@@ -66,7 +64,6 @@ class TrainerShared(RunTrainer):
     _overrides: Overrides
     _records_outputs = True  # pass the model's outputs to the loss weights and the training metrics
     _scalars: dict[str, Any] | None = None  # those that the model returned for the current micro-batch
-    _autocast: Autocast | None
     _pipeline: Pipeline | None = None  # if the model is cut into stages
     _step: Step | None = None  # during training
     _methods_of_step: tuple[Any, Any] = (None, None)  # attributes of the trainer that the step was chosen with
@@ -79,7 +76,6 @@ class TrainerShared(RunTrainer):
     _run_callbacks: RunCallbacks
     accelerator: Any
     _built_in_callbacks: list[Callback]
-    _watching_hardest: Callable[[], AbstractContextManager[Any]] = nullcontext  # in evaluations of a training
 
     def _has_train_metrics(self) -> bool:
         """Whether metrics of the training batches are computed."""

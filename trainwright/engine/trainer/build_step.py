@@ -38,14 +38,13 @@ _LOSS = "loss of the step"
 class SteppingTrainer(RankedTrainer):
     """Builds the step before the first one, and again for another optimizer or loss."""
 
-    _batches: Batches | None = None
     _watching: RemovableHandle | None = None
 
     def _build_loss(self) -> None:
         """Choose the loss of the model or the configuration."""
         self._contract = None
         self._loss_of_model = getattr(self.model, "compute_loss", None)
-        self._criterion, self._own_loss = optim.losses(self.loss, self._loss_of_model, self._autocast)
+        self._criterion, self._own_loss = optim.losses(self.loss, self._loss_of_model, self.run.autocast)
         if self._step is not None:
             self._choose_step(self._step, self._update.batch)
 
@@ -61,7 +60,7 @@ class SteppingTrainer(RankedTrainer):
             max_norm=config.max_grad_norm,
             max_value=config.clip_grad_value,
             skip_non_finite=config.non_finite == "skip",
-            grad_scaler=self._grad_scaler,
+            grad_scaler=self.run.grad_scaler,
             **self._settings_of_update(),
         )
         if not any(is_overridden(self, name) for name in ("run_step", "train_step", "optimization_step")):
@@ -157,7 +156,7 @@ class SteppingTrainer(RankedTrainer):
         if self.accelerator is not None:
             settings["differentiate"] = self._differentiate
         if self._pipeline is not None:
-            settings |= pipeline_settings(self._pipeline, self._grad_scaler, self.optimizer)
+            settings |= pipeline_settings(self._pipeline, self.run.grad_scaler, self.optimizer)
         return settings
 
     def _differentiate(self, loss: Tensor, **options: Any) -> None:
@@ -221,9 +220,10 @@ class SteppingTrainer(RankedTrainer):
         return step.train(step.model, batch)
 
     def _batches_of_run(self) -> Batches:
-        if self._batches is None or self._batches.loader is not self.train_dataloader:
-            self._batches = Batches(self.train_dataloader, may_change=self._may_change_data)
-        return self._batches
+        run = self.run
+        if getattr(run, "batches", None) is None or run.batches.loader is not self.train_dataloader:
+            run.batches = Batches(self.train_dataloader, may_change=self._may_change_data)
+        return run.batches
 
     def _may_change_data(self) -> bool:
         """Whether code of the user's runs between two epochs, which may change the data."""

@@ -231,7 +231,7 @@ class RankedTrainer(TrainerShared):
         self._refuse_with_mesh()
         model, accelerator, prepared = self.model, self.accelerator, None
         recompute = self.config.gradient_checkpointing
-        autocast = None if accelerator is not None else self._autocast
+        autocast = None if accelerator is not None else self.run.autocast
         before = [*model.named_parameters(remove_duplicate=False)]
         splits_scores = self._only_own_loss_uses_scores()
         recomputed = parallelize(

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
@@ -23,6 +22,8 @@ from trainwright.engine.extra_parameters import log_untrained
 from trainwright.engine.folder.run_folder import TrainerFolder
 from trainwright.engine.folder.summary import facts_of_objects
 from trainwright.engine.own_step import OwnStep
+from trainwright.engine.run import Calls
+from trainwright.engine.run_hooks import ordered_hooks, run_hooks
 from trainwright.engine.state import TrainerState
 from trainwright.engine.step_plan import make_plan, num_steps, steps_of
 from trainwright.engine.trainer import loaders, optim, parts
@@ -62,8 +63,6 @@ logger = logging.getLogger("trainwright.engine")
 class TrainerSetup(SteppingTrainer):
     """Built before the first step, and called before and after the steps."""
 
-    _step_methods = (*OWN_STEP_METHODS, "inner_training_loop", "compute_loss")
-
     def build_hooks(self) -> list[HookBase | None]:
         """The hooks, in the order of their calls."""
         config, periods = self.config, self._periods
@@ -96,26 +95,26 @@ class TrainerSetup(SteppingTrainer):
             save=self._saving.save_step,
             saves_before_end=lambda: periods.saves_before_end(keeps_best=best is not None),
         )
-        return [
-            IterationTimer(facts=facts_of_objects),
-            *self._schedule_hooks(),
-            self._train_metrics,
-            save if saves else None,  # before the final evaluation, which may take long
-            evaluate if evaluates else None,
-            self._plateau_hook(metric),
-            best,
-            self._run_callbacks,
-            profile_hook(config.profile, self.output_dir),
-            *self._progress_lines(best),
-            write if is_main_process() else None,
-            CallbackHook(after_end=self._finish),
-        ]
+        return ordered_hooks(
+            timer=IterationTimer(facts=facts_of_objects),
+            schedules=self._schedule_hooks(),
+            train_metrics=self._train_metrics,
+            save=save if saves else None,
+            evaluate=evaluate if evaluates else None,
+            plateau=self._plateau_hook(metric),
+            best=best,
+            callbacks=self._run_callbacks,
+            profile=profile_hook(config.profile, self.output_dir),
+            lines=self._progress_lines(best),
+            write=write if is_main_process() else None,
+            finish=CallbackHook(after_end=self._finish),
+        )
 
     def _evaluate_in_training(self) -> dict[str, Any]:
         """Evaluate with callbacks seeing each batch."""
         self.storage.reduce()  # writers write a row for the evaluation
         self._evaluated_step = self.state.global_step
-        with self._watching_hardest():
+        with self.run.watching_hardest():
             return self._evaluation.evaluate_in_training(self._run_callbacks, self.eval_dataset, self.eval_dataloader)
 
     @contextmanager
@@ -125,38 +124,21 @@ class TrainerSetup(SteppingTrainer):
         if model is self.model or (is_torchs and getattr(model, "module", None) is self.model):
             yield
             return
-        replaced = ("model", "_step_model", "_contract", "_criterion", "_own_loss", "_records_outputs")
-        own = {name: vars(self)[name] for name in replaced if name in vars(self)}
+        replaced = ("_step_model", "_contract", "_criterion", "_own_loss", "_records_outputs")
+        own, before = {name: vars(self)[name] for name in replaced if name in vars(self)}, self.model
         place = next((parameter.device for parameter in model.parameters()), self.device)
         self.model = self._step_model = model.to(self.device)
         self._contract, self._records_outputs = None, False
         own_loss = getattr(model, "compute_loss", None)
-        self._criterion, self._own_loss = optim.losses(self.loss, own_loss, self._autocast)
+        self._criterion, self._own_loss = optim.losses(self.loss, own_loss, self.run.autocast)
         try:
-            with self._autocast() if self._autocast else nullcontext():
+            with self.run.autocast() if self.run.autocast else nullcontext():
                 yield
         finally:
             vars(self).pop("_records_outputs")
             vars(self).update(own)
+            self.model = before
             model.to(place)
-
-    def _example_batches(self) -> Iterable[Any]:
-        dataset = self.train_dataset if self.eval_dataset is None else self.eval_dataset
-        data = next(iter(dataset.values())) if isinstance(dataset, Mapping) else dataset
-        return loaders.batches_of_rank(self._evaluation.loader_of(data) if loaders.is_dataset(data) else data)
-
-    def _prepare_batch(self, batch: Any) -> Any:
-        return self._evaluation.prepare(batch)
-
-    def _loss_of(self, batch: Any) -> Tensor:
-        loss: Tensor = self._evaluation.compute_loss(self.model, batch)
-        return loss
-
-    def _evaluate_weights(self) -> dict[str, Any]:
-        return self.evaluate()
-
-    def _forward(self, batch: Any) -> Any:
-        return forward(self.model, batch)
 
     def _finish(self, trainer: Any) -> None:
         """At the end of a training without failure, after the last save: load the best weights, write the card."""
@@ -165,7 +147,7 @@ class TrainerSetup(SteppingTrainer):
         if self.config.load_best_model_at_end:
             self._saving.load_best()
         if self.config.save_enabled and is_main_process():
-            self._folder.write_card(self._card.text_of_run())
+            self.run.folder.write_card(self._card.text_of_run())
         if self.config.fast_dev_run and is_main_process():
             self._log_dev_run()
 
@@ -183,17 +165,17 @@ class TrainerSetup(SteppingTrainer):
             ", ".join(done), self._output_dir_of_user,
         )  # fmt: skip
 
-    def _progress_lines(self, best: BestCheckpointer | None) -> list[HookBase | None]:
+    def _progress_lines(self, best: BestCheckpointer | None) -> HookBase | None:
         """A line per epoch beside a bar and beside lines by steps; in place of a bar, a line every half minute."""
         config, state, plan = self.config, self.state, self._plan
         if not config.progress_bar or config.print_steps is not None or not is_main_process():
-            return []
+            return None
         if config.log_steps or bar_stream() is not None:
             period = plan.updates(self._periods.evaluate or plan.steps_per_epoch) if self._evaluates else None
             log_period = plan.updates(self._periods.log)
-            return [epoch_lines(plan.updates_per_epoch, self.max_iter, log_period, eval_period=period, best=best)]
+            return epoch_lines(plan.updates_per_epoch, self.max_iter, log_period, eval_period=period, best=best)
         position = lambda: (state.epoch, state.epoch_step, plan.steps_per_epoch)  # noqa: E731
-        return [EpochProgress(config.num_epochs, position, steps_per_update=plan.accumulation)]
+        return EpochProgress(config.num_epochs, position, steps_per_update=plan.accumulation)
 
     def _schedule_hooks(self) -> list[HookBase]:
         is_torchs = bool(self.config.lr_scheduler or self._is_given_schedule)
@@ -272,7 +254,7 @@ class TrainerSetup(SteppingTrainer):
         )  # fmt: skip
 
     def before_train(self) -> None:
-        self._folder.prepare(self.config)
+        self.run.folder.prepare(self.config)
         if self.config.is_by_its_page:  # the page documents this list
             logger.log(logging.WARNING if is_main_process() else logging.INFO, "%s", repr(self.config))  # once
         self._saving.load_last_trained()
@@ -289,31 +271,44 @@ class TrainerSetup(SteppingTrainer):
             self.max_iter = self._plan.num_updates
             self._close_loaders()
 
-    @property
-    def _loader(self) -> Any:
-        return self.train_dataloader
+    def _calls(self) -> Calls:
+        me: TrainerSetup = weakref.proxy(self)
 
-    def _use_loader(self, loader: Any) -> None:
-        self.train_dataloader = loader
+        def examples() -> Iterable[Any]:
+            dataset = me.train_dataset if me.eval_dataset is None else me.eval_dataset
+            data = next(iter(dataset.values())) if isinstance(dataset, Mapping) else dataset
+            return loaders.batches_of_rank(me._evaluation.loader_of(data) if loaders.is_dataset(data) else data)
 
-    @property
-    def _listed_eval_loaders(self) -> list[Any]:
-        return [loader for loader in loaders.each(self.eval_dataloader) if loader is not None]
+        def settings_of_copy(folder: Path, changes: dict[str, Any], **settings: bool) -> Any:
+            return parts.settings_of_copy(me.config, folder, changes, **settings)
 
-    def _use_learning_rate(self, rate: float) -> None:
-        self.config.update({"learning_rate": rate})
+        def change_copy(new: Any, memo: dict[int, Any]) -> None:
+            if isinstance(me.config.optimizer, GivenName) and id(me.optimizer) not in memo:
+                new.set_optimizer(copy.deepcopy(me.optimizer, memo))
+            if me.loss is not None and id(me.loss) not in memo:
+                new.set_loss(copy.deepcopy(me.loss, memo))
+            for callback in me.callbacks:
+                if id(callback) not in memo and not any(callback is one for one in me._built_in_callbacks):
+                    new.add_callback(copy.deepcopy(callback, memo), singleton=False)
 
-    def _settings_of_copy(self, folder: Path, changes: dict[str, Any], *, resumes: bool, is_endless: bool) -> Any:
-        return parts.settings_of_copy(self.config, folder, changes, resumes=resumes, is_endless=is_endless)
-
-    def _change_copy(self, new: Any, memo: dict[int, Any]) -> None:
-        if isinstance(self.config.optimizer, GivenName) and id(self.optimizer) not in memo:
-            new.set_optimizer(copy.deepcopy(self.optimizer, memo))
-        if self.loss is not None and id(self.loss) not in memo:
-            new.set_loss(copy.deepcopy(self.loss, memo))
-        for callback in self.callbacks:
-            if id(callback) not in memo and not any(callback is one for one in self._built_in_callbacks):
-                new.add_callback(copy.deepcopy(callback, memo), singleton=False)
+        return Calls(
+            prepare=lambda batch: me._evaluation.prepare(batch),
+            prepare_eval=lambda batch: me._evaluation.prepare(batch),
+            forward=forward,
+            loss=lambda model, batch: me._evaluation.compute_loss(model, batch),
+            evaluate=lambda: me.evaluate(),
+            eval_loaders=lambda: [loader for loader in loaders.each(me.eval_dataloader) if loader is not None],
+            examples=examples,
+            save=lambda: me._saving.save_step(),
+            facts=lambda: me._facts(),
+            record=lambda: me._record(),
+            next_commands=lambda: me._next_commands(),
+            schedule_length=lambda schedule: me._schedule_length(schedule),
+            use_learning_rate=lambda rate: me.config.update({"learning_rate": rate}),
+            settings_of_copy=settings_of_copy,
+            change_copy=change_copy,
+            close_data=lambda: me._close_loaders(),
+        )
 
     def _facts(self) -> dict[str, Any]:
         config = self.config
@@ -380,15 +375,19 @@ class TrainerSetup(SteppingTrainer):
         self.state = TrainerState(
             self, self._plan, is_elastic=config.elastic, lr=config.learning_rate, seed=config.seed
         )
-        self._state = self.state
-        self._build_checkpointer(self.output_dir / config.checkpoints_dir, trainable_only=config.save_trainable_only)
+        self.run.state = self.state
+        self.run.build_checkpointer(
+            self.output_dir / config.checkpoints_dir,
+            files=lambda: {"README.md": self._card.text().encode()},
+            preprocessor=self.preprocessor,
+        )
         self._periods = Periods(config, self._plan, self.state)
-        self._folder = TrainerFolder(self.output_dir, config)
+        self.run.folder = TrainerFolder(self.output_dir, config)
         self._card = RunCard(
             self.model_card,
             self.checkpointer,
             self.state,
-            self._average,
+            self.run.average,
             output_dir=self.output_dir,
             settings=lambda: self.config,
             results=self._current_results,
@@ -396,7 +395,7 @@ class TrainerSetup(SteppingTrainer):
         self._saving = Saving(
             self.checkpointer,
             self.state,
-            self._folder,
+            self.run.folder,
             self._periods,
             self._card,
             settings=lambda: self.config,
@@ -414,13 +413,6 @@ class TrainerSetup(SteppingTrainer):
         )
         if self._train_metrics is not None:
             self._run_callbacks.logs.defer("epoch_metric", self._train_metrics.first)
-
-    def _save(self) -> None:
-        self._saving.save_step()
-
-    def _attachments(self) -> Mapping[str, bytes]:
-        """Those of every run, and the model's card."""
-        return {"README.md": self._card.text().encode(), **super()._attachments()}
 
     def _current_results(self) -> dict[str, Any]:
         """The results of an evaluation of the current weights, if there was one."""
@@ -452,9 +444,12 @@ class TrainerSetup(SteppingTrainer):
 
     def _register_hooks(self) -> None:
         state, periods = self.state, self._periods
-        self._own_step = OwnStep(OWN_STEP_METHODS, self._settings_of_step)
-        self._register_run_hooks(
-            self._own_step,
+        run = self.run
+        run.own_step = OwnStep(OWN_STEP_METHODS, self._settings_of_step)
+        hooks = run_hooks(
+            run,
+            self.build_hooks(),
+            own_step=run.own_step,
             check_period=periods.check_is_due if get_world_size() > 1 else periods.log_is_due,
             save=self._saving.save_step if self.config.save_enabled else _do_not_save,
             steps_done=lambda: state.global_step,
@@ -462,6 +457,8 @@ class TrainerSetup(SteppingTrainer):
             total_steps=self.total_steps,
             steps_per_epoch=self._plan.steps_per_epoch,
         )
+        self.register_hooks(hooks)
+        run.num_own_hooks = len(run.hooks)
 
     def _record(self) -> dict[str, Any]:
         config, data = self.config, self.train_dataset
@@ -496,7 +493,7 @@ class TrainerSetup(SteppingTrainer):
         config, settings = self.config, {}
         if config.gradient_accumulation_steps > 1:
             settings["accumulation"] = f"gradient_accumulation_steps={config.gradient_accumulation_steps}"
-        if self._grad_scaler is not None:
+        if self.run.grad_scaler is not None:
             settings["scaler"] = "the gradient scaler of mixed_precision='fp16'"
         for name in ("max_grad_norm", "clip_grad_value"):
             if getattr(config, name) is not None:
@@ -508,7 +505,7 @@ class TrainerSetup(SteppingTrainer):
     def _before_first_step(self) -> None:
         if self.start_iter == 0:
             seed_everything(self.config.seed + get_data_parallel_rank())
-        self.state.restore(in_place=self._folder.resume)
+        self.state.restore(in_place=self.run.folder.resume)
         log_untrained(self.model, self.optimizer, self.loss)
         self._warn_unsharded_loader()
         if self.config.eval_on_start and self.start_iter == 0 and self.eval_dataloader is not None:
@@ -526,8 +523,7 @@ class TrainerSetup(SteppingTrainer):
         self._compute_loss = None
         self._update.batch = None
         uninstall(self, *STEP_METHODS, "optimization_step")
-        if self._batches is not None:
-            self._batches.close()
+        self.run.batches.close()
         if self._watching is not None:
             self._watching.remove()
         for loader in (self.train_dataloader, *loaders.each(self.eval_dataloader)):

@@ -25,6 +25,7 @@ from trainwright.engine.hardest_samples import hardest_samples
 from trainwright.engine.logs import log_to_console
 from trainwright.engine.spec import spec_of_training_config
 from trainwright.engine.trainer import checks, loaders, optim, parts
+from trainwright.engine.trainer.base import OWN_STEP_METHODS
 from trainwright.engine.trainer.evaluation import Evaluation
 from trainwright.engine.trainer.processes import check_launch, join
 from trainwright.engine.trainer.saving import read_csv_logs, with_documented_names
@@ -33,7 +34,7 @@ from trainwright.events.storage import EventStorage
 from trainwright.hooks.callbacks import Callback, CallbackList, TrainerControl
 from trainwright.hooks.method_overrides import Overrides, is_overridden, overridable
 from trainwright.optim.freeze import freeze_bn
-from trainwright.optim.named import NamedOptimizers, by_name
+from trainwright.optim.named import NamedOptimizers
 from trainwright.optim.schedules import FormulaLR
 
 logger = logging.getLogger("trainwright.engine")
@@ -144,7 +145,7 @@ class Trainer(TrainerSetup):
             preprocessor=self.preprocessor,
             collator=data_collator,
             default_collator=getattr(train_dataset, "data_collator", None),
-            weights=lambda: self._evaluated_weights(),
+            weights=lambda: self.run.evaluated_weights(),
             replaced_model=self._replaced_model,
             is_pipeline=lambda: self._pipeline is not None,
         )
@@ -164,14 +165,15 @@ class Trainer(TrainerSetup):
         if kept != config.gradient_accumulation_steps:
             self.config = config = config.copy_with(gradient_accumulation_steps=kept)
             self._build_plan()
-        self.run.spec = spec_of_training_config(config)
+        self._batches_of_run()
+        self.run.spec, self.run.calls = spec_of_training_config(config), self._calls()
+        self.run.step_methods = (*OWN_STEP_METHODS, "inner_training_loop", "compute_loss")
 
-        self._autocast = optim.autocast_for(config, self.device)
+        self.run.autocast = optim.autocast_for(config, self.device)
         has_own_step = is_overridden(self, "train_step") or is_overridden(self, "training_step")
         self._prepare_model(optimizer, wraps=not (has_own_step and isinstance(optimizer, NamedOptimizers)))
         self.optimizer = optimizer or optim.build_optimizer(config, model)
         checks.check_optimizer(self.optimizer, model, lr_scheduler)
-        self.optimizers = by_name(self.optimizer)
         self._is_given_schedule = lr_scheduler is not None or lr_schedulers is not None
         if isinstance(self.optimizer, NamedOptimizers):
             self.lr_scheduler, self.lr_schedulers = None, dict(lr_schedulers or {})
@@ -186,7 +188,7 @@ class Trainer(TrainerSetup):
                 logger.info(
                     "The passed %s is stepped %s; lr_scheduling_steps changes that.", type(given).__name__, often
                 )
-        self._grad_scaler = accelerator.scaler if accelerator else optim.grad_scaler_for(config, self.device)
+        self.run.grad_scaler = accelerator.scaler if accelerator else optim.grad_scaler_for(config, self.device)
         if loss is None:
             self.loss = optim.build_criterion(config, self.device)
         else:
@@ -204,14 +206,12 @@ class Trainer(TrainerSetup):
         self._build_loss()
         self._build_update()
 
-        self._folder.recover()
-        self._watching_hardest = hardest_samples(
-            self, config.hardest_samples, self._folder, "TrainingConfig.hardest_samples", is_compiled=bool(config.graph)
-        )
+        self.run.folder.recover()
+        self.run.watching_hardest = hardest_samples(self.run, "TrainingConfig.hardest_samples")
         source = parts.resume(config, self.checkpointer)
         if source is not None:
             self._saving.continue_from(source)
-        if not config.overwrite_output_dir and not self._folder.resume and self._folder.holds_a_run():
+        if not config.overwrite_output_dir and not self.run.folder.resume and self.run.folder.holds_a_run():
             raise ConfigError(
                 f"TrainingConfig.output_dir: {config.output_dir} holds a run, and overwrite_output_dir is False. Set"
                 " another folder, or resume_from_checkpoint=True to continue that run."
@@ -265,13 +265,13 @@ class Trainer(TrainerSetup):
         self.config = self.config.copy_with(optimizer=GivenName(optimizer_name or CUSTOM))  # a copy
         if isinstance(self.optimizer, NamedOptimizers):
             raise ConfigError("Trainer.set_optimizer: this run has several optimizers; pass others as optimizers=.")
-        self.optimizer, self.optimizers = optimizer, by_name(optimizer)
+        self.optimizer = optimizer
         left = self._plan.num_updates - self.state.updates_done
         self.lr_scheduler, self._is_given_schedule = self._build_lr_scheduler(optimizer, max(1, left)), False
         self.lr_schedulers = {}
-        self._set_checkpoint_parts()
+        self.run.set_checkpoint_parts()
         self._build_update()
-        self._own_step.watch_optimizers()
+        self.run.own_step.watch_optimizers()
 
     def set_loss(self, loss: Callable[..., Any], loss_name: str | None = None) -> None:
         """Use ``loss(outputs, target)`` from now on."""
@@ -415,7 +415,7 @@ class Trainer(TrainerSetup):
             for _ in self._iterations():
                 run_step()
         if is_done and not self.last_eval_results:  # no hook has evaluated
-            self.last_eval_results = self._folder.last_results("evaluation/")
+            self.last_eval_results = self.run.folder.last_results("evaluation/")
             if self.config.load_best_model_at_end:
                 self._saving.load_best()
         return self.last_eval_results

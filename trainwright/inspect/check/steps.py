@@ -47,8 +47,8 @@ def check_learning_rate(setup: SetUp) -> Finding:
         raise Skipped("the optimizer has no learning rate")
     base = [float(group.get("initial_lr", group["lr"])) for group in groups]
     rates = [[float(group["lr"])] for group in groups]
-    simulated = [one for one in new.run.lr_schedulers if not isinstance(one, ReduceLROnPlateau)]
-    steps = new.run.schedule_length(simulated[0]) if simulated else 0
+    simulated = [one for one in new.run.schedules() if not isinstance(one, ReduceLROnPlateau)]
+    steps = new.run.calls.schedule_length(simulated[0]) if simulated else 0
     for _ in range(min(steps, _MOST_RATES) - 1):
         for schedule in simulated:
             schedule.step()

@@ -156,10 +156,10 @@ def use_learning_rate(run: Run, rate: float) -> None:
         for name in ("lr", "initial_lr"):
             if name in group:
                 group[name] = float(group[name]) * rate / base if base else rate
-    for schedule in run.lr_schedulers:
+    for schedule in run.schedules():
         if hasattr(schedule, "base_lrs"):
             schedule.base_lrs = [float(one) * rate / base if base else rate for one in schedule.base_lrs]
-    run.use_learning_rate(rate)
+    run.calls.use_learning_rate(rate)
 
 
 class _Smoothed:

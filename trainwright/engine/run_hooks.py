@@ -1,0 +1,87 @@
+"""The hooks of a run, in the order of their calls: one list for both APIs."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from trainwright.engine.folder.record import RunRecord
+from trainwright.engine.folder.run_folder import OpenRunFolder
+from trainwright.engine.folder.summary import RunSummary
+from trainwright.engine.own_step import OwnStep
+from trainwright.engine.run import Run
+from trainwright.hooks import FiniteCheck, Float32MatmulPrecision, HookBase, Interruptions
+from trainwright.hooks.base import Period
+from trainwright.hooks.signals import max_time_of
+from trainwright.hooks.tensor_parallel import tensor_parallel_hook
+from trainwright.hooks.torch_settings import deterministic_hook
+from trainwright.hooks.unfreezing import unfreezing_hook
+from trainwright.hooks.weight_average import averaging_hook
+
+
+def run_hooks(
+    run: Run,
+    inner: Iterable[HookBase | None],
+    *,
+    own_step: OwnStep | None,
+    check_period: Period,
+    save: Callable[[], None],
+    steps_done: Callable[[], int],
+    has_passed: Callable[[int, int], bool],
+    total_steps: int,
+    steps_per_epoch: int | None,
+) -> list[HookBase | None]:
+    """The hooks that every run needs, around the ``inner`` ones, which a user may change.
+
+    Args:
+        own_step: for a step of the user's own.
+        steps_done: the number of steps before the next iteration, for settings that count steps.
+        has_passed: whether the steps so far are more than the first number and, just now, a multiple of the second.
+    """
+    spec, calls = run.spec, run.calls
+    precision = spec.precision.float32_matmul_precision
+    lengths: dict[str, Any] = {"total_steps": total_steps, "steps_per_epoch": steps_per_epoch}
+    return [
+        None if precision is None else Float32MatmulPrecision(precision),
+        deterministic_hook(spec.safety.deterministic),
+        tensor_parallel_hook(),
+        OpenRunFolder(run.folder),
+        own_step,
+        FiniteCheck(check_period, spec.safety.non_finite),
+        averaging_hook(run.average, spec.learning.ema, has_passed, run.update_statistics, total_steps),
+        unfreezing_hook(run.model, spec.learning.unfreeze, steps_done, **lengths),
+        RunRecord(run.folder, calls.record),
+        *inner,
+        RunSummary(spec.saving.output_dir, calls.next_commands),
+        Interruptions(run.checkpointer, save, max_time_s=max_time_of(spec.length)),
+    ]
+
+
+def ordered_hooks(
+    *,
+    timer: HookBase,
+    schedules: Iterable[HookBase],
+    save: HookBase | None,
+    evaluate: HookBase | None,
+    best: HookBase | None,
+    profile: HookBase | None,
+    lines: HookBase | None,
+    write: HookBase | None,
+    train_metrics: HookBase | None = None,
+    plateau: HookBase | None = None,
+    callbacks: HookBase | None = None,
+    finish: HookBase | None = None,
+) -> list[HookBase | None]:
+    """The hooks that ``build_hooks`` of both APIs returns."""
+    return [
+        timer,
+        *schedules,
+        train_metrics,
+        save,  # before the final evaluation, which may take long
+        evaluate,
+        plateau,
+        best,
+        callbacks,
+        profile,
+        lines,
+        write,
+        finish,
+    ]

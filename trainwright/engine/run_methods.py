@@ -1,0 +1,220 @@
+"""The public methods and parts that the trainers of both APIs have, each over ``self.run``."""
+
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trainwright.checkpoint.checkpointer import Checkpointer
+from trainwright.engine.folder.summary import log_start
+from trainwright.engine.loop import TrainerBase
+from trainwright.engine.run import Run
+from trainwright.engine.update import Update
+from trainwright.evaluation.loop import preserve_rng
+from trainwright.lazy_names import ring
+
+if TYPE_CHECKING:
+    from trainwright.inspect.check.finding import Report
+    from trainwright.inspect.finders.batch_size import BatchSizes
+    from trainwright.inspect.finders.learning_rate import RateCurve
+    from trainwright.inspect.replay import Replay
+
+
+class _Part:
+    """An attribute of a trainer that is one of its run."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name.removeprefix("_")
+
+    def __get__(self, trainer: Any, kind: type) -> Any:
+        return self if trainer is None else getattr(trainer.run, self._name)
+
+    def __set__(self, trainer: Any, value: Any) -> None:
+        setattr(trainer.run, self._name, value)
+
+
+def _part() -> Any:
+    return _Part()
+
+
+class RunMethods(TrainerBase):
+    """A trainer of a :class:`~trainwright.engine.run.Run`: base of ``Trainer`` and ``DefaultTrainer``.
+
+    ``optimizer`` of a method is an optimizer or its name.
+
+    Attributes:
+        optimizers: several optimizers by name; a single one is ``{"optimizer": ...}``.
+        lr_schedulers: the schedules of several optimizers by name.
+    """
+
+    run: Run
+    device: torch.device = _part()
+    model: nn.Module = _part()
+    optimizer: Optimizer = _part()
+    lr_scheduler: Any = _part()
+    lr_schedulers: dict[str, Any] = _part()
+    checkpointer: Checkpointer = _part()
+    _update: Update = _part()
+
+    def __new__(cls, *arguments: Any, **named: Any) -> Self:
+        new = super().__new__(cls)
+        new.run = Run(new, arguments, named)  # those of a subclass, whatever it passes on
+        return new
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._hooks = self.run.hooks
+
+    @property
+    def optimizers(self) -> dict[str, Optimizer]:
+        return self.run.optimizers
+
+    # Called by a user's own step.
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The run's precision, for computations of a step outside the model's ``forward``."""
+        return nullcontext() if self.run.autocast is None else self.run.autocast()
+
+    def backward(
+        self,
+        loss: Tensor,
+        *,
+        optimizer: Optimizer | str | None = None,
+        inputs: Sequence[Tensor] | None = None,
+        retain_graph: bool = False,
+    ) -> None:
+        """Add the gradients of the mean loss of this batch, weighted by its share of the accumulation window.
+
+        ``optimizer``: only those of its parameters; the other network of a GAN gets none. ``inputs``: only those of
+        these tensors.
+        """
+        self.run.own_step.backward(loss, optimizer=optimizer, inputs=inputs, retain_graph=retain_graph)
+
+    def clip_gradients(
+        self, max_norm: float | None = None, norm_type: float = 2.0, *, optimizer: Optimizer | str | None = None
+    ) -> Tensor | None:
+        """Clip the gradients of an optimizer (default: the only one) to a norm (default: the configured one).
+
+        Returns the norm before clipping; None within an accumulation window, where nothing is done. The following
+        :meth:`step` does not clip again.
+        """
+        return self.run.own_step.clip_gradients(max_norm, norm_type, optimizer)
+
+    def step(self, optimizer: Optimizer | str | None = None) -> None:
+        """Clip, step an optimizer (by default all) and set its gradients to None; at a window's end only."""
+        self.run.own_step.step(optimizer)
+
+    def zero_grad(self, optimizer: Optimizer | str | None = None) -> None:
+        """Set the gradients of an optimizer (by default all) to None, at the beginning of a window only."""
+        self.run.own_step.zero_grad(optimizer)
+
+    def toggled(self, optimizer: Optimizer | str) -> AbstractContextManager[None]:
+        """A context in which parameters of the other optimizers require no gradient: their part costs no memory."""
+        return self.run.own_step.toggled(optimizer)
+
+    # The run, and copies of it.
+
+    def check(self, *, max_seconds: float = 60.0, only: "list[str] | None" = None) -> "Report":
+        """Check on copies of this trainer whether it can learn, its data are right, it is exact (``docs/checks.md``).
+
+        Nothing of this trainer is changed: weights, states, random generators, output folder. A check that does not fit
+        into ``max_seconds`` is skipped and reported. The report is true if there is no problem.
+
+        >>> report = trainer.check()  # doctest: +SKIP
+        >>> report.print()  # doctest: +SKIP
+        """
+        report: Report = ring("inspect.check.run").check_run(self.run, max_seconds=max_seconds, only=only)
+        return report
+
+    def find_lr(
+        self,
+        *,
+        lowest: float = 1e-7,
+        highest: float = 10.0,
+        updates: int = 100,
+        plot: "str | Path | None" = None,
+        apply: bool = False,
+    ) -> "RateCurve":
+        """Learning-rate range test: train a copy with a growing rate; suggests the rate where the loss falls fastest.
+
+        ``plot``: a file for a picture of the curve (needs matplotlib). ``apply``: train with the suggestion; otherwise
+        nothing of this trainer is changed.
+        """
+        finder = ring("inspect.finders.learning_rate")
+        curve: RateCurve = finder.find_learning_rate(
+            self.run, lowest=lowest, highest=highest, updates=updates, plot=plot
+        )
+        if apply and curve.suggestion is not None:
+            finder.use_learning_rate(self.run, curve.suggestion)
+        return curve
+
+    def find_batch_size(self, *, memory: int | None = None, max_size: int | None = None) -> "BatchSizes":
+        """The largest micro-batch that fits into the memory, by updates of copies; this trainer is not changed.
+
+        ``memory``: bytes that a step may use, in place of what this device has. The result has the settings for a new
+        trainer.
+        """
+        sizes: BatchSizes = ring("inspect.finders.batch_size").find_batch_size(
+            self.run, memory=memory, max_size=max_size
+        )
+        return sizes
+
+    def replay(self, step: int, *, stops: bool = False) -> "Replay":
+        """Run update ``step`` (from 1) of the run in the output folder again, bitwise; call it instead of ``train``.
+
+        It starts at the nearest checkpoint before it, and writes nothing. ``stops``: with the debugger of Python in the
+        user's code. Returns the samples, losses and gradient norms of the update.
+        """
+        replayed: Replay = ring("inspect.replay").replay(self.run, step, stops=stops)
+        return replayed
+
+    def export(self, path: str | os.PathLike[str], batch: Any = None, *, tolerance: float = 1e-4) -> Path:
+        """Write the model for other programs, and compare what was written with the model; returns the path.
+
+        Args:
+            path: ``….onnx``, ``….pt2`` (torch.export), or a folder for ``model.safetensors``.
+            batch: an example; by default the first batch of the evaluation data, or of the ``Trainer``'s training data.
+            tolerance: the largest difference, relative to the largest value of an output.
+
+        Raises:
+            ExportError: the model cannot be exported, or the exported one computes something else.
+        """
+        from trainwright.models.export import export_of_run
+
+        if batch is None:
+            batches = self.run.calls.examples()
+            with preserve_rng(self.device):
+                batch = next(iter(batches))
+        with self.run.evaluated_weights():
+            return export_of_run(self.model, path, self.run.prepare_eval(batch), tolerance=tolerance)
+
+    def print_info(self) -> None:
+        """Log the model, the data, the length of the run and its settings."""
+        log_start(self.run.facts())
+
+    # Called by the loop.
+
+    def before_train(self) -> None:
+        self.run.folder.lock()
+        self.print_info()
+        super().before_train()
+
+    def after_train(self) -> None:
+        try:
+            super().after_train()
+        finally:
+            self.start_iter = self.iterations_done  # a later train() continues from here
+            self.run.checkpointer.close()
+            self.run.folder.close()
+
+    def _continue(self) -> None:
+        if self.run.state.continue_here():
+            self.run.folder.reopen()
+
+    def _is_end_pending(self) -> bool:
+        return self.run.state.is_end_pending
