@@ -135,6 +135,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def environment() -> dict[str, str]:
     """Of a process that finds this trainwright from any working folder, and leaves a core for its neighbours."""
+    python()  # torchrun then starts its processes with it
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "COLUMNS"))}
     return {**inherited, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 

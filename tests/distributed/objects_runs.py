@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import socket
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 from tests.fork_server import python
+from tests.torchrun import free_port, torchrun
 
 SCRIPT = Path(__file__).parent / "objects_script.py"
-TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
+TORCHRUN = ["torchrun"]
 # On a machine without a GPU these two processes compute on the CPU.
 ACCELERATE = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
 ACCELERATE += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
@@ -52,22 +52,18 @@ class Run:
 
 
 def run(folder: Path, *, launcher: list[str] | None = None, part: str = "", **said: Any) -> Run:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    command = [python()]
-    if launcher is TORCHRUN:
-        command += [*TORCHRUN, "--master-port", port]
-    elif launcher is not None:
-        command += [*launcher, "--main_process_port", port]
-    done = subprocess.run(
-        [*command, str(SCRIPT), json.dumps({"out": str(folder), "part": part, **said})],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=120,
-    )
+    arguments = json.dumps({"out": str(folder), "part": part, **said})
+    if launcher in (None, TORCHRUN):
+        done = torchrun(SCRIPT, arguments, processes=2 if launcher else 1, code=None)
+    else:
+        done = subprocess.run(
+            [python(), *launcher, "--main_process_port", free_port(), str(SCRIPT), arguments],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=120,
+        )
     return Run(done.returncode, done.stdout, folder, folder.with_name(f"{folder.name}-seen{part}"))
 
 

@@ -1,17 +1,14 @@
 """What one of several processes does alone ends the job after seconds, with one message that says what to do."""
 
 import json
-import os
 import re
-import socket
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.fork_server import python
 from tests.kinds import only_in_torture
+from tests.torchrun import torchrun
 
 SCRIPT = Path(__file__).parent / "alone_script.py"
 LAYOUTS = {
@@ -24,20 +21,8 @@ LAYOUTS = {
 
 def run(folder: Path, how: str, layout: str = "DDP", *, code: int = 1) -> tuple[float, str]:
     """Seconds from what the process does to the end of the job, and what the processes have printed."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    launcher = [python(), "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
-    done = subprocess.run(
-        [*launcher, "--master-port", str(port), str(SCRIPT), str(folder), how, json.dumps(LAYOUTS[layout])],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=120,
-    )
+    done = torchrun(SCRIPT, folder, how, json.dumps(LAYOUTS[layout]), code=code)
     end, output = time.time(), done.stdout
-    assert done.returncode == code, output
     acted = re.search(r"alone at ([\d.]+)", output)
     assert acted, output
     return end - float(acted[1]), output.partition("torch/distributed/elastic")[0]

@@ -1,9 +1,6 @@
 """Two processes under torchrun do what one does: the same samples, the same figures, the same weights."""
 
 import json
-import os
-import socket
-import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.fork_server import python
+from tests.torchrun import torchrun
 
 HERE = Path(__file__).parent
 TRAIN_NET = HERE.parents[1] / "tools" / "train_net.py"
@@ -47,21 +44,8 @@ class Run:
 def train(folder: Path, *arguments: str, processes: int = 1) -> Run:
     seen = folder.parent / f"{folder.name}-seen-{time.monotonic_ns()}"
     seen.mkdir(parents=True)
-    launcher = [python()]
-    if processes > 1:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        launcher += ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
-        launcher += ["--master-addr", "127.0.0.1", "--master-port", str(port)]
-    done = subprocess.run(
-        [*launcher, str(TRAIN_NET), "--config-file", str(HERE / "config.py"), *arguments, f"train.output_dir={folder}"],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "SEEN_FOLDER": str(seen), "GLOO_SOCKET_IFNAME": "lo"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=240,
-    )
+    given = ("--config-file", HERE / "config.py", *arguments, f"train.output_dir={folder}")
+    done = torchrun(TRAIN_NET, *given, processes=processes, code=None, SEEN_FOLDER=str(seen))
     return Run(done.returncode, done.stdout, folder, seen)
 
 

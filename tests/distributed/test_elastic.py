@@ -1,9 +1,6 @@
 """Another number of processes keeps the samples of each update; a restart by the launcher needs no other command."""
 
 import json
-import os
-import socket
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +10,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from tests.distributed.test_data_parallel import Run, train
-from tests.fork_server import python
 from tests.ranks import on_ranks
+from tests.torchrun import torchrun
 from trainwright import Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError
 
@@ -90,20 +87,7 @@ def test_objects_keep_the_samples_of_an_update(tmp_path: Path, caplog: pytest.Lo
 
 
 def launch(folder: Path, *arguments: str) -> str:
-    launcher = [python(), "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    done = subprocess.run(
-        [*launcher, "--master-addr", "127.0.0.1", "--master-port", str(port), str(SCRIPT), str(folder), *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
+    return torchrun(SCRIPT, folder, *arguments, options=("--max-restarts", "1")).stdout
 
 
 @pytest.mark.exhaustive

@@ -1,9 +1,7 @@
 """A rank that fails or hangs ends the job: its own traceback first and once, and the stacks of all where one hangs."""
 
 import json
-import os
 import re
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -11,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.fork_server import python
 from tests.kinds import only_in_torture
+from tests.torchrun import torchrun
 
 SCRIPT = Path(__file__).parent / "faults_script.py"
 OF_LAYOUTS = Path(__file__).parent / "layout_faults_script.py"
@@ -40,24 +38,9 @@ def run(folder: Path, how: str, processes: int, layout: dict[str, int] | None = 
 def launch(
     folder: Path, how: str, processes: int, layout: dict[str, int] | None = None
 ) -> "subprocess.CompletedProcess[str]":
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    launcher = [python(), "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
-    script = [
-        str(SCRIPT if layout is None else OF_LAYOUTS),
-        str(folder),
-        how,
-        *([json.dumps(layout)] if layout else []),
-    ]
-    return subprocess.run(
-        [*launcher, "--master-addr", "127.0.0.1", "--master-port", str(port), *script],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=120,
-    )
+    if layout is None:
+        return torchrun(SCRIPT, folder, how, processes=processes, code=None)
+    return torchrun(OF_LAYOUTS, folder, how, json.dumps(layout), processes=processes, code=None)
 
 
 def test_the_traceback_of_the_rank_that_raises_comes_first_and_once(tmp_path: Path) -> None:

@@ -2,9 +2,6 @@
 
 import copy
 import json
-import os
-import socket
-import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.fork_server import python
+from tests.torchrun import torchrun
 from trainwright.checkpoint import verify
 
 HERE = Path(__file__).parent
@@ -47,27 +44,9 @@ class Run:
 def train(folder: Path, *arguments: str) -> Run:
     seen = folder.with_name(f"{folder.name}-seen")
     seen.mkdir(exist_ok=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    launcher = [python(), "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    launcher += ["--master-addr", "127.0.0.1", "--master-port", str(port)]
-    start = time.monotonic()
-    done = subprocess.run(
-        [
-            *launcher,
-            str(TRAIN_NET),
-            "--config-file",
-            str(HERE / "numbers_project.py"),
-            *arguments,
-            f"train.output_dir={folder}",
-        ],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "SEEN_FOLDER": str(seen), "GLOO_SOCKET_IFNAME": "lo"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=120,
-    )
+    start, output = time.monotonic(), f"train.output_dir={folder}"
+    config = ("--config-file", HERE / "numbers_project.py")
+    done = torchrun(TRAIN_NET, *config, *arguments, output, code=None, SEEN_FOLDER=str(seen))
     return Run(done.returncode, done.stdout, folder, seen, time.monotonic() - start)
 
 

@@ -4,14 +4,13 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.fork_server import python
+from tests.torchrun import started
 
 HERE = Path(__file__).parent
 TRAIN_NET = HERE.parents[1] / "tools" / "train_net.py"
@@ -19,22 +18,10 @@ LONG = ("train.train_iter=1200", "train.log_period=20", "train.checkpointer.peri
 
 
 def launch(folder: Path) -> "subprocess.Popen[str]":
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    launcher = [python(), "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    launcher += ["--master-addr", "127.0.0.1", "--master-port", str(port)]
     seen = folder.parent / "seen"
     seen.mkdir(exist_ok=True)
-    command = [*launcher, str(TRAIN_NET), "--config-file", str(HERE / "config.py"), "--resume", *LONG]
-    return subprocess.Popen(
-        [*command, f"train.output_dir={folder}"],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "SEEN_FOLDER": str(seen), "GLOO_SOCKET_IFNAME": "lo"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    given = ("--config-file", HERE / "config.py", "--resume", *LONG, f"train.output_dir={folder}")
+    return started(TRAIN_NET, *given, SEEN_FOLDER=str(seen))
 
 
 def ranks_of(folder: Path) -> dict[int, int]:

@@ -1,37 +1,19 @@
 import json
-import os
-import socket
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.fork_server import python
+from tests.torchrun import started
 
 REPOSITORY = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("ranks.py")
-
-
-def start(world_size: int, folder: Path) -> subprocess.Popen:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(world_size)]
-    launcher = [*torchrun, "--master-addr", "127.0.0.1", "--master-port", port] if world_size > 1 else []
-    return subprocess.Popen(
-        [python(), *launcher, str(PROGRAM), str(folder)],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict]]:
     """What each rank writes, by number of ranks."""
     folder = tmp_path_factory.mktemp("ranks")
-    processes = [start(world_size, folder) for world_size in (1, 2, 3)]
+    processes = [started(PROGRAM, folder, processes=world_size) for world_size in (1, 2, 3)]
     try:
         for process in processes:
             out, _ = process.communicate(timeout=180)

@@ -1,9 +1,6 @@
 """Evaluations of the Python API on several processes have the results of one."""
 
 import json
-import os
-import socket
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -23,27 +20,14 @@ from tests.engine.trainer.contracts import (
     config,
     make,
 )
-from tests.fork_server import python
+from tests.torchrun import torchrun
 from trainwright import Trainer, TrainingConfig, get_event_storage
 
 PROGRAM = Path(__file__).with_name("evaluation_ranks.py")
 
 
 def run(world_size: int, folder: Path) -> list[dict[str, Any]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(world_size)]
-    launcher = [*torchrun, "--master-addr", "127.0.0.1", "--master-port", port] if world_size > 1 else []
-    done = subprocess.run(
-        [python(), *launcher, str(PROGRAM), str(folder)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=180,
-    )
-    assert done.returncode == 0, done.stdout
+    torchrun(PROGRAM, folder, processes=world_size)
     return [json.loads((folder / f"{world_size}-{rank}.json").read_text()) for rank in range(world_size)]
 
 
