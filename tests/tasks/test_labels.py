@@ -3,7 +3,7 @@
 import pytest
 
 from trainwright.config.errors import ConfigError
-from trainwright.tasks.labels import checked_labels, fault_of, id_of, labels_of, reverse_digits
+from trainwright.tasks.labels import fault_of, id_of, labels_of, labels_of_data, reverse_digits
 
 
 def test_the_blank_comes_first_and_the_rest_is_sorted() -> None:
@@ -21,14 +21,14 @@ def test_each_run_of_digits_is_reversed(text: str, wanted: str) -> None:
 
 
 def test_id2label_of_files() -> None:
-    assert checked_labels({"1": "a", "0": ""}, "X") == {0: "", 1: "a"}
-    assert checked_labels(["", "a"], "X") == {0: "", 1: "a"}
-    assert checked_labels(None, "X") is None
+    assert labels_of_data({"1": "a", "0": ""}, "X") == {0: "", 1: "a"}
+    assert labels_of_data(["", "a"], "X") == {0: "", 1: "a"}
+    assert labels_of_data(None, "X") is None
     for wrong in ("ab", {"x": "a"}, 3):
         with pytest.raises(ConfigError, match=r"X\.id2label: got .*must map whole numbers to texts"):
-            checked_labels(wrong, "X")
+            labels_of_data(wrong, "X")
     with pytest.raises(ConfigError, match=r"X\.id2label: 'a' occurs twice"):
-        checked_labels(["a", "a"], "X")
+        labels_of_data(["a", "a"], "X")
 
 
 def test_what_is_wrong_with_a_label() -> None:

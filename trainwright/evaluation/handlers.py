@@ -3,6 +3,7 @@
 ``reset``, ``update`` for each batch, ``compute`` once: the value over all samples of all ranks, however batched.
 """
 
+import copy
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,12 +28,11 @@ from trainwright.evaluation.metrics.build_metric import (
 from trainwright.evaluation.metrics.metric import Metric
 from trainwright.evaluation.metrics.task_inference import scores_of, shape_and_type
 from trainwright.evaluation.metrics.tm_metrics import TMMetrics
+from trainwright.evaluation.metrics.torchmetrics_factory import IGNORED_LABEL as IGNORED_LABEL
 from trainwright.evaluation.rank_exchange import in_order
 from trainwright.parallel.dist import all_gather_object, get_tensor_parallel_rank
 
 logger = logging.getLogger("trainwright.evaluation")
-
-IGNORED_LABEL = -100
 
 
 def rows_of(values: Any) -> list[Any]:
@@ -237,10 +237,10 @@ class TorchMetricsHandler(MetricsHandler):
 
         By default it counts those of this rank only: a single rank may compute it, without waiting for the others.
         """
-        copy = type(self)([], self.trainer, is_default=self.is_default, all_ranks=all_ranks)
-        copy.metrics = {key: metric.fresh() for key, metric in self.metrics.items()}
-        copy._entries = dict(self._entries)
-        return copy
+        alone: Self = copy.copy(self)
+        alone.all_ranks, alone.metrics = all_ranks, {key: metric.fresh() for key, metric in self.metrics.items()}
+        alone.reset()
+        return alone
 
     def reset(self) -> None:
         self.is_off = False  # other data may fit
@@ -349,10 +349,10 @@ class FunctionHandler(MetricsHandler):
         EvaluationError: it returns something other than a dict of numbers.
     """
 
-    def __init__(self, function: Callable[[Any, Any], Mapping[str, Any]], trainer: Any = None) -> None:
+    def __init__(self, function: Callable[[Any, Any], Mapping[str, Any]]) -> None:
         self._function = function
         _check_signature(function)
-        super().__init__([], trainer)
+        super().__init__([])
 
     def compute_metrics(self, predictions: Any, labels: Any, **batch: Any) -> dict[str, float]:
         found = self._function(predictions, labels)

@@ -12,6 +12,7 @@ from trainwright.config.errors import ConfigError
 from trainwright.data.batch import count_samples, joined, like, mapped
 from trainwright.data.errors import add_batch_note
 from trainwright.data.seeding import rng_states, set_rng_states
+from trainwright.evaluation.evaluator import described
 from trainwright.evaluation.loop import preserve_rng, run_evaluation
 from trainwright.evaluation.rank_exchange import even_rounds, gather_values, in_order
 from trainwright.events.storage import EvaluationStorage
@@ -121,7 +122,7 @@ def join(batches: Sequence[Any]) -> Any:
     """
     if not _has_samples(batches[0]):
         raise ConfigError(
-            f"predict: the model returned {_described(batches[0])} for a batch, which has no value for each sample."
+            f"predict: the model returned {described(batches[0])} for a batch, which has no value for each sample."
             " It must return a tensor, or a dict or list of them, without labels as well as with labels."
         )
     return joined([_with_samples(batch) for batch in batches])
@@ -143,12 +144,6 @@ def _has_samples(value: Any) -> bool:
     if isinstance(value, Mapping | tuple):
         return any(map(_has_samples, value.values() if isinstance(value, Mapping) else value))
     return isinstance(value, list)
-
-
-def _described(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return f"a {type(value).__name__} of {', '.join(map(str, value)) or 'nothing'}"
-    return "a tensor of one number" if isinstance(value, Tensor) else type(value).__name__
 
 
 def on_cpu(value: Any) -> Any:

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigTypeError
 from trainwright.data.errors import DataError
-from trainwright.models.config import ModelConfig, checked_characters
+from trainwright.models.config import ModelConfig
 from trainwright.models.model import Model, ModelOutput
+from trainwright.tasks.labels import characters_of_model
 
 logger = logging.getLogger("trainwright.models")
 
@@ -135,7 +136,7 @@ class CTCConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.id2label = checked_characters(self.id2label, self.blank_id, "blank_id", type(self).__name__)
+        self.id2label = characters_of_model(self.id2label, self.blank_id, "blank_id", type(self).__name__)
 
 
 class CTCModel(Model):

@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from trainwright.config.errors import ConfigError, did_you_mean
+from trainwright.config.errors import ConfigError, ConfigTypeError, did_you_mean
 
 BLANK = ""
 
@@ -30,22 +30,49 @@ def classes_of(labels: Iterable[Any]) -> dict[int, str]:
     return dict(enumerate(sorted(found, key=int if are_numbers else str)))
 
 
-def checked_labels(value: Any, where: str) -> dict[int, str] | None:
+def checked_labels(value: Any, where: str) -> dict[int, str]:
     """``id2label`` with int keys, from a mapping (its keys may be strings, as in JSON) or a list."""
-    if value is None:
-        return None
     if isinstance(value, list | tuple):
         value = dict(enumerate(value))
     try:
         labels = {int(key): str(label) for key, label in value.items()}
     except (AttributeError, TypeError, ValueError):
-        raise ConfigError(
-            f"{where}.id2label: got {value!r}; it must map whole numbers to texts, such as {{0: '', 1: 'a'}}."
+        raise ConfigTypeError(
+            f"{where}.id2label: got {value!r}; it must map whole numbers to texts, such as {{0: 'no', 1: 'yes'}}."
         ) from None
-    if len(set(labels.values())) < len(labels):
-        twice = next(label for label in labels.values() if list(labels.values()).count(label) > 1)
-        raise ConfigError(f"{where}.id2label: {twice!r} occurs twice.")
     return dict(sorted(labels.items()))
+
+
+def labels_of_data(value: Any, where: str) -> dict[int, str] | None:
+    """``id2label`` of a data set: None is inferred, and no label occurs twice."""
+    labels = None if value is None else checked_labels(value, where)
+    names = [] if labels is None else list(labels.values())
+    if len(set(names)) < len(names):
+        twice = next(label for label in names if names.count(label) > 1)
+        raise ConfigError(f"{where}.id2label: {twice!r} occurs twice.")
+    return labels
+
+
+def labels_of_model(value: Any, where: str) -> dict[int, str]:
+    """``id2label`` of a model, which has a score for each id: 0, 1, 2, ..."""
+    labels = checked_labels(value, where)
+    gap = next((i for i in range(len(labels) or 1) if i not in labels), None)
+    if gap is not None:
+        raise ConfigError(f"{where}.id2label: the ids are 0, 1, 2, ... without a gap; {gap} is missing.")
+    return labels
+
+
+def characters_of_model(value: Any, silent_id: int, field: str, where: str) -> dict[int, str]:
+    """``id2label`` of a model whose texts leave out one id (CTC's blank, padding). ``field`` is the name of that id."""
+    labels = labels_of_model(value, where)
+    if silent_id not in labels:
+        raise ConfigError(f"{where}.{field}: got {silent_id}; it must be an id of id2label, 0 to {len(labels) - 1}.")
+    if len(labels[silent_id]) == 1:
+        raise ConfigError(
+            f"{where}.id2label: id {silent_id} is {field}, which is left out of texts, and stands for the character "
+            f"{labels[silent_id]!r} here. Give it the text '' and move the characters up by one."
+        )
+    return labels
 
 
 def composed(text: str) -> str:

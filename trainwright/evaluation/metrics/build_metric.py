@@ -3,7 +3,7 @@
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -142,8 +142,6 @@ def _references(values: Any, name: str) -> list[list[str]]:
     return [[value] if isinstance(value, str) else _texts(value, name) for value in values]
 
 
-Counts = NDArray[np.int64]
-
 AVERAGES = ("macro", "micro", "weighted", "binary")
 
 
@@ -167,16 +165,14 @@ class _RatioOfClasses(Metric):
     """
 
     default_objective = "maximize"
+    # The denominator for each class, of how often it is predicted and how often it is true.
+    predicted_share: ClassVar[float]
 
     def __init__(self, *, average: str = "macro", pos_label: Any = 1, **settings: Any) -> None:
         super().__init__(**settings)
         if average not in AVERAGES:
             raise ConfigError(f"metric {self.name}: average is {average!r}; it must be one of {', '.join(AVERAGES)}.")
         self.average, self.pos_label = average, pos_label
-
-    def ratio(self, hits_C: Counts, found_C: Counts, true_C: Counts) -> tuple[Counts, Counts]:
-        """Numerator and denominator for each class, of how often it is predicted rightly, predicted, and true."""
-        raise NotImplementedError
 
     def values(self, predictions: Any, targets: Any) -> dict[str, float]:
         found_N, true_N = class_labels(predictions, targets, self.name)
@@ -187,9 +183,10 @@ class _RatioOfClasses(Metric):
             counts = [count[classes == self.pos_label] for count in counts]
         if self.average == "micro":
             counts = [count.sum(keepdims=True) for count in counts]
-        above, below = self.ratio(*counts)
-        ratios = np.divide(above, below, out=np.zeros(len(above)), where=below > 0)
-        weights = counts[2] if self.average == "weighted" else np.ones_like(ratios)
+        hits_C, found_C, true_C = counts
+        possible_C = self.predicted_share * found_C + (1 - self.predicted_share) * true_C
+        ratios = np.divide(hits_C, possible_C, out=np.zeros(len(hits_C)), where=possible_C > 0)
+        weights = true_C if self.average == "weighted" else np.ones_like(ratios)
         total = float(weights.sum())
         return {self.name: float((ratios * weights).sum()) / total if total else 0.0}
 
@@ -197,28 +194,19 @@ class _RatioOfClasses(Metric):
 class Precision(_RatioOfClasses):
     """Of the samples that were given a class, the fraction that has it."""
 
-    name, all_keys = "precision", ("precision",)
-
-    def ratio(self, hits_C: Counts, found_C: Counts, true_C: Counts) -> tuple[Counts, Counts]:
-        return hits_C, found_C
+    name, all_keys, predicted_share = "precision", ("precision",), 1.0
 
 
 class Recall(_RatioOfClasses):
     """Of the samples that have a class, the fraction that was given it."""
 
-    name, all_keys = "recall", ("recall",)
-
-    def ratio(self, hits_C: Counts, found_C: Counts, true_C: Counts) -> tuple[Counts, Counts]:
-        return hits_C, true_C
+    name, all_keys, predicted_share = "recall", ("recall",), 0.0
 
 
 class F1(_RatioOfClasses):
     """The harmonic mean of precision and recall."""
 
-    name, all_keys = "f1", ("f1",)
-
-    def ratio(self, hits_C: Counts, found_C: Counts, true_C: Counts) -> tuple[Counts, Counts]:
-        return 2 * hits_C, found_C + true_C
+    name, all_keys, predicted_share = "f1", ("f1",), 0.5
 
 
 def class_labels(predictions: Any, targets: Any, name: str) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -189,9 +189,7 @@ class TMMetrics:
             raise ConfigError(f"metric {self.name}: the saved state is of {state['name']}. Name the same metric.")
         self._clear()
         self._channels_last = state["channels_last"]
-        # Class indices were an entry of their own in earlier versions.
-        pairs = [*(state.get("indices") or ()), *state["buffer"]["pairs"]]
-        self._buffer = [(predictions, targets) for predictions, targets in pairs]
+        self._buffer = [(predictions, targets) for predictions, targets in state["buffer"]["pairs"]]
         self._num_elements = sum(value.numel() for pair in self._buffer for value in pair)
         if state["inferred"] is not None:
             self._build(state["inferred"])

@@ -157,24 +157,24 @@ def _per_channel(field: str, value: Any, channels: int) -> list[float] | None:
     return [float(n) for n in numbers]
 
 
-def to_pillow(source: Any, *, gray_scale: bool = False) -> Any:
+def to_pillow(image: Any, *, gray_scale: bool = False) -> Any:
     """A Pillow image from a path, an image, an array (H, W) or (H, W, C), or a tensor (H, W) or (C, H, W).
 
     Whole numbers are 0 to 255, floating-point numbers 0 to 1. The result is RGB, or gray ("L"). The orientation of a
     photo's EXIF data is applied; transparent parts become white.
     """
     image_module = pillow()
-    if isinstance(source, str | os.PathLike):
-        return _plain(_opened(os.fspath(source), image_module), gray_scale)
-    if isinstance(source, image_module.Image):
-        return _plain(source, gray_scale)
-    if isinstance(source, torch.Tensor):
-        array = source.detach().cpu().numpy()
-        source = array.transpose(1, 2, 0) if array.ndim == 3 else array
-    if isinstance(source, np.ndarray):
-        return _plain(image_module.fromarray(_as_bytes(source)), gray_scale)
+    if isinstance(image, str | os.PathLike):
+        return _plain(_opened(os.fspath(image), image_module), gray_scale)
+    if isinstance(image, image_module.Image):
+        return _plain(image, gray_scale)
+    if isinstance(image, torch.Tensor):
+        array = image.detach().cpu().numpy()
+        image = array.transpose(1, 2, 0) if array.ndim == 3 else array
+    if isinstance(image, np.ndarray):
+        return _plain(image_module.fromarray(_as_bytes(image)), gray_scale)
     raise DataError(
-        f"image: got {type(source).__name__}; a path, a Pillow image, a numpy array (H, W, C) or a tensor "
+        f"image: got {type(image).__name__}; a path, a Pillow image, a numpy array (H, W, C) or a tensor "
         "(C, H, W) is allowed."
     )
 

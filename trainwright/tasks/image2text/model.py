@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError
 from trainwright.config.yaml_config import check_positive
-from trainwright.models.config import check_share
 from trainwright.models.model import register_model
 from trainwright.tasks.ctc import CTCConfig, CTCModel, ctc_greedy_decode, init_for_ctc
 from trainwright.tasks.labels import reverse_digits
+from trainwright.tasks.sizes import check_share
 
 # After which convolution the picture is halved: in both directions, or in height alone, which keeps the time steps.
 _POOLS = {0: (2, 2), 1: (2, 2), 3: (2, 1), 5: (2, 1)}

@@ -13,9 +13,9 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from trainwright.config.errors import ConfigError
 from trainwright.config.yaml_config import check_positive
-from trainwright.models.config import check_share
 from trainwright.models.model import register_model
 from trainwright.tasks.ctc import CTCConfig, CTCModel, ctc_greedy_decode, init_for_ctc
+from trainwright.tasks.sizes import check_share
 
 
 @dataclass

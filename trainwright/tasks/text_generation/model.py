@@ -13,14 +13,10 @@ from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.config.yaml_config import check_positive
-from trainwright.models.config import (
-    ModelConfig,
-    check_heads,
-    check_length,
-    check_share,
-    checked_characters,
-)
+from trainwright.models.config import ModelConfig
 from trainwright.models.model import Model, ModelOutput, register_model
+from trainwright.tasks.labels import characters_of_model
+from trainwright.tasks.sizes import check_heads, check_length, check_share
 
 
 @dataclass
@@ -58,7 +54,7 @@ class GPTTextGenerationConfig(ModelConfig):
         super().__post_init__()
         if self.id2label is not None:
             where = type(self).__name__
-            self.id2label = checked_characters(self.id2label, self.pad_token_id, "pad_token_id", where)
+            self.id2label = characters_of_model(self.id2label, self.pad_token_id, "pad_token_id", where)
         if self.vocab_size is None and self.id2label is not None:
             self.vocab_size = len(self.id2label)
         if self.intermediate_size is None:

@@ -9,13 +9,8 @@ import pytest
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.config.yaml_config import check_positive
 from trainwright.models import ModelConfig
-from trainwright.models.config import (
-    check_heads,
-    check_length,
-    check_share,
-    checked_characters,
-    checked_labels,
-)
+from trainwright.tasks.labels import characters_of_model, labels_of_model
+from trainwright.tasks.sizes import check_heads, check_length, check_share
 
 
 @dataclass
@@ -29,31 +24,31 @@ class Sizes(ModelConfig):
 
 @pytest.mark.parametrize("labels", [["no", "yes"], {0: "no", 1: "yes"}, {"1": "yes", "0": "no"}, ("no", "yes")])
 def test_labels_may_be_a_list_or_have_text_for_ids(labels: Any) -> None:
-    assert list(checked_labels(labels, "Here").items()) == [(0, "no"), (1, "yes")]
+    assert list(labels_of_model(labels, "Here").items()) == [(0, "no"), (1, "yes")]
 
 
 @pytest.mark.parametrize(
     ("labels", "error", "message"),
     [
-        (None, ConfigTypeError, r"Here\.id2label: got None; it must map ids from 0 on to texts"),
-        ("ab", ConfigTypeError, "got 'ab'; it must map ids"),
-        ({"x": "a"}, ConfigTypeError, r"its keys are the ids, whole numbers; got \['x'\]"),
+        (None, ConfigTypeError, r"Here\.id2label: got None; it must map"),
+        ("ab", ConfigTypeError, "got 'ab'; it must map"),
+        ({"x": "a"}, ConfigTypeError, "got .*'x'.*whole numbers"),
         ({}, ConfigError, "0 is missing"),
-        ({0: "a", 2: "b"}, ConfigError, "the ids are 0 to 1 without a gap; 1 is missing"),
+        ({0: "a", 2: "b"}, ConfigError, "without a gap; 1 is missing"),
     ],
 )
 def test_other_labels_are_refused(labels: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        checked_labels(labels, "Here")
+        labels_of_model(labels, "Here")
 
 
 def test_the_id_that_is_left_out_of_texts_stands_for_no_character() -> None:
-    assert checked_characters(["", "a"], 0, "blank_id", "Here") == {0: "", 1: "a"}
-    assert checked_characters(["<pad>", "a"], 0, "pad_id", "Here") == {0: "<pad>", 1: "a"}
+    assert characters_of_model(["", "a"], 0, "blank_id", "Here") == {0: "", 1: "a"}
+    assert characters_of_model(["<pad>", "a"], 0, "pad_id", "Here") == {0: "<pad>", 1: "a"}
     with pytest.raises(ConfigError, match=r"id 1 is blank_id, which is left out of texts.*'a'"):
-        checked_characters(["", "a"], 1, "blank_id", "Here")
+        characters_of_model(["", "a"], 1, "blank_id", "Here")
     with pytest.raises(ConfigError, match=r"Here\.blank_id: got 7; it must be an id of id2label, 0 to 1"):
-        checked_characters(["", "a"], 7, "blank_id", "Here")
+        characters_of_model(["", "a"], 7, "blank_id", "Here")
 
 
 def test_all_wrong_sizes_are_in_one_message() -> None:
