@@ -20,7 +20,7 @@ from trainwright.config.errors import ConfigError
 from trainwright.data.batch import count_samples
 from trainwright.engine.loss_fn import TOKENS as TOKENS
 from trainwright.engine.loss_fn import sum_losses, without_empty_mean
-from trainwright.engine.targets import TargetCounter
+from trainwright.engine.targets import TargetCounter, Targets
 from trainwright.events.media import wide_dtype
 from trainwright.models.outputs import named_outputs, scalars_of
 from trainwright.optim.named import each_optimizer
@@ -95,21 +95,25 @@ class WindowMean:
         self._expected = 0.0  # the weight of all ranks in the window, as far as it is known before its end
         self._outputs: Any = None
         self._num_tokens: Any = None
+        self._is_by_tokens = False
         self._read = deque[int]()
+        self._divisors: list[Any] | None = None  # on a stage without the loss, whose `weights` are those of its metrics
         self.weights: list[Any] = []
         self.latest_samples = 0
         self.is_divided_later = False  # whether `finish` divides the gradients by the weight of all ranks
 
     def begin(self, length: int) -> None:
         """Start a window of ``length`` micro-batches, which form one update."""
-        self._length, self._is_over, self.is_divided_later = length, False, False
+        self._length, self._is_over, self.is_divided_later, self._is_by_tokens = length, False, False, False
+        self._divisors = None
         self._expected = 0 if self._is_alone else self._count_all()
         self._outputs, self.weights = None, []
         self._read.clear()
 
     def continue_window(self, other: "WindowMean") -> None:
         """Continue where another one of the same run is in its window."""
-        names = ("_length", "_is_over", "_expected", "_num_tokens", "_read", "weights", "is_divided_later")
+        names = ("_length", "_is_over", "_expected", "_num_tokens", "_is_by_tokens", "_read", "weights")
+        names = (*names, "is_divided_later")
         vars(self).update({name: value for name, value in vars(other).items() if name in names})
 
     def read(self, batch: Any) -> None:
@@ -145,10 +149,11 @@ class WindowMean:
         samples = self.latest_samples = self._read.popleft() if self._read else self._count(batch)
         if tokens is not None:
             tokens, self._expected = _as_count(tokens if samples or self._is_alone else 0, loss.device), 0
+            self._is_by_tokens = True
             self.weights.append(tokens)
         else:
             if not self._targets.is_decided:
-                self._targets.decide(self._outputs, batch, loss)
+                self._targets.decide(self._outputs, batch, loss, samples)
                 self._outputs = None
             # An unknown number of samples is assumed to equal that of the first micro-batch.
             if self._is_alone and not samples:
@@ -170,11 +175,15 @@ class WindowMean:
         if self._is_alone and not self.is_divided_later:
             is_known = len(self.weights) == self._length
             return _share(loss, weight, sum(self.weights) if is_known else self._length * _or_one(self.weights[0]))
-        if self._expected:
-            if not isinstance(weight, Tensor) and weight * self._num_ranks == self._expected:
-                return loss
-            weight = weight * self._num_ranks / self._expected
-        return _times(loss, weight)
+        expected = self._expected_of_all()
+        if not isinstance(weight, Tensor) and weight * self._num_ranks == expected:
+            return loss
+        return _times(loss, weight if expected == self._num_ranks else weight * self._num_ranks / expected)
+
+    def _expected_of_all(self) -> float:
+        """A number near the weight of all ranks in the window, the same on all of them."""
+        found = None if self._is_by_tokens else self._targets.targets
+        return (self._expected or self._num_ranks) * (1.0 if found is None else found.per_sample)
 
     def watch(self, model: nn.Module) -> RemovableHandle:
         """Record each output of ``model`` in training, for a loss that the user's code computes."""
@@ -192,13 +201,14 @@ class WindowMean:
         """The factor of the gradients at the window's end, a tensor on the device; None if they need no scaling."""
         if not self.is_divided_later:
             return None
-        of_weights = (weight.device for weight in self.weights if isinstance(weight, Tensor))
+        weights = self.weights if self._divisors is None else self._divisors
+        of_weights = (weight.device for weight in weights if isinstance(weight, Tensor))
         device = next(of_weights, self._optimizer.param_groups[0]["params"][0].device)
         wide = wide_dtype(device)
-        total = torch.stack([torch.as_tensor(weight, dtype=wide, device=device) for weight in self.weights]).sum()
+        total = torch.stack([torch.as_tensor(weight, dtype=wide, device=device) for weight in weights]).sum()
         reduce_over_data(total)
         # Data parallelism divides the sum over the ranks by their number.
-        return (self._expected or self._num_ranks) / _or_one(total)
+        return self._expected_of_all() / _or_one(total)
 
     def finish(self) -> None:
         """After the last micro-batch's backward pass: divide the gradients by the weight of all ranks."""
@@ -208,12 +218,25 @@ class WindowMean:
             self.is_divided_later = False  # divided now
         self._is_over = not self._is_alone
 
+    @property
+    def targets(self) -> Targets | None:
+        """What the last stage has decided, if the micro-batches are weighted by it."""
+        return None if self._is_by_tokens else self._targets.targets
+
+    def count_targets(self, targets: Targets, batches: Sequence[Any]) -> None:
+        """On a stage without the loss: count the targets of the window's batches, as the last stage does."""
+        self._targets.targets, self._targets.is_decided, self.is_divided_later = targets, True, True
+        self._divisors = [self._targets.count(batch, n) for batch, n in zip(batches, self._read, strict=True)]
+
     def receive(self, weights: Tensor | None, *, is_by_tokens: bool) -> None:
-        """The weights of the window's micro-batches, on a stage without the loss; None: their samples."""
-        self.is_divided_later = weights is not None or not self._expected
+        """The weights of the window's micro-batches, on a stage without the loss; None: their samples, or targets."""
+        if self._divisors is None:
+            self.is_divided_later = weights is not None or not self._expected
         if is_by_tokens:
-            self._expected = 0
+            self._expected, self._is_by_tokens = 0, True
         self.weights = [*self._read] if weights is None else [*weights.unbind()]
+        if self._divisors is not None:
+            self.weights = self._divisors
 
 
 def _or_one(weight: Any) -> Any:

@@ -18,6 +18,7 @@ from torch.utils.data import RandomSampler
 from trainwright.config.errors import ConfigError
 from trainwright.engine.accumulation import TOKENS
 from trainwright.engine.step import Step
+from trainwright.engine.targets import Targets
 from trainwright.events.media import wide_dtype
 from trainwright.parallel.dist import all_gather_object, gather_over_pipeline
 from trainwright.parallel.pipeline import Pipeline
@@ -27,7 +28,8 @@ class Logged(NamedTuple):
     """What a stage knows of the logged values in the first window."""
 
     names: tuple[str, ...]  # on a stage without the loss, of the loss alone
-    is_by_tokens: bool  # whether losses are weighted by targets, which the other stages need to divide gradients
+    is_by_tokens: bool  # whether losses are weighted by tokens, which the other stages need to divide gradients
+    targets: Targets | None  # by which losses are weighted, if each stage can count them
 
 
 class PipelineStep(Step):
@@ -90,6 +92,9 @@ class PipelineStep(Step):
             raise
         if self._logged is None:
             self._agree(rows)
+        assert self._logged is not None, "agreed"
+        if self._logged.targets is not None and not self._pipeline.is_last:
+            update.mean.count_targets(self._logged.targets, batches)
         if rows:
             self._check_rows(rows)
         is_shared, share = self._is_shared, self._share if self._is_shared else self._own
@@ -124,7 +129,9 @@ class PipelineStep(Step):
 
     def _agree(self, rows: list[dict[str, Any]]) -> None:
         """Learn what the last stage logs, and whether a process needs it after each window."""
-        here = Logged(tuple(rows[0]) if rows else (self._loss_name,), self.update.mean.is_divided_later)
+        mean = self.update.mean
+        is_by_tokens = mean.is_divided_later and mean.targets is None
+        here = Logged(tuple(rows[0]) if rows else (self._loss_name,), is_by_tokens, mean.targets)
         self._logged = last = gather_over_pipeline(here)[self._pipeline.last_rank]
         needs = self._shows_each or self.after_batch is not None or self.update.record_loss is not None
         # Of all pipelines: where values are shared, all stages take part in the mean over all processes.
@@ -132,9 +139,10 @@ class PipelineStep(Step):
 
     def _check_rows(self, rows: list[dict[str, Any]]) -> None:
         assert self._logged is not None, "after the first window"
-        names, is_by_tokens = self._logged
+        names, is_by_tokens, _ = self._logged
+        mean = self.update.mean
         for row in rows:
-            if tuple(row) != names or self.update.mean.is_divided_later != is_by_tokens:
+            if tuple(row) != names or (mean.is_divided_later and mean.targets is None) != is_by_tokens:
                 raise ConfigError(
                     f"The model returned {', '.join(row)} after {', '.join(names)}. With a pipeline it must return"
                     " scalars of the same names for every batch."
@@ -152,7 +160,7 @@ class PipelineStep(Step):
         """The scalars of the window's micro-batches, on all stages. One message, without waiting for the device."""
         assert self._logged is not None, "after the first window"
         pipeline, mean, device = self._pipeline, self.update.mean, self._pipeline.device
-        names, is_by_tokens = self._logged
+        names, is_by_tokens, _ = self._logged
         values = torch.zeros(length, 1 + len(names), dtype=wide_dtype(device), device=device)
         if pipeline.is_last:
             by = mean.weights if is_by_tokens else [1] * length

@@ -30,13 +30,15 @@ class Targets:
     """Which labels of a batch count: those that are not ``ignored``; each with the weight of its class, if it has one.
 
     ``is_shifted``: the first label of each sequence is predicted by nothing, so it does not count. ``num_classes``: all
-    other values are ignored as well.
+    other values are ignored as well. ``per_sample``: how many targets a sample had in the first batch, which keeps the
+    gradients of a window in the range of float16.
     """
 
     ignored: int = IGNORED
     is_shifted: bool = False
     class_weights: Tensor | None = None
     num_classes: int | None = None
+    per_sample: float = 1.0
 
     def count(self, labels: Tensor) -> int | float | Tensor:
         """Their number, or the sum of their weights; of labels on the CPU as a number of Python."""
@@ -161,7 +163,7 @@ class TargetCounter:
         self.targets: Targets | None = None
         self.is_decided = self._is_empty = self._is_logged = False
 
-    def decide(self, outputs: Any, batch: Any, loss: Tensor) -> None:
+    def decide(self, outputs: Any, batch: Any, loss: Tensor, samples: int) -> None:
         """Decide with the first batch that has a target. ``outputs`` are those of the model for it; None: unknown."""
         found, labels, criterion = None, labels_of(batch), self._criterion()
         self._is_empty = False
@@ -172,6 +174,8 @@ class TargetCounter:
             found, self._is_empty = empty[0] if len(empty) == 1 else None, len(empty) > 1
         elif labels is not None and found is None and outputs is not None:
             found = targets_of_model(self._model, outputs, batch, loss.detach())
+        if found is not None and labels is not None and samples:
+            found = replace(found, per_sample=float(found.count(labels)) / samples or 1.0)
         shared = self._share((found, self._is_empty))
         self.targets = next((one for one, _ in shared if one is not None), None)
         self.is_decided = self.targets is not None or not any(is_empty for _, is_empty in shared)
