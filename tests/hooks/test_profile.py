@@ -65,25 +65,19 @@ def test_by_default_three_iterations_are_recorded_behind_the_first_twelve(
     assert len(said.splitlines()) == 12  # a table of ten
 
 
-def test_windows_repeat(tmp_path: Path) -> None:
-    profiled(tmp_path, 40, wait=3, warmup=1, active=2, repeat=3, num_rows=0)
-    recorded = [steps(tmp_path / name) for name in names(tmp_path)]
-    assert sorted(recorded) == [[4, 5], [10, 11], [16, 17]]
-
-
-def test_windows_without_an_end(tmp_path: Path) -> None:
-    profiled(tmp_path, 20, wait=3, warmup=1, active=1, repeat=0)
-    assert len(names(tmp_path)) == 4
-
-
-def test_the_first_iteration_can_be_warmed_up_for(tmp_path: Path) -> None:
-    profiled(tmp_path, 10, wait=0, warmup=1, active=1)
-    assert [steps(tmp_path / name) for name in names(tmp_path)] == [[1]]
-
-
-def test_after_a_resume_it_counts_from_there(tmp_path: Path) -> None:
-    profiled(tmp_path, 130, start=100, wait=5, warmup=1, active=2)
-    assert [steps(tmp_path / name) for name in names(tmp_path)] == [[106, 107]]
+@pytest.mark.parametrize(
+    ("start", "end", "arguments", "recorded"),
+    [
+        (0, 40, {"wait": 3, "warmup": 1, "active": 2, "repeat": 3, "num_rows": 0}, [[4, 5], [10, 11], [16, 17]]),
+        (0, 20, {"wait": 3, "warmup": 1, "active": 1, "repeat": 0}, [[4], [9], [14], [19]]),
+        (0, 10, {"wait": 0, "warmup": 1, "active": 1}, [[1]]),
+        (100, 130, {"wait": 5, "warmup": 1, "active": 2}, [[106, 107]]),
+    ],
+    ids=["repeated", "without an end", "from the beginning", "after a resume"],
+)
+def test_windows(start: int, end: int, arguments: dict[str, Any], recorded: list[list[int]], tmp_path: Path) -> None:
+    profiled(tmp_path, end, start=start, **arguments)
+    assert sorted(steps(tmp_path / name) for name in names(tmp_path)) == recorded
 
 
 def test_it_goes_on_counting_where_epochs_are_trainings_of_their_own(tmp_path: Path) -> None:
@@ -244,16 +238,6 @@ def test_options_are_torchs(tmp_path: Path) -> None:
     for sign in ("Input Dims", "[memory]", "test_profile.py"):
         assert sign in with_all
         assert sign not in without
-
-
-def test_outside_of_its_window_no_profiler_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-    for moment in ("start", "step"):
-        inherited = getattr(torch.profiler.profile, moment)
-        note = lambda self, f=inherited, m=moment: calls.append(m) or f(self)  # type: ignore[misc, func-returns-value]  # noqa: E731
-        monkeypatch.setattr(torch.profiler.profile, moment, note)
-    profiled(tmp_path, 200)
-    assert calls == ["start"] + ["step"] * 5  # two to warm up, three recorded
 
 
 def test_other_processes_record_only_where_all_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,14 +136,6 @@ def test_each_row_is_one_sorted_strict_json_object_with_smoothed_values(tmp_path
         assert list(json.loads(line)) == sorted(json.loads(line))
 
 
-def test_nothing_is_written_before_there_is_something_to_write(tmp_path):
-    writer = JSONWriter(tmp_path / "metrics.json")
-    with EventStorage():
-        writer.write()
-    writer.close()
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_nothing_new_adds_no_row(tmp_path):
     path = tmp_path / "metrics.json"
     writer = JSONWriter(path)
@@ -275,16 +267,6 @@ def test_doubled_rows_and_rows_out_of_order_are_one_per_iteration_after_a_resume
     assert message in caplog.text
 
 
-def test_only_what_was_removed_is_logged_after_a_resume(tmp_path, caplog):
-    path = tmp_path / "metrics.json"
-    caplog.set_level("INFO", "trainwright.events")
-    path.write_text('{"iteration": 2}\n{"iteration": 3}\n{"iteration": 4}\n')
-    storage = EventStorage(3)
-    storage.put_scalar("loss", 1.0)
-    JSONWriter(path).write(storage)
-    assert caplog.messages == [f"{path}: removed 2 rows from iteration 4 on, to be written again."]
-
-
 def test_a_line_that_nests_too_deep_is_cut(tmp_path):
     path = tmp_path / "metrics.json"
     path.write_text('{"iteration": 1}\n{"iteration": 2, "x": ' + "[" * 100_000 + "]" * 100_000 + "}\n" + "[" * 100_000)
@@ -340,12 +322,6 @@ def test_a_resumed_run_leaves_the_table_of_an_uninterrupted_run(tmp_path, saved_
     assert path.read_bytes() == (tmp_path / "uninterrupted.csv").read_bytes()
 
 
-def test_a_new_run_keeps_the_table_of_an_earlier_one_beside(tmp_path):
-    for _ in range(2):
-        train_table(tmp_path / "metrics.csv", 0, 2)
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["metrics.csv", "metrics.csv.old"]
-
-
 def test_a_foreign_table_is_never_cut(tmp_path):
     path = tmp_path / "metrics.csv"
     path.write_text("epoch,loss\n1,2\n")
@@ -366,8 +342,9 @@ def test_values_are_exact_and_odd_names_survive(tmp_path):
     assert math.isnan(float(row[3]))
 
 
-def test_the_constructor_and_an_empty_storage_create_nothing(tmp_path):
-    writer = CSVWriter(tmp_path / "metrics.csv")
+@pytest.mark.parametrize("kind", [JSONWriter, CSVWriter])
+def test_the_constructor_and_an_empty_storage_create_nothing(tmp_path, kind):
+    writer = kind(tmp_path / "metrics")
     writer.write(EventStorage())
     writer.close()
     assert list(tmp_path.iterdir()) == []
