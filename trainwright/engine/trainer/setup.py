@@ -272,7 +272,7 @@ class TrainerSetup(SteppingTrainer):
             self._close_loaders()
 
     def _calls(self) -> Calls:
-        me: TrainerSetup = weakref.proxy(self)
+        me: Any = weakref.proxy(self)
 
         def examples() -> Iterable[Any]:
             dataset = me.train_dataset if me.eval_dataset is None else me.eval_dataset
