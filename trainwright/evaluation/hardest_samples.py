@@ -10,11 +10,9 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from operator import itemgetter
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainwright.data.batch import count_samples, fields, first_labels
@@ -22,7 +20,6 @@ from trainwright.data.sample_names import index_of_place, sample_name
 from trainwright.evaluation.prediction_table import ID_FIELDS
 from trainwright.evaluation.sample_losses import LossesOfTorch, losses_of_samples, plain_losses, scores_of
 from trainwright.events.media import wide_dtype
-from trainwright.models.outputs import named_outputs
 from trainwright.parallel.dist import (
     all_gather_object,
     get_data_parallel_rank,
@@ -35,7 +32,6 @@ logger = logging.getLogger("trainwright.evaluation")
 Row = dict[str, Any]
 
 _MERGED_AT_ONCE = 64  # batches
-_SMALL = 1 << 14  # scores of a batch: a copy of them takes less time than their losses
 _PER_BATCH = 1 << 32  # a place is the number of its batch times this, plus the number of the sample in it
 
 
@@ -80,8 +76,6 @@ class WatchedEvaluation:
         self._sizes: list[int] = []  # of the batches of this rank
         self._ids: list[Any] = []  # the names of samples in these batches, where they have them
         self._waiting: list[tuple[int, Tensor, list[Tensor | None]]] = []  # batches that are to be merged
-        self._scores: list[tuple[int, Tensor, Tensor]] = []  # batches whose losses are to be computed, with labels
-        self._computes_later = False
         self._values: Tensor | None = None  # (3, K): losses, labels, predictions
         self._places: Tensor | None = None  # (K,)
         self._are_whole = [True, True]  # labels, predictions: whole numbers
@@ -100,14 +94,11 @@ class WatchedEvaluation:
                     step(batch)
             finally:
                 handle.remove()
-            if self._computes_later and self._keep_scores(batch, size, outputs):
-                return
             found = losses_of_samples(batch, outputs[-1] if outputs else None, size, losses)
             if mode is not None and not self._sizes:
                 # Without a loss in the first batch, there are none. One that scores and labels give as well is computed
                 # from these: the mode costs a call of Python for each operation.
-                is_plain = self._is_plain(batch, outputs, size, losses, mode, found)
-                self._reads_losses, self._computes_later = bool(losses) and not is_plain, is_plain
+                self._reads_losses = bool(losses) and not self._is_plain(batch, outputs, size, losses, mode, found)
             self._add(batch, size, found, outputs)
 
         return watched_step
@@ -126,45 +117,11 @@ class WatchedEvaluation:
         plain = plain_losses(batch, outputs[-1], size)
         return plain is not None and torch.equal(plain, found)
 
-    def _keep_scores(self, batch: Any, size: int, outputs: list[Any]) -> bool:
-        """Keep scores of classes and labels: the losses of many small batches are computed at once."""
-        found = outputs[-1] if outputs else None
-        if not isinstance(found, Tensor) and "sample_losses" in (named_outputs(found) or {}):
-            return False
-        scores, labels = scores_of(found), first_labels(batch)
-        if scores is None or labels is None or scores.ndim != 2 or labels.ndim != 1 or labels.is_floating_point():
-            return False
-        if not len(scores) == len(labels) == size or scores.shape[1] < 2 or scores.numel() > _SMALL:
-            return False
-        number = self._count(batch, size)
-        self._scores.append((number, scores.clone(), labels.detach().clone()))
-        if len(self._scores) == _MERGED_AT_ONCE:
-            self._merge()
-        return True
-
-    def _compute(self) -> None:
-        """Compute the losses of the batches whose scores are kept."""
-        if not self._scores:
-            return
-        numbers, scores, labels = zip(*self._scores, strict=True)
-        self._scores, sizes = [], [len(one) for one in labels]
-        scores_NC, labels_N = torch.cat(scores), torch.cat(labels)
-        losses_N = F.cross_entropy(scores_NC.float(), labels_N.long(), reduction="none")
-        columns = (torch.split(column, sizes) for column in (losses_N, labels_N, scores_NC.argmax(1)))
-        for number, losses_B, *of_batch in zip(numbers, *columns, strict=True):
-            self._waiting.append((number, losses_B, [*of_batch]))
-        self._waiting.sort(key=itemgetter(0))
-
-    def _count(self, batch: Any, size: int) -> int:
-        """The number of the batch, whose size and names of samples are kept."""
+    def _add(self, batch: Any, size: int, losses_B: Tensor | None, outputs: list[Any]) -> None:
         number = len(self._sizes)
         self._sizes.append(size)
         ids = [value for name, value in (fields(batch) or {}).items() if name in ID_FIELDS]
         self._ids.append(ids[0] if ids and hasattr(ids[0], "__len__") and len(ids[0]) == size else None)
-        return number
-
-    def _add(self, batch: Any, size: int, losses_B: Tensor | None, outputs: list[Any]) -> None:
-        number = self._count(batch, size)
         if losses_B is None or not size:
             return
         columns = [self._column(0, first_labels(batch), size), self._column(1, scores_of(outputs[-1]), size)]
@@ -174,7 +131,6 @@ class WatchedEvaluation:
 
     def _merge(self) -> None:
         """Keep the samples with the largest losses of those so far."""
-        self._compute()
         if not self._waiting:
             return
         device = self._waiting[0][1].device
