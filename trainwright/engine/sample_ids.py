@@ -28,7 +28,7 @@ def sample_ids(trainer: Any, update: int) -> list[list[int]] | None:
     if isinstance(sampler, EpochSampler) is is_by_config:  # the user's own, which the trainer does not position
         return None
     if not is_by_config:
-        plan = trainer._plan
+        plan = trainer.state.plan
         done = plan.steps(first)
         return sampler.micro_batches(done, plan.steps(update) - done)
     done = trainer.samples_done + (first - trainer.iterations_done) * trainer.samples_per_iter

@@ -213,19 +213,10 @@ class TrainerState(TrainingState):
     ) -> None:
         """``is_elastic``: a checkpoint of other sizes of batches, with the same samples per update, may be loaded."""
         super().__init__(trainer, **settings)
-        self._plan, self._is_elastic = plan, is_elastic
+        self.plan, self._is_elastic = plan, is_elastic
         self._mean_loss = EpochMean("total_loss")
         self.global_step = 0
         self.step_before = 0  # global_step before the latest update
-
-    @property
-    def plan(self) -> StepPlan:
-        """Which micro-batches form which update of the run."""
-        return self._plan
-
-    def set_plan(self, plan: StepPlan) -> None:
-        """Use the plan of a longer or shorter run."""
-        self._plan = plan
 
     def mean_loss(self) -> float:
         """The mean of the updates' losses since the run started; NaN before the first."""
@@ -234,17 +225,17 @@ class TrainerState(TrainingState):
     @property
     def epoch(self) -> int:
         """The epoch of the latest step; 1 before the first."""
-        return max(0, self.global_step - 1) // self._plan.steps_per_epoch + 1
+        return max(0, self.global_step - 1) // self.plan.steps_per_epoch + 1
 
     @property
     def epoch_step(self) -> int:
         """Steps of this epoch."""
-        return self.global_step - (self.epoch - 1) * self._plan.steps_per_epoch
+        return self.global_step - (self.epoch - 1) * self.plan.steps_per_epoch
 
     @property
     def updates_done(self) -> int:
         """The number of updates in ``global_step`` steps."""
-        return self._plan.updates(self.global_step)
+        return self.plan.updates(self.global_step)
 
     def has_passed(self, period: int) -> bool:
         """Whether the latest update has reached or crossed a multiple of ``period`` steps."""
@@ -252,7 +243,7 @@ class TrainerState(TrainingState):
 
     def is_epoch_end(self) -> bool:
         """Whether the latest step is the last of its epoch."""
-        return self.global_step % self._plan.steps_per_epoch == 0
+        return self.global_step % self.plan.steps_per_epoch == 0
 
     def __repr__(self) -> str:
         return f"TrainerState(global_step={self.global_step}, epoch={self.epoch}, epoch_step={self.epoch_step})"
@@ -260,19 +251,19 @@ class TrainerState(TrainingState):
     def state_dict(self) -> dict[str, Any]:
         return {
             **super().state_dict(),
-            "consumed_samples": self._plan.samples(self.global_step),
+            "consumed_samples": self.plan.samples(self.global_step),
             "iterations_done": self.updates_done,
             "global_step": self.global_step,
             "epoch": self.epoch,
             "epoch_step": self.epoch_step,
-            "steps_per_epoch": self._plan.steps_per_epoch,
-            "gradient_accumulation_steps": self._plan.accumulation,
-            "batch_size": self._plan.batch_size,
+            "steps_per_epoch": self.plan.steps_per_epoch,
+            "gradient_accumulation_steps": self.plan.accumulation,
+            "batch_size": self.plan.batch_size,
             "mean_loss": self._mean_loss.state_dict(self._trainer.storage),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        plan, step = self._plan, state["global_step"]
+        plan, step = self.plan, state["global_step"]
         total = state.get("batch_size", 0) * state["gradient_accumulation_steps"]
         if self._is_elastic and total == plan.batch_size * plan.accumulation:
             step = plan.steps(state["iterations_done"])

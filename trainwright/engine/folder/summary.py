@@ -257,7 +257,7 @@ _OF_FILES = SettingNames(
 def facts_of_objects(trainer: Any) -> Facts:
     """Facts of a :class:`~trainwright.Trainer`."""
     config = trainer.config
-    save = _saves_of(config, trainer._plan.steps_per_epoch)
+    save = _saves_of(config, trainer.state.plan.steps_per_epoch)
     names = replace(_OF_OBJECTS, save=save, evaluate=_evaluations_of(config))
     return _facts(trainer, trainer.train_dataloader, names, batches=config.gradient_accumulation_steps)
 

@@ -173,7 +173,7 @@ class SteppingTrainer(RankedTrainer):
             batches.prepare = lambda batch: mixed(mixup_func, self.prepare_input_batch(batch))
         # An override may draw random numbers.
         batches.prefetches_to = None if is_overridden(self, "prepare_input_batch") else self.device
-        batches.length = self._plan.steps_per_epoch
+        batches.length = self.state.plan.steps_per_epoch
         batches.start(self.state.global_step)
         self._run_callbacks.is_fed = True
         self._prepare_own_update()
@@ -272,7 +272,7 @@ class SteppingTrainer(RankedTrainer):
         state.step_before = state.global_step
         if step is not None and self._assigned_methods() != self._methods_of_step:  # by a callback or hook
             self._choose_step(step, step.update.batch)
-        return self._plan.steps(self.iter + 1) - state.global_step
+        return self.state.plan.steps(self.iter + 1) - state.global_step
 
     def _assigned_methods(self) -> tuple[Any, Any]:
         own = vars(self)
@@ -319,11 +319,13 @@ class SteppingTrainer(RankedTrainer):
         step = self.state.global_step - 1
         if self._replica is not None:
             return int(self.train_dataloader.batch_sampler.num_samples(step))
-        return self._plan.samples(step + 1) - self._plan.samples(step)
+        return self.state.plan.samples(step + 1) - self.state.plan.samples(step)
 
     def _samples_of_window(self) -> int:
         """All processes' samples in the update that starts."""
-        return self._plan.samples(self._plan.steps(self.iter + 1)) - self._plan.samples(self.state.global_step)
+        return self.state.plan.samples(self.state.plan.steps(self.iter + 1)) - self.state.plan.samples(
+            self.state.global_step
+        )
 
     def _is_padding_batch(self) -> bool:
         """Whether the latest batch is a padding batch, which only keeps this process in step with the others."""

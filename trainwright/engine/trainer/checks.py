@@ -2,23 +2,87 @@
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
-from trainwright.config.foreign_names import argument_hint
+from trainwright.config.foreign_names import ARGUMENTS, argument_hint
+from trainwright.data.mixture import mixed
+from trainwright.hooks.callbacks import Callback
 from trainwright.optim.named import NamedOptimizers, check_schedules
 
 if TYPE_CHECKING:
     from trainwright.config.settings import TrainingConfig
 
 logger = logging.getLogger("trainwright.engine")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """The arguments of a ``Trainer``, checked."""
+
+    model: nn.Module
+    config: "TrainingConfig"
+    train_dataset: Any
+    eval_dataset: Any
+    train_dataloader: Any
+    eval_dataloader: Any
+    data_collator: Callable[[list[Any]], Any] | None
+    preprocessor: Any
+    metrics_handler: Any
+    optimizer: Optimizer | None  # several are a NamedOptimizers
+    schedules: Mapping[str, LRScheduler] | None  # by the names of their optimizers
+    loss: Callable[..., Any] | None
+    accelerator: Any
+    model_card: Any
+    callbacks: Iterable[Callback]
+
+    @classmethod
+    def checked(
+        cls,
+        model: Any,
+        config: Any,
+        *,
+        training_config: Any,
+        optimizer: Any,
+        lr_scheduler: Any,
+        optimizers: Any,
+        lr_schedulers: Any,
+        unknown: Mapping[str, Any],
+        **given: Any,
+    ) -> "Given":
+        """The arguments, or an error that names everything wrong with them."""
+        refuse_arguments("Trainer", unknown, ARGUMENTS)
+        model, config = in_order(model, config, training_config)
+        has = {name: value is not None for name, value in given.items()}
+        check_parts(
+            model,
+            config,
+            has["train_dataset"] or has["train_dataloader"],
+            has["eval_dataset"] or has["eval_dataloader"],
+        )
+        if optimizers is not None or lr_schedulers is not None:
+            optimizer = several(optimizer, lr_scheduler, optimizers, lr_schedulers)
+        check_given(config, optimizer, lr_scheduler or lr_schedulers, given["loss"])
+        check_kinds(**{name: given[name] for name in ("data_collator", "metrics_handler", "model_card")})
+        given["train_dataset"] = mixed(given["train_dataset"])
+        check_data(*(given[f"{kind}_{form}"] for kind in ("train", "eval") for form in ("dataset", "dataloader")))
+        check_optimizer(optimizer, model, lr_scheduler)
+        schedules = lr_schedulers if lr_scheduler is None else {"optimizer": lr_scheduler}
+        return cls(model=model, config=config, optimizer=optimizer, schedules=schedules, **given)
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The data arguments by name."""
+        names = ("train_dataset", "train_dataloader", "eval_dataset", "eval_dataloader")
+        return {name: getattr(self, name) for name in names}
 
 
 def in_order(model: Any, config: Any, training_config: Any) -> tuple[Any, Any]:
@@ -146,10 +210,14 @@ def check_kinds(**given: Any) -> None:
 
 
 def check_optimizer(optimizer: Any, model: nn.Module, lr_scheduler: Any = None) -> None:
-    """Raise if the optimizer holds none of the model's parameters, or the schedule belongs to another optimizer."""
+    """Raise if the optimizer holds none of the model's parameters, or the schedule belongs to another optimizer.
+
+    ``optimizer``: None for one that the configuration names.
+    """
     check_kinds(optimizer=optimizer, lr_scheduler=lr_scheduler)
     own = {id(parameter) for parameter in model.parameters()}
-    if not any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
+    groups = [] if optimizer is None else optimizer.param_groups
+    if optimizer is not None and not any(id(one) in own for group in groups for one in group["params"]):
         raise ConfigError(
             f"Trainer.optimizer: {type(optimizer).__name__} holds none of the model's parameters; build it with"
             " model.parameters()."

@@ -31,7 +31,7 @@ from trainwright.parallel.faults import meet
 from trainwright.parallel.mesh import current_mesh
 
 if TYPE_CHECKING:
-    from trainwright.config.training.training_config import TrainingConfig
+    from trainwright.config.settings import TrainingConfig
 
 logger = logging.getLogger("trainwright.engine")
 

@@ -2,7 +2,6 @@
 
 import inspect
 import logging
-import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,12 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from trainwright._torch_compat.optimizer_import import without_compiler
 from trainwright.config.errors import ConfigError
 from trainwright.config.torch_names import CUSTOM
-from trainwright.optim import schedules as configured
 from trainwright.optim.fused import fused_arguments
 from trainwright.parallel.dist import gather_over_pipeline, get_tensor_parallel_size
 from trainwright.parallel.precision import make_grad_scaler
@@ -119,65 +116,6 @@ def _parameter_groups(config: "TrainingConfig", model: nn.Module, settings: Mapp
         layer_decay=config.layer_decay,
         include_frozen=True,
     )
-
-
-def build_lr_scheduler(
-    config: "TrainingConfig", optimizer: Optimizer, num_updates: int, plateau_mode: Callable[[], str]
-) -> LRScheduler | None:
-    """The schedule over ``num_updates`` updates: ``config.lr_scheduler`` (torch's) or ``lr_scheduler_type`` (warm-up).
-
-    None if neither is set, and for an optimizer whose groups have no learning rate. ``plateau_mode`` returns the mode
-    of a ReduceLROnPlateau, "min" or "max", if its arguments do not set it.
-    """
-    if not all("lr" in group for group in optimizer.param_groups):
-        return None
-    if config.lr_scheduler is not None:
-        return _torch_scheduler(config.lr_scheduler, config.lr_scheduler_kwargs or {}, optimizer, plateau_mode)
-    if isinstance(config.lr_scheduler_type, Mapping):
-        return _torch_scheduler(config.lr_scheduler_type, {}, optimizer, plateau_mode)
-    share, steps = config.warmup_ratio, config.warmup_steps
-    if isinstance(steps, float):
-        share, steps = steps, 0
-    warmup = steps or math.ceil(num_updates * share)
-    match config.lr_scheduler_type:
-        case None:
-            return None
-        case "constant":
-            return configured.configure_constant_scheduler(optimizer)
-        case "constant_with_warmup":
-            return configured.configure_constant_scheduler_with_warmup(optimizer, warmup)
-        case "linear":
-            return configured.configure_linear_scheduler_with_warmup(optimizer, warmup, num_updates)
-        case "cosine":
-            return configured.configure_cosine_scheduler_with_warmup(optimizer, warmup, num_updates)
-        case "cosine_with_restarts":
-            return configured.configure_cosine_with_hard_restarts_scheduler_with_warmup(optimizer, warmup, num_updates)
-        case "polynomial":
-            return configured.configure_polynomial_decay_scheduler_with_warmup(optimizer, warmup, num_updates)
-    raise AssertionError(f"checked when the config was made: {config.lr_scheduler_type!r}")
-
-
-def _torch_scheduler(
-    named: Any, arguments: Mapping[str, Any], optimizer: Optimizer, plateau_mode: Callable[[], str]
-) -> LRScheduler:
-    """A class of ``torch.optim.lr_scheduler`` by its own name or by an LRSchedulerType."""
-    from trainwright.config.torch_names import find_torch_class, split_name
-
-    name, inner = split_name(named)
-    found, _ = find_torch_class("lr_scheduler", named)
-    arguments = {**inner, **arguments}
-    if found is torch.optim.lr_scheduler.ReduceLROnPlateau and "mode" not in arguments:
-        arguments["mode"] = plateau_mode()
-    if name == "constant":  # torch's ConstantLR starts with a third of the rate
-        arguments = {"factor": 1.0, **arguments}
-    assert found is not None, "checked when the config was made"
-    try:
-        scheduler: LRScheduler = found(optimizer, **arguments)
-    except (TypeError, ValueError, KeyError) as error:
-        raise ConfigError(
-            f"TrainingConfig.lr_scheduler_kwargs: {found.__name__} does not accept {dict(arguments)}: {error}."
-        ) from error
-    return scheduler
 
 
 def losses(

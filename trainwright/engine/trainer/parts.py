@@ -1,9 +1,6 @@
-"""Build the parts of a run from a TrainingConfig: loaders, metrics, callbacks, writers, and resuming."""
+"""Build parts of a run from a TrainingConfig: metrics, callbacks, writers; the settings of copies."""
 
-import json
 import logging
-import shutil
-import tempfile
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,38 +8,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from trainwright.checkpoint.checkpointer import Checkpointer
-from trainwright.checkpoint.folder import POINTER_NAME, checkpoint_folders, is_checkpoint, resume_candidates
-from trainwright.config.errors import ConfigError, MissingFileError
 from trainwright.config.secrets import safe_trackers, without_secrets
 from trainwright.config.torch_names import GivenName
 from trainwright.engine.folder.formats import CSV_NAME
 from trainwright.engine.trainer.best_metric import BestMetric
+from trainwright.engine.trainer.checks import Given
 from trainwright.events.writers import EventWriter, default_writers
-from trainwright.hooks.callbacks import Callback, EarlyStoppingCallback, PrintCallback, TrainerControl
+from trainwright.hooks.callbacks import Callback, CallbackList, EarlyStoppingCallback, PrintCallback, TrainerControl
 from trainwright.hooks.callbacks.logs import Logs
-from trainwright.parallel.dist import broadcast_object, is_main_process
-from trainwright.parallel.restarts import is_continued
 
 if TYPE_CHECKING:
     from trainwright.config.settings import TrainingConfig
 
 logger = logging.getLogger("trainwright.engine")
-
-
-def apply_dev_run(config: "TrainingConfig", owner: Any) -> "TrainingConfig":
-    """The settings of a ``fast_dev_run``: few batches, in a temporary folder that is deleted with ``owner``."""
-    num_batches = dev_batches(config)
-    if num_batches is None:
-        return config
-    from trainwright.config.settings import changes_of
-
-    folder: str = broadcast_object(tempfile.mkdtemp(prefix="fast_dev_run_") if is_main_process() else "")
-    weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
-    changes = {"output_dir": folder, **changes_of("dev_run", config.rows, num_batches)}
-    if config.tensorboard is not None:
-        changes["tensorboard"] = {**config.tensorboard, "log_dir": None}
-    return config.copy_with(**changes)
 
 
 def settings_of_copy(
@@ -79,6 +57,16 @@ def give_preprocessor(preprocessor: Any, model: Any, *datasets: Any) -> Any:
     return preprocessor
 
 
+def given_handler(given: Given, config: "TrainingConfig", device: torch.device, trainer: Any) -> Any:
+    """The handler that the user has passed or configured, so that errors in it are raised now; None: the default."""
+    if given.metrics_handler is None:
+        return build_metrics_handler(config, trainer) if config.is_set("metrics") or config.task is not None else None
+    handler = as_handler(given.metrics_handler, device)
+    if getattr(handler, "trainer", trainer) is None:
+        handler.trainer = weakref.proxy(trainer)
+    return handler
+
+
 def as_handler(given: Any, device: torch.device) -> Any:
     """The passed handler, or a handler around the passed function or metric of torchmetrics."""
     from trainwright.evaluation.handlers import FunctionHandler, MetricObjectHandler
@@ -111,6 +99,18 @@ def build_callbacks(
     if config.print_steps is not None:
         callbacks.append(PrintCallback(config.num_epochs, step_frequency=print_steps))
     return callbacks
+
+
+def add_built_in(callbacks: CallbackList, built_in: list[Callback], *, before: list[Callback]) -> list[Callback]:
+    """Add callbacks behind the user's, except for classes that the user has passed, in place of those of ``before``."""
+    for callback in before:
+        if any(callback is there for there in callbacks):
+            callbacks.pop_callback(callback)
+    own = {kind.__name__ for callback in callbacks for kind in type(callback).__mro__}
+    added = [c for c in built_in if not own & {kind.__name__ for kind in type(c).__mro__[:-2]}]
+    for callback in added:
+        callbacks.add_callback(callback, singleton=False)
+    return added
 
 
 def _early_stopping(
@@ -181,88 +181,4 @@ def build_writers(
         tensorboard_aliases={"total_loss": "train.loss"} if isinstance(config, TrainerConfig) else aliases,
         trackers=safe_trackers(config.trackers),
         settings=settings,
-    )
-
-
-def continued(config: "TrainingConfig", output_dir: Path) -> "TrainingConfig":
-    """``config``, resuming if the launcher has restarted this run."""
-    if config.resume_from_checkpoint is True:
-        return config
-    if not is_continued(output_dir / config.checkpoints_dir / POINTER_NAME):
-        return config
-    logger.info("The launcher has restarted this run: it continues from its latest checkpoint.")
-    return config.copy_with(resume_from_checkpoint=True)
-
-
-def resume(config: "TrainingConfig", checkpointer: Checkpointer) -> Path | None:
-    """Load the checkpoint that ``config`` resumes from and return its folder; None for a run that starts from step 0.
-
-    Raises:
-        MissingFileError: the configured path holds no checkpoint.
-    """
-    asked, model = config.resume_from_checkpoint, checkpointer.model
-    if asked is None or asked is False:
-        _begin_with_weights(config, model)
-        return None
-    own = Path(checkpointer.save_dir)
-    folder = own if asked is True else _checkpoints_at(Path(asked), config.checkpoints_dir)
-    if is_checkpoint(folder):
-        there = checkpointer.in_folder("")
-        there.load(folder)
-        checkpointer.loaded_from = there.loaded_from
-        return folder.resolve()
-    there = checkpointer.in_folder(folder)
-    if not there.has_checkpoint():
-        logger.info("%s holds no checkpoint to resume from: starting a new run.", config.output_dir)
-        _begin_with_weights(config, model)
-        return None
-    there.resume_or_load("", resume=True)
-    checkpointer.loaded_from = there.loaded_from
-    return folder
-
-
-def elastic_accumulation(config: "TrainingConfig", output_dir: Path, batch_size: int) -> int:
-    """The batches of an update that keep the samples per update of the checkpoint that an elastic run resumes from.
-
-    ``batch_size``: the samples of a batch of all processes together; 0: unknown.
-
-    Raises:
-        ConfigError: they are no multiple of a batch.
-    """
-    asked, now = config.resume_from_checkpoint, config.gradient_accumulation_steps
-    if asked is None or asked is False or not config.elastic or not batch_size:
-        return now
-    own = output_dir / config.checkpoints_dir
-    folder = own if asked is True else _checkpoints_at(Path(asked), config.checkpoints_dir)
-    candidates = [folder] if is_checkpoint(folder) else resume_candidates(folder) if folder.is_dir() else []
-    if not candidates or not (file := candidates[0] / "trainer.json").is_file():
-        return now
-    state = json.loads(file.read_text())
-    total = state.get("batch_size", 0) * state["gradient_accumulation_steps"]
-    steps, rest = divmod(total, batch_size)
-    if rest:
-        raise ConfigError(
-            f"TrainingConfig.elastic: an update of the checkpoint has {total} samples, which batches of {batch_size}"
-            f" ({config.batch_size} batch_size x {batch_size // config.batch_size} data ranks) do not divide. Set"
-            " another batch_size, or start another number of processes."
-        )
-    if steps and steps != now:
-        logger.info("Elastic: %d batches per update instead of %d, %d samples as before.", steps, now, total)
-    return steps or now
-
-
-def _begin_with_weights(config: "TrainingConfig", model: nn.Module) -> None:
-    if config.init_weights_from is not None:
-        from trainwright.models.folder import init_weights
-
-        init_weights(model, config.init_weights_from)
-
-
-def _checkpoints_at(path: Path, checkpoints_dir: str) -> Path:
-    """``path``, or the folder of checkpoints of the run in it."""
-    for folder in (path, path / checkpoints_dir):
-        if is_checkpoint(folder) or checkpoint_folders(folder):
-            return folder
-    raise MissingFileError(
-        f"TrainingConfig.resume_from_checkpoint: {path} holds no checkpoint; give a checkpoint or a run folder."
     )

@@ -181,9 +181,9 @@ def read_csv_logs(path: Path) -> dict[str, list[float | None]]:
 
 def with_documented_names(columns: dict[str, list[float | None]], plan: StepPlan) -> dict[str, list[float | None]]:
     """The columns, and before them those under the names that ``TrainerConfig`` documents."""
-    first = "evaluation/"
-    named = {f"evaluation.{name.removeprefix(first)}": columns[name] for name in columns if name.startswith(first)}
+    steps: list[float | None] = [float(plan.steps(int(at or 0) + 1)) for at in columns.get("iteration", [])]
+    named, first = {"step": steps}, "evaluation/"
+    named |= {f"evaluation.{name.removeprefix(first)}": columns[name] for name in columns if name.startswith(first)}
     if "total_loss" in columns:
         named["train.loss"] = columns["total_loss"]
-    steps = [float(plan.steps(int(at or 0) + 1)) for at in columns.get("iteration", [])]
-    return {"step": [*steps], **named} | columns
+    return named | columns

@@ -1,41 +1,66 @@
 """The Python API: a trainer for a model, data sets and settings."""
 
+import copy
 import logging
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
 
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler
 
-from trainwright._torch_compat.probing import real_tensors
+from trainwright._torch_compat.optimizer_import import without_compiler
 from trainwright.config.errors import ConfigError, ConfigTypeError
-from trainwright.config.foreign_names import ARGUMENTS, TRAIN_ARGUMENTS
+from trainwright.config.foreign_names import TRAIN_ARGUMENTS
 from trainwright.config.torch_names import CUSTOM, GivenName, described_loss
 from trainwright.data.batch import to_batch
-from trainwright.data.mixture import mixed
-from trainwright.data.streaming import is_stream
+from trainwright.data.batch_loader import BatchLoader
+from trainwright.data.seeding import seed_everything
+from trainwright.engine.extra_parameters import log_untrained
 from trainwright.engine.folder.formats import CSV_NAME
+from trainwright.engine.folder.run_folder import TrainerFolder
+from trainwright.engine.folder.summary import facts_of_objects
 from trainwright.engine.hardest_samples import hardest_samples
-from trainwright.engine.logs import log_to_console
+from trainwright.engine.own_step import OwnStep
+from trainwright.engine.run import Calls
+from trainwright.engine.run_hooks import ordered_hooks, run_hooks
 from trainwright.engine.spec import spec_of_training_config
+from trainwright.engine.state import TrainerState
 from trainwright.engine.trainer import checks, loaders, optim, parts
-from trainwright.engine.trainer.base import OWN_STEP_METHODS
-from trainwright.engine.trainer.evaluation import Evaluation
-from trainwright.engine.trainer.processes import check_launch, join
-from trainwright.engine.trainer.saving import read_csv_logs, with_documented_names
-from trainwright.engine.trainer.setup import TrainerSetup
+from trainwright.engine.trainer.base import OWN_STEP_METHODS, STEP_METHODS
+from trainwright.engine.trainer.best_metric import BestMetric
+from trainwright.engine.trainer.build_step import SteppingTrainer
+from trainwright.engine.trainer.checks import Given
+from trainwright.engine.trainer.evaluation import Evaluation, forward
+from trainwright.engine.trainer.facts import (
+    facts_of_start,
+    log_dev_run,
+    next_commands,
+    record_of_run,
+    settings_of_step,
+)
+from trainwright.engine.trainer.hooks import best_checkpointer, plateau_hook, progress_lines
+from trainwright.engine.trainer.model_card import RunCard
+from trainwright.engine.trainer.periods import Periods, plan_of, plan_run
+from trainwright.engine.trainer.saving import Saving, read_csv_logs, with_documented_names
+from trainwright.engine.trainer.schedules import Schedules
+from trainwright.engine.trainer.start import build_loaders, check_folder, resume, start
+from trainwright.engine.trainer.train_metrics import TrainMetrics, after_batch_calls
 from trainwright.events.storage import EventStorage
-from trainwright.hooks.callbacks import Callback, CallbackList, TrainerControl
-from trainwright.hooks.method_overrides import Overrides, is_overridden, overridable
+from trainwright.events.writers import EventWriter
+from trainwright.hooks import CallbackHook, EvalHook, HookBase, IterationTimer, PeriodicCheckpointer, PeriodicWriter
+from trainwright.hooks.callbacks import Callback, CallbackList, RunCallbacks, TrainerControl
+from trainwright.hooks.method_overrides import Overrides, is_overridden, overridable, uninstall
+from trainwright.hooks.profile import profile_hook
 from trainwright.optim.freeze import freeze_bn
 from trainwright.optim.named import NamedOptimizers
-from trainwright.optim.schedules import FormulaLR
+from trainwright.parallel.dist import get_data_parallel_rank, get_world_size, is_main_process
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -44,7 +69,7 @@ if TYPE_CHECKING:
 
 
 @overridable
-class Trainer(TrainerSetup):
+class Trainer(SteppingTrainer):
     """Train ``model`` on ``train_dataset``: ``Trainer(model, config, train_dataset=data).train()``.
 
     Override ``train_step(model, inputs)``, ``training_step(batch)``, ``optimization_step()`` or
@@ -76,6 +101,8 @@ class Trainer(TrainerSetup):
         metrics_handler, loss, optimizer, lr_scheduler, checkpointer: as built from the arguments.
     """
 
+    _evaluated_step: int | None = None  # state.global_step at the last evaluation
+
     def __init__(
         self,
         model: Any = None,
@@ -100,39 +127,40 @@ class Trainer(TrainerSetup):
         **unknown: Never,
     ) -> None:
         super().__init__()
-        self._overrides = Overrides(self)
-        checks.refuse_arguments("Trainer", unknown, ARGUMENTS)
-        model, config = checks.in_order(model, config, training_config)
-        data = {
-            "train_dataset": train_dataset, "train_dataloader": train_dataloader,
-            "eval_dataset": eval_dataset, "eval_dataloader": eval_dataloader,
-        }  # fmt: skip
-        has = {name: value is not None for name, value in data.items()}
-        trains, evaluates = (
-            has["train_dataset"] or has["train_dataloader"],
-            has["eval_dataset"] or has["eval_dataloader"],
-        )
-        checks.check_parts(model, config, trains, evaluates)
-        if optimizers is not None or lr_schedulers is not None:
-            optimizer = checks.several(optimizer, lr_scheduler, optimizers, lr_schedulers)
-        checks.check_given(config, optimizer, lr_scheduler or lr_schedulers, loss)
-        checks.check_kinds(data_collator=data_collator, metrics_handler=metrics_handler, model_card=model_card)
-        train_dataset = mixed(train_dataset)
-        checks.check_data(train_dataset, train_dataloader, eval_dataset, eval_dataloader)
-        self.accelerator = accelerator
-        config, self.device = join(config, accelerator, data)
-        self._output_dir_of_user = config.output_dir
-        self.config: TrainingConfig = parts.apply_dev_run(config, self)
-        config = self.config
-        log_to_console()
-        self.output_dir = Path(os.path.abspath(config.output_dir))
-        self.config = config = parts.continued(config, self.output_dir)
-        check_launch(config, accelerator)
-        self.model = model
-        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
-        self.model_card, self._collator = model_card, data_collator
-        self.preprocessor = parts.give_preprocessor(preprocessor, model, train_dataset, *loaders.each(eval_dataset))
-        self.train_dataloader, self.eval_dataloader = train_dataloader, eval_dataloader
+        given = Given.checked(  # every error at once, before anything is built
+            model, config, training_config=training_config, unknown=unknown,
+            train_dataset=train_dataset, eval_dataset=eval_dataset,
+            train_dataloader=train_dataloader, eval_dataloader=eval_dataloader,
+            data_collator=data_collator, preprocessor=preprocessor, metrics_handler=metrics_handler,
+            optimizer=optimizer, lr_scheduler=lr_scheduler, optimizers=optimizers, lr_schedulers=lr_schedulers,
+            loss=loss, accelerator=accelerator, model_card=model_card, callbacks=callbacks,
+        )  # fmt: skip
+        self._overrides, self._given_output_dir = Overrides(self), given.config.output_dir
+        self.config, self.device = start(given, self)
+        self.output_dir = Path(os.path.abspath(self.config.output_dir))
+        self.model, self.accelerator, self.model_card = given.model, given.accelerator, given.model_card
+        self.train_dataset, self.eval_dataset = given.train_dataset, given.eval_dataset
+        self.callbacks, self.trainercontrol = CallbackList(given.callbacks), TrainerControl()
+        self.storage = EventStorage()
+
+        self._build_data(given)
+        self.run.spec, self.run.calls = spec_of_training_config(self.config), self._calls()
+        self._build_metrics(given)
+        self._build_weights(given)
+        self._build_saving()
+        self._build_callbacks()
+        self._build_loss()
+        self._build_update()
+        self._resume()
+        self._register_hooks()
+
+    # The parts of a run, in the order in which they need each other.
+
+    def _build_data(self, given: Given) -> None:
+        """The evaluation, the loaders, the plan of the steps, and the position in it."""
+        datasets = given.train_dataset, *loaders.each(given.eval_dataset)
+        self.preprocessor = parts.give_preprocessor(given.preprocessor, given.model, *datasets)
+        self._collator = given.data_collator
         self._evaluation = Evaluation(
             self._overrides,
             device=self.device,
@@ -143,85 +171,246 @@ class Trainer(TrainerSetup):
             compute_loss=lambda model, inputs: self._resolve_contract(inputs).compute_loss(model, inputs),
             prepare=lambda batch: to_batch(batch, self.device),
             preprocessor=self.preprocessor,
-            collator=data_collator,
-            default_collator=getattr(train_dataset, "data_collator", None),
+            collator=given.data_collator,
+            default_collator=getattr(given.train_dataset, "data_collator", None),
             weights=lambda: self.run.evaluated_weights(),
             replaced_model=self._replaced_model,
             is_pipeline=lambda: self._pipeline is not None,
         )
-        with real_tensors():  # in an estimate, too
-            if train_dataloader is None:  # not `or`: that calls len(loader), and a loader may have none
-                self.train_dataloader = self.create_train_dataloader(train_dataset)
-            if config.overfit_batches is not None:
-                self.eval_dataloader = loaders.overfit_loader(
-                    self.train_dataloader, train_dataset, config, self._collator
-                )
-            elif eval_dataloader is None and eval_dataset is not None:
-                is_iterated = is_stream(eval_dataset)  # not a loader, although it is only iterated
-                build = self._evaluation.loader_of if is_iterated else self._evaluation.loaders_of
-                self.eval_dataloader = build(eval_dataset)
-        self._build_plan()
-        kept = parts.elastic_accumulation(config, self.output_dir, self._plan.batch_size)
-        if kept != config.gradient_accumulation_steps:
-            self.config = config = config.copy_with(gradient_accumulation_steps=kept)
-            self._build_plan()
+        train, self.eval_dataloader = build_loaders(
+            given, self.config, self._evaluation, lambda data: self.create_train_dataloader(data)
+        )
+        self.config, self.train_dataloader, plan = plan_run(self.config, train, self.output_dir)
+        self.max_iter, config = plan.num_updates, self.config
+        self.state = TrainerState(self, plan, is_elastic=config.elastic, lr=config.learning_rate, seed=config.seed)
+        self.run.state = self.state
         self._batches_of_run()
-        self.run.spec, self.run.calls = spec_of_training_config(config), self._calls()
-        self.run.step_methods = (*OWN_STEP_METHODS, "inner_training_loop", "compute_loss")
 
-        self.run.autocast = optim.autocast_for(config, self.device)
-        has_own_step = is_overridden(self, "train_step") or is_overridden(self, "training_step")
-        self._prepare_model(optimizer, wraps=not (has_own_step and isinstance(optimizer, NamedOptimizers)))
-        self.optimizer = optimizer or optim.build_optimizer(config, model)
-        checks.check_optimizer(self.optimizer, model, lr_scheduler)
-        self._is_given_schedule = lr_scheduler is not None or lr_schedulers is not None
-        if isinstance(self.optimizer, NamedOptimizers):
-            self.lr_scheduler, self.lr_schedulers = None, dict(lr_schedulers or {})
-            for name, one in self.optimizer.optimizers.items() if lr_schedulers is None else ():
-                schedule = self._build_lr_scheduler(one, self.max_iter)
-                self.lr_schedulers |= {name: schedule} if schedule is not None else {}
-        else:
-            self.lr_scheduler = lr_scheduler or self._build_lr_scheduler(self.optimizer, self.max_iter)
-        for given in [lr_scheduler] if lr_scheduler is not None else (lr_schedulers or {}).values():
-            if not isinstance(given, FormulaLR | ReduceLROnPlateau):
-                often = f"every {config.lr_scheduling_steps} steps" if config.lr_scheduling_steps else "once an epoch"
-                logger.info(
-                    "The passed %s is stepped %s; lr_scheduling_steps changes that.", type(given).__name__, often
-                )
-        self.run.grad_scaler = accelerator.scaler if accelerator else optim.grad_scaler_for(config, self.device)
-        if loss is None:
+    def _build_metrics(self, given: Given) -> None:
+        """The periods, and the metrics of evaluations and of the training."""
+        self._periods = Periods(self.config, self.state)
+        handler = parts.given_handler(given, self.config, self.device, self)
+        if handler is not None:
+            self.metrics_handler = handler
+        self._train_metrics = None
+        if self._has_train_metrics() and (handler is None or hasattr(handler, "train_copy")):
+            self._train_metrics = TrainMetrics(
+                lambda: self.metrics_handler.train_copy(),  # with the first batch
+                self._periods.metrics_are_due,
+                self.state.is_epoch_end,
+                self._evaluation.find_comparison_in_training,
+                self._is_padding_batch,
+            )
+
+    def _build_weights(self, given: Given) -> None:
+        """What changes the weights: the model as a step calls it, optimizers, schedules, and the criterion."""
+        run, config = self.run, self.config
+        run.step_methods = (*OWN_STEP_METHODS, "inner_training_loop", "compute_loss")
+        run.autocast = optim.autocast_for(config, self.device)
+        is_toggled = isinstance(given.optimizer, NamedOptimizers) and self._overrides.has("train_step", "training_step")
+        self._prepare_model(given.optimizer, wraps=not is_toggled)
+        self.optimizer = given.optimizer or optim.build_optimizer(config, self.model)
+        self._schedules = Schedules(
+            given.schedules,
+            self.state,
+            settings=lambda: self.config,
+            plateau_mode=lambda: self._best_metric.mode(),
+            current=lambda: self.lr_scheduler,
+        )
+        self.lr_scheduler, self.lr_schedulers = self._schedules.of(self.optimizer)
+        run.grad_scaler = self.accelerator.scaler if self.accelerator else optim.grad_scaler_for(config, self.device)
+        if given.loss is None:
             self.loss = optim.build_criterion(config, self.device)
         else:
-            self._use_loss(loss)
-        self.callbacks, self.trainercontrol = CallbackList(callbacks), TrainerControl()
-        self._built_in_callbacks: list[Callback] = []
-        if metrics_handler is not None:
-            self.metrics_handler = parts.as_handler(metrics_handler, self.device)
-            if getattr(self.metrics_handler, "trainer", self) is None:
-                self.metrics_handler.trainer = weakref.proxy(self)
-        elif config.is_set("metrics") or config.task is not None:  # so that errors in them are raised now
-            self.metrics_handler = parts.build_metrics_handler(config, self)
-        self.storage = EventStorage()
-        self._build_state()
-        self._build_loss()
-        self._build_update()
+            self._use_loss(given.loss)
 
+    def _build_saving(self) -> None:
+        """The output folder, and the checkpoints with their model card."""
+        run = self.run
+        run.folder = TrainerFolder(self.output_dir, self.config)
+        run.build_checkpointer(
+            self.checkpoints_dir,
+            files=lambda: {"README.md": self._card.text().encode()},
+            preprocessor=self.preprocessor,
+        )
+        self._card = RunCard(
+            self.model_card,
+            self.checkpointer,
+            self.state,
+            run.average,
+            output_dir=self.output_dir,
+            settings=lambda: self.config,
+            results=self._current_results,
+        )
+        self._saving = Saving(
+            self.checkpointer,
+            self.state,
+            run.folder,
+            self._periods,
+            self._card,
+            settings=lambda: self.config,
+            is_over=lambda: self.iter >= self.max_iter,
+        )
+
+    def _build_callbacks(self) -> None:
+        """What calls the callbacks, and applies their requests."""
+        self._built_in_callbacks: list[Callback] = []
+        self._run_callbacks = RunCallbacks(
+            self.callbacks,
+            self.trainercontrol,
+            steps_per_epoch=self.num_batches,
+            save=self._saving.save_step,
+            evaluate=self._evaluate_now if self.eval_dataloader is not None else None,
+            log=self._log_now,
+            is_due=self._periods.check_is_due,
+        )
+        if self._train_metrics is not None:
+            self._run_callbacks.logs.defer("epoch_metric", self._train_metrics.first)
+
+    def _resume(self) -> None:
+        """Load the checkpoint that the configuration names, and check the folder."""
         self.run.folder.recover()
-        self.run.watching_hardest = hardest_samples(self.run, "TrainingConfig.hardest_samples")
-        source = parts.resume(config, self.checkpointer)
+        source = resume(self.config, self.checkpointer)
         if source is not None:
             self._saving.continue_from(source)
-        if not config.overwrite_output_dir and not self.run.folder.resume and self.run.folder.holds_a_run():
-            raise ConfigError(
-                f"TrainingConfig.output_dir: {config.output_dir} holds a run, and overwrite_output_dir is False. Set"
-                " another folder, or resume_from_checkpoint=True to continue that run."
-            )
-        if config.load_best_model_at_end and not (self._evaluates and config.save_enabled):
-            raise ConfigError(
-                "TrainingConfig.load_best_model_at_end: got True, but nothing is evaluated or saved; it needs an"
-                " eval_dataset, an eval_strategy other than 'no', and save_enabled=True."
-            )
-        self._register_hooks()
+        check_folder(self.config, self.run.folder, evaluates=self._evaluates)
+
+    def _register_hooks(self) -> None:
+        run, config, state, periods = self.run, self.config, self.state, self._periods
+        run.watching_hardest = hardest_samples(run, "TrainingConfig.hardest_samples")
+        run.own_step = OwnStep(
+            OWN_STEP_METHODS, lambda: settings_of_step(self.config, is_scaled=self.run.grad_scaler is not None)
+        )
+        hooks = run_hooks(
+            run,
+            self.build_hooks(),
+            own_step=run.own_step,
+            check_period=periods.check_is_due if get_world_size() > 1 else periods.log_is_due,
+            save=self._saving.save_step if config.save_enabled else _do_not_save,
+            steps_done=lambda: state.global_step,
+            has_passed=lambda start, every: state.global_step > start and state.has_passed(every),
+            total_steps=self.total_steps,
+            steps_per_epoch=self.num_batches,
+        )
+        self.register_hooks(hooks)
+        run.num_own_hooks = len(run.hooks)
+
+    def build_hooks(self) -> list[HookBase | None]:
+        """The hooks, in the order of their calls."""
+        config, periods, evaluates = self.config, self._periods, self._evaluates
+        metric = self._best_metric.key
+        best = best_checkpointer(
+            config,
+            self._best_metric,
+            self.checkpointer,
+            periods,
+            evaluates=evaluates,
+            number=self._saving.step_name,
+            results=lambda: self.last_eval_results,
+        )
+        evaluation = self._run_callbacks.evaluating(self._evaluate_in_training)
+        self._evaluate_hook = EvalHook(periods.eval_is_due, evaluation, name_scope="evaluation")
+        # With the settings of each training.
+        self._write_hook = PeriodicWriter(lambda: self.build_writers(), periods.log_is_due)
+        save = PeriodicCheckpointer(
+            self.checkpointer,
+            periods.save_is_due,
+            save=self._saving.save_step,
+            saves_before_end=lambda: periods.saves_before_end(keeps_best=best is not None),
+        )
+        return ordered_hooks(
+            timer=IterationTimer(facts=facts_of_objects),
+            schedules=self._schedules.hooks(self.optimizer, self.lr_schedulers),
+            train_metrics=self._train_metrics,
+            save=save if config.save_enabled else None,
+            evaluate=self._evaluate_hook if evaluates else None,
+            plateau=plateau_hook(metric, self.state, self._run_callbacks, lambda: self.storage),
+            best=best,
+            callbacks=self._run_callbacks,
+            profile=profile_hook(config.profile, self.output_dir),
+            lines=progress_lines(config, self.state, periods, best, evaluates=evaluates),
+            write=self._write_hook if is_main_process() else None,
+            finish=CallbackHook(after_end=self._finish),
+        )
+
+    def build_writers(self) -> list[EventWriter]:
+        """The writers of metrics: the console, ``metrics.json``, ``metrics.csv``, TensorBoard."""
+        handler, plan = vars(self).get("metrics_handler"), self.state.plan  # None: the default one, built on first use
+        first = "accuracy" if handler is None else getattr(getattr(handler, "first", None), "key", None)
+        return parts.build_writers(
+            self.config, self.output_dir, self.max_iter, plan.samples(plan.steps(1)), first_metric=first,
+            updates_per_epoch=plan.updates_per_epoch,
+        )  # fmt: skip
+
+    def _calls(self) -> Calls:
+        """What differs from a run of a config file."""
+        me: Trainer = weakref.proxy(self)
+
+        def examples() -> Iterable[Any]:
+            dataset = me.train_dataset if me.eval_dataset is None else me.eval_dataset
+            data = next(iter(dataset.values())) if isinstance(dataset, Mapping) else dataset
+            return loaders.batches_of_rank(me._evaluation.loader_of(data) if loaders.is_dataset(data) else data)
+
+        def facts() -> dict[str, Any]:
+            metrics = getattr(me.metrics_handler, "metrics", None) or ()
+            return facts_of_start(me.config, me.state.plan, metrics=metrics, schedule=me.lr_scheduler, **data())
+
+        def data() -> dict[str, Any]:
+            names = ("train_dataset", "eval_dataset", "train_dataloader")
+            return {name: getattr(me, name) for name in names}
+
+        def change_copy(new: Trainer, memo: dict[int, Any]) -> None:
+            if isinstance(me.config.optimizer, GivenName) and id(me.optimizer) not in memo:
+                new.set_optimizer(copy.deepcopy(me.optimizer, memo))
+            if me.loss is not None and id(me.loss) not in memo:
+                new.set_loss(copy.deepcopy(me.loss, memo))
+            for callback in me.callbacks:
+                if id(callback) not in memo and not any(callback is one for one in me._built_in_callbacks):
+                    new.add_callback(copy.deepcopy(callback, memo), singleton=False)
+
+        def use_learning_rate(rate: float) -> None:
+            me.config.update({"learning_rate": rate})
+
+        return Calls(
+            prepare=lambda batch: me._evaluation.prepare(batch),
+            prepare_eval=lambda batch: me._evaluation.prepare(batch),
+            forward=forward,
+            loss=lambda model, batch: me._evaluation.compute_loss(model, batch),
+            evaluate=lambda: me.evaluate(),
+            eval_loaders=lambda: [loader for loader in loaders.each(me.eval_dataloader) if loader is not None],
+            examples=examples,
+            save=lambda: me._saving.save_step(),
+            facts=facts,
+            record=lambda: record_of_run(me.config, me.state.plan, **data()),
+            next_commands=lambda: next_commands(me.config, me.total_steps, me.callbacks),
+            schedule_length=lambda schedule: me._schedules.length(schedule),
+            use_learning_rate=use_learning_rate,
+            settings_of_copy=lambda *changes, **kind: parts.settings_of_copy(me.config, *changes, **kind),
+            change_copy=change_copy,
+            close_data=lambda: me._close_loaders(),
+        )
+
+    # Documented attributes.
+
+    @cached_property
+    def metrics_handler(self) -> Any:
+        """Computes the metrics of evaluations. Built on first use by default."""
+        return parts.build_metrics_handler(self.config, self)
+
+    @property
+    def total_steps(self) -> int:
+        """``state.global_step`` at the end of training."""
+        return self.state.plan.total_steps
+
+    @property
+    def num_batches(self) -> int:
+        """The batches of an epoch."""
+        return self.state.plan.steps_per_epoch
+
+    @property
+    def steps_in_epoch(self) -> int:
+        """The batches of an epoch that one trains on."""
+        return min(self.num_batches, self.total_steps)
 
     @property
     def configs(self) -> "TrainingConfig":
@@ -251,7 +440,7 @@ class Trainer(TrainerSetup):
     @property
     def consumed_samples(self) -> int:
         """Training samples used so far; 0 if a user's loader does not report its size."""
-        return self._plan.samples(self.state.global_step)
+        return self.state.plan.samples(self.state.global_step)
 
     def add_callback(self, callback: Callback, singleton: bool = True) -> None:
         """Register ``callback``. ``singleton``: replaces registered callbacks of its class."""
@@ -266,9 +455,7 @@ class Trainer(TrainerSetup):
         if isinstance(self.optimizer, NamedOptimizers):
             raise ConfigError("Trainer.set_optimizer: this run has several optimizers; pass others as optimizers=.")
         self.optimizer = optimizer
-        left = self._plan.num_updates - self.state.updates_done
-        self.lr_scheduler, self._is_given_schedule = self._build_lr_scheduler(optimizer, max(1, left)), False
-        self.lr_schedulers = {}
+        self.lr_scheduler, self.lr_schedulers = self._schedules.replace(optimizer), {}
         self.run.set_checkpoint_parts()
         self._build_update()
         self.run.own_step.watch_optimizers()
@@ -394,7 +581,7 @@ class Trainer(TrainerSetup):
         from trainwright.config.settings import TrainerConfig
 
         columns = read_csv_logs(Path(self.logs_dir if logs_dir is None else logs_dir) / CSV_NAME)
-        return with_documented_names(columns, self._plan) if isinstance(self.config, TrainerConfig) else columns
+        return with_documented_names(columns, self.state.plan) if isinstance(self.config, TrainerConfig) else columns
 
     # The path of a batch: train -> Step.run (engine/step.py, built in build_step.py before the first step) ->
     # train_step -> training_step -> compute_loss, or the function that fits the batch (engine/loss_fn.py) -> model.
@@ -407,7 +594,7 @@ class Trainer(TrainerSetup):
         if resume_checkpoint_path is not None:
             self.load(resume_checkpoint_path)
             self._saving.continue_from(resume_checkpoint_path)
-        self._update_plan()
+        self._plan_again()
         is_done = self.start_iter >= self.max_iter
         with self._training() as run_step:
             if is_overridden(self, "inner_training_loop"):
@@ -426,7 +613,7 @@ class Trainer(TrainerSetup):
         ``train`` runs through all epochs at once and calls this method only if it is overridden. Batches that an
         override reads itself count as one iteration for hooks, evaluations and checkpoints.
         """
-        until = self._plan.updates(self._plan.steps_per_epoch * epoch_num)
+        until = self.state.plan.updates(self.state.plan.steps_per_epoch * epoch_num)
         if not self._is_training:
             whole = self.max_iter
             try:
@@ -502,3 +689,174 @@ class Trainer(TrainerSetup):
             self._train_metrics.add_now(inputs)
             return self._run_callbacks.epoch_loss_with(float(step_loss)), self._train_metrics.first()
         return float(step_loss), self.compute_metric(model, inputs)
+
+    # Called by the loop and by hooks.
+
+    def before_train(self) -> None:
+        self.run.folder.prepare(self.config)
+        if self.config.is_by_its_page:  # the page documents this list
+            logger.log(logging.WARNING if is_main_process() else logging.INFO, "%s", repr(self.config))  # once
+        self._saving.load_last_trained()
+        built_in = parts.build_callbacks(
+            self.config,
+            self.trainercontrol,
+            self._best_metric,
+            evaluates=self._evaluates,
+            print_steps=self._periods.print,
+        )
+        self._built_in_callbacks = parts.add_built_in(self.callbacks, built_in, before=self._built_in_callbacks)
+        self._schedules.check(self.lr_scheduler)
+        super().before_train()
+
+    def _before_first_step(self) -> None:
+        if self.start_iter == 0:
+            seed_everything(self.config.seed + get_data_parallel_rank())
+        self.state.restore(in_place=self.run.folder.resume)
+        log_untrained(self.model, self.optimizer, self.loss)
+        self._warn_unsharded_loader()
+        if self.config.eval_on_start and self.start_iter == 0 and self.eval_dataloader is not None:
+            self._evaluate_now()
+        self.set_train_mode()
+        with without_compiler():
+            self.optimizer.zero_grad()
+        if getattr(self.model, "compute_loss", None) != self._loss_of_model:
+            self._build_loss()  # the model's compute_loss has been replaced
+        self._build_step()
+
+    def after_train(self) -> None:
+        # A failed update leaves steps that do not count.
+        self.state.global_step = self.state.plan.steps(self.iterations_done)
+        try:
+            super().after_train()
+        finally:
+            self.max_iter = self.state.plan.num_updates
+            self._close_loaders()
+
+    def _finish(self, trainer: Any) -> None:
+        """At the end of a training without failure, after the last save: load the best weights, write the card."""
+        config = self.config
+        if self.has_failed:
+            return
+        if config.load_best_model_at_end:
+            self._saving.load_best()
+        if config.save_enabled and is_main_process():
+            self.run.folder.write_card(self._card.text_of_run())
+        if config.fast_dev_run and is_main_process():
+            steps, is_evaluated = self.state.global_step, bool(self.last_eval_results)
+            log_dev_run(config, self._given_output_dir, steps=steps, is_evaluated=is_evaluated)
+
+    def _plan_again(self) -> None:
+        """Plan the training again if the user has changed its length on the config since it was planned."""
+        before = self.state.plan
+        self.train_dataloader, plan = plan_of(self.config, self.train_dataloader)
+        self.state.plan, self.max_iter = plan, plan.num_updates
+        self._periods.plan(self.config)
+        if plan != before:
+            self._schedules.extend([self.lr_scheduler, *self.lr_schedulers.values()])
+
+    def _run_own_epochs(self) -> None:
+        """Epochs of a user's ``inner_training_loop``."""
+        plan = self.state.plan
+        while self.iter < self.max_iter:
+            first = self.iter
+            epoch = plan.steps(first) // plan.steps_per_epoch + 1
+            self.inner_training_loop(epoch)
+            if self.iter == first:  # it read the batches itself: they count as one iteration
+                last = min(plan.updates(plan.steps_per_epoch * epoch), self.max_iter) - 1
+                self.state.step_before, self.iter = plan.steps(first), last
+                for _ in self._iterations(last + 1):
+                    self.state.global_step = plan.steps(last + 1)
+
+    @property
+    def _evaluates(self) -> bool:
+        """Whether the training evaluates."""
+        return self.config.eval_strategy != "no" and self.eval_dataloader is not None
+
+    @property
+    def _best_metric(self) -> BestMetric:
+        return BestMetric(
+            self.config,
+            lambda: self.metrics_handler,
+            self.eval_dataloader if isinstance(self.eval_dataloader, Mapping) else (),
+            evaluates=self._evaluates,
+            has_own_results=partial(self._overrides.has, "evaluate", "evaluate_step", "compute_metric"),
+        )
+
+    def _has_train_metrics(self) -> bool:
+        """Whether metrics of the training batches are computed."""
+        config = self.config
+        asks = bool(config.metrics) or (config.metrics is None and config.task is not None)
+        return asks and config.eval_strategy != "eval_epoch"
+
+    def _after_batch(self) -> Callable[[Any, Any], None] | None:
+        """What the step calls after each micro-batch, with the callbacks and overrides that there are now."""
+        return after_batch_calls(
+            self._overrides,
+            self._run_callbacks,
+            self._train_metrics if self._pipeline is None else None,  # on its last stage, with its outputs
+            model=self.model,
+            set_train_mode=self.set_train_mode,
+            is_stored=self.config.gradient_accumulation_steps == 1 and self._pipeline is None,
+            is_pipeline=self._pipeline is not None,
+        )
+
+    def _evaluate_in_training(self) -> dict[str, Any]:
+        """Evaluate with callbacks seeing each batch."""
+        self.storage.reduce()  # writers write a row for the evaluation
+        self._evaluated_step = self.state.global_step
+        with self.run.watching_hardest():
+            return self._evaluation.evaluate_in_training(self._run_callbacks, self.eval_dataset, self.eval_dataloader)
+
+    @contextmanager
+    def _replaced_model(self, model: Any) -> Iterator[None]:
+        """Evaluate ``model`` in place of the trainer's own, on the run's device and in its precision."""
+        is_torchs = type(model).__module__.startswith("torch.")  # DistributedDataParallel and others
+        if model is self.model or (is_torchs and getattr(model, "module", None) is self.model):
+            yield
+            return
+        replaced = ("_step_model", "_contract", "_criterion", "_own_loss", "_records_outputs")
+        own, before = {name: vars(self)[name] for name in replaced if name in vars(self)}, self.model
+        place = next((parameter.device for parameter in model.parameters()), self.device)
+        self.model = self._step_model = model.to(self.device)
+        self._contract, self._records_outputs = None, False
+        own_loss = getattr(model, "compute_loss", None)
+        self._criterion, self._own_loss = optim.losses(self.loss, own_loss, self.run.autocast)
+        try:
+            with self.run.autocast() if self.run.autocast else nullcontext():
+                yield
+        finally:
+            vars(self).pop("_records_outputs")
+            vars(self).update(own)
+            self.model = before
+            model.to(place)
+
+    def _current_results(self) -> dict[str, Any]:
+        """The results of an evaluation of the current weights, if there was one."""
+        return dict(self.last_eval_results) if self._evaluated_step == self.state.global_step else {}
+
+    def _evaluate_now(self) -> None:
+        """Evaluate on a callback's request."""
+        self._evaluate_hook.trainer = weakref.proxy(self)  # it is registered only if evaluations are due
+        self._evaluate_hook.evaluate()
+
+    def _log_now(self) -> None:
+        """Write metrics on a callback's request, in the main process."""
+        if is_main_process():
+            self._write_hook.write()
+
+    def _close_loaders(self) -> None:
+        # They refer to the trainer.
+        self._step = None
+        self._compute_loss = None
+        self._update.batch = None
+        uninstall(self, *STEP_METHODS, "optimization_step")
+        self.run.batches.close()
+        if self._watching is not None:
+            self._watching.remove()
+        for loader in (self.train_dataloader, *loaders.each(self.eval_dataloader)):
+            if isinstance(loader, BatchLoader):
+                loader.close()
+
+
+def _do_not_save() -> None:
+    """With save_enabled=False."""

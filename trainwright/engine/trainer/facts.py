@@ -1,0 +1,108 @@
+"""What a run of the Python API logs about itself: at its start, in ``run.json``, and at its end."""
+
+import logging
+import shlex
+from collections.abc import Iterable, Mapping, Sized
+from typing import TYPE_CHECKING, Any
+
+from torch.optim.lr_scheduler import LRScheduler
+
+from trainwright.engine.step_plan import StepPlan
+from trainwright.engine.trainer import loaders, parts
+from trainwright.hooks.callbacks import Callback
+from trainwright.optim.schedules import FormulaLR
+
+if TYPE_CHECKING:
+    from trainwright.config.settings import TrainingConfig
+
+logger = logging.getLogger("trainwright.engine")
+
+
+def facts_of_start(
+    config: "TrainingConfig",
+    plan: StepPlan,
+    *,
+    train_dataset: Any,
+    eval_dataset: Any,
+    train_dataloader: Any,
+    metrics: Iterable[Any],
+    schedule: LRScheduler | None,
+) -> dict[str, Any]:
+    """The facts that only this API has, by their names in ``RunFacts``."""
+    facts = {
+        "task": config.task,
+        "num_train": _length(train_dataset),
+        "num_eval": sum(_length(one) or 0 for one in loaders.each(eval_dataset)) or None,
+        "num_left_out": loaders.num_left_out(train_dataloader),
+        "iterations_per_epoch": plan.updates_per_epoch,
+        "metrics": ", ".join(map(str, metrics)),
+        "settings": "" if config.is_by_its_page else config.summary(),
+    }
+    named = config.lr_scheduler_type
+    is_named = isinstance(named, str) and isinstance(schedule, FormulaLR)
+    return facts | ({"schedule": f"{named} schedule"} if is_named else {})
+
+
+def record_of_run(
+    config: "TrainingConfig", plan: StepPlan, *, train_dataset: Any, eval_dataset: Any, train_dataloader: Any
+) -> dict[str, Any]:
+    """The entries of ``run.json`` that only this API has."""
+    train = getattr(train_dataloader, "dataset", None) if train_dataset is None else train_dataset
+    tests = eval_dataset if isinstance(eval_dataset, Mapping) else {"eval": eval_dataset}
+    return {
+        "api": "Python",
+        "samples_per_iteration": plan.samples(plan.steps(1)),
+        "seed": config.seed,
+        "precision": str(config.mixed_precision or "float32"),
+        "data": {"train": train} | {name if name == "eval" else f"eval {name}": one for name, one in tests.items()},
+    }
+
+
+def next_commands(config: "TrainingConfig", total_steps: int, callbacks: Iterable[Callback]) -> list[str]:
+    """What a user may do after a training."""
+    folder = shlex.quote(config.output_dir)
+    commands = [] if config.tensorboard is None else [f"tensorboard --logdir {folder}"]
+    if not config.save_enabled:
+        return commands
+    if any(getattr(one, "stopped_epoch", None) is not None for one in callbacks):  # early
+        longer = "early_stopping=None"
+    elif isinstance(config.max_steps, float):
+        longer = "max_steps=None"
+    elif config.max_steps == total_steps:
+        longer = f"max_steps={2 * total_steps}"
+    else:
+        longer = f"num_epochs={2 * config.num_epochs}"
+    return [*commands, f"resume_from_checkpoint=True with {longer} trains it longer"]
+
+
+def settings_of_step(config: "TrainingConfig", *, is_scaled: bool) -> dict[str, str]:
+    """The settings that a step of the user's own may bypass, by the part of the step."""
+    settings = {}
+    if config.gradient_accumulation_steps > 1:
+        settings["accumulation"] = f"gradient_accumulation_steps={config.gradient_accumulation_steps}"
+    if is_scaled:
+        settings["scaler"] = "the gradient scaler of mixed_precision='fp16'"
+    for name in ("max_grad_norm", "clip_grad_value"):
+        if getattr(config, name) is not None:
+            settings["clipping"] = f"{name}={getattr(config, name)}"
+    if config.non_finite == "skip":
+        settings["skip"] = "non_finite='skip'"
+    return settings
+
+
+def log_dev_run(config: "TrainingConfig", output_dir: str, *, steps: int, is_evaluated: bool) -> None:
+    """Log what a ``fast_dev_run`` has done. ``output_dir``: the user's, to which it has written nothing."""
+    done = [f"{steps} training {'step' if steps == 1 else 'steps'}"]
+    if is_evaluated:
+        most = parts.dev_batches(config)
+        done.append(f"evaluations of at most {most} {'batch' if most == 1 else 'batches'}")
+    if config.save_enabled:
+        done.append("checkpoints")
+    logger.info(
+        "fast_dev_run completed without errors: %s. Nothing was written to %s; the steps have changed the weights.",
+        ", ".join(done), output_dir,
+    )  # fmt: skip
+
+
+def _length(dataset: Any) -> int | None:
+    return len(dataset) if isinstance(dataset, Sized) else None

@@ -1,0 +1,183 @@
+"""How a run of the Python API starts: its processes, its data, and the checkpoint that it continues from."""
+
+import json
+import logging
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from trainwright._torch_compat.probing import real_tensors
+from trainwright.checkpoint.checkpointer import Checkpointer
+from trainwright.checkpoint.folder import POINTER_NAME, checkpoint_folders, is_checkpoint, resume_candidates
+from trainwright.config.errors import ConfigError, MissingFileError
+from trainwright.data.streaming import is_stream
+from trainwright.engine.folder.run_folder import RunFolder
+from trainwright.engine.logs import log_to_console
+from trainwright.engine.trainer import loaders
+from trainwright.engine.trainer.checks import Given
+from trainwright.engine.trainer.evaluation import Evaluation
+from trainwright.engine.trainer.parts import dev_batches
+from trainwright.engine.trainer.processes import check_launch, join
+from trainwright.parallel.dist import broadcast_object, is_main_process
+from trainwright.parallel.restarts import is_continued
+
+if TYPE_CHECKING:
+    from trainwright.config.settings import TrainingConfig
+
+logger = logging.getLogger("trainwright.engine")
+
+
+def start(given: Given, owner: object) -> "tuple[TrainingConfig, torch.device]":
+    """Join the launcher's processes; return the settings and the device of this process.
+
+    With ``fast_dev_run`` the settings are changed, and a temporary folder is deleted with ``owner``.
+    """
+    config, device = join(given.config, given.accelerator, given.data)
+    config = apply_dev_run(config, owner)
+    log_to_console()
+    config = continued(config, Path(os.path.abspath(config.output_dir)))
+    check_launch(config, given.accelerator)
+    return config, device
+
+
+def build_loaders(
+    given: Given, config: "TrainingConfig", evaluation: Evaluation, create: Callable[[Any], Any]
+) -> tuple[Any, Any]:
+    """The loaders of the training and of evaluations: the user's, or those of the data sets.
+
+    ``create`` builds the loader of the training data.
+    """
+    train, tests = given.train_dataloader, given.eval_dataloader
+    with real_tensors():  # in an estimate, too
+        if train is None:  # not `or`: that calls len(loader), and a loader may have none
+            train = create(given.train_dataset)
+        if config.overfit_batches is not None:
+            tests = loaders.overfit_loader(train, given.train_dataset, config, given.data_collator)
+        elif tests is None and given.eval_dataset is not None:
+            is_iterated = is_stream(given.eval_dataset)  # not a loader, although it is only iterated
+            tests = (evaluation.loader_of if is_iterated else evaluation.loaders_of)(given.eval_dataset)
+    return train, tests
+
+
+def apply_dev_run(config: "TrainingConfig", owner: Any) -> "TrainingConfig":
+    """The settings of a ``fast_dev_run``: few batches, in a temporary folder that is deleted with ``owner``."""
+    num_batches = dev_batches(config)
+    if num_batches is None:
+        return config
+    from trainwright.config.settings import changes_of
+
+    folder: str = broadcast_object(tempfile.mkdtemp(prefix="fast_dev_run_") if is_main_process() else "")
+    weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
+    changes = {"output_dir": folder, **changes_of("dev_run", config.rows, num_batches)}
+    if config.tensorboard is not None:
+        changes["tensorboard"] = {**config.tensorboard, "log_dir": None}
+    return config.copy_with(**changes)
+
+
+def continued(config: "TrainingConfig", output_dir: Path) -> "TrainingConfig":
+    """``config``, resuming if the launcher has restarted this run."""
+    if config.resume_from_checkpoint is True:
+        return config
+    if not is_continued(output_dir / config.checkpoints_dir / POINTER_NAME):
+        return config
+    logger.info("The launcher has restarted this run: it continues from its latest checkpoint.")
+    return config.copy_with(resume_from_checkpoint=True)
+
+
+def resume(config: "TrainingConfig", checkpointer: Checkpointer) -> Path | None:
+    """Load the checkpoint that ``config`` resumes from and return its folder; None for a run that starts from step 0.
+
+    Raises:
+        MissingFileError: the configured path holds no checkpoint.
+    """
+    asked, model = config.resume_from_checkpoint, checkpointer.model
+    if asked is None or asked is False:
+        _begin_with_weights(config, model)
+        return None
+    own = Path(checkpointer.save_dir)
+    folder = own if asked is True else _checkpoints_at(Path(asked), config.checkpoints_dir)
+    if is_checkpoint(folder):
+        there = checkpointer.in_folder("")
+        there.load(folder)
+        checkpointer.loaded_from = there.loaded_from
+        return folder.resolve()
+    there = checkpointer.in_folder(folder)
+    if not there.has_checkpoint():
+        logger.info("%s holds no checkpoint to resume from: starting a new run.", config.output_dir)
+        _begin_with_weights(config, model)
+        return None
+    there.resume_or_load("", resume=True)
+    checkpointer.loaded_from = there.loaded_from
+    return folder
+
+
+def check_folder(config: "TrainingConfig", folder: RunFolder, *, evaluates: bool) -> None:
+    """Refuse a folder with another run, and a best model that is never saved.
+
+    Raises:
+        ConfigError: one of these.
+    """
+    if not config.overwrite_output_dir and not folder.resume and folder.holds_a_run():
+        raise ConfigError(
+            f"TrainingConfig.output_dir: {config.output_dir} holds a run, and overwrite_output_dir is False. Set"
+            " another folder, or resume_from_checkpoint=True to continue that run."
+        )
+    if config.load_best_model_at_end and not (evaluates and config.save_enabled):
+        raise ConfigError(
+            "TrainingConfig.load_best_model_at_end: got True, but nothing is evaluated or saved; it needs an"
+            " eval_dataset, an eval_strategy other than 'no', and save_enabled=True."
+        )
+
+
+def elastic_accumulation(config: "TrainingConfig", output_dir: Path, batch_size: int) -> int:
+    """The batches of an update that keep the samples per update of the checkpoint that an elastic run resumes from.
+
+    ``batch_size``: the samples of a batch of all processes together; 0: unknown.
+
+    Raises:
+        ConfigError: they are no multiple of a batch.
+    """
+    asked, now = config.resume_from_checkpoint, config.gradient_accumulation_steps
+    if asked is None or asked is False or not config.elastic or not batch_size:
+        return now
+    own = output_dir / config.checkpoints_dir
+    folder = own if asked is True else _checkpoints_at(Path(asked), config.checkpoints_dir)
+    candidates = [folder] if is_checkpoint(folder) else resume_candidates(folder) if folder.is_dir() else []
+    if not candidates or not (file := candidates[0] / "trainer.json").is_file():
+        return now
+    state = json.loads(file.read_text())
+    total = state.get("batch_size", 0) * state["gradient_accumulation_steps"]
+    steps, rest = divmod(total, batch_size)
+    if rest:
+        raise ConfigError(
+            f"TrainingConfig.elastic: an update of the checkpoint has {total} samples, which batches of {batch_size}"
+            f" ({config.batch_size} batch_size x {batch_size // config.batch_size} data ranks) do not divide. Set"
+            " another batch_size, or start another number of processes."
+        )
+    if steps and steps != now:
+        logger.info("Elastic: %d batches per update instead of %d, %d samples as before.", steps, now, total)
+    return steps or now
+
+
+def _begin_with_weights(config: "TrainingConfig", model: nn.Module) -> None:
+    if config.init_weights_from is not None:
+        from trainwright.models.folder import init_weights
+
+        init_weights(model, config.init_weights_from)
+
+
+def _checkpoints_at(path: Path, checkpoints_dir: str) -> Path:
+    """``path``, or the folder of checkpoints of the run in it."""
+    for folder in (path, path / checkpoints_dir):
+        if is_checkpoint(folder) or checkpoint_folders(folder):
+            return folder
+    raise MissingFileError(
+        f"TrainingConfig.resume_from_checkpoint: {path} holds no checkpoint; give a checkpoint or a run folder."
+    )
