@@ -176,7 +176,7 @@ def fp16(settings: Settings) -> Found:
     batch = _features(1).columns
     data = ColumnDataset(**{name: value.repeat(40, *[1] * (value.dim() - 1)) for name, value in batch.items()})
     losses, trainer = _losses(LargeLoss(MLP()), settings, data, mixed_precision="fp16", learning_rate=1e-2)
-    scale = trainer._grad_scaler.get_scale()
+    scale = trainer.run.grad_scaler.get_scale()
     return Found(
         f"scale 65536 → {scale:g}; loss {losses[0]:.1f} → {losses[-1]:.1f}",
         "a smaller scale, a finite and smaller loss",

@@ -251,7 +251,7 @@ def test_the_trainer_of_the_python_api_is_driven_by_the_same_hook(tmp_path: Path
 
     class Wired(Trainer):
         def build_hooks(self) -> list[Any]:
-            self.bridge = RunCallbacks(CallbackList([recorder]), steps_per_epoch=self._plan.steps_per_epoch)
+            self.bridge = RunCallbacks(CallbackList([recorder]), steps_per_epoch=self.num_batches)
             hooks = super().build_hooks()
             hooks.insert(next(n for n, hook in enumerate(hooks) if isinstance(hook, EvalHook)) + 1, self.bridge)
             self.bridge.is_fed = True

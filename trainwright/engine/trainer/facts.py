@@ -64,7 +64,7 @@ def next_commands(config: "TrainingConfig", total_steps: int, callbacks: Iterabl
     commands = [] if config.tensorboard is None else [f"tensorboard --logdir {folder}"]
     if not config.save_enabled:
         return commands
-    if any(getattr(one, "stopped_epoch", None) is not None for one in callbacks):  # early
+    if any(callback.has_ended_run for callback in callbacks):
         longer = "early_stopping=None"
     elif isinstance(config.max_steps, float):
         longer = "max_steps=None"

@@ -19,6 +19,7 @@ from trainwright.hooks.callbacks.logs import Logs
 
 if TYPE_CHECKING:
     from trainwright.config.settings import TrainingConfig
+    from trainwright.engine.trainer.trainer import Trainer
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -57,7 +58,7 @@ def give_preprocessor(preprocessor: Any, model: Any, *datasets: Any) -> Any:
     return preprocessor
 
 
-def given_handler(given: Given, config: "TrainingConfig", device: torch.device, trainer: Any) -> Any:
+def given_handler(given: Given, config: "TrainingConfig", device: torch.device, trainer: "Trainer") -> Any:
     """The handler that the user has passed or configured, so that errors in it are raised now; None: the default."""
     if given.metrics_handler is None:
         return build_metrics_handler(config, trainer) if config.is_set("metrics") or config.task is not None else None
@@ -76,8 +77,11 @@ def as_handler(given: Any, device: torch.device) -> Any:
     return given if hasattr(given, "compute") else FunctionHandler(given)
 
 
-def build_metrics_handler(config: "TrainingConfig", trainer: Any) -> Any:
-    """The handler of ``config.metrics``: the task's, or a torchmetrics handler if there is no task."""
+def build_metrics_handler(config: "TrainingConfig", trainer: "Trainer") -> Any:
+    """The handler of ``config.metrics``: the task's, or a torchmetrics handler if there is no task.
+
+    It gets the trainer, as the documented ones do.
+    """
     from trainwright.config.torch_names import split_name
     from trainwright.evaluation import TorchMetricsHandler, metrics_handler_for
 

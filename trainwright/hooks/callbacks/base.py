@@ -100,6 +100,11 @@ class Callback:
         """As of a :class:`~trainwright.hooks.HookBase`."""
         return not type(self).__module__.startswith("trainwright.")
 
+    @property
+    def has_ended_run(self) -> bool:
+        """Whether it has ended the training before its last iteration, and would do so again."""
+        return False
+
     def set_model(self, model: Any) -> None:
         self.model = model
 

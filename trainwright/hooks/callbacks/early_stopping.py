@@ -77,6 +77,10 @@ class EarlyStoppingCallback(Callback):
             f" patience={self.patience}, mode={self.mode!r}, baseline={self.baseline})"
         )
 
+    @property
+    def has_ended_run(self) -> bool:
+        return self.stopped_epoch is not None
+
     def on_train_begin(self, logs: Logs) -> None:
         self._reset()
         logger.info(
