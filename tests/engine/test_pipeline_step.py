@@ -21,7 +21,7 @@ from trainwright.data import build_image_test_loader, build_image_train_loader
 from trainwright.evaluation import ClsEvaluator, DatasetEvaluator, DatasetEvaluators
 from trainwright.hooks import HookBase
 from trainwright.hooks.callbacks import Callback
-from trainwright.inspect.estimation import estimate
+from trainwright.inspect.estimate import estimate
 from trainwright.parallel.dist import get_rank
 from trainwright.parallel.pipeline import Pipeline
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.inspect.test_estimation import LENGTH, VOCABULARY, Pairs, Texts
+from tests.inspect.test_estimate import LENGTH, VOCABULARY, Pairs, Texts
 from trainwright import Trainer, TrainingConfig
 from trainwright.engine import estimate
 from trainwright.parallel import blocks

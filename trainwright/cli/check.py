@@ -3,12 +3,14 @@
 import argparse
 import json
 import tempfile
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from trainwright.config.arguments import TrainingArgumentParser, positive_number, split_config
 
 if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
     from trainwright.engine.default.default_trainer import DefaultTrainer
 
 DONE, HAS_PROBLEM = 0, 1
@@ -54,7 +56,7 @@ def _check(trainer: "DefaultTrainer", folder: str, args: argparse.Namespace) -> 
     return DONE if report else HAS_PROBLEM
 
 
-# Shared by the commands that try a configuration out.
+# Shared by the commands that try a configuration.
 
 
 def config_parser(prog: str, usage: str, epilog: str) -> TrainingArgumentParser:
@@ -65,13 +67,21 @@ def config_parser(prog: str, usage: str, epilog: str) -> TrainingArgumentParser:
     return found
 
 
-def with_trainer(args: argparse.Namespace, use: Any) -> int:
-    """``use(trainer, output_dir)`` with the trainer of the configuration, which writes into a temporary folder."""
+def with_config(args: argparse.Namespace, use: "Callable[[DictConfig], int]") -> int:
+    """``use(cfg)`` with the configuration of the arguments; errors of the user are printed."""
     from trainwright.cli.train import caused_by_the_user, load, print_error
 
     try:
         args.config_file, args.opts = split_config(args.opts)
-        cfg = load(args)
+        return use(load(args))
+    except caused_by_the_user() as error:
+        return print_error(error, args)
+
+
+def with_trainer(args: argparse.Namespace, use: "Callable[[DefaultTrainer, str], int]") -> int:
+    """``use(trainer, output_dir)`` with the trainer of the configuration, which writes into a temporary folder."""
+
+    def build_and_use(cfg: "DictConfig") -> int:
         from trainwright.config.schema.sections import complete
         from trainwright.engine import DefaultTrainer
         from trainwright.inspect.check.copies import quiet
@@ -82,6 +92,6 @@ def with_trainer(args: argparse.Namespace, use: Any) -> int:
             cfg.train.update({"output_dir": folder, "resume": False})
             with quiet():
                 trainer = DefaultTrainer(cfg)
-            return int(use(trainer, output_dir))
-    except caused_by_the_user() as error:
-        return print_error(error, args)
+            return use(trainer, output_dir)
+
+    return with_config(args, build_and_use)

@@ -11,7 +11,7 @@ from trainwright.config.errors import ConfigError
 from trainwright.inspect.report.text import shown, table
 
 if TYPE_CHECKING:
-    from trainwright.inspect.report.difference import Losses, Section
+    from trainwright.inspect.diff import Losses, Section
 
 EQUAL, DIFFERENT = 0, 1
 _MAX_WIDTH = 60  # characters of a value
@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     """Print the comparison and return the exit code."""
     args = parser().parse_args(argv)
     from trainwright.config.secrets import redact
-    from trainwright.inspect.report.difference import compare
+    from trainwright.inspect.diff import compare
     from trainwright.inspect.report.run_data import RunData, find_runs, short_names
 
     found = [find_runs([path]) for path in (args.a, args.b)]

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from trainwright.cli.check import config_parser
-from trainwright.config.arguments import split_config, whole_number
+from trainwright.cli.check import config_parser, with_config
+from trainwright.config.arguments import whole_number
 from trainwright.config.errors import ConfigError
 from trainwright.inspect.report.text import table
 
 if TYPE_CHECKING:
-    from trainwright.inspect.estimation import Candidate, Estimate
+    from trainwright.inspect.estimate import Candidate, Estimate
 
 DONE, DOES_NOT_FIT = 0, 1
 
@@ -29,14 +29,7 @@ _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 def main(argv: Sequence[str]) -> int:
     """Print the estimate and return the exit code."""
     args = parser().parse_args(argv)
-    args.config_file, args.opts = split_config(args.opts)
-    from trainwright.cli.train import caused_by_the_user, load, print_error
-
-    try:
-        cfg = load(args)
-        return _run(cfg, args)
-    except caused_by_the_user() as error:
-        return print_error(error, args)
+    return with_config(args, lambda cfg: _run(cfg, args))
 
 
 def parser() -> argparse.ArgumentParser:

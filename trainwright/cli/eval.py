@@ -15,6 +15,7 @@ from trainwright.inspect.report.text import shown, table
 from trainwright.terminal import print_line
 
 if TYPE_CHECKING:
+    from trainwright.engine import Trainer
     from trainwright.evaluation.prediction_table import Row
 
 Results = tuple[dict[str, Any], "list[Row] | None"]
@@ -118,7 +119,7 @@ def _of_config(cfg: Any, target: Target, args: argparse.Namespace) -> Callable[[
     return lambda: _evaluate(evaluate, checkpoint, args)
 
 
-def _of_trainer(trainer: Any, target: Target, args: argparse.Namespace) -> Callable[[], object]:
+def _of_trainer(trainer: "Trainer", target: Target, args: argparse.Namespace) -> Callable[[], object]:
     from trainwright.evaluation.prediction_table import rows_of, with_facts
     from trainwright.parallel.dist import is_main_process
 

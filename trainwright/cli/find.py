@@ -4,15 +4,16 @@ import argparse
 import json
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trainwright.cli.check import config_parser, with_trainer
 from trainwright.config.arguments import positive_number, whole_number
 from trainwright.config.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
-    from trainwright.inspect.finders.batch_size import BatchSizes
-    from trainwright.inspect.finders.learning_rate import RateCurve
+    from trainwright.engine import DefaultTrainer
+    from trainwright.inspect.find.batch_size import BatchSizes
+    from trainwright.inspect.find.learning_rate import RateCurve
 
 DONE, NOT_FOUND = 0, 1
 
@@ -54,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
-def _find_lr(trainer: Any, args: argparse.Namespace) -> int:
+def _find_lr(trainer: "DefaultTrainer", args: argparse.Namespace) -> int:
     curve = trainer.find_lr(lowest=args.lowest, highest=args.highest, updates=args.updates, plot=args.plot)
     print(json.dumps(curve.to_dict(), indent=1) if args.json else "\n".join(lines_of_curve(curve, args)))
     return DONE if curve.suggestion is not None else NOT_FOUND
@@ -82,7 +83,7 @@ def lines_of_curve(curve: "RateCurve", args: argparse.Namespace) -> list[str]:
     return [*lines, f"  trainwright train {args.config_file} optim.lr={curve.suggestion:g}"]
 
 
-def _find_batch_size(trainer: Any, args: argparse.Namespace) -> int:
+def _find_batch_size(trainer: "DefaultTrainer", args: argparse.Namespace) -> int:
     from trainwright.cli.estimate import num_bytes
 
     memory = None if args.memory is None else num_bytes(args.memory)

@@ -3,12 +3,15 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainwright.checkpoint.folder import is_checkpoint
 from trainwright.checkpoint.verify import checkpoint_paths, inspect_folders
 from trainwright.config.errors import ConfigError, ConfigKeyError, MissingFileError, did_you_mean, missing_path
 from trainwright.inspect.report.run_state import CONFIGS
+
+if TYPE_CHECKING:
+    from trainwright.engine import Trainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ def find_checkpoint(run: Path, name: str | None) -> Path:
     return last[0]
 
 
-def load_trainer(text: str) -> Any:
+def load_trainer(text: str) -> "Trainer":
     """The Trainer that a function of a script returns: ``FILE.py:NAME``, by default ``build_trainer``."""
     import importlib.util
     import sys

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from trainwright.graph.graph_trainer import GraphBase as GraphBase
     from trainwright.graph.graph_trainer import GraphTrainer as GraphTrainer
     from trainwright.hooks.base import HookBase as HookBase
-    from trainwright.inspect.estimation import Estimate as Estimate
-    from trainwright.inspect.estimation import estimate as estimate
-    from trainwright.inspect.estimation import fitting_layouts as fitting_layouts
+    from trainwright.inspect.estimate import Estimate as Estimate
+    from trainwright.inspect.estimate import estimate as estimate
+    from trainwright.inspect.estimate import fitting_layouts as fitting_layouts
 
 # The block above repeats the names for type checkers; a test keeps the two equal.
 _NAMES_OF = {
@@ -24,7 +24,7 @@ _NAMES_OF = {
     "default.default_trainer": "DefaultTrainer",
     "default.eager_trainer": "EagerTrainer",
     "default.setup": "default_setup",
-    "trainwright.inspect.estimation": "Estimate estimate fitting_layouts",
+    "trainwright.inspect.estimate": "Estimate estimate fitting_layouts",
     "loop": "TrainerBase",
     "trainer.trainer": "Trainer",
     "own_loop": "TrainingLoop",

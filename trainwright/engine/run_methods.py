@@ -20,8 +20,8 @@ from trainwright.lazy_names import ring
 
 if TYPE_CHECKING:
     from trainwright.inspect.check.finding import Report
-    from trainwright.inspect.finders.batch_size import BatchSizes
-    from trainwright.inspect.finders.learning_rate import RateCurve
+    from trainwright.inspect.find.batch_size import BatchSizes
+    from trainwright.inspect.find.learning_rate import RateCurve
     from trainwright.inspect.replay import Replay
 
 
@@ -145,7 +145,7 @@ class RunMethods(TrainerBase):
         ``plot``: a file for a picture of the curve (needs matplotlib). ``apply``: train with the suggestion; otherwise
         nothing of this trainer is changed.
         """
-        finder = ring("inspect.finders.learning_rate")
+        finder = ring("inspect.find.learning_rate")
         curve: RateCurve = finder.find_learning_rate(
             self.run, lowest=lowest, highest=highest, updates=updates, plot=plot
         )
@@ -159,9 +159,7 @@ class RunMethods(TrainerBase):
         ``memory``: bytes that a step may use, in place of what this device has. The result has the settings for a new
         trainer.
         """
-        sizes: BatchSizes = ring("inspect.finders.batch_size").find_batch_size(
-            self.run, memory=memory, max_size=max_size
-        )
+        sizes: BatchSizes = ring("inspect.find.batch_size").find_batch_size(self.run, memory=memory, max_size=max_size)
         return sizes
 
     def replay(self, step: int, *, stops: bool = False) -> "Replay":

@@ -23,7 +23,7 @@ from trainwright.engine.run import Run
 from trainwright.engine.sample_ids import own_sample_ids, training_loader
 from trainwright.engine.step_probe import StepFacts, probed_step, user_frame
 from trainwright.events.storage import EventStorage
-from trainwright.inspect.report.difference import compare_starts
+from trainwright.inspect.diff import compare_starts
 from trainwright.inspect.report.run_data import LOSS, read_loss_table
 from trainwright.parallel.data_parallel import unwrap_model
 from trainwright.parallel.dist import gather_over_data, get_world_size

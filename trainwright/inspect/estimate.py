@@ -240,7 +240,7 @@ def fitting_layouts(
     that are each on one machine come before one copy on all; sequence parallelism comes after the same without it.
 
     Args:
-        build, config: as for :func:`~trainwright.inspect.estimation.estimate`.
+        build, config: as for :func:`~trainwright.inspect.estimate.estimate`.
         memory: bytes of each process.
     """
     whole = estimate(build, config).costs[0]

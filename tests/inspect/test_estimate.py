@@ -18,7 +18,7 @@ from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_c
 from trainwright.config.errors import ConfigError
 from trainwright.data import build_image_train_loader
 from trainwright.engine import estimate, fitting_layouts
-from trainwright.inspect.estimation import layouts_of, with_layout
+from trainwright.inspect.estimate import layouts_of, with_layout
 from trainwright.parallel.dist import get_world_size
 from trainwright.parallel.layout import Layout
 from trainwright.tasks.text_generation.model import GPTTextGeneration, GPTTextGenerationConfig

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 from tests.inspect.check.seeded_bugs import config_files, objects
 from trainwright import Trainer, TrainingConfig
 from trainwright.config import ConfigError, ConfigImportError
-from trainwright.inspect.finders.learning_rate import RateCurve
+from trainwright.inspect.find.learning_rate import RateCurve
 
 BOTH = pytest.mark.parametrize("build", [objects, config_files])
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trainwright.inspect.report.difference import compare, compare_losses
+from trainwright.inspect.diff import compare, compare_losses
 from trainwright.inspect.report.run_data import RunData
 
 
