@@ -18,6 +18,7 @@ from trainwright.data.seeding import rng_states, set_rng_states
 from trainwright.engine.label_alignment import predictions_of
 from trainwright.engine.loss_fn import losses_of, target_of
 from trainwright.events.media import wide_dtype
+from trainwright.parallel.simulated import simulation
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -165,6 +166,9 @@ class TargetCounter:
 
     def decide(self, outputs: Any, batch: Any, loss: Tensor, samples: int) -> None:
         """Decide with the first batch that has a target. ``outputs`` are those of the model for it; None: unknown."""
+        if simulation() is not None:  # labels and losses have no values: an estimate weights by samples
+            self.is_decided = self._is_logged = True
+            return
         found, labels, criterion = None, labels_of(batch), self._criterion()
         self._is_empty = False
         if labels is not None and criterion is not None and (outputs is None or losses_of(outputs) is None):
