@@ -116,7 +116,7 @@ def test_an_error_inside_torch_is_logged_with_the_operation_and_the_place(
     monkeypatch.setattr(decomposition, "select_decomp_table", lambda: table)
     layers = nn.Conv2d(3, 4, 3), nn.Softplus()
     if not shutil.which("g++"):
-        monkeypatch.setattr("trainwright.graph.update.usable_backend", lambda backend, device: backend)
+        monkeypatch.setattr("trainwright.graph.step._usable_backend", lambda backend, device: backend)
     graph, eager = losses("inductor", *layers)[0], losses(None, *layers)[0]
     assert graph.tolist() == eager.tolist()
     assert re.search(

@@ -1,6 +1,7 @@
 """Each step is a program or eager: what changes between steps has the effect that it has on eager steps."""
 
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -123,17 +124,17 @@ def test_a_gradient_that_is_there_is_added_to(accumulation: int, caplog: pytest.
 
 def slowed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A making of programs that takes a second more, of no processor."""
-    from trainwright.graph import update as graph_update
+    from trainwright.graph import programs
 
     seconds = [0.0]
-    clock = graph_update.time.perf_counter
+    clock = time.perf_counter
 
     def make(*arguments: Any, **settings: Any) -> Any:
         seconds[0] += 1000
         return capture(*arguments, **settings)
 
-    capture = graph_update.Capture
-    monkeypatch.setattr(graph_update, "Capture", make)
+    capture = programs.Capture
+    monkeypatch.setattr(programs, "Capture", make)
     monkeypatch.setattr("time.perf_counter", lambda: clock() + seconds[0])
 
 

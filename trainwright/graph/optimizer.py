@@ -8,8 +8,8 @@ may switch between program and eager at any step.
 import inspect
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, repeat
-from operator import attrgetter, is_, itemgetter
+from itertools import chain
+from operator import call, is_, itemgetter
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from trainwright.graph.capture import NotCapturable, NotReady
 from trainwright.graph.traced_step import has_gradient_hooks, run_step
 from trainwright.optim.named import each_optimizer
 
-_GRADIENT, _PARAMS = attrgetter("grad"), itemgetter("params")
+_PARAMS = itemgetter("params")
 
 # Settings of a group that change along a schedule, or do not affect the step.
 _NOT_SETTINGS = ("params", "lr", "initial_lr", "max_lr", "min_lr", "swa_lr", "param_names", "fused", "foreach")
@@ -91,10 +91,6 @@ class TrainedParameters:
         is_same = number == len(self.parameters) and all(map(is_, _all_of(groups), self.parameters))
         return [] if is_same and not has_gradient_hooks(self.parameters) else None
 
-    def has_gradients(self) -> bool:
-        """Whether a parameter has a gradient, which an eager backward pass would add to."""
-        return not all(map(is_, map(_GRADIENT, self.parameters), repeat(None)))
-
 
 class OptimizerInputs(TrainedParameters):
     """The inputs of a program from an optimizer: its states, and the learning rates of its groups.
@@ -107,12 +103,12 @@ class OptimizerInputs(TrainedParameters):
         super().__init__(optimizer)
         self._step_hooks, self._class_step = step_hooks(optimizer), type(optimizer).step
         self._settings_of = [_settings_getter(group) for group in optimizer.param_groups]
-        self._settings = self._settings_now()
+        self._settings = [*map(call, self._settings_of, optimizer.param_groups)]
+        self._sizes = [*map(len, map(_PARAMS, optimizer.param_groups))]
         device = self.parameters[0].device
         # Rates in double precision: with float32 the last bits would differ from the eager step.
         self.rates = [torch.zeros((), dtype=torch.float64, device=device) for _ in optimizer.param_groups]
         self._known_rates: list[Any] = [None for _ in self.rates]
-        self._kept: list[_Kept] = []
         self._owners, self._of_each = list[Any](), list[Any]()
         self.keys = [[key for key, _, _ in one] for one in self._states_of_each()]
         self._keep(self._states_of_each())
@@ -121,7 +117,16 @@ class OptimizerInputs(TrainedParameters):
     def tensors(self) -> list[Tensor] | None:
         """The current states and rates."""
         optimizer = self._optimizer
-        if self._settings_now() != self._settings or not self._is_plain():
+        groups = optimizer.param_groups
+        if (
+            [*map(len, map(_PARAMS, groups))] != self._sizes
+            or not all(map(is_, _all_of(groups), self.parameters))
+            or [*map(call, self._settings_of, groups)] != self._settings
+            or any(self._step_hooks)
+            or type(optimizer).step is not self._class_step
+            or not steps_as_its_class(optimizer)
+            or has_gradient_hooks(self.parameters)
+        ):
             return None
         if not self._has_known_states():
             # A loaded state has other tensors, for the same program.
@@ -130,7 +135,7 @@ class OptimizerInputs(TrainedParameters):
             if not same_keys or _forms(tensor for one in found for _, _, tensor in one) != self._forms:
                 return None
             self._keep(found)
-        for index, group in enumerate(optimizer.param_groups):
+        for index, group in enumerate(groups):
             rate = group["lr"]
             if isinstance(rate, Tensor):
                 self.rates[index].copy_(rate)
@@ -139,16 +144,6 @@ class OptimizerInputs(TrainedParameters):
                 self._known_rates[index] = rate
         return [*self.states, *self.rates]
 
-    def _is_plain(self) -> bool:
-        """Whether the step is unchanged: not replaced, and without hooks."""
-        optimizer, parameters = self._optimizer, self.parameters
-        return not (
-            any(self._step_hooks)
-            or type(optimizer).step is not self._class_step
-            or not steps_as_its_class(optimizer)
-            or has_gradient_hooks(parameters)
-        )
-
     def _has_known_states(self) -> bool:
         """Whether each parameter still has the same state, with the same tensors."""
         state = self._optimizer.state
@@ -156,14 +151,15 @@ class OptimizerInputs(TrainedParameters):
             len(state) == len(self._owners)
             and all(map(is_, state, self._owners))
             and all(map(is_, state.values(), self._of_each))
-            and not any(one.get(key) is not tensor for key, one, tensor in self._kept)
+            and all(map(is_, map(dict.get, self._state_of_each, self._key_of_each), self.states))
         )
 
     def _keep(self, states: "list[list[_Kept]]") -> None:
         state: Any = self._optimizer.state
         self._owners, self._of_each = [*state], [*state.values()]
-        self._kept = [*chain.from_iterable(states)]
-        self.states = [tensor for _, _, tensor in self._kept]
+        kept = [*chain.from_iterable(states)]
+        self._key_of_each, self._state_of_each = [key for key, _, _ in kept], [state for _, state, _ in kept]
+        self.states = [tensor for _, _, tensor in kept]
 
     def _states_of_each(self) -> "list[list[_Kept]]":
         state: Any = self._optimizer.state
@@ -172,17 +168,6 @@ class OptimizerInputs(TrainedParameters):
             one = state.get(parameter, {})
             found.append([(key, one, value) for key, value in one.items() if isinstance(value, Tensor)])
         return found
-
-    def _settings_now(self) -> list[Any]:
-        groups = self._optimizer.param_groups
-        if len(groups) != len(self._settings_of):
-            return []
-        if not all(map(is_, _all_of(groups), self.parameters)):
-            return []
-        return [
-            (len(group["params"]), settings_of(group))
-            for group, settings_of in zip(groups, self._settings_of, strict=True)
-        ]
 
 
 def trace_step(

@@ -31,6 +31,9 @@ Call = Callable[[list[Tensor]], Sequence[Tensor]]
 # (launch) -> replay, and the outputs that each replay writes
 Recorder = Callable[[Callable[[], Sequence[Tensor]]], tuple[Callable[[], object], Sequence[Tensor]]]
 
+# The loss, further outputs by name, and by name what else is computed.
+Results = tuple[Tensor, dict[str, Any], dict[str, Any]]
+
 _CALLS_BEFORE = 2  # libraries create plans and allocate memory in the first calls
 
 
@@ -110,7 +113,7 @@ class Part:
 
 
 class Program:
-    """``run(arguments, sums, share)`` computes one micro-batch's part of an update, and returns its metrics by name.
+    """``run(arguments, sums, share)`` computes one micro-batch's part of an update, and returns its results.
 
     Attributes:
         num_operations: of the program, before fusion; is_from_disk: it was compiled by an earlier start.
@@ -151,7 +154,7 @@ class Program:
         assert states is not None
         flat = [*arguments, *sums, *states, self._share]
         self._num_arguments, self._num_sums = len(arguments), len(sums)
-        self._result_names: list[str] = []
+        self._output_names, self._other_names = list[str](), list[str]()
         self.has_gradient: list[bool] = []
         with torch.no_grad(), compile_graph.quiet():
             written = self._traced(flat, backend)
@@ -160,10 +163,8 @@ class Program:
         if backend == "inductor" and all(tensor.is_cuda for tensor in flat):
             self._call = Replayed(self._call, [place for place, _ in capture.places])
 
-    def run(
-        self, arguments: list[Any], states: list[Tensor], sums: Sequence[Tensor], share: float | Tensor
-    ) -> dict[str, Any]:
-        """Return ``loss``, the requested outputs, and ``grad_norm`` and ``skipped_update`` if computed. Without a step,
+    def run(self, arguments: list[Any], states: list[Tensor], sums: Sequence[Tensor], share: float | Tensor) -> Results:
+        """Return the loss, the requested outputs, and ``grad_norm`` and ``skipped_update`` if computed. Without a step,
         and if gradients are not added up, also ``grad.N`` for each parameter that has a gradient.
 
         ``share``: the factor of the loss; or, if tokens are counted, the tokens of the window so far.
@@ -180,7 +181,10 @@ class Program:
             results = self._call([*arguments, *sums, *states, self._share])
         finally:
             torch.set_grad_enabled(grad_was_enabled)
-        return dict(zip(self._result_names, results, strict=True))
+        first_other = 1 + len(self._output_names)
+        outputs = dict(zip(self._output_names, results[1:first_other], strict=True))
+        outputs.update(self._capture.constants)
+        return results[0], outputs, dict(zip(self._other_names, results[first_other:], strict=True))
 
     def _traced(self, flat: list[Tensor], backend: str) -> torch.fx.GraphModule:
         """The operations as one flat graph, decomposed for the backend."""
@@ -205,7 +209,8 @@ class Program:
         states, rates = flat[count + num_sums : -1 - num_rates], flat[-1 - num_rates : -1]
         kept = self._kept(arguments, states) if self._part.skips else []
         trained = [arguments[place] for place in self._number_of]
-        results, gradients = self._backward(arguments, flat[-1])
+        loss, outputs, gradients = self._backward(arguments, flat[-1])
+        others: dict[str, Tensor] = {}
         self.has_gradient = [gradient is not None for gradient in gradients]
         if self._part.adds:
             for total, gradient in zip(sums, gradients, strict=True):
@@ -216,15 +221,18 @@ class Program:
             for total in sums:
                 total.div_((flat[-1] + self._tokens).clamp(min=1))
         if self._part.steps:
-            self._update(trained, gradients, states, rates, results, kept)
+            others = self._update(loss, trained, gradients, states, rates, kept)
             for total in sums:
                 total.zero_()
         elif not self._part.adds:
-            results |= {f"grad.{number}": grad for number, grad in enumerate(gradients) if grad is not None}
-        self._result_names = [*results]
-        return [*results.values()]
+            others = {f"grad.{number}": grad for number, grad in enumerate(gradients) if grad is not None}
+        self._output_names, self._other_names = [*outputs], [*others]
+        return [loss, *outputs.values(), *others.values()]
 
-    def _backward(self, arguments: list[Tensor], share: Tensor) -> tuple[dict[str, Tensor], list[Tensor | None]]:
+    def _backward(
+        self, arguments: list[Tensor], share: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor], list[Tensor | None]]:
+        """The loss, further outputs, and the gradients."""
         leaves = []
         for place in self._number_of:
             arguments[place] = arguments[place].detach().requires_grad_()
@@ -237,10 +245,8 @@ class Program:
             if self._tokens is not None:  # the mean over zero tokens is NaN and must not contribute
                 weighed = torch.where(self._tokens > 0, loss * self._tokens, torch.zeros_like(loss))
             gradients = _apart(torch.autograd.grad(weighed, leaves, allow_unused=True))
-        results = {"loss": loss.detach()}
-        for name, place in self._capture.outputs.items():
-            results[f"output.{name}"] = returned[place].detach()
-        return results, gradients
+        outputs = {name: returned[place].detach() for name, place in self._capture.outputs.items()}
+        return loss.detach(), outputs, gradients
 
     def _tokens_of(self, returned: Sequence[Tensor]) -> Tensor | None:
         """The number of tokens that the loss averages, if the model returns it."""
@@ -255,13 +261,15 @@ class Program:
 
     def _update(
         self,
+        loss: Tensor,
         trained: Sequence[Tensor],
         gradients: Sequence[Tensor | None],
         states: Sequence[Tensor],
         rates: Sequence[Tensor],
-        results: dict[str, Tensor],
         kept: Sequence[tuple[Tensor, Tensor]],
-    ) -> None:
+    ) -> dict[str, Tensor]:
+        """Clip the gradients and update the weights; return the norm, and whether the update is skipped."""
+        results = {}
         fakes = self._fake_parameters(trained)
         for fake, gradient in zip(trained, gradients, strict=True):
             fake.grad = gradient
@@ -273,10 +281,11 @@ class Program:
         assert isinstance(self._inputs, OptimizerInputs), "a program that steps"
         trace_step(self._optimizer, self._inputs, fakes, states, rates)
         if self._part.skips:
-            judged = torch.stack([results["loss"].isfinite().reshape(()), results["grad_norm"].isfinite().reshape(())])
+            judged = torch.stack([loss.isfinite().reshape(()), results["grad_norm"].isfinite().reshape(())])
             results["skipped_update"] = is_bad = ~judged.all()
             for tensor, before in kept:
                 tensor.copy_(torch.where(is_bad, before, tensor))
+        return results
 
     def _fake_parameters(self, trained: Sequence[Tensor]) -> list[Any]:
         """One fake parameter for each of the optimizer's; it skips those without a gradient."""

@@ -2,22 +2,45 @@
 
 A program is a complete micro-batch as one compiled function: forward, backward, and the update at a window's end. With
 other optimizers than torch's, and with many parameters, it is forward and backward; the update follows eagerly.
+
+The first update is eager, since the optimizer creates its state in it; so are batches of another shape than the
+programs'. The conditions of a program are checked before each step; if they have changed, it is compiled again, up to
+a limit.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+import logging
+import random
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
+from trainwright.data.batch import count_samples
 from trainwright.engine.step import Step
 from trainwright.engine.update import Update
+from trainwright.events.phases import activity
 from trainwright.events.storage import get_event_storage, has_event_storage
-from trainwright.graph.capture import LossOf
-from trainwright.graph.update import CompiledUpdate
+from trainwright.graph import dynamo, traced_step
+from trainwright.graph.capture import LossOf, NotCapturable, NotReady, layout_of, reason
+from trainwright.graph.compile_graph import cpp_compilers, refusal_of_compiler
+from trainwright.graph.optimizer import has_state, reason_outside, refusal
+from trainwright.graph.program import Part
+from trainwright.graph.programs import Inputs, Programs
 from trainwright.hooks.method_overrides import is_overridden
 from trainwright.models.outputs import scalars_of
+from trainwright.optim.clip import gradient_clipper
+from trainwright.optim.named import each_optimizer
 from trainwright.parallel.dist import get_world_size
+
+logger = logging.getLogger("trainwright.engine")
+
+_MOST_CAPTURES = 8
+_MANY_MISFITS = 20
 
 
 class CompiledStep:
@@ -25,16 +48,19 @@ class CompiledStep:
 
     Args:
         eager: the ``train`` of batches that no program fits.
-        losses_of: computes the loss of a batch and further outputs; called when a program is captured.
+        losses_of: computes the loss of a batch and further outputs; called when a program is captured, never in a step.
         logs_of: the logs of a micro-batch, from its loss and outputs.
         update: the update that eager steps use.
         accumulates: whether windows have more than one micro-batch.
         after_backward: called with the loss of a micro-batch whose program has computed the gradients only, because the
             step of the optimizer is not part of it; at a window's end it updates the weights. None: the caller does.
-        settings: further arguments of :class:`~trainwright.graph.update.CompiledUpdate`.
+        names: the fields of a batch that ``losses_of`` reads; None: all.
+        batch_size: the number of samples of a full batch; None: unknown.
+        on_compiled: called with the seconds of each compilation, also of a failed one.
 
     Attributes:
         has_stepped: whether a program that updates the weights at a window's end ran for the latest micro-batch.
+        is_refused: whether the run continues without programs.
     """
 
     def __init__(
@@ -43,52 +69,148 @@ class CompiledStep:
         losses_of: LossOf,
         logs_of: Callable[[Tensor, dict[str, Any]], Any],
         update: Update,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Optimizer,
         *,
         accumulates: bool,
+        backend: str,
         after_backward: Callable[[Tensor], None] | None = None,
-        **settings: Any,
+        names: Sequence[str] | None = None,
+        batch_size: int | None = None,
+        on_compiled: Callable[[float], object] = lambda seconds: None,
     ) -> None:
-        self._after_backward = after_backward
-        self._eager, self._logs_of, self._update = eager, logs_of, update
-        self._mean = update.mean if accumulates else None
-        self._compiled = CompiledUpdate(
-            losses_of,
-            optimizer,
-            adds=accumulates,
-            skips=update.skips,
-            max_norm=update.max_norm,
-            max_value=update.max_value,
-            **settings,
-        )
-        self.has_stepped = False
+        self._eager, self._losses_of, self._logs_of = eager, losses_of, logs_of
+        self._update, self._optimizer, self._backend = update, optimizer, backend
+        self._adds, self._mean = accumulates, update.mean if accumulates else None
+        self._after_backward, self._on_compiled = after_backward, on_compiled
+        self._names, self._batch_size = names, batch_size
+        self._programs: Programs | None = None  # of the latest batch
+        self._others: list[Programs] = []
+        self.is_refused = self.has_stepped = self._is_warned = False
+        self._misfits = self._num_captures = 0
         refusal = _refusal_of_run(update, accumulates)
         if refusal is not None:
-            self._compiled.refuse(refusal)
+            self._refuse(refusal)
 
     def use_in(self, step: Step, refusal: str | None) -> None:
         """Let ``step`` train with programs, unless there is a reason against it."""
         if refusal is not None:
-            self._compiled.refuse(refusal)
-        if not self._compiled.is_refused:
+            self._refuse(refusal)
+        if not self.is_refused:
             step.train = self
 
     def __call__(self, model: Any, batch: Any) -> Any:
         """One micro-batch, and the update at the end of its window."""
-        compiled, update = self._compiled, self._update
-        results = None
-        if not compiled.is_refused:
-            results = compiled.run(batch, is_last=update.is_window_end, mean=self._mean)
-        self.has_stepped = results is not None and compiled.has_stepped
-        if results is None:
+        is_last, programs = self._update.is_window_end, self._programs
+        inputs = None if programs is None else programs.inputs_of(batch)
+        if inputs is None:
+            programs, inputs = self._find(batch)
+        else:
+            self._misfits = 0
+        if programs is None or inputs is None or programs.would_ignore_gradients(is_last=is_last):
+            self.has_stepped = False
+            for one in self._others if is_last else ():
+                one.release_sums()
             return self._eager(model, batch)
+        self.has_stepped = programs.steps
+        loss, outputs, others = programs.run(batch, inputs, self._mean, is_last=is_last)
         if not self.has_stepped and self._after_backward is not None:
-            self._after_backward(results["loss"])
-        for name, is_noisy in (("grad_norm", True), ("skipped_update", False)):
-            if name in results and has_event_storage():  # not in a user's own loop
-                get_event_storage().put_scalar(name, results[name], smoothing_hint=is_noisy)
-        outputs = {name[7:]: value for name, value in results.items() if name.startswith("output.")}
-        return self._logs_of(results["loss"], outputs)
+            self._after_backward(loss)
+        if others and has_event_storage():  # not in a user's own loop
+            for name, value in others.items():
+                get_event_storage().put_scalar(name, value, smoothing_hint=name == "grad_norm")
+        return self._logs_of(loss, outputs)
+
+    def _find(self, batch: Any) -> tuple[Programs | None, Inputs | None]:
+        """Other programs than the latest that apply to this batch, perhaps new ones, and their inputs."""
+        if self.is_refused:
+            return None, None
+        if self._programs is not None and not self._programs.fit(batch):
+            self._count_misfit()
+            return None, None
+        for programs in self._others:
+            inputs = programs.inputs_of(batch)
+            if inputs is not None:
+                self._programs = programs
+                return programs, inputs
+        return self._find_after_compiling(batch)
+
+    def _count_misfit(self) -> None:
+        """Count batches without a program: a single shorter batch is normal, a sequence of them is not."""
+        self._misfits += 1
+        if self._misfits == _MANY_MISFITS and not self._is_warned:
+            self._is_warned = True
+            logger.warning(
+                "Graph mode: %d consecutive batches do not have the shape of the program; they run eagerly. Give all"
+                " batches one shape, for example by padding texts to one length.", _MANY_MISFITS,
+            )  # fmt: skip
+
+    def _find_after_compiling(self, batch: Any) -> tuple[Programs | None, Inputs | None]:
+        if self._batch_size and count_samples(batch) not in (0, self._batch_size):
+            return None, None
+        try:
+            programs = self._compile_for(batch)
+            inputs = programs.inputs_of(batch)
+            if inputs is None:
+                raise NotCapturable("the inputs of the forward pass change at each read")
+        except NotReady:
+            return None, None
+        except Exception as error:  # of torch's compiler: any type of error is possible
+            self._refuse(reason(error))
+            return None, None
+        self._programs = programs
+        return programs, inputs
+
+    def _compile_for(self, batch: Any) -> Programs:
+        if self._num_captures >= _MOST_CAPTURES:
+            raise NotCapturable(f"what a step depends on, in model or optimizer, has changed {_MOST_CAPTURES} times")
+        start, optimizer = time.perf_counter(), self._optimizer
+        try:
+            with activity("compile"), _preserved_rng():
+                why = refusal_of_compiler() or _refusal_of_torch() or refusal(optimizer)
+                if why is not None:
+                    raise NotCapturable(why)
+                why_outside = reason_outside(optimizer)
+                if why_outside is None and not has_state(optimizer):
+                    raise NotReady
+                self._backend = _usable_backend(self._backend, optimizer.param_groups[0]["params"][0].device)
+                layout, parts = layout_of(batch, self._names), self._parts(steps=why_outside is None)
+                programs = Programs(self._losses_of, layout, batch, optimizer, parts, self._backend)
+        finally:
+            seconds = time.perf_counter() - start
+            self._on_compiled(seconds)
+        self._num_captures += 1
+        self._others.append(programs)
+        self._log(programs, seconds, why_outside)
+        return programs
+
+    def _parts(self, *, steps: bool) -> list[Part]:
+        """What the programs compute: of the last micro-batch of a window, and of the others if that differs."""
+        adds, update = self._adds, self._update
+        if not steps:
+            return [Part(adds=adds, steps=False)]
+        last = Part(adds=adds, steps=True, skips=update.skips, max_norm=update.max_norm, max_value=update.max_value)
+        return [last, Part(adds=True, steps=False)] if adds else [last]
+
+    def _log(self, programs: Programs, seconds: float, why_outside: str | None) -> None:
+        is_kept = all(program.is_from_disk for program in programs.made)
+        operations = " and ".join(str(program.num_operations) for program in programs.made)
+        step = f"the step of {' and '.join(type(one).__name__ for one in each_optimizer(self._optimizer))}"
+        what = "forward and backward"
+        if programs.steps:
+            update = self._update
+            clipping = ", clipping" if gradient_clipper(self._optimizer, update.max_norm, update.max_value) else ""
+            what = f"forward, backward{clipping} and {step}"
+        logger.info(
+            "Graph mode: %s are one program (%s operations, no graph break), %s in %.1f s.%s", what, operations,
+            "loaded from disk" if is_kept else f"compiled by {self._backend}", seconds,
+            "" if programs.steps else f" It is followed by {step}, which {why_outside}.",
+        )  # fmt: skip
+
+    def _refuse(self, why: str) -> None:
+        """Continue the run without programs, and log why."""
+        if not self.is_refused:
+            logger.warning("Graph mode: the steps stay eager: %s.", why)
+        self._programs, self._others, self.is_refused = None, [], True
 
 
 def copied_scalars(outputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,3 +243,26 @@ def _refusal_of_run(update: Update, accumulates: bool) -> str | None:
     if accumulates and update.skips:
         return "non_finite='skip' over several micro-batches keeps the values to restore outside of programs"
     return None
+
+
+def _refusal_of_torch() -> str | None:
+    """Why this release of torch cannot compile programs; None if it can."""
+    why = dynamo.fault() or traced_step.fault()
+    return None if why is None else f"torch {torch.__version__} is not as expected ({why})"
+
+
+def _usable_backend(backend: str, device: torch.device) -> str:
+    """``backend``, or "aot_eager" in place of inductor on a CPU without a C++ compiler."""
+    if backend != "inductor" or device.type != "cpu" or any(map(shutil.which, cpp_compilers())):
+        return backend
+    logger.info("Graph mode: no C++ compiler found for inductor; using the backend aot_eager.")
+    return "aot_eager"
+
+
+@contextmanager
+def _preserved_rng() -> Iterator[None]:
+    """A run that compiles draws the same random numbers as one that does not."""
+    state = random.getstate()
+    with torch.random.fork_rng():
+        yield
+    random.setstate(state)
