@@ -116,6 +116,11 @@ class WindowMean:
         names = (*names, "is_divided_later")
         vars(self).update({name: value for name, value in vars(other).items() if name in names})
 
+    @property
+    def has_weighed(self) -> bool:
+        """Whether it is known by what micro-batches are weighted: their tokens, or what the first one has decided."""
+        return self._targets.is_decided or bool(self.weights)
+
     def read(self, batch: Any) -> None:
         """Count a batch that is weighted later."""
         self._read.append(self._count(batch))

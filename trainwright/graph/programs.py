@@ -104,7 +104,7 @@ class Programs:
             if gradient is None and not self._are_sums_zero:
                 total.zero_()
             elif gradient is not None and gradient is not total:
-                total.copy_(gradient)
+                total.copy_(gradient.to_dense())  # as it is, but for a sparse one
             parameter.grad = total
         self._are_sums_zero = False
 
