@@ -4,13 +4,14 @@ A run of equal blocks (the layers of a transformer) is cut to a few of them. The
 linear in the number of blocks, so that two lengths give that of any other; a third one is compared.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
+from trainwright.data.batch import tensors
 from trainwright.parallel.blocks import KEPT, Run, containers_of, layers_of, remove, runs_of
 from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.pipeline_cut import Stage
@@ -70,7 +71,7 @@ class Depths:
 
         def after_forward(_: nn.Module, __: Any, output: Any) -> None:
             counted.mark(after)
-            first = next((one for one in _tensors(output) if one.requires_grad), None)
+            first = next((one for one in tensors(output) if one.requires_grad), None)
             if first is not None:
                 first.register_hook(before_backward)  # type: ignore[no-untyped-call]
 
@@ -160,10 +161,3 @@ def _place(i: int, number: int, period: int) -> int | None:
     if i < 2 * period:
         return i
     return i - number if i >= number - 2 * period else None
-
-
-def _tensors(output: Any) -> Iterator[Tensor]:
-    if isinstance(output, Tensor):
-        yield output
-    for part in output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple | list) else ():
-        yield from _tensors(part)

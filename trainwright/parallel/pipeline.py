@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError
+from trainwright.data.batch import parts
 from trainwright.parallel.batch_comparison import check_same_on_stages, described_shapes, shapes_of
 from trainwright.parallel.dist import gather_over_pipeline, new_cpu_group
 from trainwright.parallel.mesh import Mesh
@@ -268,8 +269,7 @@ class Pipeline:
                 " its outputs are: on the last stage. Generating needs more calls; use tensor parallelism or ZeRO."
             )
         outputs, batch = prepared
-        fields = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else [batch]
-        known = {*map(id, fields)}
+        known = {*map(id, parts(batch))}
         if any(isinstance(argument, Tensor) and id(argument) not in known for argument in arguments):
             raise ConfigError(
                 f"{name} is cut into pipeline stages, which have computed their outputs for the batch of the loader; it"

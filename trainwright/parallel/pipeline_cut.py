@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError
+from trainwright.data.batch import arguments as arguments_of
 from trainwright.parallel.simulated import simulation
 from trainwright.parallel.tensor_plan import tied_names
 
@@ -260,7 +261,7 @@ class _Declared:
         self._takes = _names_of(type(model).forward)
 
     def run(self, model: Any, stage: Stage, hidden: Tensor, batch: Any) -> Any:
-        arguments, fields = _arguments(batch, self._takes)
+        arguments, fields = arguments_of(batch, self._takes)
         if stage.is_first:
             hidden = model.before_layers(*arguments, **fields)
         more = model.layer_arguments(*arguments, **fields) if hasattr(model, "layer_arguments") else ()
@@ -280,7 +281,7 @@ class _OfTransformers:
         self._takes = _names_of(type(model).forward)
 
     def run(self, model: Any, stage: Stage, hidden: Tensor, batch: Any) -> Any:
-        arguments, fields = _arguments(batch, self._takes)
+        arguments, fields = arguments_of(batch, self._takes)
         if arguments:
             fields = {"input_ids": arguments[0]}
         if not stage.is_first:
@@ -344,13 +345,6 @@ def _names_of(function: Callable[..., Any]) -> frozenset[str] | None:
     parameters = inspect.signature(function).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     return None if takes_any else frozenset(parameters)
-
-
-def _arguments(batch: Any, names: frozenset[str] | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What a model's ``forward`` takes of a batch: fields by name, or the first item of a pair."""
-    if isinstance(batch, Mapping):
-        return (), {name: value for name, value in batch.items() if names is None or name in names}
-    return (batch[0] if isinstance(batch, tuple | list) else batch,), {}
 
 
 # Names and places.

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import RandomSampler, SequentialSampler
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.data.batch import tensors
 from trainwright.engine.accumulation import TOKENS
 from trainwright.engine.folder.summary import log_recomputed
 from trainwright.engine.gradient_sync import GradientSync, gradient_sync
@@ -203,17 +204,8 @@ class AllGPUs(nn.DataParallel[Any]):
 
 def _samples(value: Any) -> int:
     """The first dimension of the first tensor in ``value``; 1 if there is none."""
-    if isinstance(value, Tensor):
-        return len(value) if value.dim() else 1
-    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
-    return next((_samples(part) for part in parts if _has_tensor(part)), 1)
-
-
-def _has_tensor(value: Any) -> bool:
-    if isinstance(value, Tensor):
-        return True
-    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
-    return any(map(_has_tensor, parts))
+    first = next(tensors(value), None)
+    return len(first) if first is not None and first.dim() else 1
 
 
 class RankedTrainer(TrainerShared):
