@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from trainwright.engine.trainer.eval_results import EvalResults, MeanLoss, named_results, results_of_logs
+from trainwright.engine.trainer.eval_results import EvalResults, MeanLoss, results_of_logs
+from trainwright.hooks.callbacks.bridge import named_results
 
 
 class NoMetrics:

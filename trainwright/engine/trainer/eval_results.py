@@ -10,7 +10,6 @@ from torch import Tensor
 from trainwright.data.batch import count_samples
 from trainwright.engine.label_alignment import Comparison, predictions_of
 from trainwright.engine.loss_fn import target_of
-from trainwright.evaluation.evaluator import first_results
 from trainwright.parallel.dist import all_gather_object
 
 logger = logging.getLogger("trainwright.engine")
@@ -140,15 +139,6 @@ def _weighted_means(ranks: Sequence[Mapping[str, float]], sizes: Sequence[int]) 
     names = [name for name in shares[0][0] if all(name in values for values, _ in shares)]
     total = sum(size for _, size in shares)
     return {name: sum(values[name] * size for values, size in shares) / total for name in names}
-
-
-def named_results(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Evaluation results under the names that callbacks and ``evaluate(model, logs)`` use."""
-    named = {f"eval_{name}": value for name, value in results.items()}
-    loss, metric = first_results(results)
-    if loss is not None:
-        named["eval_epoch_loss"] = results[loss]
-    return named if metric is None else named | {"eval_epoch_metric": results[metric]}
 
 
 def results_of_logs(logs: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,10 +19,11 @@ from trainwright.data.instance import Instance
 from trainwright.engine.label_alignment import Comparison, find_comparison, predictions_of
 from trainwright.engine.loss_fn import losses_of, target_of, write_forward_help
 from trainwright.engine.trainer import checks, loaders, parts
-from trainwright.engine.trainer.eval_results import EvalResults, named_results, results_of_logs
+from trainwright.engine.trainer.eval_results import EvalResults, results_of_logs
 from trainwright.evaluation.loop import run_evaluation
 from trainwright.evaluation.prediction import iterate_predictions, predict
 from trainwright.hooks.callbacks import RunCallbacks
+from trainwright.hooks.callbacks.bridge import named_results
 from trainwright.hooks.method_overrides import Overrides
 from trainwright.models.eval_mode import evaluation_mode
 from trainwright.models.outputs import named_outputs

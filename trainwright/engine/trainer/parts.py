@@ -11,6 +11,7 @@ from torch import nn
 from trainwright.config.secrets import safe_trackers, without_secrets
 from trainwright.config.torch_names import GivenName
 from trainwright.engine.folder.formats import CSV_NAME
+from trainwright.engine.run_methods import RunMethods
 from trainwright.engine.trainer.best_metric import BestMetric
 from trainwright.engine.trainer.checks import Given
 from trainwright.events.writers import EventWriter, default_writers
@@ -19,7 +20,6 @@ from trainwright.hooks.callbacks.logs import Logs
 
 if TYPE_CHECKING:
     from trainwright.config.settings import TrainingConfig
-    from trainwright.engine.trainer.trainer import Trainer
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -58,7 +58,7 @@ def give_preprocessor(preprocessor: Any, model: Any, *datasets: Any) -> Any:
     return preprocessor
 
 
-def given_handler(given: Given, config: "TrainingConfig", device: torch.device, trainer: "Trainer") -> Any:
+def given_handler(given: Given, config: "TrainingConfig", device: torch.device, trainer: RunMethods) -> Any:
     """The handler that the user has passed or configured, so that errors in it are raised now; None: the default."""
     if given.metrics_handler is None:
         return build_metrics_handler(config, trainer) if config.is_set("metrics") or config.task is not None else None
@@ -77,7 +77,7 @@ def as_handler(given: Any, device: torch.device) -> Any:
     return given if hasattr(given, "compute") else FunctionHandler(given)
 
 
-def build_metrics_handler(config: "TrainingConfig", trainer: "Trainer") -> Any:
+def build_metrics_handler(config: "TrainingConfig", trainer: RunMethods) -> Any:
     """The handler of ``config.metrics``: the task's, or a torchmetrics handler if there is no task.
 
     It gets the trainer, as the documented ones do.

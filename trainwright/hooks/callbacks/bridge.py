@@ -316,20 +316,9 @@ class RunCallbacks(HookBase):
         self._end_eval_batch()
         self._evaluated_at = done
         if isinstance(self._results, Mapping):  # the hook raises for anything else
-            self.logs.update(self._named(flatten_results_dict(self._results)))
+            self.logs.update(named_results(flatten_results_dict(self._results), self._metric))
         self.callbacks.on_eval_end(self.logs)
         return self._results
-
-    def _named(self, results: Mapping[str, Any]) -> dict[str, Any]:
-        """An evaluation's results under the names of callbacks."""
-        named = {f"eval_{name}": value for name, value in results.items()}
-        loss, first = first_results(results)
-        if loss is not None:
-            named["eval_epoch_loss"] = results[loss]
-        metric = self._metric or first
-        if metric is not None and metric in results:
-            named["eval_epoch_metric"] = results[metric]
-        return named
 
     def _show_storage(self) -> None:
         """Make the stored loss readable in the logs."""
@@ -399,3 +388,15 @@ class RunCallbacks(HookBase):
 
 def _never() -> bool:
     return False
+
+
+def named_results(results: Mapping[str, Any], metric: str | None = None) -> dict[str, Any]:
+    """An evaluation's results under the names of callbacks. ``metric``: the main one; by default the first."""
+    named = {f"eval_{name}": value for name, value in results.items()}
+    loss, first = first_results(results)
+    if loss is not None:
+        named["eval_epoch_loss"] = results[loss]
+    metric = metric or first
+    if metric is not None and metric in results:
+        named["eval_epoch_metric"] = results[metric]
+    return named
