@@ -41,8 +41,9 @@ def frames_of(trainer: Any) -> list[str]:
     FRAMES.clear()
     trainer.train()
     assert len(FRAMES) >= 3
-    assert all(frames == FRAMES[0] for frames in FRAMES)
-    return FRAMES[0]
+    later = FRAMES[1:]  # the first step looks at what the model returns
+    assert all(frames == later[0] for frames in later)
+    return later[0]
 
 
 @pytest.mark.parametrize(
