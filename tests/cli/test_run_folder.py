@@ -5,14 +5,16 @@ from pathlib import Path
 
 from trainwright.cli.run_folder import read_run, run_folders, setting
 
-LOG = "[2026-01-02 03:04:05 trainwright.engine INFO] Training\n  Iterations  1 to 100 (2.0 epochs)\n"
+LOG = "[2026-01-02 03:04:05 trainwright.engine INFO] Training\n"
 
 
-def run(folder: Path, log: str = LOG, rows: str = "") -> Path:
+def run(folder: Path, log: str = LOG, rows: str = "", **ended: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text("train: {seed: 3, list: [a, b]}\n")
     (folder / "log.txt").write_text(log)
     (folder / "metrics.json").write_text(rows)
+    start = {"started": "2026-01-02T03:04:05+00:00", "first_iteration": 1, "last_iteration": 100, **ended}
+    (folder / "run.json").write_text(json.dumps({"starts": [start]}))
     return folder
 
 
@@ -29,7 +31,7 @@ def test_a_resumed_run_is_judged_by_its_last_start(tmp_path: Path) -> None:
     assert read_run(run(tmp_path, failed), tmp_path).state == "failed"
     assert read_run(run(tmp_path, failed + LOG), tmp_path).state == "interrupted"
     done = failed + LOG + "[2026-01-02 03:06:05 trainwright.engine INFO] Finished after iteration 100\n"
-    assert read_run(run(tmp_path, done), tmp_path).state == "finished"
+    assert read_run(run(tmp_path, done, status="finished"), tmp_path).state == "finished"
 
 
 def test_a_record_of_the_run_counts_first(tmp_path: Path) -> None:

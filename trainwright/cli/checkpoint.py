@@ -24,7 +24,7 @@ from trainwright.checkpoint.verify import (
 )
 from trainwright.config.arguments import CommandsParser, TrainingArgumentParser
 from trainwright.config.errors import ConfigError, missing_path
-from trainwright.inspect.report.text import counted, local_time, shown, size, table
+from trainwright.inspect.report.text import cell, counted, local_time, shown, size, table
 
 _EXTRA = "extra.json"
 _NO_STATES = (_EXTRA, "model_extra.json", MANIFEST_NAME)
@@ -127,8 +127,7 @@ def _extras(folder: Path, faults: list[str]) -> dict[str, Any] | None:
 def _pair(name: str, value: Any) -> str:
     if isinstance(value, dict) and set(value) == {"$float"}:
         value = value["$float"]
-    text = value if isinstance(value, str) else json.dumps(value)
-    return shown(f"{name} = {text[:_MAX_SHOWN]}")
+    return f"{shown(name)} = {cell(value, _MAX_SHOWN)}"
 
 
 COMPLETE, FAULTY = 0, 1

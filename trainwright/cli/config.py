@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import trainwright.config
 from trainwright.config.arguments import CommandsParser, TrainingArgumentParser, split_config
 from trainwright.config.errors import ConfigError, ConfigKeyError, MissingFileError, missing_path
-from trainwright.inspect.report.run_state import CONFIGS, flat
-from trainwright.inspect.report.text import shown, table
+from trainwright.inspect.report.run_state import CONFIGS, config_file, flat
+from trainwright.inspect.report.text import cell, shown, table
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -116,11 +116,11 @@ def _file(text: str) -> Path:
     path = Path(text).expanduser()
     if path.is_file():
         return path
-    found = [path / name for name in CONFIGS if (path / name).is_file()]
-    if not found:
+    found = config_file(path)
+    if found is None:
         text = "no config file, and no folder of a run."
         raise MissingFileError(f"{path}: {text}") if path.exists() else missing_path(path, text)
-    return found[0]
+    return found
 
 
 def _is_python_api(file: Path) -> bool:
@@ -176,8 +176,7 @@ def _source(cfg: "DictConfig", key: str, value: Any, defaults: Mapping[str, Any]
 
 
 def _text(value: Any) -> str:
-    text = shown(value if isinstance(value, str) and value else json.dumps(value, default=str))
-    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."
+    return cell(value, _MAX_SHOWN) or '""'
 
 
 def _schema(args: argparse.Namespace) -> int:

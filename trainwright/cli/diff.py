@@ -4,17 +4,16 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trainwright.config.arguments import TrainingArgumentParser
 from trainwright.config.errors import ConfigError
-from trainwright.inspect.report.text import shown, table
+from trainwright.inspect.report.text import cell, shown, table
 
 if TYPE_CHECKING:
     from trainwright.inspect.diff import Losses, Section
 
 EQUAL, DIFFERENT = 0, 1
-_MAX_WIDTH = 60  # characters of a value
 
 _EPILOG = """\
 The losses of each update are compared bit by bit. A setting that differs is listed; the folder of the run is none.
@@ -61,7 +60,10 @@ def main(argv: Sequence[str]) -> int:
 def _lines(names: list[str], losses: "Losses", sections: "list[Section]") -> list[str]:
     lines = [f"Losses: {_about(losses)}"]
     for section in sections:
-        differing = [[shown(name), *map(_text, pair)] for name, pair in section.differing.items()]
+        differing = [
+            [shown(name), *("–" if value is None else cell(value) for value in pair)]
+            for name, pair in section.differing.items()
+        ]
         if differing:
             title = f"{section.title}: {len(differing)} of {len(differing) + section.num_equal} differ"
             lines += ["", title, *table([["", *map(shown, names)], *differing]), ""]
@@ -81,8 +83,3 @@ def _about(losses: "Losses") -> str:
         f"{before}update {losses.first:,} is the first that differs: {x!r} and {y!r}"
         f" ({losses.num_differing:,} of {losses.num_common:,} differ)"
     )
-
-
-def _text(value: Any) -> str:
-    text = shown("–" if value is None else value if isinstance(value, str) else json.dumps(value, default=str))
-    return text if len(text) <= _MAX_WIDTH else f"{text[: _MAX_WIDTH - 1]}…"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright.config.arguments import TrainingArgumentParser, whole_number
 from trainwright.config.errors import ConfigError, MissingFileError, missing_path
-from trainwright.inspect.report.text import shown, table
+from trainwright.inspect.report.text import cell, shown, table
 from trainwright.terminal import print_line
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ examples:
 The model is one of trainwright.models, or a Model of yours, with a preprocessor: a folder of Model.save, or a run that
 trained it, whose checkpoints hold both. `trainwright eval RUN --predictions FILE` works for every model.
 """
-_MAX_CELL = 60  # characters
 
 
 def parser() -> argparse.ArgumentParser:
@@ -149,7 +148,4 @@ def _inputs(files: Sequence[str], *, is_text: bool) -> Iterator[tuple[str, str]]
 
 
 def _cell(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    text = shown(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
-    return text if len(text) <= _MAX_CELL else text[: _MAX_CELL - 3] + "..."
+    return f"{value:.4g}" if isinstance(value, float) else cell(value)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright.config.arguments import TrainingArgumentParser, whole_number
 from trainwright.config.errors import ConfigError
+from trainwright.inspect.report.run_state import CONFIGS, config_file
 from trainwright.inspect.report.text import shown, table
 
 if TYPE_CHECKING:
@@ -41,14 +42,14 @@ def main(argv: Sequence[str]) -> int:
     """Replay, print what was found, and return the exit code."""
     args = parser().parse_args(argv)
     folder = Path(args.run)
-    config = folder / "config.yaml"
-    if (folder / "training_config.yaml").is_file() and not config.is_file():
+    config = config_file(folder)
+    if config is None:
+        raise ConfigError(f"{folder}: no config.yaml; pass the output folder of a run.")
+    if config.name != CONFIGS[0]:
         raise ConfigError(
             f"{folder}: a run of the Python API, which its own program builds. Call trainer.replay({args.step}) there"
             " instead of trainer.train()."
         )
-    if not config.is_file():
-        raise ConfigError(f"{folder}: no config.yaml; pass the output folder of a run.")
     from trainwright.parallel.dist import is_main_process
 
     trainer = _build(config, args)

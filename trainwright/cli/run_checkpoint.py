@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from trainwright.checkpoint.folder import is_checkpoint
 from trainwright.checkpoint.verify import checkpoint_paths, inspect_folders
 from trainwright.config.errors import ConfigError, ConfigKeyError, MissingFileError, did_you_mean, missing_path
-from trainwright.inspect.report.run_state import CONFIGS
+from trainwright.inspect.report.run_state import CONFIGS, config_file
 
 if TYPE_CHECKING:
     from trainwright.engine import Trainer
@@ -33,10 +33,8 @@ def find_target(text: str) -> Target:
         raise missing_path(path, "no such run or config file.")
     above = [path, path.parent, path.parent.parent] if is_checkpoint(path) else [path]
     for folder in above:
-        for name in CONFIGS:
-            if (folder / name).is_file():
-                config = folder / name if name == CONFIGS[0] else None
-                return Target(config, folder, path if folder != path else None)
+        if (config := config_file(folder)) is not None:
+            return Target(config if config.name == CONFIGS[0] else None, folder, path if folder != path else None)
     raise ConfigError(
         f"{path}: is not a run: it has neither {CONFIGS[0]} (config files) nor {CONFIGS[1]} (Python API)."
         " `trainwright runs` lists the runs below a folder."

@@ -57,22 +57,20 @@ def read_run(path: Path, base: Path) -> Run:
     starts, log, rows = read_starts(path / RECORD_NAME), read_tail(path / "log.txt"), _rows(path / "metrics.json")
     last = starts[-1] if starts else {}
     state = state_of(path, starts)
-    planned = re.findall(r"\n  Iterations  \S+ to (\d+)", log)
     measured = [row["iteration"] + ("total_loss" in row) for row in rows]
     best = _best(path, last, log)
-    began = last.get("started") or _first_time(path / "log.txt")
     return Run(
         name=path.resolve().name if name == "." else name,
         path=str(path),
         state=state,
         iteration=last.get("iterations_done") or max(measured, default=None),
-        max_iteration=last.get("last_iteration") or (int(planned[-1]) if planned else None),
+        max_iteration=last.get("last_iteration"),
         metric=best[0],
         best=best[1],
         is_higher_better=best[2],
         loss=next((loss for row in reversed(rows) if (loss := _loss(row)) is not None), None),
-        started=(starts[0].get("started") if starts else None) or began,
-        seconds=_seconds(path, starts, began, is_running=state == "running"),
+        started=starts[0].get("started") if starts else None,
+        seconds=_seconds(path, starts, is_running=state == "running"),
         commit=last.get("git", {}).get("commit"),
     )
 
@@ -132,21 +130,14 @@ def _best(path: Path, last: dict[str, Any], log: str) -> tuple[str | None, float
         for name, value in extra.items() if isinstance(extra, dict) else ():
             if name != "iteration" and is_number(value):
                 return name, float(value), lines[-1][2] == "higher" if lines else "loss" not in name
-    return (lines[-1][0], float(lines[-1][1]), lines[-1][2] == "higher") if lines else (None, None, None)
+    return None, None, None
 
 
-def _first_time(log: Path) -> str | None:
-    try:
-        with open(log, "rb") as file:
-            return datetime.strptime(file.readline()[1:20].decode(), "%Y-%m-%d %H:%M:%S").astimezone().isoformat()
-    except (OSError, ValueError):
-        return None
-
-
-def _seconds(path: Path, starts: list[dict[str, Any]], began: str | None, *, is_running: bool) -> float | None:
+def _seconds(path: Path, starts: list[dict[str, Any]], *, is_running: bool) -> float | None:
     """The time of all starts; the open one until now, or until the run last wrote."""
     closed = sum(float(start.get("seconds") or 0) for start in starts)
-    if began is None or (starts and starts[-1].get("seconds") is not None):
+    began = starts[-1].get("started") if starts else None
+    if began is None or "seconds" in starts[-1]:
         return closed or None
     end = datetime.now(UTC).timestamp() if is_running else last_written(path) or 0.0
     return max(0.0, closed + end - datetime.fromisoformat(began).timestamp())

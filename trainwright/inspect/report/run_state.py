@@ -23,13 +23,18 @@ _TAIL_BYTES = 1 << 18
 _ENDS = re.compile(r"(Finished after iteration|Training failed in|Training was stopped in|Training\n)")
 
 
+def config_file(folder: Path) -> Path | None:
+    """The configuration of the run in ``folder``; None: there is none."""
+    return next((folder / name for name in CONFIGS if (folder / name).is_file()), None)
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """The configuration of a run without secrets; empty, with a warning, if it cannot be read."""
     from trainwright.config.errors import ConfigError
     from trainwright.config.secrets import without_secrets
     from trainwright.config.yaml_file import read_mapping
 
-    file = next((folder / name for name in CONFIGS if (folder / name).is_file()), None)
+    file = config_file(folder)
     try:
         return {} if file is None else without_secrets(read_mapping(file))[0]
     except ConfigError as error:
@@ -54,7 +59,7 @@ def state_of(folder: Path, starts: list[dict[str, Any]]) -> str:
     ended = _ENDS.findall(read_tail(folder / "log.txt"))[-1:]
     if is_locked(folder) or ("ended" not in last and ended in ([], ["Training\n"]) and _writes_elsewhere(folder, last)):
         return "running"
-    if last.get("status") == "finished" or (not last and ended == ["Finished after iteration"]):
+    if last.get("status") == "finished":
         return "finished"
     if ended == ["Training failed in"] or (ended == ["Finished after iteration"] and last.get("ended")):
         return "failed"

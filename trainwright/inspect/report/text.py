@@ -1,5 +1,6 @@
 """Text of the commands: tables, sizes, times."""
 
+import json
 from collections.abc import Collection, Sequence
 from datetime import datetime
 
@@ -11,6 +12,16 @@ def shown(text: object) -> str:
     'a\\\\x1b[2Jb'
     """
     return "".join(mark if mark.isprintable() else mark.encode("unicode_escape").decode() for mark in str(text))
+
+
+def cell(value: object, width: int = 60) -> str:
+    """A value of a table, on one line of at most ``width`` characters.
+
+    >>> cell(0.123456), cell({"a": [1]}), cell("x" * 70, 10)
+    ('0.123456', '{"a": [1]}', 'xxxxxxxxx…')
+    """
+    text = shown(value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False))
+    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def size(num_bytes: int | None) -> str:
