@@ -66,7 +66,7 @@ def build_loaders(
     return train, tests
 
 
-def apply_dev_run(config: "TrainingConfig", owner: Any) -> "TrainingConfig":
+def apply_dev_run(config: "TrainingConfig", owner: object) -> "TrainingConfig":
     """The settings of a ``fast_dev_run``: few batches, in a temporary folder that is deleted with ``owner``."""
     num_batches = dev_batches(config)
     if num_batches is None:

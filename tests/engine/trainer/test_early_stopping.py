@@ -1,4 +1,4 @@
-"""Parts that a TrainingConfig asks for: early stopping, writers, the checkpoint to start from."""
+"""Early stopping, and the names of metrics, as a TrainingConfig requests them."""
 
 import os
 from pathlib import Path
