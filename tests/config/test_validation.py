@@ -16,7 +16,6 @@ from trainwright.config.validation import (
     ProfileOrNone,
     StepsOrFraction,
     Words,
-    YesNo,
     faults_of,
     section_faults,
     type_fault,
@@ -24,7 +23,7 @@ from trainwright.config.validation import (
 
 
 class Inner(TypedDict, total=False):
-    enabled: YesNo
+    enabled: bool
     period: Count
 
 

@@ -109,10 +109,10 @@ class TrainingConfig(CheckedConfig):
         "./output_dir", "train", "The folder of all files of a run.",
         trainer=..., place="train.output_dir",
     )
-    overwrite_output_dir: types.YesNo = setting(
+    overwrite_output_dir: bool = setting(
         True, "train", "Move the files of an earlier run in output_dir aside and start; False: raise an error.",
     )
-    eval_strategy: types.EvalStrategy = setting(
+    eval_strategy: Literal["epoch", "eval_epoch", "step", "no"] = setting(
         "epoch", "train",
         "Evaluate after each epoch, every eval_steps steps, or never. 'eval_epoch': as 'epoch', but without metrics of"
         " training batches.",
@@ -128,7 +128,7 @@ class TrainingConfig(CheckedConfig):
         trainer=1, place="train.train_micro_batch_size",
         names="train_micro_batch_size train_batch_size per_device_train_batch_size",
     )
-    eval_batch_size: types.CountOrNone = setting(
+    eval_batch_size: types.Count | None = setting(
         None, "train", "Samples in a batch of evaluation. None and -1: the value of batch_size.",
         place="train.test_micro_batch_size", names="val_batch_size test_micro_batch_size per_device_eval_batch_size",
         words={-1: None},
@@ -142,10 +142,10 @@ class TrainingConfig(CheckedConfig):
         trainer=1, place="train.train_epoch", names="epoch_num train_epoch num_train_epochs max_epochs epochs",
         dev_run=1,
     )
-    dataloader_pin_memory: types.YesNo = setting(
+    dataloader_pin_memory: bool = setting(
         True, "train", "Load batches into pinned memory, for faster copies to a GPU.",
     )
-    dataloader_drop_last: types.YesNo = setting(
+    dataloader_drop_last: bool = setting(
         True, "train", "Drop the last training batch of an epoch if it is shorter. Evaluation uses all samples.",
         trainer=False,
     )
@@ -167,11 +167,11 @@ class TrainingConfig(CheckedConfig):
         None, "logging", "Steps between printed lines; a share: of all steps. None: a progress bar for each epoch.",
         copy=None,
     )
-    load_best_model_at_end: types.YesNo = setting(
+    load_best_model_at_end: bool = setting(
         False, "train", "Load the best weights by metric_for_best_model at the end.",
         copy=False,
     )
-    early_stopping: types.EarlyStoppingOrNone = setting(
+    early_stopping: types.EarlyStopping | None = setting(
         {"monitor": "eval_epoch_metric", "patience": 4, "mode": "max"}, "callback",
         "Stop after patience epochs without an improvement of monitor. Unless you set a monitor, this is"
         " metric_for_best_model, by default the loss of the evaluation, in its direction. The mode 'auto' derives the"
@@ -182,12 +182,12 @@ class TrainingConfig(CheckedConfig):
         {"every_n_epoch": 1}, "callback", "Save every n epochs, or every n iterations. None: neither.",
         others={"save_freq": _SAVE_FREQ}, words=_NO,
     )
-    tensorboard: types.TensorBoardOrNone = setting(
+    tensorboard: types.TensorBoard | None = setting(
         {"log_dir": None, "comment": ""}, "callback",
         "The folder of TensorBoard's event files, and the suffix of its name.",
         words=_NO, copy=None,
     )
-    loss: types.NamedOrNone = setting(
+    loss: types.Named | None = setting(
         "CrossEntropyLoss", "learning", "A loss of torch.nn, for a model without its own loss.",
         trainer=None,
     )
@@ -207,14 +207,14 @@ class TrainingConfig(CheckedConfig):
     warmup_steps: types.SaveSteps = setting(
         0, "learning", "The number of warm-up updates, or their fraction of all updates; overrides warmup_ratio.",
     )
-    device_str: types.Device = setting(
+    device_str: types.Device | None = setting(
         None, "device", "None: the accelerator, else the CPU; 'cuda': all GPUs; 'cuda:2', 'cpu': this device.",
         place="train.dist.device_type", others={"device": Alias(note="reads as a torch.device"), "use_cpu": _USE_CPU},
     )
-    freeze_bn: types.YesNo = setting(False, "train", "Do not update the running statistics of batch normalization.")
+    freeze_bn: bool = setting(False, "train", "Do not update the running statistics of batch normalization.")
 
     # The others are shown if they differ from the default.
-    task: types.TaskOrNone = setting(None, "train", "The task of the model, which determines its metrics.")
+    task: types.Task | None = setting(None, "train", "The task of the model, which determines its metrics.")
     max_steps: types.StepsOrFraction = setting(
         None, "train",
         "End the training after this number of steps, or fraction of all batches, if the epochs take longer. Epochs"
@@ -234,45 +234,45 @@ class TrainingConfig(CheckedConfig):
         None, "train", "Evaluate on this number of batches of each process, or on this share of them.",
         place="train.limit_eval_batches", names="limit_val_batches", dev_run=lambda n: n,
     )
-    overfit_batches: types.CountOrNone = setting(
+    overfit_batches: types.Count | None = setting(
         None, "train", "Train on the same first batches in each epoch, and evaluate on them: the loss should reach 0.",
         place="train.overfit_batches", words={0: None}, dev_run=None,
     )
-    fast_dev_run: types.BatchesOrYes = setting(
+    fast_dev_run: bool | types.Count = setting(
         False, "train",
         "Try everything once, with one batch (True) or this number of them, in a temporary folder instead of"
         " output_dir.",
         place="train.fast_dev_run", copy=False,
     )
-    eval_on_start: types.YesNo = setting(
+    eval_on_start: bool = setting(
         False, "train", "Evaluate before the first step of a run.",
         place="train.eval_on_start", copy=False,
     )
-    deterministic: types.YesNoOrWarn = setting(
+    deterministic: bool | Literal["warn"] = setting(
         False, "train",
         "Use only deterministic algorithms of torch in training; an operation without one is an error, or with 'warn'"
         " a warning.",
         place="train.deterministic",
     )
-    dataloader_shuffle: types.YesNo = setting(
+    dataloader_shuffle: bool = setting(
         True, "train", "Shuffle the training data, in a different order in each epoch.",
     )
-    bucket_by_length: types.YesNoOrName = setting(
+    bucket_by_length: bool | types.FieldName = setting(
         False, "train",
         "Put training samples of similar length into a batch: by the dataset's lengths, or by this field of a sample.",
         names="group_by_length",
     )
-    shuffle_buffer: types.CountOrNone = setting(
+    shuffle_buffer: types.Count | None = setting(
         None, "train", "Shuffle a stream of training data in blocks of this number of samples. None: its own order.",
     )
-    evaluate_with_generate: types.YesNo = setting(
+    evaluate_with_generate: bool = setting(
         True, "train", "Evaluate a generative model by its generated outputs instead of its logits.",
     )
     resume_from_checkpoint: types.Resume = setting(
         None, "train", "Resume from the newest checkpoint in output_dir, if any (True), or from a path.",
         dev_run=None,
     )
-    init_weights_from: types.PathOrNone = setting(
+    init_weights_from: types.Folder | None = setting(
         None, "train", "A folder or a hub id with the initial weights. A resumed run loads its own weights.",
         place="train.load_weight", names="load_weight", copy=None,
     )
@@ -280,20 +280,20 @@ class TrainingConfig(CheckedConfig):
         0.0, "learning", "The weight decay of the optimizer.",
         place="optim.weight_decay",
     )
-    decay_norm_and_bias: types.YesNo = setting(
+    decay_norm_and_bias: bool = setting(
         True, "learning", "False: no weight decay on biases and on parameters of norm layers.",
         others={"filter_bias_and_bn": Alias(read=is_off, write=is_off, note="False: True")},
     )
-    layer_decay: types.LayerDecay = setting(
+    layer_decay: types.RatioAboveZero | None = setting(
         None, "learning",
         "Learning rates by depth: the last layer has learning_rate, each layer below it layer_decay times the rate of"
         " the next.",
     )
-    max_grad_norm: types.PositiveOrNone = setting(
+    max_grad_norm: types.Positive | None = setting(
         None, "learning", "Clip the gradients of an update to this norm. None: no clipping.",
         place="optim.params.clip_grad_max_norm", names="gradient_clip_val clip_grad_norm",
     )
-    clip_grad_value: types.PositiveOrNone = setting(
+    clip_grad_value: types.Positive | None = setting(
         None, "learning", "Clip each entry of the gradients to [-value, value], instead of max_grad_norm.",
         place="optim.params.clip_grad_value",
     )
@@ -301,7 +301,7 @@ class TrainingConfig(CheckedConfig):
         1, "learning", "The number of batches per update.",
         place="train.num_accumulation_steps", names="num_accumulation_steps accumulate_grad_batches",
     )
-    mixed_precision: types.Precision = setting(
+    mixed_precision: Literal["no", "fp16", "bf16"] | None = setting(
         None, "learning",
         "Compute forward passes in 'bf16' (or True) or 'fp16'. None, False, 'no', 'full': in float32.",
         place="train.amp.enabled", names="amp", words={True: "bf16", False: "no", "full": "no"},
@@ -311,11 +311,11 @@ class TrainingConfig(CheckedConfig):
         "Precision of float32 matrix products: 'high' (TF32), 'medium' (bfloat16). None: the setting of torch.",
         place="train.float32_matmul_precision",
     )
-    lr_scheduler: types.NamedOrNone = setting(
+    lr_scheduler: types.Named | None = setting(
         None, "learning", "A schedule of torch.optim.lr_scheduler, instead of lr_scheduler_type.",
         place="train.scheduler", read=read_name,
     )
-    lr_scheduler_kwargs: types.Arguments = setting(None, "learning", "The arguments of lr_scheduler.")
+    lr_scheduler_kwargs: types.Arguments | None = setting(None, "learning", "The arguments of lr_scheduler.")
     lr_scheduling_steps: types.StepsOrFraction = setting(
         None, "learning",
         "Steps between two steps of lr_scheduler; a share: of all steps; None: one step after each epoch. Not for"
@@ -341,12 +341,12 @@ class TrainingConfig(CheckedConfig):
         "The metric of the best checkpoint: a key of evaluation, or a training metric with the prefix 'train.'.",
         place="train.evaluation.eval_metric", names="eval_metric",
     )
-    greater_is_better: types.YesNoOrNone = setting(
+    greater_is_better: bool | None = setting(
         None, "metrics",
         "Whether a higher metric_for_best_model is better; None: known for losses, error rates, accuracies and the"
         " metrics of torchmetrics.",
     )
-    hardest_samples: types.CountOrNone = setting(
+    hardest_samples: types.Count | None = setting(
         None, "metrics",
         "Write this number of samples with the largest losses of each evaluation to hardest_samples.csv.",
         place="train.evaluation.hardest_samples",
@@ -356,7 +356,7 @@ class TrainingConfig(CheckedConfig):
         trainer=None, place="train.log_period", names="log_period logging_steps log_every_n_steps",
     )
     logs_dir: types.Folder = setting(".", "logging", "The folder of logs inside output_dir.", trainer="logs")
-    progress_bar: types.YesNo = setting(
+    progress_bar: bool = setting(
         True, "logging", "Show a progress bar on a terminal or in a notebook.",
         place="train.progress_bar", copy=False,
     )
@@ -370,33 +370,33 @@ class TrainingConfig(CheckedConfig):
         None, "logging", "Record a few iterations with torch.profiler, into output_dir; True: by default which ones.",
         place="train.profile", words=_NO | {True: {}}, copy=None,
     )
-    save_enabled: types.YesNo = setting(True, "checkpoint", "False: save nothing at all.")
+    save_enabled: bool = setting(True, "checkpoint", "False: save nothing at all.")
     save_steps: types.SaveSteps = setting(
         None, "checkpoint",
         "Steps between checkpoints, in addition to model_checkpoint; a fraction: of all steps; 0: none.",
         place="train.checkpointer.period",
     )
     checkpoints_dir: types.Folder = setting("checkpoints", "checkpoint", "The folder of checkpoints inside output_dir.")
-    max_to_keep: types.CountOrNone = setting(
+    max_to_keep: types.Count | None = setting(
         None, "checkpoint", "Keep only so many of the newest checkpoints, and the best; None: all.",
         place="train.checkpointer.max_to_keep", names="save_total_limit",
     )
-    save_trainable_only: types.YesNo = setting(
+    save_trainable_only: bool = setting(
         False, "checkpoint", "Leave frozen parameters out of checkpoints: with peft, only the adapters are saved.",
         place="train.checkpointer.save_trainable_only",
     )
-    save_top_k: types.CountOrNone = setting(
+    save_top_k: types.Count | None = setting(
         None, "checkpoint",
         "Keep the k best checkpoints by metric_for_best_model, in addition to the newest, as model_best_{step}.",
         place="train.checkpointer.save_top_k",
     )
-    gradient_checkpointing: types.YesNo = setting(
+    gradient_checkpointing: bool = setting(
         False, "device",
         "Compute activations again in the backward pass instead of storing them: less memory, more time.",
         place="train.activation_checkpoint.enabled",
     )
-    distributed: types.YesNo = setting(False, "device", "Train in the processes of `accelerate launch`.")
-    data_parallel_size: types.CountOrNone = setting(
+    distributed: bool = setting(False, "device", "Train in the processes of `accelerate launch`.")
+    data_parallel_size: types.Count | None = setting(
         None, "device", "Processes that share each batch. None: as many as the other sizes leave.",
         place="train.dist.data_parallel_size",
     )
@@ -413,11 +413,11 @@ class TrainingConfig(CheckedConfig):
         "What the data-parallel processes share: 0 nothing, 1 the optimizer state, 2 gradients too, 3 parameters too.",
         place="train.zero_optimization.stage",
     )
-    replicate_size: types.CountOrNone = setting(
+    replicate_size: types.Count | None = setting(
         None, "device", "Copies of the model among the data-parallel processes, with a zero_stage. None: one copy.",
         place="train.dist.replicate_size",
     )
-    sequence_parallel: types.YesNo = setting(
+    sequence_parallel: bool = setting(
         False, "device", "Tensor-parallel processes also share the activations between their layers.",
         place="train.dist.sequence_parallel",
     )
@@ -425,7 +425,7 @@ class TrainingConfig(CheckedConfig):
         "1F1B", "device", "In which order the stages work; the micro-batches are those of gradient accumulation.",
         place="train.dist.pipeline_schedule",
     )
-    find_unused_parameters: types.YesNo = setting(
+    find_unused_parameters: bool = setting(
         False, "device", "Some parameters take no part in some updates, with several processes. Costs time per step.",
         place="train.dist.find_unused_parameters",
     )
@@ -434,12 +434,12 @@ class TrainingConfig(CheckedConfig):
         "After so long at one place, one of several processes ends the job; all print the stacks of their threads.",
         place="train.dist.hang_timeout_s",
     )
-    elastic: types.YesNo = setting(
+    elastic: bool = setting(
         False, "device",
         "A resume on another number of processes keeps the samples per update: gradient_accumulation_steps is derived.",
         place="train.dist.elastic",
     )
-    graph: types.YesNo = setting(
+    graph: bool = setting(
         False, "device", "Make each update one compiled program.",
         place="graph.enabled", copy=False,
     )
@@ -510,7 +510,7 @@ class _Absent:
 
 _ABSENT: Any = _Absent()
 _Stage = Annotated[int, Field(ge=1, le=3), Allowed("1, 2 or 3")]
-_StagesOrNone = Annotated[list[int] | None, Allowed("a list of whole numbers, or None")]
+_Stages = Annotated[list[int], Allowed("a list of whole numbers")] | None
 _Device = Annotated[
     Annotated[str, Field(pattern=r"^(cpu|cuda|mps|xpu)(:[0-9]+)?$")] | None,
     Allowed("'cpu', 'cuda', 'mps' or 'xpu', with or without a number ('cuda:0'), or None for the one there is"),
@@ -550,23 +550,23 @@ _CHECKPOINTER = (
     Key("period", 5000, types.Period, "Save each so many iterations, or this share of all of them."),
     Key("max_to_keep", 100),
     Key("save_top_k", None, None, "Keep the k best checkpoints by eval_metric, in addition to the newest."),
-    Key("save_model_after_n_epoch", None, types.CountOrNone, "Save each so many epochs, instead of period.",
+    Key("save_model_after_n_epoch", None, types.Count | None, "Save each so many epochs, instead of period.",
         dev_run=None),
-    Key("asynchronous", True, types.YesNo,
+    Key("asynchronous", True, bool,
         "A background thread writes checkpoints, from a copy of model and optimizer in memory."),
     Key("save_trainable_only", False),
 )
 _EVALUATION = (
-    Key("enabled", True, types.YesNo, "Evaluate in the training and at its end."),
+    Key("enabled", True, bool, "Evaluate in the training and at its end."),
     Key("evaluator", lambda lazy_call: lazy_call("trainwright.evaluation.ClsEvaluator")(topk=(1, 5)), types.Lazy,
         "What computes the metrics, or a list of such."),
     Key("eval_period", 5000, types.Period, "Evaluate each so many iterations, or this share of all of them.",
         dev_run=lambda number: max(1, number // 2)),
-    Key("eval_after_n_epoch", None, types.CountOrNone, "Evaluate each so many epochs, instead of eval_period.",
+    Key("eval_after_n_epoch", None, types.Count | None, "Evaluate each so many epochs, instead of eval_period.",
         dev_run=None),
     Key("eval_iter", 1e9, types.Amount, "The largest number of batches of an evaluation."),
     Key("eval_metric", "Acc@1", types.Words, "The metric that decides which checkpoint is the best."),
-    Key("eval_mode", "max", Annotated[Literal["max", "min"], Allowed("'max' or 'min'")],
+    Key("eval_mode", "max", Literal["max", "min"],
         "Whether eval_metric should be large or small."),
     Key("hardest_samples", None),
 )
@@ -578,29 +578,29 @@ _DIST = (
     Key("sequence_parallel", False),
     Key("pipeline_schedule", "1F1B"),
     Key("elastic", False, None, "A resume on another number of processes keeps the samples per update."),
-    Key("pipeline_num_layers", None, types.CountOrNone, "The number of layers of the model. None: it is counted."),
-    Key("custom_pipeline_stage_id", None, _StagesOrNone, "The stage of each layer. None: by their number."),
+    Key("pipeline_num_layers", None, types.Count | None, "The number of layers of the model. None: it is counted."),
+    Key("custom_pipeline_stage_id", None, _Stages, "The stage of each layer. None: by their number."),
     Key("device_type", None, _Device, "None: the accelerator if there is one, else the CPU."),
     Key("find_unused_parameters", False),
     Key("hang_timeout_s", 1800),
-    Key("num_nodes", _ABSENT, types.CountOrNone, "Machines. Written by a run."),
-    Key("num_gpus_per_node", _ABSENT, types.CountOrZeroOrNone, "Processes of a machine. Written by a run."),
+    Key("num_nodes", _ABSENT, types.Count | None, "Machines. Written by a run."),
+    Key("num_gpus_per_node", _ABSENT, types.CountOrZero | None, "Processes of a machine. Written by a run."),
     Key("auto_pipeline_stage_id", _ABSENT, types.Anything, "Written by a run."),
     Key("actual_pipeline_stage_id", _ABSENT, types.Anything, "The stage of each layer. Written by a run."),
 )
 _TRAIN = (
     Key("output_dir", "./output", types.Words, "Where checkpoints, logs, metrics.json and config.yaml go."),
-    Key("train_micro_batch_size", 32, types.CountOrNone,
+    Key("train_micro_batch_size", 32, types.Count | None,
         "Samples in a batch of one process. global_batch_size = train_micro_batch_size * num_accumulation_steps *"
         " number of data-parallel ranks; what is None follows from the others."),
-    Key("global_batch_size", None, types.CountOrNone, "Samples in an update, which is an iteration."),
-    Key("num_accumulation_steps", None, types.CountOrNone, "The number of batches per update."),
+    Key("global_batch_size", None, types.Count | None, "Samples in an update, which is an iteration."),
+    Key("num_accumulation_steps", None, types.Count | None, "The number of batches per update."),
     Key("train_iter", 10000, types.CountOrZero,
         "The number of iterations. Where train_epoch is set too, the longer counts.",
         dev_run=lambda number: number),
     Key("train_epoch", 0, types.NotNegative, "Passes over the training data; goes before the default of train_iter.",
         dev_run=0),
-    Key("iter_per_epoch", _ABSENT, types.CountOrNone, "Iterations of an epoch, for data of unknown length."),
+    Key("iter_per_epoch", _ABSENT, types.Count | None, "Iterations of an epoch, for data of unknown length."),
     Key("max_time", None, dev_run=None, copy=None),
     Key("limit_train_batches", None),
     Key("limit_eval_batches", None, dev_run=lambda number: number),
@@ -611,25 +611,25 @@ _TRAIN = (
     Key("deterministic", False),
     Key("consumed_train_samples", 0, types.CountOrZero, "Counted by the run itself."),
     Key("consumed_valid_samples", 0, types.CountOrZero, "Counted by the run itself."),
-    Key("train_samples", None, types.CountOrNone, "Counted by the run itself."),
+    Key("train_samples", None, types.Count | None, "Counted by the run itself."),
     Key("warmup_ratio", 0, types.RatioBelowOne,
         "Share of the iterations, in [0, 1), in which the learning rate rises."),
     Key("start_iter", 0, types.CountOrZero, "First iteration. Resuming sets it."),
-    Key("amp", keys=(Key("enabled", False, types.YesNo, "Mixed precision in training."),)),
+    Key("amp", keys=(Key("enabled", False, bool, "Mixed precision in training."),)),
     Key("float32_matmul_precision", None),
     Key("activation_checkpoint", keys=(Key("enabled", False),)),
     Key("nccl_fusion_threshold_mb", 16, types.NotNegative, has_effect=False),
     Key("nccl_fusion_max_ops", 24, types.CountOrZero, has_effect=False),
-    Key("rdma_enabled", True, types.YesNo, has_effect=False),
+    Key("rdma_enabled", True, bool, has_effect=False),
     Key("zero_optimization", keys=(
-        Key("enabled", False, types.YesNo, "Share the states of the training between the data-parallel processes."),
+        Key("enabled", False, bool, "Share the states of the training between the data-parallel processes."),
         Key("stage", 1, _Stage, "1: the optimizer state, 2: gradients too, 3: parameters too."),
     )),
     Key("checkpointer", keys=_CHECKPOINTER),
     Key("test_micro_batch_size", 32, types.Count, "Samples per rank in one batch of evaluation."),
     Key("evaluation", keys=_EVALUATION),
     Key("eval_on_start", False, copy=False),
-    Key("load_weight", "", types.TextOrNone, "A checkpoint to begin from: its weights only.", copy=""),
+    Key("load_weight", "", types.Text | None, "A checkpoint to begin from: its weights only.", copy=""),
     Key("log_period", 20, types.Period, "Iterations between lines of metrics, or a share of all iterations.",
         dev_run=1),
     Key("progress_bar", True, None,
@@ -646,9 +646,9 @@ _TRAIN = (
     Key("input_placement_device", None, _Device, "As dist.device_type, which goes before it."),
     Key("dist", keys=_DIST),
     Key("seed", 1234, types.Count),
-    Key("samples", _ABSENT, types.CountOrZeroOrNone, "Written by a run."),
-    Key("resume", _ABSENT, types.YesNo, "Continue from the latest checkpoint. Set by --resume."),
-    Key("warmup_iter", _ABSENT, types.CountOrZeroOrNone, "Written by a run."),
+    Key("samples", _ABSENT, types.CountOrZero | None, "Written by a run."),
+    Key("resume", _ABSENT, bool, "Continue from the latest checkpoint. Set by --resume."),
+    Key("warmup_iter", _ABSENT, types.CountOrZero | None, "Written by a run."),
     # Aliases, which are resolved before the check.
     Key("eval_period", _ABSENT, types.Anything),
     Key("topk", _ABSENT, types.Anything),

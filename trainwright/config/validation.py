@@ -119,13 +119,31 @@ def _as_list(hint: Any, value: Any) -> str:
 
 
 def allowed_text(hint: Any, name: str = "") -> str:
-    """The text of the :class:`Allowed` of a type; a section without one is shown by an example."""
-    text = next((item.text for item in getattr(hint, "__metadata__", ()) if isinstance(item, Allowed)), None)
-    if text is None:
-        section = _section(hint)
-        assert section is not None, "a type that is not a section states what it allows"
-        text = f"a section, for example {name}=dict({next(iter(get_type_hints(section)))}=...)"
-    return text
+    """The allowed values of a type, as the end of the sentence "it must be ..."; a section is shown by an example."""
+    if is_typeddict(hint.__origin__ if get_origin(hint) is Annotated else hint):
+        return f"a section, for example {name}=dict({next(iter(get_type_hints(_section(hint))))}=...)"
+    *others, last = _alternatives(hint)
+    if not others:
+        return last
+    comma = "," if any(" " in text for text in others) else ""
+    return f"{', '.join(others)}{comma} or {last}"
+
+
+def _alternatives(hint: Any) -> list[str]:
+    """What a type allows: the text of its :class:`Allowed`, or one text for each member of a union or a Literal."""
+    if get_origin(hint) is Annotated:
+        text = next((item.text for item in hint.__metadata__ if isinstance(item, Allowed)), None)
+        return _alternatives(hint.__origin__) if text is None else [text]
+    if get_origin(hint) is Literal:
+        return [repr(value) for value in get_args(hint)]
+    if hint in (bool, type(None)):
+        return ["True", "False"] if hint is bool else ["None"]
+    if is_typeddict(hint):
+        *keys, last = get_type_hints(hint)
+        return [f"a dict with some of the keys {', '.join(keys)} and {last}"]
+    members = [text for member in get_args(hint) for text in _alternatives(member)]
+    assert members, f"{hint} does not state what it allows"
+    return members
 
 
 def _section(hint: Any) -> Any:
@@ -144,9 +162,6 @@ def _right_place(path: Sequence[str], fields: Mapping[str, Any]) -> str:
     return ""
 
 
-_AtLeastOne = Annotated[int, Field(ge=1)]
-_AtLeastZero = Annotated[int, Field(ge=0)]
-_Fraction = Annotated[float, Field(gt=0, le=1)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -216,79 +231,48 @@ def _settings_of_bool(value: Any) -> Any:
 
 Anything = Annotated[Any, Allowed("anything")]
 Text = Annotated[str, _AnyText, Allowed("text")]
-TextOrNone = Annotated[Annotated[str, _AnyText] | None, Allowed("text, or None")]
 Words = Annotated[str, Field(pattern=r"\S"), _AnyText, Allowed("text that is not empty")]
 Key = Annotated[_Name, Allowed("a name")]
+FieldName = Annotated[_Name, Allowed("the name of a field")]
 Folder = Annotated[_Name, Allowed("a path")]
-PathOrNone = Annotated[_Name | None, Allowed("a path, or None")]
-YesNo = Annotated[bool, Allowed("True or False")]
-YesNoOrName = Annotated[bool | _Name, Allowed("True, False or the name of a field")]
-YesNoOrNone = Annotated[bool | None, Allowed("True, False or None")]
-Count = Annotated[_AtLeastOne, Allowed("a whole number >= 1")]
-CountOrNone = Annotated[_AtLeastOne | None, Allowed("a whole number >= 1, or None")]
-CountOrZero = Annotated[_AtLeastZero, Allowed("a whole number >= 0")]
-CountOrZeroOrNone = Annotated[_AtLeastZero | None, Allowed("a whole number >= 0, or None")]
+Count = Annotated[int, Field(ge=1), Allowed("a whole number >= 1")]
+CountOrZero = Annotated[int, Field(ge=0), Allowed("a whole number >= 0")]
 Amount = Annotated[int | float, Field(ge=1), AfterValidator(_check_whole), Allowed("a whole number >= 1 (1e9 for all)")]
 Workers = Annotated[int, Field(ge=-1), Allowed("a whole number >= 0, or -1")]
 Seed = Annotated[int, Field(ge=0, lt=2**63), Allowed("a whole number in [0, 2**63)")]
 Positive = Annotated[_Finite, Field(gt=0), Allowed("a number > 0")]
-PositiveOrNone = Annotated[Annotated[_Finite, Field(gt=0)] | None, Allowed("a number > 0, or None")]
 NotNegative = Annotated[_Finite, Field(ge=0), Allowed("a number >= 0")]
-LayerDecay = Annotated[Annotated[float, Field(gt=0, le=1)] | None, Allowed("a number in (0, 1], or None")]
-
 Ratio = Annotated[float, Field(ge=0, le=1), Allowed("a number in [0, 1]")]
 RatioBelowOne = Annotated[float, Field(ge=0, lt=1), Allowed("a number in [0, 1)")]
-StepsOrFraction = Annotated[
-    _AtLeastOne | _Fraction | None, Allowed("a whole number >= 1, a fraction of the steps such as 0.5 or 1.0, or None")
-]
-SaveSteps = Annotated[
-    _AtLeastZero | _Fraction | None, Allowed("a whole number >= 0, a fraction of the steps such as 0.1, or None")
-]
-
-Batches = Annotated[
-    _AtLeastOne | _Fraction | None, Allowed("a whole number >= 1, a share of the batches such as 0.25 or 1.0, or None")
-]
-
-Period = Annotated[_AtLeastOne | _Fraction, Allowed("a whole number >= 1, or a share of all iterations such as 0.25")]
-
-BatchesOrYes = Annotated[bool | _AtLeastOne, Allowed("True, False or a whole number >= 1")]
-
+RatioAboveZero = Annotated[float, Field(gt=0, le=1), Allowed("a number in (0, 1]")]
+_ShareOfSteps = Annotated[float, Field(gt=0, le=1), Allowed("a fraction of the steps such as 0.5 or 1.0")]
+_ShareOfBatches = Annotated[float, Field(gt=0, le=1), Allowed("a share of the batches such as 0.25 or 1.0")]
+_ShareOfIterations = Annotated[float, Field(gt=0, le=1), Allowed("a share of all iterations such as 0.25")]
+StepsOrFraction = Count | _ShareOfSteps | None
+SaveSteps = CountOrZero | _ShareOfSteps | None
+Batches = Count | _ShareOfBatches | None
+Period = Count | _ShareOfIterations
 Duration = Annotated[
     str | _Finite | None,
     AfterValidator(_check_duration),
     Allowed("a time such as '01:30:00' (hours, minutes, seconds) or '00:12:00:00' (from days), seconds > 0, or None"),
 ]
-
-YesNoOrWarn = Annotated[bool | Literal["warn"], Allowed("True, False or 'warn'")]
-
-Named = Annotated[str | dict[str, Any], Allowed('a name, or {"name_": name, ...} with its arguments')]
-NamedOrNone = Annotated[
-    str | dict[str, Any] | None, Allowed('a name, {"name_": name, ...} with its arguments, or None')
-]
-Arguments = Annotated[dict[str, Any] | None, Allowed("a dict of arguments, or None")]
+_NameWithArguments = Annotated[dict[str, Any], Allowed('{"name_": name, ...} with its arguments')]
+Named = Annotated[str, Allowed("a name")] | _NameWithArguments
+Arguments = Annotated[dict[str, Any], Allowed("a dict of arguments")]
 Lazy = Annotated[Any, AfterValidator(_check_lazy), Allowed("a LazyCall, or an object")]
-EvalStrategy = Annotated[Literal["epoch", "eval_epoch", "step", "no"], Allowed("'epoch', 'eval_epoch', 'step' or 'no'")]
-MatmulPrecision = Annotated[Literal["highest", "high", "medium"] | None, Allowed("None, 'highest', 'high' or 'medium'")]
-Precision = Annotated[Literal["no", "fp16", "bf16"] | None, Allowed("None, 'no', 'fp16' or 'bf16'")]
-PipelineSchedule = Annotated[
-    Literal["GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"],
-    Allowed("'GPipe', '1F1B', 'Interleaved1F1B', 'InterleavedZeroBubble' or 'ZBVZeroBubble'"),
-]
+MatmulPrecision = Literal["highest", "high", "medium"] | None
+PipelineSchedule = Literal["GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"]
 ZeroStage = Annotated[int, Field(ge=0, le=3), Allowed("0, 1, 2 or 3")]
-NonFinite = Annotated[Literal["stop", "skip", "warn"], Allowed("'stop', 'skip' or 'warn'")]
+NonFinite = Literal["stop", "skip", "warn"]
 WarmupSchedule = Literal["linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup"]
 WARMUP_SCHEDULES: tuple[str, ...] = get_args(WarmupSchedule)
-LRSchedulerKind = Annotated[
-    WarmupSchedule | dict[str, Any] | None,
-    Allowed(f'{", ".join(WARMUP_SCHEDULES)}, {{"name_": one of torch\'s, ...}} or None'),
-]
+_TorchSchedule = Annotated[dict[str, Any], Allowed('{"name_": one of torch\'s, ...}')]
+LRSchedulerKind = WarmupSchedule | _TorchSchedule | None
 _TASKS: dict[str, Any] = {"type": "string", "enum": TaskType.words()}
 Task = Annotated[str, Allowed("the name of a task"), WithJsonSchema(_TASKS)]
-TaskOrNone = Annotated[
-    str | None, Allowed("the name of a task, or None"), WithJsonSchema({"anyOf": [_TASKS, {"type": "null"}]})
-]
 Resume = Annotated[bool | _Name | None, Allowed("None, False, True (the newest checkpoint) or a path")]
-Device = Annotated[str | None, Allowed("None or a device such as 'cpu' or 'cuda:0'")]
+Device = Annotated[str, Allowed("a device such as 'cpu' or 'cuda:0'")]
 
 
 def trackers_of(value: Any) -> Any:
@@ -307,9 +291,9 @@ class EarlyStopping(TypedDict, total=False):
 
     monitor: Annotated[_Name, Allowed("the name of a value in the logs")]
     patience: CountOrZero
-    mode: Annotated[Literal["max", "min", "auto"], Allowed("'max', 'min' or 'auto'")]
+    mode: Literal["max", "min", "auto"]
     min_delta: NotNegative
-    baseline: Annotated[_Finite | None, Allowed("a number, or None")]
+    baseline: Annotated[_Finite, Allowed("a number")] | None
 
 
 class ModelCheckpoint(TypedDict, total=False):
@@ -322,7 +306,7 @@ class ModelCheckpoint(TypedDict, total=False):
 class TensorBoard(TypedDict, total=False):
     """The folder of TensorBoard's event files."""
 
-    log_dir: PathOrNone
+    log_dir: Folder | None
     comment: Text
 
 
@@ -344,22 +328,22 @@ class Profile(TypedDict, total=False):
     warmup: Count
     active: Count
     repeat: CountOrZero
-    record_shapes: YesNo
-    profile_memory: YesNo
-    with_stack: YesNo
-    with_flops: YesNo
+    record_shapes: bool
+    profile_memory: bool
+    with_stack: bool
+    with_flops: bool
     num_rows: CountOrZero
-    all_ranks: YesNo
+    all_ranks: bool
 
 
 class Ema(TypedDict, total=False):
     """Which average of the weights is evaluated and saved."""
 
     decay: Annotated[float, Field(ge=0, lt=1), Allowed("a number in [0, 1), such as 0.999")]
-    average: Annotated[Literal["exponential", "equal"], Allowed("'exponential' or 'equal'")]
-    start: Annotated[_AtLeastZero | _Fraction, Allowed("a whole number >= 0, or a fraction of the steps such as 0.75")]
-    every: Annotated[_AtLeastOne | _Fraction, Allowed("a whole number >= 1, or a fraction of the steps such as 0.01")]
-    buffers: YesNo
+    average: Literal["exponential", "equal"]
+    start: CountOrZero | _ShareOfSteps
+    every: Count | _ShareOfSteps
+    buffers: bool
 
 
 def ema_fault(ema: Mapping[str, Any] | bool | None) -> str | None:
@@ -375,7 +359,7 @@ class Unfreeze(TypedDict, total=False):
     """Layers that are frozen until a step or an epoch is over."""
 
     layers: Required[Annotated[list[_Name], Field(min_length=1), Allowed("a list of names of layers")]]
-    step: Annotated[_AtLeastOne | _Fraction, Allowed("a whole number >= 1, or a fraction of the steps such as 0.25")]
+    step: Count | _ShareOfSteps
     epoch: Annotated[int | float, Field(gt=0), Allowed("a number of epochs > 0")]
 
 
@@ -402,31 +386,17 @@ CONTRADICTIONS: tuple[tuple[tuple[str, ...], Callable[..., str | None]], ...] = 
     (("overfit_batches", "limit_train_batches", "limit_eval_batches"), overfit_fault),
 )
 
-_KEYS = "a dict with some of the keys {}, or None"
-EarlyStoppingOrNone = Annotated[
-    EarlyStopping | None, Allowed(_KEYS.format("monitor, patience, mode, min_delta and baseline"))
-]
 ModelCheckpointOrNone = Annotated[
     ModelCheckpoint | None, Allowed('{"every_n_epoch": n}, {"every_n_iteration": n} or None')
 ]
-TensorBoardOrNone = Annotated[TensorBoard | None, Allowed(_KEYS.format("log_dir and comment"))]
 TrackersOrNone = Annotated[
     Trackers | None,
     BeforeValidator(trackers_of),
     Allowed("'wandb', 'mlflow' or 'trackio', a list of these, a dict of their arguments by name, or None"),
 ]
+_YES = "True, False, {}"
 ProfileOrNone = Annotated[
-    Profile | None,
-    BeforeValidator(_settings_of_bool),
-    Allowed(f"True, False, {_KEYS.format('wait, warmup, active, repeat and others of a ProfileHook')}"),
+    Profile | None, BeforeValidator(_settings_of_bool), Allowed(_YES.format(allowed_text(Profile | None)))
 ]
-
-EmaOrNone = Annotated[
-    Ema | None,
-    BeforeValidator(_settings_of_bool),
-    Allowed(f"True, False, {_KEYS.format('decay, average, start, every and buffers')}"),
-]
-
-UnfreezeOrNone = Annotated[
-    list[Unfreeze] | None, Allowed('a list such as [{"epoch": 1, "layers": ["encoder"]}], or None')
-]
+EmaOrNone = Annotated[Ema | None, BeforeValidator(_settings_of_bool), Allowed(_YES.format(allowed_text(Ema | None)))]
+UnfreezeOrNone = Annotated[list[Unfreeze], Allowed('a list such as [{"epoch": 1, "layers": ["encoder"]}]')] | None

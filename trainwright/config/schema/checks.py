@@ -3,7 +3,7 @@
 import difflib
 import functools
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -139,7 +139,7 @@ def _loader_faults(cfg: DictConfig) -> Iterator[Fault]:
 def _setting_faults(cfg: DictConfig) -> Iterator[Fault]:
     """Faults of the train and graph sections, in the order of the configuration."""
     from trainwright.config.settings import KEYS, SECTIONS, type_of_sections  # here: loads pydantic
-    from trainwright.config.validation import CONTRADICTIONS, section_faults
+    from trainwright.config.validation import section_faults
 
     sections = {name: value_at(cfg, name) for name in SECTIONS}
     faults: list[Fault] = []
@@ -147,13 +147,7 @@ def _setting_faults(cfg: DictConfig) -> Iterator[Fault]:
     without_value = {fault.path for fault in faults}
     faults += [fault for fault in section_faults(type_of_sections(), values, _hint) if fault.path not in without_value]
     yield from sorted(faults, key=lambda fault: _position(values, fault.path))
-    train = values.get("train", {})
-    if train.get("train_iter") == 0 and train.get("train_epoch") == 0:
-        yield Fault("train.train_iter", "got 0, and train.train_epoch is 0 too; one of them must be greater than 0.")
-    wrong = {fault.path.split(".")[1] for fault in faults if fault.path.startswith("train.")}
-    for names, fault_of in CONTRADICTIONS:
-        if not wrong.intersection(names) and (text := fault_of(*map(train.get, names))) is not None:
-            yield Fault(f"train.{names[0]}", text)
+    yield from _faults_together(values.get("train", {}), faults)
     milestones = value_at(value_at(sections["train"], "scheduler"), "milestones")
     if milestones is not None:
         allowed = milestone_fault(milestones) if isinstance(milestones, ListConfig) else "a list of ratios in [0, 1)"
@@ -164,6 +158,18 @@ def _setting_faults(cfg: DictConfig) -> Iterator[Fault]:
         given = values.get(section, {})
         if not key.has_effect and name in given and given[name] != key.default:
             _log_without_effect(path)
+
+
+def _faults_together(train: Mapping[str, Any], faults: Sequence[Fault]) -> Iterator[Fault]:
+    """Settings that contradict each other, if they have no fault of their own among ``faults``."""
+    from trainwright.config.validation import CONTRADICTIONS  # here: loads pydantic
+
+    if train.get("train_iter") == 0 and train.get("train_epoch") == 0:
+        yield Fault("train.train_iter", "got 0, and train.train_epoch is 0 too; one of them must be greater than 0.")
+    wrong = {fault.path.split(".")[1] for fault in faults if fault.path.startswith("train.")}
+    for names, fault_of in CONTRADICTIONS:
+        if not wrong.intersection(names) and (text := fault_of(*map(train.get, names))) is not None:
+            yield Fault(f"train.{names[0]}", text)
 
 
 def _hint(path: Sequence[str], allowed: Iterable[str]) -> str:
