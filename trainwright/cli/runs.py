@@ -47,15 +47,8 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> int:
     """Print the table and return the exit code."""
     args = parser().parse_args(argv)
-    folder = Path(args.folder)
-    if not folder.is_dir():
-        raise MissingFileError(f"{folder}: no such folder.")
-    if args.sort not in _KEYS:
-        raise ConfigKeyError(f"--sort: no column {args.sort!r}. {did_you_mean(args.sort, _KEYS)}")
-    states = args.state.split(",") if args.state else STATES
-    for state in states:
-        if state not in STATES:
-            raise ConfigError(f"--state: got {state!r}. {did_you_mean(state, STATES)}")
+    folder, states = Path(args.folder), args.state.split(",") if args.state else STATES
+    _check(folder, args.sort, states)
     all_runs = [read_run(path, folder) for path in run_folders(folder, earlier=args.all)]
     conditions = [_condition(text, all_runs) for text in args.where]
     for key in args.show:
@@ -63,11 +56,7 @@ def main(argv: Sequence[str]) -> int:
     runs = [run for run in all_runs if run.state in states and all(condition(run) for condition in conditions)]
     runs = _sorted(runs, args.sort, reverse=args.reverse)
     if args.json:
-        settings = [{key: setting(run.path, key) for key in args.show} for run in runs]
-        facts = [
-            asdict(run) | ({"settings": more} if args.show else {}) for run, more in zip(runs, settings, strict=True)
-        ]
-        print(json.dumps(facts, indent=1))
+        print(json.dumps([_facts(run, args.show) for run in runs], indent=1))
     elif runs:
         print("\n".join(_lines(runs, args.show)))
         left_out = f" of {len(all_runs)}" if len(runs) < len(all_runs) else ""
@@ -76,6 +65,21 @@ def main(argv: Sequence[str]) -> int:
         found = f"none of {counted(len(all_runs), 'run', 'runs')} fits." if all_runs else "no runs."
         print(f"{folder}: {found}")
     return 0
+
+
+def _check(folder: Path, sort: str, states: Sequence[str]) -> None:
+    if not folder.is_dir():
+        raise MissingFileError(f"{folder}: no such folder.")
+    if sort not in _KEYS:
+        raise ConfigKeyError(f"--sort: no column {sort!r}. {did_you_mean(sort, _KEYS)}")
+    wrong = next((state for state in states if state not in STATES), None)
+    if wrong is not None:
+        raise ConfigError(f"--state: got {wrong!r}. {did_you_mean(wrong, STATES)}")
+
+
+def _facts(run: Run, settings: Sequence[str]) -> dict[str, Any]:
+    more = {"settings": {key: setting(run.path, key) for key in settings}} if settings else {}
+    return asdict(run) | more
 
 
 _KEYS: dict[str, Callable[[Run], Any]] = {

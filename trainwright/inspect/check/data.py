@@ -33,25 +33,26 @@ def check_samples(setup: SetUp) -> Finding:
     dataset, sampler = _dataset(loader), getattr(loader, "sampler", None)
     if isinstance(sampler, WeightedRandomSampler) or getattr(sampler, "replacement", False):
         return passed(f"{type(sampler).__name__} draws samples with replacement, as configured.")
-    size = len(dataset)
+    batches, size = getattr(loader, "batch_sampler", None), len(dataset)
+    drops, batch = bool(getattr(batches, "drop_last", False)), getattr(batches, "batch_size", None) or 1
+    return _judge_indices(loader, size, fewest_dropped=batch if drops else 0)
+
+
+def _judge_indices(loader: Any, size: int, *, fewest_dropped: int) -> Finding:
+    """``fewest_dropped``: an epoch may leave out fewer samples than that, at its end."""
     epochs = max(1, min(_EPOCHS, _MOST_INDICES // size))
-    counts: Counter[int] = Counter()
-    missing: list[int] = []
-    for indices in _epochs(loader, size, epochs):
-        epoch = Counter(indices)
-        missing.append(size - len(epoch))
-        counts.update(epoch)
+    of_epochs = [Counter(indices) for indices in _epochs(loader, size, epochs)]
+    counts: Counter[int] = sum(of_epochs, Counter())
+    missing = max(size - len(epoch) for epoch in of_epochs)
     never = [index for index in range(size) if index not in counts]
     repeated = [index for index, number in counts.items() if number > epochs]
     outside = [index for index in counts if not 0 <= index < size]
     values = {"samples": size, "epochs": epochs, "never": len(never), "repeated": len(repeated)}
-    shown = ", ".join(map(str, never[:5]))
     if outside:
         return problem(f"Indices outside of the data set, first {outside[0]}.", "Correct the sampler.", values)
-    drops = bool(getattr(getattr(loader, "batch_sampler", None), "drop_last", False))
-    batch = getattr(getattr(loader, "batch_sampler", None), "batch_size", None) or 1
-    is_remainder = drops and max(missing) < batch
+    is_remainder = missing < fewest_dropped
     if never and not (is_remainder and len(never) < 0.05 * size):
+        shown = ", ".join(map(str, never[:5]))
         return problem(
             f"{len(never):,} of {size:,} samples are never read in {epochs} epochs ({shown} …).",
             "Shuffle, or set drop_last=False." if is_remainder else "The sampler must give each index.", values,
@@ -61,7 +62,7 @@ def check_samples(setup: SetUp) -> Finding:
             f"{len(repeated):,} of {size:,} samples are read more often than once per epoch (first"
             f" {repeated[0]}).", "Correct the sampler, or use WeightedRandomSampler if this is intended.", values,
         )  # fmt: skip
-    note = f"; the last {max(missing)} of each epoch are dropped (drop_last)" if any(missing) else ""
+    note = f"; the last {missing} of each epoch are dropped (drop_last)" if missing else ""
     return passed(f"{size:,} samples, each once per epoch ({epochs} epochs{note}).", values=values)
 
 

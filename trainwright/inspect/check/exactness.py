@@ -26,13 +26,8 @@ def check_loss_scale(setup: SetUp) -> Finding:
     batches = [new.prepared(batch) for batch in new.run.batches.first(3)]
     with dropout_off(new.model):
         found = [_seeded_loss(new, batch) for batch in batches]
-        references = [_cross_entropy(outputs, batch) for (_, outputs), batch in zip(found, batches, strict=True)]
         losses = [loss for loss, _ in found]
-        try:
-            doubled = [_seeded_loss(new, joined([batch, batch]))[0] for batch in batches]
-        except Skipped:
-            doubled = []
-    growth = [big / loss for big, loss in zip(doubled, losses, strict=False) if loss]
+        growth = _growth(new, batches, losses)
     values: dict[str, Any] = {"losses": losses, "growth": growth}
     if growth and all(abs(one - 2) < 0.02 for one in growth):
         return problem(
@@ -40,6 +35,7 @@ def check_loss_scale(setup: SetUp) -> Finding:
             " samples, not a mean.", "Divide by the number of samples (reduction='mean'): batch size, accumulation and"
             " learning rate assume a mean.", values,
         )  # fmt: skip
+    references = [_cross_entropy(outputs, batch) for (_, outputs), batch in zip(found, batches, strict=True)]
     ratios = [loss / one for loss, one in zip(losses, references, strict=True) if one]
     if len(ratios) == len(losses) > 1 and max(ratios) - min(ratios) < 0.01 * abs(ratios[0]):
         values["factor"] = factor = ratios[0]
@@ -54,6 +50,15 @@ def check_loss_scale(setup: SetUp) -> Finding:
         return passed(f"The loss is {factor:.3g} times the cross-entropy of the scores.", values=values)
     text = "It does not grow with the number of samples." if growth else "It is a number of its own."
     return Finding("", "passed" if growth else "undecided", text, values=values)
+
+
+def _growth(new: Copy, batches: list[Any], losses: list[float]) -> list[float]:
+    """The losses of batches with each sample twice, as multiples; empty if they cannot be made."""
+    try:
+        doubled = [_seeded_loss(new, joined([batch, batch]))[0] for batch in batches]
+    except Skipped:
+        return []
+    return [big / loss for big, loss in zip(doubled, losses, strict=True) if loss]
 
 
 def _seeded_loss(new: Copy, batch: Any) -> tuple[float, Any]:

@@ -12,8 +12,10 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from trainwright.engine.out_of_memory import byte_size
+from trainwright.engine.run import Run
 from trainwright.inspect.check.finding import Finding, Skipped, passed, problem, undecided
 from trainwright.inspect.check.observed import SetUp, at_initial_values, depends_on_mode
+from trainwright.inspect.report.text import duration
 from trainwright.models.adapters import is_peft_model
 from trainwright.optim.named import each_optimizer
 
@@ -46,14 +48,7 @@ def check_learning_rate(setup: SetUp) -> Finding:
     if not all("lr" in group for group in groups):
         raise Skipped("the optimizer has no learning rate")
     base = [float(group.get("initial_lr", group["lr"])) for group in groups]
-    rates = [[float(group["lr"])] for group in groups]
-    simulated = [one for one in new.run.schedules() if not isinstance(one, ReduceLROnPlateau)]
-    steps = new.run.calls.schedule_length(simulated[0]) if simulated else 0
-    for _ in range(min(steps, _MOST_RATES) - 1):
-        for schedule in simulated:
-            schedule.step()
-        for row, group in zip(rates, groups, strict=True):
-            row.append(float(group["lr"]))
+    rates = _rates(new.run, groups)
     highest = [max(row) for row in rates]
     zero = [number for number, rate in enumerate(highest) if rate == 0]
     values = {"highest": highest, "first": [row[0] for row in rates], "last": [row[-1] for row in rates]}
@@ -74,44 +69,53 @@ def check_learning_rate(setup: SetUp) -> Finding:
     return passed(text, values=values)
 
 
+def _rates(run: Run, groups: list[dict[str, Any]]) -> list[list[float]]:
+    """The learning rates of each group in the steps of its schedule."""
+    rates = [[float(group["lr"])] for group in groups]
+    simulated = [one for one in run.schedules() if not isinstance(one, ReduceLROnPlateau)]
+    steps = run.calls.schedule_length(simulated[0]) if simulated else 0
+    for _ in range(min(steps, _MOST_RATES) - 1):
+        for schedule in simulated:
+            schedule.step()
+        for row, group in zip(rates, groups, strict=True):
+            row.append(float(group["lr"]))
+    return rates
+
+
 def check_parameters(setup: SetUp) -> Finding:
     """Every parameter gets a gradient, belongs to an optimizer and changes; none is frozen at a random value."""
-    seen, model = setup.observed, setup.run.model
-    names = {name: one for name, one in model.named_parameters() if one.numel()}
-    trainable = [name for name, one in names.items() if one.requires_grad]
-    late = setup.run.spec.learning.unfreeze is not None
-    without = [] if late else [name for name in trainable if name not in seen.with_gradient]
-    zeros = [name for name in without if name in seen.with_zero_gradient]
-    unseen = [name for name in without if name not in seen.with_zero_gradient]
-    values: dict[str, Any] = {"parameters": len(names), "without_gradient": unseen, "zero_gradient": zeros}
-    untrained = [name for name in names if name not in seen.changed and name not in unseen]
-    frozen = [name for name in untrained if not names[name].requires_grad or name not in seen.optimized]
-    values["not_trained"] = frozen
-    if unseen and set(unseen) & seen.optimized:
-        rest = f" in {len(seen.seconds)} updates"
+    seen, number = setup.observed, f"{len(setup.observed.seconds)} updates"
+    names = {name: one for name, one in setup.run.model.named_parameters() if one.numel()}
+    trainable = {name for name, one in names.items() if one.requires_grad}
+    is_later = setup.run.spec.learning.unfreeze is not None
+    without = set() if is_later else trainable - seen.with_gradient
+    unseen = [name for name in names if name in without - seen.with_zero_gradient]
+    zeros = [name for name in names if name in without & seen.with_zero_gradient]
+    trained = (trainable & seen.optimized) | seen.changed | {*unseen}
+    frozen = [name for name in names if name not in trained]
+    values = {"parameters": len(names), "without_gradient": unseen, "zero_gradient": zeros, "not_trained": frozen}
+    if seen.optimized.intersection(unseen):
         return problem(
-            f"{_listed(unseen)} of {len(names)} parameters got no gradient{rest}.",
+            f"{_listed(unseen)} of {len(names)} parameters got no gradient in {number}.",
             "Use them in the forward pass (look for detach() and no_grad()), or set requires_grad=False.", values,
         )  # fmt: skip
-    if frozen and not (late or is_peft_model(model)):
-        random = at_initial_values(setup, frozen)
-        values["random"] = random
+    if frozen and not is_later and not is_peft_model(setup.run.model):
+        values["random"] = random = at_initial_values(setup, frozen)
         if random:
             return problem(
                 f"{_listed(random)} of {len(names)} parameters are not trained, and have random initial"
                 " values.", "Unfreeze them or give them to the optimizer; load weights; or make them buffers.", values,
             )  # fmt: skip
-    still = [name for name in trainable if name in seen.optimized and name not in seen.changed and name not in zeros]
-    still = [name for name in still if name in seen.with_gradient]
     rates = [group.get("lr", 1) for one in each_optimizer(setup.run.optimizer) for group in one.param_groups]
-    if still and all(rates) and len(still) == len([name for name in trainable if name in seen.with_gradient]):
+    moving = trainable & seen.with_gradient
+    if moving and moving <= seen.optimized - seen.changed and all(rates):
         return problem(
-            f"No parameter changed in {len(seen.seconds)} updates, although all have gradients.",
+            f"No parameter changed in {number}, although all have gradients.",
             "The updates are below the precision of the weights: raise the learning rate, or use float32.", values,
         )  # fmt: skip
     if zeros:
         return undecided(
-            f"The gradient of {_listed(zeros)} was 0 in {len(seen.seconds)} updates.",
+            f"The gradient of {_listed(zeros)} was 0 in {number}.",
             "Units may be dead (ReLU), or inputs always 0; a longer run shows whether it stays so.", values,
         )  # fmt: skip
     text = f"{len(names) - len(frozen)} of {len(names)} parameters are trained"
@@ -280,7 +284,7 @@ def check_forecast(setup: SetUp) -> Finding:
         "memory_bytes": memory, "checkpoint_bytes": checkpoint, "free_bytes": free,
     }  # fmt: skip
     text = (
-        f"{trainer.max_iter:,} updates of {setup.step_seconds:.3g} s{rate}: about {_duration(seconds)} without"
+        f"{trainer.max_iter:,} updates of {setup.step_seconds:.3g} s{rate}: about {duration(seconds)} without"
         f" evaluations; {byte_size(memory)} of tensors, {byte_size(checkpoint)} for each checkpoint."
     )
     if checkpoint > free:
@@ -292,13 +296,6 @@ def _existing(path: str) -> Path:
     """The folder, or the nearest one above it that exists."""
     folder = Path(path).absolute()
     return next(one for one in (folder, *folder.parents) if one.exists())
-
-
-def _duration(seconds: float) -> str:
-    for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.1f} s"
 
 
 def _mean(values: list[float]) -> float:

@@ -15,7 +15,7 @@ from trainwright.config.secrets import redact
 from trainwright.inspect.report.curves import Line, charts_of, max_points, thinned, unit_of
 from trainwright.inspect.report.run_data import LOSS, RunData, find_runs
 from trainwright.inspect.report.samples import read_samples
-from trainwright.inspect.report.text import local_time, size
+from trainwright.inspect.report.text import duration, local_time, size
 from trainwright.notebook import curves, summary
 
 _PHASES = ("data", "forward", "backward", "optimizer", "metrics", "compile", "evaluation", "save", "imports")
@@ -130,37 +130,33 @@ def overview(runs: list[RunData]) -> str:
 
 def _results(run: RunData) -> dict[str, tuple[str, str]]:
     """Name: value and note."""
-    start, loss = run.latest, run.curves.get(LOSS)
-    best, seconds = start.get("best") or {}, sum(one.get("seconds") or 0 for one in run.starts)
-    time, rate = run.curves.get("time"), start.get("samples_per_iteration") or 0
-    done = int(loss.x[-1]) if loss is not None and len(loss.x) else start.get("iterations_done", 0)
-    typical = float(sorted(time.y)[len(time.y) // 2]) if time is not None and len(time.y) else 0.0
-    planned = start.get("last_iteration")
-    model = start.get("model") or {}
-    return {
-        "Status": (run.status, _status_note(run)),
-        f"Best {best['metric'].replace('/', ' ')}" if best else "Best": (
-            (f"{_number(best['value'])} {unit_of(best['metric'])}".strip(), f"iteration {best['iteration']:,}")
-            if best
-            else (_NONE, "")
-        ),
-        "Training loss": (_number(loss.y[-1]), "the last") if loss is not None and len(loss.y) else (_NONE, ""),
+    start, loss, absent = run.latest, run.curves.get(LOSS), (_NONE, "")
+    best, model = start.get("best"), start.get("model")
+    losses = [] if loss is None else [*loss.y[-1:]]
+    done = int(loss.x[-1]) if loss is not None and losses else start.get("iterations_done", 0)
+    seconds, planned = sum(one.get("seconds") or 0 for one in run.starts), start.get("last_iteration")
+    place = "main memory" if start.get("device") == "cpu" else str(start.get("device", ""))
+    found = {"Status": (run.status, _status_note(run))}
+    if best:
+        value = f"{_number(best['value'])} {unit_of(best['metric'])}".strip()
+        found[f"Best {best['metric'].replace('/', ' ')}"] = (value, f"iteration {best['iteration']:,}")
+    return found | {
+        "Training loss": (_number(losses[0]), "the last") if losses else absent,
         "Iterations": (f"{done:,}", f"of {planned:,}" if planned and planned != done else ""),
-        "Time": (duration(seconds), "") if seconds else (_NONE, ""),
-        "Throughput": (
-            (
-                _number((rate or 1) / typical),
-                "samples/s" if rate else "iterations/s",
-            )
-            if typical
-            else (_NONE, "")
-        ),
-        "Peak memory": (
-            _size(start.get("peak_memory_bytes")),
-            "main memory" if start.get("device") == "cpu" else str(start.get("device", "")),
-        ),
-        "Parameters": (f"{model['parameters']:,}", model.get("class", "")) if model else (_NONE, ""),
+        "Time": (duration(seconds), "") if seconds else absent,
+        "Throughput": _throughput(run) or absent,
+        "Peak memory": (_size(start.get("peak_memory_bytes")), place),
+        "Parameters": (f"{model['parameters']:,}", model.get("class", "")) if model else absent,
     }
+
+
+def _throughput(run: RunData) -> tuple[str, str] | None:
+    """By the median time of an iteration."""
+    time, samples = run.curves.get("time"), run.latest.get("samples_per_iteration") or 0
+    if time is None or not len(time.y):
+        return None
+    typical = float(sorted(time.y)[len(time.y) // 2])
+    return (_number((samples or 1) / typical), "samples/s" if samples else "iterations/s") if typical else None
 
 
 def _status_note(run: RunData) -> str:
@@ -335,21 +331,6 @@ def _phases(run: RunData) -> dict[str, float]:
     found["hooks"] = max(0.0, totals.get("hooks", 0.0) - inside)
     found["other"] = max(0.0, sum(start.get("seconds") or 0 for start in run.starts) - sum(found.values()))
     return {name: round(seconds, 4) for name, seconds in found.items() if seconds > 0}
-
-
-def duration(seconds: float) -> str:
-    """
-    >>> duration(3.87), duration(75), duration(7380), duration(200000)
-    ('3.9 s', '1 min 15 s', '2 h 03 min', '2 d 7 h')
-    """
-    whole = round(seconds)
-    if seconds < 59.5:
-        return f"{seconds:.1f} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    if whole < 86400:
-        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-    return f"{whole // 86400} d {whole % 86400 // 3600} h"
 
 
 def _number(value: float) -> str:

@@ -51,6 +51,21 @@ def local_time(moment: datetime | None) -> str:
         return moment.isoformat(timespec="seconds")
 
 
+def duration(seconds: float) -> str:
+    """
+    >>> duration(3.87), duration(75), duration(7380), duration(200000)
+    ('3.9 s', '1 min 15 s', '2 h 03 min', '2 d 7 h')
+    """
+    whole = round(seconds)
+    if seconds < 59.5:
+        return f"{seconds:.1f} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
 def counted(number: int, one: str, several: str) -> str:
     return f"{number:,} {one if number == 1 else several}"
 
