@@ -259,7 +259,7 @@ def test_a_step_that_reads_a_value_is_named() -> None:
             return y if y.sum().item() > 0 else -y
 
     config, _ = run_of("mlp")
-    with pytest.raises(ConfigError, match=r"test_estimation.py:\d+ uses the value of a tensor"):
+    with pytest.raises(ConfigError, match=r"test_estimate.py:\d+ uses the value of a tensor"):
         estimate(lambda config: Trainer(Reads(), config, train_dataset=Pairs(256)), config)
 
 
