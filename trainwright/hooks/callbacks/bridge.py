@@ -107,12 +107,18 @@ class RunCallbacks(HookBase):
 
     def end_batch(self) -> None:
         """The oldest batch that has begun and not ended ends."""
-        self._end_batch()
+        if not self._batches:
+            return
+        batch, self._has_recorded = self._batches.popleft(), False
+        if not self._is_shown and (self._losses or self.trainer.iterations_done > self.trainer.start_iter):
+            self._show_storage()
+        self.logs.count("global_step", "epoch_step")
+        self.callbacks.on_train_batch_end(tuple(batch) if isinstance(batch, list) else batch, self.logs)
 
-    def train_batches(self, batches: Iterable[Any], *, at_once: bool = False) -> Iterator[Any]:
-        """``batches``, with callbacks around each. ``at_once``: those of an update are read before the first ends."""
+    def train_batches(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """``batches``, with callbacks around each."""
         self.is_fed = True
-        return self._begun(batches) if at_once else self._watched(batches)
+        return self._watched(batches)
 
     def eval_batches(self, batches: Iterable[Any]) -> Iterator[Any]:
         """The batches of an evaluation, with callbacks around each."""
@@ -140,7 +146,7 @@ class RunCallbacks(HookBase):
     def next_batch(self) -> None:
         """The next :meth:`record` belongs to the next of the batches that are read at once: end the one before it."""
         if self._has_recorded:
-            self._end_batch()
+            self.end_batch()
         self._has_recorded = True
 
     def epoch_loss(self) -> float:
@@ -188,7 +194,7 @@ class RunCallbacks(HookBase):
         if not self._is_entered:
             self._enter_epoch()
         if not self.is_fed:
-            self._begin_batch(())
+            self.begin_batch(())
 
     def after_step(self) -> None:
         self._losses.clear()  # their mean is stored now
@@ -254,31 +260,13 @@ class RunCallbacks(HookBase):
 
     def _watched(self, batches: Iterable[Any]) -> Iterator[Any]:
         for batch in batches:
-            self._begin_batch(batch)
+            self.begin_batch(batch)
             yield batch
-            self._end_batch()  # only within a window: after_step ends its last micro-batch
-
-    def _begun(self, batches: Iterable[Any]) -> Iterator[Any]:
-        for batch in batches:
-            self._begin_batch(batch)
-            yield batch
-
-    def _begin_batch(self, batch: Any) -> None:
-        self._batches.append(batch)
-        self.callbacks.on_train_batch_begin(batch, self.logs)
+            self.end_batch()  # only within a window: after_step ends its last micro-batch
 
     def _end_batches(self) -> None:
         while self._batches:
-            self._end_batch()
-
-    def _end_batch(self) -> None:
-        if not self._batches:
-            return
-        batch, self._has_recorded = self._batches.popleft(), False
-        if not self._is_shown and (self._losses or self.trainer.iterations_done > self.trainer.start_iter):
-            self._show_storage()
-        self.logs.count("global_step", "epoch_step")
-        self.callbacks.on_train_batch_end(tuple(batch) if isinstance(batch, list) else batch, self.logs)
+            self.end_batch()
 
     def _end_eval_batch(self) -> None:
         if not self._eval_batch:
