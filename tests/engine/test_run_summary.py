@@ -14,8 +14,11 @@ from tests.engine.default.test_default_trainer import config
 from tests.spent_time import spend
 from trainwright import DefaultTrainer, Trainer, TrainingConfig
 from trainwright.data import ColumnDataset
-from trainwright.engine.folder.summary import described_model, facts_of_objects, table
+from trainwright.engine.folder.summary import described_model, table
+from trainwright.engine.run_hooks import timing_facts
+from trainwright.engine.trainer.facts import names_of_settings
 from trainwright.hooks import Callback
+from trainwright.hooks.timer import SettingNames
 
 DATA = TensorDataset(torch.randn(20, 4), torch.randint(2, (20,)))
 
@@ -246,19 +249,20 @@ def test_the_metric_of_a_training_has_a_phase_of_its_own(tmp_path: Path, caplog:
 @pytest.mark.slow
 def test_the_setting_by_which_it_saves_is_named(settings: dict[str, Any], setting: str, tmp_path: Path) -> None:
     config = {"save_enabled": True, "num_epochs": 4, "batch_size": 16, **settings}
-    facts = facts_of_objects(trained(tmp_path, **config))
-    assert facts.names.save == setting
+    trainer = trained(tmp_path, **config)
+    assert names_of_settings(trainer.config, trainer.num_batches).save == setting
 
 
 def test_the_setting_by_which_it_evaluates_is_named(tmp_path: Path) -> None:
     by_steps = trained(tmp_path / "steps", eval_data=labelled(8), eval_strategy="step", eval_steps=7)
-    assert facts_of_objects(by_steps).names.evaluate == "a larger eval_steps (now 7)"
+    assert names_of_settings(by_steps.config, 1).evaluate == "a larger eval_steps (now 7)"
     by_epochs = trained(tmp_path / "epochs")
-    assert facts_of_objects(by_epochs).names.evaluate.startswith("eval_strategy='step' with eval_steps of more")
+    assert names_of_settings(by_epochs.config, 1).evaluate.startswith("eval_strategy='step' with eval_steps of more")
 
 
 def test_columns_are_known_to_be_read_by_batches_and_steps_to_be_of_several(tmp_path: Path) -> None:
     x, y = labelled().tensors
-    facts = facts_of_objects(trained(tmp_path, data=ColumnDataset(input=x, labels=y), gradient_accumulation_steps=4))
+    trainer = trained(tmp_path, data=ColumnDataset(input=x, labels=y), gradient_accumulation_steps=4)
+    facts = timing_facts(trainer.run, SettingNames())
     assert facts.reads_batches
     assert facts.batches == 4

@@ -13,7 +13,7 @@ from tests.spent_time import Net, about, eager, spend
 from tests.toys import Samples, file_config
 from trainwright import Trainer, TrainingConfig
 from trainwright.engine import DefaultTrainer, EagerTrainer, TrainerBase
-from trainwright.engine.folder.summary import facts_of_files
+from trainwright.engine.default.hooks import names_of_settings
 from trainwright.events import PhaseTimes
 from trainwright.hooks import CallbackHook, IterationTimer
 from trainwright.hooks.timer import Facts, SettingNames, advice, duration, percent, shares_of
@@ -122,10 +122,12 @@ def test_advice_of_config_files_has_its_names(tmp_path: Path, caplog: pytest.Log
         trainer.train()
     said = r"Advice: Waiting for data takes \d+ % of the time: num_workers of dataloader.train above 0 "
     assert re.search(said, caplog.text)
-    names = facts_of_files(trainer).names
+    names = names_of_settings(trainer.cfg.train)
     assert names.save == "a larger train.checkpointer.period"
     cfg.train.checkpointer.save_model_after_n_epoch = 1
-    assert facts_of_files(DefaultTrainer(cfg)).names.save == "a larger train.checkpointer.save_model_after_n_epoch"
+    assert (
+        names_of_settings(DefaultTrainer(cfg).cfg.train).save == "a larger train.checkpointer.save_model_after_n_epoch"
+    )
 
 
 @pytest.mark.usefixtures("clock")

@@ -78,25 +78,6 @@ class TrainerBase:
     def load_loader_state(self, state: dict[str, Any]) -> None:
         """Continue the loader at a position of ``loader_state``."""
 
-    def sample_ids(self, update: int) -> list[list[int]] | None:
-        """The indices of the samples of update ``update`` (from 1): for each micro-batch those of all processes.
-
-        They are computed from the sampler, for past and coming updates. None: the loader is of a stream, or the user's
-        own, whose order is unknown. :func:`~trainwright.data.sample_name` gives the data set's name of an index.
-
-        Raises:
-            ConfigError: the run has no such update, or an earlier start of the run with another batch size made it.
-        """
-        from trainwright.engine.sample_ids import sample_ids
-
-        return sample_ids(self, update)
-
-    def described_samples(self, update: int) -> str:
-        """Sentences for messages that name the samples of an update; empty if they are unknown."""
-        from trainwright.engine.sample_ids import described_samples
-
-        return described_samples(self, update)
-
     @property
     def hooks(self) -> tuple[HookBase, ...]:
         """The registered hooks, in the order of their calls."""

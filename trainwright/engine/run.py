@@ -45,6 +45,7 @@ class Calls:
         evaluate: evaluates the current weights, which is not logged.
         eval_loaders: the loaders of evaluations; with ``overfit_batches`` they have the training data.
         examples: the batches whose first one is an example of the model's input.
+        position_of: the sampler's position at an update (from 1) and the number of its micro-batches; None: unknown.
         save: saves the training state between two iterations.
         set_position: starts the training data behind the iterations of a loaded checkpoint.
         close_data: stops what reads the data ahead.
@@ -63,6 +64,7 @@ class Calls:
     evaluate: Callable[[], dict[str, Any]]
     eval_loaders: Callable[[], list[Any]]
     examples: Callable[[], Iterable[Any]]
+    position_of: Callable[[int], tuple[int, int] | None]
     save: Callable[[], None]
     facts: Callable[[], dict[str, Any]]
     record: Callable[[], dict[str, Any]]

@@ -3,6 +3,10 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
+from torch.utils.data import Subset, TensorDataset
+
+from trainwright.data.columns import ColumnDataset
 from trainwright.engine.folder.record import RunRecord
 from trainwright.engine.folder.run_folder import OpenRunFolder
 from trainwright.engine.folder.summary import RunSummary
@@ -12,6 +16,7 @@ from trainwright.hooks import FiniteCheck, Float32MatmulPrecision, HookBase, Int
 from trainwright.hooks.base import Period
 from trainwright.hooks.signals import max_time_of
 from trainwright.hooks.tensor_parallel import tensor_parallel_hook
+from trainwright.hooks.timer import Facts, SettingNames
 from trainwright.hooks.torch_settings import deterministic_hook
 from trainwright.hooks.unfreezing import unfreezing_hook
 from trainwright.hooks.weight_average import averaging_hook
@@ -53,6 +58,22 @@ def run_hooks(
         RunSummary(spec.saving.output_dir, calls.next_commands),
         Interruptions(run.checkpointer, save, max_time_s=max_time_of(spec.length)),
     ]
+
+
+def timing_facts(run: Run, names: SettingNames) -> Facts:
+    """What the advice at the end of a training needs to know."""
+    loader = run.batches.loader
+    dataset = getattr(loader, "dataset", None)
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return Facts(
+        batches=run.spec.batch.gradient_accumulation_steps,
+        device=torch.device(run.device).type,
+        num_workers=getattr(loader, "num_workers", None),
+        reads_batches=isinstance(dataset, TensorDataset | ColumnDataset) or hasattr(dataset, "__getitems__"),
+        saves_async=run.checkpointer.asynchronous,
+        names=names,
+    )
 
 
 def ordered_hooks(

@@ -14,6 +14,7 @@ from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.engine.folder.summary import log_start
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.run import Run
+from trainwright.engine.sample_ids import described_samples, sample_ids
 from trainwright.engine.update import Update
 from trainwright.evaluation.loop import preserve_rng
 from trainwright.lazy_names import ring
@@ -190,6 +191,21 @@ class RunMethods(TrainerBase):
                 batch = next(iter(batches))
         with self.run.evaluated_weights():
             return export_of_run(self.model, path, self.run.prepare_eval(batch), tolerance=tolerance)
+
+    def sample_ids(self, update: int) -> list[list[int]] | None:
+        """The indices of the samples of update ``update`` (from 1): for each micro-batch those of all processes.
+
+        They are computed from the sampler, for past and coming updates. None: the loader is of a stream, or the user's
+        own, whose order is unknown. :func:`~trainwright.data.sample_name` gives the data set's name of an index.
+
+        Raises:
+            ConfigError: the run has no such update, or an earlier start of the run with another batch size made it.
+        """
+        return sample_ids(self.run, update)
+
+    def described_samples(self, update: int) -> str:
+        """Sentences for messages that name the samples of an update; empty if they are unknown."""
+        return described_samples(self.run, update)
 
     def print_info(self) -> None:
         """Log the model, the data, the length of the run and its settings."""

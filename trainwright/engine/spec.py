@@ -1,4 +1,4 @@
-"""``RunSpec``: the settings of a run that both APIs share, under one vocabulary. Nothing below reads a config class."""
+"""``RunSpec``: the settings that a run of either API uses, under one vocabulary. Nothing below reads a config class."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
     from trainwright.config.settings import TrainingConfig
 
+Api = Literal["Python", "config file"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Length:
-    """How long the run is. The settings of an API that are not set are None."""
+    """``max_time``: seconds, or text as the user writes it."""
 
-    num_epochs: float
-    max_steps: int | float | None
-    max_time: Any  # seconds, or text as the user writes it
+    max_time: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +28,7 @@ class Batch:
     """Samples of a micro-batch of one process, and the micro-batches of an update."""
 
     batch_size: int
-    eval_batch_size: int
     gradient_accumulation_steps: int
-    elastic: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,20 +40,12 @@ class Precision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Processes:
-    """The layout of the processes, and what each does with the model."""
+class ModelLayout:
+    """What each process does with the model."""
 
-    data_parallel_size: int | None
-    tensor_parallel_size: int
-    pipeline_parallel_size: int
-    zero_stage: int
-    replicate_size: int | None
-    sequence_parallel: bool
-    pipeline_schedule: str
     find_unused_parameters: bool
     gradient_checkpointing: bool
     graph: bool
-    hang_timeout_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +53,6 @@ class Saving:
     """``output_dir`` and what is saved into it."""
 
     output_dir: str
-    max_to_keep: int | None
-    save_top_k: int | None
     save_trainable_only: bool
     asynchronous: bool
 
@@ -73,17 +61,7 @@ class Saving:
 class Evaluations:
     """``hardest_samples``: the number of samples with the largest losses that each evaluation writes."""
 
-    eval_on_start: bool
     hardest_samples: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Logging:
-    """What is shown and recorded."""
-
-    progress_bar: bool
-    profile: Any
-    trackers: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +75,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learning:
-    """What happens to the weights beside the optimizer's steps."""
+    """What happens to the weights beside the optimizer's steps, and the base learning rate."""
 
     learning_rate: float | None
     ema: Mapping[str, Any] | None
@@ -115,16 +93,15 @@ class Safety:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSpec:
-    """All settings of a run that both APIs have, by their canonical names."""
+    """The settings by their names in ``TrainingConfig``."""
 
-    api: Literal["Python", "config file"]
+    api: Api
     length: Length
     batch: Batch
     precision: Precision
-    layout: Processes
+    layout: ModelLayout
     saving: Saving
     evaluation: Evaluations
-    logging: Logging
     limits: Limits
     learning: Learning
     safety: Safety
@@ -143,57 +120,30 @@ class RunSpec:
 def spec_of_training_config(config: "TrainingConfig") -> RunSpec:
     """The settings of the Python API."""
     return _spec(
-        "Python",
-        {
-            **{name: getattr(config, name) for name in type(config).model_fields},
-            "graph": bool(config.graph),
-            "asynchronous": True,
-        },
+        "Python", {"asynchronous": True, **{name: getattr(config, name) for name in type(config).model_fields}}
     )
 
 
 def spec_of_cfg(cfg: "DictConfig", device: torch.device) -> RunSpec:
     """The settings of a complete configuration, as ``DefaultTrainer.cfg`` is, for a run on ``device``."""
-    train = cfg.train
-    zero, optim = train.zero_optimization, cfg.get("optim") or {}
-    precision = str(autocast_dtype(device)).removeprefix("torch.")
-    return _spec(
-        "config file",
-        {
-            **train.dist,
-            **train.evaluation,
-            **train.checkpointer,
-            **train,
-            "num_epochs": train.train_epoch,
-            "max_steps": train.train_iter,
-            "batch_size": train.train_micro_batch_size,
-            "eval_batch_size": train.test_micro_batch_size,
-            "gradient_accumulation_steps": train.num_accumulation_steps,
-            "mixed_precision": precision if train.amp.enabled else None,
-            "zero_stage": zero.stage if zero.enabled else 0,
-            "gradient_checkpointing": train.activation_checkpoint.enabled,
-            "graph": cfg.graph.enabled,
-            "learning_rate": optim.get("lr"),
-        },
-    )
+    train, precision = cfg.train, str(autocast_dtype(device)).removeprefix("torch.")
+    settings = {
+        **train.dist,
+        **train.evaluation,
+        **train.checkpointer,
+        **train,
+        "batch_size": train.train_micro_batch_size,
+        "gradient_accumulation_steps": train.num_accumulation_steps,
+        "mixed_precision": precision if train.amp.enabled else None,
+        "gradient_checkpointing": train.activation_checkpoint.enabled,
+        "graph": cfg.graph.enabled,
+        "learning_rate": (cfg.get("optim") or {}).get("lr"),
+    }
+    return _spec("config file", settings)
 
 
-_GROUPS = {
-    "length": Length,
-    "batch": Batch,
-    "precision": Precision,
-    "layout": Processes,
-    "saving": Saving,
-    "evaluation": Evaluations,
-    "logging": Logging,
-    "limits": Limits,
-    "learning": Learning,
-    "safety": Safety,
-}
+def _spec(api: Api, settings: Mapping[str, Any]) -> RunSpec:
+    def group(kind: Any) -> Any:
+        return kind(**{field.name: settings[field.name] for field in fields(kind)})
 
-
-def _spec(api: Literal["Python", "config file"], given: Mapping[str, Any]) -> RunSpec:
-    groups: dict[str, Any] = {}
-    for name, kind in _GROUPS.items():
-        groups[name] = kind(**{field.name: given.get(field.name) for field in fields(kind)})
-    return RunSpec(api=api, **groups)
+    return RunSpec(api=api, **{field.name: group(field.type) for field in fields(RunSpec) if field.name != "api"})

@@ -20,7 +20,7 @@ from trainwright.data.sample_names import sample_name
 from trainwright.engine.folder.formats import LOSSES_NAME, RECORD_NAME, read_starts
 from trainwright.engine.folder.record import RunRecord
 from trainwright.engine.run import Run
-from trainwright.engine.sample_ids import own_sample_ids, training_loader
+from trainwright.engine.sample_ids import own_sample_ids
 from trainwright.engine.step_probe import StepFacts, probed_step, user_frame
 from trainwright.events.storage import EventStorage
 from trainwright.inspect.diff import compare_starts
@@ -150,8 +150,8 @@ def _run(run: Run, found: Replay, *, stops: bool) -> None:
         if trainer.iter < last:
             run_step()
             continue
-        found.samples = own_sample_ids(trainer, found.step)
-        found.names = _names(training_loader(trainer), chain.from_iterable(found.samples or ()))
+        found.samples = own_sample_ids(run, found.step)
+        found.names = _names(run.batches.loader, chain.from_iterable(found.samples or ()))
         sizes = [len(batch) for batch in found.samples or ()]
         model = unwrap_model(run.model)
         # A compiled program has no inside to look at.

@@ -15,18 +15,21 @@ from torch import nn
 
 from trainwright.config.errors import ConfigError
 from trainwright.config.lazy.lazy_config import try_get_key
+from trainwright.config.schema.sections import total_iterations
 from trainwright.data.batch import to_batch
 from trainwright.data.collate import mixed
+from trainwright.data.sampler import CyclicSampler
 from trainwright.data.seeding import seed_everything
 from trainwright.engine.default import parts
 from trainwright.engine.default.eager_trainer import EagerTrainer
 from trainwright.engine.default.hooks import build_hooks
 from trainwright.engine.default.length import (
+    extend_schedules,
     iterations_per_epoch,
+    longer_cfg,
     num_samples,
     scale_shares,
     scale_to_data,
-    update_length,
 )
 from trainwright.engine.default.setup import bind_arguments, check_eval_metric, next_commands, started
 from trainwright.engine.default.stepper import build_stepper, settings_of_step, warn_of_settings_without_effect
@@ -292,6 +295,14 @@ class DefaultTrainer(RunMethods):
         def save() -> None:
             me.checkpointer.save(f"model_{me.iterations_done - 1:07d}", iteration=me.iterations_done - 1)
 
+        def position_of(update: int) -> tuple[int, int] | None:
+            stepper, sampler = me._built_stepper, getattr(me.train_loader, "batch_sampler", None)
+            has_own = any(is_overridden(one, "run_step") for one in (stepper, me)) or me._trainer is not stepper
+            if has_own or not isinstance(sampler, CyclicSampler):
+                return None
+            done = me.samples_done + (update - 1 - me.iterations_done) * me.samples_per_iter
+            return done, me.run.spec.batch.gradient_accumulation_steps
+
         return Calls(
             prepare=lambda batch: me._get_batch(batch),
             prepare_eval=lambda batch: me.get_batch(batch, me.device),
@@ -311,6 +322,7 @@ class DefaultTrainer(RunMethods):
             settings_of_copy=settings_of_copy,
             change_copy=change_copy,
             rebuild_model=lambda: me.build_model(me.cfg),
+            position_of=position_of,
             set_position=lambda: parts.set_batches(me.run, me.train_loader, me.samples_done),
         )
 
@@ -369,7 +381,15 @@ class DefaultTrainer(RunMethods):
         return bind_arguments(stepper.run_step, self._get_batch, self.device)
 
     def _continue(self) -> None:
-        update_length(self)
+        train = self.cfg.train
+        length = total_iterations(train, self._num_samples(), train.global_batch_size)
+        if length not in (self._planned, self.max_iter):  # the user has changed it
+            longer = longer_cfg(self._given, train, length)
+            self.auto_scale_hyperparams(longer, self.train_loader)
+            train.update({"train_iter": length, "scheduler": longer.train.scheduler})
+            train.warmup_iter = longer.train.warmup_iter
+            self.max_iter = self._planned = length
+            extend_schedules(self.run, lambda optimizer: self.build_lr_scheduler(self.cfg, optimizer))
         super()._continue()
 
     def _before_first_step(self) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from trainwright.checkpoint.checkpointer import Checkpointer
-from trainwright.engine.folder.summary import facts_of_files
-from trainwright.engine.run_hooks import ordered_hooks
+from trainwright.engine.run_hooks import ordered_hooks, timing_facts
 from trainwright.events.writers import EventWriter
 from trainwright.hooks import (
     BestCheckpointer,
@@ -23,6 +22,7 @@ from trainwright.hooks import (
 from trainwright.hooks.base import Period
 from trainwright.hooks.callbacks.progress import epoch_lines
 from trainwright.hooks.profile import profile_hook
+from trainwright.hooks.timer import SettingNames
 from trainwright.parallel.dist import is_main_process
 
 logger = logging.getLogger("trainwright.engine")
@@ -70,7 +70,7 @@ def build_hooks(
         shown = None if evaluate is None else evaluation.eval_period
         lines = epoch_lines(per_epoch, num_iterations, train.log_period, eval_period=shown, best=best)
     return ordered_hooks(
-        timer=IterationTimer(facts=facts_of_files),
+        timer=IterationTimer(facts=lambda trainer: timing_facts(trainer.run, names_of_settings(train))),
         schedules=[LRScheduler()],
         save=PeriodicCheckpointer(checkpointer, save_period, max_to_keep=saving.max_to_keep),
         evaluate=eval_hook,
@@ -78,4 +78,20 @@ def build_hooks(
         profile=profile_hook(train.profile, train.output_dir),
         lines=lines,
         write=PeriodicWriter(build_writers, train.log_period) if is_main_process() else None,
+    )
+
+
+def names_of_settings(train: DictConfig) -> SettingNames:
+    """The settings that the advice at the end of a training names."""
+    by_epochs, by_period = "train.checkpointer.save_model_after_n_epoch", "train.checkpointer.period"
+    save = by_epochs if train.checkpointer.get("save_model_after_n_epoch") else by_period
+    by_epochs, by_period = "train.evaluation.eval_after_n_epoch", "train.evaluation.eval_period"
+    evaluate = by_epochs if train.evaluation.get("eval_after_n_epoch") else by_period
+    return SettingNames(
+        workers="num_workers of dataloader.train",
+        no_workers="num_workers=0 of dataloader.train",
+        asynchronous="train.checkpointer.asynchronous=True",
+        profile="train.profile=True",
+        save=f"a larger {save}",
+        evaluate=f"a larger {evaluate}",
     )

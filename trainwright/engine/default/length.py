@@ -4,6 +4,7 @@ import copy
 import inspect
 import logging
 import math
+from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
 from typing import Any
@@ -22,6 +23,7 @@ from trainwright.config.schema.sections import (
     warmup_iterations,
 )
 from trainwright.data.sampler import CyclicSampler
+from trainwright.engine.run import Run
 from trainwright.optim.schedules import extend_schedule
 from trainwright.parallel.dist import get_data_parallel_size
 
@@ -112,30 +114,26 @@ def _scale_periods(train: DictConfig, iter_per_epoch: int) -> None:
         train.checkpointer.period = epochs * iter_per_epoch
 
 
-def update_length(trainer: Any) -> None:
-    """Plan the rest of the training again if ``cfg.train.train_iter`` or ``train_epoch`` has been changed."""
-    train = trainer.cfg.train
-    length = total_iterations(train, trainer._num_samples(), train.global_batch_size)
-    if length == trainer._planned or length == trainer.max_iter:
-        return
-    longer = copy.deepcopy(trainer._given)
+def longer_cfg(given: DictConfig, train: DictConfig, length: int) -> DictConfig:
+    """The configuration ``given`` by the user, of a run of ``length`` iterations with the batch sizes of ``train``."""
+    longer = copy.deepcopy(given)
     longer.train.update({"train_iter": length, "train_epoch": 0})
     longer.train.update({name: train[name] for name in BATCH_SIZES})
-    trainer.auto_scale_hyperparams(longer, trainer.train_loader)
-    train.update({"train_iter": length, "scheduler": longer.train.scheduler})
-    train.warmup_iter = longer.train.warmup_iter
-    trainer.max_iter = trainer._planned = length
-    if trainer.lr_scheduler is not None:
-        extend_schedule(trainer.lr_scheduler, lambda optimizer: trainer.build_lr_scheduler(trainer.cfg, optimizer))
+    return longer
+
+
+def extend_schedules(run: Run, build: Callable[[Any], Any]) -> None:
+    """Make the schedules those of a longer run, at their positions; ``build`` builds them for an optimizer."""
+    if run.lr_scheduler is not None:
+        extend_schedule(run.lr_scheduler, build)
         return
-    rates = [group["lr"] for group in trainer.optimizer.param_groups]
-    longer_ones: Any = trainer.build_lr_scheduler(trainer.cfg, trainer.optimizer)  # sets the first rates of all of them
-    for group, rate in zip(trainer.optimizer.param_groups, rates, strict=True):
+    rates = [group["lr"] for group in run.optimizer.param_groups]
+    longer = build(run.optimizer)  # sets the first rates of all of them
+    for group, rate in zip(run.optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
-    for name, schedule in trainer.lr_schedulers.items():
-        extend_schedule(schedule, partial(_given, longer_ones[name]))
+    for name, schedule in run.lr_schedulers.items():
+        extend_schedule(schedule, partial(_built, longer[name]))
 
 
-def _given(schedule: Any, optimizer: Any) -> Any:
-    """A schedule that is built already."""
+def _built(schedule: Any, optimizer: Any) -> Any:
     return schedule

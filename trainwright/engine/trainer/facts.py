@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from trainwright.engine.step_plan import StepPlan
 from trainwright.engine.trainer import loaders, parts
 from trainwright.hooks.callbacks import Callback
+from trainwright.hooks.timer import SettingNames
 from trainwright.optim.schedules import FormulaLR
 
 if TYPE_CHECKING:
@@ -106,3 +107,26 @@ def log_dev_run(config: "TrainingConfig", output_dir: str, *, steps: int, is_eva
 
 def _length(dataset: Any) -> int | None:
     return len(dataset) if isinstance(dataset, Sized) else None
+
+
+def names_of_settings(config: "TrainingConfig", steps_per_epoch: int) -> SettingNames:
+    """The settings that the advice at the end of a training names."""
+    evaluate = "eval_strategy='step' with eval_steps of more than an epoch"
+    if config.eval_steps:
+        evaluate = f"a larger eval_steps (now {config.eval_steps})"
+    saves: list[tuple[float, str]] = []  # by their number of steps
+    periods = config.model_checkpoint or {}
+    for name, steps in (("every_n_epoch", steps_per_epoch), ("every_n_iteration", 1)):
+        if period := periods.get(name):
+            saves.append((period * steps, f"a larger {name} of model_checkpoint (now {period})"))
+    if config.save_steps:
+        share = steps_per_epoch * config.num_epochs if isinstance(config.save_steps, float) else 1
+        saves.append((config.save_steps * share, f"a larger save_steps (now {config.save_steps})"))
+    return SettingNames(
+        workers="dataloader_num_workers",
+        no_workers="dataloader_num_workers=0",
+        collate="data_collator=lambda batch: batch",
+        profile="TrainingConfig(profile=True)",
+        save=min(saves)[1] if saves else evaluate,  # evaluations save the best
+        evaluate=evaluate,
+    )

@@ -21,15 +21,15 @@ from trainwright.config.foreign_names import TRAIN_ARGUMENTS
 from trainwright.config.torch_names import CUSTOM, GivenName, described_loss
 from trainwright.data.batch import to_batch
 from trainwright.data.batch_loader import BatchLoader
+from trainwright.data.sampler import EpochSampler
 from trainwright.data.seeding import seed_everything
 from trainwright.engine.extra_parameters import log_untrained
 from trainwright.engine.folder.formats import CSV_NAME
 from trainwright.engine.folder.run_folder import TrainerFolder
-from trainwright.engine.folder.summary import facts_of_objects
 from trainwright.engine.hardest_samples import hardest_samples
 from trainwright.engine.own_step import OwnStep
 from trainwright.engine.run import Calls
-from trainwright.engine.run_hooks import ordered_hooks, run_hooks
+from trainwright.engine.run_hooks import ordered_hooks, run_hooks, timing_facts
 from trainwright.engine.spec import spec_of_training_config
 from trainwright.engine.state import TrainerState
 from trainwright.engine.trainer import checks, loaders, optim, parts
@@ -41,6 +41,7 @@ from trainwright.engine.trainer.evaluation import Evaluation, forward
 from trainwright.engine.trainer.facts import (
     facts_of_start,
     log_dev_run,
+    names_of_settings,
     next_commands,
     record_of_run,
     settings_of_step,
@@ -318,8 +319,9 @@ class Trainer(SteppingTrainer):
             save=self._saving.save_step,
             saves_before_end=lambda: periods.saves_before_end(keeps_best=best is not None),
         )
+        names = names_of_settings(self.config, self.state.plan.steps_per_epoch)
         return ordered_hooks(
-            timer=IterationTimer(facts=facts_of_objects),
+            timer=IterationTimer(facts=lambda trainer: timing_facts(trainer.run, names)),
             schedules=self._schedules.hooks(self.optimizer, self.lr_schedulers),
             train_metrics=self._train_metrics,
             save=save if config.save_enabled else None,
@@ -371,6 +373,13 @@ class Trainer(SteppingTrainer):
         def use_learning_rate(rate: float) -> None:
             me.config.update({"learning_rate": rate})
 
+        def position_of(update: int) -> tuple[int, int] | None:
+            sampler, plan = getattr(me.train_dataloader, "batch_sampler", None), me.state.plan
+            if me._overrides.has("run_step", "inner_training_loop") or not isinstance(sampler, EpochSampler):
+                return None
+            done = plan.steps(update - 1)
+            return done, plan.steps(update) - done
+
         return Calls(
             prepare=lambda batch: me._evaluation.prepare(batch),
             prepare_eval=lambda batch: me._evaluation.prepare(batch),
@@ -387,6 +396,7 @@ class Trainer(SteppingTrainer):
             use_learning_rate=use_learning_rate,
             settings_of_copy=lambda *changes, **kind: parts.settings_of_copy(me.config, *changes, **kind),
             change_copy=change_copy,
+            position_of=position_of,
             close_data=lambda: me._close_loaders(),
         )
 
