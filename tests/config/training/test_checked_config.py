@@ -276,14 +276,6 @@ def test_help_describes_all_settings(capsys: pytest.CaptureFixture[str]) -> None
     assert "Required." in capsys.readouterr().out
 
 
-def test_a_subfolder_holds_the_file(tmp_path: Path) -> None:
-    config = TrainingConfig(lr=1e-3)
-    assert config.save(tmp_path, subfolder="train") == tmp_path / "train" / "train_config.yaml"
-    assert config.save(tmp_path, "x.yaml", "other") == tmp_path / "other" / "x.yaml"
-    assert TrainingConfig.load(tmp_path, subfolder="train") == config
-    assert TrainingConfig.load(tmp_path, "x.yaml", subfolder="other", lr=1.0).lr == 1.0
-
-
 def test_a_notebook_shows_what_differs_from_the_defaults_by_the_users_names() -> None:
     config = TrainingConfig(output_dir="<b>", lr=0.5, trackers={"wandb": {"api_key": "0123456789abcdef"}})
     html = config._repr_html_()

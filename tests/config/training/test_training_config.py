@@ -6,7 +6,6 @@ import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -187,31 +186,8 @@ def test_json_holds_every_setting() -> None:
     assert content["metrics"] == [{"name": "cer"}]
 
 
-def test_the_benchmarks_way_of_making_one_works() -> None:
-    for some in (None, 5):
-        config = TrainingConfig(
-            output_dir=Path("out"), num_epochs=3, batch_size=16, optimizer="adam", learning_rate=1e-3,
-            gradient_accumulation_steps=2, mixed_precision="bf16" if some else None, num_dataloader_workers=2,
-            log_steps=10, graph=False, seed=0, save_steps=some, save_freq=1 if some else 0, progress_bar=bool(some),
-            max_steps=some, resume_from_checkpoint=Path("out") if some else None,
-        )  # fmt: skip
-        assert (config.save_steps, config.max_steps) == (some, some)
-        assert config.model_checkpoint == ({"every_n_epoch": 1} if some else None)
-        assert config.mixed_precision == ("bf16" if some else None)
-        assert str(config.resume_from_checkpoint) == ("out" if some else "None")
-        assert (config.num_epochs, config.batch_size, config.gradient_accumulation_steps) == (3, 16, 2)
-
-
 # What a TrainingConfig shows of itself is what its page prints.
 
-OF_THE_MODEL = (
-    "TrainingConfig(output_dir='./train_dummy_torch', overwrite_output_dir=True, eval_strategy='epoch', "
-    "eval_steps=None, batch_size=1, val_batch_size=-1, seed=42, epoch_num=2, dataloader_pin_memory=True, "
-    "dataloader_drop_last=True, dataloader_num_workers=0, lr=5e-05, metric='Accuracy', print_steps=1, "
-    "load_best_model_at_end=False, early_stopping={'monitor': 'eval_epoch_metric', 'patience': 4, 'mode': 'max'}, "
-    "model_checkpoint={'every_n_epoch': 1}, tensorboard={'log_dir': 'mylogdir'}, loss='CrossEntropyLoss', "
-    "optimizer='Adam', lr_scheduler_type='linear', warmup_ratio=0.0, warmup_steps=0, device_str=None, freeze_bn=False)"
-)
 OF_THE_OPERATOR = (
     "TrainingConfig(output_dir='./train_dummy_operator', overwrite_output_dir=True, eval_strategy='epoch', "
     "eval_steps=None, batch_size=8, val_batch_size=-1, seed=42, epoch_num=2, dataloader_pin_memory=True, "
@@ -220,17 +196,6 @@ OF_THE_OPERATOR = (
     "model_checkpoint={'every_n_epoch': 1}, tensorboard={'log_dir': None, 'comment': ''}, loss='CrossEntropyLoss', "
     "optimizer='Adam', lr_scheduler_type='linear', warmup_ratio=0.0, warmup_steps=0, device_str=None, freeze_bn=False)"
 )
-
-
-def test_the_first_example_of_the_page() -> None:
-    training_config = TrainingConfig(
-        output_dir="./train_dummy_torch",
-        epoch_num=2,
-        batch_size=1,
-        print_steps=1,
-        tensorboard={"log_dir": "mylogdir"},
-    )
-    assert repr(training_config) == str(training_config) == OF_THE_MODEL
 
 
 def test_the_operators_example_of_the_page() -> None:
@@ -288,26 +253,6 @@ def test_the_pages_example_is_taken_as_it_is() -> None:
     )
     assert isinstance(config, TrainingConfig)
     assert eval(repr(config)) == config
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"init_weights_from": "hezarai/bert-base-fa"},
-        {"resume_from_checkpoint": True},
-        {"resume_from_checkpoint": True, "save_steps": 1000},
-        {"mixed_precision": "bf16"},
-        {"mixed_precision": "fp16"},
-        {"mixed_precision": "full"},
-        {"gradient_accumulation_steps": 8},
-        {"distributed": True},
-    ],
-)
-def test_the_pages_fragments_are_taken_as_they_are(settings: dict[str, Any]) -> None:
-    config = TrainerConfig(output_dir="out", task="text_classification", **settings)
-    assert {name: config.to_dict()[name] for name in settings} == {
-        name: "no" if value == "full" else value for name, value in settings.items()
-    }
 
 
 def test_every_parameter_of_the_page_is_taken_with_its_types() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pyte
 import pytest
 
+from tests.fork_server import python
 from trainwright.events import EventStorage, ProgressAwareHandler, ProgressWriter
 from trainwright.events.phases import activity
 from trainwright.events.writers import default_writers, progress
@@ -406,7 +407,7 @@ def test_a_terminal_without_a_size() -> None:
 
 
 def test_a_pipe_gets_lines() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM, "ends"], capture_output=True, timeout=120, check=True)
+    done = subprocess.run([python(), "-c", PROGRAM, "ends"], capture_output=True, timeout=120, check=True)
     shown = (done.stdout + done.stderr).decode()
     assert "\r" not in shown
     assert "\x1b" not in shown
