@@ -70,7 +70,7 @@ class Calls:
     record: Callable[[], dict[str, Any]]
     next_commands: Callable[[], list[str]]
     schedule_length: Callable[[Any], int]
-    use_learning_rate: Callable[[float], None]
+    use_learning_rate: Callable[[float], object]
     settings_of_copy: Callable[..., Any]
     change_copy: Callable[[Any, dict[int, Any]], None]
     rebuild_model: Callable[[], nn.Module | None] = lambda: None
@@ -277,7 +277,8 @@ class Run:
         Raises:
             ConfigError: a part of the trainer cannot be copied.
         """
-        kind, (arguments, named) = self.trainer.__class__, self.arguments
+        kind: Any = self.trainer.__class__
+        arguments, named = self.arguments
         settings = self.calls.settings_of_copy(folder, changes, resumes=resumes, is_endless=constant_rate)
         new = kind.__new__(kind, *arguments, **named)
         memo = self._memo(new, settings)
