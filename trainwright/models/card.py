@@ -142,7 +142,7 @@ class ModelCard:
                 summary = "\n".join(f"* **{_inline(n)}**: {_inline(v)}" for n, v in self.training_summary.items())
             sections.append(f"## Training\n\n{summary}\n")
         if self.training_config is not None:
-            sections.append("## Training configuration\n\n" + _code(_settings(self.training_config)))
+            sections.append("## Training configuration\n\n" + _code(settings_text(self.training_config)))
         return [*sections, f"Written by the {LIBRARY} {_inline(self.source)}.\n"]
 
 
@@ -168,7 +168,8 @@ def _table(rows: Sequence[Sequence[Any]]) -> str:
     return "\n".join([*lines, ""])
 
 
-def _settings(config: Any) -> str:
+def settings_text(config: Any) -> str:
+    """A ``training_config`` as a card shows it, without secrets."""
     if isinstance(config, str):
         return redact(config)
     tree = config.to_dict() if hasattr(config, "to_dict") else config

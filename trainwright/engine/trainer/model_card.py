@@ -43,6 +43,7 @@ class RunCard:
     ) -> None:
         self._given, self._checkpointer, self._state, self._average = given, checkpointer, state, average
         self._output_dir, self._settings, self._results = output_dir, settings, results
+        self._rendered: tuple[dict[str, Any], str] | None = None  # settings, and their text
 
     def text(self) -> str:
         """The card with the numbers of the current weights."""
@@ -56,7 +57,7 @@ class RunCard:
             model_architecture=class_name(self._checkpointer.model),
             tasks=[str(config.task)] if config.task else None,
             training_summary={"steps": steps.global_step, "epoch": steps.epoch},
-            training_config=_without_paths({**config.to_dict(), "output_dir": name}),
+            training_config=self._text_of(_without_paths({**config.to_dict(), "output_dir": name})),
             eval_results=self._results() or None,
             usage=self._usage(),
         )
@@ -72,6 +73,14 @@ class RunCard:
             shutil.copy(self._output_dir / CURVES_NAME, folder)
             card = folder / "README.md"
             card.write_text(_with_curves(card.read_text(encoding="utf-8")), encoding="utf-8")
+
+    def _text_of(self, settings: dict[str, Any]) -> str:
+        """The settings as text, which is most of the work for a card: rendered once, and again for others."""
+        from trainwright.models.card import settings_text
+
+        if self._rendered is None or self._rendered[0] != settings:
+            self._rendered = settings, settings_text(settings)
+        return self._rendered[1]
 
     @cached_property
     def _text_of_user(self) -> str:
