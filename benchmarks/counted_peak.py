@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trainwright.hooks import HookBase
-from trainwright.parallel.step_cost import TensorBytes
+from trainwright.inspect.simulation.step_cost import TensorBytes
 
 
 class PeakOfSteps(HookBase):

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from trainwright._torch_compat.pipeline_stage import TimedStage
-from trainwright._torch_compat.simulation import simulated_process
+from trainwright.inspect.simulation.process import simulated_process
 
 
 def test_the_loss_of_the_last_stage_may_be_of_any_type() -> None:

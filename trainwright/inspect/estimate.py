@@ -16,7 +16,6 @@ from typing import Any
 from omegaconf import DictConfig
 
 from trainwright._torch_compat.probing import real_tensors
-from trainwright._torch_compat.simulation import simulated_process
 from trainwright.config.errors import UserError
 from trainwright.config.schema.sections import complete
 from trainwright.engine.logs import logging_only_above
@@ -25,13 +24,14 @@ from trainwright.engine.run import Run
 from trainwright.engine.trainer.train_metrics import TrainMetrics
 from trainwright.engine.trainer.trainer import Trainer
 from trainwright.events.storage import EventStorage
+from trainwright.inspect.simulation.blocks import Run as Blocks
+from trainwright.inspect.simulation.depth_extrapolation import extrapolated, shortened
+from trainwright.inspect.simulation.process import simulated_process
+from trainwright.inspect.simulation.step_cost import StepCost, TensorBytes, Trace, counting, create_states, measure
 from trainwright.optim.named import each_optimizer
-from trainwright.parallel.blocks import Run as Blocks
-from trainwright.parallel.depth_extrapolation import extrapolated, shortened
 from trainwright.parallel.dist import get_tensor_parallel_size, use_mesh
 from trainwright.parallel.layout import Layout
 from trainwright.parallel.mesh import current_mesh
-from trainwright.parallel.step_cost import StepCost, TensorBytes, Trace, counting, create_states, measure
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from trainwright.data.batch import tensors
-from trainwright.parallel.blocks import KEPT, Run, containers_of, layers_of, remove, runs_of
+from trainwright.inspect.simulation.blocks import KEPT, Run, containers_of, layers_of, remove, runs_of
+from trainwright.inspect.simulation.step_cost import Phase, TensorBytes, Trace
 from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.pipeline_cut import Stage
 from trainwright.parallel.simulated import simulated, simulation
-from trainwright.parallel.step_cost import Phase, TensorBytes, Trace
 
 TOLERANCE = 1e-2  # of the result, for what a third length differs by
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from trainwright.parallel.blocks import Run, containers_of, remove, runs_of
+from trainwright.inspect.simulation.blocks import Run, containers_of, remove, runs_of
 
 
 def linears(sizes: Sequence[int]) -> list[nn.Module]:

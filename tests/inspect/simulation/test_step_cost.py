@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from trainwright._torch_compat.simulation import simulated_process
-from trainwright.parallel.step_cost import TensorBytes, counting, create_states, measure, size_of
+from trainwright.inspect.simulation.process import simulated_process
+from trainwright.inspect.simulation.step_cost import TensorBytes, counting, create_states, measure, size_of
 
 MIB = 2**20
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainwright._torch_compat.simulation import static_pipeline
-from trainwright.parallel.blocks import keep_different
+from trainwright.inspect.simulation.blocks import keep_different
+from trainwright.inspect.simulation.process import static_pipeline
 from trainwright.parallel.pipeline import Pipeline
 from trainwright.parallel.pipeline_cut import cut_model
 from trainwright.parallel.simulated import simulation

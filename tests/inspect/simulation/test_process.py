@@ -5,10 +5,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from trainwright._torch_compat import simulation
 from trainwright._torch_compat.probing import real_tensors
-from trainwright._torch_compat.simulation import simulated_process
 from trainwright.config.errors import ConfigError
+from trainwright.inspect.simulation import process as simulation
+from trainwright.inspect.simulation.process import simulated_process
 
 
 def test_a_model_of_any_size_trains() -> None:

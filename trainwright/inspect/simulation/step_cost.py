@@ -20,9 +20,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from trainwright._torch_compat.simulation import SimulatedReplica, replaced
+from trainwright.inspect.simulation.pipeline import SimulatedPipeline
+from trainwright.inspect.simulation.process import SimulatedReplica, replaced
 from trainwright.parallel.simulated import Simulation, simulated
-from trainwright.parallel.simulated_pipeline import SimulatedPipeline
 
 
 @dataclass(frozen=True)

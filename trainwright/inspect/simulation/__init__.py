@@ -1,0 +1,1 @@
+"""One process of a run without the others and without data: what its step needs is counted, not computed."""
