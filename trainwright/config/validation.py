@@ -35,15 +35,6 @@ class Allowed:
     text: str
 
 
-def type_fault(kind: type, value: Any) -> str | None:
-    """The text of the error if ``value`` is not of the type ``kind``. A bool is not a number."""
-    try:
-        _adapter(kind).validate_python(value, strict=True)
-    except ValidationError:
-        return f"{got(value)}; it must be of type {kind.__name__}."
-    return None
-
-
 @functools.cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from trainwright.checkpoint.files import atomic_write
-from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, did_you_mean
+from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, did_you_mean, got
 from trainwright.config.secrets import without_secrets
 from trainwright.config.yaml_file import check_values, plain, read_mapping, to_text
 from trainwright.notebook import summary
@@ -159,10 +159,11 @@ class YamlConfig:
         setattr(self, field.name, value)
         if type(default) not in (bool, int, float, str, tuple):
             return None
-        from trainwright.config.validation import type_fault  # here: loads pydantic
-
-        fault = type_fault(type(default), value)
-        return None if fault is None else f"{type(self).__name__}.{field.name}: {fault}"
+        if isinstance(value, type(default)) and isinstance(value, bool) == isinstance(
+            default, bool
+        ):  # a bool is no number
+            return None
+        return f"{type(self).__name__}.{field.name}: {got(value)}; it must be of type {type(default).__name__}."
 
 
 def check_positive(config: YamlConfig, *names: str, or_none: bool = False) -> None:

@@ -213,3 +213,10 @@ def test_to_py_of_a_long_call_is_python(tmp_path):
     text = LazyConfig.to_py(cfg)
     compile(text, "x", "exec")
     assert max(map(len, text.splitlines())) <= 120
+
+
+def test_scalars_of_numpy_keep_their_kind(tmp_path):
+    cfg = OmegaConf.create({"a": {"flag": np.bool_(True), "share": np.float32(0.5)}}, flags={"allow_objects": True})
+    LazyConfig.save(cfg, tmp_path / "c.yaml")
+    assert LazyConfig.load(tmp_path / "c.yaml").a == {"flag": True, "share": 0.5}
+    assert "flag: true" in (tmp_path / "c.yaml").read_text()

@@ -22,6 +22,7 @@ from trainwright.config.yaml_file import Dumper
 
 logger = logging.getLogger("trainwright.config")
 
+_PLAIN = (bool, int, float, str, bytes)
 _MAX_SHOWN = 200  # characters of the text that stands for an object
 _LINE_LENGTH = 88  # of to_py
 
@@ -94,6 +95,8 @@ class _Writer:
             )
         if hasattr(value, "_is_interpolation"):  # a leaf of a config
             value = value._value()
+        if value is None or type(value) in _PLAIN:
+            return value
         if isinstance(value, dict):
             return {_key(key): self.plain(child, f"{path}.{key}", argument) for key, child in value.items()}
         if isinstance(value, list | tuple):
@@ -116,7 +119,7 @@ class _Writer:
                 plain[key] = self._target(child, where)
             else:
                 own = None if target is None else _Argument(target, str(key), is_code=is_trusted(cfg))
-                plain[_key(key)] = self.plain(child, where, own or argument)
+                plain[key if type(key) is str else _key(key)] = self.plain(child, where, own or argument)
         if plain.get("_target_") in PLAIN_CONTAINERS and plain.get("_partial_"):
             self._refused(plain["_target_"], path)
         return plain
@@ -132,8 +135,6 @@ class _Writer:
         return raw
 
     def _leaf(self, value: Any, path: str, argument: _Argument | None) -> Any:
-        if value is None or type(value) in (bool, int, float, str, bytes):
-            return value
         if isinstance(value, enum.Enum):
             return self._member(value, path) if argument else value.name
         if isinstance(value, PurePath):
@@ -144,7 +145,7 @@ class _Writer:
             if isinstance(value, plain_type):
                 return plain_type(value)
         if type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0:
-            return self._leaf(value.item(), path, argument)
+            return self.plain(value.item(), path, argument)
         if argument and (node := _torch_node(value)):
             return node
         if callable(value) and (name := dotted_path(value)):
