@@ -30,7 +30,7 @@ def watches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FaultWatch]]:
     store = dist.HashStore()
     both = [FaultWatch(store, rank, 2, timeout_s=1000) for rank in range(2)]
     for watch in both:
-        watch.trainer = Training()
+        watch.training = Training()
     yield both
     for watch in both:
         watch.stop()
@@ -98,7 +98,7 @@ def test_an_error_that_another_process_has_raised_is_a_line(watches: list[FaultW
 
 def test_a_refusal_of_another_process_before_the_training_is_printed_once(watches: list[FaultWatch]) -> None:
     for watch in watches:
-        watch.trainer = None
+        watch.training = None
     watches[1].announce(ConfigError("lr: too large"), is_caught=False)
     watches[1].mark_reported()
     assert watches[0].line_for(raised_on(1, ConfigError("lr: too large"))) == ""
@@ -183,7 +183,7 @@ def test_the_failure_of_another_process_is_the_reason_and_not_a_hang(
     watches[1].mark_reported()
     watch = Polled(store)  # a hang is reported after 1 s
     watch.moves = False
-    watch.trainer = Training()
+    watch.training = Training()
     assert watch.has_ended.wait(60)
     assert watch.lines == [AFTER_FAULT]
     assert "stacks" not in capsys.readouterr().err
@@ -200,7 +200,7 @@ def test_a_hang_that_another_process_reports_is_none_after_a_failure(
     store.set("hang", "true")
     watch = Polled(store)
     watch.moves = False
-    watch.trainer = Training()
+    watch.training = Training()
     assert watch.has_ended.wait(60)
     assert "stacks" not in capsys.readouterr().err
 
@@ -264,7 +264,7 @@ def test_where_each_process_hangs(
             return 5, f'File "{logged}", line 56 in to_numbers', 'File "/project/train.py", line 21 in train'
 
     watch = Logging(store)
-    watch.trainer = Training()
+    watch.training = Training()
     assert watch.has_ended.wait(60)
     _, _, summary = capsys.readouterr().err.partition("A process has waited at one place for 1 s")
     what = "waits for its GPU" if has_gpu else "did not come"
@@ -284,7 +284,7 @@ def test_a_process_with_a_gpu_may_wait_at_any_place(
             return 5, 'File "/project/train.py", line 21 in train'
 
     watch = Reading(dist.HashStore())
-    watch.trainer = Training()
+    watch.training = Training()
     assert watch.has_ended.wait(60)
     assert "rank 0: stays in iteration 20, at train.py:21 in train" in capsys.readouterr().err
 

@@ -12,7 +12,7 @@ from trainwright.engine.loss_fn import returned_losses, sum_losses
 from trainwright.engine.step import Step
 from trainwright.graph.compile_graph import refusal_of_compiler
 from trainwright.graph.step import CompiledStep, batch_size_of, copied_scalars, refusal_of_overrides
-from trainwright.hooks.method_overrides import overridable
+from trainwright.hooks.method_overrides import is_overridden, overridable
 
 
 class GraphBase(nn.Module):
@@ -72,7 +72,7 @@ class GraphTrainer(EagerTrainer):
 
     def new_step(self, get_batch: Any = None, device: Any = None, train_step: Any = None) -> Step:
         step = super().new_step(get_batch, device, train_step)
-        own = refusal_of_overrides(self, ("backward", "update"))
+        own = refusal_of_overrides([n for n in ("backward", "update") if is_overridden(self, n)], type(self).__name__)
         self._compiled.use_in(step, own if train_step is None else "the trainer has its own train_step")
         return step
 

@@ -12,7 +12,7 @@ import logging
 import random
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,7 +31,6 @@ from trainwright.graph.compile_graph import cpp_compilers, refusal_of_compiler
 from trainwright.graph.optimizer import has_state, reason_outside, refusal
 from trainwright.graph.program import Part
 from trainwright.graph.programs import Inputs, Programs
-from trainwright.hooks.method_overrides import is_overridden
 from trainwright.models.outputs import scalars_of
 from trainwright.optim.clip import gradient_clipper
 from trainwright.optim.named import each_optimizer
@@ -229,10 +228,9 @@ def batch_size_of(loader: Any) -> int | None:
     return None
 
 
-def refusal_of_overrides(owner: Any, methods: Iterable[str]) -> str | None:
-    """The reason that some methods are the user's own, which a program would not call; None if none are."""
-    own = [name for name in methods if is_overridden(owner, name)]
-    return f"{type(owner).__name__} has its own {' and '.join(own)}" if own else None
+def refusal_of_overrides(own: Sequence[str], name: str) -> str | None:
+    """The reason that a class of this name has its ``own`` methods, which a program would not call; None if none."""
+    return f"{name} has its own {' and '.join(own)}" if own else None
 
 
 def _refusal_of_run(update: Update, accumulates: bool) -> str | None:

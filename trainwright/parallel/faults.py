@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -43,6 +43,12 @@ class OtherProcessError(RuntimeError):
     """Another process has failed, and does not come to a call that all must make."""
 
 
+class Training(Protocol):
+    """What reports read of a training: its iteration."""
+
+    iter: int
+
+
 class FaultWatch:
     """Reports the failures of this process to the others, and theirs to this one.
 
@@ -51,14 +57,14 @@ class FaultWatch:
         timeout_s: a process that stays at one place for so long hangs.
 
     Attributes:
-        trainer: has ``iter`` while a training runs; None: no training runs.
+        training: the one that runs; None: none does.
     """
 
     def __init__(self, store: Any, rank: int, world_size: int, timeout_s: float) -> None:
-        self.trainer: Any = None
+        self.training: Training | None = None
         self._store, self._rank, self._world_size, self._timeout_s = store, rank, world_size, timeout_s
         self._failed: str | None = None  # where the training has failed; None: it has not
-        self._training, self._num_meetings = 0, 0  # how many have begun
+        self._num_trainings, self._num_meetings = 0, 0  # how many have begun
         self._meeting = ""  # the call in which this process waits for the others to make it, too
         self._known: dict[str, Any] = {}  # reports that were read: the store ends with the process that holds it
         self._row: dict[str, Any] = {}  # where this process stays, as reported
@@ -77,12 +83,12 @@ class FaultWatch:
             # exception").
             self._thread.join(_STOP_S)
 
-    def begin(self, trainer: Any) -> None:
+    def begin(self, training: Training | None) -> None:
         """A training begins; None: it is over. Failures of earlier ones do not end it."""
-        if trainer is not None:
-            self._training += 1
+        if training is not None:
+            self._num_trainings += 1
             self._failed = None
-        self.trainer = trainer
+        self.training = training
 
     def meet(self, call: str) -> None:
         """Return when every process has come to its call of this name."""
@@ -117,7 +123,7 @@ class FaultWatch:
         if is_own and not is_of_connections(error) and isinstance(error, Exception):
             report = json.dumps({"rank": self._rank, "where": self._where(), "error": _text(error)})
             with contextlib.suppress(RuntimeError):  # the store may be gone
-                self._store.compare_set(f"fault/{self._training}", "", report)
+                self._store.compare_set(f"fault/{self._num_trainings}", "", report)
                 if not is_caught:
                     self._store.compare_set("fault", "", report)
 
@@ -172,14 +178,14 @@ class FaultWatch:
 
     def _fault(self, wait_s: float = 0.0) -> Any:
         """The first failure in the current training of this process, or else the first uncaught one."""
-        return self._read(f"fault/{self._training}", 0.0) or self._read("fault", wait_s)
+        return self._read(f"fault/{self._num_trainings}", 0.0) or self._read("fault", wait_s)
 
     def _fault_of_others(self) -> Any:
         """The failure of another process that this one cannot continue after; None: there is none.
 
         One that this program has caught, too, does not count after the training.
         """
-        is_caught = self.trainer is None and self._failed is not None
+        is_caught = self.training is None and self._failed is not None
         fault = self._read("fault", 0.0) if is_caught else self._fault()
         return None if fault is None or fault["rank"] == self._rank else fault
 
@@ -195,7 +201,7 @@ class FaultWatch:
             time.sleep(2.0)  # this process holds the store, where the others read
 
     def _where(self) -> str:
-        iteration = getattr(self.trainer, "iter", None)
+        iteration = getattr(self.training, "iter", None)
         return self._failed or "" if iteration is None else f" in iteration {iteration + 1}"
 
     def _read(self, key: str, wait_s: float) -> Any:
@@ -226,7 +232,7 @@ class FaultWatch:
                 if now - max(fault_since, moved) > _ENDS_ITSELF_S:
                     self._read("reported", _REPORT_S)
                     self._end(self._line_of(fault))
-            if self.trainer is None or fault is not None:
+            if self.training is None or fault is not None:
                 since = now
             # After a failure, the reason why nothing moves is known.
             if now - since > self._timeout_s or (fault is None and self._read("hang", 0.0) is not None):
@@ -238,7 +244,7 @@ class FaultWatch:
         stack = stack_of(threading.main_thread().ident or 0) or [str(time.monotonic())]  # unknown: it may have moved
         if self._meeting:  # a loop, which moves
             stack = stack[max((n for n, line in enumerate(stack, 1) if line.endswith(" in meet")), default=0) :]
-        return getattr(self.trainer, "iter", None), *stack
+        return getattr(self.training, "iter", None), *stack
 
     def _report_place(self, stack: Sequence[str], *, is_idle: bool) -> None:
         """Report where this process stays; () if it moves. The first process ends the job if they are apart."""
@@ -247,14 +253,16 @@ class FaultWatch:
             row = places.row_of(
                 places.frames_of(stack),
                 meeting=self._meeting,
-                iteration=getattr(self.trainer, "iter", None),
+                iteration=getattr(self.training, "iter", None),
                 where=self._where(),
                 is_idle=is_idle,
                 by_user=get_pipeline_parallel_size() > 1,
             )
         with contextlib.suppress(RuntimeError):
             if row != self._row:
-                self._store.set(f"place/{self._rank}", json.dumps(row | {"training": self._training} if row else row))
+                self._store.set(
+                    f"place/{self._rank}", json.dumps(row | {"training": self._num_trainings} if row else row)
+                )
                 self._row = row
             if not row:
                 return
@@ -352,10 +360,10 @@ def watch_faults(
     atexit.register(stop_watching)
 
 
-def watch_training(trainer: Any) -> None:
-    """Name the iteration of ``trainer`` in reports; None: no training runs."""
+def watch_training(training: Training | None) -> None:
+    """Name the iteration of ``training`` in reports; None: no training runs."""
     if _watch is not None:
-        _watch.begin(trainer)
+        _watch.begin(training)
 
 
 def meet(call: str) -> None:

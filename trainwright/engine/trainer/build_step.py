@@ -122,7 +122,9 @@ class SteppingTrainer(RankedTrainer):
             batch_size=graph.batch_size_of(self.train_dataloader),
             on_compiled=self.phases.count_compile,
         )
-        refusal = graph.refusal_of_overrides(self, OWN_STEP_METHODS)
+        refusal = graph.refusal_of_overrides(
+            [name for name in OWN_STEP_METHODS if is_overridden(self, name)], type(self).__name__
+        )
         if has_all_gpus(self.config.device_str):
             refusal = "one process splits its batches over several GPUs"
         compiled.use_in(step, refusal)
