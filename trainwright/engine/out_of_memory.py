@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainwright.engine.spec import RunSpec
 from trainwright.optim.named import each_optimizer
 
 _SHOWN = 5  # tensors
@@ -36,7 +37,8 @@ def add_memory_note(error: BaseException, trainer: Any) -> None:
         lines.append(
             f"  {byte_size(one.nbytes):>10}  {tuple(one.shape)} {str(one.dtype).removeprefix('torch.')}  {name}"
         )
-    lines += ["Settings that need less memory:", *(f"  {text}" for text in _less(trainer))]
+    run = getattr(trainer, "run", None)
+    lines += ["Settings that need less memory:", *(f"  {text}" for text in _less(None if run is None else run.spec))]
     error.add_note("\n".join(lines))
 
 
@@ -63,27 +65,22 @@ def _largest(device: Any, known: Iterable[Tensor]) -> list[Tensor]:
     return sorted(by_storage.values(), key=lambda one: -one.nbytes)[:_SHOWN]
 
 
-def _less(trainer: Any) -> Iterator[str]:
-    """Settings by their names in the API of the trainer: the batch is halved, the samples of an update stay."""
-    run = getattr(trainer, "run", None)
-    if run is not None and (size := run.spec.batch.batch_size) > 1:
-        spec = run.spec
-        settings = spec.batch_settings((size + 1) // 2, 2 * spec.batch.gradient_accumulation_steps)
-        text = (" " if hasattr(trainer, "cfg") else ", ").join(f"{name}={value}" for name, value in settings.items())
-        yield f"{text}  (half the activations; as many samples per update)"
-    if hasattr(trainer, "cfg"):
-        train = trainer.cfg.train
-        if not train.activation_checkpoint.enabled:
-            yield "train.activation_checkpoint.enabled=True  (activations are computed twice)"
-        if not train.amp.enabled:
-            yield "train.amp.enabled=True  (activations in bfloat16)"
-        yield "trainwright find batch-size CONFIG  (the largest batch that fits)"
-    elif (config := getattr(trainer, "config", None)) is not None:
-        if not config.gradient_checkpointing:
-            yield "gradient_checkpointing=True  (activations are computed twice)"
-        if config.mixed_precision is None:
-            yield "mixed_precision='bf16'  (activations in bfloat16)"
-        yield "trainer.find_batch_size()  (the largest batch that fits)"
+def _less(spec: RunSpec | None) -> Iterator[str]:
+    """Settings by their names in the API: the batch is halved, the samples of an update stay."""
+    if spec is not None:
+        by_file = spec.api == "config file"
+        if (size := spec.batch.batch_size) > 1:
+            settings = spec.batch_settings((size + 1) // 2, 2 * spec.batch.gradient_accumulation_steps)
+            text = (" " if by_file else ", ").join(f"{name}={value}" for name, value in settings.items())
+            yield f"{text}  (half the activations; as many samples per update)"
+        if not spec.layout.gradient_checkpointing:
+            name = "train.activation_checkpoint.enabled" if by_file else "gradient_checkpointing"
+            yield f"{name}=True  (activations are computed twice)"
+        if spec.precision.mixed_precision is None:
+            precision = "train.amp.enabled=True" if by_file else "mixed_precision='bf16'"
+            yield f"{precision}  (activations in bfloat16)"
+        find = "trainwright find batch-size CONFIG" if by_file else "trainer.find_batch_size()"
+        yield f"{find}  (the largest batch that fits)"
     yield "zero_stage=1, 2 or 3 on several processes  (docs/parallel.md)"
 
 

@@ -58,7 +58,7 @@ class OwnStep(HookBase):
     # Called by the trainer's public methods.
 
     def backward(self, loss: Tensor, *, optimizer: Any, inputs: Sequence[Tensor] | None, retain_graph: bool) -> None:
-        update: Update = self.trainer._update
+        update: Update = self.trainer.run.update
         self._used("backward")
         parts = self._parts_of(optimizer)
         for part in parts if optimizer is not None else self._parts.values():
@@ -83,7 +83,7 @@ class OwnStep(HookBase):
         update.differentiate(share, **options)
 
     def clip_gradients(self, max_norm: float | None, norm_type: float, optimizer: Any) -> Tensor | None:
-        if not self.trainer._update.is_window_end:
+        if not self.trainer.run.update.is_window_end:
             return None
         if optimizer is None and isinstance(self.trainer.optimizer, NamedOptimizers):
             names = " or ".join(map(repr, by_name(self.trainer.optimizer)))
@@ -96,7 +96,7 @@ class OwnStep(HookBase):
     def step(self, optimizer: Any) -> None:
         self._used("step")
         parts = self._parts_of(optimizer)  # their gradients are scaled at the window's end
-        if not self.trainer._update.is_window_end:
+        if not self.trainer.run.update.is_window_end:
             return
         for part in parts:
             if needs_closure(part.optimizer):
@@ -109,10 +109,10 @@ class OwnStep(HookBase):
                 part.clip(None, 2.0)
             with self._stepping():
                 part.step()
-        self.trainer._update.is_prepared = False
+        self.trainer.run.update.is_prepared = False
 
     def zero_grad(self, optimizer: Any) -> None:
-        if self.trainer._update.is_window_begin:
+        if self.trainer.run.update.is_window_begin:
             (self.trainer.optimizer if optimizer is None else self._optimizer_of(optimizer)).zero_grad()
 
     @contextmanager
@@ -152,8 +152,8 @@ class OwnStep(HookBase):
         own = each_optimizer(trainer.optimizer)
         others = [part for part in extra_optimizers(trainer).values() if isinstance(part, Optimizer)]
         check_replaced(trainer.model, {type(one).__name__: one for one in others})
-        finish = lambda: trainer._update.mean.finish()  # noqa: E731  # of the current update
-        sync = lambda: trainer._update.sync  # noqa: E731
+        finish = lambda: trainer.run.update.mean.finish()  # noqa: E731  # of the current update
+        sync = lambda: trainer.run.update.sync  # noqa: E731
         self._averaged = [average_before_own_steps(one, self._is_ours, finish, sync) for one in (*own, *others)]
 
     def _forget_optimizers(self) -> None:
@@ -196,13 +196,13 @@ class OwnStep(HookBase):
             named = by_name(trainer.optimizer).items() if isinstance(trainer.optimizer, NamedOptimizers) else ()
             name = next((f"grad_norm/{name}" for name, one in named if one is optimizer), None)
             name = "grad_norm" if optimizer is trainer.optimizer else name
-            part = self._parts[id(optimizer)] = _OptimizerPart(optimizer, trainer._update, trainer.model, name)
-            trainer._update.groups.add(optimizer)
+            part = self._parts[id(optimizer)] = _OptimizerPart(optimizer, trainer.run.update, trainer.model, name)
+            trainer.run.update.groups.add(optimizer)
         return part
 
     def _make_ready(self, part: "_OptimizerPart") -> None:
         """Complete the gradients of the optimizer: averaged over all processes and unscaled."""
-        update: Update = self.trainer._update
+        update: Update = self.trainer.run.update
         if update.is_prepared:
             for own in self._parts_of(None):
                 own.is_ready = True
@@ -222,7 +222,7 @@ class OwnStep(HookBase):
 
     def _update_scale(self) -> None:
         stepped = [part for part in self._parts.values() if part.has_stepped]
-        scaler = self.trainer._update.grad_scaler
+        scaler = self.trainer.run.update.grad_scaler
         if stepped and scaler is not None:
             scaler.update()
         for part in stepped:
@@ -231,7 +231,7 @@ class OwnStep(HookBase):
     def _is_ours(self) -> bool:
         """Whether the optimizer's step is the trainer's, whose gradients are averaged."""
         is_ours = self._first is not None and self._first.is_ours
-        return is_ours or self._is_stepping or self.trainer._update.is_stepping
+        return is_ours or self._is_stepping or self.trainer.run.update.is_stepping
 
     _is_stepping = False
 
@@ -338,7 +338,7 @@ class _FirstWindow:
         self.is_ours = self._has_raw_step = self._has_lost_gradients = self._lacks_gradients = False
         self._num_without_step = 0
         self._has_early_step = "run_step" in own  # a step within an accumulation window
-        self._update = update = trainer._update
+        self._update = update = trainer.run.update
         self._calls = update.backward, update.finish
         self._handle = register_optimizer_step_pre_hook(self._see_step)
 
@@ -435,7 +435,7 @@ class _FirstWindow:
         # Not that of an optimizer of something else, such as the trial step of a fused optimizer.
         if any(id(p) in parameters for group in optimizer.param_groups for p in group["params"]):
             self._has_raw_step = True
-            self._has_early_step |= not self._trainer._update.is_window_end
+            self._has_early_step |= not self._trainer.run.update.is_window_end
 
 
 def _ignore(loss: Tensor) -> None:

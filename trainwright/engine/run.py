@@ -277,10 +277,9 @@ class Run:
         Raises:
             ConfigError: a part of the trainer cannot be copied.
         """
-        kind: Any = self.trainer.__class__
         arguments, named = self.arguments
         settings = self.calls.settings_of_copy(folder, changes, resumes=resumes, is_endless=constant_rate)
-        new = kind.__new__(kind, *arguments, **named)
+        new = _not_initialized(self.trainer.__class__, arguments, named)
         memo = self._memo(new, settings)
         try:
             arguments, named = copy.deepcopy((arguments, named), memo)
@@ -331,3 +330,8 @@ class Run:
         for hook in self.hooks[self.num_own_hooks :]:
             memo[id(vars(hook).get("trainer"))] = None
             new.register_hooks([copy.deepcopy(hook, memo)])
+
+
+def _not_initialized(kind: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+    """A new object of a trainer's class, of any subclass."""
+    return kind.__new__(kind, *arguments, **named)

@@ -1,16 +1,19 @@
 """Restarts by the launcher: a run continues without ``resume`` where torchrun has started its processes again."""
 
+import logging
 import os
 import time
 from pathlib import Path
 
 from trainwright.parallel.dist import all_gather_object, broadcast_object
 
+logger = logging.getLogger("trainwright.engine")
+
 RESUME = "TRAINWRIGHT_RESUME"  # set to 1 by `trainwright launch --resume` for the processes of a script
 
 
 def is_continued(last_checkpoint: Path) -> bool:
-    """Whether an earlier attempt of this job has saved ``last_checkpoint``, a file. Every rank must call it.
+    """Whether an earlier attempt of this job has saved ``last_checkpoint``, a file; logs it. Every rank must call it.
 
     It has if the file is newer than the launcher and older than this process. So a job that begins in the folder of an
     earlier run does not continue that run, although its first attempt failed before it saved.
@@ -18,12 +21,16 @@ def is_continued(last_checkpoint: Path) -> bool:
     With ``trainwright launch --resume``, as in job files, each checkpoint counts: a queue starts the launcher again.
     """
     if os.environ.get(RESUME) == "1":
-        return broadcast_object(last_checkpoint.is_file())
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        found = broadcast_object(last_checkpoint.is_file())
+    elif "TORCHELASTIC_RUN_ID" in os.environ:
+        # A node that joins later counts its own restarts only.
+        is_restart = any(all_gather_object(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"))
+        found = broadcast_object(_is_of_this_job(last_checkpoint, is_restart))  # one process looks: clocks may differ
+    else:
         return False
-    # A node that joins later counts its own restarts only.
-    is_restart = any(all_gather_object(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"))
-    return broadcast_object(_is_of_this_job(last_checkpoint, is_restart))  # one process looks: clocks may differ
+    if found:
+        logger.info("The launcher has restarted this run: it continues from its latest checkpoint.")
+    return found
 
 
 def _is_of_this_job(file: Path, is_restart: bool) -> bool:

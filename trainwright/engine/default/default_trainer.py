@@ -84,35 +84,11 @@ class DefaultTrainer(RunMethods):
         seed_everything(cfg.train.seed)  # equal on all ranks, for equal initial weights
         run.folder = RunFolder(cfg.train.output_dir, resume=bool(try_get_key(cfg, "train.resume", default=False)))
         run.folder.recover()
-        self.tokenizer = self.build_tokenizer(cfg)
-        self.train_loader, self.test_loader = parts.read_data(
-            cfg.train,
-            lambda: self.build_train_loader(cfg, self.tokenizer),
-            lambda: self.build_test_loader(cfg, self.tokenizer),
-        )
-        self.auto_scale_hyperparams(cfg, self.train_loader)
-        scale_shares(cfg.train)
-        run.spec = spec_of_cfg(cfg, run.device)
-        run.model, run.step_methods = self.build_model(cfg), ("run_step", "train_step")
-        run.autocast, run.grad_scaler = autocast_and_scaler(run.device) if cfg.train.amp.enabled else (None, None)
-        self._has_own_step = is_overridden(self, "train_step")
-        parts.place_model(run, cfg.train.dist, splits_scores=not self._has_own_step)
-        run.optimizer = parts.one_optimizer(self.build_optimizer(cfg, run.model))
-        run.lr_scheduler, run.lr_schedulers = parts.schedules(self.build_lr_scheduler(cfg, run.optimizer))
-        seed_everything(cfg.train.seed + get_data_parallel_rank())  # from here on each data rank draws other numbers
-        self._trainer: Any = build_stepper(
-            run,
-            cfg,
-            self.train_loader,
-            self.build_graph,
-            own_step_of=type(self).__name__ if self._has_own_step else None,
-        )
-        self._built_stepper, self._given, self._planned = self._trainer, as_given, cfg.train.train_iter
-        run.batches, run.update, run.calls = self._trainer.batches, self._trainer._update, self._calls()
-        run.own_step = OwnStep(["train_step"], lambda: settings_of_step(cfg.train, run.update, run.optimizer))
-        self.samples_per_iter, self.samples_done = cfg.train.global_batch_size, cfg.train.consumed_train_samples
-        self.start_iter, self.max_iter = cfg.train.start_iter, cfg.train.train_iter
-        self.evaluates_on_start = bool(cfg.train.eval_on_start)
+        self._given, self._has_own_step = as_given, is_overridden(self, "train_step")
+        self._build_data()
+        run.spec, run.calls = spec_of_cfg(cfg, run.device), self._calls()
+        self._build_weights()
+        self._build_step()
         run.state = TrainingState(
             self, lr=run.spec.learning.learning_rate, seed=cfg.train.seed, num_samples=self._num_samples()
         )
@@ -122,6 +98,43 @@ class DefaultTrainer(RunMethods):
         run.watching_hardest = hardest_samples(run, "train.evaluation.hardest_samples")
         run.folder.prepare(as_given)
         self._register_hooks()
+
+    # The parts of a run, in the order in which they need each other.
+
+    def _build_data(self) -> None:
+        """The tokenizer, the loaders, and the length of the run."""
+        cfg = self.cfg
+        self.tokenizer = self.build_tokenizer(cfg)
+        self.train_loader, self.test_loader = parts.read_data(
+            cfg.train,
+            lambda: self.build_train_loader(cfg, self.tokenizer),
+            lambda: self.build_test_loader(cfg, self.tokenizer),
+        )
+        self.auto_scale_hyperparams(cfg, self.train_loader)
+        scale_shares(cfg.train)
+        self.samples_per_iter, self.samples_done = cfg.train.global_batch_size, cfg.train.consumed_train_samples
+        self.start_iter, self.max_iter = cfg.train.start_iter, cfg.train.train_iter
+        self._planned, self.evaluates_on_start = self.max_iter, bool(cfg.train.eval_on_start)
+
+    def _build_weights(self) -> None:
+        """The model, its optimizers and their schedules."""
+        run, cfg = self.run, self.cfg
+        run.model = self.build_model(cfg)
+        run.autocast, run.grad_scaler = autocast_and_scaler(run.device) if cfg.train.amp.enabled else (None, None)
+        parts.place_model(run, cfg.train.dist, splits_scores=not self._has_own_step)
+        run.optimizer = parts.one_optimizer(self.build_optimizer(cfg, run.model))
+        run.lr_scheduler, run.lr_schedulers = parts.schedules(self.build_lr_scheduler(cfg, run.optimizer))
+        seed_everything(cfg.train.seed + get_data_parallel_rank())  # from here on each data rank draws other numbers
+
+    def _build_step(self) -> None:
+        """What makes the steps, and what a step of the user's own calls."""
+        run, cfg = self.run, self.cfg
+        own_step_of = type(self).__name__ if self._has_own_step else None
+        self._trainer: Any = build_stepper(run, cfg, self.train_loader, self.build_graph, own_step_of=own_step_of)
+        self._built_stepper = self._trainer
+        run.batches, run.update = self._trainer.batches, self._trainer._update
+        run.own_step = OwnStep(["train_step"], lambda: settings_of_step(cfg.train, run.update, run.optimizer))
+        run.step_methods = ("run_step", "train_step")
 
     # Parts that a subclass may build differently.
 

@@ -292,7 +292,6 @@ def join_ranks(cfg: DictConfig) -> torch.device:
     sizes = {**cfg.train.dist, "zero_stage": zero.stage if zero.enabled else 0, "device_type": asked}
     device = setup_dist_util(sizes, name=_layout_key, check=lambda: check_same_settings(_containers(cfg)))
     if not cfg.train.get("resume", False) and is_continued(Path(cfg.train.output_dir, POINTER_NAME)):
-        logger.info("The launcher has restarted this run: it continues from its latest checkpoint.")
         with open_dict(cfg):
             cfg.train.resume = True
     return device

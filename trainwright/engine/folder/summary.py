@@ -2,7 +2,7 @@
 
 import logging
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain, repeat
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from trainwright.config.secrets import redact
+from trainwright.events.storage import EventStorage
 from trainwright.events.writers.console import unit_of
 from trainwright.events.writers.notebook import LossPicture
 from trainwright.hooks.base import HookBase, has_failed
@@ -173,46 +174,44 @@ class RunSummary(HookBase):
         if not is_main_process() or has_failed(trainer) or trainer.iterations_done <= trainer.start_iter:
             return
         rows = {
-            **_results(trainer),
-            "Skipped": _skipped(trainer),
+            **_results(trainer.hooks, trainer.storage),
+            "Skipped": _skipped(trainer.storage, trainer.iterations_done),
             "Folder": self._folder,
             "Next": list(self._commands()),
         }
         logger.info("%s", table(f"Finished after iteration {trainer.iterations_done}", rows))
 
 
-def _results(trainer: Any) -> dict[str, object]:
+def _results(hooks: Iterable[HookBase], storage: EventStorage) -> dict[str, object]:
     """The best and the last metrics."""
-    best = next(filter(None, (hook.best_result() for hook in trainer.hooks)), None)
-    storage = vars(trainer).get("storage")  # None: nothing was trained yet
-    latest = {} if storage is None else storage.latest()
-    shown = {name: value for name, (value, _) in latest.items() if name not in _NOT_RESULTS}
+    best = next(filter(None, (hook.best_result() for hook in hooks)), None)
+    shown = {name: value for name, (value, _) in storage.latest().items() if name not in _NOT_RESULTS}
     return {
         "Best": None if best is None else [best.text],
         "Last": ", ".join(f"{name} {value:.4g}{unit_of(name)}" for name, value in shown.items()),
     }
 
 
-def _skipped(trainer: Any) -> str | None:
+def _skipped(storage: EventStorage, iterations_done: int) -> str | None:
     """How many steps were skipped because a loss or gradient was not finite; None if none was."""
-    history = trainer.storage.histories().get("skipped_update")
+    history = storage.histories().get("skipped_update")
     if history is None or not history.total:
         return None
     number, checked = round(history.total), round(history.total / history.global_avg())
     # An update may have steps of several optimizers, and earlier ones none that was checked.
-    more = "; no weight was changed" if number == checked >= trainer.iterations_done else ""
+    more = "; no weight was changed" if number == checked >= iterations_done else ""
     return f"{number:,} of {checked:,} optimizer steps, whose loss or gradients were not finite{more}"
 
 
 def html_of(trainer: Any) -> str:
     """A trainer in a notebook: its run, how far it is, its results."""
     rows, done = _rows(trainer.run.facts()), trainer.iterations_done
-    if done:
+    storage = vars(trainer).get("storage")  # None: nothing was trained yet
+    if done and storage is not None:
         rows["Iterations"] = f"{done:,} of {max(done, trainer.max_iter):,} done"
-        rows |= _results(trainer)
+        rows |= _results(trainer.hooks, storage)
     rows |= {name: rows.pop(name) for name in ("Folder", "Settings")}  # last
     shown = {name: redact(one[0] if isinstance(one, list) else str(one)) for name, one in rows.items() if one}
-    storage = vars(trainer).get("storage")
     return summary(type(trainer).__name__, shown, "" if storage is None else LossPicture().html(storage))
 
 

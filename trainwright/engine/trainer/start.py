@@ -83,12 +83,9 @@ def apply_dev_run(config: "TrainingConfig", owner: object) -> "TrainingConfig":
 
 def continued(config: "TrainingConfig", output_dir: Path) -> "TrainingConfig":
     """``config``, resuming if the launcher has restarted this run."""
-    if config.resume_from_checkpoint is True:
-        return config
-    if not is_continued(output_dir / config.checkpoints_dir / POINTER_NAME):
-        return config
-    logger.info("The launcher has restarted this run: it continues from its latest checkpoint.")
-    return config.copy_with(resume_from_checkpoint=True)
+    if config.resume_from_checkpoint is not True and is_continued(output_dir / config.checkpoints_dir / POINTER_NAME):
+        return config.copy_with(resume_from_checkpoint=True)
+    return config
 
 
 def resume(config: "TrainingConfig", checkpointer: Checkpointer) -> Path | None:
