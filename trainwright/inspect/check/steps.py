@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from trainwright.engine.out_of_memory import byte_size
 from trainwright.engine.run import Run
 from trainwright.inspect.check.finding import Finding, Skipped, passed, problem, undecided
-from trainwright.inspect.check.observed import SetUp, at_initial_values, depends_on_mode
+from trainwright.inspect.check.observed import Observed, SetUp, at_initial_values, depends_on_mode
 from trainwright.inspect.report.text import duration
 from trainwright.models.adapters import is_peft_model
 from trainwright.optim.named import each_optimizer
@@ -88,12 +88,13 @@ def check_parameters(setup: SetUp) -> Finding:
     names = {name: one for name, one in setup.run.model.named_parameters() if one.numel()}
     trainable = {name for name, one in names.items() if one.requires_grad}
     is_later = setup.run.spec.learning.unfreeze is not None
-    without = set() if is_later else trainable - seen.with_gradient
-    unseen = [name for name in names if name in without - seen.with_zero_gradient]
-    zeros = [name for name in names if name in without & seen.with_zero_gradient]
-    trained = (trainable & seen.optimized) | seen.changed | {*unseen}
-    frozen = [name for name in names if name not in trained]
-    values = {"parameters": len(names), "without_gradient": unseen, "zero_gradient": zeros, "not_trained": frozen}
+    unseen, zeros, frozen = _untrained([*names], trainable, seen, has_late_gradients=is_later)
+    values: dict[str, Any] = {
+        "parameters": len(names),
+        "without_gradient": unseen,
+        "zero_gradient": zeros,
+        "not_trained": frozen,
+    }
     if seen.optimized.intersection(unseen):
         return problem(
             f"{_listed(unseen)} of {len(names)} parameters got no gradient in {number}.",
@@ -106,9 +107,8 @@ def check_parameters(setup: SetUp) -> Finding:
                 f"{_listed(random)} of {len(names)} parameters are not trained, and have random initial"
                 " values.", "Unfreeze them or give them to the optimizer; load weights; or make them buffers.", values,
             )  # fmt: skip
-    rates = [group.get("lr", 1) for one in each_optimizer(setup.run.optimizer) for group in one.param_groups]
     moving = trainable & seen.with_gradient
-    if moving and moving <= seen.optimized - seen.changed and all(rates):
+    if moving and moving <= seen.optimized - seen.changed and _has_rates(setup.run):
         return problem(
             f"No parameter changed in {number}, although all have gradients.",
             "The updates are below the precision of the weights: raise the learning rate, or use float32.", values,
@@ -121,6 +121,22 @@ def check_parameters(setup: SetUp) -> Finding:
     text = f"{len(names) - len(frozen)} of {len(names)} parameters are trained"
     text += f"; not trained: {_listed(frozen)}." if frozen else "; all have gradients."
     return passed(text, values=values)
+
+
+def _untrained(
+    names: list[str], trainable: set[str], seen: Observed, *, has_late_gradients: bool
+) -> tuple[list[str], list[str], list[str]]:
+    """Names of parameters without a gradient, with gradients of zeros only, and that nothing trains."""
+    without: set[str] = set() if has_late_gradients else trainable - seen.with_gradient
+    unseen = [name for name in names if name in without and name not in seen.with_zero_gradient]
+    zeros = [name for name in names if name in without and name in seen.with_zero_gradient]
+    trained = (trainable & seen.optimized).union(seen.changed, unseen)
+    return unseen, zeros, [name for name in names if name not in trained]
+
+
+def _has_rates(run: Run) -> bool:
+    """Whether all learning rates are above 0."""
+    return all(group.get("lr", 1) for one in each_optimizer(run.optimizer) for group in one.param_groups)
 
 
 def check_modes(setup: SetUp) -> Finding:
