@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tests.inspect.test_estimate import LENGTH, VOCABULARY, Pairs, Texts
 from trainwright import Trainer, TrainingConfig
 from trainwright.engine import estimate
-from trainwright.parallel import blocks
+from trainwright.inspect.simulation import blocks
 from trainwright.tasks.text_generation.model import GPTTextGeneration, GPTTextGenerationConfig
 
 DEPTH = 10
