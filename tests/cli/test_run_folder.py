@@ -1,4 +1,4 @@
-"""What the files of a run say, also when they are damaged or those of another version."""
+"""What the files of a run say, also when they are damaged."""
 
 import json
 from pathlib import Path

@@ -53,7 +53,7 @@ class RunData:
 
     @cached_property
     def starts(self) -> list[dict[str, Any]]:
-        """Of ``run.json``, oldest first; empty for a run of an older version, or a loop of the user's own."""
+        """Of ``run.json``, oldest first; empty for a loop of the user's own."""
         return read_starts(self.folder / RECORD_NAME)
 
     @property
@@ -63,7 +63,7 @@ class RunData:
 
     @property
     def status(self) -> str:
-        """One of the states of `run_state`; "unknown" for a run of an older version, or a loop of the user's own."""
+        """One of the states of `run_state`; "unknown" for a loop of the user's own."""
         return state_of(self.folder, self.starts) if self.starts else "unknown"
 
     @property
