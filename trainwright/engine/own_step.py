@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from trainwright.config.errors import ConfigError, ConfigKeyError, did_you_mean
 from trainwright.engine.accumulation import scale_gradients
-from trainwright.engine.extra_parameters import check_replaced, extra_optimizers
+from trainwright.engine.extra_parameters import check_replaced
 from trainwright.engine.gradient_sync import (
     SkipTogether,
     average_before_own_steps,
@@ -27,7 +27,7 @@ from trainwright.engine.gradient_sync import (
 )
 from trainwright.engine.update import Update, needs_closure, optimizer_calls, recorded_norm, recorded_step
 from trainwright.hooks.base import HookBase
-from trainwright.hooks.method_overrides import is_overridden
+from trainwright.hooks.method_overrides import Overrides
 from trainwright.optim.clip import clip_by_norm, gradient_clipper, gradient_norm
 from trainwright.optim.named import NamedOptimizers, by_name, each_optimizer, parameters_of
 from trainwright.optim.skip import ScaledStep, SkipNonFinite
@@ -42,24 +42,43 @@ _MANY_WITHOUT_STEP = 20
 class OwnStep(HookBase):
     """``trainer.backward``, ``clip_gradients`` and ``step``, for any number of optimizers.
 
-    ``methods``: a step of the user's own is an override of one of these. ``settings`` returns, by part of a step
-    (``accumulation``, ``scaler``, ``clipping``, ``skip``), the settings of the run that such a step may bypass.
+    Args:
+        methods: a step of the user's own is an override of one of these.
+        overrides: finds them.
+        settings: returns, by part of a step (``accumulation``, ``scaler``, ``clipping``, ``skip``), the settings of the
+            run that such a step may bypass.
+        update, optimizer: return those of the run: both may be replaced during a training.
+        others: returns further optimizers of the user's code.
+        name: of the user's class, for messages.
 
     The gradient scaler is updated once per update of the trainer, after all optimizers have stepped: the gradients of
     one may have been scaled before another one stepped.
     """
 
-    def __init__(self, methods: Iterable[str], settings: Callable[[], Mapping[str, str]]) -> None:
-        self._methods, self._settings = tuple(methods), settings
+    def __init__(
+        self,
+        methods: Iterable[str],
+        settings: Callable[[], Mapping[str, str]],
+        *,
+        overrides: Overrides,
+        model: nn.Module,
+        update: Callable[[], Update],
+        optimizer: Callable[[], Optimizer],
+        others: Callable[[], Mapping[str, Any]],
+        name: str,
+    ) -> None:
+        self._methods, self._settings, self._overrides = tuple(methods), settings, overrides
+        self._model, self._update, self._optimizer, self._others, self._name = model, update, optimizer, others, name
         self._parts: dict[int, _OptimizerPart] = {}  # by id; the part keeps its optimizer alive
         self._first: _FirstWindow | None = None
         self._averaged: list[RemovableHandle] = []
+        self._is_stepping = False
 
     # Called by the trainer's public methods.
 
     def backward(self, loss: Tensor, *, optimizer: Any, inputs: Sequence[Tensor] | None, retain_graph: bool) -> None:
-        update: Update = self.trainer.run.update
-        self._used("backward")
+        update = self._update()
+        update.has_differentiated = True
         parts = self._parts_of(optimizer)
         for part in parts if optimizer is not None else self._parts.values():
             part.record_loss(loss)
@@ -83,10 +102,10 @@ class OwnStep(HookBase):
         update.differentiate(share, **options)
 
     def clip_gradients(self, max_norm: float | None, norm_type: float, optimizer: Any) -> Tensor | None:
-        if not self.trainer.run.update.is_window_end:
+        if not self._update().is_window_end:
             return None
-        if optimizer is None and isinstance(self.trainer.optimizer, NamedOptimizers):
-            names = " or ".join(map(repr, by_name(self.trainer.optimizer)))
+        if optimizer is None and isinstance(self._optimizer(), NamedOptimizers):
+            names = " or ".join(map(repr, by_name(self._optimizer())))
             raise ConfigError(f"clip_gradients: this run has several optimizers; pass optimizer={names}.")
         (part,) = self._parts_of(optimizer)
         self._make_ready(part)
@@ -94,9 +113,9 @@ class OwnStep(HookBase):
         return part.norm
 
     def step(self, optimizer: Any) -> None:
-        self._used("step")
+        self._update().has_finished = True
         parts = self._parts_of(optimizer)  # their gradients are scaled at the window's end
-        if not self.trainer.run.update.is_window_end:
+        if not self._update().is_window_end:
             return
         for part in parts:
             if needs_closure(part.optimizer):
@@ -107,18 +126,21 @@ class OwnStep(HookBase):
             self._make_ready(part)
             if not part.is_clipped:
                 part.clip(None, 2.0)
-            with self._stepping():
+            self._is_stepping = True
+            try:
                 part.step()
-        self.trainer.run.update.is_prepared = False
+            finally:
+                self._is_stepping = False
+        self._update().is_prepared = False
 
     def zero_grad(self, optimizer: Any) -> None:
-        if self.trainer.run.update.is_window_begin:
-            (self.trainer.optimizer if optimizer is None else self._optimizer_of(optimizer)).zero_grad()
+        if self._update().is_window_begin:
+            (self._optimizer() if optimizer is None else self._optimizer_of(optimizer)).zero_grad()
 
     @contextmanager
     def toggled(self, optimizer: Any) -> Iterator[None]:
         own = {id(parameter) for parameter in parameters_of(self._optimizer_of(optimizer))}
-        every = parameters_of(self.trainer.optimizer)
+        every = parameters_of(self._optimizer())
         others = [parameter for parameter in every if parameter.requires_grad and id(parameter) not in own]
         try:
             for parameter in others:
@@ -131,12 +153,12 @@ class OwnStep(HookBase):
     # Hook methods.
 
     def before_train(self) -> None:
-        trainer = self.trainer
-        own = [name for name in self._methods if is_overridden(trainer, name)]
-        if not own:
-            return
-        self._first = _FirstWindow(trainer, own, self._settings())
-        self.watch_optimizers()
+        own = [name for name in self._methods if self._overrides.has(name)]
+        if own:
+            name = f"{self._name}.{' and '.join(own)}"
+            self._first = _FirstWindow(self._update, self._is_ours, self._model, name, self._settings())
+            self._first.has_early_step = "run_step" in own
+            self.watch_optimizers()
 
     def after_train(self) -> None:
         self._stop_watching()
@@ -146,14 +168,13 @@ class OwnStep(HookBase):
     def watch_optimizers(self) -> None:
         """With several processes: average the gradients before each step that the user's code makes itself."""
         self._forget_optimizers()
-        trainer = self.trainer
-        if get_world_size() == 1 or not any(is_overridden(trainer, name) for name in self._methods):
+        if get_world_size() == 1 or not self._overrides.has(*self._methods):
             return
-        own = each_optimizer(trainer.optimizer)
-        others = [part for part in extra_optimizers(trainer).values() if isinstance(part, Optimizer)]
-        check_replaced(trainer.model, {type(one).__name__: one for one in others})
-        finish = lambda: trainer.run.update.mean.finish()  # noqa: E731  # of the current update
-        sync = lambda: trainer.run.update.sync  # noqa: E731
+        own = each_optimizer(self._optimizer())
+        others = [part for part in self._others().values() if isinstance(part, Optimizer)]
+        check_replaced(self._model, {type(one).__name__: one for one in others})
+        finish = lambda: self._update().mean.finish()  # noqa: E731  # of the current update
+        sync = lambda: self._update().sync  # noqa: E731
         self._averaged = [average_before_own_steps(one, self._is_ours, finish, sync) for one in (*own, *others)]
 
     def _forget_optimizers(self) -> None:
@@ -179,30 +200,30 @@ class OwnStep(HookBase):
     def _optimizer_of(self, given: Any) -> Optimizer:
         if not isinstance(given, str):
             return given  # type: ignore[no-any-return]
-        named = by_name(self.trainer.optimizer)
+        named = by_name(self._optimizer())
         if given not in named:
             raise ConfigKeyError(f"There is no optimizer {given!r}. {did_you_mean(given, named)}")
         return named[given]
 
     def _parts_of(self, given: Any) -> "list[_OptimizerPart]":
         """The parts of an optimizer or its name; of all of the trainer's if it is None."""
-        all_own = each_optimizer(self.trainer.optimizer)
+        all_own = each_optimizer(self._optimizer())
         return [self._part_of(one) for one in (all_own if given is None else [self._optimizer_of(given)])]
 
     def _part_of(self, optimizer: Optimizer) -> "_OptimizerPart":
         part = self._parts.get(id(optimizer))
         if part is None:
-            trainer = self.trainer
-            named = by_name(trainer.optimizer).items() if isinstance(trainer.optimizer, NamedOptimizers) else ()
+            update, own = self._update(), self._optimizer()
+            named = by_name(own).items() if isinstance(own, NamedOptimizers) else ()
             name = next((f"grad_norm/{name}" for name, one in named if one is optimizer), None)
-            name = "grad_norm" if optimizer is trainer.optimizer else name
-            part = self._parts[id(optimizer)] = _OptimizerPart(optimizer, trainer.run.update, trainer.model, name)
-            trainer.run.update.groups.add(optimizer)
+            name = "grad_norm" if optimizer is own else name
+            part = self._parts[id(optimizer)] = _OptimizerPart(optimizer, update, self._model, name)
+            update.groups.add(optimizer)
         return part
 
     def _make_ready(self, part: "_OptimizerPart") -> None:
         """Complete the gradients of the optimizer: averaged over all processes and unscaled."""
-        update: Update = self.trainer.run.update
+        update = self._update()
         if update.is_prepared:
             for own in self._parts_of(None):
                 own.is_ready = True
@@ -222,7 +243,7 @@ class OwnStep(HookBase):
 
     def _update_scale(self) -> None:
         stepped = [part for part in self._parts.values() if part.has_stepped]
-        scaler = self.trainer.run.update.grad_scaler
+        scaler = self._update().grad_scaler
         if stepped and scaler is not None:
             scaler.update()
         for part in stepped:
@@ -230,26 +251,7 @@ class OwnStep(HookBase):
 
     def _is_ours(self) -> bool:
         """Whether the optimizer's step is the trainer's, whose gradients are averaged."""
-        is_ours = self._first is not None and self._first.is_ours
-        return is_ours or self._is_stepping or self.trainer.run.update.is_stepping
-
-    _is_stepping = False
-
-    @contextmanager
-    def _stepping(self) -> Iterator[None]:
-        self._is_stepping = True
-        try:
-            if self._first is None:
-                yield
-            else:
-                with self._first.ours():
-                    yield
-        finally:
-            self._is_stepping = False
-
-    def _used(self, name: str) -> None:
-        if self._first is not None:
-            self._first.used.add(name)
+        return self._is_stepping or self._update().is_stepping
 
     def _stop_watching(self) -> None:
         if self._first is not None:
@@ -330,49 +332,40 @@ class _WithoutUpdate:
 
 
 class _FirstWindow:
-    """Detects in the first update what a user's step does without the trainer's methods."""
+    """Sees in the first update what a user's step does without the trainer's methods.
 
-    def __init__(self, trainer: Any, own: list[str], settings: Mapping[str, str]) -> None:
-        self._trainer, self._own, self._settings = trainer, own, settings
-        self.used: set[str] = set()
-        self.is_ours = self._has_raw_step = self._has_lost_gradients = self._lacks_gradients = False
+    Args:
+        update: returns the update of the run, which records what was called. ``is_ours``: whether the trainer steps.
+        name: the overridden methods.
+        settings: those of the run that a step may bypass, by what they change.
+    """
+
+    def __init__(
+        self,
+        update: Callable[[], Update],
+        is_ours: Callable[[], bool],
+        model: nn.Module,
+        name: str,
+        settings: Mapping[str, str],
+    ) -> None:
+        self._update, self._is_ours, self._name, self._settings = update, is_ours, name, settings
+        self._parameters = {id(parameter) for parameter in model.parameters()}
+        self._has_raw_step = self._has_lost_gradients = self._lacks_gradients = False
         self._num_without_step = 0
-        self._has_early_step = "run_step" in own  # a step within an accumulation window
-        self._update = update = trainer.run.update
-        self._calls = update.backward, update.finish
+        self.has_early_step = False  # within an accumulation window
+        update().has_differentiated = update().has_finished = False
         self._handle = register_optimizer_step_pre_hook(self._see_step)
-
-        def backward(loss: Tensor, batch: Any, call: Callable[[Tensor, Any], None] = update.backward) -> None:
-            self.used.add("backward")
-            call(loss, batch)
-
-        def finish(call: Callable[[], None] = update.finish) -> None:
-            self.used.add("step")
-            self._lacks_gradients |= not self._has_gradients()
-            with self.ours():
-                call()
-
-        update.backward, update.finish = backward, finish
-
-    @contextmanager
-    def ours(self) -> Iterator[None]:
-        """Active while the trainer steps."""
-        self.is_ours = True
-        try:
-            yield
-        finally:
-            self.is_ours = False
 
     def is_over(self) -> bool:
         """Whether weights have changed: a step may update them in some windows only."""
-        return self._has_raw_step or "step" in self.used
+        return self._has_raw_step or self._update().has_finished
 
     def see_gradients(self) -> None:
         """Check that the gradients of the window's earlier batches are still present."""
-        self._has_lost_gradients |= not (self._update.is_window_begin or self._has_gradients())
+        self._has_lost_gradients |= not (self._update().is_window_begin or self._has_gradients())
 
     def _has_gradients(self) -> bool:
-        groups = self._update.groups.param_groups
+        groups = self._update().groups.param_groups
         return any(parameter.grad is not None for group in groups for parameter in group["params"])
 
     def count_without_step(self) -> None:
@@ -380,29 +373,29 @@ class _FirstWindow:
         self._num_without_step += 1
         if self._num_without_step == _MANY_WITHOUT_STEP:
             logger.warning(
-                "%s.%s has made no optimizer step in %d iterations: no parameter has changed. Call"
-                " self.backward(loss) and self.step(optimizer).",
-                self._trainer.__class__.__name__, " and ".join(self._own), _MANY_WITHOUT_STEP,
+                "%s has made no optimizer step in %d iterations: no parameter has changed. Call self.backward(loss) and"
+                " self.step(optimizer).", self._name, _MANY_WITHOUT_STEP,
             )  # fmt: skip
 
     def warn(self) -> None:
-        settings = self._settings
-        if self._lacks_gradients and not self._has_raw_step and "backward" not in self.used:
+        settings, update = self._settings, self._update()
+        if self._lacks_gradients and not (self._has_raw_step or update.has_differentiated):
             raise ConfigError(
-                f"{self._trainer.__class__.__name__}.{' and '.join(self._own)} has left no gradient in the first"
-                " update: no parameter would change. It must call self.backward(loss), also where it returns the loss."
+                f"{self._name} has left no gradient in the first update: no parameter would change. It must call"
+                " self.backward(loss), also where it returns the loss."
             )
         if self._has_lost_gradients:
             logger.warning(
-                "%s.%s sets gradients to None within an accumulation window (%s): only"
-                " its last batch counts. Call self.zero_grad(optimizer), or nothing: self.step(optimizer) does it.",
-                self._trainer.__class__.__name__, " and ".join(self._own), settings.get("accumulation"),
+                "%s sets gradients to None within an accumulation window (%s): only its last batch counts. Call"
+                " self.zero_grad(optimizer), or nothing: self.step(optimizer) does it.",
+                self._name, settings.get("accumulation"),
             )  # fmt: skip
-        without = {"backward", "step"} - self.used
+        called = {"backward": update.has_differentiated, "step": update.has_finished}
+        without = {name for name, is_called in called.items() if not is_called}
         if self._has_raw_step:
             without.add("step")
         is_lost = {
-            "accumulation": "backward" in without or self._has_early_step,
+            "accumulation": "backward" in without or self.has_early_step,
             "scaler": bool(without),
             "clipping": "step" in without,
             "skip": "step" in without,
@@ -415,9 +408,8 @@ class _FirstWindow:
         raw = {"backward": "loss.backward()", "step": "optimizer.step()"}
         instead = {"backward": "self.backward(loss)", "step": "self.step(optimizer)"}
         logger.warning(
-            "%s.%s calls %s itself, so %s %s no effect. Call %s instead.",
-            self._trainer.__class__.__name__,
-            " and ".join(self._own),
+            "%s calls %s itself, so %s %s no effect. Call %s instead.",
+            self._name,
             " and ".join(raw[name] for name in sorted(without)),
             ", ".join(lost),
             "has" if len(lost) == 1 else "have",
@@ -426,16 +418,16 @@ class _FirstWindow:
 
     def close(self) -> None:
         self._handle.remove()
-        self._update.backward, self._update.finish = self._calls
 
     def _see_step(self, optimizer: Optimizer, *_: Any) -> None:
-        if self.is_ours:
-            return
-        parameters = {id(parameter) for parameter in self._trainer.model.parameters()}
-        # Not that of an optimizer of something else, such as the trial step of a fused optimizer.
-        if any(id(p) in parameters for group in optimizer.param_groups for p in group["params"]):
+        update = self._update()
+        if update.is_stepping:
+            self._lacks_gradients |= not self._has_gradients()
+        elif not self._is_ours() and any(
+            id(p) in self._parameters for group in optimizer.param_groups for p in group["params"]
+        ):  # not that of an optimizer of something else, such as the trial step of a fused optimizer
             self._has_raw_step = True
-            self._has_early_step |= not self._trainer.run.update.is_window_end
+            self.has_early_step |= not update.is_window_end
 
 
 def _ignore(loss: Tensor) -> None:

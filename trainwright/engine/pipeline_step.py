@@ -107,9 +107,7 @@ class PipelineStep(Step):
             for logs, batch in zip(kept, batches, strict=True):
                 self.after_batch({"step_loss": logs[0]}, batch)
         if self._update_weights is not None:
-            start = clock()
             self._update_weights(kept)
-            phases.forward += clock() - start  # it subtracts what is another phase
         self._end_window(kept, data_time)
 
     def _finish(self, rows: list[dict[str, Any]], outputs: Any, batch: Any) -> Tensor:

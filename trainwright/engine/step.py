@@ -16,6 +16,8 @@ class Step:
     API), or ``end_window`` (config files); a compiled program does it itself. `PipelineStep` overrides ``run``: a
     pipeline takes all micro-batches of a window at once.
 
+    The update measures its own phases; ``forward`` is the rest of ``train``.
+
     Args:
         update: knows the position in the window; clips and steps. ``update``, ``model`` and ``train`` may be replaced
             during a run, by another optimizer for example.
@@ -51,10 +53,15 @@ class Step:
     ) -> None:
         self.model = model
         self.after_batch: Callable[[Any, Any], None] | None = None
-        self.update, self.train, self._batches = update, train, batches
+        self.train, self._batches = train, batches
         self._begin_window, self._end_window = begin_window, end_window
         self._phases, self._keep, self._explain = phases, keep, explain
         self._begin_batch, self._end_batch = begin_batch, end_batch
+        self.use(update)
+
+    def use(self, update: Update) -> None:
+        """Train with ``update`` from now on."""
+        self.update, update.phases = update, self._phases
 
     def run(self) -> None:
         """One update of the weights."""
@@ -75,16 +82,18 @@ class Step:
             fetched = clock()
             data_time += fetched - start
 
+            others = phases.backward + phases.optimizer + phases.compile
             try:
                 logs = self.train(self.model, batch)
             except Exception as error:
                 self._explain(error, batch)
                 raise
             trained = clock()
-            phases.forward += trained - fetched
+            phases.forward += trained - fetched - (phases.backward + phases.optimizer + phases.compile - others)
             kept.append(logs if self._keep is None else self._keep(logs))
             if self.after_batch is not None:
                 self.after_batch(logs, batch)
                 phases.metrics += clock() - trained
+        self.update.release()
         phases.data += data_time
         self._end_window(kept, data_time)

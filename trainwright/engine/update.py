@@ -1,6 +1,7 @@
 """One update of the weights, composed before the first step: from losses to gradients, clipping, and the step."""
 
 import inspect
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -26,6 +27,7 @@ from trainwright.engine.extra_parameters import synchronized
 from trainwright.engine.gradient_sync import GradientSync, Replica, SkipTogether
 from trainwright.engine.targets import TargetCounter
 from trainwright.events.media import wide_dtype
+from trainwright.events.phases import PhaseTimes
 from trainwright.events.storage import EventStorage, get_event_storage, has_event_storage
 from trainwright.models.outputs import is_loss_alone
 from trainwright.optim.clip import gradient_clipper, gradient_norm
@@ -64,10 +66,12 @@ class Update:
             needed.
         clip_only: clips without recording the norm; None: no clipping.
         begin: called with the length of the window that starts; None: not needed.
-        backward: called by ``Trainer.training_step`` with the mean loss of a micro-batch and the batch: adds the
-            gradients of its share. `EagerTrainer` weights the loss by ``mean`` and calls ``differentiate``.
-        differentiate: the backward pass of a share.
+        differentiate: the backward pass of a share, for steps that weight the loss by ``mean`` themselves.
         finish: uses the gradients and sets them to None.
+        has_differentiated, has_finished: whether ``backward`` and ``finish``, or a step of the user's in their place,
+            were called.
+        prepares_early: whether the gradients are prepared after the last backward pass, for an update of the user's.
+        phases: the times of the training.
         mean: weights the micro-batches of a window.
         record: called with the model's outputs for a batch before its ``backward``; None: not needed.
         record_loss: called with each loss that decides whether the update is skipped; None: not needed.
@@ -97,7 +101,8 @@ class Update:
     ) -> None:
         self.is_window_end, self.batch = True, None
         self.is_prepared = self.is_stepping = False
-        self.is_counted = False
+        self.is_counted = self.has_differentiated = self.has_finished = self.prepares_early = False
+        self.phases = PhaseTimes()
         self.grad_scaler, self.max_norm, self.max_value = grad_scaler, max_norm, max_value
         self.skips, self._is_staged = skip_non_finite, is_staged
         self._plain_step, self._zero_grad, self.sync = step, zero_grad, replica
@@ -131,7 +136,7 @@ class Update:
         )
         self.record = self.mean.record if self.is_weighed else None
         self.begin: Callable[[int], None] | None = self.mean.begin if self.is_weighed else None
-        self.backward: Callable[[Tensor, Any], None] = plain_backward if is_plain else self.mean.backward
+        self._add: Callable[[Tensor, Any], None] = plain_backward if is_plain else self.mean.backward
 
         self._preparations: list[Callable[[], None]] = [self.mean.finish] if self.is_weighed else []
         if replica is not None:
@@ -231,6 +236,15 @@ class Update:
             return 1
         return torch.stack([*weights]).sum() if isinstance(weights[0], Tensor) else sum(weights)
 
+    def backward(self, loss: Tensor, batch: Any) -> None:
+        """Add the gradients of the share that a micro-batch's mean loss has in the window."""
+        start = time.perf_counter()
+        self.has_differentiated = True
+        self._add(loss, batch)
+        if self.prepares_early and self.is_window_end:
+            self.prepare()
+        self.phases.backward += time.perf_counter() - start
+
     def prepare(self) -> None:
         """Average the gradients over all processes and unscale them; ``finish`` does this unless it is already done."""
         if not self.is_prepared:
@@ -244,26 +258,32 @@ class Update:
         self.mean.continue_window(other.mean)
 
     def release(self) -> None:
-        """After ``prepare`` and a step of the user's own instead of ``finish``: the next update is prepared again."""
-        if self.is_prepared:
+        """After an update of the user's own instead of ``finish``: the next update is prepared again."""
+        if self.is_prepared and self.prepares_early:
             self.is_prepared = False
             if self.grad_scaler is not None:  # it unscales once between two updates of its scale
                 self.grad_scaler.update()
 
     def _finish_simply(self) -> None:
+        start = time.perf_counter()
+        self.is_stepping = self.has_finished = True
         self._plain_step()
         self._zero_grad()
+        self.is_stepping = False
+        self.phases.optimizer += time.perf_counter() - start
 
     def _finish(self) -> None:
+        start = time.perf_counter()
         self.prepare()
-        self.is_prepared, self.is_stepping = False, True
+        self.is_prepared, self.is_stepping, self.has_finished = False, True, True
         self._step(self._clip())
         self._zero_grad()
         self.is_stepping = False
+        self.phases.optimizer += time.perf_counter() - start
 
     def _use_skip(self, skip: SkipNonFinite) -> None:
         """Inform ``skip`` of each window's begin and of its losses."""
-        begin, backward = self.begin, self.backward
+        begin, add = self.begin, self._add
         record_loss = skip.record_loss if self.sync is None else SkipTogether(skip).record_loss
 
         def begin_window(length: int) -> None:
@@ -273,11 +293,11 @@ class Update:
 
         def recorded_backward(loss: Tensor, batch: Any) -> None:
             record_loss(loss)
-            backward(loss, batch)
+            add(loss, batch)
 
         self.begin, self.record_loss = begin_window, record_loss
         if not self._is_staged:
-            self.backward = recorded_backward
+            self._add = recorded_backward
 
 
 class Closure:

@@ -45,9 +45,8 @@ class PhaseTimes:
         return self.step + self.hooks
 
     def count_compile(self, seconds: float) -> None:
-        """Add seconds to ``compile`` and subtract them from ``forward``, which counts the complete step."""
+        """Add seconds to ``compile``."""
         self.compile += seconds
-        self.forward -= seconds
 
     @contextmanager
     def counting(self, phase: Literal["evaluation", "save"]) -> Iterator[None]:

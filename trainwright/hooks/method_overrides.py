@@ -10,7 +10,6 @@ Kind = TypeVar("Kind", bound=type)
 # Methods of each extensible class when it was defined: a method replaced on the class later differs.
 # Looked up statically, without binding, so that class methods and partial methods compare equal.
 _DEFINED: dict[type, dict[str, Any]] = {}
-_MISSING = object()
 
 
 def overridable(kind: Kind) -> Kind:
@@ -26,8 +25,7 @@ def is_overridden(owner: object, name: str) -> bool:
     assigned to the object or to one of its classes.
     """
     own = vars(owner)
-    installed, replaced = own.get("_installed", {}).get(name, (_MISSING, _MISSING))
-    if replaced is not _MISSING or own.get(name, installed) is not installed:
+    if name in own:
         return True
     kind = owner.__class__  # not its type: hooks have a weak proxy of their trainer
     base = next(each for each in kind.__mro__ if each in _DEFINED)
@@ -51,23 +49,17 @@ class Overrides:
         method: Callable[..., Any] = getattr(owner, name) if is_overridden(owner, name) else default
         return method
 
+    def assigned(self, *names: str) -> tuple[Any, ...]:
+        """What was assigned to the object itself under these names; None: nothing."""
+        own = vars(self._owner())
+        return tuple(own.get(name) for name in names)
 
-def install(owner: object, name: str, call: Any) -> None:
-    """Set ``owner.name`` to ``call``, which does not count as an override, until :func:`uninstall`."""
-    uninstall(owner, name)
-    own = vars(owner)
-    own.setdefault("_installed", {})[name] = (call, own.get(name, _MISSING))
-    own[name] = call
+    @property
+    def kind(self) -> str:
+        """The name of the user's class, for messages."""
+        return type(self._owner()).__name__
 
-
-def uninstall(owner: object, *names: str) -> None:
-    """Undo :func:`install`: restore what the user assigned before or since."""
-    own = vars(owner)
-    for name in names:
-        call, replaced = own.get("_installed", {}).pop(name, (_MISSING, _MISSING))
-        if own.get(name, _MISSING) is not call or call is _MISSING:
-            continue
-        if replaced is _MISSING:
-            del own[name]
-        else:
-            own[name] = replaced
+    def refusal(self, *names: str) -> str | None:
+        """The reason that some methods are the user's own, which a program would not call; None if none are."""
+        own = [name for name in names if self.has(name)]
+        return f"{self.kind} has its own {' and '.join(own)}" if own else None

@@ -33,7 +33,7 @@ from trainwright.engine.default.length import (
 )
 from trainwright.engine.default.setup import bind_arguments, check_eval_metric, next_commands, started
 from trainwright.engine.default.stepper import build_stepper, settings_of_step, warn_of_settings_without_effect
-from trainwright.engine.extra_parameters import log_untrained
+from trainwright.engine.extra_parameters import extra_optimizers, log_untrained
 from trainwright.engine.folder.run_folder import RunFolder
 from trainwright.engine.hardest_samples import hardest_samples
 from trainwright.engine.loss_fn import returned_losses, sum_losses
@@ -48,7 +48,7 @@ from trainwright.evaluation.evaluator import DatasetEvaluator
 from trainwright.evaluation.loop import evaluate_loaders, shown_in_epoch_line
 from trainwright.events.writers import EventWriter
 from trainwright.hooks import HookBase
-from trainwright.hooks.method_overrides import is_overridden, overridable
+from trainwright.hooks.method_overrides import Overrides, is_overridden, overridable
 from trainwright.lazy_names import ring
 from trainwright.optim.build import build_lr_scheduler, build_optimizer
 from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_size
@@ -133,7 +133,17 @@ class DefaultTrainer(RunMethods):
         self._trainer: Any = build_stepper(run, cfg, self.train_loader, self.build_graph, own_step_of=own_step_of)
         self._built_stepper = self._trainer
         run.batches, run.update = self._trainer.batches, self._trainer._update
-        run.own_step = OwnStep(["train_step"], lambda: settings_of_step(cfg.train, run.update, run.optimizer))
+        me: DefaultTrainer = weakref.proxy(self)
+        run.own_step = OwnStep(
+            ["train_step"],
+            lambda: settings_of_step(cfg.train, me.run.update, me.run.optimizer),
+            overrides=Overrides(self),
+            model=run.model,
+            update=lambda: me.run.update,
+            optimizer=lambda: me.run.optimizer,
+            others=lambda: extra_optimizers(me),
+            name=type(self).__name__,
+        )
         run.step_methods = ("run_step", "train_step")
 
     # Parts that a subclass may build differently.

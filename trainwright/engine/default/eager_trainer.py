@@ -226,17 +226,13 @@ class EagerTrainer(TrainerBase):
         loss = self._loss_of(outputs, batch)
         start = time.perf_counter()
         self.backward(loss)
-        seconds, phases = time.perf_counter() - start, self.phases
-        phases.backward += seconds
-        phases.forward -= seconds  # the step adds all of it
+        self.phases.backward += time.perf_counter() - start
         return outputs
 
     def _end_window(self, outputs: list[Mapping[str, Any]], data_time: float) -> None:
         # Before the update: an output may be a parameter.
         self.write_metrics(mean_outputs(outputs, self._update.mean.weights), data_time)
-        start = time.perf_counter()
         self.update()
-        self.phases.optimizer += time.perf_counter() - start
 
     def _end_own_window(self, outputs: list[Mapping[str, Any]], data_time: float) -> None:
         self.write_metrics(mean_outputs(outputs, self._update.mean.weights), data_time)

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,7 @@ from trainwright.engine.folder.summary import log_recomputed
 from trainwright.engine.gradient_sync import GradientSync, gradient_sync
 from trainwright.engine.pipeline_step import refuse_own_step, refuse_unseeded_loader
 from trainwright.engine.trainer import loaders
-from trainwright.engine.trainer.base import STEP_METHODS, TrainerShared
-from trainwright.hooks.method_overrides import is_overridden
+from trainwright.hooks.method_overrides import Overrides
 from trainwright.optim.named import each_optimizer
 from trainwright.parallel.data_parallel import leave_at_exit, num_launched, setup_dist_util
 from trainwright.parallel.dist import get_world_size, use_mesh
@@ -208,96 +207,110 @@ def _samples(value: Any) -> int:
     return len(first) if first is not None and first.dim() else 1
 
 
-class RankedTrainer(TrainerShared):
-    """Several processes. With one process and no Accelerator, none of this is on the path of a batch."""
+class Placement:
+    """The model of a run on its processes. With one process and no Accelerator, it is the model itself.
 
-    accelerator: Any = None
-    _replica: GradientSync | None = None
+    Args:
+        model: the model, which is moved, split and recomputed as the settings request.
+        optimizer: the user's own, which gets the parameters that replace its own; None: built later.
+        splits_scores: whether nothing but the model's loss uses its scores.
+        wraps: False: with several processes, gradients are averaged after the backward passes.
 
-    def _prepare_model(self, optimizer: Any, *, wraps: bool) -> None:
-        """Choose what a step calls: the model, under autocast and wrapped as the run requires.
+    Attributes:
+        model: what a step calls: the model, perhaps wrapped. ``on_wrap``: called when it changes.
+        sync: what averages the gradients of several processes; None: one process.
+        pipeline: if the model is cut into stages.
 
-        ``wraps=False``: with several processes, the model itself; its gradients are averaged after the backward passes.
-        ``optimizer``: the user's own, which gets the parameters that replace its own; None: built later.
-        """
-        self._refuse_with_mesh()
-        model, accelerator, prepared = self.model, self.accelerator, None
-        recompute = self.config.gradient_checkpointing
-        autocast = None if accelerator is not None else self.run.autocast
+    Raises:
+        ConfigError: the settings exclude each other.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        config: "TrainingConfig",
+        *,
+        autocast: Any,
+        accelerator: Any,
+        optimizer: Any,
+        splits_scores: bool,
+        wraps: bool,
+    ) -> None:
+        _refuse_with_mesh(config, model, accelerator)
+        recompute, unused = config.gradient_checkpointing, config.find_unused_parameters
         before = [*model.named_parameters(remove_duplicate=False)]
-        splits_scores = self._only_own_loss_uses_scores()
         recomputed = parallelize(
-            model, self.device, recompute=recompute, autocast=autocast, splits_scores=splits_scores,
-            find_unused_parameters=self.config.find_unused_parameters,
+            model, device, recompute=recompute, autocast=None if accelerator is not None else autocast,
+            splits_scores=splits_scores, find_unused_parameters=unused,
         )  # fmt: skip
         for one in each_optimizer(optimizer) if optimizer is not None and current_mesh() is not None else ():
             use_replaced_parameters(one, before, model)
         if recompute:
             log_recomputed(recomputed)
-        self._pipeline = pipeline_of(model)
-        if self._pipeline is not None:
-            self._check_pipeline(self._pipeline)
-        if accelerator is not None:
-            prepared = accelerator.prepare_model(model)  # applies autocast, too
-        self._step_model = model if prepared is None else prepared
-        self._replica = gradient_sync(
-            model,
-            self.device,
-            self._use_wrapped,
-            prepared=prepared,
-            find_unused_parameters=self.config.find_unused_parameters,
-            wraps=wraps,
+        prepared = None if accelerator is None else accelerator.prepare_model(model)  # applies autocast, too
+        self.pipeline = pipeline_of(model)
+        self.model: Any = model if prepared is None else prepared
+        self.on_wrap: Callable[[Any], object] | None = None
+        self.sync: GradientSync | None = gradient_sync(
+            model, device, self._use, prepared=prepared, find_unused_parameters=unused, wraps=wraps
         )
-        if self._replica is None and has_all_gpus(self.config.device_str):
-            self._step_model = AllGPUs(model)
+        if self.sync is None and has_all_gpus(config.device_str):
+            self.model = AllGPUs(model)
 
-    def _refuse_with_mesh(self) -> None:
-        mesh, config = current_mesh(), self.config
-        if mesh is None:
-            return
-        is_on = config.is_set("evaluate_with_generate") and config.evaluate_with_generate
-        if is_on and mesh.layout.sequence_parallel and getattr(self.model, "is_generative", False):
-            raise ConfigError(
-                "TrainingConfig.evaluate_with_generate: got True with sequence_parallel=True, which needs texts whose"
-                " length tensor_parallel_size divides; generate adds one token at a time. Set one of them to False."
-            )
-        sizes = "tensor parallel, pipeline parallel or ZeRO"
-        if self.config.graph:
-            raise ConfigError(f"TrainingConfig.graph: got True with {sizes}, which are not compiled; set it to False.")
-        if self.accelerator is not None:
-            raise ConfigError(f"Trainer.accelerator: got one with {sizes} of TrainingConfig; use one of the two.")
+    def _use(self, model: Any) -> None:
+        self.model = model
+        if self.on_wrap is not None:
+            self.on_wrap(model)
 
-    def _only_own_loss_uses_scores(self) -> bool:
-        is_own = any(is_overridden(self, name) for name in (*STEP_METHODS, "compute_metric", "update_metrics"))
-        return hasattr(self.model, "compute_loss") and not is_own and not self._has_train_metrics()
 
-    def _refuse_assigned_steps(self) -> None:
-        refuse_own_step(self._pipeline, type(self).__name__, [name for name in _OWN_STEPS if name in vars(self)])
+def _refuse_with_mesh(config: "TrainingConfig", model: nn.Module, accelerator: Any) -> None:
+    mesh = current_mesh()
+    if mesh is None:
+        return
+    if mesh.layout.sequence_parallel and _generates(config, model):
+        raise ConfigError(
+            "TrainingConfig.evaluate_with_generate: got True with sequence_parallel=True, which needs texts whose"
+            " length tensor_parallel_size divides; generate adds one token at a time. Set one of them to False."
+        )
+    sizes = "tensor parallel, pipeline parallel or ZeRO"
+    if config.graph:
+        raise ConfigError(f"TrainingConfig.graph: got True with {sizes}, which are not compiled; set it to False.")
+    if accelerator is not None:
+        raise ConfigError(f"Trainer.accelerator: got one with {sizes} of TrainingConfig; use one of the two.")
 
-    def _check_pipeline(self, pipeline: Pipeline) -> None:
-        refuse_own_step(pipeline, type(self).__name__, [name for name in _OWN_STEPS if is_overridden(self, name)])
-        config = self.config
-        is_on = config.is_set("evaluate_with_generate") and config.evaluate_with_generate
-        if is_on and getattr(self.model, "is_generative", False):
-            raise ConfigError(
-                "TrainingConfig.evaluate_with_generate: got True with pipeline_parallel_size > 1, whose stages have a"
-                " part of the model. Use tensor parallelism or ZeRO, or set it to False."
-            )
-        refuse_unseeded_loader(self.train_dataloader, "Trainer.train_dataloader")
-        steps = self.config.gradient_accumulation_steps
-        pipeline.check_length(steps, "TrainingConfig.gradient_accumulation_steps")
 
-    def _warn_unsharded_loader(self) -> None:
-        sampler = getattr(self.train_dataloader, "sampler", None)
-        is_whole = isinstance(sampler, RandomSampler | SequentialSampler)
-        if self._replica is not None and is_whole and not loaders.is_own_loader(self.train_dataloader):
-            logger.warning(
-                "Trainer.train_dataloader: each of the %d processes reads all of its batches. Use a"
-                " torch.utils.data.DistributedSampler, so that each reads its share.",
-                get_world_size(),
-            )
+def _generates(config: "TrainingConfig", model: nn.Module) -> bool:
+    is_on = config.is_set("evaluate_with_generate") and config.evaluate_with_generate
+    return bool(is_on and getattr(model, "is_generative", False))
 
-    def _use_wrapped(self, model: nn.Module) -> None:
-        self._step_model = model
-        if self._step is not None:
-            self._step.model = model
+
+def check_pipeline(
+    pipeline: Pipeline, config: "TrainingConfig", model: nn.Module, loader: Any, overrides: Overrides
+) -> None:
+    """Raise if the model's stages cannot train with these settings, this loader or these methods of the user's."""
+    refuse_own_step(pipeline, overrides.kind, [name for name in _OWN_STEPS if overrides.has(name)])
+    if _generates(config, model):
+        raise ConfigError(
+            "TrainingConfig.evaluate_with_generate: got True with pipeline_parallel_size > 1, whose stages have a"
+            " part of the model. Use tensor parallelism or ZeRO, or set it to False."
+        )
+    refuse_unseeded_loader(loader, "Trainer.train_dataloader")
+    pipeline.check_length(config.gradient_accumulation_steps, "TrainingConfig.gradient_accumulation_steps")
+
+
+def refuse_assigned_steps(pipeline: Pipeline | None, overrides: Overrides) -> None:
+    """Raise if a callback has assigned a step of its own to the trainer of stages."""
+    assigned = zip(_OWN_STEPS, overrides.assigned(*_OWN_STEPS), strict=True)
+    refuse_own_step(pipeline, overrides.kind, [name for name, method in assigned if method is not None])
+
+
+def warn_unsharded_loader(loader: Any) -> None:
+    """Warn if each of several processes reads all batches of a user's loader."""
+    is_whole = isinstance(getattr(loader, "sampler", None), RandomSampler | SequentialSampler)
+    if get_world_size() > 1 and is_whole and not loaders.is_own_loader(loader):
+        logger.warning(
+            "Trainer.train_dataloader: each of the %d processes reads all of its batches. Use a"
+            " torch.utils.data.DistributedSampler, so that each reads its share.",
+            get_world_size(),
+        )

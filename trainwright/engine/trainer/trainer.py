@@ -3,7 +3,6 @@
 import copy
 import logging
 import os
-import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -21,21 +20,21 @@ from trainwright.config.foreign_names import TRAIN_ARGUMENTS
 from trainwright.config.torch_names import CUSTOM, GivenName, described_loss
 from trainwright.data.batch import to_batch
 from trainwright.data.batch_loader import BatchLoader
+from trainwright.data.batches import Batches
 from trainwright.data.sampler import EpochSampler
 from trainwright.data.seeding import seed_everything
-from trainwright.engine.extra_parameters import log_untrained
+from trainwright.engine.extra_parameters import extra_optimizers, log_untrained
 from trainwright.engine.folder.formats import CSV_NAME
 from trainwright.engine.folder.run_folder import TrainerFolder
 from trainwright.engine.hardest_samples import hardest_samples
 from trainwright.engine.own_step import OwnStep
 from trainwright.engine.run import Calls
 from trainwright.engine.run_hooks import ordered_hooks, run_hooks, timing_facts
+from trainwright.engine.run_methods import RunMethods
 from trainwright.engine.spec import spec_of_training_config
 from trainwright.engine.state import TrainerState
 from trainwright.engine.trainer import checks, loaders, optim, parts
-from trainwright.engine.trainer.base import OWN_STEP_METHODS, STEP_METHODS
 from trainwright.engine.trainer.best_metric import BestMetric
-from trainwright.engine.trainer.build_step import SteppingTrainer
 from trainwright.engine.trainer.checks import Given
 from trainwright.engine.trainer.evaluation import Evaluation, forward
 from trainwright.engine.trainer.facts import (
@@ -49,15 +48,17 @@ from trainwright.engine.trainer.facts import (
 from trainwright.engine.trainer.hooks import best_checkpointer, plateau_hook, progress_lines
 from trainwright.engine.trainer.model_card import RunCard
 from trainwright.engine.trainer.periods import Periods, plan_of, plan_run
+from trainwright.engine.trainer.processes import Placement, check_pipeline, warn_unsharded_loader
 from trainwright.engine.trainer.saving import Saving, read_csv_logs, with_documented_names
 from trainwright.engine.trainer.schedules import Schedules
 from trainwright.engine.trainer.start import build_loaders, check_folder, resume, start
 from trainwright.engine.trainer.train_metrics import TrainMetrics, after_batch_calls
+from trainwright.engine.trainer.training_step import OWN_STEP_METHODS, STEP_METHODS, BatchLoss, TrainingStep
 from trainwright.events.storage import EventStorage
 from trainwright.events.writers import EventWriter
 from trainwright.hooks import CallbackHook, EvalHook, HookBase, IterationTimer, PeriodicCheckpointer, PeriodicWriter
 from trainwright.hooks.callbacks import Callback, CallbackList, RunCallbacks, TrainerControl
-from trainwright.hooks.method_overrides import Overrides, is_overridden, overridable, uninstall
+from trainwright.hooks.method_overrides import Overrides, is_overridden, overridable
 from trainwright.hooks.profile import profile_hook
 from trainwright.optim.freeze import freeze_bn
 from trainwright.optim.named import NamedOptimizers
@@ -70,7 +71,7 @@ if TYPE_CHECKING:
 
 
 @overridable
-class Trainer(SteppingTrainer):
+class Trainer(RunMethods):
     """Train ``model`` on ``train_dataset``: ``Trainer(model, config, train_dataset=data).train()``.
 
     Override ``train_step(model, inputs)``, ``training_step(batch)``, ``optimization_step()`` or
@@ -150,8 +151,7 @@ class Trainer(SteppingTrainer):
         self._build_weights(given)
         self._build_saving()
         self._build_callbacks()
-        self._build_loss()
-        self._build_update()
+        self._build_step()
         self._resume()
         self._register_hooks()
 
@@ -169,14 +169,14 @@ class Trainer(SteppingTrainer):
             model=lambda: self.model,
             criterion=lambda: self.loss,
             handler=lambda: self.metrics_handler,
-            compute_loss=lambda model, inputs: self._resolve_contract(inputs).compute_loss(model, inputs),
+            compute_loss=lambda model, inputs: self._steps.loss.compute_loss(model, inputs),
             prepare=lambda batch: to_batch(batch, self.device),
             preprocessor=self.preprocessor,
             collator=given.data_collator,
             default_collator=getattr(given.train_dataset, "data_collator", None),
             weights=lambda: self.run.evaluated_weights(),
             replaced_model=self._replaced_model,
-            is_pipeline=lambda: self._pipeline is not None,
+            is_pipeline=lambda: self._placement.pipeline is not None,
         )
         train, self.eval_dataloader = build_loaders(
             given, self.config, self._evaluation, lambda data: self.create_train_dataloader(data)
@@ -200,7 +200,7 @@ class Trainer(SteppingTrainer):
                 self._periods.metrics_are_due,
                 self.state.is_epoch_end,
                 self._evaluation.find_comparison_in_training,
-                self._is_padding_batch,
+                lambda: self._steps.is_padding_batch(),
             )
 
     def _build_weights(self, given: Given) -> None:
@@ -208,8 +208,21 @@ class Trainer(SteppingTrainer):
         run, config = self.run, self.config
         run.step_methods = (*OWN_STEP_METHODS, "inner_training_loop", "compute_loss")
         run.autocast = optim.autocast_for(config, self.device)
-        is_toggled = isinstance(given.optimizer, NamedOptimizers) and self._overrides.has("train_step", "training_step")
-        self._prepare_model(given.optimizer, wraps=not is_toggled)
+        overrides, model = self._overrides, self.model
+        is_toggled = isinstance(given.optimizer, NamedOptimizers) and overrides.has("train_step", "training_step")
+        uses_scores = overrides.has(*STEP_METHODS, "compute_metric", "update_metrics") or self._has_train_metrics()
+        self._placement = Placement(
+            model,
+            self.device,
+            config,
+            autocast=run.autocast,
+            accelerator=self.accelerator,
+            optimizer=given.optimizer,
+            splits_scores=hasattr(model, "compute_loss") and not uses_scores,
+            wraps=not is_toggled,
+        )
+        if self._placement.pipeline is not None:
+            check_pipeline(self._placement.pipeline, config, model, self.train_dataloader, overrides)
         self.optimizer = given.optimizer or optim.build_optimizer(config, self.model)
         self._schedules = Schedules(
             given.schedules,
@@ -268,6 +281,43 @@ class Trainer(SteppingTrainer):
         if self._train_metrics is not None:
             self._run_callbacks.logs.defer("epoch_metric", self._train_metrics.first)
 
+    def _build_step(self) -> None:
+        """What a step consists of, for the methods of the user's, too."""
+        me: Trainer = weakref.proxy(self)
+        run, overrides = self.run, self._overrides
+        self._steps = TrainingStep(
+            overrides,
+            self.model,
+            self._placement,
+            state=self.state,
+            callbacks=self._run_callbacks,
+            metrics=self._train_metrics,
+            autocast=run.autocast,
+            grad_scaler=run.grad_scaler,
+            accelerator=self.accelerator,
+            device=self.device,
+            settings=lambda: me.config,
+            optimizer=lambda: me.optimizer,
+            criterion=lambda: me.loss,
+            batches=lambda: me._batches_of_run(),
+            iteration=lambda: me.iter,
+            storage=lambda: me.storage,
+            phases=lambda: me.phases,
+            after_batch=lambda: me._after_batch(),
+            prepare=partial(to_batch, device=self.device),
+        )
+        run.update = self._steps.update
+        run.own_step = OwnStep(
+            OWN_STEP_METHODS,
+            lambda: settings_of_step(me.config, is_scaled=me.run.grad_scaler is not None),
+            overrides=overrides,
+            model=self.model,
+            update=lambda: me.run.update,
+            optimizer=lambda: me.optimizer,
+            others=lambda: extra_optimizers(me),
+            name=type(self).__name__,
+        )
+
     def _resume(self) -> None:
         """Load the checkpoint that the configuration names, and check the folder."""
         self.run.folder.recover()
@@ -279,9 +329,6 @@ class Trainer(SteppingTrainer):
     def _register_hooks(self) -> None:
         run, config, state, periods = self.run, self.config, self.state, self._periods
         run.watching_hardest = hardest_samples(run, "TrainingConfig.hardest_samples")
-        run.own_step = OwnStep(
-            OWN_STEP_METHODS, lambda: settings_of_step(self.config, is_scaled=self.run.grad_scaler is not None)
-        )
         hooks = run_hooks(
             run,
             self.build_hooks(),
@@ -455,8 +502,8 @@ class Trainer(SteppingTrainer):
     def add_callback(self, callback: Callback, singleton: bool = True) -> None:
         """Register ``callback``. ``singleton``: replaces registered callbacks of its class."""
         self.callbacks.add_callback(callback, singleton)
-        if self._step is not None:
-            self._step.after_batch = self._after_batch()
+        if self._steps.step is not None:
+            self._steps.step.after_batch = self._after_batch()
 
     def set_optimizer(self, optimizer: Optimizer, optimizer_name: str | None = None) -> None:
         """Train with ``optimizer`` from now on; the configured schedule is rebuilt for it."""
@@ -467,13 +514,14 @@ class Trainer(SteppingTrainer):
         self.optimizer = optimizer
         self.lr_scheduler, self.lr_schedulers = self._schedules.replace(optimizer), {}
         self.run.set_checkpoint_parts()
-        self._build_update()
+        self._steps.build_update()
+        self.run.update = self._steps.update
         self.run.own_step.watch_optimizers()
 
     def set_loss(self, loss: Callable[..., Any], loss_name: str | None = None) -> None:
         """Use ``loss(outputs, target)`` from now on."""
         self._use_loss(loss, loss_name)
-        self._build_loss()
+        self._steps.build_loss()
 
     def _use_loss(self, loss: Callable[..., Any], loss_name: str | None = None) -> None:
         """Use a loss object; the configuration gets its name, and the arguments of a loss of ``torch.nn``."""
@@ -593,8 +641,9 @@ class Trainer(SteppingTrainer):
         columns = read_csv_logs(Path(self.logs_dir if logs_dir is None else logs_dir) / CSV_NAME)
         return with_documented_names(columns, self.state.plan) if isinstance(self.config, TrainerConfig) else columns
 
-    # The path of a batch: train -> Step.run (engine/step.py, built in build_step.py before the first step) ->
-    # train_step -> training_step -> compute_loss, or the function that fits the batch (engine/loss_fn.py) -> model.
+    # The path of a batch: train -> Step.run (engine/step.py) -> TrainingStep._train (trainer/training_step.py) -> the
+    # contract that fits the batch (engine/loss_fn.py) -> the model; then Update.backward and finish (engine/update.py).
+    # Overridden methods are called in between.
 
     def train(  # type: ignore[override]
         self, resume_checkpoint_path: str | Path | None = None, **unknown: Never
@@ -637,8 +686,8 @@ class Trainer(SteppingTrainer):
 
     def run_step(self) -> None:
         """One update: ``train_step`` for each micro-batch. ``train`` does not call it unless it is overridden."""
-        assert self._step is not None, "built before the first step"
-        self._step.run()
+        assert self._steps.step is not None, "built before the first step"
+        self._steps.step.run()
 
     def prepare_input_batch(self, batch: Any) -> Any:
         """Prepare a batch of the loader for a step: by default, move its tensors to the device."""
@@ -650,28 +699,15 @@ class Trainer(SteppingTrainer):
         Returns ``step_loss``, a detached tensor that has not been synchronized. Callbacks and printed lines receive any
         further entries of an override (``epoch_loss``, ``epoch_metric`` …).
         """
-        loss = self.training_step(inputs)
-        if self._update.is_window_end:
-            self.optimization_step()
-        return {"step_loss": loss["loss"] if isinstance(loss, Mapping) else loss}
+        return self._steps.train_step(model, inputs)
 
     def training_step(self, batch: Any) -> Any:
         """Forward and backward of one micro-batch; returns its detached loss. Does not change weights."""
-        loss = (self._compute_loss or self.compute_loss)(self._step_model, batch)
-        start = time.perf_counter()
-        self._update.backward(loss, batch)
-        seconds, phases = time.perf_counter() - start, self.phases
-        phases.backward += seconds
-        phases.forward -= seconds  # the step adds all of train_step
-        return loss.detach()
+        return self._steps.training_step(batch)
 
     def optimization_step(self) -> None:
         """Clip the gradients, step the optimizer, set the gradients to None: at the end of each accumulation window."""
-        start = time.perf_counter()
-        self._update.finish()
-        seconds, phases = time.perf_counter() - start, self.phases
-        phases.optimizer += seconds
-        phases.forward -= seconds
+        self.run.update.finish()
 
     # Called by a user's own step.
 
@@ -684,7 +720,7 @@ class Trainer(SteppingTrainer):
 
     def compute_loss(self, model: Any, inputs: Any) -> Any:
         """The mean loss of a batch, by the contract of model and batch (see ``docs/trainer.md``)."""
-        return self._resolve_contract(inputs).compute_loss(model, inputs)
+        return self._steps.loss.compute_loss(model, inputs)
 
     def compute_metric(self, model: Any, inputs: Any) -> float:
         """The first metric over the batches passed so far and this one: a forward pass in evaluation mode.
@@ -723,15 +759,13 @@ class Trainer(SteppingTrainer):
             seed_everything(self.config.seed + get_data_parallel_rank())
         self.state.restore(in_place=self.run.folder.resume)
         log_untrained(self.model, self.optimizer, self.loss)
-        self._warn_unsharded_loader()
+        warn_unsharded_loader(self.train_dataloader)
         if self.config.eval_on_start and self.start_iter == 0 and self.eval_dataloader is not None:
             self._evaluate_now()
         self.set_train_mode()
         with without_compiler():
             self.optimizer.zero_grad()
-        if getattr(self.model, "compute_loss", None) != self._loss_of_model:
-            self._build_loss()  # the model's compute_loss has been replaced
-        self._build_step()
+        self._steps.start()
 
     def after_train(self) -> None:
         # A failed update leaves steps that do not count.
@@ -803,11 +837,11 @@ class Trainer(SteppingTrainer):
         return after_batch_calls(
             self._overrides,
             self._run_callbacks,
-            self._train_metrics if self._pipeline is None else None,  # on its last stage, with its outputs
+            self._train_metrics if self._placement.pipeline is None else None,  # on its last stage, with its outputs
             model=self.model,
             set_train_mode=self.set_train_mode,
-            is_stored=self.config.gradient_accumulation_steps == 1 and self._pipeline is None,
-            is_pipeline=self._pipeline is not None,
+            is_stored=self.config.gradient_accumulation_steps == 1 and self._placement.pipeline is None,
+            is_pipeline=self._placement.pipeline is not None,
         )
 
     def _evaluate_in_training(self) -> dict[str, Any]:
@@ -824,20 +858,15 @@ class Trainer(SteppingTrainer):
         if model is self.model or (is_torchs and getattr(model, "module", None) is self.model):
             yield
             return
-        replaced = ("_step_model", "_contract", "_criterion", "_own_loss", "_records_outputs")
-        own, before = {name: vars(self)[name] for name in replaced if name in vars(self)}, self.model
+        steps, placement, own = self._steps, self._placement, (self.model, self._steps.loss, self._placement.model)
         place = next((parameter.device for parameter in model.parameters()), self.device)
-        self.model = self._step_model = model.to(self.device)
-        self._contract, self._records_outputs = None, False
-        own_loss = getattr(model, "compute_loss", None)
-        self._criterion, self._own_loss = optim.losses(self.loss, own_loss, self.run.autocast)
+        self.model = placement.model = model.to(self.device)
+        steps.loss = BatchLoss(model, self.loss, self.run.autocast)
         try:
             with self.run.autocast() if self.run.autocast else nullcontext():
                 yield
         finally:
-            vars(self).pop("_records_outputs")
-            vars(self).update(own)
-            self.model = before
+            self.model, steps.loss, placement.model = own
             model.to(place)
 
     def _current_results(self) -> dict[str, Any]:
@@ -854,15 +883,33 @@ class Trainer(SteppingTrainer):
         if is_main_process():
             self._write_hook.write()
 
+    def _bind_run_step(self) -> tuple[Any, Callable[[], None]]:
+        step = self._steps.step
+        assert step is not None, "built before the first step"
+        return self, self.run_step if self._overrides.has("run_step") else step.run
+
+    def loader_state(self) -> dict[str, Any] | None:
+        # Before the first step a loader of torchdata would draw its order now.
+        return self._batches_of_run().state() if self.state.global_step else None
+
+    def load_loader_state(self, state: dict[str, Any]) -> None:
+        self._batches_of_run().load_state(state)
+
+    def _batches_of_run(self) -> Batches:
+        run, loader = self.run, self.train_dataloader
+        if getattr(run, "batches", None) is None or run.batches.loader is not loader:
+            me: Trainer = weakref.proxy(self)
+            run.batches = Batches(loader, may_change=lambda: me._may_change_data())
+        return run.batches
+
+    def _may_change_data(self) -> bool:
+        """Whether code of the user's runs between two epochs, which may change the data."""
+        own_methods = ("before_step", "after_step", "inner_training_loop", "evaluate")
+        own_code = (*self.run.hooks, *self.callbacks)
+        return self._overrides.has(*own_methods) or any(getattr(one, "may_change_data", True) for one in own_code)
+
     def _close_loaders(self) -> None:
-        # They refer to the trainer.
-        self._step = None
-        self._compute_loss = None
-        self._update.batch = None
-        uninstall(self, *STEP_METHODS, "optimization_step")
-        self.run.batches.close()
-        if self._watching is not None:
-            self._watching.remove()
+        self._steps.close()
         for loader in (self.train_dataloader, *loaders.each(self.eval_dataloader)):
             if isinstance(loader, BatchLoader):
                 loader.close()

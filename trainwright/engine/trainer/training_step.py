@@ -1,0 +1,511 @@
+"""What a step of the Python API consists of: its batches, its loss, its update and what it records."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from trainwright._torch_compat.tensor_chunks import is_dtensor
+from trainwright.config.errors import ConfigTypeError
+from trainwright.data.batches import Batches
+from trainwright.data.collate import mixed
+from trainwright.data.errors import add_batch_note
+from trainwright.engine.accumulation import mean_outputs
+from trainwright.engine.gradient_sync import explained
+from trainwright.engine.label_alignment import predictions_of
+from trainwright.engine.loss_fn import Contract, contract_for, fields_of
+from trainwright.engine.pipeline_step import PipelineStep, pipeline_settings
+from trainwright.engine.state import TrainerState
+from trainwright.engine.step import Step
+from trainwright.engine.trainer import loaders, optim
+from trainwright.engine.trainer.processes import Placement, has_all_gpus, refuse_assigned_steps
+from trainwright.engine.trainer.train_metrics import TrainMetrics
+from trainwright.engine.update import Update, optimizer_calls
+from trainwright.events.phases import PhaseTimes
+from trainwright.events.storage import EventStorage
+from trainwright.hooks.callbacks import RunCallbacks
+from trainwright.hooks.method_overrides import Overrides
+from trainwright.lazy_names import ring
+from trainwright.models.outputs import is_loss_alone, named_outputs, scalars_of
+
+if TYPE_CHECKING:
+    from trainwright.config.settings import TrainingConfig
+
+# An override of one of these is a step of the user's own.
+OWN_STEP_METHODS = ("run_step", "train_step", "training_step", "optimization_step")
+# An override of one of these computes the loss itself.
+STEP_METHODS = ("train_step", "training_step", "compute_loss")
+# No names of a model's outputs:
+_SCORES = "prediction scores"
+_LOSS = "loss of the step"
+_BY_METHODS = ("train_step", "training_step", "optimization_step")  # else a step is one call
+
+
+class BatchLoss:
+    """The mean loss of a batch, by the contract that the first batch chooses (``engine/loss_fn.py``).
+
+    Args:
+        recorders: called with the model's outputs before the loss is computed.
+        record_scalars: called with outputs that have names.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        criterion: Any,
+        autocast: optim.Autocast | None,
+        *,
+        recorders: tuple[Callable[[Any], None] | None, ...] = (),
+        record_scalars: Callable[[Mapping[str, Any]], None] | None = None,
+    ) -> None:
+        self.of_model = getattr(model, "compute_loss", None)
+        self.criterion, self.own_loss = optim.losses(criterion, self.of_model, autocast)
+        self._model, self._recorders, self._record_scalars = model, recorders, record_scalars
+        self._contract: Contract | None = None
+
+    def contract(self, inputs: Any) -> Contract:
+        if self._contract is None:
+            recorders = [record for record in self._recorders if record is not None]
+            self._contract = contract_for(
+                self._model, inputs, self.criterion, self.own_loss, _call_all(recorders), self._record_scalars
+            )
+        return self._contract
+
+    def compute_loss(self, model: Any, inputs: Any) -> Any:
+        return self.contract(inputs).compute_loss(model, inputs)
+
+
+class TrainingStep:
+    """Builds the step before the first one, and chooses it again for another optimizer or loss.
+
+    Args:
+        overrides: the user's methods, which the step calls in place of its own.
+        model: the model, not wrapped. ``placement``: what a step calls.
+        settings, optimizer, criterion, batches, iteration, storage, phases: return those of the run, which may
+            change.
+        metrics: of the training batches. ``after_batch`` returns what to call after each.
+        prepare: the default of ``prepare_input_batch``.
+
+    Attributes:
+        update, loss: the current ones.
+        step: during training.
+    """
+
+    update: Update
+    loss: BatchLoss
+
+    def __init__(
+        self,
+        overrides: Overrides,
+        model: nn.Module,
+        placement: Placement,
+        *,
+        state: TrainerState,
+        callbacks: RunCallbacks,
+        metrics: TrainMetrics | None,
+        autocast: optim.Autocast | None,
+        grad_scaler: torch.amp.GradScaler | None,
+        accelerator: Any,
+        device: torch.device,
+        settings: "Callable[[], TrainingConfig]",
+        optimizer: Callable[[], Any],
+        criterion: Callable[[], Any],
+        batches: Callable[[], Batches],
+        iteration: Callable[[], int],
+        storage: Callable[[], EventStorage],
+        phases: Callable[[], PhaseTimes],
+        after_batch: Callable[[], Any],
+        prepare: Callable[[Any], Any],
+    ) -> None:
+        self._overrides, self.model, self.placement = overrides, model, placement
+        self._state, self._callbacks, self._metrics = state, callbacks, metrics
+        self._autocast, self._grad_scaler, self._accelerator, self._device = autocast, grad_scaler, accelerator, device
+        self._settings, self._optimizer, self._criterion, self._batches = settings, optimizer, criterion, batches
+        self._iteration, self._storage, self._phases = iteration, storage, phases
+        self._after_batch, self._prepare = after_batch, prepare
+        self.step: Step | None = None
+        self._watching: RemovableHandle | None = None
+        self._scalars: dict[str, Any] | None = None  # those that the model returned for the current micro-batch
+        self._chosen_with: tuple[Any, ...] = ()  # assigned methods
+        self._compute_loss: Callable[[Any, Any], Any] | None = None  # by the contract, or the user's
+        self._training_step: Callable[[Any], Any] | None = None
+        self.build_update()
+
+    # Built before the first step, and again.
+
+    def build_loss(self) -> None:
+        """Choose the loss of the model or the configuration."""
+        recorders = self.update.record, self._metrics and self._metrics.record
+        self.loss = BatchLoss(
+            self.model, self._criterion(), self._autocast, recorders=recorders, record_scalars=self._record_scalars
+        )
+        if self.step is not None:
+            self._choose(self.step, self.update.batch)
+
+    def build_update(self) -> None:
+        """Build the update of the current optimizer."""
+        config, before, optimizer = self._settings(), self.update if self.step is not None else None, self._optimizer()
+        self.update = Update(
+            optimizer,
+            self.model,
+            *optimizer_calls(optimizer, self._accelerator),
+            accumulates=config.gradient_accumulation_steps > 1,
+            max_norm=config.max_grad_norm,
+            max_value=config.clip_grad_value,
+            skip_non_finite=config.non_finite == "skip",
+            grad_scaler=self._grad_scaler,
+            criterion=self._criterion,
+            **self._settings_of_update(optimizer),
+        )
+        if not self._overrides.has("run_step", "train_step", "optimization_step"):
+            self.update.check_closure()
+        if self.update.closure is not None:
+            recompute = lambda batch: self._overrides.of("training_step", self.training_step)(batch)  # noqa: E731
+            self.update.closure.recompute = recompute
+        if before is not None:
+            self.update.continue_window(before)
+        self.build_loss()
+
+    def _settings_of_update(self, optimizer: Any) -> dict[str, Any]:
+        """The arguments of :class:`Update` that depend on other processes and the Accelerator."""
+        is_own, placement = loaders.is_own_loader(self._batches().loader), self.placement
+        settings: dict[str, Any] = {"count": self._samples_of_step if is_own else None}
+        if placement.sync is not None:
+            settings["replica"] = placement.sync
+            settings["count_all"] = self._samples_of_window if is_own else None
+        if self._accelerator is not None:
+            settings["differentiate"] = self._differentiate
+        if placement.pipeline is not None:
+            settings |= pipeline_settings(placement.pipeline, self._grad_scaler, optimizer)
+        return settings
+
+    def _differentiate(self, loss: Tensor, **options: Any) -> None:
+        # The accelerator divides by this number itself; the shares of a window are weighted already.
+        loss = loss * self._accelerator.gradient_accumulation_steps
+        self._accelerator.backward(loss, **options)
+
+    def start(self) -> None:
+        """Start the batches at the current step, and build the step, which chooses the rest with its first batch."""
+        batches, pipeline, overrides = self._batches(), self.placement.pipeline, self._overrides
+        batches.prepare = prepare = overrides.of("prepare_input_batch", self._prepare)
+        mixup_func = getattr(batches.loader, "mixup_func", None)
+        if mixup_func is not None:
+            batches.prepare = lambda batch: mixed(mixup_func, prepare(batch))
+        batches.prefetches_to = None if overrides.has("prepare_input_batch") else self._device  # it may draw numbers
+        batches.length = self._state.plan.steps_per_epoch
+        batches.start(self._state.global_step)
+        self._callbacks.is_fed = True
+        if getattr(self.model, "compute_loss", None) != self.loss.of_model:
+            self.build_loss()  # the model's compute_loss has been replaced
+        kind: Callable[..., Step] = Step
+        if pipeline is not None:
+            kind = partial(
+                PipelineStep,
+                pipeline=pipeline,
+                to_row=_row_of,
+                from_row=_kept_of,
+                loss_name=_LOSS,
+                update_weights=self._update_stages,
+            )
+        step = kind(
+            self.update,
+            batches,
+            self.placement.model,
+            self._train_first,
+            begin_window=self._begin_window,
+            end_window=self._put_metrics,
+            phases=self._phases(),
+            keep=self._keep,
+            begin_batch=self._begin_batch,
+            end_batch=self._callbacks.end_batch,
+            explain=explained(add_batch_note, self.model, "TrainingConfig.find_unused_parameters"),
+        )
+        self.placement.on_wrap = partial(setattr, step, "model")
+        step.after_batch = self._after_batch()  # all callbacks are registered now
+        if isinstance(step, PipelineStep) and self._metrics is not None:
+            step.after_output = self._metrics.add
+        if overrides.has(*STEP_METHODS):
+            if self._metrics is not None:
+                self._metrics.watch(self.model)
+            if self.update.is_weighed:
+                self._watching = self.update.mean.watch(self.model)
+        self.step = step
+
+    def close(self) -> None:
+        """After the last step: nothing of the user's is kept."""
+        self.step = self._compute_loss = self._training_step = self.update.batch = self.placement.on_wrap = None
+        self._batches().close()
+        if self._watching is not None:
+            self._watching.remove()
+
+    def _train_first(self, model: Any, batch: Any) -> Any:
+        """The ``train`` of a step before its first batch: chooses the others with it, and checks their results."""
+        step, overrides = self.step, self._overrides
+        assert step is not None, "it calls this"
+        self._choose(step, batch)
+        if overrides.has("compute_loss"):
+            check_loss = partial(_check_loss, f"{overrides.kind}.compute_loss")
+            self._compute_loss = _checked(self._compute_loss, check_loss, partial(setattr, self, "_compute_loss"))
+        if overrides.has("training_step"):
+            check_step = partial(_check_step, f"{overrides.kind}.training_step")
+            self._training_step = _checked(self._training_step, check_step, partial(setattr, self, "_training_step"))
+        train = step.train
+        logs = train(step.model, batch)
+        if overrides.has("train_step"):
+            _check_logs(f"{overrides.kind}.train_step", logs)
+        return logs
+
+    def _choose(self, step: Step, inputs: Any) -> None:
+        """Choose what the step does with batches like ``inputs``: once for each optimizer and loss."""
+        step.use(self.update)
+        if inputs is None:  # before the first batch
+            step.train = self._train_first
+            return
+        overrides, self._chosen_with = self._overrides, self._assigned()
+        self.update.prepares_early = overrides.has("optimization_step")
+        self._training_step = overrides.of("training_step", self.training_step)
+        is_own = overrides.has(*STEP_METHODS)  # these compute the loss
+        loss = self.loss
+        self._compute_loss = overrides.of("compute_loss", (loss if is_own else loss.contract(inputs)).compute_loss)
+        if self.placement.pipeline is not None:
+            step.train = self._train_outputs
+        else:
+            own = self.train_step if overrides.has(*_BY_METHODS) else self._train
+            step.train = overrides.of("train_step", own)
+        if self._settings().graph:
+            self._compile(step, inputs)
+
+    def _assigned(self) -> tuple[Any, ...]:
+        """The methods that hooks or callbacks have assigned to the trainer."""
+        return self._overrides.assigned("train_step", "training_step", "optimization_step", "compute_loss")
+
+    # The path of a batch: Step.run -> _train -> the contract's compute_loss -> the model; then Update.backward, finish.
+
+    def _train(self, model: Any, inputs: Any) -> dict[str, Any]:
+        """One micro-batch, if none of the methods for its parts is the user's."""
+        loss, update = self._compute_loss(model, inputs), self.update  # type: ignore[misc]  # chosen before
+        update.backward(loss, inputs)
+        if update.is_window_end:
+            update.finish()
+        return {"step_loss": loss.detach()}
+
+    def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+        """One micro-batch: forward and backward, and at the end of an accumulation window the update."""
+        loss = (self._training_step or self._overrides.of("training_step", self.training_step))(inputs)
+        if self.update.is_window_end:
+            self._overrides.of("optimization_step", self.update.finish)()
+        return {"step_loss": loss["loss"] if isinstance(loss, Mapping) else loss}
+
+    def training_step(self, batch: Any) -> Tensor:
+        """Forward and backward of one micro-batch; returns its detached loss."""
+        compute_loss = self._compute_loss or self._overrides.of("compute_loss", self.loss.compute_loss)
+        loss: Tensor = compute_loss(self.placement.model, batch)
+        self.update.backward(loss, batch)
+        return loss.detach()
+
+    def _train_outputs(self, model: Any, batch: Any) -> Mapping[str, Any]:
+        """The part of a step after the forward pass, on the last stage of a pipeline."""
+        assert self._training_step is not None, "chosen before"
+        return {"step_loss": self._training_step(batch)}
+
+    def _update_stages(self, kept: list[tuple[Any, Any]]) -> None:
+        """The end of a window on all stages of a pipeline."""
+        if self.update.record_loss is not None:
+            self.update.record_loss(torch.stack([loss for loss, _ in kept]).sum())
+        refuse_assigned_steps(self.placement.pipeline, self._overrides)  # by a callback
+        self.update.finish()
+
+    # Called by the step.
+
+    def _begin_window(self) -> int:
+        """Called before the first batch of an update; returns the number of its batches."""
+        state, step = self._state, self.step
+        state.step_before = state.global_step
+        if step is not None and step.update.batch is not None and self._assigned() != self._chosen_with:
+            self._choose(step, step.update.batch)
+        return self._state.plan.steps(self._iteration() + 1) - state.global_step
+
+    def _begin_batch(self, batch: Any) -> None:
+        """A batch was read: count and announce it before its step."""
+        self._callbacks.begin_batch(batch)
+        self._state.global_step += 1
+        if self.placement.sync is not None:
+            self.placement.sync.before_batch(is_last=self.update.is_window_end)
+        if self._accelerator is not None:
+            self._accelerator.sync_gradients = self.update.is_window_end
+
+    def _samples_of_step(self, batch: Any) -> int:
+        """This process's samples in the latest batch."""
+        step, plan = self._state.global_step - 1, self._state.plan
+        if self.placement.sync is not None:
+            return int(self._batches().loader.batch_sampler.num_samples(step))
+        return plan.samples(step + 1) - plan.samples(step)
+
+    def _samples_of_window(self) -> int:
+        """All processes' samples in the update that starts."""
+        plan = self._state.plan
+        return plan.samples(plan.steps(self._iteration() + 1)) - plan.samples(self._state.global_step)
+
+    def is_padding_batch(self) -> bool:
+        """Whether the latest batch is a padding batch, which only keeps this process in step with the others."""
+        if not loaders.is_own_loader(self._batches().loader):
+            return False
+        is_staged = self.placement.pipeline is not None  # all batches of the update are counted before
+        return (self.update.mean.latest_samples if is_staged else self._samples_of_step(None)) == 0
+
+    def _record_scalars(self, outputs: Mapping[str, Any]) -> None:
+        """Keep the scalars among the model's outputs for the current micro-batch; a program returns them itself."""
+        if torch.compiler.is_compiling():
+            return
+        scalars = scalars_of(outputs)
+        if self._settings().gradient_accumulation_steps == 1 and is_loss_alone(scalars):
+            return
+        # Copies: the update may change them, if they are parameters.
+        self._scalars = {k: v.detach().clone() if isinstance(v, Tensor) else v for k, v in scalars.items()}
+
+    def _keep(self, step_logs: Mapping[str, Any]) -> tuple[Any, dict[str, Any] | None]:
+        scalars, self._scalars = self._scalars, None
+        return step_logs.get("step_loss"), scalars
+
+    def _put_metrics(self, kept: list[tuple[Any, dict[str, Any] | None]], data_time: float) -> None:
+        storage, update = self._storage(), self.update
+        storage.put_scalar("data_time", data_time)
+        losses = [loss for loss, _ in kept if loss is not None]  # a train_step may return none
+        if losses:
+            update.put_mean(storage, "total_loss", losses)
+        if any(scalars for _, scalars in kept):
+            rows = [scalars or {} for _, scalars in kept]
+            update.put_scalars(storage, mean_outputs(rows, update.mean.weights), update.weight)
+
+    # Graph mode.
+
+    def _compile(self, step: Step, inputs: Any) -> None:
+        """Let ``step`` run programs in place of ``train_step``, or log why that is not possible."""
+        graph, config = ring("graph.step"), self._settings()
+        model, metrics, loss_of_run = self.model, self._metrics, self.loss
+        is_own, names = self._overrides.has("compute_loss"), None
+        compute_loss = self._overrides.of("compute_loss", self.loss.compute_loss)
+        if not is_own:
+            contract = contract_for(model, inputs, loss_of_run.criterion, loss_of_run.own_loss)
+            names, compute_loss = fields_of(contract, loss_of_run.own_loss), contract.compute_loss
+
+        def losses_of(inputs: Any) -> tuple[Tensor, Mapping[str, Any]]:
+            if is_own and metrics is None:
+                return compute_loss(model, inputs), {}
+            recording = _Recording(model)
+            loss = compute_loss(recording, inputs)
+            named = None if isinstance(recording.outputs, Tensor) else named_outputs(recording.outputs)
+            wanted: dict[str, Any] = {} if named is None or len(named) == 1 else graph.copied_scalars(named)
+            return loss, wanted if metrics is None else wanted | {_SCORES: predictions_of(recording.outputs)}
+
+        def logs_of(loss: Tensor, outputs: dict[str, Any]) -> dict[str, Any]:
+            if metrics is not None:
+                metrics.record(outputs.pop(_SCORES, None))
+            self._scalars = outputs or None
+            return {"step_loss": loss}
+
+        compiled = graph.CompiledStep(
+            step.train,
+            losses_of,
+            logs_of,
+            self.update,
+            self._optimizer(),
+            accumulates=config.gradient_accumulation_steps > 1,
+            after_backward=self._after_backward,
+            backend="inductor",
+            names=names,
+            batch_size=graph.batch_size_of(self._batches().loader),
+            on_compiled=self._phases().count_compile,
+        )
+        refusal = self._overrides.refusal(*OWN_STEP_METHODS)
+        if has_all_gpus(config.device_str):
+            refusal = "one process splits its batches over several GPUs"
+        compiled.use_in(step, refusal)
+
+    def _after_backward(self, loss: Tensor) -> None:
+        """The rest of a step whose program has computed the gradients."""
+        if self.update.record_loss is not None:
+            self.update.record_loss(loss)
+        if self.update.is_window_end:
+            self.update.finish()
+
+
+class _Recording:
+    """The model with a record of its outputs; a new one for each capture."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.outputs: Any = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.outputs = self.model(*args, **kwargs)
+        return self.outputs
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+
+def _row_of(kept: tuple[Any, dict[str, Any] | None]) -> dict[str, Any]:
+    """What a step keeps of a micro-batch, by name."""
+    loss, scalars = kept
+    return {_LOSS: loss} | (scalars or {})
+
+
+def _kept_of(row: dict[str, Any]) -> tuple[Any, dict[str, Any] | None]:
+    """The reverse."""
+    return row.pop(_LOSS), row or None
+
+
+def _call_all(recorders: list[Any]) -> Any:
+    """One call that makes all calls; None if there are none."""
+    if len(recorders) < 2:
+        return recorders[0] if recorders else None
+
+    def record_all(outputs: Any) -> None:
+        for record in recorders:
+            record(outputs)
+
+    return record_all
+
+
+def _checked(method: Any, check: Callable[[Any], None], use: Callable[[Any], object]) -> Any:
+    """``method``, whose first result is checked; ``use`` receives it for the later calls.
+
+    A wrong result would cause an unclear error later.
+    """
+
+    def call(*arguments: Any) -> Any:
+        use(method)
+        result = method(*arguments)
+        check(result)
+        return result
+
+    return call
+
+
+def _check_loss(name: str, loss: Any) -> None:
+    if not isinstance(loss, Tensor):
+        raise ConfigTypeError(
+            f"{name} returned {type(loss).__name__}; it must return the loss, a tensor of one number. Of several losses"
+            " return the sum, and log each with get_event_storage().put_scalar(name, value)."
+        )
+    if is_dtensor(loss):
+        raise ConfigTypeError(
+            f"{name} returned a DTensor, of which each process may have a part only. Return loss.full_tensor()."
+        )
+
+
+def _check_step(name: str, result: Any) -> None:
+    loss = result.get("loss") if isinstance(result, Mapping) else result
+    if not isinstance(loss, Tensor | float | int):
+        raise ConfigTypeError(
+            f'{name} returned {type(result).__name__}; it must return its loss, or a dict with "loss" in it.'
+        )
+
+
+def _check_logs(name: str, logs: Any) -> None:
+    if not isinstance(logs, Mapping):
+        raise ConfigTypeError(f'{name} returned {type(logs).__name__}; it must return a dict with "step_loss" in it.')
