@@ -264,7 +264,7 @@ class BatchLoader(DataLoader[Any]):
 
     def _in_this_process(self, reader: BatchReader) -> "_LocalBatches":
         read: Callable[[Any], Any] = reader.__getitems__
-        indices: Iterator[Any] = iter(self._rounds)
+        indices: Iterator[Any] = iter(self.batch_sampler if _is_ours(self.batch_sampler) else self._rounds)
         if reader.pick is not None and _gives_tensors(self.batch_sampler):
             read, indices = reader.pick, self.batch_sampler.index_tensors()  # type: ignore[union-attr]
         if self.pin_memory and can_pin_memory():
@@ -351,8 +351,12 @@ def _unchanged(batch: Any) -> Any:
 
 def _gives_tensors(batch_sampler: Any) -> bool:
     """Whether the indices may be tensors, slices of the order of the epoch: no other code needs lists."""
-    is_ours = type(batch_sampler) in (CyclicSampler, EpochSampler, SingleRoundSampler)
-    return is_ours and not getattr(batch_sampler.dataset, "supports_prefetch", False)
+    return _is_ours(batch_sampler) and not getattr(batch_sampler.dataset, "supports_prefetch", False)
+
+
+def _is_ours(batch_sampler: Any) -> bool:
+    """Whether it gives `SampleIndices`."""
+    return type(batch_sampler) in (CyclicSampler, EpochSampler, SingleRoundSampler)
 
 
 def _pinned(read: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from trainwright.config.errors import ConfigTypeError
 from trainwright.data.errors import DataError, difference
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class DistTensorData:
     """A tensor and its placement for a model that is distributed over devices.
 
@@ -23,15 +23,18 @@ class DistTensorData:
     """
 
     tensor: torch.Tensor
-    sbp_list: list[str] = field(default_factory=lambda: ["split_0", "broadcast"])
-    placement_idx: int = 0
+    sbp_list: list[str]
+    placement_idx: int
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.tensor, torch.Tensor):
+    # Written out: a generated one would call two more functions for each field of each sample.
+    def __init__(self, tensor: torch.Tensor, sbp_list: list[str] | None = None, placement_idx: int = 0) -> None:
+        if not isinstance(tensor, torch.Tensor):
             raise ConfigTypeError(
-                f"DistTensorData.tensor: got {type(self.tensor).__name__}; it must be a torch.Tensor. Wrap the "
+                f"DistTensorData.tensor: got {type(tensor).__name__}; it must be a torch.Tensor. Wrap the "
                 "value: torch.tensor(value)."
             )
+        self.tensor, self.placement_idx = tensor, placement_idx
+        self.sbp_list = ["split_0", "broadcast"] if sbp_list is None else sbp_list
 
     @staticmethod
     def stack(samples: Sequence["DistTensorData"]) -> "DistTensorData":

@@ -94,6 +94,7 @@ class Step:
             if self.after_batch is not None:
                 self.after_batch(logs, batch)
                 phases.metrics += clock() - trained
-        self.update.release()
+        if self.update.prepares_early:
+            self.update.release()
         phases.data += data_time
         self._end_window(kept, data_time)

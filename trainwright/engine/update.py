@@ -259,7 +259,7 @@ class Update:
 
     def release(self) -> None:
         """After an update of the user's own instead of ``finish``: the next update is prepared again."""
-        if self.is_prepared and self.prepares_early:
+        if self.is_prepared:
             self.is_prepared = False
             if self.grad_scaler is not None:  # it unscales once between two updates of its scale
                 self.grad_scaler.update()

@@ -51,8 +51,7 @@ class Overrides:
 
     def assigned(self, *names: str) -> tuple[Any, ...]:
         """What was assigned to the object itself under these names; None: nothing."""
-        own = vars(self._owner())
-        return tuple(own.get(name) for name in names)
+        return tuple(map(vars(self._owner()).get, names))
 
     @property
     def kind(self) -> str:

@@ -41,6 +41,7 @@ STEP_METHODS = ("train_step", "training_step", "compute_loss")
 # No names of a model's outputs:
 _SCORES = "prediction scores"
 _LOSS = "loss of the step"
+_ASSIGNED = ("train_step", "training_step", "optimization_step", "compute_loss")  # perhaps by a hook or callback
 _BY_METHODS = ("train_step", "training_step", "optimization_step")  # else a step is one call
 
 
@@ -215,7 +216,7 @@ class TrainingStep:
             batches,
             self.placement.model,
             self._train_first,
-            begin_window=self._begin_window,
+            begin_window=self._begin_update if self._state.plan.accumulation == 1 else self._begin_window,
             end_window=self._put_metrics,
             phases=self._phases(),
             keep=self._keep,
@@ -264,7 +265,7 @@ class TrainingStep:
         if inputs is None:  # before the first batch
             step.train = self._train_first
             return
-        overrides, self._chosen_with = self._overrides, self._assigned()
+        overrides, self._chosen_with = self._overrides, self._overrides.assigned(*_ASSIGNED)
         self.update.prepares_early = overrides.has("optimization_step")
         self._training_step = overrides.of("training_step", self.training_step)
         is_own = overrides.has(*STEP_METHODS)  # these compute the loss
@@ -277,10 +278,6 @@ class TrainingStep:
             step.train = overrides.of("train_step", own)
         if self._settings().graph:
             self._compile(step, inputs)
-
-    def _assigned(self) -> tuple[Any, ...]:
-        """The methods that hooks or callbacks have assigned to the trainer."""
-        return self._overrides.assigned("train_step", "training_step", "optimization_step", "compute_loss")
 
     # The path of a batch: Step.run -> _train -> the contract's compute_loss -> the model; then Update.backward, finish.
 
@@ -322,11 +319,17 @@ class TrainingStep:
 
     def _begin_window(self) -> int:
         """Called before the first batch of an update; returns the number of its batches."""
-        state, step = self._state, self.step
+        self._begin_update()
+        return self._state.plan.steps(self._iteration() + 1) - self._state.global_step
+
+    def _begin_update(self) -> int:
+        """As `_begin_window`, if each update has one batch."""
+        state, update = self._state, self.update
         state.step_before = state.global_step
-        if step is not None and step.update.batch is not None and self._assigned() != self._chosen_with:
-            self._choose(step, step.update.batch)
-        return self._state.plan.steps(self._iteration() + 1) - state.global_step
+        if update.batch is not None and self._overrides.assigned(*_ASSIGNED) != self._chosen_with:
+            assert self.step is not None, "it calls this"
+            self._choose(self.step, update.batch)
+        return 1
 
     def _begin_batch(self, batch: Any) -> None:
         """A batch was read: count and announce it before its step."""
@@ -371,12 +374,15 @@ class TrainingStep:
         return step_logs.get("step_loss"), scalars
 
     def _put_metrics(self, kept: list[tuple[Any, dict[str, Any] | None]], data_time: float) -> None:
-        storage, update = self._storage(), self.update
+        storage, update, losses, has_scalars = self._storage(), self.update, list[Any](), False
         storage.put_scalar("data_time", data_time)
-        losses = [loss for loss, _ in kept if loss is not None]  # a train_step may return none
+        for loss, scalars in kept:
+            has_scalars |= bool(scalars)
+            if loss is not None:  # a train_step may return none
+                losses.append(loss)
         if losses:
             update.put_mean(storage, "total_loss", losses)
-        if any(scalars for _, scalars in kept):
+        if has_scalars:
             rows = [scalars or {} for _, scalars in kept]
             update.put_scalars(storage, mean_outputs(rows, update.mean.weights), update.weight)
 
