@@ -57,8 +57,3 @@ class Overrides:
     def kind(self) -> str:
         """The name of the user's class, for messages."""
         return type(self._owner()).__name__
-
-    def refusal(self, *names: str) -> str | None:
-        """The reason that some methods are the user's own, which a program would not call; None if none are."""
-        own = [name for name in names if self.has(name)]
-        return f"{self.kind} has its own {' and '.join(own)}" if own else None

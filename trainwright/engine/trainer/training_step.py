@@ -426,7 +426,8 @@ class TrainingStep:
             batch_size=graph.batch_size_of(self._batches().loader),
             on_compiled=self._phases().count_compile,
         )
-        refusal = self._overrides.refusal(*OWN_STEP_METHODS)
+        own = [name for name in OWN_STEP_METHODS if self._overrides.has(name)]
+        refusal = graph.refusal_of_overrides(own, self._overrides.kind)
         if has_all_gpus(config.device_str):
             refusal = "one process splits its batches over several GPUs"
         compiled.use_in(step, refusal)
