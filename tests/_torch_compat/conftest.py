@@ -66,16 +66,6 @@ class Torch:
         return Torch(found, inner) if inner else found
 
 
-def probe_messages() -> list[str]:
-    """The messages of probes from now on, in a process of its own, where there is no ``caplog``."""
-    messages: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("trainwright.torch").addHandler(handler)
-    logging.getLogger("trainwright.torch").setLevel(logging.INFO)
-    return messages
-
-
 def changed(original: Callable[..., Any], change: str, other: Callable[..., Any]) -> Callable[..., Any]:
     """``original`` for torch's own calls, and a changed function for ours. ``other`` gives another result."""
 

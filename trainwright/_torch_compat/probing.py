@@ -3,13 +3,11 @@
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-T = TypeVar("T")
-F = TypeVar("F")
 logger = logging.getLogger("trainwright.torch")
 
 
@@ -35,11 +33,6 @@ def is_usable(what: str, probe: Callable[[], object]) -> bool:
     if fault is not None:
         logger.info("torch %s: using the public API for %s (%s).", torch.__version__, what, fault)
     return fault is None
-
-
-def probed(what: str, find: Callable[[], T], probe: Callable[[T], object], fallback: F) -> T | F:
-    """What ``find()`` returns, if ``probe`` accepts it; otherwise ``fallback``, with a log line."""
-    return find() if is_usable(what, lambda: probe(find())) else fallback
 
 
 def check_close(what: str, found: Iterable[float], expected: Iterable[float]) -> None:

@@ -87,7 +87,7 @@ class TrainedParameters:
     def tensors(self) -> list[Tensor] | None:
         """The inputs of the program; None if it does not apply to the optimizer."""
         groups = self._optimizer.param_groups
-        number = sum(len(group["params"]) for group in groups)
+        number = sum(map(len, map(_PARAMS, groups)))
         is_same = number == len(self.parameters) and all(map(is_, _all_of(groups), self.parameters))
         return [] if is_same and not has_gradient_hooks(self.parameters) else None
 
@@ -190,7 +190,8 @@ def trace_step(
     shadow.state = defaultdict(dict, zip(fakes, of_each, strict=True))
     shadow.param_groups = _fake_groups(optimizer, fakes, rates)
     before = [_plain(one) for one in (*of_each, *shadow.param_groups)]
-    _run_step(shadow)
+    with _NumbersMayBeTensors():
+        run_step(shadow)  # torch's steps then read no values
     for one, keys in zip(of_each, inputs.keys, strict=True):
         if [key for key, value in one.items() if isinstance(value, Tensor)] != keys:
             raise NotReady
@@ -242,11 +243,6 @@ def _fake_groups(optimizer: Optimizer, fakes: Sequence[Any], rates: Sequence[Ten
             changed["lr"] = rates[index]
         groups.append(changed)
     return groups
-
-
-def _run_step(shadow: Any) -> None:
-    with _NumbersMayBeTensors():
-        run_step(shadow)  # torch's steps then read no values
 
 
 class _NumbersMayBeTensors(TorchFunctionMode):
