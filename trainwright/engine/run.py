@@ -2,7 +2,7 @@
 
 import copy
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -206,14 +206,6 @@ class Run:
             "last_iter": trainer.max_iter,
         }
         return RunFacts(**facts | self.calls.facts())
-
-    def step_call(self) -> Callable[[], None]:
-        """The call that makes a step; restores the training state of a resumed run first."""
-        return self.trainer.prepare_steps()
-
-    def steps_before(self, until: int) -> Iterator[Callable[[], None]]:
-        """The call that makes a step, once for each iteration before ``until``, for the caller to make."""
-        return self.trainer.steps_before(until)
 
     # Checkpoints.
 

@@ -196,7 +196,7 @@ def _measure_step(run: Run, counted: TensorBytes, *, is_short: bool) -> Trace:
                 hook.is_on = False  # they read values, after the peak
             if isinstance(hook, OwnStep):  # a step of the user's own
                 hook.before_train()
-        run_step = run.step_call()
+        run_step = trainer.prepare_steps()
 
         def step() -> None:
             trainer.iter = trainer.storage.iter = 0  # each is the first of an epoch, with a complete window

@@ -146,7 +146,7 @@ def _run(run: Run, found: Replay, *, stops: bool) -> None:
     for hook in run.hooks:
         hook.before_train()
     trainer, last = run.trainer, found.step - 1
-    for run_step in run.steps_before(found.step):
+    for run_step in trainer.steps_before(found.step):
         if trainer.iter < last:
             run_step()
             continue
