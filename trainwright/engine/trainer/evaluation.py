@@ -5,7 +5,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ from trainwright.models.outputs import named_outputs
 from trainwright.parallel.dist import get_data_parallel_size, get_tensor_parallel_rank, get_world_size
 from trainwright.parallel.faults import meet
 from trainwright.parallel.mesh import current_mesh
+from trainwright.parallel.pipeline import pipeline_of
 
 if TYPE_CHECKING:
     from trainwright.config.settings import TrainingConfig
@@ -44,11 +45,10 @@ class Evaluation:
 
     Args:
         model, criterion, handler: the model, ``trainer.loss`` and the metrics.
-        compute_loss, prepare: the run's own, of a model and a batch, and of a batch of a loader.
+        compute_loss: the run's own, of a model and a batch.
         collator: of the loaders; None: the data set's own. ``default_collator`` is that of samples in a list.
         weights: entered around each evaluation: with an average of the weights, the model has that average.
         replaced_model: entered while another model is evaluated in place of the run's.
-        is_pipeline: whether this process has a stage of the model only.
     """
 
     def __init__(
@@ -61,19 +61,17 @@ class Evaluation:
         criterion: Callable[[], Any],
         handler: Callable[[], Any],
         compute_loss: Callable[[Any, Any], Any],
-        prepare: Callable[[Any], Any],
         preprocessor: Any,
         collator: Callable[[list[Any]], Any] | None,
         default_collator: Callable[[list[Any]], Any] | None,
         weights: Callable[[], AbstractContextManager[Any]],
         replaced_model: Callable[[Any], AbstractContextManager[None]],
-        is_pipeline: Callable[[], bool],
     ) -> None:
         self._overrides, self._device, self._settings = overrides, device, settings
         self._model, self._criterion, self._handler = model, criterion, handler
-        self._own_compute_loss, self._own_prepare = compute_loss, prepare
+        self._own_compute_loss = compute_loss
         self._preprocessor, self._collator, self._default_collator = preprocessor, collator, default_collator
-        self._weights, self._replaced_model, self._is_pipeline = weights, replaced_model, is_pipeline
+        self._weights, self._replaced_model = weights, replaced_model
         self._watching: RunCallbacks | None = None  # callbacks that see the batches
 
     # Data.
@@ -101,7 +99,7 @@ class Evaluation:
 
     def prepare(self, batch: Any) -> Any:
         """A batch of a loader as the model gets it."""
-        return self._overrides.of("prepare_input_batch", self._own_prepare)(batch)
+        return self._overrides.of("prepare_input_batch", partial(to_batch, device=self._device))(batch)
 
     # Evaluation.
 
@@ -242,7 +240,7 @@ class Evaluation:
     def generates(self) -> bool:
         """Whether evaluations call the model's ``generate``."""
         mesh = current_mesh()
-        is_whole = not self._is_pipeline() and (mesh is None or not mesh.layout.sequence_parallel)
+        is_whole = pipeline_of(self._model()) is None and (mesh is None or not mesh.layout.sequence_parallel)
         can = getattr(self._model(), "is_generative", False) and is_whole
         return bool(self._settings().evaluate_with_generate and can)
 

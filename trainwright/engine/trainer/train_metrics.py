@@ -58,12 +58,7 @@ class TrainMetrics(HookBase):
         self._read_at = -1  # after this number of updates
         self._watching: RemovableHandle | None = None
         self._is_padding_batch = is_padding_batch
-        is_alone = get_world_size() == 1
-        # Functions of the class: a bound method would make a reference cycle that outlives the training.
-        self._count: Callable[[TrainMetrics, Any, Any], None]
-        self._count = TrainMetrics._count_batch if is_alone else TrainMetrics._count_unless_padding
-        self._put: Callable[[TrainMetrics], None]
-        self._put = TrainMetrics._put_own if is_alone else TrainMetrics._put_of_all
+        self._is_alone = get_world_size() == 1
 
     @cached_property
     def _handler(self) -> Any:
@@ -95,9 +90,11 @@ class TrainMetrics(HookBase):
 
     def add(self, step_logs: Any, inputs: Any) -> None:
         """Count a batch. Only the ``step_loss`` of the first batch is read from ``step_logs``."""
-        self._count(self, step_logs, inputs)
-
-    def _count_batch(self, step_logs: Any, inputs: Any) -> None:
+        if not self._is_alone and self._is_padding_batch():
+            self._is_counted = False
+            if self._has_values:
+                self._begin_epoch()
+            return
         if self._is_counted:
             self._is_counted = False
             return
@@ -114,11 +111,14 @@ class TrainMetrics(HookBase):
                 self._turn_off(self._comparison.refusal)
                 return
         scores, labels = self._comparison.aligned(scores, labels)
+        self._begin_epoch()
+        self._handler.update(scores, labels)
+        self._has_values = True
+
+    def _begin_epoch(self) -> None:
         if self._is_epoch_over:
             self._is_epoch_over = False
             self._handler.reset()
-        self._handler.update(scores, labels)
-        self._has_values = True
 
     def _turn_off(self, why: str) -> None:
         logger.info("No training metric is computed: %s.", why)
@@ -136,7 +136,10 @@ class TrainMetrics(HookBase):
         return next(iter(self.read().values()), float("nan"))
 
     def after_step(self) -> None:
-        self._put(self)
+        if self._is_alone:
+            self._put_own()
+        else:
+            self._put_of_all()
 
     def _put_own(self) -> None:
         if not self._has_values:
@@ -144,15 +147,6 @@ class TrainMetrics(HookBase):
         self._is_epoch_over = self._is_epoch_end()
         if self._is_due() or self._is_epoch_over:
             self._store(self.read())
-
-    def _count_unless_padding(self, step_logs: Any, inputs: Any) -> None:
-        if not self._is_padding_batch():
-            self._count_batch(step_logs, inputs)
-            return
-        self._is_counted = False
-        if self._is_epoch_over and self._has_values:
-            self._is_epoch_over = False
-            self._handler.reset()
 
     def _put_of_all(self) -> None:
         is_over = self._is_epoch_end()

@@ -170,13 +170,11 @@ class Trainer(RunMethods):
             criterion=lambda: self.loss,
             handler=lambda: self.metrics_handler,
             compute_loss=lambda model, inputs: self._steps.loss.compute_loss(model, inputs),
-            prepare=lambda batch: to_batch(batch, self.device),
             preprocessor=self.preprocessor,
             collator=given.data_collator,
             default_collator=getattr(given.train_dataset, "data_collator", None),
             weights=lambda: self.run.evaluated_weights(),
             replaced_model=self._replaced_model,
-            is_pipeline=lambda: self._placement.pipeline is not None,
         )
         train, self.eval_dataloader = build_loaders(
             given, self.config, self._evaluation, lambda data: self.create_train_dataloader(data)
