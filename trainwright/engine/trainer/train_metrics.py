@@ -2,8 +2,8 @@
 
 import logging
 from collections.abc import Callable
-from functools import cached_property, partial
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -16,6 +16,9 @@ from trainwright.hooks.base import HookBase
 from trainwright.hooks.callbacks import RunCallbacks
 from trainwright.hooks.method_overrides import Overrides
 from trainwright.parallel.dist import all_gather_object, get_rank, get_world_size
+
+if TYPE_CHECKING:
+    from trainwright.config.settings import TrainingConfig
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -192,6 +195,12 @@ class TrainMetrics(HookBase):
             logger.warning("Training metrics restart: %s", error)
 
 
+def measures_training(config: "TrainingConfig") -> bool:
+    """Whether metrics of the training batches are computed."""
+    asks = bool(config.metrics) or (config.metrics is None and config.task is not None)
+    return asks and config.eval_strategy != "eval_epoch"
+
+
 def after_batch_calls(
     overrides: Overrides,
     callbacks: RunCallbacks,
@@ -199,14 +208,16 @@ def after_batch_calls(
     *,
     model: nn.Module,
     set_train_mode: Callable[[], object],
-    is_stored: bool,
+    accumulates: bool,
     is_pipeline: bool,
 ) -> Callable[[Any, Any], None] | None:
     """What to do with the logs of each micro-batch and the batch, as little as possible; None for nothing.
 
-    ``metrics``: None if they are counted elsewhere. ``is_stored``: whether the storage has the values of single
-    micro-batches; otherwise callbacks need them.
+    The storage has no values of single micro-batches if a run ``accumulates``, so callbacks need them. On a pipeline
+    its last stage counts ``metrics``.
     """
+    counted = None if is_pipeline or metrics is None else metrics.add
+    add = counted or _nothing
 
     def use_own_metric(step_logs: dict[str, Any], inputs: Any) -> None:
         metric = overrides.of("compute_metric", _nothing)(model, inputs)
@@ -222,24 +233,23 @@ def after_batch_calls(
         callbacks.record(step_logs)
         add(step_logs, inputs)
 
-    add = _nothing if metrics is None else metrics.add
     after_batch: Callable[[Any, Any], None] | None
     if overrides.has("compute_metric"):
         after_batch = use_own_metric
     elif overrides.has("update_metrics"):
         after_batch = use_own_means
-    elif overrides.has("train_step") or (not is_stored and len(callbacks.callbacks) > 0):
+    elif overrides.has("train_step") or ((accumulates or is_pipeline) and len(callbacks.callbacks) > 0):
         after_batch = record
     else:
-        after_batch = None if metrics is None else metrics.add
+        after_batch = counted
     if after_batch is None or not is_pipeline:
         return after_batch
-    return partial(_after_next, callbacks.next_batch, after_batch)
 
+    def begin_next(step_logs: dict[str, Any], inputs: Any, call: Callable[[Any, Any], None] = after_batch) -> None:
+        callbacks.next_batch()
+        call(step_logs, inputs)
 
-def _after_next(begin: Any, after_batch: Any, step_logs: dict[str, Any], inputs: Any) -> None:
-    begin()
-    after_batch(step_logs, inputs)
+    return begin_next
 
 
 def _nothing(step_logs: Any, inputs: Any) -> None:

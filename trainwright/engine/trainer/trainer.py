@@ -52,7 +52,7 @@ from trainwright.engine.trainer.processes import Placement, check_pipeline, warn
 from trainwright.engine.trainer.saving import Saving, read_csv_logs, with_documented_names
 from trainwright.engine.trainer.schedules import Schedules
 from trainwright.engine.trainer.start import build_loaders, check_folder, resume, start
-from trainwright.engine.trainer.train_metrics import TrainMetrics, after_batch_calls
+from trainwright.engine.trainer.train_metrics import TrainMetrics, after_batch_calls, measures_training
 from trainwright.engine.trainer.training_step import OWN_STEP_METHODS, STEP_METHODS, BatchLoss, TrainingStep
 from trainwright.events.storage import EventStorage
 from trainwright.events.writers import EventWriter
@@ -102,8 +102,6 @@ class Trainer(RunMethods):
         callbacks, trainercontrol: see :class:`~trainwright.hooks.Callback`.
         metrics_handler, loss, optimizer, lr_scheduler, checkpointer: as built from the arguments.
     """
-
-    _evaluated_step: int | None = None  # state.global_step at the last evaluation
 
     def __init__(
         self,
@@ -192,7 +190,7 @@ class Trainer(RunMethods):
         if handler is not None:
             self.metrics_handler = handler
         self._train_metrics = None
-        if self._has_train_metrics() and (handler is None or hasattr(handler, "train_copy")):
+        if measures_training(self.config) and (handler is None or hasattr(handler, "train_copy")):
             self._train_metrics = TrainMetrics(
                 lambda: self.metrics_handler.train_copy(),  # with the first batch
                 self._periods.metrics_are_due,
@@ -208,7 +206,7 @@ class Trainer(RunMethods):
         run.autocast = optim.autocast_for(config, self.device)
         overrides, model = self._overrides, self.model
         is_toggled = isinstance(given.optimizer, NamedOptimizers) and overrides.has("train_step", "training_step")
-        uses_scores = overrides.has(*STEP_METHODS, "compute_metric", "update_metrics") or self._has_train_metrics()
+        uses_scores = overrides.has(*STEP_METHODS, "compute_metric", "update_metrics") or measures_training(config)
         self._placement = Placement(
             model,
             self.device,
@@ -252,7 +250,7 @@ class Trainer(RunMethods):
             run.average,
             output_dir=self.output_dir,
             settings=lambda: self.config,
-            results=self._current_results,
+            results=lambda: self._run_callbacks.current_results(),
         )
         self._saving = Saving(
             self.checkpointer,
@@ -377,7 +375,7 @@ class Trainer(RunMethods):
             profile=profile_hook(config.profile, self.output_dir),
             lines=progress_lines(config, self.state, periods, best, evaluates=evaluates),
             write=self._write_hook if is_main_process() else None,
-            finish=CallbackHook(after_end=self._finish),
+            finish=CallbackHook(after_end=lambda _: self._finish()),
         )
 
     def build_writers(self) -> list[EventWriter]:
@@ -774,7 +772,7 @@ class Trainer(RunMethods):
             self.max_iter = self.state.plan.num_updates
             self._close_loaders()
 
-    def _finish(self, trainer: Any) -> None:
+    def _finish(self) -> None:
         """At the end of a training without failure, after the last save: load the best weights, write the card."""
         config = self.config
         if self.has_failed:
@@ -824,28 +822,21 @@ class Trainer(RunMethods):
             has_own_results=partial(self._overrides.has, "evaluate", "evaluate_step", "compute_metric"),
         )
 
-    def _has_train_metrics(self) -> bool:
-        """Whether metrics of the training batches are computed."""
-        config = self.config
-        asks = bool(config.metrics) or (config.metrics is None and config.task is not None)
-        return asks and config.eval_strategy != "eval_epoch"
-
     def _after_batch(self) -> Callable[[Any, Any], None] | None:
         """What the step calls after each micro-batch, with the callbacks and overrides that there are now."""
         return after_batch_calls(
             self._overrides,
             self._run_callbacks,
-            self._train_metrics if self._placement.pipeline is None else None,  # on its last stage, with its outputs
+            self._train_metrics,
             model=self.model,
             set_train_mode=self.set_train_mode,
-            is_stored=self.config.gradient_accumulation_steps == 1 and self._placement.pipeline is None,
+            accumulates=self.config.gradient_accumulation_steps > 1,
             is_pipeline=self._placement.pipeline is not None,
         )
 
     def _evaluate_in_training(self) -> dict[str, Any]:
         """Evaluate with callbacks seeing each batch."""
         self.storage.reduce()  # writers write a row for the evaluation
-        self._evaluated_step = self.state.global_step
         with self.run.watching_hardest():
             return self._evaluation.evaluate_in_training(self._run_callbacks, self.eval_dataset, self.eval_dataloader)
 
@@ -866,10 +857,6 @@ class Trainer(RunMethods):
         finally:
             self.model, steps.loss, placement.model = own
             model.to(place)
-
-    def _current_results(self) -> dict[str, Any]:
-        """The results of an evaluation of the current weights, if there was one."""
-        return dict(self.last_eval_results) if self._evaluated_step == self.state.global_step else {}
 
     def _evaluate_now(self) -> None:
         """Evaluate on a callback's request."""

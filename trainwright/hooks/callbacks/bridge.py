@@ -149,6 +149,11 @@ class RunCallbacks(HookBase):
             self.end_batch()
         self._has_recorded = True
 
+    def current_results(self) -> dict[str, Any]:
+        """The results of an evaluation of the current weights, if there was one."""
+        is_current = self._evaluated_at is not None and self._evaluated_at == self.trainer.iterations_done
+        return dict(self._results or {}) if is_current else {}
+
     def epoch_loss(self) -> float:
         """The mean loss of the epoch so far."""
         return self._mean_loss.read(self.trainer.storage)
