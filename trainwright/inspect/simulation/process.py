@@ -197,14 +197,14 @@ def static_pipeline() -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """A context in which an attribute of torch is another one."""
-    before = getattr(owner, name)
-    setattr(owner, name, value)
+def replaced(part: Any, name: str, value: Any) -> Iterator[None]:
+    """A context in which an attribute of a part of torch is another one."""
+    before = getattr(part, name)
+    setattr(part, name, value)
     try:
         yield
     finally:
-        setattr(owner, name, before)
+        setattr(part, name, before)
 
 
 def _nothing(*_: Any, **__: Any) -> None: ...
