@@ -161,11 +161,6 @@ class Update:
         self.finish: Callable[[], None] = self._finish_simply if is_simple else self._finish
 
     @property
-    def needs_preparation(self) -> bool:
-        """Whether ``prepare`` changes the gradients."""
-        return self.sync is not None or self.grad_scaler is not None
-
-    @property
     def is_window_begin(self) -> bool:
         """Whether the current micro-batch is the first of its window."""
         return len(self.mean.weights) <= self.is_counted

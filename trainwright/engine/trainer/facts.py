@@ -115,7 +115,7 @@ def names_of_settings(config: "TrainingConfig", steps_per_epoch: int) -> Setting
     if config.eval_steps:
         evaluate = f"a larger eval_steps (now {config.eval_steps})"
     saves: list[tuple[float, str]] = []  # by their number of steps
-    periods = config.model_checkpoint or {}
+    periods: Mapping[str, Any] = config.model_checkpoint or {}
     for name, steps in (("every_n_epoch", steps_per_epoch), ("every_n_iteration", 1)):
         if period := periods.get(name):
             saves.append((period * steps, f"a larger {name} of model_checkpoint (now {period})"))
