@@ -15,7 +15,6 @@ from trainwright.engine.folder.summary import log_start
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.run import Run
 from trainwright.engine.sample_ids import described_samples, sample_ids
-from trainwright.engine.update import Update
 from trainwright.evaluation.loop import preserve_rng
 from trainwright.lazy_names import ring
 
@@ -60,7 +59,6 @@ class RunMethods(TrainerBase):
     lr_scheduler: Any = _part()
     lr_schedulers: dict[str, Any] = _part()
     checkpointer: Checkpointer = _part()
-    _update: Update = _part()
 
     def __new__(cls, *arguments: Any, **named: Any) -> Self:
         new = super().__new__(cls)

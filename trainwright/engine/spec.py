@@ -66,10 +66,8 @@ class Evaluations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Parts of the data, as a number of batches or a share of them."""
+    """``overfit_batches``: the number of batches that are trained and evaluated on, again and again."""
 
-    limit_train_batches: int | float | None
-    limit_eval_batches: int | float | None
     overfit_batches: int | None
 
 
