@@ -103,6 +103,8 @@ class Trainer(RunMethods):
         metrics_handler, loss, optimizer, lr_scheduler, checkpointer: as built from the arguments.
     """
 
+    loss: Any  # a module, or the user's function; None if the model computes its loss
+
     def __init__(
         self,
         model: Any = None,
@@ -503,10 +505,10 @@ class Trainer(RunMethods):
 
     def set_optimizer(self, optimizer: Optimizer, optimizer_name: str | None = None) -> None:
         """Train with ``optimizer`` from now on; the configured schedule is rebuilt for it."""
-        checks.check_optimizer(optimizer, self.model)
-        self.config = self.config.copy_with(optimizer=GivenName(optimizer_name or CUSTOM))  # a copy
         if isinstance(self.optimizer, NamedOptimizers):
             raise ConfigError("Trainer.set_optimizer: this run has several optimizers; pass others as optimizers=.")
+        checks.check_optimizer(optimizer, self.model)
+        self.config = self.config.copy_with(optimizer=GivenName(optimizer_name or CUSTOM))  # a copy
         self.optimizer = optimizer
         self.lr_scheduler, self.lr_schedulers = self._schedules.replace(optimizer), {}
         self.run.set_checkpoint_parts()

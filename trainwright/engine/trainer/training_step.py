@@ -139,7 +139,7 @@ class TrainingStep:
 
     def build_loss(self) -> None:
         """Choose the loss of the model or the configuration."""
-        recorders = self.update.record, self._metrics and self._metrics.record
+        recorders = self.update.record, None if self._metrics is None else self._metrics.record
         self.loss = BatchLoss(
             self.model, self._criterion(), self._autocast, recorders=recorders, record_scalars=self._record_scalars
         )
