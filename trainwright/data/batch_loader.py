@@ -264,7 +264,8 @@ class BatchLoader(DataLoader[Any]):
 
     def _in_this_process(self, reader: BatchReader) -> "_LocalBatches":
         read: Callable[[Any], Any] = reader.__getitems__
-        indices: Iterator[Any] = iter(self.batch_sampler if _is_ours(self.batch_sampler) else self._rounds)
+        sampler: Any = self.batch_sampler if _is_ours(self.batch_sampler) else self._rounds
+        indices: Iterator[Any] = iter(sampler)
         if reader.pick is not None and _gives_tensors(self.batch_sampler):
             read, indices = reader.pick, self.batch_sampler.index_tensors()  # type: ignore[union-attr]
         if self.pin_memory and can_pin_memory():

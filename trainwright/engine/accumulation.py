@@ -112,8 +112,8 @@ class WindowMean:
 
     def continue_window(self, other: "WindowMean") -> None:
         """Continue where another one of the same run is in its window."""
-        names = ("_length", "_is_over", "_expected", "_num_tokens", "_is_by_tokens", "_read", "weights")
-        names = (*names, "is_divided_later")
+        names = {"_length", "_is_over", "_expected", "_num_tokens", "_is_by_tokens", "_read", "weights"}
+        names.add("is_divided_later")
         vars(self).update({name: value for name, value in vars(other).items() if name in names})
 
     @property
@@ -213,7 +213,8 @@ class WindowMean:
         total = torch.stack([torch.as_tensor(weight, dtype=wide, device=device) for weight in weights]).sum()
         reduce_over_data(total)
         # Data parallelism divides the sum over the ranks by their number.
-        return self._expected_of_all() / _or_one(total)
+        factor: Tensor = self._expected_of_all() / _or_one(total)
+        return factor
 
     def finish(self) -> None:
         """After the last micro-batch's backward pass: divide the gradients by the weight of all ranks."""
