@@ -12,7 +12,7 @@ import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, repeat
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from trainwright._torch_compat.probing import check_close, is_usable
 from trainwright._torch_compat.tensor_chunks import is_dtensor
 
 _ONE = torch.ones((), device="cpu")
+_GRADIENT = attrgetter("grad")
 
 Group = dict[str, Any]
 # (group, parameters, gradients, the lists of states that torch's _init_group gives, in its order)
@@ -119,14 +120,14 @@ class DirectUpdate(PlainUpdate):
             return None
         gradients = []
         for group, part in zip(groups, parts, strict=True):
-            of_part = [parameter.grad for parameter in part.parameters]
+            of_part = [*map(_GRADIENT, part.parameters)]
             params = group["params"]
             if (
                 group is not part.group
                 or len(params) != len(part.all_parameters)
                 or not all(map(is_, params, part.all_parameters))
                 or any(map(is_, of_part, repeat(None)))
-                or any(parameter.grad is not None for parameter in part.others)
+                or (part.others and not all(map(is_, map(_GRADIENT, part.others), repeat(None))))
                 or part.settings != _settings(group)
                 or isinstance(group["lr"], Tensor)
                 or (part.is_shared and not all(map(_are_shared_alike, of_part, part.parameters)))

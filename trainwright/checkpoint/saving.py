@@ -159,9 +159,10 @@ class CheckpointWriter:
         except Exception as error:
             logger.error("%s", "\n  ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]))
 
-    def has_failed(self) -> bool:
-        """Whether a save has failed so far, so that `finish` would raise."""
-        return self._background.has_failed()
+    @property
+    def failure(self) -> BaseException | None:
+        """The error of a save that has failed so far, which `finish` would raise."""
+        return self._background.failure
 
     def write(
         self,
@@ -432,7 +433,7 @@ class Background:
     def __init__(self) -> None:
         self._executor: ThreadPoolExecutor | None = None
         self._tasks: list[Future[None]] = []
-        self._failure: BaseException | None = None
+        self.failure: BaseException | None = None
         self._thread: int | None = None
 
     def submit(self, task: Callable[[], object]) -> Callable[[], None]:
@@ -458,10 +459,6 @@ class Background:
         """Whether a task is running or queued."""
         return any(not task.done() for task in self._tasks)
 
-    def has_failed(self) -> bool:
-        """Whether `raise_failure` would raise. Cheap enough to call at every step."""
-        return self._failure is not None
-
     def wait(self) -> None:
         """Wait for all tasks; inside a task it returns immediately. It does not raise failures."""
         if threading.get_ident() != self._thread:
@@ -470,7 +467,7 @@ class Background:
 
     def raise_failure(self) -> None:
         """Raise the error of a failed task, once."""
-        failure, self._failure = self._failure, None
+        failure, self.failure = self.failure, None
         if failure is not None:
             raise failure
 
@@ -483,12 +480,12 @@ class Background:
 
     def _run(self, task: Callable[[], object]) -> None:
         self._thread = threading.get_ident()
-        if self._failure is not None:
+        if self.failure is not None:
             return
         try:
             task()
         except BaseException as error:  # any error is raised in the training thread
-            self._failure = error
+            self.failure = error
 
 
 def _leave_the_processor_to_others() -> None:

@@ -21,6 +21,7 @@ from torch.nn.utils.rnn import PackedSequence
 # Losses need class labels as int64. uint8 stays: torch's losses accept it.
 _PROMOTED = frozenset({torch.int8, torch.int16, torch.int32, torch.uint16, torch.uint32, torch.uint64})
 _LABELS = frozenset({"y", "class", "classes", "class_id", "class_ids", "tags"})
+_WRAPPER = "placement_idx"  # an attribute of the class DistTensorData
 _MAX_PARTS = 8  # longer lists are described by their length
 
 
@@ -184,6 +185,14 @@ def to_batch(data: Any, device: torch.device | str = "cpu") -> Any:
             if type(value) is not Tensor or value.device != device or value.dtype in _PROMOTED:
                 return _moved(data, device, is_batch=True)
         return data if kind is tuple else data.copy()
+    if hasattr(kind, "get_fields") and not isinstance(data, Mapping):
+        found = dict[str, Any]()
+        for name, value in data.get_fields().items():
+            tensor = value.tensor if hasattr(type(value), _WRAPPER) else value
+            if type(tensor) is not Tensor or tensor.device != device or tensor.dtype in _PROMOTED:
+                return _moved(data, device, is_batch=True)
+            found[name] = tensor
+        return found
     return _moved(data, device, is_batch=True)
 
 
@@ -192,6 +201,8 @@ def _moved(value: Any, device: torch.device, *, is_labels: bool = False, is_batc
         return _moved_tensor(value, device, is_labels)
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         return _moved_tensor(torch.as_tensor(value, device="cpu"), device, is_labels)
+    if hasattr(type(value), _WRAPPER):
+        return _moved_tensor(value.tensor, device, is_labels)
     named = fields(value)
     if named is not None:
         return {n: _moved(item, device, is_labels=is_labels or is_label(n)) for n, item in named.items()}
@@ -202,8 +213,6 @@ def _moved(value: Any, device: torch.device, *, is_labels: bool = False, is_batc
             for n, item in zip(names, value, strict=True)
         ]
         return like(value, items)
-    if _is_wrapped(value):
-        return _moved_tensor(value.tensor, device, is_labels)
     return moved_object(value, device) if hasattr(value, "to") else value
 
 
@@ -246,7 +255,7 @@ def _inside(value: Any) -> Collection[Any] | None:
 
 
 def _is_wrapped(value: Any) -> bool:
-    return hasattr(type(value), "placement_idx")  # a DistTensorData
+    return hasattr(type(value), _WRAPPER)
 
 
 def _plain(value: Any) -> Any:

@@ -11,6 +11,8 @@ from trainwright.data.batch import described, fields, is_label, pair
 from trainwright.data.errors import DataError, difference
 from trainwright.data.instance import Instance
 
+_PLAIN = frozenset({torch.Tensor, int, float})
+
 
 def collate(samples: Sequence[Any]) -> Any:
     """Collate samples: `Instance` samples become an `Instance`, others the result of torch's ``default_collate``.
@@ -41,7 +43,11 @@ def _stacked(values: Sequence[Any], *, is_field: bool = False) -> Any:
     if kind is list and is_field and _holds_numbers(values[0]):
         return torch.tensor(values, device="cpu")
     if kind is tuple or kind is list:
-        return [_stacked(parts, is_field=True) for parts in zip(*values, strict=True)]
+        stacked = list[Any]()
+        for parts in zip(*values, strict=True):
+            is_plain = type(parts[0]) in _PLAIN
+            stacked.append(default_collate(parts) if is_plain else _stacked(parts, is_field=True))  # type: ignore[arg-type]
+        return stacked
     if kind is dict or isinstance(values[0], UserDict):  # the second: the outputs of tokenizers of transformers
         return {name: _stacked([value[name] for value in values], is_field=True) for name in values[0]}
     return default_collate(values)  # type: ignore[arg-type]  # it asks for a list and takes any sequence

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ class DistTensorData:
     @staticmethod
     def stack(samples: Sequence["DistTensorData"]) -> "DistTensorData":
         """One batch with a new first dimension. Always a copy: the data set may keep its tensors."""
-        first = samples[0]
+        first, tensors = samples[0], list[Tensor]()
         for index, sample in enumerate(samples):
             if not isinstance(sample, DistTensorData):
                 raise DataError(
@@ -53,7 +54,8 @@ class DistTensorData:
                     f"sample 0 has placement_idx={first.placement_idx}, sbp_list={first.sbp_list}. Give all samples "
                     "the same."
                 )
-        return DistTensorData(stack_tensors([sample.tensor for sample in samples]), first.sbp_list, first.placement_idx)
+            tensors.append(sample.tensor)
+        return DistTensorData(stack_tensors(tensors), first.sbp_list, first.placement_idx)
 
     def pin_memory(self, device: object = None) -> "DistTensorData":
         """A copy in page-locked memory. Called by the loader; older loaders pass ``device``."""
@@ -119,7 +121,7 @@ class Instance:
         Raises:
             DataError: the samples' fields, shapes or types differ.
         """
-        names = list(samples[0].__dict__)
+        names, rows = list(samples[0].__dict__), list[dict[str, Any]]()
         for index, sample in enumerate(samples):
             if sample.__dict__.keys() != samples[0].__dict__.keys():
                 raise DataError(
@@ -127,7 +129,11 @@ class Instance:
                     f"{sorted(names)}. "
                     "All samples of a batch need the same fields."
                 )
-        return Instance(**{name: _stack_field(name, [sample.__dict__[name] for sample in samples]) for name in names})
+            rows.append(sample.__dict__)
+        batch = Instance()
+        for name in names:
+            batch.__dict__[name] = _stack_field(name, [*map(itemgetter(name), rows)])
+        return batch
 
     def pin_memory(self, device: object = None) -> "Instance":
         """A copy in page-locked memory, for asynchronous copies to an accelerator. Called by the loader."""

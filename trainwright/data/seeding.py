@@ -105,11 +105,14 @@ class SavedGenerators:
 
     def has_drawn(self) -> bool:
         """Whether a generator was drawn from, seeded, or set."""
-        return (
-            random.getrandbits(32) != self._python.second
-            or not torch.equal(torch.default_generator.get_state(), self._torch)
-            or self._has_drawn_from_numpy()
-        )
+        if random.getrandbits(32) != self._python.second:
+            return True
+        if not torch.equal(torch.default_generator.get_state(), self._torch):
+            return True
+        if self._numpy is None:  # another kind of generator is left alone
+            return False
+        generator = _twister()
+        return generator is None or generator.random_raw() != self._numpy.second
 
     def restore(self) -> None:
         random.setstate(self._python.state)
@@ -120,12 +123,6 @@ class SavedGenerators:
             np.random.seed(self._numpy.seed)
         else:
             np.random.set_state(self._numpy_state)
-
-    def _has_drawn_from_numpy(self) -> bool:
-        if self._numpy is None:  # another kind of generator is left alone
-            return False
-        generator = _twister()
-        return generator is None or generator.random_raw() != self._numpy.second
 
 
 @contextmanager

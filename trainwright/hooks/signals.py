@@ -88,8 +88,7 @@ class Interruptions(HookBase):
         self._received: set[int] = set()
         self._previous: dict[int, Any] = {}
         self._stops_at_once = False
-        # Functions of the class: a bound method would make a reference cycle that outlives the training.
-        self._check: Callable[[Interruptions], None] = Interruptions._check_alone
+        self._is_alone = True
         self._next_check = 0  # iteration
         self._last_check: tuple[int, float] = (0, 0.0)  # iteration, time in seconds
 
@@ -98,25 +97,21 @@ class Interruptions(HookBase):
         _active.append(self)
         if self._max_time_s is not None:
             self._end = time.perf_counter() + self._max_time_s
-            self._check = Interruptions._check_time
         if threading.current_thread() is threading.main_thread():
             for number in (*_STOPPING, *_SAVING):
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._previous[number] = signal.signal(number, self._handle)
-        if get_world_size() > 1:
-            self._check = Interruptions._check_together
+        self._is_alone = get_world_size() == 1
+        if not self._is_alone:
             self._next_check = self.trainer.start_iter + 1
             self._last_check = (self.trainer.start_iter, time.perf_counter())
 
     def before_step(self) -> None:
-        self._check(self)
-
-    def _check_alone(self) -> None:
+        if not self._is_alone:
+            self._check_together()
+            return
         if self._received or self._checkpointer.has_failed():
             self._act(self._received)
-
-    def _check_time(self) -> None:
-        self._check_alone()
         if time.perf_counter() >= self._end and self.trainer.iter > self.trainer.start_iter:
             self._pause()
 

@@ -26,9 +26,12 @@ def is_loss_alone(scalars: Mapping[str, Any]) -> bool:
 
 def scalars_of(outputs: Mapping[str, Any]) -> dict[str, Any]:
     """The numbers, and the real tensors of one element, among the entries."""
-    return {
-        name: value
-        for name, value in outputs.items()
-        if (isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex())
-        or (isinstance(value, int | float) and not isinstance(value, bool))
-    }
+    found = dict[str, Any]()
+    for name, value in outputs.items():
+        if isinstance(value, Tensor):
+            is_scalar = value.numel() == 1 and not value.is_complex()
+        else:
+            is_scalar = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_scalar:
+            found[name] = value
+    return found
