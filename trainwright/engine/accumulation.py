@@ -24,7 +24,7 @@ from trainwright.engine.targets import TargetCounter, Targets
 from trainwright.events.media import wide_dtype
 from trainwright.models.outputs import named_outputs, scalars_of
 from trainwright.optim.named import each_optimizer
-from trainwright.parallel.dist import reduce_over_data
+from trainwright.parallel.dist import start_sum_over_data
 
 
 def plain_backward(loss: Tensor, batch: Any = None, **options: Any) -> None:
@@ -93,6 +93,7 @@ class WindowMean:
         self._count_all = count_all
         self._length, self._is_over = 1, not self._is_alone
         self._expected = 0.0  # the weight of all ranks in the window, as far as it is known before its end
+        self._total: tuple[Tensor, Any] | None = None  # of all ranks, and the exchange to wait for
         self._outputs: Any = None
         self._num_tokens: Any = None
         self._is_by_tokens = False
@@ -105,14 +106,14 @@ class WindowMean:
     def begin(self, length: int) -> None:
         """Start a window of ``length`` micro-batches, which form one update."""
         self._length, self._is_over, self.is_divided_later, self._is_by_tokens = length, False, False, False
-        self._divisors = None
+        self._divisors = self._total = None
         self._expected = 0 if self._is_alone else self._count_all()
         self._outputs, self.weights = None, []
         self._read.clear()
 
     def continue_window(self, other: "WindowMean") -> None:
         """Continue where another one of the same run is in its window."""
-        names = {"_length", "_is_over", "_expected", "_num_tokens", "_is_by_tokens", "_read", "weights"}
+        names = {"_length", "_is_over", "_expected", "_num_tokens", "_is_by_tokens", "_read", "weights", "_total"}
         names.add("is_divided_later")
         vars(self).update({name: value for name, value in vars(other).items() if name in names})
 
@@ -148,6 +149,7 @@ class WindowMean:
         """The part of the update's loss that a micro-batch's mean loss contributes: the tensor to differentiate."""
         if self._is_over:  # batches that a user's own loop reads
             self._length, self._expected, self._is_over, self.weights = 1, 0, False, []
+        self._total = None
         tokens, self._num_tokens = self._num_tokens, None
         if self._is_alone and self._length == 1 and tokens is None:
             return loss
@@ -170,6 +172,8 @@ class WindowMean:
         )
         if self._is_alone and not self.is_divided_later and len(self.weights) == self._length:
             self._scale_to_total()
+        elif self.is_divided_later and len(self.weights) == self._length and not self._is_staged:
+            self._start_total()  # the ranks exchange it during the last backward pass
         return self.share_again(loss)
 
     def share_again(self, loss: Tensor) -> Tensor:
@@ -202,25 +206,40 @@ class WindowMean:
         elif total not in (0, expected):
             scale_gradients(self._optimizer, expected / total)
 
+    def _start_total(self) -> tuple[Tensor, Any]:
+        """Start the sum of the window's weights over all ranks."""
+        weights = self.weights if self._divisors is None else self._divisors
+        device = self._optimizer.param_groups[0]["params"][0].device
+        device = next((weight.device for weight in weights if isinstance(weight, Tensor)), device)
+        wide = wide_dtype(device)
+        if len(weights) == 1 and not isinstance(weights[0], Tensor):
+            total = torch.full((), weights[0], dtype=wide, device=device)
+        else:
+            total = torch.stack([torch.as_tensor(weight, dtype=wide, device=device) for weight in weights]).sum()
+        self._total = found = total, start_sum_over_data(total)
+        return found
+
     def factor(self) -> Tensor | None:
         """The factor of the gradients at the window's end, a tensor on the device; None if they need no scaling."""
         if not self.is_divided_later:
             return None
-        weights = self.weights if self._divisors is None else self._divisors
-        of_weights = (weight.device for weight in weights if isinstance(weight, Tensor))
-        device = next(of_weights, self._optimizer.param_groups[0]["params"][0].device)
-        wide = wide_dtype(device)
-        total = torch.stack([torch.as_tensor(weight, dtype=wide, device=device) for weight in weights]).sum()
-        reduce_over_data(total)
+        total, exchange = self._total or self._start_total()
+        if exchange is not None:
+            exchange.wait()
+            self._total = total, None
         # Data parallelism divides the sum over the ranks by their number.
-        factor: Tensor = self._expected_of_all() / _or_one(total)
+        expected = self._expected_of_all()
+        if total.device.type == "cpu" and (total.item() or 1) == expected:  # as for classes without ignored labels
+            return None
+        factor: Tensor = expected / _or_one(total)
         return factor
 
     def finish(self) -> None:
         """After the last micro-batch's backward pass: divide the gradients by the weight of all ranks."""
-        factor = self.factor()
-        if factor is not None:
-            scale_gradients(self._optimizer, factor)
+        if self.is_divided_later:
+            factor = self.factor()
+            if factor is not None:
+                scale_gradients(self._optimizer, factor)
             self.is_divided_later = False  # divided now
         self._is_over = not self._is_alone
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.parallelize import share_tensors
 from trainwright.parallel.pipeline import Pipeline, pipeline_of
 from trainwright.parallel.sharding import ShardedGradients, explain_parts, is_sharded
+
+_REQUIRES_GRAD = attrgetter("requires_grad")
 
 
 class SkipTogether:
@@ -177,16 +180,17 @@ class Replica:
             size += len(group["params"])
         if size != self._size:
             self._size, self._parameters = size, list(self._plain.parameters())
-        return [parameter.requires_grad for parameter in self._parameters]
+        return [*map(_REQUIRES_GRAD, self._parameters)]
 
     def _use_wrapped(self, wrapped: Any) -> None:
         self._wrapped = wrapped
-        wrapped.register_forward_pre_hook(lambda *_: self._record_call())
-        self._on_wrap(wrapped)
 
-    def _record_call(self) -> None:
-        if torch.is_grad_enabled():
-            self._is_averaged = bool(self._wrapped.require_backward_grad_sync)
+        def record_call(*_: Any) -> None:
+            if torch.is_grad_enabled():
+                self._is_averaged = bool(self._wrapped.require_backward_grad_sync)
+
+        wrapped.register_forward_pre_hook(record_call)
+        self._on_wrap(wrapped)
 
 
 class StageSync:

@@ -144,6 +144,13 @@ def reduce_over_data(tensor: Any) -> None:
         _torch_dist().all_reduce(tensor, group=get_data_parallel_group())
 
 
+def start_sum_over_data(tensor: Any) -> Any:
+    """As `reduce_over_data`, without waiting: call ``wait()`` of the result before the tensor is read; None: done."""
+    if get_data_parallel_size() > 1:
+        return _torch_dist().all_reduce(tensor, group=get_data_parallel_group(), async_op=True)
+    return None
+
+
 def broadcast_over_data(tensor: Any) -> None:
     """The values of the first data rank of this process's stage and part, in place."""
     if get_data_parallel_size() > 1:

@@ -131,6 +131,8 @@ class TrainingStep:
         self._watching: RemovableHandle | None = None
         self._scalars: dict[str, Any] | None = None  # those that the model returned for the current micro-batch
         self._chosen_with: tuple[Any, ...] = ()  # assigned methods
+        self._window_end = 0  # the number of steps after the current update
+        self._latest_samples = -1, 0  # a step, and this process's samples in it
         self._compute_loss: Callable[[Any, Any], Any] | None = None  # by the contract, or the user's
         self._training_step: Callable[[Any], Any] | None = None
         self.build_update()
@@ -263,6 +265,7 @@ class TrainingStep:
         """Choose what the step does with batches like ``inputs``: once for each optimizer and loss."""
         step.use(self.update)
         if inputs is None:  # before the first batch
+            self._latest_samples = -1, 0
             step.train = self._train_first
             return
         overrides, self._chosen_with = self._overrides, self._overrides.assigned(*_ASSIGNED)
@@ -320,12 +323,14 @@ class TrainingStep:
     def _begin_window(self) -> int:
         """Called before the first batch of an update; returns the number of its batches."""
         self._begin_update()
-        return self._state.plan.steps(self._iteration() + 1) - self._state.global_step
+        self._window_end = self._state.plan.steps(self._iteration() + 1)
+        return self._window_end - self._state.global_step
 
     def _begin_update(self) -> int:
         """As `_begin_window`, if each update has one batch."""
         state, update = self._state, self.update
         state.step_before = state.global_step
+        self._window_end = state.global_step + 1
         if update.batch is not None and self._overrides.assigned(*_ASSIGNED) != self._chosen_with:
             assert self.step is not None, "it calls this"
             self._choose(self.step, update.batch)
@@ -343,14 +348,16 @@ class TrainingStep:
     def _samples_of_step(self, batch: Any) -> int:
         """This process's samples in the latest batch."""
         step, plan = self._state.global_step - 1, self._state.plan
-        if self.placement.sync is not None:
-            return int(self._batches().loader.batch_sampler.num_samples(step))
-        return plan.samples(step + 1) - plan.samples(step)
+        if self.placement.sync is None:
+            return plan.samples(step + 1) - plan.samples(step)
+        if self._latest_samples[0] != step:
+            self._latest_samples = step, int(self._batches().loader.batch_sampler.num_samples(step))
+        return self._latest_samples[1]
 
     def _samples_of_window(self) -> int:
         """All processes' samples in the update that starts."""
         plan = self._state.plan
-        return plan.samples(plan.steps(self._iteration() + 1)) - plan.samples(self._state.global_step)
+        return plan.samples(self._window_end) - plan.samples(self._state.global_step)
 
     def is_padding_batch(self) -> bool:
         """Whether the latest batch is a padding batch, which only keeps this process in step with the others."""
