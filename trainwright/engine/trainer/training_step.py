@@ -269,7 +269,8 @@ class TrainingStep:
             step.train = self._train_first
             return
         overrides, self._chosen_with = self._overrides, self._overrides.assigned(*_ASSIGNED)
-        self.update.prepares_early = overrides.has("optimization_step")
+        # A pipeline's gradients are complete after the backward passes of all stages.
+        self.update.prepares_early = overrides.has("optimization_step") and self.placement.pipeline is None
         self._training_step = overrides.of("training_step", self.training_step)
         is_own = overrides.has(*STEP_METHODS)  # these compute the loss
         loss = self.loss
