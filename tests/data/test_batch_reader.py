@@ -466,7 +466,7 @@ def test_without_workers_two_passes_may_go_on_beside_each_other():
 def test_batches_are_pinned_where_that_is_possible(monkeypatch):
     seen = []
     monkeypatch.setattr("trainwright.data.batch_loader.can_pin_memory", lambda: True)
-    monkeypatch.setattr("trainwright.data.batch_loader.pin_memory", lambda: lambda batch: seen.append(batch) or batch)
+    monkeypatch.setattr("trainwright.data.batch_loader.pinned", lambda batch: seen.append(batch) or batch)
     kept = take(build_image_test_loader(range(4), 2, num_workers=0, pin_memory=False), 2)
     assert not seen
     assert take(build_image_test_loader(range(4), 2, num_workers=0), 2) == kept == [b.tolist() for b in seen]

@@ -23,6 +23,7 @@ from trainwright.parallel.simulated import simulation
 logger = logging.getLogger("trainwright.engine")
 
 IGNORED = -100  # the class that torch's losses, and models of transformers, ignore
+_FORWARDS = (nn.CrossEntropyLoss.forward, nn.NLLLoss.forward)  # a subclass may compute another loss
 _NUM_ITEMS = "num_items_in_batch"  # a parameter of a forward: the sum of the losses is divided by it
 
 
@@ -64,7 +65,7 @@ def labels_of(batch: Any) -> Tensor | None:
 def targets_of_criterion(criterion: Any) -> Targets | None:
     """The targets that a loss of torch averages for labels that are classes; None: another loss."""
     loss = inspect.unwrap(criterion)
-    if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss):
+    if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) and type(loss).forward in _FORWARDS:
         return Targets(loss.ignore_index, class_weights=loss.weight) if loss.reduction == "mean" else None
     return Targets() if loss in (F.cross_entropy, F.nll_loss) else None
 
