@@ -18,7 +18,9 @@ from torch.utils.data import Dataset
 
 from tests.ranks import on_ranks
 from trainwright import Trainer, TrainingConfig
+from trainwright.data import ColumnDataset
 from trainwright.engine import EagerTrainer
+from trainwright.engine.targets import targets_of_criterion
 from trainwright.parallel.dist import get_rank, get_world_size
 
 CLASSES = 5
@@ -243,3 +245,49 @@ def test_a_loss_that_cannot_be_counted_is_named_once(caplog: pytest.LogCaptureFi
         record.message for record in caplog.records if "Unknown" in record.message and "num_tokens" in record.message
     ]
     assert caplog.text.count("cannot be counted") == 1
+
+
+class Smoothed(nn.Module):
+    """Its loss looks like the mean over the targets as long as the scores are alike, and later like no mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.out = nn.Embedding(5, 8), nn.Linear(8, 5)
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        logits = self.out(self.embedding(tokens))
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), label_smoothing=0.1)
+        return {"loss": loss, "logits": logits}
+
+
+def test_a_resumed_run_weights_micro_batches_as_before(tmp_path: Path) -> None:
+    tokens = torch.randint(5, (64, 6), generator=torch.Generator().manual_seed(0))
+    labels = tokens.clone()
+    for row, length in enumerate(torch.randint(1, 7, (64,), generator=torch.Generator().manual_seed(1)).tolist()):
+        labels[row, length:] = -100
+
+    def trained(folder: str, epochs: int, **settings: Any) -> list[Tensor]:
+        torch.manual_seed(0)
+        config = TrainingConfig(
+            output_dir=str(tmp_path / folder), num_epochs=epochs, batch_size=4, gradient_accumulation_steps=4,
+            optimizer={"name_": "SGD", "lr": 2.0}, lr_scheduler_type=None, early_stopping=None, eval_strategy="no",
+            metrics=None, progress_bar=False, tensorboard=None, **settings,
+        )  # fmt: skip
+        model = Smoothed()
+        Trainer(model, config, ColumnDataset(tokens=tokens, labels=labels)).train()
+        return [parameter.detach() for parameter in model.parameters()]
+
+    whole = trained("whole", 10)
+    trained("parts", 7)
+    resumed = trained("parts", 10, resume_from_checkpoint=True)
+    assert all(torch.equal(one, other) for one, other in zip(whole, resumed, strict=True))
+
+
+class PerSample(nn.CrossEntropyLoss):
+    def forward(self, scores: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(scores, labels, reduction="sum", ignore_index=-100) / len(scores)
+
+
+def test_a_subclass_with_another_formula_is_not_counted_as_the_loss_of_torch() -> None:
+    assert targets_of_criterion(nn.CrossEntropyLoss()) is not None
+    assert targets_of_criterion(PerSample()) is None

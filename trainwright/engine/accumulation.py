@@ -73,6 +73,7 @@ class WindowMean:
 
     Attributes:
         weights: of the window's micro-batches so far: numbers, or tensors on the device.
+        counter: decides how much a micro-batch weighs.
         latest_samples: the samples of the latest weighted micro-batch.
     """
 
@@ -87,7 +88,7 @@ class WindowMean:
         num_ranks: int | None = None,
         is_staged: bool = False,
     ) -> None:
-        self._optimizer, self._differentiate, self._targets = optimizer, differentiate, targets
+        self._optimizer, self._differentiate, self.counter = optimizer, differentiate, targets
         self._is_alone, self._num_ranks, self._is_staged = num_ranks is None, num_ranks or 1, is_staged
         self._count = count or (count_samples if num_ranks is None else partial(count_samples, unknown=1))
         self._count_all = count_all
@@ -120,7 +121,7 @@ class WindowMean:
     @property
     def has_weighed(self) -> bool:
         """Whether it is known by what micro-batches are weighted: their tokens, or what the first one has decided."""
-        return self._targets.is_decided or bool(self.weights)
+        return self.counter.is_decided or bool(self.weights)
 
     def read(self, batch: Any) -> None:
         """Count a batch that is weighted later."""
@@ -128,7 +129,7 @@ class WindowMean:
 
     def record(self, outputs: Any) -> None:
         """Record the model's outputs for the micro-batch of the next ``backward`` or ``share``."""
-        if not self._targets.is_decided:
+        if not self.counter.is_decided:
             self._outputs = outputs
         named = None if isinstance(outputs, Tensor) else outputs if type(outputs) is dict else named_outputs(outputs)
         self._num_tokens = None if named is None else named.get(TOKENS)
@@ -159,16 +160,16 @@ class WindowMean:
             self._is_by_tokens = True
             self.weights.append(tokens)
         else:
-            if not self._targets.is_decided:
-                self._targets.decide(self._outputs, batch, loss, samples)
+            if not self.counter.is_decided:
+                self.counter.decide(self._outputs, batch, loss, samples)
                 self._outputs = None
             # An unknown number of samples is assumed to equal that of the first micro-batch.
             if self._is_alone and not samples:
                 first = self.weights[0] if self.weights else 1
                 samples = 1 if isinstance(first, Tensor) else first or 1
-            self.weights.append(self._targets.count(batch, samples))
+            self.weights.append(self.counter.count(batch, samples))
         self.is_divided_later = tokens is not None or (
-            not self._is_alone and (not self._expected or self._targets.targets is not None)
+            not self._is_alone and (not self._expected or self.counter.targets is not None)
         )
         if self._is_alone and not self.is_divided_later and len(self.weights) == self._length:
             self._scale_to_total()
@@ -191,7 +192,7 @@ class WindowMean:
 
     def _expected_of_all(self) -> float:
         """A number near the weight of all ranks in the window, the same on all of them."""
-        found = None if self._is_by_tokens else self._targets.targets
+        found = None if self._is_by_tokens else self.counter.targets
         return (self._expected or self._num_ranks) * (1.0 if found is None else found.per_sample)
 
     def watch(self, model: nn.Module) -> RemovableHandle:
@@ -246,12 +247,12 @@ class WindowMean:
     @property
     def targets(self) -> Targets | None:
         """What the last stage has decided, if the micro-batches are weighted by it."""
-        return None if self._is_by_tokens else self._targets.targets
+        return None if self._is_by_tokens else self.counter.targets
 
     def count_targets(self, targets: Targets, batches: Sequence[Any]) -> None:
         """On a stage without the loss: count the targets of the window's batches, as the last stage does."""
-        self._targets.targets, self._targets.is_decided, self.is_divided_later = targets, True, True
-        self._divisors = [self._targets.count(batch, n) for batch, n in zip(batches, self._read, strict=True)]
+        self.counter.targets, self.counter.is_decided, self.is_divided_later = targets, True, True
+        self._divisors = [self.counter.count(batch, n) for batch, n in zip(batches, self._read, strict=True)]
 
     def receive(self, weights: Tensor | None, *, is_by_tokens: bool) -> None:
         """The weights of the window's micro-batches, on a stage without the loss; None: their samples, or targets."""

@@ -14,6 +14,7 @@ from trainwright.data.seeding import random_state
 from trainwright.engine.extra_parameters import extra_state, load_extra_state, load_outside_state, outside_state
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.step_plan import StepPlan
+from trainwright.engine.targets import TargetCounter
 from trainwright.hooks.callbacks.logs import EpochMean
 from trainwright.optim.named import NamedOptimizers
 from trainwright.parallel.dist import (
@@ -104,6 +105,7 @@ class TrainingState:
             "metrics": self._trainer.storage.state_dict(),
             "outside": outside_state(*self._trained()),
             "optimizers": extra_state(self._trainer),
+            "targets": None if (counter := self._target_counter()) is None else counter.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -146,6 +148,8 @@ class TrainingState:
             return
         self._load_outside()
         load_extra_state(state.get("optimizers", {}), self._trainer)
+        if (targets := state.get("targets")) is not None and (counter := self._target_counter()) is not None:
+            counter.load_state_dict(targets)
         self._restore_hooks(state["hooks"])
         if positions := state.get("data"):
             saved = _data_ranks(state, len(positions))
@@ -164,6 +168,11 @@ class TrainingState:
         """The trainer's current model, optimizer and loss."""
         trainer: Any = self._trainer
         return trainer.model, trainer.optimizer, getattr(trainer, "loss", None)
+
+    def _target_counter(self) -> TargetCounter | None:
+        """What decides how micro-batches weigh; None: a loop of the user's own."""
+        update = getattr(getattr(self._trainer, "run", None), "update", None)
+        return None if update is None else update.mean.counter
 
     def _load_outside(self) -> None:
         if self._outside is not None:

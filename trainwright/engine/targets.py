@@ -7,7 +7,7 @@ of the loss is that of the mean over all labels, without those of an ignored cla
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -184,6 +184,18 @@ class TargetCounter:
         shared = self._share((found, self._is_empty))
         self.targets = next((one for one, _ in shared if one is not None), None)
         self.is_decided = self.targets is not None or not any(is_empty for _, is_empty in shared)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The decision, which a resumed run keeps: its first batch, of a trained model, might show another one."""
+        targets = self.targets
+        # The weights are those of a criterion, which decides again.
+        is_kept = self.is_decided and (targets is None or targets.class_weights is None)
+        return {"is_decided": is_kept, "targets": asdict(targets) if is_kept and targets is not None else None}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state["is_decided"]:
+            self.targets = None if state["targets"] is None else Targets(**state["targets"])
+            self.is_decided = True
 
     def count(self, batch: Any, samples: int) -> int | float | Tensor:
         """The weight of a batch; ``samples``: its number of samples, 0 for a padding batch."""
