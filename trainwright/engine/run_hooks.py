@@ -91,8 +91,8 @@ def ordered_hooks(
     callbacks: HookBase | None = None,
     finish: HookBase | None = None,
 ) -> list[HookBase | None]:
-    """The hooks that ``build_hooks`` of both APIs returns."""
-    return [
+    """The hooks that ``build_hooks`` of both APIs returns. None is left out: in a list, the last one is the last call."""
+    hooks = [
         timer,
         *schedules,
         train_metrics,
@@ -106,3 +106,4 @@ def ordered_hooks(
         write,
         finish,
     ]
+    return [hook for hook in hooks if hook is not None]
