@@ -67,7 +67,7 @@ def test_in_one_process_an_accelerator_changes_no_bit(tmp_path: Path, precision:
     for name, value in plain.model.state_dict().items():
         assert torch.equal(value, given.model.state_dict()[name]), name
     assert plain.evaluate() == given.evaluate()
-    assert given._step_model is given.model
+    assert given._steps.placement.model is given.model
 
 
 @pytest.mark.usefixtures("fresh")

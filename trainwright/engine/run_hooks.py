@@ -91,7 +91,7 @@ def ordered_hooks(
     callbacks: HookBase | None = None,
     finish: HookBase | None = None,
 ) -> list[HookBase | None]:
-    """The hooks that ``build_hooks`` of both APIs returns. None is left out: in a list, the last one is the last call."""
+    """The hooks that ``build_hooks`` of both APIs returns, without None: the last of the list is the last call."""
     hooks = [
         timer,
         *schedules,
