@@ -36,8 +36,8 @@ TITLES = {
     "plain:medium": "plain loop, matmul precision medium",
     "objects:passed": "Trainer, the plain loop's Adam",
     "config:passed": "DefaultTrainer, the plain loop's Adam",
-    "objects": "Trainer, its fused Adam",
-    "config": "DefaultTrainer, its fused Adam",
+    "objects": "Trainer",
+    "config": "DefaultTrainer",
     "objects:graph": "Trainer, graph mode",
     "config:graph": "DefaultTrainer, graph mode",
 }

@@ -139,16 +139,24 @@ def test_the_table_has_a_row_for_what_was_measured(run_python: Callable[..., Any
     results = [
         {"name": name, "round": number, "us": us, "peak_mib": 300}
         for number in range(3)
-        for name, us in [("plain", 400 + number), ("objects", 200), ("accelerate", 600), ("transformers", 900)]
+        for name, us in [
+            ("plain", 400 + number),
+            ("plain:fused", 250),
+            ("objects:passed", 402),
+            ("objects", 200),
+            ("accelerate", 600),
+            ("transformers", 900),
+        ]  # fmt: skip
     ]
     file = {"benchmark": "step", "case": "tiny", "command": "python -m benchmarks.step", "machine": {}}
     (tmp_path / "tiny.json").write_text(json.dumps({**file, "results": results}))
     lines = run_python("-m", "benchmarks.table", tmp_path / "tiny.json", cwd=REPOSITORY).stdout.splitlines()
-    assert lines[2] == (
-        "| eager, any data set with `__getitem__` | <= 0.78 | Trainer 0.50 (0.50 - 0.50) |"
-        " accelerate 1.50 (1.49 - 1.50) | `python -m benchmarks.step` |"
-    )
-    assert len(lines) == 4  # the head, the row above, and that of peak memory
+    same, fused, ours_alone = lines[2:5]
+    assert "plain loop's Adam 1.00 (1.00 - 1.00)" in same
+    assert "accelerate 1.50 (1.49 - 1.50) | `python -m benchmarks.step` |" in same
+    assert "fused Adam in both | <= 0.90 | Trainer 0.80 (0.80 - 0.80)" in fused
+    assert "Trainer 0.50 (0.50 - 0.50)" in ours_alone
+    assert len(lines) == 6  # the head, the rows above, and that of peak memory
 
 
 def test_ratios_are_taken_within_a_round() -> None:

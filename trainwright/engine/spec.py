@@ -66,9 +66,13 @@ class Evaluations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """``overfit_batches``: the number of batches that are trained and evaluated on, again and again."""
+    """Parts of the data, as a number of batches or a share of them.
+
+    ``overfit_batches``: the number of batches that are trained and evaluated on, again and again.
+    """
 
     overfit_batches: int | None
+    limit_train_batches: int | float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
