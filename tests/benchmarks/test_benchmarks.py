@@ -146,7 +146,7 @@ def test_the_table_has_a_row_for_what_was_measured(run_python: Callable[..., Any
             ("objects", 200),
             ("accelerate", 600),
             ("transformers", 900),
-        ]  # fmt: skip
+        ]
     ]
     file = {"benchmark": "step", "case": "tiny", "command": "python -m benchmarks.step", "machine": {}}
     (tmp_path / "tiny.json").write_text(json.dumps({**file, "results": results}))
