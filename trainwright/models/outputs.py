@@ -26,7 +26,7 @@ def is_loss_alone(scalars: Mapping[str, Any]) -> bool:
 
 def scalars_of(outputs: Mapping[str, Any]) -> dict[str, Any]:
     """The numbers, and the real tensors of one element, among the entries."""
-    found = dict[str, Any]()
+    found: dict[str, Any] = {}  # a call of dict[str, Any] cannot be compiled
     for name, value in outputs.items():
         if isinstance(value, Tensor):
             is_scalar = value.numel() == 1 and not value.is_complex()

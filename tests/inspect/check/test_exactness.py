@@ -41,7 +41,7 @@ class Undivided(Trainer):
     def train_step(self, model: Any, inputs: Any) -> Any:
         loss = F.cross_entropy(model(inputs[0]), inputs[1])
         loss.backward()
-        if self._update.is_window_end:
+        if self.run.update.is_window_end:
             self.optimizer.step()
             self.optimizer.zero_grad()
         return {"step_loss": loss.detach()}
