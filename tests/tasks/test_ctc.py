@@ -294,10 +294,10 @@ def test_labels_may_be_a_list_or_have_text_for_ids() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"id2label": None}, "id2label: got None; it must map ids"),
+        ({"id2label": None}, "id2label: got None; it must map"),
         ({"id2label": {0: "", 2: "b"}}, "1 is missing"),
         ({"id2label": {0: "a", 1: "b"}}, "id 0 is blank_id.*'a'"),
-        ({"id2label": {"x": ""}}, "its keys are the ids"),
+        ({"id2label": {"x": ""}}, "id2label: got .*must map whole numbers"),
         ({"id2label": {}}, "0 is missing"),
         ({"blank_id": 7}, "blank_id: got 7"),
         ({"channels": (1, 2)}, "channels: got .* 7 whole numbers"),
