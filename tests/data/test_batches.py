@@ -145,3 +145,30 @@ def test_workers_see_what_was_changed_before_the_first_batch_of_an_epoch(workers
         found.append(whole.next()[:, 1].unique().tolist())
     whole.close()
     assert found == [[number * size // 8] for number in range(7)]
+
+
+@pytest.mark.parametrize("may_change", [True, False])
+def test_kept_workers_of_a_loader_of_torch_start_again_where_the_data_may_have_changed(may_change: bool) -> None:
+    data = Epochs()
+    batches = Batches(
+        DataLoader(_Changing(data), 4, num_workers=1, persistent_workers=True), length=2, may_change=lambda: may_change
+    )
+    found = []
+    for number in range(4):
+        data.changed = number // 2
+        found.append(batches.next()[:, 1].unique().tolist())
+    batches.close()
+    assert found == ([[0], [0], [1], [1]] if may_change else [[0]] * 4)
+
+
+class _Changing(Dataset[Any]):
+    """Hides ``set_epoch`` of the data."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.data[index]

@@ -205,7 +205,7 @@ class Batches(Iterator[Any]):
             before, to_drop, had_batches = self.done, 0 if is_positioned else skipped, has_batches
             self._begin_epoch(epoch)
             with kept_generators() if keeps else nullcontext():
-                batches = iter(loader)
+                batches = iter(self._with_fresh_workers(loader))
                 dropped = sum(1 for _ in islice(batches, to_drop))
             if length is None:
                 yield batches
@@ -227,7 +227,7 @@ class Batches(Iterator[Any]):
             epoch, is_positioned, keeps = epoch + 1, False, keeps and skipped > 0
 
     def _begin_epoch(self, epoch: int) -> None:
-        """Call ``set_epoch``, and end workers that do not know what has changed."""
+        """Call ``set_epoch``; our loaders end workers that do not know what has changed."""
         loader = source_of(self.loader)
         sampler, batch_sampler = getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)
         parts = {id(one): one for one in (sampler, batch_sampler, getattr(batch_sampler, "sampler", None))}
@@ -236,10 +236,23 @@ class Batches(Iterator[Any]):
         if isinstance(loader, BatchLoader):
             loader.begin_epoch(epoch, restarts=self.may_change())
             of_data = of_data if loader.num_workers else []  # it calls them before each sample of another epoch
-        elif of_data and getattr(loader, "persistent_workers", False):
-            loader._iterator = None  # torch has no public way to end workers that are kept
         for set_epoch in filter(None, [*setters, *of_data]):
             set_epoch(epoch)
+
+    def _with_fresh_workers(self, loader: Any) -> Any:
+        """``loader``; a copy of it, if it keeps workers that do not know what has changed.
+
+        The object that is iterated keeps the workers: a copy starts new ones, and ends them when it is gone. A loader
+        with a state of its own is not copied, since it tells the position.
+        """
+        source = source_of(loader)
+        keeps = getattr(source, "persistent_workers", False) and not (
+            isinstance(source, BatchLoader) or has_state(source)
+        )
+        if not keeps or not (self.may_change() or epoch_setters(getattr(source, "dataset", None))):
+            return loader
+        fresh = copy.copy(source)
+        return loader.of(fresh) if isinstance(loader, Repeated) else fresh
 
 
 class Repeated:
@@ -251,6 +264,12 @@ class Repeated:
         self.loader = loader
         self.start = 0  # batches before the first one of the next iteration
         self._length = length
+
+    def of(self, loader: Iterable[Any]) -> "Repeated":
+        """The next iteration, of another loader."""
+        other = Repeated(loader, self._length)
+        other.start, self.start = self.start, 0
+        return other
 
     def __len__(self) -> int:
         return self._length
