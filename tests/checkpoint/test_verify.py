@@ -36,3 +36,8 @@ def test_all_faults_are_said_at_once(checkpoint):
 def test_an_absent_folder_is_a_missing_file(tmp_path):
     with pytest.raises(MissingFileError, match="nowhere"):
         verify(tmp_path / "nowhere")
+
+
+def test_files_that_the_manifest_does_not_list_are_no_fault(checkpoint):
+    (checkpoint / "README.md").write_text("A model card.")
+    verify(checkpoint)

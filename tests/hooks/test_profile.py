@@ -330,3 +330,13 @@ def test_an_earlier_runs_traces_are_moved_aside_with_it(tmp_path: Path) -> None:
         DefaultTrainer(cfg).train()
     assert len(list(tmp_path.glob("profile/*.json"))) == 1
     assert len(list(tmp_path.glob("earlier_runs/*/profile/*.json"))) == 1
+
+
+def test_outside_of_its_window_no_profiler_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    for moment in ("start", "step"):
+        inherited = getattr(torch.profiler.profile, moment)
+        note = lambda self, f=inherited, m=moment: calls.append(m) or f(self)  # type: ignore[misc, func-returns-value]  # noqa: E731
+        monkeypatch.setattr(torch.profiler.profile, moment, note)
+    profiled(tmp_path, 200)
+    assert calls == ["start"] + ["step"] * 5  # two to warm up, three recorded

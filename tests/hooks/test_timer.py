@@ -2,6 +2,8 @@
 
 import logging
 import re
+import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from trainwright import Trainer, TrainingConfig
 from trainwright.engine import DefaultTrainer, EagerTrainer, TrainerBase
 from trainwright.engine.default.hooks import names_of_settings
 from trainwright.events import PhaseTimes
-from trainwright.hooks import CallbackHook, IterationTimer
+from trainwright.hooks import CallbackHook, HookBase, IterationTimer
 from trainwright.hooks.timer import Facts, SettingNames, advice, duration, percent, shares_of
 
 
@@ -258,3 +260,27 @@ def test_the_timer_leaves_out_the_first_iterations_of_a_run(
         trainer.train(start, start + 5)
     assert [iteration for _, iteration in trainer.storage.history("time").values()] == timed
     assert "Trained 5 iterations" in caplog.text
+
+
+def test_the_timer_makes_three_calls_a_step_at_most() -> None:
+    class Empty(TrainerBase):
+        def run_step(self) -> None:
+            pass
+
+    def calls(hooks: list[HookBase]) -> int:
+        trainer, count = Empty(), Counter[str]()
+
+        def note(frame: Any, event: str, argument: Any) -> None:
+            if event == "call" and 100 <= trainer.iter < 200:
+                count[frame.f_code.co_name] += 1
+
+        trainer.register_hooks(hooks)
+        sys.setprofile(note)
+        try:
+            trainer.train(0, 300)
+        finally:
+            sys.setprofile(None)
+        return count.total()
+
+    alone = calls([])
+    assert calls([IterationTimer()]) - alone <= 300  # after_step, put_scalar and what that calls

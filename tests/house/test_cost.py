@@ -81,8 +81,8 @@ def config_files_with_clipping(
 class TestCalls:
     """Python calls from one forward pass to the next: ours, torch's and the data set's."""
 
-    FAST = 150  # where batches are picked out of tensors; 35 of them are torch's schedule and backward pass
-    CLIPPED = 215  # the same with the gradients clipped, and weight decay for some of the parameters
+    FAST = 136  # where batches are picked out of tensors; 35 of them are torch's own schedule and backward pass
+    CLIPPED = 207  # the same with the gradients clipped, and weight decay for some of the parameters
     # Where batches are made of samples, as many as the plain loop makes on the same data.
 
     def test_a_tensor_dataset_through_the_python_api(self, tmp_path: Path) -> None:

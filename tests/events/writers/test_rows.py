@@ -406,3 +406,19 @@ class TestLossWriter:
     def test_values_that_are_not_finite_are_written(self, tmp_path):
         self.write(tmp_path / "losses.csv", 0, 2, losses=lambda iteration: math.nan if iteration else math.inf)
         assert (tmp_path / "losses.csv").read_text().splitlines()[1:] == ["0,inf", "1,nan"]
+
+
+def test_only_what_was_removed_is_logged_after_a_resume(tmp_path, caplog):
+    path = tmp_path / "metrics.json"
+    caplog.set_level("INFO", "trainwright.events")
+    path.write_text('{"iteration": 2}\n{"iteration": 3}\n{"iteration": 4}\n')
+    storage = EventStorage(3)
+    storage.put_scalar("loss", 1.0)
+    JSONWriter(path).write(storage)
+    assert caplog.messages == [f"{path}: removed 2 rows from iteration 4 on, to be written again."]
+
+
+def test_a_new_run_keeps_the_table_of_an_earlier_one_beside(tmp_path):
+    for _ in range(2):
+        train_table(tmp_path / "metrics.csv", 0, 2)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["metrics.csv", "metrics.csv.old"]
