@@ -5,6 +5,7 @@ all of them. B batch, L tokens, C classes. Everything is float64, so that 1e-6 i
 """
 
 import copy
+import functools
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -291,3 +292,11 @@ class PerSample(nn.CrossEntropyLoss):
 def test_a_subclass_with_another_formula_is_not_counted_as_the_loss_of_torch() -> None:
     assert targets_of_criterion(nn.CrossEntropyLoss()) is not None
     assert targets_of_criterion(PerSample()) is None
+
+
+def test_a_partial_of_a_loss_of_torch_is_counted_with_its_arguments() -> None:
+    weights, labels = torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0, 1, 2, 2])
+    targets = targets_of_criterion(functools.partial(F.cross_entropy, weight=weights, ignore_index=1))
+    assert targets is not None
+    assert targets.count(labels) == 9  # 1 + 4 + 4
+    assert targets_of_criterion(functools.partial(F.cross_entropy, reduction="sum")) is None

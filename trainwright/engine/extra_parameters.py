@@ -141,34 +141,34 @@ def extra_optimizers(trainer: Any) -> dict[str, Any]:
     }
 
 
-def extra_state(trainer: Any) -> dict[str, dict[str, Any]]:
+def extra_state(optimizers: Mapping[str, Any], model: nn.Module) -> dict[str, dict[str, Any]]:
     """What a checkpoint holds of them, by the name of the attribute."""
-    return {name: _optimizer_state_of(trainer, part) for name, part in extra_optimizers(trainer).items()}
+    return {
+        name: {
+            "state": part.state_dict(),
+            "outside": outside_state(model, part if isinstance(part, Optimizer) else None),
+        }
+        for name, part in optimizers.items()
+    }
 
 
-def load_extra_state(saved: Mapping[str, Mapping[str, Any]], trainer: Any) -> None:
-    """Load what a checkpoint holds; one warning lists what is only there or only here."""
-    here = extra_optimizers(trainer)
+def load_extra_state(
+    saved: Mapping[str, Mapping[str, Any]], here: Mapping[str, Any], model: nn.Module, owner: str
+) -> None:
+    """Load what a checkpoint holds; one warning lists what is only there or only here. ``owner``: for messages."""
     for name, part in here.items():
         if name not in saved:
             continue
         try:
             part.load_state_dict(saved[name]["state"])
-            load_outside_state(
-                saved[name]["outside"], trainer.model, part if isinstance(part, Optimizer) else None, None
-            )
+            load_outside_state(saved[name]["outside"], model, part if isinstance(part, Optimizer) else None, None)
         except Exception as error:
-            error.add_note(f"While loading the state of {type(trainer).__name__}.{name}.")
+            error.add_note(f"While loading the state of {owner}.{name}.")
             raise
     unused, fresh = saved.keys() - here.keys(), here.keys() - saved.keys()
     if unused or fresh:
         logger.warning(
             "Resumed with other optimizers or schedules in %s than the checkpoint's. Saved state that is not used: %s."
             " Without saved state: %s.",
-            type(trainer).__name__, ", ".join(sorted(unused)) or "none", ", ".join(sorted(fresh)) or "none",
+            owner, ", ".join(sorted(unused)) or "none", ", ".join(sorted(fresh)) or "none",
         )  # fmt: skip
-
-
-def _optimizer_state_of(trainer: Any, part: Any) -> dict[str, Any]:
-    optimizer = part if isinstance(part, Optimizer) else None
-    return {"state": part.state_dict(), "outside": outside_state(trainer.model, optimizer)}

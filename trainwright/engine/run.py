@@ -272,7 +272,7 @@ class Run:
         arguments, named = self.arguments
         settings = self.calls.settings_of_copy(folder, changes, resumes=resumes, is_endless=constant_rate)
         new = _not_initialized(self.trainer.__class__, arguments, named)
-        memo = self._memo(new, settings)
+        memo = {id(self.trainer): new, **self._memo(settings)}
         try:
             arguments, named = copy.deepcopy((arguments, named), memo)
             new.__init__(*arguments, **named)
@@ -290,12 +290,13 @@ class Run:
                     group["lr"] = group.get("initial_lr", group.get("lr"))
         return new
 
-    def _memo(self, new: Any, settings: Any) -> dict[int, Any]:
+    def _memo(self, settings: Any) -> dict[int, Any]:
         """The memo of ``copy.deepcopy`` with the parts that are replaced, and with those that are shared."""
         trainer, (arguments, named) = self.trainer, self.arguments
         given = (*arguments, *named.values())
-        memo: dict[int, Any] = {id(trainer): new}
-        memo |= {id(part): settings for part in given if type(part) is type(settings) and part is not None}
+        memo: dict[int, Any] = {
+            id(part): settings for part in given if type(part) is type(settings) and part is not None
+        }
         data = [getattr(trainer, name, None) for name in _DATA]
         for one in (*data, *given):
             for part in (one, *(one.values() if isinstance(one, dict) else ())):

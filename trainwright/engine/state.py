@@ -11,7 +11,13 @@ import torch
 
 from trainwright.config.errors import ConfigError
 from trainwright.data.seeding import random_state
-from trainwright.engine.extra_parameters import extra_state, load_extra_state, load_outside_state, outside_state
+from trainwright.engine.extra_parameters import (
+    extra_optimizers,
+    extra_state,
+    load_extra_state,
+    load_outside_state,
+    outside_state,
+)
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.step_plan import StepPlan
 from trainwright.engine.targets import TargetCounter
@@ -104,7 +110,7 @@ class TrainingState:
             ],
             "metrics": self._trainer.storage.state_dict(),
             "outside": outside_state(*self._trained()),
-            "optimizers": extra_state(self._trainer),
+            "optimizers": extra_state(extra_optimizers(self._trainer), self._trained()[0]),
             "targets": None if (counter := self._target_counter()) is None else counter.state_dict(),
         }
 
@@ -147,7 +153,8 @@ class TrainingState:
         if state is None:
             return
         self._load_outside()
-        load_extra_state(state.get("optimizers", {}), self._trainer)
+        here, model, owner = extra_optimizers(self._trainer), self._trained()[0], type(self._trainer).__name__
+        load_extra_state(state.get("optimizers", {}), here, model, owner)
         if (targets := state.get("targets")) is not None and (counter := self._target_counter()) is not None:
             counter.load_state_dict(targets)
         self._restore_hooks(state["hooks"])

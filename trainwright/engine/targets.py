@@ -4,6 +4,7 @@ A criterion of torch says it by itself. Of a loss that the model or the user com
 of the loss is that of the mean over all labels, without those of an ignored class, or of the next tokens.
 """
 
+import functools
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -67,7 +68,12 @@ def targets_of_criterion(criterion: Any) -> Targets | None:
     loss = inspect.unwrap(criterion)
     if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) and type(loss).forward in _FORWARDS:
         return Targets(loss.ignore_index, class_weights=loss.weight) if loss.reduction == "mean" else None
-    return Targets() if loss in (F.cross_entropy, F.nll_loss) else None
+    given: Mapping[str, Any] = {}
+    if isinstance(criterion, functools.partial) and not criterion.args:
+        loss, given = criterion.func, criterion.keywords
+    if loss not in (F.cross_entropy, F.nll_loss) or given.get("reduction", "mean") != "mean":
+        return None
+    return Targets(given.get("ignore_index", IGNORED), class_weights=given.get("weight"))
 
 
 def targets_of_model(model: nn.Module, outputs: Any, batch: Any, loss: Tensor) -> Targets | None:

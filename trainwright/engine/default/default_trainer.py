@@ -208,7 +208,8 @@ class DefaultTrainer(RunMethods):
         train, evaluator = self.cfg.train, None
         if train.evaluation.enabled and self.test_loader:
             evaluator = self.build_evaluator(self.cfg)
-            check_eval_metric(self, evaluator)
+            if not is_overridden(self, "test"):  # a user's may return more results
+                check_eval_metric(self.cfg.train.evaluation, evaluator)
         return build_hooks(
             train,
             self.run.checkpointer,
@@ -306,7 +307,7 @@ class DefaultTrainer(RunMethods):
                 )
             return parts.settings_of_copy(me._given, me.cfg, folder, changes, **settings)
 
-        def change_copy(new: Any, memo: dict[int, Any]) -> None:
+        def change_copy(new: DefaultTrainer, memo: dict[int, Any]) -> None:
             if not new.run.folder.resume:
                 new.model.load_state_dict(me.model.state_dict())
             memo[id(me.model)] = new.model

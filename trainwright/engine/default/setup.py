@@ -30,7 +30,6 @@ from trainwright.engine.folder.run_folder import RunFolder
 from trainwright.engine.logs import log_to_console
 from trainwright.evaluation.evaluator import DatasetEvaluator
 from trainwright.evaluation.objective import objective_of_name
-from trainwright.hooks.method_overrides import is_overridden
 from trainwright.parallel.data_parallel import launched_rank, setup_dist_util
 from trainwright.parallel.dist import (
     get_data_parallel_rank,
@@ -363,16 +362,13 @@ def resolve_eval_mode(cfg: DictConfig) -> None:
         )
 
 
-def check_eval_metric(trainer: Any, evaluator: DatasetEvaluator) -> None:
+def check_eval_metric(evaluation: DictConfig, evaluator: DatasetEvaluator) -> None:
     """Check that the evaluator computes the ``eval_metric`` that the user sets.
-
-    A user's ``test`` may return more results, so it is not checked.
 
     Raises:
         ConfigError: the evaluator does not compute it.
     """
-    evaluation = trainer.cfg.train.evaluation
-    known = None if is_overridden(trainer, "test") else evaluator.known_results()
+    known = evaluator.known_results()
     name = str(evaluation.eval_metric)
     # With several data sets, results are named after them.
     if is_set(evaluation, "eval_metric") and known is not None and name.rpartition("/")[2] not in known:
