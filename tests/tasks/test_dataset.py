@@ -139,6 +139,10 @@ def test_files_alone_are_known_by_their_columns(tmp_path: Path, plates: Path, ma
     assert type(Dataset.load(plates, split="test")) is OCRDataset
     with pytest.raises(ConfigError, match=r"columns \(x, y\) are not those .*ocr: image_path, label"):
         Dataset.load(tmp_path / "other", "train")
+    make("csv", tmp_path / "classes" / "train.csv", ["text", "category"], [["good", "pos"]])
+    assert type(Dataset.load(tmp_path / "classes", "train", label_field="category")) is TextClassificationDataset
+    with pytest.raises(ConfigKeyError, match="no such key: label_fild"):
+        Dataset.load(tmp_path / "classes", "train", label_fild="category")
     renamed = OCRDataset.load(
         make(
             "csv", tmp_path / "own" / "train.csv", ["file", "text"], [[plates / "images" / "train_0.png", "12A34"]]

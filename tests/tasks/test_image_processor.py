@@ -70,6 +70,15 @@ def test_odd_pictures_become_plain_ones(tmp_path: Path) -> None:
     assert (pixels(np.ones((2, 2), dtype=bool), gray_scale=True) == 1).all()
 
 
+@pytest.mark.parametrize("array", [np.float32([0, 0.4, 1]), np.float32([0, 102, 255]), np.int32([0, 102, 255])])
+def test_a_tiff_of_other_numbers_is_not_black(array: np.ndarray, tmp_path: Path) -> None:
+    Image.fromarray(array[None]).save(tmp_path / "image.tiff")
+    assert pixels(tmp_path / "image.tiff", gray_scale=True).flatten().tolist() == pytest.approx([0, 0.4, 1])
+    Image.fromarray(array[None] - 1).save(tmp_path / "image.tiff")
+    with pytest.raises(DataError, match="values from -"):
+        pixels(tmp_path / "image.tiff")
+
+
 def test_a_photo_is_turned_as_its_camera_says(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # turned by a quarter

@@ -51,10 +51,19 @@ def test_csv_of_any_spreadsheet(delimiter: str, tmp_path: Path) -> None:
     assert columns_of(path) == ["image_path", "label"]
 
 
+def test_stray_quotes_of_a_tsv_merge_no_rows(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text('x\ty\n"Hi\t1\nthere"\t2\n"a ""b"""\t3\n"c" d\t4\n')
+    assert [row["x"] for row in read_rows(tmp_path / "a.tsv")] == ['"Hi', 'there"', 'a "b"', '"c" d']
+    (tmp_path / "a.tsv").write_text('x\ty\n"two\nlines"\t1\n')  # as pandas writes them
+    assert read_rows(tmp_path / "a.tsv") == [{"x": "two\nlines", "y": "1"}]
+
+
 def test_jsonl(tmp_path: Path, make: Callable) -> None:
     path = make("jsonl", tmp_path / "train.jsonl", [{"text": "a\u2028b\nc", "label": 1}, {"text": "د", "label": 2}])
     assert read_rows(path) == [{"text": "a\u2028b\nc", "label": 1}, {"text": "د", "label": 2}]
     assert columns_of(path) == ["text", "label"]
+    (tmp_path / "train.json").write_text('[\n{"text": "a"}, {"text": "b"}]')
+    assert read_rows(tmp_path / "train.json") == [{"text": "a"}, {"text": "b"}]
 
 
 @pytest.mark.parametrize(
@@ -63,10 +72,12 @@ def test_jsonl(tmp_path: Path, make: Callable) -> None:
         ("a.csv", "x,y\n1,2\n3\n", r"a\.csv, line 3: has 1 fields; the header has 2 \(x, y\)"),
         ("a.csv", "x,y\n1,2,3\n", "line 2: has 3 fields"),
         ("a.csv", 'x,y\n1,"2\n', "not valid as CSV"),
+        ("a.csv", "x,y,x\n1,2,3\n", "has two columns 'x'"),
+        ("a.tsv", "x\ty\n1\t2\n3\n", "line 3: has 1 fields"),
         ("a.csv", "x,y\n", "has no rows"),
         ("a.csv", "", "has no rows"),
         ("a.jsonl", '{"x": 1}\n{x}\n', r"a\.jsonl, line 2: not valid JSON"),
-        ("a.jsonl", "[1]\n", "line 1: each line must be an object"),
+        ("a.jsonl", "[1]\n", "line 1: must be an object"),
         ("a.jsonl", "\n", "has no rows"),
     ],
 )

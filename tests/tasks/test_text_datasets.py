@@ -84,6 +84,20 @@ def test_bad_rows_are_named(reviews: Path) -> None:
     assert "train.csv, line 6: the label 'posi' is not in id2label. Did you mean 'pos'?" in str(caught.value)
 
 
+def test_a_missing_label_is_no_class(tmp_path: Path, make: Callable) -> None:
+    rows = [["a", label] for label in ("pos", " pos", "neg", "", "NaN", "<NA>")]
+    make("csv", tmp_path / "train.csv", ["text", "label"], rows)
+    make("jsonl", tmp_path / "test.jsonl", [{"text": "a", "label": label} for label in (float("nan"), "nan", None)])
+    for split, faults in (("train", "3 of 6 rows"), ("test", "3 of 3 rows")):
+        with pytest.raises(DataError, match=rf"(?s)the label is missing .*{faults}"):
+            Dataset.load(tmp_path, split)
+    make("csv", tmp_path / "train.csv", ["text", "label"], rows[:3])
+    dataset = Dataset.load(tmp_path, "train", TOKENIZER)
+    assert (dataset.config.id2label, [sample["labels"] for sample in dataset]) == ({0: "neg", 1: "pos"}, [1, 1, 0])
+    make("jsonl", tmp_path / "test.jsonl", [{"text": "a", "label": "nan"}])  # also the code of a language
+    assert Dataset.load(tmp_path, "test", TOKENIZER, id2label=["nan"])[0]["labels"] == 0
+
+
 @pytest.fixture
 def tags(tmp_path: Path, make: Callable) -> Path:
     rows = [{"tokens": ["good", "x_1", "day"], "labels": ["O", "B-X", "I-X"]}, {"tokens": ["bad"], "labels": ["O"]}]
@@ -113,10 +127,26 @@ def test_a_cut_text_has_as_many_labels(tags: Path) -> None:
 
 
 def test_other_names_and_schemes(tmp_path: Path, make: Callable) -> None:
-    make("jsonl", tmp_path / "train.jsonl", [{"words": ["a", "b"], "pos": ["NOUN", "VERB"]}])
-    dataset = SequenceLabelingDataset.load(tmp_path, "train", TOKENIZER, tokens_field="words", tags_field="pos")
+    make("jsonl", tmp_path / "train.json", [{"words": ["a", "b"], "pos": ["NOUN", " VERB"]}])
+    dataset = Dataset.load(tmp_path, "train", TOKENIZER, tokens_field="words", tags_field="pos")
     assert dataset.config.is_iob_schema is False
     assert dataset.config.id2label == {0: "NOUN", 1: "VERB"}
+
+
+@pytest.mark.parametrize(("ending", "space"), [("txt", " "), ("tsv", "\t")])
+def test_files_of_conll(ending: str, space: str, tmp_path: Path) -> None:
+    text = "-DOCSTART- -X- O\n\nEU NNP B-ORG\nsaid VBD O \n\n\nNo DT O".replace(" ", space)
+    (tmp_path / f"train.{ending}").write_text(text)
+    (tmp_path / f"test.{ending}").write_text("A B-PER\n\n".replace(" ", space))
+    dataset = SequenceLabelingDataset.load(tmp_path, "train")
+    assert [*map(dict, dataset.data)] == [
+        {"tokens": ["EU", "said"], "labels": ["B-ORG", "O"]},
+        {"tokens": ["No"], "labels": ["O"]},
+    ]
+    assert dataset.config.id2label == {0: "B-ORG", 1: "B-PER", 2: "O"}
+    (tmp_path / f"train.{ending}").write_text("a\n")
+    with pytest.raises(DataError, match="line 1: must have a token and its label"):
+        SequenceLabelingDataset.load(tmp_path, "train")
 
 
 def test_bad_labelings_are_named(tmp_path: Path, make: Callable) -> None:
@@ -127,6 +157,7 @@ def test_bad_labelings_are_named(tmp_path: Path, make: Callable) -> None:
         {"tokens": [], "labels": []},
         {"tokens": [1], "labels": ["O"]},
         {"tokens": ["a"], "labels": ["B-PRE"]},
+        {"tokens": ["a", "b"], "labels": ["O", None]},
     ]
     make("jsonl", tmp_path / "train.jsonl", rows)
     with pytest.raises(DataError) as caught:
@@ -137,7 +168,8 @@ def test_bad_labelings_are_named(tmp_path: Path, make: Callable) -> None:
         "line 4: tokens and labels must be lists, with at least one token",
         "line 5: each token must be text",
         "line 6: the label 'B-PRE' is not in id2label. Did you mean 'B-PER'?",
-        "5 of 6 rows",
+        "... and 1 more",
+        "6 of 7 rows",
     ):
         assert part in str(caught.value)
 

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -24,10 +24,10 @@ from trainwright.tasks.tables import (
     Row,
     check_columns,
     columns_of,
-    files_with,
     find_split,
     raise_faults,
     read_rows,
+    split_files,
 )
 
 CONFIG_NAME = "dataset_config.yaml"
@@ -92,8 +92,8 @@ class Dataset(torch.utils.data.Dataset[Any]):
     """
 
     config_class: ClassVar[type[DatasetConfig]] = DatasetConfig
-    # Sets of columns by which `load` finds the class of a folder without a config.
-    known_by: ClassVar[Sequence[Sequence[str]]] = ()
+    # Forms of rows: the config's field with the column of each field. `load` finds the class of a folder by them.
+    forms: ClassVar[Sequence[Mapping[str, str]]] = ()
 
     def __init__(self, config: Any, split: str | None = None, preprocessor: Any = None, **overrides: Any) -> None:
         if not isinstance(config, self.config_class):
@@ -210,7 +210,7 @@ class Dataset(torch.utils.data.Dataset[Any]):
     def _config_in(cls, folder: Path, path: str, split: str | None, fields: dict[str, Any]) -> DatasetConfig:
         file = folder / CONFIG_NAME
         if not file.is_file():
-            dataset_class = cls if cls is not Dataset else _class_by_columns(find_split(folder, split)[1])
+            dataset_class = cls if cls is not Dataset else _class_by_columns(find_split(folder, split)[1], fields)
             return dataset_class.config_class.from_dict({"path": path, **fields})
         content = read_mapping(file)
         if not isinstance(content.get("name"), str):
@@ -259,7 +259,16 @@ class TableDataset(Dataset):
 
     def _columns(self, row: Row) -> dict[str, str]:
         """The column of each field. ``row`` is the file's first."""
-        raise NotImplementedError
+        forms = [{name: getattr(self.config, field) for name, field in form.items()} for form in self.forms]
+        return next((form for form in forms if any(column in row for column in form.values())), forms[-1])
+
+    def _table(self, path: Path) -> list[Row]:
+        """The rows of a file."""
+        return read_rows(path)
+
+    def _is_alike(self, path: Path, columns: Collection[str]) -> bool:
+        """Whether the file of another split has these columns. The folder may contain other files."""
+        return set(columns) <= set(columns_of(path))
 
     def _row(self, row: Row, columns: dict[str, str]) -> Row | None:
         """The fields of a row of the file; None leaves the row out."""
@@ -277,10 +286,10 @@ class TableDataset(Dataset):
         raise NotImplementedError
 
     def _load(self, split: str | None) -> list[Row]:
-        return self._load_table(self.split_file(split))
-
-    def _load_table(self, path: Path) -> list[Row]:
-        rows = read_rows(path)
+        path = self.split_file(split)
+        rows = self._table(path)
+        if not rows:
+            return []
         columns = self._columns(rows[0])
         check_columns(path, rows[0], columns.values())
         self._infer_labels(self._rows_of_all_splits(columns))
@@ -296,8 +305,9 @@ class TableDataset(Dataset):
         return [kept for row in rows if (kept := self._row(row, columns)) is not None]
 
     def _rows_of_all_splits(self, columns: dict[str, str]) -> Iterator[Row]:
-        for file in files_with(self.folder(), columns.values()):
-            yield from self._kept(read_rows(file), columns)
+        for file in split_files(self.folder()).values():
+            if self._is_alike(file, columns.values()):
+                yield from self._kept(self._table(file), columns)
 
     def _infer_labels(self, rows: Iterable[Row]) -> None:
         if self._has_labels and self.config.id2label is None:
@@ -357,15 +367,22 @@ def dataset_folder(path: str | None, who: str) -> Path:
     return folder / name
 
 
-def _class_by_columns(file: Path) -> type[Dataset]:
-    """The class whose columns a file has; of several, the class with most columns."""
-    columns = columns_of(file)
-    forms = [(form, cls) for cls in _registry for form in cls.known_by]
+def _class_by_columns(file: Path, fields: Mapping[str, Any]) -> type[Dataset]:
+    """The class whose config has these fields and whose columns a file has; of several, the class with most columns."""
+    columns, classes = columns_of(file), list(_registry)
+    able = [cls for cls in classes if fields.keys() <= cls.config_class.__dataclass_fields__.keys()] or classes
+    named = [
+        (cls, [fields.get(name) or getattr(cls.config_class, name) for name in form.values()])
+        for cls in able
+        for form in cls.forms
+    ]
+    forms = [([column for column in form if column], cls) for cls, form in named]
     fitting = [(form, cls) for form, cls in forms if set(form) <= set(columns)]
     if not fitting:
         known = "; ".join(f"{cls.config_class.name}: {', '.join(form)}" for form, cls in forms)
+        header = " If its header is missing, write one." if file.suffix in (".csv", ".tsv") else ""
         raise ConfigError(
             f"{file}: its columns ({', '.join(columns)}) are not those of a data set without {CONFIG_NAME} ({known}). "
-            f"Rename them, or write {CONFIG_NAME} with a key 'name'; it may set other columns."
+            f"Rename them, or write {CONFIG_NAME} with a key 'name'; it may set other columns.{header}"
         )
     return max(fitting, key=lambda pair: len(pair[0]))[1]

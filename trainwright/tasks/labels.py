@@ -24,8 +24,10 @@ def labels_of(texts: Iterable[str]) -> dict[int, str]:
 
 
 def classes_of(labels: Iterable[Any]) -> dict[int, str]:
-    """``id2label`` of all labels, sorted: as numbers if all are whole numbers, otherwise as texts."""
-    found = {str(label) for label in labels if label is not None}
+    """``id2label`` of all labels, sorted: as numbers if all are whole numbers, otherwise as texts. Missing labels, and
+    white space around a label, do not count.
+    """
+    found = {str(label).strip() for label in labels if not _is_missing(label)}
     are_numbers = all(label.isdecimal() for label in found)
     return dict(enumerate(sorted(found, key=int if are_numbers else str)))
 
@@ -104,12 +106,24 @@ def fault_of(text: str, label2id: Mapping[str, int], max_length: int | None) -> 
 
 def id_of(label: Any, label2id: Mapping[str, int]) -> int | None:
     """The id of a class, by its label or by the id itself; None if it is neither."""
-    if str(label) in label2id:
-        return label2id[str(label)]
-    is_id = str(label).isdecimal() and int(label) in label2id.values()  # a CSV file has ids as text
-    return int(label) if is_id else None
+    if label is None or label != label:
+        return None
+    name = str(label) if str(label) in label2id else str(label).strip()
+    if name in label2id:
+        return label2id[name]
+    is_id = name.isdecimal() and int(name) in label2id.values()  # a CSV file has ids as text
+    return int(name) if is_id else None
 
 
-def unknown_label(label: Any, label2id: Mapping[str, int]) -> str:
-    """The message about a label that is not in id2label."""
+def class_fault(label: Any, label2id: Mapping[str, int]) -> str | None:
+    """What is wrong with the label of a class; None if it is valid."""
+    if id_of(label, label2id) is not None:
+        return None
+    if _is_missing(label):
+        return f"the label is missing (got {label!r}); if that is a class, set id2label with it"
     return f"the label {label!r} is not in id2label. {did_you_mean(str(label), label2id)}"
+
+
+def _is_missing(label: Any) -> bool:
+    """Whether it is None, NaN, or what pandas writes into a file for them."""
+    return label is None or label != label or str(label).strip().lower() in ("", "nan", "<na>")

@@ -1,9 +1,10 @@
-"""Splits of a data set as tables: ``train.csv``, ``test.jsonl``, ``train.txt``, or ``train/labels.csv``."""
+"""Splits of a data set as tables: ``train.csv``, ``train.tsv``, ``test.jsonl``, ``train.txt``, ``train/labels.csv``."""
 
 import csv
 import io
 import json
 import os
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,10 +55,12 @@ class FileFinder:
         return self._listed[folder]
 
 
-_ENDINGS = (".csv", ".jsonl", ".txt")
-_IN_FOLDER = ("labels.csv", "labels.jsonl")
-_TEXT_SPLITS = ("train", "validation", "valid", "dev", "eval", "test")  # another text file may be a README
+_ENDINGS = (".csv", ".tsv", ".jsonl")
+_OTHER_ENDINGS = (".txt", ".json")  # of these splits; another such file may be a README or settings
+_SPLITS = ("train", "validation", "valid", "dev", "eval", "test")
+_IN_FOLDER = [f"labels{ending}" for ending in _ENDINGS]
 _DELIMITERS = ",;\t"
+_QUOTED = re.compile(r'"(?:[^"]|"")*"')
 _SHOWN = 5  # faults that an error lists
 
 
@@ -82,7 +85,7 @@ def split_files(folder: Path) -> dict[str, Path]:
         files = [path / name for name in _IN_FOLDER] if path.is_dir() else [path]
         for file in files:
             split = path.name if path.is_dir() else path.stem
-            is_split = file.suffix in _ENDINGS and (file.suffix != ".txt" or split in _TEXT_SPLITS)
+            is_split = file.suffix in _ENDINGS or (file.suffix in _OTHER_ENDINGS and split in _SPLITS)
             if not (is_split and file.is_file()) or split.startswith("."):
                 continue
             if split in found:
@@ -97,7 +100,8 @@ def find_split(folder: Path, split: str | None) -> tuple[str, Path]:
     if not files:
         names = sorted(path.name for path in folder.iterdir())[:8]
         raise MissingFileError(
-            f"{folder}: has no split: a file such as train.csv, train.jsonl, train.txt or train/labels.csv; "
+            f"{folder}: has no split: a file such as train.csv, train.tsv, train.jsonl, train.json, train.txt or "
+            "train/labels.csv; "
             f"it has {names}."
         )
     if split is None:
@@ -112,9 +116,9 @@ def find_split(folder: Path, split: str | None) -> tuple[str, Path]:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a ``.csv`` (with a header; by commas, semicolons or tabs) or ``.jsonl`` file, in order; UTF-8."""
+    """The rows of a file of JSON lines, or of a CSV or TSV file with a header, in order; UTF-8."""
     text = read_text(path)
-    rows = _jsonl(path, text) if path.suffix == ".jsonl" else _csv(path, text)
+    rows = _json(path, text) if path.suffix in (".json", ".jsonl") else _csv(path, text)
     if not rows:
         raise DataError(f"{path}: has no rows.")
     return rows
@@ -132,31 +136,28 @@ def columns_of(path: Path) -> list[str]:
     """The columns of a file, from its header or its first row; ``["text"]`` for a text file."""
     if path.suffix == ".txt":
         return ["text"]
-    if path.suffix == ".jsonl":
+    if path.suffix in (".json", ".jsonl"):
         return list(read_rows(path)[0])
     header = read_text(path).split("\n", 1)[0]
     return [name.strip() for name in next(csv.reader([header.rstrip("\r")], delimiter=_delimiter(header)), [])]
 
 
-def files_with(folder: Path, columns: Iterable[str]) -> list[Path]:
-    """The files of all splits in a folder that have these columns. A folder may contain other files."""
-    wanted = set(columns)
-    return [path for path in split_files(folder).values() if wanted <= set(columns_of(path))]
-
-
 def text_of(row: Row, column: str) -> str:
     """A field as text: "" if it is missing, a number of JSON as its digits."""
     value = row.get(column)
-    return "" if value is None else str(value)
+    return "" if value is None or value != value else str(value)
 
 
 def check_columns(path: Path, row: Row, wanted: Iterable[str]) -> None:
     """Check that a file has the columns that a data set needs."""
+    wanted = list(wanted)
     faults = [
         f"{path}: has no column {name!r}. {did_you_mean(name, row)} (Its columns: {', '.join(row)}.)"
         for name in wanted
         if name not in row
     ]
+    if len(faults) == len(wanted) and path.suffix in (".csv", ".tsv"):
+        faults.append(f"Is the header missing? Then write {','.join(wanted)} as the first line.")
     if faults:
         raise ConfigKeyError("\n".join(faults))
 
@@ -171,43 +172,66 @@ def raise_faults(faults: Sequence[str], total: int) -> None:
 
 
 def _csv(path: Path, text: str) -> list[Row]:
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(text.split("\n", 1)[0]), strict=True)
-    rows, header, line = [], None, 1
+    lines = _lines_of_csv(path, text, _delimiter(text.split("\n", 1)[0]))
+    header = [name.strip() for name in lines[0][1]] if lines else []
+    if twice := next((name for name in header if name and header.count(name) > 1), None):
+        raise DataError(f"{path}: has two columns {twice!r}. Remove or rename one.")
+    for line, fields in lines:
+        if len(fields) != len(header):
+            raise DataError(
+                f"{path}, line {line}: has {len(fields)} fields; the header has {len(header)} ({', '.join(header)}). "
+                'Quote a field that contains a comma: "a, b".'
+            )
+    return [Row(zip(header, fields, strict=True)).at(f"{path}, line {line}") for line, fields in lines[1:]]
+
+
+def _lines_of_csv(path: Path, text: str, delimiter: str) -> list[tuple[int, list[str]]]:
+    """The fields of each line that is not empty, with the number of the line."""
+    by_tabs = []
+    if delimiter == "\t":  # most such files have no quoted fields, and a quotation mark is one of the text
+        lines = ((number, line.rstrip("\r")) for number, line in enumerate(text.split("\n"), start=1))
+        by_tabs = [(number, [*map(_unquoted, line.split("\t"))]) for number, line in lines if line]
+        if _is_even(by_tabs):
+            return by_tabs
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    found, line = [], 1
     try:
         for fields in reader:
-            start, line = line, reader.line_num + 1
-            if not fields:
-                continue
-            if header is None:
-                header = [name.strip() for name in fields]
-                continue
-            if len(fields) != len(header):
-                raise DataError(
-                    f"{path}, line {start}: has {len(fields)} fields; the header has {len(header)} "
-                    f"({', '.join(header)}). "
-                    'Quote a field that contains a comma: "a, b".'
-                )
-            rows.append(Row(zip(header, fields, strict=True)).at(f"{path}, line {start}"))
+            found.append((line, fields))
+            line = reader.line_num + 1
     except csv.Error as error:
-        raise DataError(f"{path}, line {line}: not valid as CSV: {error}") from error
-    return rows
+        if not by_tabs:
+            raise DataError(f"{path}, line {line}: not valid as CSV: {error}") from error
+        return by_tabs
+    found = [(number, fields) for number, fields in found if fields]
+    return by_tabs if by_tabs and not _is_even(found) else found
 
 
-def _jsonl(path: Path, text: str) -> list[Row]:
-    rows = []
-    for number, line in enumerate(text.split("\n"), start=1):  # not splitlines, which also splits at U+2028 in a text
-        if not line.strip():
-            continue
-        try:
-            content = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{path}, line {number}: not valid JSON: {error}") from error
+def _is_even(lines: list[tuple[int, list[str]]]) -> bool:
+    return len({len(fields) for _, fields in lines}) <= 1
+
+
+def _unquoted(field: str) -> str:
+    return field[1:-1].replace('""', '"') if _QUOTED.fullmatch(field) else field
+
+
+def _json(path: Path, text: str) -> list[Row]:
+    if path.suffix == ".json" and text.lstrip().startswith("["):
+        found = [(f"{path}, row {number}", row) for number, row in enumerate(_parsed(text, str(path)), start=1)]
+    else:  # not splitlines, which also splits at U+2028 in a text
+        lines = ((f"{path}, line {number}", line) for number, line in enumerate(text.split("\n"), start=1))
+        found = [(where, _parsed(line, where)) for where, line in lines if line.strip()]
+    for where, content in found:
         if not isinstance(content, dict):
-            raise DataError(
-                f'{path}, line {number}: each line must be an object, {{"column": value, ...}}; got {line[:60]}'
-            )
-        rows.append(Row(content).at(f"{path}, line {number}"))
-    return rows
+            raise DataError(f'{where}: must be an object, {{"column": value, ...}}; got {json.dumps(content)[:60]}')
+    return [Row(content).at(where) for where, content in found]
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise DataError(f"{where}: not valid JSON: {error}") from error
 
 
 def _delimiter(header: str) -> str:

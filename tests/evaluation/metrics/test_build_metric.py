@@ -56,6 +56,7 @@ def test_labels_are_seqevals():
 
 def test_no_spans_at_all_are_no_warning():
     assert build_metric("seqeval").compute([["O", "O"]], [["O", "O"]])["f1"] == 0
+    assert build_metric("seqeval").compute([[]], [[]])["accuracy"] == 0
 
 
 @pytest.mark.parametrize("name", ["cer", "wer"])

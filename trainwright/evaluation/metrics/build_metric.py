@@ -256,6 +256,8 @@ class Seqeval(Metric):
         scheme = None if self.scheme is None else getattr(load_package("seqeval.scheme", "seqeval"), self.scheme)
         settings = {"mode": self.mode, "scheme": scheme, "zero_division": 0}
         true, found = [list(labels) for labels in targets], [list(labels) for labels in predictions]
+        if not any(true) and not any(found):  # seqeval would divide by the number of labels
+            return dict.fromkeys(self.all_keys, 0.0)
         spans = {key: float(getattr(seqeval, f"{key}_score")(true, found, **settings)) for key in self.all_keys[1:]}
         return {"accuracy": float(seqeval.accuracy_score(true, found)), **spans}
 

@@ -81,7 +81,7 @@ class OCRDataset(TableDataset):
         DataError: rows that cannot be used, the first five with file and line.
     """
 
-    known_by = (("image_path", "label"),)
+    forms = ({"image_path": "images_paths_column", "label": "text_column"},)
     file_field = FileField("image_path", subfolder="images", kind="image")
 
     def __init__(
@@ -106,9 +106,6 @@ class OCRDataset(TableDataset):
             return [self._label2id[character] for character in label]
         ids: list[int] = self.part("tokenizer").encode(label, max_length=self.config.max_length)
         return ids
-
-    def _columns(self, row: Row) -> dict[str, str]:
-        return {"image_path": self.config.images_paths_column, "label": self.config.text_column}
 
     def _row(self, row: Row, columns: dict[str, str]) -> Row | None:
         """Without ``invalid_characters``, and reversed as the config says."""

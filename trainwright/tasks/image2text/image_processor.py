@@ -160,8 +160,8 @@ def _per_channel(field: str, value: Any, channels: int) -> list[float] | None:
 def to_pillow(image: Any, *, gray_scale: bool = False) -> Any:
     """A Pillow image from a path, an image, an array (H, W) or (H, W, C), or a tensor (H, W) or (C, H, W).
 
-    Whole numbers are 0 to 255, floating-point numbers 0 to 1. The result is RGB, or gray ("L"). The orientation of a
-    photo's EXIF data is applied; transparent parts become white.
+    Whole numbers are 0 to 255, floating-point numbers 0 to 1; in files they may also be 16 bit, or 0 to 255. The result
+    is RGB, or gray ("L"). The orientation of a photo's EXIF data is applied; transparent parts become white.
     """
     image_module = pillow()
     if isinstance(image, str | os.PathLike):
@@ -204,8 +204,13 @@ def _plain(image: Any, gray_scale: bool) -> Any:
     import PIL.ImageOps
 
     image = PIL.ImageOps.exif_transpose(image)
-    if image.mode.startswith("I;16") or image.mode == "I":  # 16 bit: Pillow's conversion clips at 255
-        image = PIL.Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
+    if image.mode.startswith(("I", "F")):  # Pillow's conversion clips to 0 to 255
+        array = np.asarray(image)
+        if image.mode.startswith("I;16") or (image.mode == "I" and array.max() > 255):
+            array = array.astype(np.int64) >> 8
+        elif image.mode == "F" and array.max() > 1:
+            array = array / 255
+        image = PIL.Image.fromarray(_as_bytes(array))
     if image.mode == "P" or "A" in image.mode:
         image = image.convert("RGBA")
         white = PIL.Image.new("RGBA", image.size, "white")

@@ -1,14 +1,18 @@
 """Sequence labeling: a label for each token of a text.  L tokens."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from trainwright.data.errors import DataError
 from trainwright.tasks import labels
 from trainwright.tasks.dataset import LabeledDatasetConfig, register_dataset
 from trainwright.tasks.padding import IGNORED, Batch, Samples, TextCollator, pad
-from trainwright.tasks.tables import Row
+from trainwright.tasks.tables import Row, read_text
 from trainwright.tasks.texts import TextDataset
+
+_CONLL = (".txt", ".tsv")
 
 
 class SequenceLabelingDataCollator(TextCollator):
@@ -42,10 +46,11 @@ class SequenceLabelingDatasetConfig(LabeledDatasetConfig):
 class SequenceLabelingDataset(TextDataset):
     """Samples ``{"token_ids": (L,), "labels": (L,)}`` of rows ``{"tokens", "labels"}``, two lists of one length.
 
-    Labels are -100 at special tokens, and at all pieces of a word but the first.
+    Labels are -100 at special tokens, and at all pieces of a word but the first. Files ``.txt`` and ``.tsv`` are in the
+    format of CoNLL: a token in each line, its label at the end of the line, and an empty line after each sentence.
     """
 
-    known_by = (("tokens",),)
+    forms = ({"tokens": "tokens_field", "labels": "tags_field"},)
     collator_class = SequenceLabelingDataCollator
 
     def __init__(self, config: Any, split: str | None = None, preprocessor: Any = None, **overrides: Any) -> None:
@@ -67,7 +72,15 @@ class SequenceLabelingDataset(TextDataset):
 
     def _columns(self, row: Row) -> dict[str, str]:
         tags_field = self.config.tags_field or ("tags" if "tags" in row and "labels" not in row else "labels")
-        return {"tokens": self.config.tokens_field, "labels": tags_field}
+        return {**super()._columns(row), "labels": tags_field}
+
+    def _table(self, path: Path) -> list[Row]:
+        if path.suffix not in _CONLL:
+            return super()._table(path)
+        return list(_sentences(path, self.config.tokens_field, self.config.tags_field or "labels"))
+
+    def _is_alike(self, path: Path, columns: Collection[str]) -> bool:
+        return path.suffix in _CONLL or super()._is_alike(path, columns)
 
     def _id2label(self, rows: Iterable[Row]) -> dict[int, str]:
         return labels.classes_of(tag for row in rows for tag in row["labels"] or ())
@@ -80,5 +93,19 @@ class SequenceLabelingDataset(TextDataset):
             return "each token must be text"
         if len(tokens) != len(tags):
             return f"has {len(tokens)} tokens and {len(tags)} labels"
-        unknown = next((label for label in tags if labels.id_of(label, self._label2id) is None), None)
-        return None if unknown is None else labels.unknown_label(unknown, self._label2id)
+        return next(filter(None, (labels.class_fault(tag, self._label2id) for tag in tags)), None)
+
+
+def _sentences(path: Path, tokens_field: str, tags_field: str) -> Iterator[Row]:
+    lines = [line.strip().split("\t" if "\t" in line.strip() else None) for line in read_text(path).split("\n")]
+    begin = 0
+    for end, parts in enumerate([*lines, []]):
+        if parts and parts[0] != "-DOCSTART-":
+            continue
+        sentence = lines[begin:end]
+        if sentence:
+            if alone := next((number for number, parts in enumerate(sentence, begin + 1) if len(parts) < 2), None):
+                raise DataError(f"{path}, line {alone}: must have a token and its label, separated by a space or tab.")
+            row = {tokens_field: [parts[0] for parts in sentence], tags_field: [parts[-1] for parts in sentence]}
+            yield Row(row).at(f"{path}, line {begin + 1}")
+        begin = end + 1

@@ -46,7 +46,7 @@ class SpeechRecognitionDataset(TableDataset):
     Rows are checked when the data set is made, as those of an `OCRDataset`. Audio files are also found in ``audio/``.
     """
 
-    known_by = (("audio_path", "text"),)
+    forms = ({"audio_path": "audio_path_column", "text": "text_column"},)
     file_field = FileField("audio_path", subfolder="audio", kind="audio file")
 
     def __init__(self, config: Any, split: str | None = None, preprocessor: Any = None, **overrides: Any) -> None:
@@ -57,9 +57,6 @@ class SpeechRecognitionDataset(TableDataset):
         row = self.row(index)
         features = self.read_file(row, self.part("audio_feature_extractor").features_of)
         return {"input_features": features, "labels": [self._label2id[character] for character in row["text"]]}
-
-    def _columns(self, row: Row) -> dict[str, str]:
-        return {"audio_path": self.config.audio_path_column, "text": self.config.text_column}
 
     def _row(self, row: Row, columns: dict[str, str]) -> Row:
         text = labels.composed(text_of(row, columns["text"]))

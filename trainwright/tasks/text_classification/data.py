@@ -43,7 +43,7 @@ class TextClassificationDatasetConfig(LabeledDatasetConfig):
 class TextClassificationDataset(TextDataset):
     """Samples ``{"token_ids": (L,), "labels": id}`` of rows ``{"text", "label"}``: a label is a class or its id."""
 
-    known_by = (("text", "label"),)
+    forms = ({"text": "text_field", "label": "label_field"},)
     collator_class = TextPaddingDataCollator
 
     def __getitem__(self, index: int) -> dict[str, Any]:
@@ -52,9 +52,6 @@ class TextClassificationDataset(TextDataset):
         token_ids = self.part("tokenizer").encode(text, max_length=self.config.max_length)
         return {"token_ids": token_ids, "labels": labels.id_of(row["label"], self._label2id)}
 
-    def _columns(self, row: Row) -> dict[str, str]:
-        return {"text": self.config.text_field, "label": self.config.label_field}
-
     def _id2label(self, rows: Iterable[Row]) -> dict[int, str]:
         return labels.classes_of(row["label"] for row in rows)
 
@@ -62,4 +59,4 @@ class TextClassificationDataset(TextDataset):
         text, label = row["text"], row["label"]
         if not isinstance(text, str) or not text.strip():
             return f"the text is {'empty' if not text else repr(text)}"
-        return labels.unknown_label(label, self._label2id) if labels.id_of(label, self._label2id) is None else None
+        return labels.class_fault(label, self._label2id)

@@ -54,7 +54,7 @@ class TextGenerationDataset(TextDataset):
     one. If a sample is longer than ``max_length``, the end of its source is removed first.
     """
 
-    known_by = (("source", "target"), ("text",))
+    forms = ({"source": "source_field", "target": "target_field"}, {"text": "text_field"})
     collator_class = TextGenerationDataCollator
 
     def __getitem__(self, index: int) -> dict[str, Any]:
@@ -82,15 +82,12 @@ class TextGenerationDataset(TextDataset):
             return begin, [], [], ids(row["text"])
         return begin, ids(row["source"]), _separator_ids(tokenizer, self.config.separator), ids(row["target"])
 
-    def _load(self, split: str | None) -> list[Row]:
-        path = self.split_file(split)
-        return _blocks(path, self.config.block_size) if path.suffix == ".txt" else self._load_table(path)
-
-    def _columns(self, row: Row) -> dict[str, str]:
-        config = self.config
-        if config.source_field in row or config.target_field in row:
-            return {"source": config.source_field, "target": config.target_field}
-        return {"text": config.text_field}
+    def _table(self, path: Path) -> list[Row]:
+        if path.suffix != ".txt":
+            return super()._table(path)
+        text, size = read_text(path), self.config.block_size
+        blocks = ((start, text[start : start + size]) for start in range(0, len(text), size))
+        return [Row({self.config.text_field: block}).at(f"{path}, from character {start}") for start, block in blocks]
 
     def _fault(self, row: Row) -> str | None:
         wrong = [
@@ -106,9 +103,3 @@ def _separator_ids(tokenizer: Any, separator: str) -> list[int]:
     own = tokenizer.token_id(separator)
     ids: list[int] = tokenizer.encode(separator, add_special_tokens=False) if own is None else [own]
     return ids
-
-
-def _blocks(path: Path, size: int) -> list[Row]:
-    text = read_text(path)
-    starts = range(0, len(text), size)
-    return [Row(text=text[start : start + size]).at(f"{path}, from character {start}") for start in starts]
