@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.fork_server import python
+from tests.fork_server import SHARED, python
 from tests.kinds import add_marks
 
 if TYPE_CHECKING:
@@ -41,6 +41,13 @@ EXAMPLE = REPOSITORY / "examples" / "mnist"
 LONG = ("torture", "engine", "distributed", "examples", "documents", "cli", "benchmarks", "house", "checkpoint")
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One fork server for the workers of pytest-xdist, where programs are started."""
+    is_controller = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
+    if is_controller and "subprocess" not in config.getoption("markexpr"):
+        os.environ[SHARED] = python()
 
 
 @pytest.hookimpl(tryfirst=True)

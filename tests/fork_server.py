@@ -51,6 +51,7 @@ PRELOADED = (
 # Variables that are read at an import, or when the interpreter starts.
 READ_EARLY = ("PYTHON", "OMP_", "MKL_", "LD_", "TORCHDYNAMO", "TORCH_LOGS")
 READ_LATE = {"PYTHONPATH", "PYTHON_EXEC"}
+SHARED = "FORK_SERVER_PYTHON"  # the executable of a server that another process has started
 
 CLIENT = """#!{python} -IS
 import _socket, marshal, os, signal, sys
@@ -91,9 +92,11 @@ os._exit(code)
 
 @functools.cache
 def python() -> str:
-    """The executable; its server starts now and ends with this process."""
+    """The executable; its server starts now and ends with this process, or is that of the process that began all."""
     if not hasattr(os, "pidfd_open"):
         return sys.executable
+    if SHARED in os.environ:
+        return os.environ[SHARED]
     folder = Path(tempfile.mkdtemp(prefix="forks-"))
     address = folder / "socket"
     client = folder / "python"

@@ -158,6 +158,6 @@ def test_an_exported_model_of_transformers_is_loaded_by_it(tmp_path: Path) -> No
         assert all(torch.equal(loaded[name], value) for name, value in runs.llama(is_tied).state_dict().items())
 
 
-@pytest.mark.parametrize("every", [1 if "TORTURE" in os.environ else 9])
+@pytest.mark.parametrize("every", [30, pytest.param(1 if "TORTURE" in os.environ else 9, marks=pytest.mark.exhaustive)])
 def test_a_run_continues_bitwise_after_a_kill_at_any_file_operation(tmp_path: Path, every: int) -> None:
     assert on_ranks(runs.kill_each, str(tmp_path), every, world_size=1, timeout=300) == [[]]

@@ -21,7 +21,7 @@ from trainwright.evaluation import PPLEvaluator
 from trainwright.hooks import HookBase, PeriodicCheckpointer
 from trainwright.models import GPTTextGeneration, GPTTextGenerationConfig
 
-VOCABULARY, LENGTH, GLOBAL_BATCH, UPDATES = 32, 12, 24, 20
+VOCABULARY, LENGTH, GLOBAL_BATCH, UPDATES = 32, 12, 24, 8
 APIS = ("objects", "files")
 
 

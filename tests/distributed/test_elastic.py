@@ -26,18 +26,25 @@ def seen_by(*runs: Run) -> dict[int, list[int]]:
     return {iteration: numbers for run in runs for iteration, numbers in run.seen().items()}
 
 
-def test_2_then_1_then_4_processes_train_on_the_samples_of_one_run(tmp_path: Path) -> None:
-    whole = train(tmp_path / "whole", *SIZES, "train.train_iter=9", processes=2)
+@pytest.mark.parametrize(
+    "changes", [[(2, 3), (1, 6)], pytest.param([(2, 3), (1, 6), (4, 9)], marks=pytest.mark.exhaustive)]
+)
+def test_other_numbers_of_processes_train_on_the_samples_of_one_run(
+    tmp_path: Path, changes: list[tuple[int, int]]
+) -> None:
+    whole = train(tmp_path / "whole", *SIZES, f"train.train_iter={changes[-1][1]}", processes=2)
     assert whole.code == 0, whole.output
     runs, folder = [], tmp_path / "run"
-    for processes, until in ((2, 3), (1, 6), (4, 9)):
+    for processes, until in changes:
         own = ("--resume", "train.dist.elastic=True", "train.global_batch_size=null") if runs else ()
         run = train(folder, *SIZES, *own, f"train.train_iter={until}", processes=processes)
         assert run.code == 0, run.output
         runs.append(run)
     assert "1 data ranks instead of 2, 8 samples per update as before" in runs[1].output
     assert seen_by(*runs) == whole.seen()
-    losses, found = ({i: row["total_loss"] for i, row in run.rows().items() if i < 9} for run in (whole, runs[-1]))
+    losses, found = (
+        {i: row["total_loss"] for i, row in run.rows().items() if i < changes[-1][1]} for run in (whole, runs[-1])
+    )
     assert found == pytest.approx(losses, rel=1e-5)
 
 

@@ -34,6 +34,13 @@ def on_all(function: Any, cases: list[tuple[str, Path, bool]]) -> dict[tuple[str
 
 
 @pytest.fixture(scope="module")
+def saved_untied(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    return saved_by(
+        tmp_path_factory.mktemp("untied"), [(layout, False) for layout in ("zero 3", "zero 2, tp 2", "pp 2")]
+    )
+
+
+@pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
     tied = [(layout, True) for layout in ("one process", "tp 2", "pp 2")]
     return saved_by(tmp_path_factory.mktemp("sharded"), [*((layout, False) for layout in SMALL), *tied])
@@ -78,8 +85,8 @@ def test_all_layouts_tied_or_not(tmp_path: Path) -> None:
     check_matrix(saved_by(tmp_path, [(layout, is_tied) for layout in LAYOUTS for is_tied in (False, True)]), [*LAYOUTS])
 
 
-def test_each_process_writes_only_its_share_and_nothing_twice(saved: Saved) -> None:
-    folder, (values, _) = saved["zero 2, tp 2", False]
+def test_each_process_writes_only_its_share_and_nothing_twice(saved_untied: Saved) -> None:
+    folder, (values, _) = saved_untied["zero 2, tp 2", False]
     sizes = {p.name: p.stat().st_size for p in (folder / "one").glob("optimizer-*.safetensors")}
     assert len(sizes) == 4
     tensors = sum(v.nbytes for name, v in values.items() if name.startswith("optimizer.") and "settings" not in name)
@@ -89,12 +96,11 @@ def test_each_process_writes_only_its_share_and_nothing_twice(saved: Saved) -> N
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_torchs_own_reader_opens_the_tensors(saved: Saved) -> None:
+def test_torchs_own_reader_opens_the_tensors(saved_untied: Saved) -> None:
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
-    for layout in ("zero 3", "zero 2, tp 2", "pp 2"):
-        folder, (values, _) = saved[layout, False]
+    for folder, (values, _) in saved_untied.values():
         expected = {n.removeprefix("model."): value for n, value in values.items() if n.startswith("model.")}
         expected |= {
             n.replace("optimizer.", "state."): value

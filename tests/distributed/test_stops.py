@@ -89,13 +89,13 @@ def stop_and_resume(folder: Path, layouts: list[dict[str, Any]]) -> list[list[An
 @pytest.mark.parametrize(
     ("world_size", "names"),
     [
-        (4, ["tensor, pipeline"]),
+        (2, ["pipeline"]),
+        pytest.param(4, ["tensor, pipeline"], marks=pytest.mark.exhaustive),
         pytest.param(2, [*LAYOUTS[2]], marks=only_in_torture),
         pytest.param(4, [*LAYOUTS[4]], marks=only_in_torture),
     ],
-    ids=["4", "2-all", "4-all"],
+    ids=["2", "4", "2-all", "4-all"],
 )
-@pytest.mark.exhaustive(every=3)
 def test_all_stop_at_one_iteration_and_resume_bit_for_bit(tmp_path: Path, world_size: int, names: list[str]) -> None:
     layouts = [LAYOUTS[world_size][name] for name in names]
     ranks = on_ranks(stop_and_resume, tmp_path, layouts, world_size=world_size, timeout=200)

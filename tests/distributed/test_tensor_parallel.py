@@ -24,7 +24,7 @@ from trainwright.config import LazyCall
 Run = tuple[str, dict[str, Any]]
 
 OF_TWO: list[Run] = [
-    ("files", {"updates": 20}),
+    ("files", {"updates": 8}),
     ("objects", {"updates": 3, "accumulation": 2, "layout": {"sequence_parallel": True}}),
     ("objects", {"updates": 3, "tied": False, "recompute": True}),
 ]
