@@ -10,6 +10,7 @@ A batch is what a loader yields, and a sample has the same forms:
 Inside of these, values may be nested in mappings, tuples and lists. A `DistTensorData` stands for its ``tensor``.
 """
 
+import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -74,6 +75,12 @@ def arguments(batch: Any, names: Collection[str] | None = None) -> tuple[tuple[A
     if named is None:
         return (batch[0] if isinstance(batch, tuple | list) else batch,), {}
     return (), {name: value for name, value in named.items() if names is None or name in names}
+
+
+def parameter_names(function: Callable[..., Any]) -> Collection[str] | None:
+    """The names of the arguments that a function takes; None: any name."""
+    parameters = inspect.signature(function).parameters
+    return None if any(one.kind is one.VAR_KEYWORD for one in parameters.values()) else parameters
 
 
 def is_label(name: Any) -> bool:

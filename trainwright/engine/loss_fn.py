@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError, ConfigTypeError, did_you_mean
+from trainwright.data.batch import arguments, parameter_names
 from trainwright.data.errors import add_batch_note
 from trainwright.models.outputs import named_outputs
 
@@ -161,9 +162,22 @@ def contract_for(
     loss: Loss = _Undecided(criterion or _no_criterion, record_scalars)
     if own_loss is not None:
         loss = _own(own_loss, record_scalars)
+    names = tuple(arguments(inputs, parameter_names(model.forward))[1])
     return NamedContract(
-        _taken_names(model, inputs), loss if record_outputs is None else _with_recording(record_outputs, loss)
+        None if len(names) == len(inputs) else names,
+        loss if record_outputs is None else _with_recording(record_outputs, loss),
     )
+
+
+def forward(model: Any, batch: Any) -> Any:
+    """The model's outputs for the fields of a batch that its forward takes, or for the first item of a pair."""
+    positional, taken = arguments(batch, parameter_names(model.forward))
+    try:
+        return model(*positional, **taken)
+    except TypeError as error:
+        if not positional:
+            write_forward_help(error, model, taken, list(batch))
+        raise
 
 
 class PairContract:
@@ -318,15 +332,14 @@ def record_named(record: Callable[[Mapping[str, Any]], None], outputs: Any) -> N
 
 def _own(own_loss: Callable[..., Tensor], record_scalars: Callable[[Mapping[str, Any]], None] | None) -> Loss:
     """The model's ``compute_loss``, called with the arguments that it takes, by name."""
-    parameters = inspect.signature(own_loss).parameters
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    names = parameter_names(own_loss)
 
     def loss(outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
         named = named_outputs(outputs)
         if named is not None and record_scalars is not None:
             record_named(record_scalars, named)
         known = {**inputs, **({"logits": outputs} if named is None else named)}
-        return own_loss(**{name: value for name, value in known.items() if takes_all or name in parameters})
+        return own_loss(**arguments(known, names)[1])
 
     return loss
 
@@ -357,6 +370,18 @@ def logits_of(outputs: Any) -> Any:
     )
 
 
+def predictions_of(outputs: Any) -> Any:
+    """The scores among a model's outputs: the output itself, or its entry ``logits``; None if there are none."""
+    if isinstance(outputs, Tensor):
+        return outputs if outputs.dim() else None  # a loss
+    named = named_outputs(outputs)
+    if named is not None and ("logits" in named or "prediction_scores" in named or not isinstance(outputs, tuple)):
+        return named.get("logits", named.get("prediction_scores"))  # evaluators read the second
+    if losses_of(outputs) is not None and isinstance(outputs, tuple | list):
+        return outputs[1] if len(outputs) > 1 else None  # after its loss
+    return None
+
+
 def target_of(inputs: Any) -> Any:
     """The labels of a batch: the second item of a pair, or the field of a label name; None if there are none."""
     if isinstance(inputs, Mapping):
@@ -369,8 +394,8 @@ def fields_of(contract: Contract, own_loss: Callable[..., Tensor] | None) -> tup
     taken = contract._names if isinstance(contract, NamedContract) else None
     if taken is None or own_loss is None:
         return None if taken is None else (*taken, *_TARGETS)
-    parameters = inspect.signature(own_loss).parameters
-    return None if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) else (*taken, *parameters)
+    names = parameter_names(own_loss)
+    return None if names is None else (*taken, *names)
 
 
 def losses_of(outputs: Any) -> Mapping[str, Any] | None:
@@ -388,11 +413,3 @@ def losses_of(outputs: Any) -> Mapping[str, Any] | None:
 def returned_losses(outputs: Any) -> Any:
     """The outputs of a model by name; unchanged if it returned no loss."""
     return outputs if isinstance(outputs, dict) else losses_of(outputs) or outputs
-
-
-def _taken_names(model: nn.Module, inputs: Mapping[str, Any]) -> tuple[str, ...] | None:
-    parameters = inspect.signature(model.forward).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return None
-    names = tuple(name for name in inputs if name in parameters)
-    return None if len(names) == len(inputs) else names

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trainwright.data.batch import arguments, parameter_names
 from trainwright.data.seeding import rng_states, set_rng_states
-from trainwright.engine.label_alignment import predictions_of
-from trainwright.engine.loss_fn import losses_of, target_of
+from trainwright.engine.loss_fn import losses_of, predictions_of, target_of
 from trainwright.events.media import wide_dtype
 from trainwright.parallel.simulated import simulation
 
@@ -78,36 +78,53 @@ def targets_of_criterion(criterion: Any) -> Targets | None:
 
 def targets_of_model(model: nn.Module, outputs: Any, batch: Any, loss: Tensor) -> Targets | None:
     """The targets that ``loss``, of the model's ``outputs`` for a batch, averages; None: unknown."""
-    labels, scores = labels_of(batch), predictions_of(outputs)
+    labels = labels_of(batch)
     if labels is None:
         return None
-    if isinstance(scores, Tensor) and scores.is_floating_point() and scores.dim() == labels.dim() + 1:
-        value = float(loss)
-        faults = {
-            targets: abs(_mean_loss(targets, scores.detach(), labels) - value) for targets in _candidates(model, labels)
-        }
-        best = min(faults, key=faults.__getitem__)
-        if faults[best] <= 0.01 * max(1.0, value):  # a loss with further terms is none of them
-            return replace(best, num_classes=scores.shape[-1 if scores.shape[:-1] == labels.shape else 1])
+    if (found := targets_by_value(model, predictions_of(outputs), labels, loss)) is not None:
+        return found
     if _NUM_ITEMS in inspect.signature(model.forward).parameters and isinstance(batch, Mapping):
         return _by_sum_and_mean(model, batch, labels)
-    config = getattr(model, "config", None)
-    if hasattr(config, "model_type"):  # of transformers: their losses ignore -100
-        is_next = getattr(model, "loss_type", None) == "ForCausalLM" or type(model).__name__.endswith("LMHeadModel")
-        return Targets(is_shifted=is_next and not getattr(config, "is_encoder_decoder", False))
+    if hasattr(getattr(model, "config", None), "model_type"):  # of transformers: their losses ignore -100
+        return Targets(is_shifted=predicts_next_token(model))
     return None
+
+
+def targets_by_value(model: nn.Module, scores: Any, labels: Tensor, loss: Tensor) -> Targets | None:
+    """The targets whose mean cross-entropy is the value of ``loss``; None: it is another loss, or has further terms."""
+    if not (isinstance(scores, Tensor) and scores.is_floating_point() and scores.dim() == labels.dim() + 1):
+        return None
+    value = float(loss)
+    faults = {one: abs(_mean_loss(one, scores.detach(), labels) - value) for one in _candidates(model, labels)}
+    best = min(faults, key=faults.__getitem__)
+    if not faults[best] <= 0.01 * max(1.0, value):  # also if it is NaN
+        return None
+    return replace(best, num_classes=scores.shape[-1 if scores.shape[:-1] == labels.shape else 1])
+
+
+def predicts_next_token(model: nn.Module) -> bool:
+    """Whether a model of transformers shifts its labels, by its name."""
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):  # the decoder's input is shifted already
+        return False
+    is_named = type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
+    return is_named or getattr(model, "loss_type", None) == "ForCausalLM"
 
 
 def _candidates(model: nn.Module, labels: Tensor) -> Iterator[Targets]:
     """What a mean may be over, the most frequent kinds first."""
     config = getattr(model, "config", None)
     others = [getattr(config, name, None) for name in ("semantic_loss_ignore_index", "pad_token_id")]
-    ignored = [one for one in dict.fromkeys((IGNORED, *others, 255, 0)) if isinstance(one, int)]
+    ignored = [one for one in dict.fromkeys((IGNORED, -1, *others, 255, 0)) if isinstance(one, int)]
     for one in ignored:
         if one == IGNORED or bool((labels == one).any()):
             yield Targets(one)
             if labels.dim() == 2 and labels.shape[1] > 1:
                 yield Targets(one, is_shifted=True)
+
+
+def empty_targets(model: nn.Module, labels: Tensor, loss: Tensor) -> list[Targets]:
+    """Those of which a batch has none, if its loss is NaN as the mean over none of them is."""
+    return [one for one in _candidates(model, labels) if not one.count(labels)] if bool(loss.isnan()) else []
 
 
 def _mean_loss(targets: Targets, scores: Tensor, labels: Tensor) -> float:
@@ -122,10 +139,8 @@ def _mean_loss(targets: Targets, scores: Tensor, labels: Tensor) -> float:
     if bool(((labels != targets.ignored) & ~is_class).any()):
         return float("inf")  # torch would raise
     chosen = labels.long().masked_fill(~is_class, IGNORED)
-    total = sum(
-        float(F.cross_entropy(s[None].float(), y[None], reduction="sum", ignore_index=IGNORED))
-        for s, y in zip(scores, chosen, strict=True)
-    )
+    rows = zip(scores[:, None], chosen[:, None], strict=True) if labels.dim() > 1 else [(scores, chosen)]
+    total = sum(float(F.cross_entropy(s.float(), y, reduction="sum", ignore_index=IGNORED)) for s, y in rows)
     return total / max(1, int(is_class.sum()))
 
 
@@ -133,10 +148,7 @@ def _mean_loss(targets: Targets, scores: Tensor, labels: Tensor) -> float:
 def _by_sum_and_mean(model: nn.Module, batch: Mapping[str, Any], labels: Tensor) -> Targets | None:
     """By the number of targets that a model itself counts: the sum of its losses divided by their mean."""
     states, was_training = rng_states(labels.device), model.training
-    parameters = inspect.signature(model.forward).parameters.values()
-    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    names = {parameter.name for parameter in parameters}
-    fields = {name: value for name, value in batch.items() if takes_all or name in names}
+    _, fields = arguments(batch, parameter_names(model.forward))
     try:
         found = []
         for more in ({_NUM_ITEMS: 1}, {}):
@@ -180,8 +192,8 @@ class TargetCounter:
         self._is_empty = False
         if labels is not None and criterion is not None and (outputs is None or losses_of(outputs) is None):
             found = targets_of_criterion(criterion)
-        if labels is not None and found is None and bool(loss.detach().isnan()):  # a mean over none of them
-            empty = [one for one in _candidates(self._model, labels) if not one.count(labels)]
+        empty = [] if labels is None or found is not None else empty_targets(self._model, labels, loss.detach())
+        if empty:
             found, self._is_empty = empty[0] if len(empty) == 1 else None, len(empty) > 1
         elif labels is not None and found is None and outputs is not None:
             found = targets_of_model(self._model, outputs, batch, loss.detach())

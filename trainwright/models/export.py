@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from trainwright.checkpoint.files import commit_folder, sync_file, temporary_sibling
 from trainwright.config.errors import ConfigError, UserError
 from trainwright.data.batch import arguments as arguments_of
-from trainwright.data.batch import fields
+from trainwright.data.batch import fields, parameter_names
 from trainwright.models.eval_mode import evaluation_mode
 from trainwright.parallel.dist import is_main_process, synchronize
 from trainwright.parallel.faults import meet
@@ -121,8 +121,7 @@ def _check_target(path: Path) -> None:
 def _inputs(model: nn.Module, batch: Any) -> Inputs:
     """The arguments of forward by name, with at least two samples and without labels that it does not need."""
     parameters = inspect.signature(model.forward).parameters
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    positional, found = arguments_of(batch, None if takes_all else parameters)
+    positional, found = arguments_of(batch, parameter_names(model.forward))
     found = {name: value for name, value in found.items() if not _is_needless(name, parameters.get(name))}
     if positional:
         first = next(iter(parameters), None)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from trainwright.data.batch import count_samples
-from trainwright.engine.label_alignment import Comparison, predictions_of
-from trainwright.engine.loss_fn import target_of
+from trainwright.engine.label_alignment import Comparison
+from trainwright.engine.loss_fn import predictions_of, target_of
 from trainwright.parallel.dist import all_gather_object
 
 logger = logging.getLogger("trainwright.engine")

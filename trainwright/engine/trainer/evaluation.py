@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
-from trainwright.data.batch import count_samples, to_batch
+from trainwright.data.batch import arguments, count_samples, parameter_names, to_batch
 from trainwright.data.instance import Instance
-from trainwright.engine.label_alignment import Comparison, find_comparison, predictions_of
-from trainwright.engine.loss_fn import losses_of, target_of, write_forward_help
+from trainwright.engine.label_alignment import Comparison, find_comparison
+from trainwright.engine.loss_fn import forward, losses_of, predictions_of, target_of
 from trainwright.engine.trainer import checks, loaders, parts
 from trainwright.engine.trainer.eval_results import EvalResults, results_of_logs
 from trainwright.evaluation.loop import run_evaluation
@@ -157,7 +157,7 @@ class Evaluation:
 
     def evaluation_step(self, batch: Any) -> dict[str, Any]:
         """The model's outputs for one batch as a dict: its own entries or ``logits``, and ``loss`` if there is one."""
-        model, criterion, seen = self._model(), self._criterion(), list[Any]()
+        model, seen = self._model(), list[Any]()
         # The hook sees the outputs however compute_loss calls the model: no second forward pass.
         hook = model.register_forward_hook(lambda module, arguments, outputs: seen.append(outputs))
         try:
@@ -178,11 +178,7 @@ class Evaluation:
         if results.comparison is None or not results.comparison.is_final:
             results.comparison = self._find_comparison(last, batch, loss)
         # Before ``logits`` is replaced below: the weight belongs to the loss.
-        is_by_criterion = losses_of(last) is None and not self._has_own_loss("compute_loss")
-        is_weighted = is_by_criterion and isinstance(criterion, torch.nn.CrossEntropyLoss | torch.nn.NLLLoss)
-        results.loss_weight = results.comparison.loss_weight(
-            outputs, batch, getattr(criterion, "ignore_index", -100), criterion.weight if is_weighted else None
-        )
+        results.loss_weight = results.comparison.loss_weight(outputs, batch)
         if self.generates():
             outputs["logits"] = _generated(model, batch)
         outputs.pop("loss", None)
@@ -343,24 +339,6 @@ class Evaluation:
         ) from error
 
 
-def _arguments_for(function: Callable[..., Any], batch: Any) -> dict[str, Any]:
-    """The fields of a batch that a function accepts, by name."""
-    parameters = inspect.signature(function).parameters
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    return {name: value for name, value in batch.items() if takes_all or name in parameters}
-
-
-def forward(model: Any, batch: Any) -> Any:
-    if isinstance(batch, Mapping):
-        taken = _arguments_for(model.forward, batch)
-        try:
-            return model(**taken)
-        except TypeError as error:
-            write_forward_help(error, model, taken, list(batch))
-            raise
-    return model(batch[0] if isinstance(batch, tuple | list) else batch)
-
-
 def _generated(model: Any, batch: Any) -> Any:
-    outputs = model.generate(**_arguments_for(model.generate, batch))
+    outputs = model.generate(**arguments(batch, parameter_names(model.generate))[1])
     return outputs.get("generated_ids", outputs) if isinstance(outputs, Mapping) else outputs

@@ -27,6 +27,7 @@ from trainwright.engine.extra_parameters import extra_optimizers, log_untrained
 from trainwright.engine.folder.formats import CSV_NAME
 from trainwright.engine.folder.run_folder import TrainerFolder
 from trainwright.engine.hardest_samples import hardest_samples
+from trainwright.engine.loss_fn import forward
 from trainwright.engine.own_step import OwnStep
 from trainwright.engine.run import Calls
 from trainwright.engine.run_hooks import ordered_hooks, run_hooks, timing_facts
@@ -36,7 +37,7 @@ from trainwright.engine.state import TrainerState
 from trainwright.engine.trainer import checks, loaders, optim, parts
 from trainwright.engine.trainer.best_metric import BestMetric
 from trainwright.engine.trainer.checks import Given
-from trainwright.engine.trainer.evaluation import Evaluation, forward
+from trainwright.engine.trainer.evaluation import Evaluation
 from trainwright.engine.trainer.facts import (
     facts_of_start,
     log_dev_run,

@@ -15,8 +15,7 @@ from trainwright.data.collate import mixed
 from trainwright.data.errors import add_batch_note
 from trainwright.engine.accumulation import mean_outputs
 from trainwright.engine.gradient_sync import explained
-from trainwright.engine.label_alignment import predictions_of
-from trainwright.engine.loss_fn import Contract, contract_for, fields_of
+from trainwright.engine.loss_fn import Contract, contract_for, fields_of, predictions_of
 from trainwright.engine.pipeline_step import PipelineStep, pipeline_settings
 from trainwright.engine.state import TrainerState
 from trainwright.engine.step import Step
