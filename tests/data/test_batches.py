@@ -1,9 +1,10 @@
 """The batches of a training: each epoch is opened by its first batch, with and without workers, and at any position."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, Sampler, Subset, TensorDataset
@@ -11,6 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampl
 from trainwright.config.errors import ConfigError
 from trainwright.data import build_image_train_loader
 from trainwright.data.batches import Batches
+from trainwright.data.seeding import random_state, seed_everything, set_random_state
 
 
 class Epochs(Dataset[Any]):
@@ -172,3 +174,54 @@ class _Changing(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return self.data[index]
+
+
+def shuffled(kind: str) -> Any:
+    """A loader of the user's own that shuffles."""
+    data, seeded = TensorDataset(torch.arange(24)), torch.Generator().manual_seed(3)
+    if kind == "numpy":
+        return Iterated(lambda: iter(np.random.permutation(6).tolist()))
+    return DataLoader(
+        data, 4, shuffle=True, generator=seeded if kind == "generator" else None, num_workers=kind == "workers"
+    )
+
+
+class Iterated:
+    """A loader without a length."""
+
+    def __init__(self, read: Callable[[], Iterator[Any]]) -> None:
+        self._read = read
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._read()
+
+
+@pytest.mark.parametrize("done", [2, 6, 8, 12])
+@pytest.mark.parametrize("kind", ["generator", "global", "workers", "numpy"])
+def test_the_order_of_a_users_loader_goes_on_where_its_generators_were(kind: str, done: int) -> None:
+    length = None if kind == "numpy" else 6
+
+    def draw() -> None:  # as dropout does in each step
+        torch.rand(1), np.random.rand()
+
+    def following(batches: Batches, number: int) -> list[str]:
+        found = []
+        for _ in range(number):
+            found.append(str(batches.next()))
+            draw()
+        return found
+
+    seed_everything(0)
+    batches = Batches(shuffled(kind), length=length)
+    batches.start(0)
+    following(batches, done)
+    position, generators = batches.state(), random_state()
+    expected = following(batches, 10)
+    assert position is not None
+
+    seed_everything(1)
+    resumed = Batches(shuffled(kind), length=length)
+    resumed.load_state(position)
+    set_random_state(generators)
+    resumed.start(done, keeps_generators=None if length else True)
+    assert following(resumed, 10) == expected

@@ -15,7 +15,7 @@ from tests.spent_time import Net, about, eager, spend
 from tests.toys import Samples, file_config
 from trainwright import Trainer, TrainingConfig
 from trainwright.engine import DefaultTrainer, EagerTrainer, TrainerBase
-from trainwright.engine.default.hooks import names_of_settings
+from trainwright.engine.default.default_trainer import names_of_settings
 from trainwright.events import PhaseTimes
 from trainwright.hooks import CallbackHook, HookBase, IterationTimer
 from trainwright.hooks.timer import Facts, SettingNames, advice, duration, percent, shares_of

@@ -12,12 +12,13 @@ from itertools import chain, islice
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from trainwright.config.errors import ConfigError
 from trainwright.data.batch_loader import BatchLoader, epoch_setters
 from trainwright.data.prefetch import ahead
 from trainwright.data.sampler import CyclicSampler, EpochSampler
-from trainwright.data.seeding import kept_generators
+from trainwright.data.seeding import kept_generators, random_state, set_random_state
 from trainwright.data.streaming import StreamLoader, has_state
 
 logger = logging.getLogger("trainwright.data")
@@ -36,6 +37,7 @@ class Batches(Iterator[Any]):
         prefetches_to: the device to which each batch is copied while the previous step computes; None: the batches are
             those of the loader. Without effect for a loader with a state of its own, and on a device without streams.
         may_change: returns whether the user's code may have changed the data since the workers were started.
+        renew: returns the loader of an epoch that begins; None: ``loader`` is iterated again. Needs a ``length``.
 
     Attributes:
         done: the batches of the run so far, those of earlier starts included.
@@ -52,8 +54,12 @@ class Batches(Iterator[Any]):
         length: int | None = None,
         prefetches_to: torch.device | None = None,
         may_change: Callable[[], bool] = lambda: False,
+        renew: Callable[[], Any] | None = None,
     ) -> None:
         self.loader, self.prepare, self.length, self.may_change = loader, prepare, length, may_change
+        self._renew, self._num_planned = renew, len(loader) if renew is not None else 0
+        self._opened: dict[str, Any] | None = None  # the random generators when the latest epoch was opened
+        self._continued: dict[str, Any] | None = None  # a loaded state
         self.prefetches_to = prefetches_to
         self.done = 0
         self._keeps_generators = self._is_positioned = False
@@ -114,11 +120,18 @@ class Batches(Iterator[Any]):
             self.loader.close()
 
     def state(self) -> dict[str, Any] | None:
-        """The position of a loader that has one to save, after the latest batch given; None: it has none."""
+        """The position of a loader that has one to save, after the latest batch given; None: it has none.
+
+        Of another one that is not ours: the random generators that its epoch was opened with, and its own ones now.
+        """
         source = source_of(self.loader)
-        if not isinstance(source, StreamLoader):
-            return dict(source.state_dict()) if has_state(source) else None
-        return source.state_dict(self._num_of_stream())
+        if isinstance(source, StreamLoader):
+            return source.state_dict(self._num_of_stream())
+        if has_state(source):
+            return dict(source.state_dict())
+        if self._opened is None:
+            return self._continued
+        return {**self._opened, "now": [one.get_state() for one in _generators(source)]}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue the loader, if it can, at a position that was saved."""
@@ -126,6 +139,8 @@ class Batches(Iterator[Any]):
         if has_state(source):
             source.load_state_dict(state)
             self._is_positioned = self._keeps_generators = True
+        elif "opened" in state:
+            self._continued = state
 
     def _read(self) -> Iterator[Any]:
         while self._repeated:
@@ -133,7 +148,7 @@ class Batches(Iterator[Any]):
         device, source = self.prefetches_to, source_of(self.loader)
         # The own state of a loader would count a batch that is read ahead as used.
         may_prefetch = isinstance(source, StreamLoader) or not has_state(source)
-        for batches in self._epochs(source):
+        for batches in self._epochs(source) if self._renew is None else self._epochs_of_new_loaders(self._renew):
             yield from batches if device is None or not may_prefetch else ahead(batches, device)
 
     def _epochs(self, source: Any) -> Iterator[Iterator[Any]]:
@@ -146,6 +161,22 @@ class Batches(Iterator[Any]):
         if isinstance(source, BatchLoader) and isinstance(sampler, CyclicSampler) and self.length is None:
             return self._epochs_of_cycle(source, sampler)
         return self._epochs_of_loader(self.loader)
+
+    def _epochs_of_new_loaders(self, renew: Callable[[], Any]) -> Iterator[Iterator[Any]]:
+        """Epochs of which each has a loader of its own; the first one of a run is there already."""
+        assert self.length is not None, "as the class says"
+        is_first = self.done == 0
+        while True:
+            if not is_first:
+                self.loader = renew()
+            if len(self.loader) != self._num_planned:
+                raise ConfigError(
+                    f"Trainer.create_train_dataloader: for epoch {self.done // self.length + 1} it returned a loader of"
+                    f" {len(self.loader)} batches, and at first one of {self._num_planned}, by which the training is"
+                    " planned. Return loaders of equal length."
+                )
+            is_first = False
+            yield from islice(self._epochs(source_of(self.loader)), 1)
 
     def _epochs_of_sampler(self, loader: Any, sampler: EpochSampler) -> Iterator[Iterator[Any]]:
         while True:
@@ -188,23 +219,23 @@ class Batches(Iterator[Any]):
     def _epochs_of_loader(self, loader: Any) -> Iterator[Iterator[Any]]:
         """Epochs of a loader of the user's own: an iteration of it, or ``length`` batches of one."""
         log_if_workers_restart(loader)
-        length, keeps, is_positioned, self._is_positioned = (
-            self.length,
-            self._keeps_generators,
-            self._is_positioned,
-            False,
-        )
+        length, keeps, is_positioned = self.length, self._keeps_generators, self._is_positioned
+        self._keeps_generators = self._is_positioned = False
         size = length or (len(loader) if isinstance(loader, Sized) else 0)
         epoch, skipped = divmod(self.done, size) if size else (0, self.done)
+        if self._continued is not None and not size:
+            epoch, skipped = self._continued["epoch"], self.done - self._continued["done"]
+        keeps = keeps and (is_positioned or skipped > 0)  # a later epoch draws from the generators as it is opened
         if is_positioned and isinstance(loader, Repeated):
             loader.start = skipped
         elif skipped and not is_positioned:
-            _log_dropped_batches(loader, skipped)
+            self._log_dropped_batches(loader, skipped)
         has_batches = True
         while True:
             before, to_drop, had_batches = self.done, 0 if is_positioned else skipped, has_batches
             self._begin_epoch(epoch)
             with kept_generators() if keeps else nullcontext():
+                self._set_generators(source_of(loader), epoch, to_drop)
                 batches = iter(self._with_fresh_workers(loader))
                 dropped = sum(1 for _ in islice(batches, to_drop))
             if length is None:
@@ -225,6 +256,31 @@ class Batches(Iterator[Any]):
                     )
             skipped = to_drop - dropped
             epoch, is_positioned, keeps = epoch + 1, False, keeps and skipped > 0
+
+    def _set_generators(self, loader: Any, epoch: int, to_drop: int) -> None:
+        """Before an epoch is opened: record the random generators, which are first set to those that were saved."""
+        own, (saved, self._continued) = _generators(loader), (self._continued, None)
+        if saved is not None:
+            for one, state in zip(own, saved["opened" if to_drop else "now"], strict=False):
+                one.set_state(state)
+            if to_drop:
+                set_random_state(saved["random"])
+        random = {name: state for name, state in random_state().items() if name != "cuda"}  # loaders draw on the host
+        opened = [one.get_state() for one in own]
+        self._opened = {"epoch": epoch, "done": self.done - to_drop, "random": random, "opened": opened}
+
+    def _log_dropped_batches(self, loader: Any, count: int) -> None:
+        """Log that a resumed run reads batches again that were trained on."""
+        source, kind = source_of(loader), type(loader).__name__
+        is_torchs = type(source) is DataLoader and type(source.sampler).__module__.startswith("torch.utils.data")
+        if is_torchs and self._continued is not None:
+            logger.info("The training loader %s: %d batches of this epoch are read again and dropped.", kind, count)
+            return
+        logger.warning(
+            "The training loader %s cannot be set to a position: %d batches are read again and dropped. The resumed run"
+            " is exact if it gives the same batches again: without shuffling, or with the global random generators, or"
+            " with one that is its attribute 'generator'.", kind, count,
+        )  # fmt: skip
 
     def _begin_epoch(self, epoch: int) -> None:
         """Call ``set_epoch``; our loaders end workers that do not know what has changed."""
@@ -292,13 +348,12 @@ def source_of(loader: Any) -> Any:
     return loader.loader if isinstance(loader, Repeated) else loader
 
 
-def _log_dropped_batches(data_loader: Any, count: int) -> None:
-    """Log that a resumed run reads batches again that were trained on."""
-    logger.warning(
-        "The training loader %s cannot be set to a position: %d batches are read again and dropped. The resumed run is"
-        " exact if it gives the same batches again: with a fixed seed, or without shuffling.",
-        type(data_loader).__name__, count,
-    )  # fmt: skip
+def _generators(loader: Any) -> list[torch.Generator]:
+    """The random generators of a loader and its samplers."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    parts = loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)
+    found = {id(one): one for one in (getattr(part, "generator", None) for part in parts)}
+    return [one for one in found.values() if isinstance(one, torch.Generator)]
 
 
 def log_if_workers_restart(data_loader: Any) -> None:

@@ -174,6 +174,17 @@ def random_state() -> dict[str, Any]:
     return state
 
 
+def set_random_state(state: dict[str, Any]) -> None:
+    """Restore a state from :func:`random_state`."""
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # not in a run on the CPU
+        torch.cuda.set_rng_state(state["cuda"])
+
+
 @contextmanager
 def unchanged_afterwards() -> Iterator[None]:
     """``random_state`` returns the present state inside, for a checkpoint; the caller restores it afterwards."""

@@ -155,7 +155,7 @@ class TrainerBase:
         self.has_failed = False
         self.max_iter = self.max_iter if max_iter is None else max_iter
         self.phases = PhaseTimes()
-        if self.start_iter >= self.max_iter and not self._is_end_pending():
+        if self.start_iter > self.max_iter or (self.start_iter == self.max_iter and not self._is_end_pending()):
             logger.info("Nothing to train: %d of %d iterations are done.", self.start_iter, self.max_iter)
             yield self.run_step
             return

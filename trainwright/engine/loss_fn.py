@@ -169,9 +169,9 @@ def contract_for(
     )
 
 
-def forward(model: Any, batch: Any) -> Any:
+def forward(model: Any, batch: Any, *, takes_all: bool = False) -> Any:
     """The model's outputs for the fields of a batch that its forward takes, or for the first item of a pair."""
-    positional, taken = arguments(batch, parameter_names(model.forward))
+    positional, taken = arguments(batch, None if takes_all else parameter_names(model.forward))
     try:
         return model(*positional, **taken)
     except TypeError as error:

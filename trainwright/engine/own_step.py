@@ -6,9 +6,10 @@ settings it bypasses.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from trainwright.config.errors import ConfigError, ConfigKeyError, did_you_mean
 from trainwright.engine.accumulation import scale_gradients
-from trainwright.engine.extra_parameters import check_replaced
+from trainwright.engine.extra_parameters import check_replaced, extra_optimizers
 from trainwright.engine.gradient_sync import (
     SkipTogether,
     average_before_own_steps,
@@ -27,12 +28,14 @@ from trainwright.engine.gradient_sync import (
 )
 from trainwright.engine.update import Update, needs_closure, optimizer_calls, recorded_norm, recorded_step
 from trainwright.hooks.base import HookBase
-from trainwright.hooks.method_overrides import Overrides
 from trainwright.optim.clip import clip_by_norm, gradient_clipper, gradient_norm
 from trainwright.optim.named import NamedOptimizers, by_name, each_optimizer, parameters_of
 from trainwright.optim.skip import ScaledStep, SkipNonFinite
 from trainwright.parallel.dist import get_world_size
 from trainwright.parallel.mesh import current_mesh
+
+if TYPE_CHECKING:
+    from trainwright.engine.run import Run
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -43,32 +46,15 @@ class OwnStep(HookBase):
     """``trainer.backward``, ``clip_gradients`` and ``step``, for any number of optimizers.
 
     Args:
+        run: whose optimizer and update may be replaced during a training.
         methods: a step of the user's own is an override of one of these.
-        overrides: finds them.
-        settings: returns, by part of a step (``accumulation``, ``scaler``, ``clipping``, ``skip``), the settings of the
-            run that such a step may bypass.
-        update, optimizer: return those of the run: both may be replaced during a training.
-        others: returns further optimizers of the user's code.
-        name: of the user's class, for messages.
 
     The gradient scaler is updated once per update of the trainer, after all optimizers have stepped: the gradients of
     one may have been scaled before another one stepped.
     """
 
-    def __init__(
-        self,
-        methods: Iterable[str],
-        settings: Callable[[], Mapping[str, str]],
-        *,
-        overrides: Overrides,
-        model: nn.Module,
-        update: Callable[[], Update],
-        optimizer: Callable[[], Optimizer],
-        others: Callable[[], Mapping[str, Any]],
-        name: str,
-    ) -> None:
-        self._methods, self._settings, self._overrides = tuple(methods), settings, overrides
-        self._model, self._update, self._optimizer, self._others, self._name = model, update, optimizer, others, name
+    def __init__(self, run: "Run", methods: Iterable[str]) -> None:
+        self._run, self._methods = weakref.proxy(run), tuple(methods)
         self._parts: dict[int, _OptimizerPart] = {}  # by id; the part keeps its optimizer alive
         self._first: _FirstWindow | None = None
         self._averaged: list[RemovableHandle] = []
@@ -77,7 +63,7 @@ class OwnStep(HookBase):
     # Called by the trainer's public methods.
 
     def backward(self, loss: Tensor, *, optimizer: Any, inputs: Sequence[Tensor] | None, retain_graph: bool) -> None:
-        update = self._update()
+        update = self._run.update
         update.has_differentiated = True
         parts = self._parts_of(optimizer)
         for part in parts if optimizer is not None else self._parts.values():
@@ -102,10 +88,10 @@ class OwnStep(HookBase):
         update.differentiate(share, **options)
 
     def clip_gradients(self, max_norm: float | None, norm_type: float, optimizer: Any) -> Tensor | None:
-        if not self._update().is_window_end:
+        if not self._run.update.is_window_end:
             return None
-        if optimizer is None and isinstance(self._optimizer(), NamedOptimizers):
-            names = " or ".join(map(repr, by_name(self._optimizer())))
+        if optimizer is None and isinstance(self._run.optimizer, NamedOptimizers):
+            names = " or ".join(map(repr, by_name(self._run.optimizer)))
             raise ConfigError(f"clip_gradients: this run has several optimizers; pass optimizer={names}.")
         (part,) = self._parts_of(optimizer)
         self._make_ready(part)
@@ -113,9 +99,9 @@ class OwnStep(HookBase):
         return part.norm
 
     def step(self, optimizer: Any) -> None:
-        self._update().has_finished = True
+        self._run.update.has_finished = True
         parts = self._parts_of(optimizer)  # their gradients are scaled at the window's end
-        if not self._update().is_window_end:
+        if not self._run.update.is_window_end:
             return
         for part in parts:
             if needs_closure(part.optimizer):
@@ -131,16 +117,16 @@ class OwnStep(HookBase):
                 part.step()
             finally:
                 self._is_stepping = False
-        self._update().is_prepared = False
+        self._run.update.is_prepared = False
 
     def zero_grad(self, optimizer: Any) -> None:
-        if self._update().is_window_begin:
-            (self._optimizer() if optimizer is None else self._optimizer_of(optimizer)).zero_grad()
+        if self._run.update.is_window_begin:
+            (self._run.optimizer if optimizer is None else self._optimizer_of(optimizer)).zero_grad()
 
     @contextmanager
     def toggled(self, optimizer: Any) -> Iterator[None]:
         own = {id(parameter) for parameter in parameters_of(self._optimizer_of(optimizer))}
-        every = parameters_of(self._optimizer())
+        every = parameters_of(self._run.optimizer)
         others = [parameter for parameter in every if parameter.requires_grad and id(parameter) not in own]
         try:
             for parameter in others:
@@ -153,10 +139,10 @@ class OwnStep(HookBase):
     # Hook methods.
 
     def before_train(self) -> None:
-        own = [name for name in self._methods if self._overrides.has(name)]
+        own = [name for name in self._methods if self._run.overrides.has(name)]
         if own:
-            name = f"{self._name}.{' and '.join(own)}"
-            self._first = _FirstWindow(self._update, self._is_ours, self._model, name, self._settings())
+            name = f"{self._run.overrides.kind}.{' and '.join(own)}"
+            self._first = _FirstWindow(self._run, self._is_ours, name)
             self._first.has_early_step = "run_step" in own
             self.watch_optimizers()
 
@@ -168,13 +154,13 @@ class OwnStep(HookBase):
     def watch_optimizers(self) -> None:
         """With several processes: average the gradients before each step that the user's code makes itself."""
         self._forget_optimizers()
-        if get_world_size() == 1 or not self._overrides.has(*self._methods):
+        if get_world_size() == 1 or not self._run.overrides.has(*self._methods):
             return
-        own = each_optimizer(self._optimizer())
-        others = [part for part in self._others().values() if isinstance(part, Optimizer)]
-        check_replaced(self._model, {type(one).__name__: one for one in others})
-        finish = lambda: self._update().mean.finish()  # noqa: E731  # of the current update
-        sync = lambda: self._update().sync  # noqa: E731
+        own = each_optimizer(self._run.optimizer)
+        others = [part for part in extra_optimizers(self._run.trainer).values() if isinstance(part, Optimizer)]
+        check_replaced(self._run.model, {type(one).__name__: one for one in others})
+        finish = lambda: self._run.update.mean.finish()  # noqa: E731  # of the current update
+        sync = lambda: self._run.update.sync  # noqa: E731
         self._averaged = [average_before_own_steps(one, self._is_ours, finish, sync) for one in (*own, *others)]
 
     def _forget_optimizers(self) -> None:
@@ -200,30 +186,30 @@ class OwnStep(HookBase):
     def _optimizer_of(self, given: Any) -> Optimizer:
         if not isinstance(given, str):
             return given  # type: ignore[no-any-return]
-        named = by_name(self._optimizer())
+        named = by_name(self._run.optimizer)
         if given not in named:
             raise ConfigKeyError(f"There is no optimizer {given!r}. {did_you_mean(given, named)}")
         return named[given]
 
     def _parts_of(self, given: Any) -> "list[_OptimizerPart]":
         """The parts of an optimizer or its name; of all of the trainer's if it is None."""
-        all_own = each_optimizer(self._optimizer())
+        all_own = each_optimizer(self._run.optimizer)
         return [self._part_of(one) for one in (all_own if given is None else [self._optimizer_of(given)])]
 
     def _part_of(self, optimizer: Optimizer) -> "_OptimizerPart":
         part = self._parts.get(id(optimizer))
         if part is None:
-            update, own = self._update(), self._optimizer()
+            update, own = self._run.update, self._run.optimizer
             named = by_name(own).items() if isinstance(own, NamedOptimizers) else ()
             name = next((f"grad_norm/{name}" for name, one in named if one is optimizer), None)
             name = "grad_norm" if optimizer is own else name
-            part = self._parts[id(optimizer)] = _OptimizerPart(optimizer, update, self._model, name)
+            part = self._parts[id(optimizer)] = _OptimizerPart(optimizer, update, self._run.model, name)
             update.groups.add(optimizer)
         return part
 
     def _make_ready(self, part: "_OptimizerPart") -> None:
         """Complete the gradients of the optimizer: averaged over all processes and unscaled."""
-        update = self._update()
+        update = self._run.update
         if update.is_prepared:
             for own in self._parts_of(None):
                 own.is_ready = True
@@ -243,7 +229,7 @@ class OwnStep(HookBase):
 
     def _update_scale(self) -> None:
         stepped = [part for part in self._parts.values() if part.has_stepped]
-        scaler = self._update().grad_scaler
+        scaler = self._run.update.grad_scaler
         if stepped and scaler is not None:
             scaler.update()
         for part in stepped:
@@ -251,7 +237,7 @@ class OwnStep(HookBase):
 
     def _is_ours(self) -> bool:
         """Whether the optimizer's step is the trainer's, whose gradients are averaged."""
-        return self._is_stepping or self._update().is_stepping
+        return self._is_stepping or self._run.update.is_stepping
 
     def _stop_watching(self) -> None:
         if self._first is not None:
@@ -274,9 +260,7 @@ class _OptimizerPart:
             deferred: Any = None if scaler is None else _WithoutUpdate(scaler)
             self.skip = SkipNonFinite(optimizer, model.buffers(), grad_scaler=deferred)
             clipper = gradient_norm(optimizer, *limits)
-        self._clip: Callable[[], Tensor | None] = clipper or _no_norm
-        if norm_name is not None:
-            self._clip = recorded_norm(clipper, is_scaled=scaler is not None, name=norm_name)
+        self._clip = recorded_norm(clipper, is_scaled=scaler is not None, name=norm_name)
         self.record_loss: Callable[[Tensor], None] = _ignore
         if self.skip is not None:  # all processes decide together
             self.record_loss = (SkipTogether(self.skip) if get_world_size() > 1 else self.skip).record_loss
@@ -335,37 +319,30 @@ class _FirstWindow:
     """Sees in the first update what a user's step does without the trainer's methods.
 
     Args:
-        update: returns the update of the run, which records what was called. ``is_ours``: whether the trainer steps.
+        run: its update records what was called.
+        is_ours: whether the trainer steps.
         name: the overridden methods.
-        settings: those of the run that a step may bypass, by what they change.
     """
 
-    def __init__(
-        self,
-        update: Callable[[], Update],
-        is_ours: Callable[[], bool],
-        model: nn.Module,
-        name: str,
-        settings: Mapping[str, str],
-    ) -> None:
-        self._update, self._is_ours, self._name, self._settings = update, is_ours, name, settings
-        self._parameters = {id(parameter) for parameter in model.parameters()}
+    def __init__(self, run: "Run", is_ours: Callable[[], bool], name: str) -> None:
+        self._run, self._is_ours, self._name, self._settings = run, is_ours, name, _settings_of_step(run)
+        self._parameters = {id(parameter) for parameter in run.model.parameters()}
         self._has_raw_step = self._has_lost_gradients = self._lacks_gradients = False
         self._num_without_step = 0
         self.has_early_step = False  # within an accumulation window
-        update().has_differentiated = update().has_finished = False
+        run.update.has_differentiated = run.update.has_finished = False
         self._handle = register_optimizer_step_pre_hook(self._see_step)
 
     def is_over(self) -> bool:
         """Whether weights have changed: a step may update them in some windows only."""
-        return self._has_raw_step or self._update().has_finished
+        return self._has_raw_step or self._run.update.has_finished
 
     def see_gradients(self) -> None:
         """Check that the gradients of the window's earlier batches are still present."""
-        self._has_lost_gradients |= not (self._update().is_window_begin or self._has_gradients())
+        self._has_lost_gradients |= not (self._run.update.is_window_begin or self._has_gradients())
 
     def _has_gradients(self) -> bool:
-        groups = self._update().groups.param_groups
+        groups = self._run.update.groups.param_groups
         return any(parameter.grad is not None for group in groups for parameter in group["params"])
 
     def count_without_step(self) -> None:
@@ -378,7 +355,7 @@ class _FirstWindow:
             )  # fmt: skip
 
     def warn(self) -> None:
-        settings, update = self._settings, self._update()
+        settings, update = self._settings, self._run.update
         if self._lacks_gradients and not (self._has_raw_step or update.has_differentiated):
             raise ConfigError(
                 f"{self._name} has left no gradient in the first update: no parameter would change. It must call"
@@ -420,7 +397,7 @@ class _FirstWindow:
         self._handle.remove()
 
     def _see_step(self, optimizer: Optimizer, *_: Any) -> None:
-        update = self._update()
+        update = self._run.update
         if update.is_stepping:
             self._lacks_gradients |= not self._has_gradients()
         elif not self._is_ours() and any(
@@ -430,9 +407,27 @@ class _FirstWindow:
             self.has_early_step |= not update.is_window_end
 
 
+def _settings_of_step(run: "Run") -> dict[str, str]:
+    """The settings that a step of the user's own may bypass, by the part of the step, as the API writes them."""
+    spec, update, settings = run.spec, run.update, dict[str, str]()
+    steps, by_file = spec.batch.gradient_accumulation_steps, spec.api == "config file"
+    if steps > 1:
+        name = "train.num_accumulation_steps" if by_file else "gradient_accumulation_steps"
+        settings["accumulation"] = f"{name}={steps}"
+    if update.grad_scaler is not None:
+        settings["scaler"] = (
+            "the gradient scaler of float16" if by_file else "the gradient scaler of mixed_precision='fp16'"
+        )
+    for name, limit in (("max_grad_norm", update.max_norm), ("clip_grad_value", update.max_value)):
+        if limit is not None:
+            settings["clipping"] = f"{name}={limit}"
+    for name in ("clip_grad_max_norm", "clip_grad_value") if by_file else ():
+        if any(group.get(name) is not None for group in run.optimizer.param_groups):
+            settings["clipping"] = name
+    if update.skips:
+        settings["skip"] = f"{'train.' if by_file else ''}non_finite='skip'"
+    return settings
+
+
 def _ignore(loss: Tensor) -> None:
     """Used if no update is skipped."""
-
-
-def _no_norm() -> None:
-    return None

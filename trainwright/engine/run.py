@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,20 +17,26 @@ from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.config.errors import ConfigError
 from trainwright.data.batches import Batches
 from trainwright.engine.folder.run_folder import RunFolder
-from trainwright.engine.folder.summary import RunFacts
+from trainwright.engine.folder.summary import RunFacts, log_recomputed
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.own_step import OwnStep
 from trainwright.engine.spec import RunSpec
-from trainwright.engine.state import TrainingState
+from trainwright.engine.state import TrainerState, TrainingState
 from trainwright.engine.update import Update
 from trainwright.evaluation.loop import preserve_rng
 from trainwright.evaluation.prediction import iterate_predictions, predict
 from trainwright.events.storage import EventStorage
 from trainwright.hooks.base import HookBase
+from trainwright.hooks.method_overrides import Overrides
 from trainwright.models.adapters import TrainableNames, adapter_files
 from trainwright.models.checkpoint_files import checkpoint_files
 from trainwright.optim.named import by_name, each_optimizer
 from trainwright.optim.weight_average import WeightAverage, build_average
+from trainwright.parallel.mesh import current_mesh
+from trainwright.parallel.parallelize import parallelize, use_replaced_parameters
+
+if TYPE_CHECKING:
+    from trainwright.config.settings import TrainingConfig
 
 _DATA = ("train_dataset", "eval_dataset", "train_dataloader", "eval_dataloader", "preprocessor", "model_card")
 
@@ -89,6 +95,7 @@ class Run:
         evaluated_weights: entered around each evaluation: with an average of the weights, it has that average.
         hooks: the registered hooks, in the order of their calls. The first ``num_own_hooks`` are not the user's.
         own_step: what a step of the user's own calls; ``step_methods`` are those whose override is one, or its loss.
+        overrides: finds the methods that a user overrides.
     """
 
     spec: RunSpec
@@ -112,6 +119,7 @@ class Run:
 
     def __init__(self, trainer: TrainerBase, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         self._trainer, self.arguments = weakref.ref(trainer), (arguments, named)
+        self.overrides = Overrides(trainer)
         self.lr_schedulers: dict[str, Any] = {}  # of several optimizers
         self.hooks: list[HookBase] = []
         self._own_parts: frozenset[str] = frozenset()  # names of checkpointables that are not the user's
@@ -206,6 +214,28 @@ class Run:
             "last_iter": trainer.max_iter,
         }
         return RunFacts(**facts | self.calls.facts())
+
+    def record(self) -> dict[str, Any]:
+        """What ``run.json`` has of the run."""
+        precision = self.spec.precision.mixed_precision or "float32"
+        known = {"api": self.spec.api, "seed": self.spec.safety.seed, "precision": str(precision)}
+        return known | self.calls.record()
+
+    def place_model(self, *, splits_scores: bool, autocast: Any, optimizer: Any = None) -> None:
+        """Put the model on its device and spread it over the processes, as the settings request.
+
+        ``splits_scores``: nothing but the model's loss uses its scores. ``optimizer``: the user's own, which gets the
+        parameters that replace its own.
+        """
+        layout, before = self.spec.layout, [*self.model.named_parameters(remove_duplicate=False)]
+        recomputed = parallelize(
+            self.model, self.device, recompute=layout.gradient_checkpointing, autocast=autocast,
+            splits_scores=splits_scores, find_unused_parameters=layout.find_unused_parameters,
+        )  # fmt: skip
+        for one in each_optimizer(optimizer) if optimizer is not None and current_mesh() is not None else ():
+            use_replaced_parameters(one, before, self.model)
+        if layout.gradient_checkpointing:
+            log_recomputed(recomputed)
 
     # Checkpoints.
 
@@ -323,6 +353,18 @@ class Run:
         for hook in self.hooks[self.num_own_hooks :]:
             memo[id(vars(hook).get("trainer"))] = None
             new.register_hooks([copy.deepcopy(hook, memo)])
+
+
+class TrainerRun(Run):
+    """A run of the Python API.
+
+    Attributes:
+        config: the current one. ``loss``: the criterion; None if the model computes its loss.
+    """
+
+    config: "TrainingConfig"
+    loss: Any = None
+    state: TrainerState
 
 
 def _not_initialized(kind: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:

@@ -1,5 +1,6 @@
 """The hooks of a run, in the order of their calls: one list for both APIs."""
 
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -41,7 +42,7 @@ def run_hooks(
         steps_done: the number of steps before the next iteration, for settings that count steps.
         has_passed: whether the steps so far are more than the first number and, just now, a multiple of the second.
     """
-    spec, calls = run.spec, run.calls
+    spec, of_run = run.spec, weakref.proxy(run)
     precision = spec.precision.float32_matmul_precision
     lengths: dict[str, Any] = {"total_steps": total_steps, "steps_per_epoch": steps_per_epoch}
     return [
@@ -53,9 +54,9 @@ def run_hooks(
         FiniteCheck(check_period, spec.safety.non_finite),
         averaging_hook(run.average, spec.learning.ema, has_passed, run.update_statistics, total_steps),
         unfreezing_hook(run.model, spec.learning.unfreeze, steps_done, **lengths),
-        RunRecord(run.folder, calls.record),
+        RunRecord(run.folder, lambda: of_run.record()),
         *inner,
-        RunSummary(spec.saving.output_dir, calls.next_commands),
+        RunSummary(spec.saving.output_dir, run.calls.next_commands),
         Interruptions(run.checkpointer, save, max_time_s=max_time_of(spec.length)),
     ]
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 
 class _Part:
-    """An attribute of a trainer that is one of its run."""
-
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name.removeprefix("_")
 
@@ -38,7 +36,8 @@ class _Part:
         setattr(trainer.run, self._name, value)
 
 
-def _part() -> Any:
+def part_of_run() -> Any:
+    """An attribute of a trainer that is one of its run."""
     return _Part()
 
 
@@ -53,16 +52,17 @@ class RunMethods(TrainerBase):
     """
 
     run: Run
-    device: torch.device = _part()
-    model: nn.Module = _part()
-    optimizer: Optimizer = _part()
-    lr_scheduler: Any = _part()
-    lr_schedulers: dict[str, Any] = _part()
-    checkpointer: Checkpointer = _part()
+    run_kind = Run
+    device: torch.device = part_of_run()
+    model: nn.Module = part_of_run()
+    optimizer: Optimizer = part_of_run()
+    lr_scheduler: Any = part_of_run()
+    lr_schedulers: dict[str, Any] = part_of_run()
+    checkpointer: Checkpointer = part_of_run()
 
     def __new__(cls, *arguments: Any, **named: Any) -> Self:
         new = super().__new__(cls)
-        new.run = Run(new, arguments, named)  # those of a subclass, whatever it passes on
+        new.run = cls.run_kind(new, arguments, named)  # those of a subclass, whatever it passes on
         return new
 
     def __init__(self) -> None:

@@ -1,16 +1,12 @@
 """The training state of a run, and what its checkpoints store of it."""
 
 import logging
-import random
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
-import torch
-
 from trainwright.config.errors import ConfigError
-from trainwright.data.seeding import random_state
+from trainwright.data.seeding import random_state, set_random_state
 from trainwright.engine.extra_parameters import (
     extra_optimizers,
     extra_state,
@@ -19,7 +15,7 @@ from trainwright.engine.extra_parameters import (
     outside_state,
 )
 from trainwright.engine.loop import TrainerBase
-from trainwright.engine.step_plan import StepPlan
+from trainwright.engine.step_plan import NO_STEPS, StepPlan
 from trainwright.engine.targets import TargetCounter
 from trainwright.hooks.callbacks.logs import EpochMean
 from trainwright.optim.named import NamedOptimizers
@@ -225,13 +221,14 @@ class TrainerState(TrainingState):
     """
 
     def __init__(
-        self, trainer: TrainerBase, plan: StepPlan, *, is_elastic: bool = False, **settings: float | None
+        self, trainer: TrainerBase, plan: StepPlan = NO_STEPS, *, is_elastic: bool = False, **settings: float | None
     ) -> None:
         """``is_elastic``: a checkpoint of other sizes of batches, with the same samples per update, may be loaded."""
         super().__init__(trainer, **settings)
         self.plan, self._is_elastic = plan, is_elastic
         self._mean_loss = EpochMean("total_loss")
         self.global_step = 0
+        self.is_opening = False  # whether the loader of an epoch that begins is created
         self.step_before = 0  # global_step before the latest update
 
     def mean_loss(self) -> float:
@@ -240,8 +237,8 @@ class TrainerState(TrainingState):
 
     @property
     def epoch(self) -> int:
-        """The epoch of the latest step; 1 before the first."""
-        return max(0, self.global_step - 1) // self.plan.steps_per_epoch + 1
+        """The epoch of the latest step, 1 before the first; while a loader is created, the epoch that it is for."""
+        return max(0, self.global_step - (not self.is_opening)) // self.plan.steps_per_epoch + 1
 
     @property
     def epoch_step(self) -> int:
@@ -337,14 +334,3 @@ def _random_state_of(state: dict[str, Any]) -> dict[str, Any] | None:
 
 def _by_name(kind: str, part: Any) -> dict[str, Any]:
     return {f"{kind}_{name}": one for name, one in part.items()} if isinstance(part, Mapping) else {kind: part}
-
-
-def set_random_state(state: dict[str, Any]) -> None:
-    """Restore a state from :func:`random_state`."""
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(words), gauss))
-    kind, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))
-    torch.set_rng_state(state["torch"])
-    if "cuda" in state and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # not in a run on the CPU
-        torch.cuda.set_rng_state(state["cuda"])

@@ -50,6 +50,9 @@ class StepPlan:
         return -(-self.steps_per_epoch // self.accumulation)
 
 
+NO_STEPS = StepPlan(steps_per_epoch=1, accumulation=1, total_steps=0, batch_size=0, samples_per_epoch=0)
+
+
 def make_plan(
     loader: Any, *, num_epochs: int, max_steps: int | None, accumulation: int, limit: int | float | None = None
 ) -> StepPlan:

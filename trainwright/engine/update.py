@@ -347,15 +347,15 @@ def _closure_refusal(optimizer: Optimizer, *, accumulates: bool, scaler: Any, sk
 
 
 def recorded_norm(
-    clip: Callable[[], Tensor] | None, *, is_scaled: bool = False, name: str = "grad_norm"
+    clip: Callable[[], Tensor] | None, *, is_scaled: bool = False, name: str | None = "grad_norm"
 ) -> Callable[[], Tensor | None]:
-    """``clip``, whose norm is also stored as ``name``; does nothing if ``clip`` is None.
+    """``clip``, whose norm is also stored as ``name``, unless that is None; does nothing if ``clip`` is None.
 
     ``is_scaled``: a gradient scaler skips updates with infinite norms, so no other check is needed
     (:class:`~trainwright.hooks.FiniteCheck` checks values stored with ``smoothing_hint=True``).
     """
-    if clip is None:
-        return _no_norm
+    if clip is None or name is None:
+        return clip or _no_norm
 
     def clip_and_put() -> Tensor:
         norm = clip()

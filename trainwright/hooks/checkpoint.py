@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.folder import check_name, keep_named, keep_newest
 from trainwright.config.errors import ConfigError
+from trainwright.evaluation.evaluator import flatten_results_dict
 from trainwright.events.writers.console import unit_of
 from trainwright.hooks.base import BestResult, HookBase, Period, condition, has_failed
 from trainwright.parallel.dist import get_world_size
@@ -221,6 +222,7 @@ class BestCheckpointer(HookBase):
         self._file_prefix = file_prefix
         self.best: float | None = None
         self.best_iter: int | None = None
+        self.best_results: dict[str, float] = {}  # of the evaluation that has found it
         self.top: list[tuple[float, int, str]] = []  # value, iteration and name, the best first
         self._top_k = 0 if top_k == 1 else top_k  # the best one has its own name
         self._number = number or (lambda: f"{self._last_iteration():07d}")
@@ -230,9 +232,9 @@ class BestCheckpointer(HookBase):
 
     def state_dict(self) -> dict[str, Any]:
         # A checkpoint that is saved first has the new best value, and may be the last one that a killed run writes.
-        return {"metric": self.metric, "best": self.best, "best_iter": self.best_iter, "due": self._due} | (
-            {"top": [list(entry) for entry in self.top]} if self._top_k else {}
-        )
+        top = {"top": [list(entry) for entry in self.top]} if self._top_k else {}
+        best = {"best": self.best, "best_iter": self.best_iter, "results": self.best_results}
+        return {"metric": self.metric, **best, "due": self._due, **top}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state.get("metric", self.metric) != self.metric:  # the two cannot be compared
@@ -241,6 +243,7 @@ class BestCheckpointer(HookBase):
             )
             return
         self.best, self.best_iter, self._due = state["best"], state["best_iter"], state.get("due")
+        self.best_results = state.get("results", {})
         self.top = [(value, at, name) for value, at, name in state.get("top", [])][: self._top_k]
 
     def after_step(self) -> None:
@@ -272,6 +275,8 @@ class BestCheckpointer(HookBase):
         elif math.isfinite(value):
             if self.best is None or self._is_better(value, self.best):
                 self.best, self.best_iter, self._due = value, last, last
+                results = flatten_results_dict(self.trainer.last_eval_results)
+                self.best_results = {name: float(result) for name, result in results.items()}
             if len(self.top) < self._top_k or (self.top and self._is_better(value, self.top[-1][0])):
                 place = next((n for n, entry in enumerate(self.top) if self._is_better(value, entry[0])), len(self.top))
                 self.top.insert(place, (value, last, f"{self._file_prefix}_{self._number()}"))

@@ -28,9 +28,11 @@ def apply_autocast(model: nn.Module, device: torch.device) -> torch.amp.GradScal
     return grad_scaler
 
 
-def autocast_and_scaler(device: torch.device) -> tuple[Callable[[], torch.autocast], torch.amp.GradScaler | None]:
+def autocast_and_scaler(
+    device: torch.device, dtype: torch.dtype | None = None
+) -> tuple[Callable[[], torch.autocast], torch.amp.GradScaler | None]:
     """What builds the context of mixed precision, and the gradient scaler of float16 (see :func:`apply_autocast`)."""
-    dtype = autocast_dtype(device)
+    dtype = dtype or autocast_dtype(device)
     autocast = functools.partial(torch.autocast, device.type, dtype=dtype)
     return autocast, make_grad_scaler(device) if dtype is torch.float16 else None
 

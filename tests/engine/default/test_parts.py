@@ -1,7 +1,7 @@
 """The builders of a configuration's parts."""
 
 from trainwright.config import LazyCall
-from trainwright.engine.default.parts import call_with_known
+from trainwright.engine.default.setup import call_with_known
 
 
 def loader(dataset: str, train_batch_size: int, seed: int = 0) -> tuple[str, int, int]:

@@ -1,5 +1,6 @@
 """What the Python API keeps: epochs by name, the best checkpoint, the newest few; and what stops it early."""
 
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,15 @@ def test_the_best_checkpoint_is_kept_and_loaded(metric: str, tmp_path: Path) -> 
     settings = {"num_epochs": 4, "metric_for_best_model": metric, "load_best_model_at_end": True}
     settings |= {"greater_is_better": True} if "score" in metric else {}
     trainer = Scripted(make(), config(tmp_path, **settings), PAIRS, PAIRS)
-    trainer.train()
+    best_results = {"loss": 1.0, "score": -1.0, "cer": 0.1}
+    assert trainer.train() == best_results
     best = tmp_path / "checkpoints" / "model_best"
     assert verify(best).iteration == 9
     assert equal(weights(best), weights(tmp_path / "epoch_2"))
     assert equal(trainer.model.state_dict(), weights(best))
     assert not equal(weights(tmp_path / "final_epoch"), weights(best))
+    again = Scripted(make(), config(tmp_path, **settings, resume_from_checkpoint=True), PAIRS, PAIRS)
+    assert again.train() == best_results  # nothing is left to train
 
 
 def test_the_best_one_survives_a_resume(tmp_path: Path) -> None:
@@ -36,6 +40,25 @@ def test_the_best_one_survives_a_resume(tmp_path: Path) -> None:
     resumed = Scripted(make(), config(tmp_path, num_epochs=4, resume_from_checkpoint=True), PAIRS, PAIRS)
     resumed.train()
     assert verify(tmp_path / "checkpoints" / "model_best").iteration == 9
+
+
+def test_a_resume_with_fewer_epochs_than_are_done_changes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Killed(Scripted):
+        def after_step(self) -> None:
+            super().after_step()
+            if self.iter == 17:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Killed(make(), config(tmp_path, num_epochs=4, save_steps=1), PAIRS, PAIRS).train()
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    caplog.set_level(logging.INFO, "trainwright")
+    resumed = Scripted(make(), config(tmp_path, num_epochs=2, resume_from_checkpoint=True), PAIRS, PAIRS)
+    resumed.train()
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert "Nothing to train: 18 of 10 iterations are done" in caplog.text
 
 
 def test_a_metric_of_training_can_tell_the_best(tmp_path: Path) -> None:

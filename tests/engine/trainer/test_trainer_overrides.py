@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.toys import Samples
 from trainwright import Trainer, TrainingConfig
+from trainwright.config.errors import ConfigError
 
 # B batch, F features, C classes.
 INPUTS = torch.randn(50, 6, generator=torch.Generator().manual_seed(5))
@@ -220,6 +221,35 @@ def test_loaders_of_ones_own(tmp_path: Path) -> None:
             optimizer.step()
             optimizer.zero_grad()
     assert_equal_weights(trainer.model, theirs)
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_each_epoch_has_the_loader_that_is_created_for_it_also_after_a_resume(is_own: bool, tmp_path: Path) -> None:
+    class Growing(Trainer):
+        epochs: list[int]
+
+        def create_train_dataloader(self, dataset: Any) -> Any:
+            self.epochs = [*getattr(self, "epochs", []), self.state.epoch]
+            data = TensorDataset(INPUTS * self.state.epoch, LABELS)
+            return super().create_train_dataloader(data) if is_own else DataLoader(data, 10, shuffle=True)
+
+    whole = trained(Growing, tmp_path / "whole", num_epochs=3, batch_size=10)
+    assert whole.epochs == [1, 2, 3]
+    trained(Growing, tmp_path / "part", num_epochs=3, batch_size=10, max_steps=7)
+    resumed = trained(Growing, tmp_path / "part", num_epochs=3, batch_size=10, resume_from_checkpoint=True)
+    assert resumed.epochs == [1, 2, 3]
+    assert_equal_weights(resumed.model, whole.model)
+
+
+def test_loaders_of_epochs_have_the_length_that_was_planned(tmp_path: Path) -> None:
+    class Shrinking(Trainer):
+        def create_train_dataloader(self, dataset: Any) -> Any:
+            return DataLoader(TensorDataset(INPUTS[self.state.epoch * 7 - 7 :], LABELS[self.state.epoch * 7 - 7 :]), 8)
+
+    with pytest.raises(
+        ConfigError, match=r"create_train_dataloader: for epoch 2 .* of 6 batches, and at first one of 7"
+    ):
+        trained(Shrinking, tmp_path, num_epochs=2)
 
 
 def test_prepare_input_batch_makes_batches_of_evaluations_too(tmp_path: Path) -> None:

@@ -10,19 +10,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, ListConfig
 from torch import nn
 
-from trainwright.config.errors import ConfigError
+from trainwright._torch_compat.probing import real_tensors
+from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError
+from trainwright.config.lazy.instantiation import instantiate
 from trainwright.config.lazy.lazy_config import try_get_key
+from trainwright.config.lazy.serialization import to_plain
 from trainwright.config.schema.sections import total_iterations
+from trainwright.config.secrets import safe_trackers, without_secrets
 from trainwright.data.batch import to_batch
 from trainwright.data.collate import mixed
+from trainwright.data.loaders import build_image_test_loader
+from trainwright.data.loaders import set_position as set_loader_position
 from trainwright.data.sampler import CyclicSampler
 from trainwright.data.seeding import seed_everything
-from trainwright.engine.default import parts
+from trainwright.data.streaming import eval_stream_loader, is_stream
 from trainwright.engine.default.eager_trainer import EagerTrainer
-from trainwright.engine.default.hooks import build_hooks
 from trainwright.engine.default.length import (
     extend_schedules,
     iterations_per_epoch,
@@ -31,28 +36,55 @@ from trainwright.engine.default.length import (
     scale_shares,
     scale_to_data,
 )
-from trainwright.engine.default.setup import bind_arguments, check_eval_metric, next_commands, started
-from trainwright.engine.default.stepper import build_stepper, settings_of_step, warn_of_settings_without_effect
-from trainwright.engine.extra_parameters import extra_optimizers, log_untrained
+from trainwright.engine.default.setup import (
+    bind_arguments,
+    call_with_known,
+    changed_settings,
+    check_eval_metric,
+    check_num_layers,
+    limit_data,
+    next_commands,
+    overfit_loader,
+    settings_of_copy,
+    started,
+)
+from trainwright.engine.extra_parameters import log_untrained
 from trainwright.engine.folder.run_folder import RunFolder
 from trainwright.engine.hardest_samples import hardest_samples
-from trainwright.engine.loss_fn import returned_losses, sum_losses
+from trainwright.engine.loss_fn import forward, returned_losses, sum_losses
 from trainwright.engine.own_step import OwnStep
+from trainwright.engine.pipeline_step import refuse_own_step, refuse_unseeded_loader
 from trainwright.engine.run import Calls
-from trainwright.engine.run_hooks import run_hooks
+from trainwright.engine.run_hooks import ordered_hooks, run_hooks, timing_facts
 from trainwright.engine.run_methods import RunMethods
 from trainwright.engine.spec import spec_of_cfg
 from trainwright.engine.state import TrainingState
 from trainwright.engine.trainer.loaders import batches_of_rank, is_dataset, num_rounds
-from trainwright.evaluation.evaluator import DatasetEvaluator
+from trainwright.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators
 from trainwright.evaluation.loop import evaluate_loaders, shown_in_epoch_line
-from trainwright.events.writers import EventWriter
-from trainwright.hooks import HookBase
-from trainwright.hooks.method_overrides import Overrides, is_overridden, overridable
+from trainwright.events.writers import EventWriter, default_writers
+from trainwright.hooks import (
+    BestCheckpointer,
+    EvalHook,
+    HookBase,
+    IterationTimer,
+    LRScheduler,
+    PeriodicCheckpointer,
+    PeriodicWriter,
+)
+from trainwright.hooks.base import Period
+from trainwright.hooks.callbacks.progress import epoch_lines
+from trainwright.hooks.method_overrides import is_overridden, overridable
+from trainwright.hooks.profile import profile_hook
+from trainwright.hooks.timer import SettingNames
 from trainwright.lazy_names import ring
 from trainwright.optim.build import build_lr_scheduler, build_optimizer
-from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_size
+from trainwright.optim.named import NamedOptimizers
+from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_size, is_main_process
+from trainwright.parallel.mesh import current_mesh
+from trainwright.parallel.pipeline import pipeline_of
 from trainwright.parallel.precision import autocast_and_scaler
+from trainwright.parallel.rank_checks import check_same_settings, data_size
 
 if TYPE_CHECKING:
     from trainwright.graph.graph_trainer import GraphBase
@@ -105,11 +137,15 @@ class DefaultTrainer(RunMethods):
         """The tokenizer, the loaders, and the length of the run."""
         cfg = self.cfg
         self.tokenizer = self.build_tokenizer(cfg)
-        self.train_loader, self.test_loader = parts.read_data(
-            cfg.train,
-            lambda: self.build_train_loader(cfg, self.tokenizer),
-            lambda: self.build_test_loader(cfg, self.tokenizer),
-        )
+        with real_tensors():  # in an estimate, too
+            built = self.build_train_loader(cfg, self.tokenizer)
+            self.train_loader: Any = built[0] if isinstance(built, tuple | list) else built
+            limit_data(cfg.train, self.train_loader)
+            self.test_loader: Any = self.build_test_loader(cfg, self.tokenizer)
+            sizes = {place: data_size(getattr(one, "dataset", None)) for place, one in enumerate(self.test_loader)}
+            check_same_settings({"dataloader": {"test": sizes}})
+        if cfg.train.overfit_batches is not None:
+            self.test_loader = [overfit_loader(self.train_loader, cfg.train.train_micro_batch_size)]
         self.auto_scale_hyperparams(cfg, self.train_loader)
         scale_shares(cfg.train)
         self.samples_per_iter, self.samples_done = cfg.train.global_batch_size, cfg.train.consumed_train_samples
@@ -121,30 +157,43 @@ class DefaultTrainer(RunMethods):
         run, cfg = self.run, self.cfg
         run.model = self.build_model(cfg)
         run.autocast, run.grad_scaler = autocast_and_scaler(run.device) if cfg.train.amp.enabled else (None, None)
-        parts.place_model(run, cfg.train.dist, splits_scores=not self._has_own_step)
-        run.optimizer = parts.one_optimizer(self.build_optimizer(cfg, run.model))
-        run.lr_scheduler, run.lr_schedulers = parts.schedules(self.build_lr_scheduler(cfg, run.optimizer))
+        run.place_model(splits_scores=not self._has_own_step, autocast=run.autocast)
+        if (pipeline := pipeline_of(run.model)) is not None:
+            check_num_layers(cfg.train.dist, pipeline.layer_stages)
+        built: Any = self.build_optimizer(cfg, run.model)
+        run.optimizer = NamedOptimizers(built) if isinstance(built, Mapping) else built
+        schedule: Any = self.build_lr_scheduler(cfg, run.optimizer)
+        several = isinstance(schedule, Mapping)
+        run.lr_scheduler, run.lr_schedulers = (None, dict(schedule)) if several else (schedule, {})
         seed_everything(cfg.train.seed + get_data_parallel_rank())  # from here on each data rank draws other numbers
 
     def _build_step(self) -> None:
         """What makes the steps, and what a step of the user's own calls."""
         run, cfg = self.run, self.cfg
-        own_step_of = type(self).__name__ if self._has_own_step else None
-        self._trainer: Any = build_stepper(run, cfg, self.train_loader, self.build_graph, own_step_of=own_step_of)
+        steps, pipeline = run.spec.batch.gradient_accumulation_steps, pipeline_of(run.model)
+        settings: dict[str, Any] = {
+            "grad_scaler": run.grad_scaler,
+            "skip_non_finite": run.spec.safety.non_finite == "skip",
+            "find_unused_parameters": run.spec.layout.find_unused_parameters,
+            "wraps_model": not self._has_own_step,
+        }
+        refuse_own_step(pipeline, type(self).__name__, ["train_step"] if self._has_own_step else [])
+        if pipeline is not None:
+            refuse_unseeded_loader(self.train_loader, "dataloader.train")
+            pipeline.check_length(steps, "train.num_accumulation_steps")
+        if not run.spec.layout.graph:
+            self._trainer: Any = EagerTrainer(run.model, self.train_loader, run.optimizer, steps, **settings)
+        elif current_mesh() is not None:
+            raise ConfigError(
+                "graph.enabled: got True with tensor parallel, pipeline parallel or ZeRO, which are not compiled; set"
+                " it to False."
+            )
+        else:
+            graph = self.build_graph(cfg, run.model, run.optimizer, run.lr_scheduler)
+            self._trainer = ring("graph.graph_trainer").GraphTrainer(graph, self.train_loader, steps, **settings)
         self._built_stepper = self._trainer
         run.batches, run.update = self._trainer.batches, self._trainer._update
-        me: DefaultTrainer = weakref.proxy(self)
-        run.own_step = OwnStep(
-            ["train_step"],
-            lambda: settings_of_step(cfg.train, me.run.update, me.run.optimizer),
-            overrides=Overrides(self),
-            model=run.model,
-            update=lambda: me.run.update,
-            optimizer=lambda: me.run.optimizer,
-            others=lambda: extra_optimizers(me),
-            name=type(self).__name__,
-        )
-        run.step_methods = ("run_step", "train_step")
+        run.own_step, run.step_methods = OwnStep(run, ["train_step"]), ("run_step", "train_step")
 
     # Parts that a subclass may build differently.
 
@@ -154,12 +203,28 @@ class DefaultTrainer(RunMethods):
 
         With ``tokenization.make_vocab_size_divisible_by`` the model gets the tokenizer's padded ``vocab_size``.
         """
-        return parts.build_tokenizer(cfg)
+        node = try_get_key(cfg, "tokenization.tokenizer")
+        if node is None:
+            return None
+        tokenizer = instantiate(node)
+        multiple = try_get_key(cfg, "tokenization.make_vocab_size_divisible_by")
+        settings = try_get_key(cfg, "model.cfg", "model")
+        if multiple and isinstance(settings, DictConfig) and "vocab_size" in settings:
+            settings.vocab_size = tokenizer.padded_vocab_size(multiple)
+        return tokenizer
 
     @classmethod
     def build_model(cls, cfg: DictConfig) -> nn.Module:
         """The model that ``cfg.model`` describes."""
-        return parts.build_model(cfg)
+        model = instantiate(cfg.model)
+        if isinstance(model, DictConfig | dict) and "_target_" not in cfg.model:
+            raise ConfigTypeError(
+                "model: has no _target_, so there is nothing to call. Describe the model with "
+                "model = LazyCall(Net)(...), or override build_model."
+            )
+        if not isinstance(model, nn.Module):
+            raise ConfigTypeError(f"model: got {type(model).__name__}; it must be a torch.nn.Module.")
+        return model
 
     @classmethod
     def build_optimizer(cls, cfg: DictConfig, model: nn.Module) -> torch.optim.Optimizer:
@@ -176,12 +241,35 @@ class DefaultTrainer(RunMethods):
     @classmethod
     def build_train_loader(cls, cfg: DictConfig, tokenizer: Any = None) -> Any:
         """The training loader that ``cfg.dataloader.train`` describes, or a tuple whose first item it is."""
-        return parts.build_train_loader(cfg, tokenizer)
+        if try_get_key(cfg, "dataloader.train") is None:
+            raise ConfigKeyError(
+                "dataloader.train: missing. A training needs its loader, for example "
+                "dataloader.train = LazyCall(build_image_train_loader)(dataset=...)."
+            )
+        given = {
+            "train_batch_size": cfg.train.train_micro_batch_size,
+            "test_batch_size": cfg.train.test_micro_batch_size,
+            "consumed_samples": cfg.train.consumed_train_samples,
+            "seed": cfg.train.seed,
+            "tokenizer": tokenizer,
+        }
+        return call_with_known(cfg.dataloader.train, given)
 
     @classmethod
     def build_test_loader(cls, cfg: DictConfig, tokenizer: Any = None) -> list[Any]:
         """The loaders that ``cfg.dataloader.test`` lists, or has by name; an empty list without one."""
-        return parts.build_test_loaders(cfg, tokenizer)
+        nodes = try_get_key(cfg, "dataloader.test", default=None)
+        if nodes is None:
+            return []
+        if not isinstance(nodes, list | tuple | ListConfig | Mapping | DictConfig):
+            raise ConfigTypeError(f"dataloader.test: got {type(nodes).__name__}; it must be a list of loaders.")
+        given = {"test_batch_size": cfg.train.test_micro_batch_size, "seed": cfg.train.seed, "tokenizer": tokenizer}
+        if not isinstance(nodes, Mapping | DictConfig):
+            return [call_with_known(node, given) for node in nodes]
+        named = {str(name): call_with_known(node, given) for name, node in nodes.items()}
+        for name, loader in named.items():
+            loader.name = name  # of its results
+        return list(named.values())
 
     @classmethod
     def build_graph(
@@ -201,28 +289,73 @@ class DefaultTrainer(RunMethods):
     @classmethod
     def build_evaluator(cls, cfg: DictConfig) -> DatasetEvaluator:
         """The evaluator that ``cfg.train.evaluation.evaluator`` describes."""
-        return parts.build_evaluator(cfg)
+        evaluator = instantiate(cfg.train.evaluation.evaluator)
+        if isinstance(evaluator, list):
+            evaluator = DatasetEvaluators(evaluator)
+        if not isinstance(evaluator, DatasetEvaluator):
+            raise ConfigTypeError(
+                f"train.evaluation.evaluator: got {type(evaluator).__name__}; it must be a DatasetEvaluator."
+            )
+        return evaluator
 
     def build_hooks(self) -> list[HookBase | None]:
         """The hooks, in the order of their calls."""
-        train, evaluator = self.cfg.train, None
-        if train.evaluation.enabled and self.test_loader:
+        train, evaluation, saving = self.cfg.train, self.cfg.train.evaluation, self.cfg.train.checkpointer
+        checkpointer, per_epoch = self.run.checkpointer, self._iterations_per_epoch()
+        save_period = self._period(saving.period, saving.get("save_model_after_n_epoch"))
+        eval_hook: EvalHook | None = None
+        best: BestCheckpointer | None = None
+        if evaluation.enabled and self.test_loader:
             evaluator = self.build_evaluator(self.cfg)
             if not is_overridden(self, "test"):  # a user's may return more results
-                check_eval_metric(self.cfg.train.evaluation, evaluator)
-        return build_hooks(
-            train,
-            self.run.checkpointer,
-            None if evaluator is None else partial(self._evaluate, evaluator),
-            build_writers=lambda: self.build_writers(),
-            num_iterations=self.max_iter,
-            per_epoch=self._iterations_per_epoch(),
-            iteration=lambda: self.iter,
+                check_eval_metric(evaluation, evaluator)
+            eval_period = self._period(evaluation.eval_period, evaluation.get("eval_after_n_epoch"))
+            eval_hook = EvalHook(eval_period, partial(self._evaluate, evaluator))
+            best = BestCheckpointer(
+                eval_period, checkpointer, evaluation.eval_metric, evaluation.eval_mode, top_k=saving.save_top_k or 1
+            )
+        elif saving.save_top_k is not None:
+            logger.warning("train.checkpointer.save_top_k has no effect: nothing is evaluated.")
+        lines: HookBase | None = None
+        if train.progress_bar:
+            shown = None if eval_hook is None else evaluation.eval_period
+            lines = epoch_lines(per_epoch, self.max_iter, train.log_period, eval_period=shown, best=best)
+        return ordered_hooks(
+            timer=IterationTimer(facts=lambda trainer: timing_facts(trainer.run, names_of_settings(train))),
+            schedules=[LRScheduler()],
+            save=PeriodicCheckpointer(checkpointer, save_period, max_to_keep=saving.max_to_keep),
+            evaluate=eval_hook,
+            best=best,
+            profile=profile_hook(train.profile, train.output_dir),
+            lines=lines,
+            write=PeriodicWriter(lambda: self.build_writers(), train.log_period) if is_main_process() else None,
         )
 
+    def _period(self, iterations: int, epochs: int | None) -> Period:
+        """``iterations``, or the ends of each ``epochs`` epochs, which may lie within an iteration."""
+        per_epoch = self._iterations_per_epoch()
+        if epochs is None or per_epoch is None:
+            return iterations
+        whole, parts = (per_epoch * epochs).as_integer_ratio()
+        return lambda: (self.iter + 1) * parts // whole > self.iter * parts // whole
+
     def build_writers(self) -> list[EventWriter]:
-        """The writers of metrics: the console, ``metrics.json``, TensorBoard."""
-        return parts.build_writers(self.cfg, self.max_iter, self._iterations_per_epoch())
+        """The writers of metrics: the console, ``metrics.json``, TensorBoard, and those of ``train.trackers``."""
+        train, trackers = self.cfg.train, None
+        settings, _ = without_secrets(to_plain(self.cfg)[0])
+        if train.trackers:
+            from trainwright.config.validation import trackers_of  # imports pydantic, which most runs do not need
+
+            trackers = trackers_of(to_plain(train.trackers)[0])
+        return default_writers(
+            train.output_dir,
+            self.max_iter,
+            batch_size=train.global_batch_size,
+            progress_bar=train.progress_bar,
+            trackers=safe_trackers(trackers),
+            settings=settings,
+            iterations_per_epoch=self._iterations_per_epoch(),
+        )
 
     @classmethod
     def get_batch(cls, data: Any, input_placement_device: Any = None, mixup_func: Any = None) -> Mapping[str, Any]:
@@ -267,9 +400,12 @@ class DefaultTrainer(RunMethods):
         """
         if data is None and not self.test_loader:
             raise ConfigError("DefaultTrainer.predict: there is no data; pass some, or set dataloader.test.")
-        loader = self.test_loader[0] if data is None else data
-        if is_dataset(loader):
-            loader = parts.prediction_loader(loader, self.cfg.train)
+        loader, train = self.test_loader[0] if data is None else data, self.cfg.train
+        if is_dataset(loader) and is_stream(loader):  # each rank reads it completely and keeps its batches
+            loader = eval_stream_loader(loader, train.test_micro_batch_size, 0, None)
+        elif is_dataset(loader):
+            datasets = [loader] if isinstance(loader, list) else loader  # a list would be several data sets
+            loader = build_image_test_loader(datasets, train.test_micro_batch_size, num_workers=0, seed=train.seed)
         return self.run.predict(
             lambda: map(self.run.prepare_eval, batches_of_rank(loader)),
             self.run.forward,
@@ -300,12 +436,12 @@ class DefaultTrainer(RunMethods):
     def _calls(self) -> Calls:
         me: DefaultTrainer = weakref.proxy(self)
 
-        def settings_of_copy(folder: Path, changes: dict[str, Any], **settings: bool) -> DictConfig:
+        def settings_of(folder: Path, changes: dict[str, Any], **settings: bool) -> DictConfig:
             if me._trainer is not me._built_stepper:
                 raise ConfigError(
                     "check: trainer._trainer was replaced, and cannot be copied. Override train_step instead."
                 )
-            return parts.settings_of_copy(me._given, me.cfg, folder, changes, **settings)
+            return settings_of_copy(me._given, me.cfg, folder, changes, **settings)
 
         def change_copy(new: DefaultTrainer, memo: dict[int, Any]) -> None:
             if not new.run.folder.resume:
@@ -319,6 +455,35 @@ class DefaultTrainer(RunMethods):
         def save() -> None:
             me.checkpointer.save(f"model_{me.iterations_done - 1:07d}", iteration=me.iterations_done - 1)
 
+        def examples() -> Any:
+            if not me.test_loader:
+                raise ConfigError("DefaultTrainer.export: there is no example; pass a batch, or set dataloader.test.")
+            return me.test_loader[0]
+
+        def facts() -> dict[str, Any]:
+            evaluated = [num_samples(loader, me.cfg.train.test_micro_batch_size) for loader in me.test_loader]
+            return {
+                "num_train": me._num_samples(),
+                "num_eval": sum(number or 0 for number in evaluated) or None,
+                "iterations_per_epoch": me._iterations_per_epoch(),
+                "settings": changed_settings(me._given),
+            }
+
+        def record() -> dict[str, Any]:
+            tests = {
+                str(getattr(one, "name", at)): getattr(one, "dataset", one) for at, one in enumerate(me.test_loader)
+            }
+            data = {f"test {name}" if len(tests) > 1 else "test": one for name, one in tests.items()}
+            train = getattr(me.train_loader, "dataset", me.train_loader)
+            return {"samples_per_iteration": me.cfg.train.global_batch_size, "data": {"train": train} | data}
+
+        def set_position() -> None:
+            batches, done, hooks = me.run.batches, me.samples_done, me.run.hooks
+            size = me.run.spec.batch.batch_size * get_data_parallel_size()
+            is_positioned = set_loader_position(me.train_loader, done)
+            batches.start(done // size, is_positioned=is_positioned, keeps_generators=done > 0)
+            batches.may_change = lambda: any(hook.may_change_data for hook in hooks)
+
         def position_of(update: int) -> tuple[int, int] | None:
             stepper, sampler = me._built_stepper, getattr(me.train_loader, "batch_sampler", None)
             has_own = any(is_overridden(one, "run_step") for one in (stepper, me)) or me._trainer is not stepper
@@ -330,24 +495,22 @@ class DefaultTrainer(RunMethods):
         return Calls(
             prepare=lambda batch: me._get_batch(batch),
             prepare_eval=lambda batch: me.get_batch(batch, me.device),
-            forward=parts.forward,
+            forward=partial(forward, takes_all=True),
             loss=lambda model, batch: sum_losses(returned_losses(model(**batch))),
             evaluate=evaluate,
             eval_loaders=lambda: list(me.test_loader),
-            examples=lambda: parts.examples(me.test_loader),
+            examples=examples,
             save=save,
-            facts=lambda: parts.facts(
-                me.cfg.train, me._given, me._num_samples(), me._iterations_per_epoch(), me.test_loader
-            ),
-            record=lambda: parts.record(me.run.spec, me.cfg.train, me.train_loader, me.test_loader),
+            facts=facts,
+            record=record,
             next_commands=lambda: next_commands(me.cfg, me._given),
             schedule_length=lambda schedule: me.max_iter,
             use_learning_rate=lambda rate: me.cfg.optim.update({"lr": rate}),
-            settings_of_copy=settings_of_copy,
+            settings_of_copy=settings_of,
             change_copy=change_copy,
             rebuild_model=lambda: me.build_model(me.cfg),
             position_of=position_of,
-            set_position=lambda: parts.set_batches(me.run, me.train_loader, me.samples_done),
+            set_position=set_position,
         )
 
     def _register_hooks(self) -> None:
@@ -387,15 +550,25 @@ class DefaultTrainer(RunMethods):
         has_own = is_own or has_own_batch or is_overridden(self._built_stepper, "run_step")
         # Not if a method of the user's may draw random numbers.
         self.run.batches.prefetches_to = None if has_own else self.device
-        warn_of_settings_without_effect(
-            self._trainer,
-            self.cfg.train.num_accumulation_steps,
-            type(self).__name__,
-            has_own_step=self._has_own_step,
-            assigned=is_overridden(self, "train_step") and not self._has_own_step,
-        )
+        self._warn_of_replaced_stepper()
         step = self._step_of_stepper()
         return self._trainer, self.run_step if is_own else step
+
+    def _warn_of_replaced_stepper(self) -> None:
+        """Settings that ``self._trainer``, perhaps the user's replacement, was not built with."""
+        stepper, steps = self._trainer, self.cfg.train.num_accumulation_steps
+        kind, own_steps = type(stepper).__name__, getattr(stepper, "grad_acc_steps", None)
+        if is_overridden(self, "train_step") and not self._has_own_step:
+            raise ConfigError("DefaultTrainer.train_step: was assigned after __init__; override it in a subclass.")
+        if self._has_own_step and getattr(stepper, "has_own_run_step", lambda: True)():
+            logger.warning(
+                "%s.train_step has no effect: trainer._trainer, a %s, has its own run_step.", type(self).__name__, kind
+            )
+        if own_steps not in (None, steps):
+            logger.warning(
+                "train.num_accumulation_steps=%d has no effect: trainer._trainer, a %s, was built with"
+                " grad_acc_steps=%d. Pass cfg.train.num_accumulation_steps to it.", steps, kind, own_steps,
+            )  # fmt: skip
 
     def _step_of_stepper(self) -> Callable[[], None]:
         """The call that makes a step of ``self._trainer``, perhaps the user's own."""
@@ -440,3 +613,19 @@ class DefaultTrainer(RunMethods):
 
     def _num_samples(self) -> int | None:
         return num_samples(self.train_loader, self.cfg.train.train_micro_batch_size)
+
+
+def names_of_settings(train: DictConfig) -> SettingNames:
+    """The settings that the advice at the end of a training names."""
+    by_epochs, by_period = "train.checkpointer.save_model_after_n_epoch", "train.checkpointer.period"
+    save = by_epochs if train.checkpointer.get("save_model_after_n_epoch") else by_period
+    by_epochs, by_period = "train.evaluation.eval_after_n_epoch", "train.evaluation.eval_period"
+    evaluate = by_epochs if train.evaluation.get("eval_after_n_epoch") else by_period
+    return SettingNames(
+        workers="num_workers of dataloader.train",
+        no_workers="num_workers=0 of dataloader.train",
+        asynchronous="train.checkpointer.asynchronous=True",
+        profile="train.profile=True",
+        save=f"a larger {save}",
+        evaluate=f"a larger {evaluate}",
+    )

@@ -6,7 +6,7 @@ import inspect
 import logging
 import os
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from trainwright.checkpoint.folder import POINTER_NAME
 from trainwright.config.errors import ConfigError, did_you_mean
 from trainwright.config.lazy.allowlist import project_roots
+from trainwright.config.lazy.instantiation import instantiate, locate_target
 from trainwright.config.lazy.lazy_config import get_config, try_get_key
 from trainwright.config.lazy.provenance import is_set
 from trainwright.config.schema.checks import validate
@@ -139,6 +140,44 @@ def default_setup(cfg: DictConfig, args: argparse.Namespace | None = None) -> No
         folder.check_names()
         if not folder.holds_a_run():
             folder.write_config(cfg)
+
+
+def call_with_known(node: Any, given: Mapping[str, Any]) -> Any:
+    """Instantiate a config node with the arguments of ``given`` that its target takes and the node does not set.
+
+    Anything but a node with a ``_target_`` (for example a loader object) is returned unchanged.
+    """
+    if not (isinstance(node, Mapping | DictConfig) and "_target_" in node):
+        return node
+    parameters = inspect.signature(locate_target(node)).parameters
+    known = {name: value for name, value in given.items() if name in parameters and value is not None}
+    return instantiate(node, **known)
+
+
+def settings_of_copy(
+    given: DictConfig, cfg: DictConfig, folder: Path, changes: dict[str, Any], *, resumes: bool, is_endless: bool
+) -> DictConfig:
+    """The configuration of a copy that a check trains.
+
+    ``given``: that of the run before the values that depend on the data were written into it, which ``cfg`` has.
+    """
+    from trainwright.config.settings import KEYS, changes_of  # here: loads pydantic
+
+    new, changes = copy.deepcopy(given), dict(changes)
+    changes.pop("save_enabled", None)  # always
+    train = new.train
+    train.update({"output_dir": str(folder), "resume": resumes})
+    for key, value in changes_of("copy", KEYS).items():
+        OmegaConf.update(new, key, value)
+    sizes = ("gradient_accumulation_steps", "num_accumulation_steps"), ("batch_size", "train_micro_batch_size")
+    if any(name in changes for name, _ in sizes):
+        train.update({ours: changes.pop(name, cfg.train[ours]) for name, ours in sizes})
+        train.global_batch_size = train.num_accumulation_steps * train.train_micro_batch_size
+        train.update({"train_iter": cfg.train.train_iter, "train_epoch": 0})
+    if is_endless:
+        train.update({"train_iter": 100_000, "train_epoch": 0})
+    train.update(changes)
+    return new
 
 
 _STARTED = "trainwright_started"  # in omegaconf's metadata of a configuration

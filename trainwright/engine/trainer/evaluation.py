@@ -3,14 +3,14 @@
 import inspect
 import logging
 import math
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
@@ -18,13 +18,12 @@ from trainwright.data.batch import arguments, count_samples, parameter_names, to
 from trainwright.data.instance import Instance
 from trainwright.engine.label_alignment import Comparison, find_comparison
 from trainwright.engine.loss_fn import forward, losses_of, predictions_of, target_of
+from trainwright.engine.run import TrainerRun
 from trainwright.engine.trainer import checks, loaders, parts
 from trainwright.engine.trainer.eval_results import EvalResults, results_of_logs
 from trainwright.evaluation.loop import run_evaluation
-from trainwright.evaluation.prediction import iterate_predictions, predict
 from trainwright.hooks.callbacks import RunCallbacks
 from trainwright.hooks.callbacks.bridge import named_results
-from trainwright.hooks.method_overrides import Overrides
 from trainwright.models.eval_mode import evaluation_mode
 from trainwright.models.outputs import named_outputs
 from trainwright.parallel.dist import get_data_parallel_size, get_tensor_parallel_rank, get_world_size
@@ -32,46 +31,33 @@ from trainwright.parallel.faults import meet
 from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.pipeline import pipeline_of
 
-if TYPE_CHECKING:
-    from trainwright.config.settings import TrainingConfig
-
 logger = logging.getLogger("trainwright.engine")
 
 
 class Evaluation:
     """Evaluates the model, and predicts, with the methods that the user has overridden in place of its own.
 
-    What may change during a run is given as a function that returns it.
-
     Args:
-        model, criterion, handler: the model, ``trainer.loss`` and the metrics.
+        handler: returns the current metrics.
         compute_loss: the run's own, of a model and a batch.
         collator: of the loaders; None: the data set's own. ``default_collator`` is that of samples in a list.
-        weights: entered around each evaluation: with an average of the weights, the model has that average.
         replaced_model: entered while another model is evaluated in place of the run's.
     """
 
     def __init__(
         self,
-        overrides: Overrides,
+        run: TrainerRun,
         *,
-        device: torch.device,
-        settings: Callable[[], "TrainingConfig"],
-        model: Callable[[], nn.Module],
-        criterion: Callable[[], Any],
         handler: Callable[[], Any],
         compute_loss: Callable[[Any, Any], Any],
         preprocessor: Any,
         collator: Callable[[list[Any]], Any] | None,
         default_collator: Callable[[list[Any]], Any] | None,
-        weights: Callable[[], AbstractContextManager[Any]],
         replaced_model: Callable[[Any], AbstractContextManager[None]],
     ) -> None:
-        self._overrides, self._device, self._settings = overrides, device, settings
-        self._model, self._criterion, self._handler = model, criterion, handler
-        self._own_compute_loss = compute_loss
+        self._run, self._overrides = weakref.proxy(run), run.overrides
+        self._handler, self._own_compute_loss, self._replaced_model = handler, compute_loss, replaced_model
         self._preprocessor, self._collator, self._default_collator = preprocessor, collator, default_collator
-        self._weights, self._replaced_model = weights, replaced_model
         self._watching: RunCallbacks | None = None  # callbacks that see the batches
 
     # Data.
@@ -83,7 +69,7 @@ class Evaluation:
             return {name: self.loaders_of(one) for name, one in data.items()}
         if not loaders.is_dataset(data):
             return data
-        parts.give_preprocessor(self._preprocessor, self._model(), data)
+        parts.give_preprocessor(self._preprocessor, self._run.model, data)
         return self.loader_of(data)
 
     def loader_of(self, dataset: Any) -> Any:
@@ -95,11 +81,11 @@ class Evaluation:
         collator = self._collator
         if collator is None and isinstance(dataset, list):  # of samples like those of the training data
             collator = self._default_collator
-        return loaders.eval_loader(dataset, self._settings(), collator)
+        return loaders.eval_loader(dataset, self._run.config, collator)
 
     def prepare(self, batch: Any) -> Any:
         """A batch of a loader as the model gets it."""
-        return self._overrides.of("prepare_input_batch", partial(to_batch, device=self._device))(batch)
+        return self._overrides.of("prepare_input_batch", partial(to_batch, device=self._run.device))(batch)
 
     # Evaluation.
 
@@ -118,7 +104,7 @@ class Evaluation:
         elif loader is None:
             raise ConfigError("Trainer.evaluate: there is no eval_dataset; pass one here or to the Trainer.")
         meet("Trainer.evaluate")
-        with self._weights(), self._replaced_model(given if is_by_model else self._model()):
+        with self._run.evaluated_weights(), self._replaced_model(given if is_by_model else self._run.model):
             results = self._score(loader)
         if not is_by_model and logs is None:
             return results
@@ -134,7 +120,7 @@ class Evaluation:
         """
         self._watching = callbacks
         try:
-            with self._weights():
+            with self._run.evaluated_weights():
                 if not self._overrides.has("evaluate"):
                     return self._score(loader)
                 evaluate = self._overrides.of("evaluate", self.evaluate)
@@ -142,7 +128,7 @@ class Evaluation:
                 needed = [p for p in parameters.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
                 if len(needed) == 2 or ("logs" in parameters and "dataset" not in parameters):
                     logs = {"global_step": callbacks.trainer.iterations_done}
-                    return results_of_logs(evaluate(self._model(), logs) or {})
+                    return results_of_logs(evaluate(self._run.model, logs) or {})
                 results: dict[str, Any] = evaluate(dataset) if needed else evaluate()
                 return results
         finally:
@@ -157,7 +143,7 @@ class Evaluation:
 
     def evaluation_step(self, batch: Any) -> dict[str, Any]:
         """The model's outputs for one batch as a dict: its own entries or ``logits``, and ``loss`` if there is one."""
-        model, seen = self._model(), list[Any]()
+        model, seen = self._run.model, list[Any]()
         # The hook sees the outputs however compute_loss calls the model: no second forward pass.
         hook = model.register_forward_hook(lambda module, arguments, outputs: seen.append(outputs))
         try:
@@ -206,10 +192,10 @@ class Evaluation:
         """``Trainer.predict``."""
         step = self._overrides.of("predict_step", self.predict_step)
         if isinstance(data, Tensor | Mapping | tuple | Instance | np.ndarray) or hasattr(data, "to"):
-            batch = to_batch(data, self._device)
+            batch = to_batch(data, self._run.device)
             if current_mesh() is not None:
                 meet("Trainer.predict")
-            with self._weights(), evaluation_mode(self._model()):
+            with self._run.evaluated_weights(), evaluation_mode(self._run.model):
                 return step(batch)
         meet("Trainer.predict")
         loader = data
@@ -217,28 +203,27 @@ class Evaluation:
             loader = self.loaders_of(data)
 
         def read_batches() -> Iterator[Any]:
-            few = islice(loaders.batches_of_rank(loader), parts.dev_batches(self._settings()))
+            few = islice(loaders.batches_of_rank(loader), parts.dev_batches(self._run.config))
             return map(self.prepare, few)
 
         is_single_pass = not self.generates() and not self._overrides.has("predict_step")
-        settings: dict[str, Any] = {"device": self._device, "is_single_pass": is_single_pass}
-        if iterate:
-            return iterate_predictions(self._model(), read_batches, step, weights=self._weights, **settings)
-        with self._weights():
-            return predict(self._model(), read_batches, step, num_batches=loaders.num_rounds(loader), **settings)
+        num_batches = loaders.num_rounds(loader)
+        return self._run.predict(
+            read_batches, step, iterate=iterate, num_batches=num_batches, is_single_pass=is_single_pass
+        )
 
     def predict_step(self, batch: Any) -> Any:
         """The outputs for one batch: those of the model, or of its ``generate``, as in evaluations."""
         if self.generates() and isinstance(batch, Mapping):
-            return _generated(self._model(), batch)
-        return forward(self._model(), batch)
+            return _generated(self._run.model, batch)
+        return forward(self._run.model, batch)
 
     def generates(self) -> bool:
         """Whether evaluations call the model's ``generate``."""
         mesh = current_mesh()
-        is_whole = pipeline_of(self._model()) is None and (mesh is None or not mesh.layout.sequence_parallel)
-        can = getattr(self._model(), "is_generative", False) and is_whole
-        return bool(self._settings().evaluate_with_generate and can)
+        is_whole = pipeline_of(self._run.model) is None and (mesh is None or not mesh.layout.sequence_parallel)
+        can = getattr(self._run.model, "is_generative", False) and is_whole
+        return bool(self._run.config.evaluate_with_generate and can)
 
     # Implementation.
 
@@ -250,7 +235,7 @@ class Evaluation:
         if isinstance(loader, Mapping):
             found = {name: self._score(one, name) for name, one in loader.items()}
             return {f"{name}/{key}": value for name, results in found.items() for key, value in results.items()}
-        limit, watching = loaders.eval_limit(loader, self._settings()), self._watching
+        limit, watching = loaders.eval_limit(loader, self._run.config), self._watching
 
         def read_batches() -> Iterable[Any]:
             self._results.reset(self._handler())
@@ -265,11 +250,11 @@ class Evaluation:
 
         is_single_pass = not self.generates() and not self._overrides.has("evaluate_step", "compute_metric")
         return run_evaluation(
-            self._model(),
+            self._run.model,
             read_batches,
             self._evaluate_batch,
             results,
-            device=self._device,
+            device=self._run.device,
             num_samples=lambda batch: count_samples(batch, unknown=1) * get_data_parallel_size(),
             num_batches=limit,
             loader=loader,
@@ -284,7 +269,7 @@ class Evaluation:
     def _evaluate_batch(self, inputs: Any) -> None:
         results = self._results
         results.begin_batch(inputs)
-        logs = self._overrides.of("evaluate_step", self.evaluate_step)(self._model(), inputs)
+        logs = self._overrides.of("evaluate_step", self.evaluate_step)(self._run.model, inputs)
         if not results.is_counted:
             results.add_own(logs, inputs)
         if self._watching is not None:
@@ -310,7 +295,7 @@ class Evaluation:
         results = self._results
         results.add_loss(outputs.get("loss"), inputs)
         if self._overrides.has("compute_metric"):
-            results.set_own_metric(self._overrides.of("compute_metric", self.compute_metric)(self._model(), inputs))
+            results.set_own_metric(self._overrides.of("compute_metric", self.compute_metric)(self._run.model, inputs))
             return
         if results.comparison is None:
             results.comparison = self._find_comparison(outputs, inputs, outputs.get("loss"))
@@ -320,16 +305,16 @@ class Evaluation:
         """How to compare the model's outputs for a batch with its labels."""
         has_own_loss = self._has_own_loss("train_step", "training_step", "compute_loss")
         return find_comparison(
-            self._model(), outputs, inputs, loss,
-            criterion=self._criterion(), has_own_loss=has_own_loss or losses_of(outputs) is not None,
+            self._run.model, outputs, inputs, loss,
+            criterion=self._run.loss, has_own_loss=has_own_loss or losses_of(outputs) is not None,
         )  # fmt: skip
 
     def _has_own_loss(self, *methods: str) -> bool:
         """Whether the model computes its loss, or the user has overridden one of these methods."""
-        return hasattr(self._model(), "compute_loss") or self._overrides.has(*methods)
+        return hasattr(self._run.model, "compute_loss") or self._overrides.has(*methods)
 
     def _explain_missing_target(self, error: Exception, batch: Any) -> None:
-        criterion = self._criterion()
+        criterion = self._run.loss
         if self._has_own_loss("compute_loss") or criterion is None or target_of(batch) is not None:
             return
         raise ConfigError(

@@ -44,21 +44,6 @@ def facts_of_start(
     return facts | ({"schedule": f"{named} schedule"} if is_named else {})
 
 
-def record_of_run(
-    config: "TrainingConfig", plan: StepPlan, *, train_dataset: Any, eval_dataset: Any, train_dataloader: Any
-) -> dict[str, Any]:
-    """The entries of ``run.json`` that only this API has."""
-    train = getattr(train_dataloader, "dataset", None) if train_dataset is None else train_dataset
-    tests = eval_dataset if isinstance(eval_dataset, Mapping) else {"eval": eval_dataset}
-    return {
-        "api": "Python",
-        "samples_per_iteration": plan.samples(plan.steps(1)),
-        "seed": config.seed,
-        "precision": str(config.mixed_precision or "float32"),
-        "data": {"train": train} | {name if name == "eval" else f"eval {name}": one for name, one in tests.items()},
-    }
-
-
 def next_commands(config: "TrainingConfig", total_steps: int, callbacks: Iterable[Callback]) -> list[str]:
     """What a user may do after a training."""
     folder = shlex.quote(config.output_dir)
@@ -74,21 +59,6 @@ def next_commands(config: "TrainingConfig", total_steps: int, callbacks: Iterabl
     else:
         longer = f"num_epochs={2 * config.num_epochs}"
     return [*commands, f"resume_from_checkpoint=True with {longer} trains it longer"]
-
-
-def settings_of_step(config: "TrainingConfig", *, is_scaled: bool) -> dict[str, str]:
-    """The settings that a step of the user's own may bypass, by the part of the step."""
-    settings = {}
-    if config.gradient_accumulation_steps > 1:
-        settings["accumulation"] = f"gradient_accumulation_steps={config.gradient_accumulation_steps}"
-    if is_scaled:
-        settings["scaler"] = "the gradient scaler of mixed_precision='fp16'"
-    for name in ("max_grad_norm", "clip_grad_value"):
-        if getattr(config, name) is not None:
-            settings["clipping"] = f"{name}={getattr(config, name)}"
-    if config.non_finite == "skip":
-        settings["skip"] = "non_finite='skip'"
-    return settings
 
 
 def log_dev_run(config: "TrainingConfig", output_dir: str, *, steps: int, is_evaluated: bool) -> None:

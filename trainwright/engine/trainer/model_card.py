@@ -2,23 +2,19 @@
 
 import os
 import shutil
+import weakref
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
-from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.engine.folder.formats import CURVES_NAME
-from trainwright.engine.state import TrainerState
+from trainwright.engine.run import TrainerRun
 from trainwright.models.adapters import is_peft_model
 from trainwright.models.checkpoint_files import class_name
-from trainwright.optim.weight_average import WeightAverage
 from trainwright.parallel.dist import mesh_in_use
-
-if TYPE_CHECKING:
-    from trainwright.config.settings import TrainingConfig
 
 
 class RunCard:
@@ -26,23 +22,11 @@ class RunCard:
 
     Args:
         given: the user's card, or None.
-        settings: returns the current configuration.
         results: returns the results of an evaluation of the current weights, if there was one.
     """
 
-    def __init__(
-        self,
-        given: Any,
-        checkpointer: Checkpointer,
-        state: TrainerState,
-        average: WeightAverage | None,
-        *,
-        output_dir: Path,
-        settings: Callable[[], "TrainingConfig"],
-        results: Callable[[], Mapping[str, Any]],
-    ) -> None:
-        self._given, self._checkpointer, self._state, self._average = given, checkpointer, state, average
-        self._output_dir, self._settings, self._results = output_dir, settings, results
+    def __init__(self, run: TrainerRun, given: Any, results: Callable[[], Mapping[str, Any]]) -> None:
+        self._run, self._given, self._results = weakref.proxy(run), given, results
         self._rendered: tuple[dict[str, Any], str] | None = None  # settings, and their text
 
     def text(self) -> str:
@@ -51,10 +35,10 @@ class RunCard:
             return self._text_of_user
         from trainwright.models.card import ModelCard
 
-        config, name, steps = self._settings(), self._output_dir.name, self._state
+        config, name, steps = self._run.config, self._run.folder.path.name, self._run.state
         card = ModelCard(
             model_name=name,
-            model_architecture=class_name(self._checkpointer.model),
+            model_architecture=class_name(self._run.model),
             tasks=[str(config.task)] if config.task else None,
             training_summary={"steps": steps.global_step, "epoch": steps.epoch},
             training_config=self._text_of(_without_paths({**config.to_dict(), "output_dir": name})),
@@ -70,7 +54,7 @@ class RunCard:
     def add_curves(self, folder: Path) -> None:
         """Show the picture of the run's curves in the card in ``folder``."""
         if self._has_curves:
-            shutil.copy(self._output_dir / CURVES_NAME, folder)
+            shutil.copy(self._run.folder.path / CURVES_NAME, folder)
             card = folder / "README.md"
             card.write_text(_with_curves(card.read_text(encoding="utf-8")), encoding="utf-8")
 
@@ -88,10 +72,10 @@ class RunCard:
 
     @property
     def _has_curves(self) -> bool:
-        return self._given is None and (self._output_dir / CURVES_NAME).is_file()
+        return self._given is None and (self._run.folder.path / CURVES_NAME).is_file()
 
     def _usage(self) -> str | None:
-        model, only, average = self._checkpointer.model, self._checkpointer.only, self._average
+        model, only, average = self._run.model, self._run.checkpointer.only, self._run.average
         lines = []
         if only is None or is_peft_model(model):
             lines.append(_usage_of_model(model))

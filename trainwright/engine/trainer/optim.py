@@ -3,7 +3,6 @@
 import inspect
 import logging
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +14,7 @@ from trainwright.config.errors import ConfigError
 from trainwright.config.torch_names import CUSTOM
 from trainwright.optim.fused import fused_arguments
 from trainwright.parallel.dist import gather_over_pipeline, get_tensor_parallel_size
-from trainwright.parallel.precision import make_grad_scaler
+from trainwright.parallel.precision import autocast_and_scaler
 
 if TYPE_CHECKING:
     from trainwright.config.settings import TrainingConfig
@@ -27,25 +26,20 @@ Autocast = Callable[[], torch.autocast]  # builds the context of one call: conte
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def autocast_for(config: "TrainingConfig", device: torch.device) -> Autocast | None:
-    """Builds the context of ``config.mixed_precision``; None without mixed precision.
+def precision_of(config: "TrainingConfig", device: torch.device) -> tuple[Autocast | None, torch.amp.GradScaler | None]:
+    """What builds the context of ``config.mixed_precision``, and the gradient scaler of float16.
 
     Raises:
         ConfigError: the device does not support the precision.
     """
     dtype = _DTYPES.get(config.mixed_precision or "")
     if dtype is None:
-        return None
+        return None, None
     if dtype is torch.bfloat16 and device.type == "cuda" and not torch.cuda.is_bf16_supported():
         raise ConfigError(
             "TrainingConfig.mixed_precision: got 'bf16', which this GPU does not support; use 'fp16' or None."
         )
-    return partial(torch.autocast, device.type, dtype=dtype)
-
-
-def grad_scaler_for(config: "TrainingConfig", device: torch.device) -> torch.amp.GradScaler | None:
-    """The gradient scaler for float16, with ``torch.amp``'s defaults; None for any other precision."""
-    return make_grad_scaler(device) if config.mixed_precision == "fp16" else None
+    return autocast_and_scaler(device, dtype)
 
 
 def build_criterion(config: "TrainingConfig", device: torch.device) -> nn.Module | None:

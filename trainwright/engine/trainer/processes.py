@@ -13,16 +13,14 @@ from torch.utils.data import RandomSampler, SequentialSampler
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data.batch import tensors
 from trainwright.engine.accumulation import TOKENS
-from trainwright.engine.folder.summary import log_recomputed
 from trainwright.engine.gradient_sync import GradientSync, gradient_sync
 from trainwright.engine.pipeline_step import refuse_own_step, refuse_unseeded_loader
+from trainwright.engine.run import TrainerRun
 from trainwright.engine.trainer import loaders
 from trainwright.hooks.method_overrides import Overrides
-from trainwright.optim.named import each_optimizer
 from trainwright.parallel.data_parallel import leave_at_exit, num_launched, setup_dist_util
 from trainwright.parallel.dist import get_world_size, use_mesh
 from trainwright.parallel.mesh import current_mesh
-from trainwright.parallel.parallelize import parallelize, use_replaced_parameters
 from trainwright.parallel.pipeline import Pipeline, pipeline_of
 from trainwright.parallel.rank_checks import check_same_settings, data_size
 
@@ -211,8 +209,8 @@ class Placement:
     """The model of a run on its processes. With one process and no Accelerator, it is the model itself.
 
     Args:
-        model: the model, which is moved, split and recomputed as the settings request.
-        optimizer: the user's own, which gets the parameters that replace its own; None: built later.
+        run: whose model is moved, split and recomputed as its settings request.
+        optimizer: the user's own; None: built later.
         splits_scores: whether nothing but the model's loss uses its scores.
         wraps: False: with several processes, gradients are averaged after the backward passes.
 
@@ -225,37 +223,24 @@ class Placement:
         ConfigError: the settings exclude each other.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        device: torch.device,
-        config: "TrainingConfig",
-        *,
-        autocast: Any,
-        accelerator: Any,
-        optimizer: Any,
-        splits_scores: bool,
-        wraps: bool,
-    ) -> None:
-        _refuse_with_mesh(config, model, accelerator)
-        recompute, unused = config.gradient_checkpointing, config.find_unused_parameters
-        before = [*model.named_parameters(remove_duplicate=False)]
-        recomputed = parallelize(
-            model, device, recompute=recompute, autocast=None if accelerator is not None else autocast,
-            splits_scores=splits_scores, find_unused_parameters=unused,
-        )  # fmt: skip
-        for one in each_optimizer(optimizer) if optimizer is not None and current_mesh() is not None else ():
-            use_replaced_parameters(one, before, model)
-        if recompute:
-            log_recomputed(recomputed)
+    def __init__(self, run: TrainerRun, *, accelerator: Any, optimizer: Any, splits_scores: bool, wraps: bool) -> None:
+        model = run.model
+        _refuse_with_mesh(run.config, model, accelerator)
+        autocast = None if accelerator is not None else run.autocast
+        run.place_model(splits_scores=splits_scores, autocast=autocast, optimizer=optimizer)
         prepared = None if accelerator is None else accelerator.prepare_model(model)  # applies autocast, too
         self.pipeline = pipeline_of(model)
         self.model: Any = model if prepared is None else prepared
         self.on_wrap: Callable[[Any], object] | None = None
         self.sync: GradientSync | None = gradient_sync(
-            model, device, self._use, prepared=prepared, find_unused_parameters=unused, wraps=wraps
+            model,
+            run.device,
+            self._use,
+            prepared=prepared,
+            find_unused_parameters=run.config.find_unused_parameters,
+            wraps=wraps,
         )
-        if self.sync is None and has_all_gpus(config.device_str):
+        if self.sync is None and has_all_gpus(run.config.device_str):
             self.model = AllGPUs(model)
 
     def _use(self, model: Any) -> None:

@@ -1,28 +1,26 @@
 """Checkpoints of the Python API: named by step, with links named by epoch; loading, and upload to the hub."""
 
 import csv
+import json
 import logging
 import tempfile
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.checkpoint.files import replace_link
 from trainwright.checkpoint.folder import keep_newest
 from trainwright.config.errors import MissingFileError
-from trainwright.engine.folder.run_folder import RunFolder
-from trainwright.engine.state import TrainerState
+from trainwright.engine.run import TrainerRun
 from trainwright.engine.step_plan import StepPlan
 from trainwright.engine.trainer.model_card import RunCard
 from trainwright.engine.trainer.periods import Periods
 from trainwright.events.writers.writer_thread import sync_files
+from trainwright.hooks import BestCheckpointer
 from trainwright.parallel.dist import broadcast_object, is_main_process, raised_together
 from trainwright.parallel.faults import meet
-
-if TYPE_CHECKING:
-    from trainwright.config.settings import TrainingConfig
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -31,26 +29,11 @@ FINAL_EPOCH = "final_epoch"
 
 
 class Saving:
-    """Saves and loads the checkpoints of a run.
+    """Saves and loads the checkpoints of a run."""
 
-    Args:
-        settings: returns the current configuration.
-        is_over: whether the last iteration of the training is done.
-    """
-
-    def __init__(
-        self,
-        checkpointer: Checkpointer,
-        state: TrainerState,
-        folder: RunFolder,
-        periods: Periods,
-        card: RunCard,
-        *,
-        settings: Callable[[], "TrainingConfig"],
-        is_over: Callable[[], bool],
-    ) -> None:
-        self._checkpointer, self._state, self._folder = checkpointer, state, folder
-        self._periods, self._card, self._settings, self._is_over = periods, card, settings, is_over
+    def __init__(self, run: TrainerRun, periods: Periods, card: RunCard) -> None:
+        self._run, self._periods, self._card = weakref.proxy(run), periods, card
+        self._checkpointer, self._state, self._folder = run.checkpointer, run.state, run.folder
         self._last_trained: Path | None = None  # the last step's checkpoint, if the model has the best weights
 
     def save(self, path: str | Path, *, overwrite: bool) -> None:
@@ -109,7 +92,7 @@ class Saving:
         on_commit = None
         if checkpointer in (None, own):
             links = [self._folder.path / link for link in self._links_to_this()]
-            on_commit = partial(_link_and_prune, Path(own.save_dir), name, links, self._settings().max_to_keep)
+            on_commit = partial(_link_and_prune, Path(own.save_dir), name, links, self._run.config.max_to_keep)
         iteration = self._state.updates_done - 1
         (checkpointer or own).save(name, iteration=iteration, on_commit=on_commit, keep_trained=keep_trained)
 
@@ -120,23 +103,26 @@ class Saving:
     def _links_to_this(self) -> Iterator[str]:
         if self._periods.is_linked_epoch_end():
             yield f"epoch_{self._state.epoch}"
-        if self._is_over():
+        if self._run.trainer.iter >= self._run.trainer.max_iter:
             yield FINAL_EPOCH
 
     # The best weights.
 
-    def load_best(self) -> None:
-        """Load the weights of the best checkpoint, if there is one."""
+    def load_best(self) -> dict[str, float]:
+        """Load the weights of the best checkpoint, if there is one; returns the results of its evaluation."""
         self._checkpointer.wait()
         best = Path(self._checkpointer.save_dir, BEST)
         if not best.exists():
-            name = self._settings().metric_for_best_model
+            name = self._run.config.metric_for_best_model
             logger.warning("There is no best checkpoint to load: no evaluation computed %r.", name)
-            return
+            return {}
         loaded = self._checkpointer.loaded_from
         self._last_trained = Path(self._checkpointer.get_checkpoint_file()) if loaded is None else loaded[0]
         self._load_weights(best)
         logger.info("Loaded the weights of the best checkpoint, %s.", best)
+        hooks = json.loads((best / "trainer.json").read_text())["hooks"]
+        found = [hook["state"].get("results") for hook in hooks if hook["class"] == BestCheckpointer.__name__]
+        return next(filter(None, found), {})
 
     def load_last_trained(self) -> None:
         """Undo :meth:`load_best`: the state of the optimizer belongs to the latest weights."""

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 
 from trainwright.config.errors import ConfigError
-from trainwright.engine.state import TrainerState
+from trainwright.engine.run import TrainerRun
 from trainwright.engine.step_plan import steps_of
 from trainwright.hooks import HookBase
 from trainwright.hooks import LRScheduler as ScheduleHook
@@ -30,23 +31,14 @@ class Schedules:
 
     Args:
         given: the user's schedules, by the names of their optimizers; None: those of the configuration.
-        settings: returns the current configuration.
         plateau_mode: returns the mode of a ReduceLROnPlateau whose arguments do not set it.
-        current: returns the schedule of a single optimizer.
     """
 
     def __init__(
-        self,
-        given: Mapping[str, LRScheduler] | None,
-        state: TrainerState,
-        *,
-        settings: Callable[[], "TrainingConfig"],
-        plateau_mode: Callable[[], str],
-        current: Callable[[], LRScheduler | None],
+        self, run: TrainerRun, given: Mapping[str, LRScheduler] | None, plateau_mode: Callable[[], str]
     ) -> None:
-        self._given, self._state, self._settings = given, state, settings
-        self._plateau_mode, self._current = plateau_mode, current
-        every = settings().lr_scheduling_steps
+        self._run, self._given, self._state, self._plateau_mode = weakref.proxy(run), given, run.state, plateau_mode
+        every = run.config.lr_scheduling_steps
         for one in (given or {}).values():
             if not isinstance(one, FormulaLR | ReduceLROnPlateau):
                 often = f"every {every} steps" if every else "once an epoch"
@@ -72,7 +64,7 @@ class Schedules:
 
     def hooks(self, optimizer: Optimizer, schedules: Mapping[str, LRScheduler]) -> list[HookBase]:
         """The hooks that step them: the run's one, whichever it is then, or those of several optimizers by name."""
-        is_torchs = bool(self._settings().lr_scheduler or self._given is not None)
+        is_torchs = bool(self._run.config.lr_scheduler or self._given is not None)
         if not isinstance(optimizer, NamedOptimizers):
             return [ScheduleHook(period=self._is_due if is_torchs else 1)]
         hooks: list[HookBase] = []
@@ -112,19 +104,19 @@ class Schedules:
 
     def _is_due(self, schedule: LRScheduler | None = None) -> bool:
         """Whether to step a schedule of torch or the user: by default once an epoch. Others step after each update."""
-        every = self._every(schedule or self._current())
+        every = self._every(schedule or self._run.lr_scheduler)
         return self._state.has_passed(every) if every else True
 
     def _every(self, schedule: LRScheduler | None) -> int | None:
         """Steps between two steps of a schedule; None: it is stepped after each update."""
-        config, plan = self._settings(), self._state.plan
+        config, plan = self._run.config, self._state.plan
         if not (config.lr_scheduler or self._given is not None):
             return None
         own = steps_of(config.lr_scheduling_steps, plan.total_steps)
         return own or (None if isinstance(schedule, FormulaLR) else plan.steps_per_epoch)
 
     def _build(self, optimizer: Optimizer, num_updates: int) -> LRScheduler | None:
-        return build_lr_scheduler(self._settings(), optimizer, num_updates, self._plateau_mode)
+        return build_lr_scheduler(self._run.config, optimizer, num_updates, self._plateau_mode)
 
 
 def build_lr_scheduler(

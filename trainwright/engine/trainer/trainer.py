@@ -23,19 +23,19 @@ from trainwright.data.batch_loader import BatchLoader
 from trainwright.data.batches import Batches
 from trainwright.data.sampler import EpochSampler
 from trainwright.data.seeding import seed_everything
-from trainwright.engine.extra_parameters import extra_optimizers, log_untrained
+from trainwright.engine.extra_parameters import log_untrained
 from trainwright.engine.folder.formats import CSV_NAME
 from trainwright.engine.folder.run_folder import TrainerFolder
 from trainwright.engine.hardest_samples import hardest_samples
 from trainwright.engine.loss_fn import forward
 from trainwright.engine.own_step import OwnStep
-from trainwright.engine.run import Calls
+from trainwright.engine.run import Calls, TrainerRun
 from trainwright.engine.run_hooks import ordered_hooks, run_hooks, timing_facts
-from trainwright.engine.run_methods import RunMethods
+from trainwright.engine.run_methods import RunMethods, part_of_run
 from trainwright.engine.spec import spec_of_training_config
 from trainwright.engine.state import TrainerState
 from trainwright.engine.trainer import checks, loaders, optim, parts
-from trainwright.engine.trainer.best_metric import BestMetric
+from trainwright.engine.trainer.best_metric import BestMetric, raise_missing
 from trainwright.engine.trainer.checks import Given
 from trainwright.engine.trainer.evaluation import Evaluation
 from trainwright.engine.trainer.facts import (
@@ -43,10 +43,7 @@ from trainwright.engine.trainer.facts import (
     log_dev_run,
     names_of_settings,
     next_commands,
-    record_of_run,
-    settings_of_step,
 )
-from trainwright.engine.trainer.hooks import best_checkpointer, plateau_hook, progress_lines
 from trainwright.engine.trainer.model_card import RunCard
 from trainwright.engine.trainer.periods import Periods, plan_of, plan_run
 from trainwright.engine.trainer.processes import Placement, check_pipeline, warn_unsharded_loader
@@ -57,9 +54,20 @@ from trainwright.engine.trainer.train_metrics import TrainMetrics, after_batch_c
 from trainwright.engine.trainer.training_step import OWN_STEP_METHODS, STEP_METHODS, BatchLoss, TrainingStep
 from trainwright.events.storage import EventStorage
 from trainwright.events.writers import EventWriter
-from trainwright.hooks import CallbackHook, EvalHook, HookBase, IterationTimer, PeriodicCheckpointer, PeriodicWriter
+from trainwright.events.writers.progress import bar_stream
+from trainwright.hooks import (
+    BestCheckpointer,
+    CallbackHook,
+    EvalHook,
+    HookBase,
+    IterationTimer,
+    PeriodicCheckpointer,
+    PeriodicWriter,
+    ReduceOnPlateau,
+)
 from trainwright.hooks.callbacks import Callback, CallbackList, RunCallbacks, TrainerControl
-from trainwright.hooks.method_overrides import Overrides, is_overridden, overridable
+from trainwright.hooks.callbacks.progress import EpochProgress, epoch_lines
+from trainwright.hooks.method_overrides import is_overridden, overridable
 from trainwright.hooks.profile import profile_hook
 from trainwright.optim.freeze import freeze_bn
 from trainwright.optim.named import NamedOptimizers
@@ -104,7 +112,11 @@ class Trainer(RunMethods):
         metrics_handler, loss, optimizer, lr_scheduler, checkpointer: as built from the arguments.
     """
 
-    loss: Any  # a module, or the user's function; None if the model computes its loss
+    run: TrainerRun
+    run_kind = TrainerRun
+    config: "TrainingConfig" = part_of_run()
+    state: TrainerState = part_of_run()
+    loss: Any = part_of_run()  # a module, or the user's function; None if the model computes its loss
 
     def __init__(
         self,
@@ -138,7 +150,7 @@ class Trainer(RunMethods):
             optimizer=optimizer, lr_scheduler=lr_scheduler, optimizers=optimizers, lr_schedulers=lr_schedulers,
             loss=loss, accelerator=accelerator, model_card=model_card, callbacks=callbacks,
         )  # fmt: skip
-        self._overrides, self._given_output_dir = Overrides(self), given.config.output_dir
+        self._given_output_dir = given.config.output_dir
         self.config, self.device = start(given, self)
         self.output_dir = Path(os.path.abspath(self.config.output_dir))
         self.model, self.accelerator, self.model_card = given.model, given.accelerator, given.model_card
@@ -162,28 +174,23 @@ class Trainer(RunMethods):
         """The evaluation, the loaders, the plan of the steps, and the position in it."""
         datasets = given.train_dataset, *loaders.each(given.eval_dataset)
         self.preprocessor = parts.give_preprocessor(given.preprocessor, given.model, *datasets)
-        self._collator = given.data_collator
+        self._collator, self._creates_loader = given.data_collator, given.train_dataloader is None
         self._evaluation = Evaluation(
-            self._overrides,
-            device=self.device,
-            settings=lambda: self.config,
-            model=lambda: self.model,
-            criterion=lambda: self.loss,
+            self.run,
             handler=lambda: self.metrics_handler,
             compute_loss=lambda model, inputs: self._steps.loss.compute_loss(model, inputs),
             preprocessor=self.preprocessor,
             collator=given.data_collator,
             default_collator=getattr(given.train_dataset, "data_collator", None),
-            weights=lambda: self.run.evaluated_weights(),
             replaced_model=self._replaced_model,
         )
+        config = self.config
+        self.state = TrainerState(self, is_elastic=config.elastic, lr=config.learning_rate, seed=config.seed)
         train, self.eval_dataloader = build_loaders(
             given, self.config, self._evaluation, lambda data: self.create_train_dataloader(data)
         )
-        self.config, self.train_dataloader, plan = plan_run(self.config, train, self.output_dir)
-        self.max_iter, config = plan.num_updates, self.config
-        self.state = TrainerState(self, plan, is_elastic=config.elastic, lr=config.learning_rate, seed=config.seed)
-        self.run.state = self.state
+        self.config, self.train_dataloader, self.state.plan = plan_run(config, train, self.output_dir)
+        self.max_iter = self.state.plan.num_updates
         self._batches_of_run()
 
     def _build_metrics(self, given: Given) -> None:
@@ -206,15 +213,14 @@ class Trainer(RunMethods):
         """What changes the weights: the model as a step calls it, optimizers, schedules, and the criterion."""
         run, config = self.run, self.config
         run.step_methods = (*OWN_STEP_METHODS, "inner_training_loop", "compute_loss")
-        run.autocast = optim.autocast_for(config, self.device)
-        overrides, model = self._overrides, self.model
+        run.autocast, run.grad_scaler = optim.precision_of(config, self.device)
+        if self.accelerator:
+            run.grad_scaler = self.accelerator.scaler
+        overrides, model = run.overrides, self.model
         is_toggled = isinstance(given.optimizer, NamedOptimizers) and overrides.has("train_step", "training_step")
         uses_scores = overrides.has(*STEP_METHODS, "compute_metric", "update_metrics") or measures_training(config)
         self._placement = Placement(
-            model,
-            self.device,
-            config,
-            autocast=run.autocast,
+            run,
             accelerator=self.accelerator,
             optimizer=given.optimizer,
             splits_scores=hasattr(model, "compute_loss") and not uses_scores,
@@ -223,15 +229,8 @@ class Trainer(RunMethods):
         if self._placement.pipeline is not None:
             check_pipeline(self._placement.pipeline, config, model, self.train_dataloader, overrides)
         self.optimizer = given.optimizer or optim.build_optimizer(config, self.model)
-        self._schedules = Schedules(
-            given.schedules,
-            self.state,
-            settings=lambda: self.config,
-            plateau_mode=lambda: self._best_metric.mode(),
-            current=lambda: self.lr_scheduler,
-        )
+        self._schedules = Schedules(run, given.schedules, lambda: self._best_metric.mode())
         self.lr_scheduler, self.lr_schedulers = self._schedules.of(self.optimizer)
-        run.grad_scaler = self.accelerator.scaler if self.accelerator else optim.grad_scaler_for(config, self.device)
         if given.loss is None:
             self.loss = optim.build_criterion(config, self.device)
         else:
@@ -246,24 +245,8 @@ class Trainer(RunMethods):
             files=lambda: {"README.md": self._card.text().encode()},
             preprocessor=self.preprocessor,
         )
-        self._card = RunCard(
-            self.model_card,
-            self.checkpointer,
-            self.state,
-            run.average,
-            output_dir=self.output_dir,
-            settings=lambda: self.config,
-            results=lambda: self._run_callbacks.current_results(),
-        )
-        self._saving = Saving(
-            self.checkpointer,
-            self.state,
-            run.folder,
-            self._periods,
-            self._card,
-            settings=lambda: self.config,
-            is_over=lambda: self.iter >= self.max_iter,
-        )
+        self._card = RunCard(run, self.model_card, lambda: self._run_callbacks.current_results())
+        self._saving = Saving(run, self._periods, self._card)
 
     def _build_callbacks(self) -> None:
         """What calls the callbacks, and applies their requests."""
@@ -283,39 +266,15 @@ class Trainer(RunMethods):
     def _build_step(self) -> None:
         """What a step consists of, for the methods of the user's, too."""
         me: Trainer = weakref.proxy(self)
-        run, overrides = self.run, self._overrides
         self._steps = TrainingStep(
-            overrides,
-            self.model,
+            self.run,
             self._placement,
-            state=self.state,
             callbacks=self._run_callbacks,
             metrics=self._train_metrics,
-            autocast=run.autocast,
-            grad_scaler=run.grad_scaler,
             accelerator=self.accelerator,
-            device=self.device,
-            settings=lambda: me.config,
-            optimizer=lambda: me.optimizer,
-            criterion=lambda: me.loss,
-            batches=lambda: me._batches_of_run(),
-            iteration=lambda: me.iter,
-            storage=lambda: me.storage,
-            phases=lambda: me.phases,
             after_batch=lambda: me._after_batch(),
-            prepare=partial(to_batch, device=self.device),
         )
-        run.update = self._steps.update
-        run.own_step = OwnStep(
-            OWN_STEP_METHODS,
-            lambda: settings_of_step(me.config, is_scaled=me.run.grad_scaler is not None),
-            overrides=overrides,
-            model=self.model,
-            update=lambda: me.run.update,
-            optimizer=lambda: me.optimizer,
-            others=lambda: extra_optimizers(me),
-            name=type(self).__name__,
-        )
+        self.run.own_step = OwnStep(self.run, OWN_STEP_METHODS)
 
     def _resume(self) -> None:
         """Load the checkpoint that the configuration names, and check the folder."""
@@ -345,16 +304,7 @@ class Trainer(RunMethods):
     def build_hooks(self) -> list[HookBase | None]:
         """The hooks, in the order of their calls."""
         config, periods, evaluates = self.config, self._periods, self._evaluates
-        metric = self._best_metric.key
-        best = best_checkpointer(
-            config,
-            self._best_metric,
-            self.checkpointer,
-            periods,
-            evaluates=evaluates,
-            number=self._saving.step_name,
-            results=lambda: self.last_eval_results,
-        )
+        best = self._best_checkpointer()
         evaluation = self._run_callbacks.evaluating(self._evaluate_in_training)
         self._evaluate_hook = EvalHook(periods.eval_is_due, evaluation, name_scope="evaluation")
         # With the settings of each training.
@@ -372,14 +322,63 @@ class Trainer(RunMethods):
             train_metrics=self._train_metrics,
             save=save if config.save_enabled else None,
             evaluate=self._evaluate_hook if evaluates else None,
-            plateau=plateau_hook(metric, self.state, self._run_callbacks, lambda: self.storage),
+            plateau=self._plateau_hook(),
             best=best,
             callbacks=self._run_callbacks,
             profile=profile_hook(config.profile, self.output_dir),
-            lines=progress_lines(config, self.state, periods, best, evaluates=evaluates),
+            lines=self._progress_lines(best),
             write=self._write_hook if is_main_process() else None,
             finish=CallbackHook(after_end=lambda _: self._finish()),
         )
+
+    def _best_checkpointer(self) -> BestCheckpointer | None:
+        """The hook that saves the best checkpoint, of a run that evaluates and saves."""
+        config, best = self.config, self._best_metric
+        if not (self._evaluates and config.save_enabled):
+            if config.save_top_k is not None:
+                logger.warning(
+                    "TrainingConfig.save_top_k=%d has no effect: nothing is %s.",
+                    config.save_top_k, "evaluated" if config.save_enabled else "saved",
+                )  # fmt: skip
+            return None
+        best.check()
+        metric = best.key
+        return BestCheckpointer(
+            self._periods.eval_is_due,
+            self.checkpointer,
+            metric,
+            best.mode(),
+            on_missing=(lambda: raise_missing(metric, self.last_eval_results))
+            if config.load_best_model_at_end
+            else None,
+            top_k=config.save_top_k or 1,
+            number=self._saving.step_name,
+        )
+
+    def _plateau_hook(self) -> ReduceOnPlateau:
+        """Step by an evaluation result after each evaluation, or by a training metric at the end of each epoch."""
+        metric = self._best_metric.key
+
+        def latest() -> float | None:
+            value, _ = self.storage.latest().get(metric, (None, 0))
+            return value
+
+        if metric.startswith("evaluation/"):
+            return ReduceOnPlateau(latest)
+        mean_loss = self._run_callbacks.epoch_loss_of_all
+        return ReduceOnPlateau(mean_loss if metric == "total_loss" else latest, self.state.is_epoch_end)
+
+    def _progress_lines(self, best: BestCheckpointer | None) -> HookBase | None:
+        """A line per epoch beside a bar and beside lines by steps; in place of a bar, a line every half minute."""
+        config, state, plan, periods = self.config, self.state, self.state.plan, self._periods
+        if not config.progress_bar or config.print_steps is not None or not is_main_process():
+            return None
+        if config.log_steps or bar_stream() is not None:
+            period = plan.updates(periods.evaluate or plan.steps_per_epoch) if self._evaluates else None
+            log_period = plan.updates(periods.log)
+            return epoch_lines(plan.updates_per_epoch, plan.num_updates, log_period, eval_period=period, best=best)
+        position = lambda: (state.epoch, state.epoch_step, plan.steps_per_epoch)  # noqa: E731
+        return EpochProgress(config.num_epochs, position, steps_per_update=plan.accumulation)
 
     def build_writers(self) -> list[EventWriter]:
         """The writers of metrics: the console, ``metrics.json``, ``metrics.csv``, TensorBoard."""
@@ -403,6 +402,15 @@ class Trainer(RunMethods):
             metrics = getattr(me.metrics_handler, "metrics", None) or ()
             return facts_of_start(me.config, me.state.plan, metrics=metrics, schedule=me.lr_scheduler, **data())
 
+        def record() -> dict[str, Any]:
+            train = getattr(me.train_dataloader, "dataset", None) if me.train_dataset is None else me.train_dataset
+            tests = me.eval_dataset if isinstance(me.eval_dataset, Mapping) else {"eval": me.eval_dataset}
+            named = {name if name == "eval" else f"eval {name}": one for name, one in tests.items()}
+            return {
+                "samples_per_iteration": me.state.plan.samples(me.state.plan.steps(1)),
+                "data": {"train": train} | named,
+            }
+
         def data() -> dict[str, Any]:
             names = ("train_dataset", "eval_dataset", "train_dataloader")
             return {name: getattr(me, name) for name in names}
@@ -421,7 +429,7 @@ class Trainer(RunMethods):
 
         def position_of(update: int) -> tuple[int, int] | None:
             sampler, plan = getattr(me.train_dataloader, "batch_sampler", None), me.state.plan
-            if me._overrides.has("run_step", "inner_training_loop") or not isinstance(sampler, EpochSampler):
+            if me.run.overrides.has("run_step", "inner_training_loop") or not isinstance(sampler, EpochSampler):
                 return None
             done = plan.steps(update - 1)
             return done, plan.steps(update) - done
@@ -436,7 +444,7 @@ class Trainer(RunMethods):
             examples=examples,
             save=lambda: me._saving.save_step(),
             facts=facts,
-            record=lambda: record_of_run(me.config, me.state.plan, **data()),
+            record=record,
             next_commands=lambda: next_commands(me.config, me.total_steps, me.callbacks),
             schedule_length=lambda schedule: me._schedules.length(schedule),
             use_learning_rate=use_learning_rate,
@@ -514,7 +522,6 @@ class Trainer(RunMethods):
         self.lr_scheduler, self.lr_schedulers = self._schedules.replace(optimizer), {}
         self.run.set_checkpoint_parts()
         self._steps.build_update()
-        self.run.update = self._steps.update
         self.run.own_step.watch_optimizers()
 
     def set_loss(self, loss: Callable[..., Any], loss_name: str | None = None) -> None:
@@ -539,9 +546,12 @@ class Trainer(RunMethods):
             freeze_bn(model or self.model)
 
     def create_train_dataloader(self, dataset: Any) -> Any:
-        """The loader of training data: it yields the rest of this epoch, and iterated again the next epoch."""
-        state = getattr(self, "state", None)
-        return loaders.train_loader(dataset, self.config, self._collator, 0 if state is None else state.global_step)
+        """The loader of training data: it yields the rest of this epoch, and iterated again the next epoch.
+
+        An override is called when the trainer is built, for the length of the training, and for each further epoch,
+        also the one that a resumed run is in. ``self.state.epoch`` is then that epoch.
+        """
+        return loaders.train_loader(dataset, self.config, self._collator, self.state.global_step)
 
     def evaluate(self, dataset: Any = None, logs: MutableMapping[str, Any] | None = None) -> dict[str, Any]:
         """``loss``, the mean over all samples, and each metric, over the evaluation data or ``dataset``.
@@ -647,7 +657,10 @@ class Trainer(RunMethods):
     def train(  # type: ignore[override]
         self, resume_checkpoint_path: str | Path | None = None, **unknown: Never
     ) -> dict[str, Any]:
-        """Train to the end, from the current state or a checkpoint; returns the results of the last evaluation."""
+        """Train to the end, from the current state or a checkpoint; returns the results of the last evaluation.
+
+        With ``load_best_model_at_end`` those of the best weights, which the model has then.
+        """
         checks.refuse_arguments("train", unknown, TRAIN_ARGUMENTS)
         if resume_checkpoint_path is not None:
             self.load(resume_checkpoint_path)
@@ -662,7 +675,7 @@ class Trainer(RunMethods):
         if is_done and not self.last_eval_results:  # no hook has evaluated
             self.last_eval_results = self.run.folder.last_results("evaluation/")
             if self.config.load_best_model_at_end:
-                self._saving.load_best()
+                self.last_eval_results = self._saving.load_best() or self.last_eval_results
         return self.last_eval_results
 
     def inner_training_loop(self, epoch_num: int) -> dict[str, float]:
@@ -757,6 +770,7 @@ class Trainer(RunMethods):
         if self.start_iter == 0:
             seed_everything(self.config.seed + get_data_parallel_rank())
         self.state.restore(in_place=self.run.folder.resume)
+        self._batches_of_run()
         log_untrained(self.model, self.optimizer, self.loss)
         warn_unsharded_loader(self.train_dataloader)
         if self.config.eval_on_start and self.start_iter == 0 and self.eval_dataloader is not None:
@@ -781,7 +795,7 @@ class Trainer(RunMethods):
         if self.has_failed:
             return
         if config.load_best_model_at_end:
-            self._saving.load_best()
+            self.last_eval_results = self._saving.load_best() or self.last_eval_results
         if config.save_enabled and is_main_process():
             self.run.folder.write_card(self._card.text_of_run())
         if config.fast_dev_run and is_main_process():
@@ -822,13 +836,13 @@ class Trainer(RunMethods):
             lambda: self.metrics_handler,
             self.eval_dataloader if isinstance(self.eval_dataloader, Mapping) else (),
             evaluates=self._evaluates,
-            has_own_results=partial(self._overrides.has, "evaluate", "evaluate_step", "compute_metric"),
+            has_own_results=partial(self.run.overrides.has, "evaluate", "evaluate_step", "compute_metric"),
         )
 
     def _after_batch(self) -> Callable[[Any, Any], None] | None:
         """What the step calls after each micro-batch, with the callbacks and overrides that there are now."""
         return after_batch_calls(
-            self._overrides,
+            self.run.overrides,
             self._run_callbacks,
             self._train_metrics,
             model=self.model,
@@ -874,7 +888,7 @@ class Trainer(RunMethods):
     def _bind_run_step(self) -> tuple[Any, Callable[[], None]]:
         step = self._steps.step
         assert step is not None, "built before the first step"
-        return self, self.run_step if self._overrides.has("run_step") else step.run
+        return self, self.run_step if self.run.overrides.has("run_step") else step.run
 
     def loader_state(self) -> dict[str, Any] | None:
         # Before the first step a loader of torchdata would draw its order now.
@@ -887,14 +901,30 @@ class Trainer(RunMethods):
         run, loader = self.run, self.train_dataloader
         if getattr(run, "batches", None) is None or run.batches.loader is not loader:
             me: Trainer = weakref.proxy(self)
-            run.batches = Batches(loader, may_change=lambda: me._may_change_data())
+            renews = self._creates_loader and run.overrides.has("create_train_dataloader")
+            renew = (lambda: me._loader_of_epoch()) if renews else None
+            run.batches = Batches(loader, may_change=lambda: me._may_change_data(), renew=renew)
         return run.batches
+
+    def _loader_of_epoch(self) -> Any:
+        """The loader that the user's ``create_train_dataloader`` returns for an epoch that begins."""
+        before, config = self.train_dataloader, self.config
+        self.state.is_opening = True
+        try:
+            loader = self.create_train_dataloader(self.train_dataset)
+        finally:
+            self.state.is_opening = False
+        if isinstance(before, BatchLoader) and before is not loader:
+            before.close()
+        limit = config.overfit_batches or config.limit_train_batches
+        self.train_dataloader = loaders.with_length(loader, limit, config.max_steps)
+        return self.train_dataloader
 
     def _may_change_data(self) -> bool:
         """Whether code of the user's runs between two epochs, which may change the data."""
         own_methods = ("before_step", "after_step", "inner_training_loop", "evaluate")
         own_code = (*self.run.hooks, *self.callbacks)
-        return self._overrides.has(*own_methods) or any(getattr(one, "may_change_data", True) for one in own_code)
+        return self.run.overrides.has(*own_methods) or any(getattr(one, "may_change_data", True) for one in own_code)
 
     def _close_loaders(self) -> None:
         self._steps.close()

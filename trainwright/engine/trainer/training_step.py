@@ -1,8 +1,9 @@
 """What a step of the Python API consists of: its batches, its loss, its update and what it records."""
 
+import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,28 +11,23 @@ from torch.utils.hooks import RemovableHandle
 
 from trainwright._torch_compat.tensor_chunks import is_dtensor
 from trainwright.config.errors import ConfigTypeError
-from trainwright.data.batches import Batches
+from trainwright.data.batch import to_batch
 from trainwright.data.collate import mixed
 from trainwright.data.errors import add_batch_note
 from trainwright.engine.accumulation import mean_outputs
 from trainwright.engine.gradient_sync import explained
 from trainwright.engine.loss_fn import Contract, contract_for, fields_of, predictions_of
 from trainwright.engine.pipeline_step import PipelineStep, pipeline_settings
-from trainwright.engine.state import TrainerState
+from trainwright.engine.run import TrainerRun
 from trainwright.engine.step import Step
 from trainwright.engine.trainer import loaders, optim
 from trainwright.engine.trainer.processes import Placement, has_all_gpus, refuse_assigned_steps
 from trainwright.engine.trainer.train_metrics import TrainMetrics
 from trainwright.engine.update import Update, optimizer_calls
-from trainwright.events.phases import PhaseTimes
 from trainwright.events.storage import EventStorage
 from trainwright.hooks.callbacks import RunCallbacks
-from trainwright.hooks.method_overrides import Overrides
 from trainwright.lazy_names import ring
 from trainwright.models.outputs import is_loss_alone, named_outputs, scalars_of
-
-if TYPE_CHECKING:
-    from trainwright.config.settings import TrainingConfig
 
 # An override of one of these is a step of the user's own.
 OWN_STEP_METHODS = ("run_step", "train_step", "training_step", "optimization_step")
@@ -82,12 +78,8 @@ class TrainingStep:
     """Builds the step before the first one, and chooses it again for another optimizer or loss.
 
     Args:
-        overrides: the user's methods, which the step calls in place of its own.
-        model: the model, not wrapped. ``placement``: what a step calls.
-        settings, optimizer, criterion, batches, iteration, storage, phases: return those of the run, which may
-            change.
+        placement: what a step calls in place of the run's model.
         metrics: of the training batches. ``after_batch`` returns what to call after each.
-        prepare: the default of ``prepare_input_batch``.
 
     Attributes:
         update, loss: the current ones.
@@ -96,36 +88,26 @@ class TrainingStep:
 
     update: Update
     loss: BatchLoss
+    _storage: EventStorage  # of the current training
 
     def __init__(
         self,
-        overrides: Overrides,
-        model: nn.Module,
+        run: TrainerRun,
         placement: Placement,
         *,
-        state: TrainerState,
         callbacks: RunCallbacks,
         metrics: TrainMetrics | None,
-        autocast: optim.Autocast | None,
-        grad_scaler: torch.amp.GradScaler | None,
         accelerator: Any,
-        device: torch.device,
-        settings: "Callable[[], TrainingConfig]",
-        optimizer: Callable[[], Any],
-        criterion: Callable[[], Any],
-        batches: Callable[[], Batches],
-        iteration: Callable[[], int],
-        storage: Callable[[], EventStorage],
-        phases: Callable[[], PhaseTimes],
         after_batch: Callable[[], Any],
-        prepare: Callable[[Any], Any],
     ) -> None:
-        self._overrides, self.model, self.placement = overrides, model, placement
-        self._state, self._callbacks, self._metrics = state, callbacks, metrics
-        self._autocast, self._grad_scaler, self._accelerator, self._device = autocast, grad_scaler, accelerator, device
-        self._settings, self._optimizer, self._criterion, self._batches = settings, optimizer, criterion, batches
-        self._iteration, self._storage, self._phases = iteration, storage, phases
-        self._after_batch, self._prepare = after_batch, prepare
+        self._run = weakref.proxy(run)
+        self._overrides, self.model, self.placement, self._state = run.overrides, run.model, placement, run.state
+        self._callbacks, self._metrics, self._accelerator, self._after_batch = (
+            callbacks,
+            metrics,
+            accelerator,
+            after_batch,
+        )
         self.step: Step | None = None
         self._watching: RemovableHandle | None = None
         self._scalars: dict[str, Any] | None = None  # those that the model returned for the current micro-batch
@@ -142,15 +124,16 @@ class TrainingStep:
         """Choose the loss of the model or the configuration."""
         recorders = self.update.record, None if self._metrics is None else self._metrics.record
         self.loss = BatchLoss(
-            self.model, self._criterion(), self._autocast, recorders=recorders, record_scalars=self._record_scalars
+            self.model, self._run.loss, self._run.autocast, recorders=recorders, record_scalars=self._record_scalars
         )
         if self.step is not None:
             self._choose(self.step, self.update.batch)
 
     def build_update(self) -> None:
         """Build the update of the current optimizer."""
-        config, before, optimizer = self._settings(), self.update if self.step is not None else None, self._optimizer()
-        self.update = Update(
+        run, before = self._run, self.update if self.step is not None else None
+        config, optimizer = run.config, run.optimizer
+        self.update = run.update = Update(
             optimizer,
             self.model,
             *optimizer_calls(optimizer, self._accelerator),
@@ -158,8 +141,8 @@ class TrainingStep:
             max_norm=config.max_grad_norm,
             max_value=config.clip_grad_value,
             skip_non_finite=config.non_finite == "skip",
-            grad_scaler=self._grad_scaler,
-            criterion=self._criterion,
+            grad_scaler=run.grad_scaler,
+            criterion=lambda: run.loss,
             **self._settings_of_update(optimizer),
         )
         if not self._overrides.has("run_step", "train_step", "optimization_step"):
@@ -173,7 +156,7 @@ class TrainingStep:
 
     def _settings_of_update(self, optimizer: Any) -> dict[str, Any]:
         """The arguments of :class:`Update` that depend on other processes and the Accelerator."""
-        is_own, placement = loaders.is_own_loader(self._batches().loader), self.placement
+        is_own, placement = loaders.is_own_loader(self._run.batches.loader), self.placement
         settings: dict[str, Any] = {"count": self._samples_of_step if is_own else None}
         if placement.sync is not None:
             settings["replica"] = placement.sync
@@ -181,7 +164,7 @@ class TrainingStep:
         if self._accelerator is not None:
             settings["differentiate"] = self._differentiate
         if placement.pipeline is not None:
-            settings |= pipeline_settings(placement.pipeline, self._grad_scaler, optimizer)
+            settings |= pipeline_settings(placement.pipeline, self._run.grad_scaler, optimizer)
         return settings
 
     def _differentiate(self, loss: Tensor, **options: Any) -> None:
@@ -191,12 +174,13 @@ class TrainingStep:
 
     def start(self) -> None:
         """Start the batches at the current step, and build the step, which chooses the rest with its first batch."""
-        batches, pipeline, overrides = self._batches(), self.placement.pipeline, self._overrides
-        batches.prepare = prepare = overrides.of("prepare_input_batch", self._prepare)
+        run, pipeline, overrides = self._run, self.placement.pipeline, self._overrides
+        batches, self._storage = run.batches, run.storage
+        batches.prepare = prepare = overrides.of("prepare_input_batch", partial(to_batch, device=run.device))
         mixup_func = getattr(batches.loader, "mixup_func", None)
         if mixup_func is not None:
             batches.prepare = lambda batch: mixed(mixup_func, prepare(batch))
-        batches.prefetches_to = None if overrides.has("prepare_input_batch") else self._device  # it may draw numbers
+        batches.prefetches_to = None if overrides.has("prepare_input_batch") else run.device  # it may draw numbers
         batches.length = self._state.plan.steps_per_epoch
         batches.start(self._state.global_step)
         self._callbacks.is_fed = True
@@ -219,7 +203,7 @@ class TrainingStep:
             self._train_first,
             begin_window=self._begin_update if self._state.plan.accumulation == 1 else self._begin_window,
             end_window=self._put_metrics,
-            phases=self._phases(),
+            phases=run.trainer.phases,
             keep=self._keep,
             begin_batch=self._begin_batch,
             end_batch=self._callbacks.end_batch,
@@ -239,7 +223,7 @@ class TrainingStep:
     def close(self) -> None:
         """After the last step: nothing of the user's is kept."""
         self.step = self._compute_loss = self._training_step = self.update.batch = self.placement.on_wrap = None
-        self._batches().close()
+        self._run.batches.close()
         if self._watching is not None:
             self._watching.remove()
 
@@ -279,7 +263,7 @@ class TrainingStep:
         else:
             own = self.train_step if overrides.has(*_BY_METHODS) else self._train
             step.train = overrides.of("train_step", own)
-        if self._settings().graph:
+        if self._run.config.graph:
             self._compile(step, inputs)
 
     # The path of a batch: Step.run -> _train -> the contract's compute_loss -> the model; then Update.backward, finish.
@@ -323,7 +307,7 @@ class TrainingStep:
     def _begin_window(self) -> int:
         """Called before the first batch of an update; returns the number of its batches."""
         self._begin_update()
-        self._window_end = self._state.plan.steps(self._iteration() + 1)
+        self._window_end = self._state.plan.steps(self._run.trainer.iter + 1)
         return self._window_end - self._state.global_step
 
     def _begin_update(self) -> int:
@@ -351,7 +335,7 @@ class TrainingStep:
         if self.placement.sync is None:
             return plan.samples(step + 1) - plan.samples(step)
         if self._latest_samples[0] != step:
-            self._latest_samples = step, int(self._batches().loader.batch_sampler.num_samples(step))
+            self._latest_samples = step, int(self._run.batches.loader.batch_sampler.num_samples(step))
         return self._latest_samples[1]
 
     def _samples_of_window(self) -> int:
@@ -361,7 +345,7 @@ class TrainingStep:
 
     def is_padding_batch(self) -> bool:
         """Whether the latest batch is a padding batch, which only keeps this process in step with the others."""
-        if not loaders.is_own_loader(self._batches().loader):
+        if not loaders.is_own_loader(self._run.batches.loader):
             return False
         is_staged = self.placement.pipeline is not None  # all batches of the update are counted before
         return (self.update.mean.latest_samples if is_staged else self._samples_of_step(None)) == 0
@@ -371,7 +355,7 @@ class TrainingStep:
         if torch.compiler.is_compiling():
             return
         scalars = scalars_of(outputs)
-        if self._settings().gradient_accumulation_steps == 1 and is_loss_alone(scalars):
+        if self._run.config.gradient_accumulation_steps == 1 and is_loss_alone(scalars):
             return
         # Copies: the update may change them, if they are parameters.
         self._scalars = {k: v.detach().clone() if isinstance(v, Tensor) else v for k, v in scalars.items()}
@@ -381,7 +365,7 @@ class TrainingStep:
         return step_logs.get("step_loss"), scalars
 
     def _put_metrics(self, kept: list[tuple[Any, dict[str, Any] | None]], data_time: float) -> None:
-        storage, update, losses, has_scalars = self._storage(), self.update, list[Any](), False
+        storage, update, losses, has_scalars = self._storage, self.update, list[Any](), False
         storage.put_scalar("data_time", data_time)
         for loss, scalars in kept:
             has_scalars |= bool(scalars)
@@ -397,7 +381,7 @@ class TrainingStep:
 
     def _compile(self, step: Step, inputs: Any) -> None:
         """Let ``step`` run programs in place of ``train_step``, or log why that is not possible."""
-        graph, config = ring("graph.step"), self._settings()
+        graph, run, config = ring("graph.step"), self._run, self._run.config
         model, metrics, loss_of_run = self.model, self._metrics, self.loss
         is_own, names = self._overrides.has("compute_loss"), None
         compute_loss = self._overrides.of("compute_loss", self.loss.compute_loss)
@@ -425,13 +409,13 @@ class TrainingStep:
             losses_of,
             logs_of,
             self.update,
-            self._optimizer(),
+            run.optimizer,
             accumulates=config.gradient_accumulation_steps > 1,
             after_backward=self._after_backward,
             backend="inductor",
             names=names,
-            batch_size=graph.batch_size_of(self._batches().loader),
-            on_compiled=self._phases().count_compile,
+            batch_size=graph.batch_size_of(run.batches.loader),
+            on_compiled=run.trainer.phases.count_compile,
         )
         own = [name for name in OWN_STEP_METHODS if self._overrides.has(name)]
         refusal = graph.refusal_of_overrides(own, self._overrides.kind)
