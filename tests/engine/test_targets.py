@@ -248,6 +248,49 @@ def test_a_loss_that_cannot_be_counted_is_named_once(caplog: pytest.LogCaptureFi
     assert caplog.text.count("cannot be counted") == 1
 
 
+class OnlyScores(Scores):
+    def forward(self, inputs: Tensor) -> Any:
+        return {"logits": self.body(inputs)}
+
+
+class WithScores(Unknown):
+    def forward(self, inputs: Tensor, labels: Tensor) -> Any:
+        return {**super().forward(inputs, labels), "logits": self.body(inputs)}
+
+
+def focal(scores: Tensor, labels: Tensor) -> Tensor:
+    each = F.cross_entropy(scores.flatten(0, 1), labels.flatten(), reduction="none")
+    return (each * (1 - torch.exp(-each))).sum() / (labels != -100).sum()
+
+
+@pytest.mark.parametrize(("model", "loss", "named"), [(Unknown, None, "Unknown"), (OnlyScores, focal, "focal")])
+def test_a_loss_of_either_kind_is_named_with_what_can_be_done(
+    model: type[nn.Module], loss: Any, named: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings: dict[str, Any] = {"gradient_accumulation_steps": 2, "batch_size": 4, "metrics": [], "num_epochs": 1}
+    with caplog.at_level(logging.WARNING, logger="trainwright"):
+        Trainer(model(), TrainingConfig(output_dir=tmp_path, **settings), Tokens(), loss=loss).train()
+    (text,) = [record.getMessage() for record in caplog.records if "cannot be counted" in record.getMessage()]
+    assert f"The loss of {named} " in text
+    assert ("beside its loss" in text) is (loss is None)
+
+
+def test_batches_without_a_target_have_no_part_in_a_loss_that_returns_no_scores(tmp_path: Path) -> None:
+    rows = [
+        {**row, "labels": torch.full_like(row["labels"], -100)} if n % 8 < 4 else row
+        for n, row in enumerate([*Tokens(), *Tokens()])
+    ]
+    settings: dict[str, Any] = {"gradient_accumulation_steps": 2, "batch_size": 4, "metrics": [], "num_epochs": 1}
+    settings |= {"dataloader_shuffle": False, "optimizer": "SGD", "lr": 0.5, "lr_scheduler_type": None}
+    losses = []
+    for kind in (Unknown, WithScores):
+        torch.manual_seed(0)
+        trainer = Trainer(kind(), TrainingConfig(output_dir=tmp_path / kind.__name__, **settings), rows)
+        trainer.train()
+        losses.append([value for value, _ in trainer.storage.history("total_loss").values()])
+    assert losses[0] == pytest.approx(losses[1])
+
+
 class Smoothed(nn.Module):
     """Its loss looks like the mean over the targets as long as the scores are alike, and later like no mean."""
 

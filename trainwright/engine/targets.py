@@ -182,6 +182,8 @@ class TargetCounter:
         self._model, self._criterion, self._share = model, criterion, share
         self.targets: Targets | None = None
         self.is_decided = self._is_empty = self._is_logged = False
+        self._empty: list[Targets] = []  # of the latest batch that had none
+        self._is_of_criterion = False
 
     def decide(self, outputs: Any, batch: Any, loss: Tensor, samples: int) -> None:
         """Decide with the first batch that has a target. ``outputs`` are those of the model for it; None: unknown."""
@@ -189,14 +191,19 @@ class TargetCounter:
             self.is_decided = self._is_logged = True
             return
         found, labels, criterion = None, labels_of(batch), self._criterion()
-        self._is_empty = False
-        if labels is not None and criterion is not None and (outputs is None or losses_of(outputs) is None):
+        if outputs is not None and losses_of(outputs) is not None:
+            criterion = None
+        if labels is not None and criterion is not None:
             found = targets_of_criterion(criterion)
         empty = [] if labels is None or found is not None else empty_targets(self._model, labels, loss.detach())
-        if empty:
-            found, self._is_empty = empty[0] if len(empty) == 1 else None, len(empty) > 1
-        elif labels is not None and found is None and outputs is not None:
-            found = targets_of_model(self._model, outputs, batch, loss.detach())
+        self._is_empty, self._is_of_criterion = len(empty) > 1, criterion is not None
+        if len(empty) == 1:
+            found = empty[0]
+        elif not empty and labels is not None and found is None:
+            if outputs is not None:
+                found = targets_of_model(self._model, outputs, batch, loss.detach())
+            found = found or next(iter(self._empty), None)  # a batch before has shown that they are ignored
+        self._empty = empty or self._empty
         if found is not None and labels is not None and samples:
             found = replace(found, per_sample=float(found.count(labels)) / samples or 1.0)
         shared = self._share((found, self._is_empty))
@@ -224,10 +231,12 @@ class TargetCounter:
             return samples if labels is None else self.targets.count(labels)
         if not self._is_logged and labels is not None and labels.device.type == "cpu" and (labels == IGNORED).any():
             self._is_logged = True
+            by, of_model = self._criterion(), "the model's scores as 'logits' beside its loss, or 'num_tokens'"
             logger.warning(
                 "The loss of %s cannot be counted: some labels are %d, which it may ignore. The micro-batches of an"
-                " update, and processes, are weighted by samples. Return the model's scores as 'logits' beside its"
-                " loss, or 'num_tokens', the number of labels that it averages.",
-                type(self._model).__name__, IGNORED,
-            )  # fmt: skip
+                " update, and processes, are weighted by samples. Return %s, the number of labels that it averages.",
+                getattr(by, "__name__", type(by).__name__) if self._is_of_criterion else type(self._model).__name__,
+                IGNORED,
+                "'num_tokens' beside 'logits' from the model" if self._is_of_criterion else of_model,
+            )
         return samples
