@@ -16,7 +16,7 @@ from trainwright import DefaultTrainer, Trainer, TrainingConfig
 from trainwright.data import ColumnDataset
 from trainwright.engine.folder.summary import described_model, table
 from trainwright.engine.run_hooks import timing_facts
-from trainwright.engine.trainer.facts import names_of_settings
+from trainwright.engine.trainer.parts import names_of_settings
 from trainwright.hooks import Callback
 from trainwright.hooks.timer import SettingNames
 

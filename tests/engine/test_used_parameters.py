@@ -14,7 +14,7 @@ from tests.ranks import on_ranks
 from trainwright import Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError
 from trainwright.data import ColumnDataset
-from trainwright.engine.used_parameters import UsedParameters
+from trainwright.engine.gradient_sync import UsedParameters
 from trainwright.events import EventStorage
 
 BATCH, BATCHES = 4, 4

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from typing import Any
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -14,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from trainwright.checkpoint.weights import group_names
 from trainwright.config.errors import ConfigError
 from trainwright.engine.accumulation import HasGroups
-from trainwright.engine.used_parameters import UsedParameters
+from trainwright.events.storage import get_event_storage, has_event_storage
 from trainwright.optim.skip import SkipNonFinite
 from trainwright.parallel.data_parallel import unwrap_model, watch_wrapped, wrap_data_parallel
 from trainwright.parallel.dist import (
@@ -332,3 +333,56 @@ def average_gradients(parameters: Iterable[Tensor]) -> bool:
             parameter.grad /= get_data_parallel_size()
             reduce_over_data(parameter.grad)
     return all(map(all, there))
+
+
+class UsedParameters:
+    """Compares the parameters that the data ranks have used, after the backward passes of an update.
+
+    The first update compares at once. Later, a rank records each change of its own, and the records are compared with
+    the next log line (``EventStorage.alike``): no update waits for an exchange.
+
+    Args:
+        parts: the modules of this process whose gradients are averaged in groups.
+    """
+
+    def __init__(self, parts: Iterable[nn.Module]) -> None:
+        named = [pair for part in parts for pair in part.named_parameters()]
+        self._names, self._parameters = [name for name, _ in named], [parameter for _, parameter in named]
+        self._key = f"used parameters from {next(iter(self._names), None)}"
+        self._used: list[bool] | None = None  # by the latest update
+        self._num_checks = self._record = 0
+
+    def check(self) -> None:
+        """Call this when gradients are there, before they are set to None.
+
+        Raises:
+            ConfigError: in the first update the data ranks have used different parameters. Raised on all of them.
+        """
+        if self._parameters and has_event_storage():  # each training has one
+            get_event_storage().alike.setdefault(self._key, self._alike)
+        used = [parameter.grad is not None for parameter in self._parameters]
+        self._num_checks += 1
+        if used == self._used or not any(used):
+            return
+        if self._used is None:
+            self._compare(used)
+        else:
+            self._record = crc32(repr((self._record, self._num_checks, used)).encode())
+        self._used = used
+
+    def _compare(self, used: list[bool]) -> None:
+        ranks = gather_over_data(used)
+        for rank, other in enumerate(ranks):
+            if other != ranks[0]:
+                differ = [name for name, *pair in zip(self._names, ranks[0], other, strict=True) if pair[0] != pair[1]]
+                raise ConfigError(
+                    f"Data ranks 0 and {rank} have used different parameters in an update, whose gradients would be"
+                    f" averaged with those of others: {', '.join(group_names(differ))}. Set find_unused_parameters=True"
+                    " (train.dist.find_unused_parameters in config files) if this is intended; otherwise let each loss"
+                    " depend on all parameters, or freeze them with requires_grad_(False)."
+                )
+
+    def _alike(self) -> dict[str, float]:
+        # Other stages have other parameters, so another name. Of so few numbers, any two are compared as different.
+        name = f"the parameters that updates have used, from {self._names[0]} on (find_unused_parameters=True allows"
+        return {f"{name} different ones), as a checksum": float(self._record % 10_000)}

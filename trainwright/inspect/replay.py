@@ -21,10 +21,10 @@ from trainwright.engine.folder.formats import LOSSES_NAME, RECORD_NAME, read_sta
 from trainwright.engine.folder.record import RunRecord
 from trainwright.engine.run import Run
 from trainwright.engine.sample_ids import own_sample_ids
-from trainwright.engine.step_probe import StepFacts, probed_step, user_frame
 from trainwright.events.storage import EventStorage
 from trainwright.inspect.diff import compare_starts
 from trainwright.inspect.report.run_data import LOSS, read_loss_table
+from trainwright.inspect.step_probe import StepFacts, probed_step, user_frame
 from trainwright.parallel.data_parallel import unwrap_model
 from trainwright.parallel.dist import gather_over_data, get_world_size
 

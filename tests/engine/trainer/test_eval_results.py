@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainwright.engine.trainer.eval_results import EvalResults, MeanLoss, results_of_logs
+from trainwright.engine.trainer.evaluation import EvalResults, MeanLoss, results_of_logs
 from trainwright.hooks.callbacks.bridge import named_results
 
 

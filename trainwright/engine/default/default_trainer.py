@@ -28,23 +28,21 @@ from trainwright.data.sampler import CyclicSampler
 from trainwright.data.seeding import seed_everything
 from trainwright.data.streaming import eval_stream_loader, is_stream
 from trainwright.engine.default.eager_trainer import EagerTrainer
-from trainwright.engine.default.length import (
-    extend_schedules,
-    iterations_per_epoch,
-    longer_cfg,
-    num_samples,
-    scale_shares,
-    scale_to_data,
-)
 from trainwright.engine.default.setup import (
     bind_arguments,
     call_with_known,
     changed_settings,
     check_eval_metric,
     check_num_layers,
+    extend_schedules,
+    iterations_per_epoch,
     limit_data,
+    longer_cfg,
     next_commands,
+    num_samples,
     overfit_loader,
+    scale_shares,
+    scale_to_data,
     settings_of_copy,
     started,
 )

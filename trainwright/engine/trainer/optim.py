@@ -2,17 +2,28 @@
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+import math
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 
 from trainwright._torch_compat.optimizer_import import without_compiler
 from trainwright.config.errors import ConfigError
 from trainwright.config.torch_names import CUSTOM
+from trainwright.engine.run import TrainerRun
+from trainwright.engine.step_plan import steps_of
+from trainwright.hooks import HookBase
+from trainwright.hooks import LRScheduler as ScheduleHook
+from trainwright.optim import schedules as configured
 from trainwright.optim.fused import fused_arguments
+from trainwright.optim.named import NamedOptimizers, by_name
+from trainwright.optim.schedules import FormulaLR, extend_schedule
 from trainwright.parallel.dist import gather_over_pipeline, get_tensor_parallel_size
 from trainwright.parallel.precision import autocast_and_scaler
 
@@ -123,3 +134,155 @@ def losses(
     if autocast is None:
         return criterion, own_loss
     return criterion and autocast()(criterion), own_loss and autocast()(own_loss)
+
+
+class Schedules:
+    """Builds and steps the schedules of a run.
+
+    Args:
+        given: the user's schedules, by the names of their optimizers; None: those of the configuration.
+        plateau_mode: returns the mode of a ReduceLROnPlateau whose arguments do not set it.
+    """
+
+    def __init__(
+        self, run: TrainerRun, given: Mapping[str, LRScheduler] | None, plateau_mode: Callable[[], str]
+    ) -> None:
+        self._run, self._given, self._state, self._plateau_mode = weakref.proxy(run), given, run.state, plateau_mode
+        every = run.config.lr_scheduling_steps
+        for one in (given or {}).values():
+            if not isinstance(one, FormulaLR | ReduceLROnPlateau):
+                often = f"every {every} steps" if every else "once an epoch"
+                logger.info("The passed %s is stepped %s; lr_scheduling_steps changes that.", type(one).__name__, often)
+
+    def of(self, optimizer: Optimizer) -> tuple[LRScheduler | None, dict[str, LRScheduler]]:
+        """The schedule of one optimizer, and those of several by name."""
+        found = dict(self._given or {})
+        if self._given is None:
+            built = {name: self._build(one, self._state.plan.num_updates) for name, one in by_name(optimizer).items()}
+            found = {name: schedule for name, schedule in built.items() if schedule is not None}
+        return (None, found) if isinstance(optimizer, NamedOptimizers) else (found.get("optimizer"), {})
+
+    def replace(self, optimizer: Optimizer) -> LRScheduler | None:
+        """A schedule of the configuration over the updates that are left, also in place of the user's."""
+        self._given = None
+        return self._build(optimizer, max(1, self._state.plan.num_updates - self._state.updates_done))
+
+    def extend(self, schedules: Iterable[LRScheduler | None]) -> None:
+        """Let those that the configuration has set follow the current length of the run."""
+        for schedule in filter(None, schedules if self._given is None else ()):
+            extend_schedule(schedule, lambda optimizer: self._build(optimizer, self._state.plan.num_updates))
+
+    def hooks(self, optimizer: Optimizer, schedules: Mapping[str, LRScheduler]) -> list[HookBase]:
+        """The hooks that step them: the run's one, whichever it is then, or those of several optimizers by name."""
+        is_torchs = bool(self._run.config.lr_scheduler or self._given is not None)
+        if not isinstance(optimizer, NamedOptimizers):
+            return [ScheduleHook(period=self._is_due if is_torchs else 1)]
+        hooks: list[HookBase] = []
+        for name, one in optimizer.optimizers.items():
+            schedule = schedules.get(name)
+            period = partial(self._is_due, schedule) if is_torchs else 1
+            hooks.append(ScheduleHook(one, schedule, period=period, name=name))
+        return hooks
+
+    def length(self, schedule: LRScheduler) -> int:
+        """The number of steps of a schedule in the run."""
+        plan, every = self._state.plan, self._every(schedule)
+        return plan.total_steps // every if every else plan.num_updates
+
+    def check(self, schedule: Any) -> None:
+        """Compare the length of a OneCycleLR, which torch refuses to exceed in the middle of a run, with the run.
+
+        Raises:
+            ConfigError: the run is longer.
+        """
+        if not isinstance(schedule, OneCycleLR):
+            return
+        every, planned = self._every(schedule), self.length(schedule)
+        length, often = schedule.total_steps, f"every {every} steps" if every else "after each update"
+        fix = f"Set total_steps={planned}"
+        if every not in (None, 1):
+            fix += f", or lr_scheduling_steps=1 and total_steps={self._state.plan.total_steps}"
+        if length < planned:
+            raise ConfigError(
+                f"OneCycleLR: got total_steps={length}, but this run steps it {planned} times ({often}). {fix}."
+            )
+        if length > planned:
+            logger.warning(
+                "OneCycleLR: got total_steps=%d, but this run steps it only %d times (%s), so the learning rate does"
+                " not complete its cycle. %s.", length, planned, often, fix,
+            )  # fmt: skip
+
+    def _is_due(self, schedule: LRScheduler | None = None) -> bool:
+        """Whether to step a schedule of torch or the user: by default once an epoch. Others step after each update."""
+        every = self._every(schedule or self._run.lr_scheduler)
+        return self._state.has_passed(every) if every else True
+
+    def _every(self, schedule: LRScheduler | None) -> int | None:
+        """Steps between two steps of a schedule; None: it is stepped after each update."""
+        config, plan = self._run.config, self._state.plan
+        if not (config.lr_scheduler or self._given is not None):
+            return None
+        own = steps_of(config.lr_scheduling_steps, plan.total_steps)
+        return own or (None if isinstance(schedule, FormulaLR) else plan.steps_per_epoch)
+
+    def _build(self, optimizer: Optimizer, num_updates: int) -> LRScheduler | None:
+        return build_lr_scheduler(self._run.config, optimizer, num_updates, self._plateau_mode)
+
+
+def build_lr_scheduler(
+    config: "TrainingConfig", optimizer: Optimizer, num_updates: int, plateau_mode: Callable[[], str]
+) -> LRScheduler | None:
+    """The schedule over ``num_updates`` updates: ``config.lr_scheduler`` (torch's) or ``lr_scheduler_type`` (warm-up).
+
+    None if neither is set, and for an optimizer whose groups have no learning rate. ``plateau_mode`` returns the mode
+    of a ReduceLROnPlateau, "min" or "max", if its arguments do not set it.
+    """
+    if not all("lr" in group for group in optimizer.param_groups):
+        return None
+    if config.lr_scheduler is not None:
+        return _torch_scheduler(config.lr_scheduler, config.lr_scheduler_kwargs or {}, optimizer, plateau_mode)
+    if isinstance(config.lr_scheduler_type, Mapping):
+        return _torch_scheduler(config.lr_scheduler_type, {}, optimizer, plateau_mode)
+    share, steps = config.warmup_ratio, config.warmup_steps
+    if isinstance(steps, float):
+        share, steps = steps, 0
+    warmup = steps or math.ceil(num_updates * share)
+    match config.lr_scheduler_type:
+        case None:
+            return None
+        case "constant":
+            return configured.configure_constant_scheduler(optimizer)
+        case "constant_with_warmup":
+            return configured.configure_constant_scheduler_with_warmup(optimizer, warmup)
+        case "linear":
+            return configured.configure_linear_scheduler_with_warmup(optimizer, warmup, num_updates)
+        case "cosine":
+            return configured.configure_cosine_scheduler_with_warmup(optimizer, warmup, num_updates)
+        case "cosine_with_restarts":
+            return configured.configure_cosine_with_hard_restarts_scheduler_with_warmup(optimizer, warmup, num_updates)
+        case "polynomial":
+            return configured.configure_polynomial_decay_scheduler_with_warmup(optimizer, warmup, num_updates)
+    raise AssertionError(f"checked when the config was made: {config.lr_scheduler_type!r}")
+
+
+def _torch_scheduler(
+    named: Any, arguments: Mapping[str, Any], optimizer: Optimizer, plateau_mode: Callable[[], str]
+) -> LRScheduler:
+    """A class of ``torch.optim.lr_scheduler`` by its own name or by an LRSchedulerType."""
+    from trainwright.config.torch_names import find_torch_class, split_name
+
+    name, inner = split_name(named)
+    found, _ = find_torch_class("lr_scheduler", named)
+    arguments = {**inner, **arguments}
+    if found is torch.optim.lr_scheduler.ReduceLROnPlateau and "mode" not in arguments:
+        arguments["mode"] = plateau_mode()
+    if name == "constant":  # torch's ConstantLR starts with a third of the rate
+        arguments = {"factor": 1.0, **arguments}
+    assert found is not None, "checked when the config was made"
+    try:
+        scheduler: LRScheduler = found(optimizer, **arguments)
+    except (TypeError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"TrainingConfig.lr_scheduler_kwargs: {found.__name__} does not accept {dict(arguments)}: {error}."
+        ) from error
+    return scheduler

@@ -10,8 +10,8 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from trainwright.config.errors import ConfigError
-from trainwright.engine.label_alignment import Comparison
 from trainwright.engine.loss_fn import predictions_of, target_of
+from trainwright.engine.targets import Comparison
 from trainwright.hooks.base import HookBase
 from trainwright.hooks.callbacks import RunCallbacks
 from trainwright.hooks.method_overrides import Overrides

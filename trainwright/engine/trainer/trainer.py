@@ -38,18 +38,17 @@ from trainwright.engine.trainer import checks, loaders, optim, parts
 from trainwright.engine.trainer.best_metric import BestMetric, raise_missing
 from trainwright.engine.trainer.checks import Given
 from trainwright.engine.trainer.evaluation import Evaluation
-from trainwright.engine.trainer.facts import (
+from trainwright.engine.trainer.model_card import RunCard
+from trainwright.engine.trainer.optim import Schedules
+from trainwright.engine.trainer.parts import (
     facts_of_start,
     log_dev_run,
     names_of_settings,
     next_commands,
 )
-from trainwright.engine.trainer.model_card import RunCard
-from trainwright.engine.trainer.periods import Periods, plan_of, plan_run
 from trainwright.engine.trainer.processes import Placement, check_pipeline, warn_unsharded_loader
 from trainwright.engine.trainer.saving import Saving, read_csv_logs, with_documented_names
-from trainwright.engine.trainer.schedules import Schedules
-from trainwright.engine.trainer.start import build_loaders, check_folder, resume, start
+from trainwright.engine.trainer.start import Periods, build_loaders, check_folder, plan_of, plan_run, resume, start
 from trainwright.engine.trainer.train_metrics import TrainMetrics, after_batch_calls, measures_training
 from trainwright.engine.trainer.training_step import OWN_STEP_METHODS, STEP_METHODS, BatchLoss, TrainingStep
 from trainwright.events.storage import EventStorage

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from trainwright.engine.step_probe import probed_step
+from trainwright.inspect.step_probe import probed_step
 
 INPUTS = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
 
