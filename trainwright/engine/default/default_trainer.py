@@ -572,7 +572,9 @@ class DefaultTrainer(RunMethods):
         """The call that makes a step of ``self._trainer``, perhaps the user's own."""
         stepper = self._trainer
         if isinstance(stepper, EagerTrainer) and not stepper.has_own_run_step():
-            return stepper.new_step(self._get_batch, self.device, self.train_step if self._has_own_step else None).run
+            is_plain = not is_overridden(self, "get_batch") and getattr(self.train_loader, "mixup_func", None) is None
+            get_batch = None if is_plain else self._get_batch
+            return stepper.new_step(get_batch, self.device, self.train_step if self._has_own_step else None).run
         return bind_arguments(stepper.run_step, self._get_batch, self.device)
 
     def _continue(self) -> None:

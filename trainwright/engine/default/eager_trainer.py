@@ -154,11 +154,12 @@ class EagerTrainer(TrainerBase):
         total_loss = losses[0] if len(losses) == 1 else sum(losses)
         if update.record_loss is not None:
             update.record_loss(total_loss)
-        weight = scalars.get(TOKENS, update.weight)
+        weight = scalars.get(TOKENS, 1 if self._replica is None else update.weight)
         if TOKENS in scalars:
             total_loss = without_empty_mean(total_loss, weight)
         update.put(storage, f"{prefix}total_loss", total_loss, weight)
-        update.put_scalars(storage, scalars, weight, prefix)
+        if len(scalars) > 1 or not losses:  # a single loss is total_loss
+            update.put_scalars(storage, scalars, weight, prefix)
 
     # Implementation.
 
@@ -169,8 +170,10 @@ class EagerTrainer(TrainerBase):
         """
         if train_step is None:
             self._update.check_closure()
-        prepare, place = get_batch or to_batch, self._device if device is None else device
-        self.batches.prepare = lambda batch: prepare(batch, place)
+        place = self._device if device is None else device
+        self.batches.prepare = (
+            partial(to_batch, device=place) if get_batch is None else lambda data: get_batch(data, place)
+        )
         replica = self._replica
         kind: Callable[..., Step] = Step
         if self._pipeline is not None:

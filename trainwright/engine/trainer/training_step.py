@@ -156,7 +156,8 @@ class TrainingStep:
 
     def _settings_of_update(self, optimizer: Any) -> dict[str, Any]:
         """The arguments of :class:`Update` that depend on other processes and the Accelerator."""
-        is_own, placement = loaders.is_own_loader(self._run.batches.loader), self.placement
+        self._has_own_loader = is_own = loaders.is_own_loader(self._run.batches.loader)
+        placement = self.placement
         settings: dict[str, Any] = {"count": self._samples_of_step if is_own else None}
         if placement.sync is not None:
             settings["replica"] = placement.sync
@@ -345,7 +346,7 @@ class TrainingStep:
 
     def is_padding_batch(self) -> bool:
         """Whether the latest batch is a padding batch, which only keeps this process in step with the others."""
-        if not loaders.is_own_loader(self._run.batches.loader):
+        if not self._has_own_loader:
             return False
         is_staged = self.placement.pipeline is not None  # all batches of the update are counted before
         return (self.update.mean.latest_samples if is_staged else self._samples_of_step(None)) == 0
