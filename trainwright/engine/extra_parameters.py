@@ -37,11 +37,7 @@ def outside_parameters(model: nn.Module, optimizer: Optimizer | None) -> dict[st
 
 
 def check_replaced(model: nn.Module, optimizers: Mapping[str, Optimizer]) -> None:
-    """Raise if an optimizer was built before the model was spread over processes: its parameters are not used.
-
-    Raises:
-        ConfigError: it holds no parameter of the model.
-    """
+    """Raise if an optimizer was built before the model was spread over processes: its parameters are not used."""
     for name, optimizer in optimizers.items() if current_mesh() is not None else ():
         outside = outside_parameters(model, optimizer)
         if outside and len(outside) == sum(len(group["params"]) for group in optimizer.param_groups):
@@ -60,11 +56,7 @@ def outside_state(model: nn.Module, optimizer: Optimizer | None, loss: Any = Non
 
 
 def load_outside_state(state: Mapping[str, Mapping[str, Tensor]], model: nn.Module, optimizer: Any, loss: Any) -> None:
-    """Copy saved values into the user's tensors.
-
-    Raises:
-        ConfigError: names or shapes differ from the saved ones. Nothing is changed then.
-    """
+    """Copy saved values into the user's tensors."""
     here = outside_state(model, optimizer, loss)
     whats = {"parameters": "parameters of the optimizer that the model does not hold", "loss": "tensors of the loss"}
     for name, what in whats.items():

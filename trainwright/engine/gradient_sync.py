@@ -353,11 +353,7 @@ class UsedParameters:
         self._num_checks = self._record = 0
 
     def check(self) -> None:
-        """Call this when gradients are there, before they are set to None.
-
-        Raises:
-            ConfigError: in the first update the data ranks have used different parameters. Raised on all of them.
-        """
+        """Call this when gradients are there, before they are set to None."""
         if self._parameters and has_event_storage():  # each training has one
             get_event_storage().alike.setdefault(self._key, self._alike)
         used = [parameter.grad is not None for parameter in self._parameters]

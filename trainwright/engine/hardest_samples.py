@@ -30,11 +30,7 @@ _MAX_TEXT = 2000  # characters of a sample
 
 
 def hardest_samples(run: Run, setting: str) -> Callable[[], AbstractContextManager[None]]:
-    """What to enter around each evaluation of a training; ``setting``: the name of the number of samples.
-
-    Raises:
-        ConfigError: the model's layers are cut into parts.
-    """
+    """What to enter around each evaluation of a training; ``setting``: the name of the number of samples."""
     number, mesh = run.spec.evaluation.hardest_samples, current_mesh()
     if number is None:
         return nullcontext

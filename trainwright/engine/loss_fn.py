@@ -31,11 +31,6 @@ def sum_losses(outputs: Any, batch: Any = None) -> Tensor:
 
     With ``num_tokens`` of 0 it is 0, without gradient. ``batch`` is ignored: only the weighting of micro-batches
     depends on it.
-
-    Raises:
-        ConfigTypeError: ``outputs`` is not a dict.
-        ConfigError: no entry's name contains "loss", or a loss is not a single number with a gradient (outside of
-            ``no_grad``).
     """
     if type(outputs) is not dict and not isinstance(outputs, Mapping):
         raise ConfigTypeError(
@@ -139,9 +134,6 @@ def contract_for(
 
     ``record_outputs`` receives the model's outputs before the loss is computed, ``record_scalars`` in training those
     that have names and more than one entry.
-
-    Raises:
-        ConfigTypeError: this type of batch is not supported.
     """
     if isinstance(inputs, tuple | list) and len(inputs) == 2:
         if own_loss is None and _is_list_of_dicts(inputs[1]) and _num_positional(model.forward) > 1:

@@ -216,11 +216,7 @@ def _parameters_refused(model: Any) -> Iterator[None]:
 
 
 def refuse_own_step(pipeline: Pipeline | None, name: str, methods: Iterable[str]) -> None:
-    """Raise if a user's own step cannot run on pipeline stages.
-
-    Raises:
-        ConfigError: one of the methods is overridden.
-    """
+    """Raise if a user's own step cannot run on pipeline stages."""
     found = [*methods]
     if pipeline is not None and found:
         raise ConfigError(
@@ -232,11 +228,7 @@ def refuse_own_step(pipeline: Pipeline | None, name: str, methods: Iterable[str]
 
 
 def refuse_unseeded_loader(loader: Any, name: str) -> None:
-    """Raise if a loader shuffles by the random generator of its process, which differs between stages.
-
-    Raises:
-        ConfigError: it does.
-    """
+    """Raise if a loader shuffles by the random generator of its process, which differs between stages."""
     sampler = getattr(loader, "sampler", None)
     if isinstance(sampler, RandomSampler) and sampler.generator is None:
         raise ConfigError(

@@ -295,9 +295,6 @@ class Run:
             constant_rate: with the base learning rate instead of the schedule, and without an end.
             changes: settings, by their names in ``TrainingConfig``; both APIs have ``batch_size`` and
                 ``gradient_accumulation_steps``.
-
-        Raises:
-            ConfigError: a part of the trainer cannot be copied.
         """
         arguments, named = self.arguments
         settings = self.calls.settings_of_copy(folder, changes, resumes=resumes, is_endless=constant_rate)

@@ -59,9 +59,6 @@ def make_plan(
     """The plan of ``num_epochs`` passes over ``loader``, or of ``max_steps`` steps if these are fewer.
 
     ``limit``: the number of steps of each epoch, or the share of them.
-
-    Raises:
-        ConfigError: the loader has no length, yields no batch, or its length differs between processes.
     """
     steps_per_epoch, sampler = num_steps(loader, limit), getattr(loader, "batch_sampler", None)
     lengths = all_gather_object(steps_per_epoch)

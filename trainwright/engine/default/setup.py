@@ -90,11 +90,7 @@ def apply_dev_run(cfg: DictConfig) -> None:
 
 
 def limit_data(train: DictConfig, data_loader: Any) -> None:
-    """Apply ``limit_train_batches`` and ``overfit_batches`` to the training loader.
-
-    Raises:
-        ConfigError: the loader is not one of this library.
-    """
+    """Apply ``limit_train_batches`` and ``overfit_batches`` to the training loader."""
     name = "limit_train_batches" if train.overfit_batches is None else "overfit_batches"
     if train[name] is None:
         return
@@ -214,9 +210,6 @@ def started(cfg: DictConfig) -> tuple[DictConfig, torch.device]:
 
     The processes are joined, and logging is started. What ``default_setup`` has done is not repeated, unless the
     configuration has been changed since.
-
-    Raises:
-        ConfigError: the configuration cannot run; the message lists every fault.
     """
     before = vars(cfg._metadata).get(_STARTED) if isinstance(cfg, DictConfig) else None
     if before is not None and (content := _containers(cfg)) == before.content:
@@ -233,9 +226,6 @@ def checked(cfg: DictConfig, *, source: str | None = None, overrides: Sequence[s
     """A complete copy of ``cfg``, in which everything is resolved that needs neither processes nor data.
 
     ``source`` and ``overrides``: where its settings come from, for messages.
-
-    Raises:
-        ConfigError: the configuration cannot run; the message lists every fault.
     """
     whole = complete(cfg)
     remember_secrets(whole)
@@ -250,9 +240,6 @@ def complete_batch_sizes(cfg: DictConfig) -> None:
     """Write the three batch sizes and the layout of the processes into ``cfg.train``.
 
     Sizes that a run on another number of processes completed, as in its ``config.yaml``, keep the global batch.
-
-    Raises:
-        ConfigError: they do not fit together.
     """
     train, num_ranks = cfg.train, get_data_parallel_size()
     names = ("train_micro_batch_size", "global_batch_size", "num_accumulation_steps")
@@ -300,11 +287,7 @@ def _record_layout(dist: DictConfig) -> None:
 
 
 def check_num_layers(dist: DictConfig, layer_stages: Sequence[int]) -> None:
-    """Compare ``train.dist.pipeline_num_layers`` with the layers of the model that was cut.
-
-    Raises:
-        ConfigError: the model has another number of layers.
-    """
+    """Compare ``train.dist.pipeline_num_layers`` with the layers of the model that was cut."""
     if dist.pipeline_num_layers not in (None, len(layer_stages)):
         raise ConfigError(
             f"train.dist.pipeline_num_layers: got {dist.pipeline_num_layers}, but the model has {len(layer_stages)}"
@@ -395,11 +378,7 @@ def next_commands(cfg: DictConfig, given: DictConfig) -> list[str]:
 
 
 def resolve_eval_mode(cfg: DictConfig) -> None:
-    """Set ``train.evaluation.eval_mode`` in a complete configuration by the metric's name, unless the user has set it.
-
-    Raises:
-        ConfigError: the mode of the metric is unknown.
-    """
+    """Set ``train.evaluation.eval_mode`` by the metric's name, unless the user has set it."""
     evaluation = cfg.train.evaluation
     if is_set(evaluation, "eval_mode"):
         return
@@ -414,11 +393,7 @@ def resolve_eval_mode(cfg: DictConfig) -> None:
 
 
 def check_eval_metric(evaluation: DictConfig, evaluator: DatasetEvaluator) -> None:
-    """Check that the evaluator computes the ``eval_metric`` that the user sets.
-
-    Raises:
-        ConfigError: the evaluator does not compute it.
-    """
+    """Check that the evaluator computes the ``eval_metric`` that the user sets."""
     known = evaluator.known_results()
     name = str(evaluation.eval_metric)
     # With several data sets, results are named after them.
@@ -433,11 +408,7 @@ BATCH_SIZES = ("train_micro_batch_size", "global_batch_size", "num_accumulation_
 
 
 def scale_to_data(cfg: DictConfig, data_loader: Any) -> None:
-    """Write the number of iterations, and the settings that depend on it, into ``cfg.train``.
-
-    Raises:
-        ConfigError: one update takes more samples than the training set has.
-    """
+    """Write the number of iterations, and the settings that depend on it, into ``cfg.train``."""
     train = cfg.train
     length = num_samples(data_loader, train.train_micro_batch_size)
     if length is not None and length < train.global_batch_size:

@@ -51,19 +51,11 @@ class BestMetric:
         return "total_loss" if key == "loss" else key
 
     def mode(self) -> str:
-        """Its mode.
-
-        Raises:
-            ConfigError: the mode is unknown.
-        """
+        """Its mode."""
         return self._mode_of_best(self._split(self._name, evaluates=self._evaluates)[1])
 
     def check(self) -> None:
-        """Check that the evaluation computes it, if the results are known in advance.
-
-        Raises:
-            ConfigError: no evaluation computes it.
-        """
+        """Check that the evaluation computes it, if the results are known in advance."""
         prefix, key = self._split(self._name, evaluates=True)
         name, _, key = key.rpartition("/")
         known = self._known_results()
@@ -189,11 +181,7 @@ class BestMetric:
 
 
 def raise_missing(key: str, results: Mapping[str, Any]) -> None:
-    """Called if an evaluation has not computed the metric with this storage key.
-
-    Raises:
-        ConfigKeyError: always, because load_best_model_at_end needs it.
-    """
+    """Called if an evaluation has not computed the metric with this storage key."""
     name = key.removeprefix("evaluation/")
     raise ConfigKeyError(
         f"TrainingConfig.metric_for_best_model: the evaluation computed no {name!r}, which load_best_model_at_end"

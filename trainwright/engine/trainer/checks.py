@@ -243,11 +243,7 @@ def several(optimizer: Any, lr_scheduler: Any, optimizers: Any, lr_schedulers: A
 
 
 def check_given(config: "TrainingConfig", optimizer: Optimizer | None, lr_scheduler: Any, loss: Any = None) -> None:
-    """Warn once about settings that a passed optimizer, schedule or loss makes ineffective.
-
-    Raises:
-        ConfigError: ``lr_scheduling_steps`` is set for a ReduceLROnPlateau.
-    """
+    """Warn once about settings that a passed optimizer, schedule or loss makes ineffective."""
     names = {
         "optimizer": ("optimizer", "learning_rate", "weight_decay", "decay_norm_and_bias", "layer_decay"),
         "lr_scheduler": ("lr_scheduler", "lr_scheduler_kwargs", "lr_scheduler_type", "warmup_ratio", "warmup_steps"),

@@ -114,11 +114,7 @@ def num_rounds(loader: Any) -> int | None:
 
 
 def eval_limit(loader: Any, config: "TrainingConfig") -> int | None:
-    """The number of batches that the rank with most evaluates; None: all, of a number that is not known.
-
-    Raises:
-        ConfigError: the limit is a share of an unknown number.
-    """
+    """The number of batches that the rank with most evaluates; None: all, of a number that is not known."""
     rounds, limit = num_rounds(loader), config.overfit_batches or config.limit_eval_batches
     if rounds is not None:
         return limited(rounds, limit)
@@ -165,11 +161,7 @@ def _loader(dataset: Any, sampler: Any, config: "TrainingConfig", collator: Call
 
 
 def with_length(loader: Any, limit: int | float | None, max_steps: int | float | None) -> Any:
-    """``loader``, or if it has no length, epochs of ``limit`` batches of it, or one of ``max_steps``.
-
-    Raises:
-        ConfigTypeError: neither the loader nor the configuration sets the length of the training.
-    """
+    """``loader``, or if it has no length, epochs of ``limit`` batches of it, or one of ``max_steps``."""
     try:
         len(loader)
     except TypeError as error:

@@ -38,11 +38,7 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def precision_of(config: "TrainingConfig", device: torch.device) -> tuple[Autocast | None, torch.amp.GradScaler | None]:
-    """What builds the context of ``config.mixed_precision``, and the gradient scaler of float16.
-
-    Raises:
-        ConfigError: the device does not support the precision.
-    """
+    """What builds the context of ``config.mixed_precision``, and the gradient scaler of float16."""
     dtype = _DTYPES.get(config.mixed_precision or "")
     if dtype is None:
         return None, None
@@ -54,11 +50,7 @@ def precision_of(config: "TrainingConfig", device: torch.device) -> tuple[Autoca
 
 
 def build_criterion(config: "TrainingConfig", device: torch.device) -> nn.Module | None:
-    """``config.loss`` on the device; None if it is not set.
-
-    Raises:
-        ConfigError: the loss does not accept its arguments.
-    """
+    """``config.loss`` on the device; None if it is not set."""
     from trainwright.config.torch_names import find_torch_class, split_name
 
     if config.loss is None or config.loss == CUSTOM:
@@ -79,9 +71,6 @@ def build_optimizer(config: "TrainingConfig", model: nn.Module) -> Optimizer:
     """``config.optimizer`` over the parameters of ``model``.
 
     Includes frozen parameters: they have no gradient and do not change, and a resumed run may freeze others.
-
-    Raises:
-        ConfigError: no parameter is trainable, or the optimizer does not accept its arguments.
     """
     from trainwright.config.torch_names import find_torch_class, split_name
 
@@ -190,11 +179,7 @@ class Schedules:
         return plan.total_steps // every if every else plan.num_updates
 
     def check(self, schedule: Any) -> None:
-        """Compare the length of a OneCycleLR, which torch refuses to exceed in the middle of a run, with the run.
-
-        Raises:
-            ConfigError: the run is longer.
-        """
+        """Compare the length of a OneCycleLR, which torch refuses to exceed in the middle of a run, with the run."""
         if not isinstance(schedule, OneCycleLR):
             return
         every, planned = self._every(schedule), self.length(schedule)

@@ -54,10 +54,6 @@ def join(config: "TrainingConfig", accelerator: Any, given: Mapping[str, Any]) -
 
     ``given``: the data arguments of the Trainer by name, which must have equal sizes on all processes.
     With an ``accelerator`` its processes are used, and the returned settings are a copy with the accelerator's values.
-
-    Raises:
-        ConfigError: the two contradict each other, several processes would share one GPU, or a process has another
-            setting.
     """
     if accelerator is not None:
         config = _apply_accelerator(config, accelerator)

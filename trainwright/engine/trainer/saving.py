@@ -37,11 +37,7 @@ class Saving:
         self._last_trained: Path | None = None  # the last step's checkpoint, if the model has the best weights
 
     def save(self, path: str | Path, *, overwrite: bool) -> None:
-        """Save the complete training state to the checkpoint folder ``path``.
-
-        Raises:
-            FileExistsError: ``path`` exists, and ``overwrite`` is False.
-        """
+        """Save the complete training state to the checkpoint folder ``path``."""
         meet("Trainer.save")
         path = Path(path).expanduser()
         if broadcast_object(path.exists()) and not overwrite:
@@ -67,11 +63,7 @@ class Saving:
             self._folder.on_open = partial(self._checkpointer.tag_last_checkpoint, checkpoint.name)
 
     def push_to_hub(self, repo_id: str, *, commit_message: str | None, private: bool) -> str:
-        """Upload a checkpoint of the current state; return the URL of the repository.
-
-        Raises:
-            MissingFileError: the hub cannot be reached, or rejects the upload.
-        """
+        """Upload a checkpoint of the current state; return the URL of the repository."""
         from trainwright.checkpoint.hub import upload_folder
 
         url = ""
@@ -151,11 +143,7 @@ def _link_and_prune(folder: Path, name: str, links: list[Path], max_to_keep: int
 
 
 def read_csv_logs(path: Path) -> dict[str, list[float | None]]:
-    """The columns of a ``metrics.csv`` by name, with None for empty cells.
-
-    Raises:
-        MissingFileError: the file does not exist.
-    """
+    """The columns of a ``metrics.csv`` by name, with None for empty cells."""
     sync_files()
     if not path.is_file():
         raise MissingFileError(f"{path}: no such file; training writes it.")

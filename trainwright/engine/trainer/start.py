@@ -92,11 +92,7 @@ def continued(config: "TrainingConfig", output_dir: Path) -> "TrainingConfig":
 
 
 def resume(config: "TrainingConfig", checkpointer: Checkpointer) -> Path | None:
-    """Load the checkpoint that ``config`` resumes from and return its folder; None for a run that starts from step 0.
-
-    Raises:
-        MissingFileError: the configured path holds no checkpoint.
-    """
+    """Load the checkpoint that ``config`` resumes from and return its folder; None: a run starts from step 0."""
     asked, model = config.resume_from_checkpoint, checkpointer.model
     if asked is None or asked is False:
         _begin_with_weights(config, model)
@@ -119,11 +115,7 @@ def resume(config: "TrainingConfig", checkpointer: Checkpointer) -> Path | None:
 
 
 def check_folder(config: "TrainingConfig", folder: RunFolder, *, evaluates: bool) -> None:
-    """Refuse a folder with another run, and a best model that is never saved.
-
-    Raises:
-        ConfigError: one of these.
-    """
+    """Refuse a folder with another run, and a best model that is never saved."""
     if not config.overwrite_output_dir and not folder.resume and folder.holds_a_run():
         raise ConfigError(
             f"TrainingConfig.output_dir: {config.output_dir} holds a run, and overwrite_output_dir is False. Set"
@@ -140,9 +132,6 @@ def elastic_accumulation(config: "TrainingConfig", output_dir: Path, batch_size:
     """The batches of an update that keep the samples per update of the checkpoint that an elastic run resumes from.
 
     ``batch_size``: the samples of a batch of all processes together; 0: unknown.
-
-    Raises:
-        ConfigError: they are no multiple of a batch.
     """
     asked, now = config.resume_from_checkpoint, config.gradient_accumulation_steps
     if asked is None or asked is False or not config.elastic or not batch_size:
@@ -184,11 +173,7 @@ def _checkpoints_at(path: Path, checkpoints_dir: str) -> Path:
 
 
 def plan_run(config: "TrainingConfig", loader: Any, output_dir: Path) -> "tuple[TrainingConfig, Any, StepPlan]":
-    """The configuration with the accumulation of an elastic run, the loader with a length, and the plan.
-
-    Raises:
-        ConfigError: they do not give the length of the training.
-    """
+    """The configuration with the accumulation of an elastic run, the loader with a length, and the plan."""
     loader, plan = plan_of(config, loader)
     kept = elastic_accumulation(config, output_dir, plan.batch_size)
     if kept != config.gradient_accumulation_steps:
