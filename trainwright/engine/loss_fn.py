@@ -136,7 +136,9 @@ def contract_for(
     that have names and more than one entry.
     """
     if isinstance(inputs, tuple | list) and len(inputs) == 2:
-        if own_loss is None and _is_list_of_dicts(inputs[1]) and _num_positional(model.forward) > 1:
+        target = inputs[1]
+        is_list_of_dicts = isinstance(target, tuple | list) and bool(target) and isinstance(target[0], Mapping)
+        if own_loss is None and is_list_of_dicts and _num_positional(model.forward) > 1:
             loss_of_model = _Undecided(_no_criterion, record_scalars)._loss_of_model
             return TargetsContract(
                 loss_of_model if record_outputs is None else _with_recording(record_outputs, loss_of_model)
@@ -207,10 +209,6 @@ class TargetsContract:
 
     def compute_loss(self, model: Any, inputs: Any) -> Any:
         return self._loss(model(*inputs), inputs)
-
-
-def _is_list_of_dicts(target: Any) -> bool:
-    return isinstance(target, tuple | list) and bool(target) and isinstance(target[0], Mapping)
 
 
 def _num_positional(function: Callable[..., Any]) -> float:

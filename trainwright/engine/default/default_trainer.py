@@ -29,6 +29,7 @@ from trainwright.data.seeding import seed_everything
 from trainwright.data.streaming import eval_stream_loader, is_stream
 from trainwright.engine.default.eager_trainer import EagerTrainer
 from trainwright.engine.default.setup import (
+    BATCH_SIZES,
     bind_arguments,
     call_with_known,
     changed_settings,
@@ -37,7 +38,6 @@ from trainwright.engine.default.setup import (
     extend_schedules,
     iterations_per_epoch,
     limit_data,
-    longer_cfg,
     next_commands,
     num_samples,
     overfit_loader,
@@ -581,7 +581,9 @@ class DefaultTrainer(RunMethods):
         train = self.cfg.train
         length = total_iterations(train, self._num_samples(), train.global_batch_size)
         if length not in (self._planned, self.max_iter):  # the user has changed it
-            longer = longer_cfg(self._given, train, length)
+            longer = copy.deepcopy(self._given)
+            longer.train.update({"train_iter": length, "train_epoch": 0})
+            longer.train.update({name: train[name] for name in BATCH_SIZES})
             self.auto_scale_hyperparams(longer, self.train_loader)
             train.update({"train_iter": length, "scheduler": longer.train.scheduler})
             train.warmup_iter = longer.train.warmup_iter

@@ -75,12 +75,14 @@ class EagerTrainer(TrainerBase):
         self._replica = gradient_sync(
             self._plain_model,
             self._device,
-            self._use_wrapped,
+            lambda wrapped: setattr(self, "model", wrapped),
             prepared=self._called_model if isinstance(self._called_model, DistributedDataParallel) else None,
             find_unused_parameters=find_unused_parameters,
             wraps=wraps_model,
         )
-        samples = _batch_size_of(data_loader) if get_world_size() > 1 else None
+        sampler = getattr(data_loader, "batch_sampler", None)
+        is_even = get_world_size() > 1 and isinstance(sampler, CyclicSampler)
+        samples = sampler.micro_batch_size if is_even else None  # of each batch; None: unknown
         in_window = (samples or 0) * get_data_parallel_size() * grad_acc_steps
         self._update = Update(
             optimizer,
@@ -175,6 +177,11 @@ class EagerTrainer(TrainerBase):
             partial(to_batch, device=place) if get_batch is None else lambda data: get_batch(data, place)
         )
         replica = self._replica
+
+        def announce(_: Any) -> None:
+            assert replica is not None, "only then it is called"
+            replica.before_batch(is_last=self._update.is_window_end)
+
         kind: Callable[..., Step] = Step
         if self._pipeline is not None:
             refuse_own_step(self._pipeline, type(self).__name__, ["train_step"] if train_step is not None else [])
@@ -194,17 +201,13 @@ class EagerTrainer(TrainerBase):
             begin_window=lambda: self.grad_acc_steps,
             end_window=self._end_window if train_step is None else self._end_own_window,
             phases=self.phases,
-            begin_batch=None if replica is None else self._announce,
+            begin_batch=None if replica is None else announce,
             explain=explained(
                 lambda error, batch: explain_forward(error, self._plain_model, batch),
                 self._plain_model,
                 "train.dist.find_unused_parameters",
             ),
         )
-
-    def _announce(self, batch: Any) -> None:
-        assert self._replica is not None, "as the step was built"
-        self._replica.before_batch(is_last=self._update.is_window_end)
 
     def _bind_run_step(self) -> tuple[Any, Callable[[], None]]:
         return self, self.run_step if self.has_own_run_step() else self.new_step().run
@@ -233,15 +236,11 @@ class EagerTrainer(TrainerBase):
         return outputs
 
     def _end_window(self, outputs: list[Mapping[str, Any]], data_time: float) -> None:
-        # Before the update: an output may be a parameter.
-        self.write_metrics(mean_outputs(outputs, self._update.mean.weights), data_time)
+        self._end_own_window(outputs, data_time)  # before the update: an output may be a parameter
         self.update()
 
     def _end_own_window(self, outputs: list[Mapping[str, Any]], data_time: float) -> None:
         self.write_metrics(mean_outputs(outputs, self._update.mean.weights), data_time)
-
-    def _use_wrapped(self, model: nn.Module) -> None:
-        self.model = model
 
     @property
     def _called_model(self) -> nn.Module:
@@ -257,9 +256,3 @@ class EagerTrainer(TrainerBase):
     def _device(self) -> torch.device:
         parameter = next(iter(self.model.parameters()), None)
         return torch.device("cpu") if parameter is None else parameter.device
-
-
-def _batch_size_of(loader: Any) -> int | None:
-    """The samples of each of a rank's batches, if they are always the same number; None: unknown."""
-    sampler = getattr(loader, "batch_sampler", None)
-    return sampler.micro_batch_size if isinstance(sampler, CyclicSampler) else None

@@ -323,7 +323,11 @@ def join_ranks(cfg: DictConfig) -> torch.device:
             "train.zero_optimization.stage=%s has no effect: train.zero_optimization.enabled is False.", zero.stage
         )
     sizes = {**cfg.train.dist, "zero_stage": zero.stage if zero.enabled else 0, "device_type": asked}
-    device = setup_dist_util(sizes, name=_layout_key, check=lambda: check_same_settings(_containers(cfg)))
+
+    def key_of(name: str) -> str:
+        return "train.zero_optimization" if name == "zero_stage" else f"train.dist.{name}"
+
+    device = setup_dist_util(sizes, name=key_of, check=lambda: check_same_settings(_containers(cfg)))
     if not cfg.train.get("resume", False) and is_continued(Path(cfg.train.output_dir, POINTER_NAME)):
         with open_dict(cfg):
             cfg.train.resume = True
@@ -333,11 +337,6 @@ def join_ranks(cfg: DictConfig) -> torch.device:
 def _containers(cfg: DictConfig) -> Any:
     """``cfg`` as dicts and lists; interpolations stay text."""
     return OmegaConf.to_container(cfg, resolve=False)
-
-
-def _layout_key(name: str) -> str:
-    """The key of a setting of the layout."""
-    return "train.zero_optimization" if name == "zero_stage" else f"train.dist.{name}"
 
 
 def changed_settings(cfg: DictConfig) -> str:
@@ -430,9 +429,16 @@ def scale_to_data(cfg: DictConfig, data_loader: Any) -> None:
             asked_for, train.train_epoch, by_epochs, train.train_iter,
         )  # fmt: skip
     train.warmup_iter = warmup_iterations(train.train_iter, train.warmup_ratio)
-    _scale_scheduler(train)
+    for scheduler in train.scheduler.values() if are_several(train.scheduler) else [train.scheduler]:
+        if isinstance(scheduler, DictConfig) and "_target_" in scheduler:
+            _scale_scheduler(train, scheduler)
     if length is not None:
-        _scale_periods(train, max(1, length // train.global_batch_size))
+        # Whole iterations, for what is shown; the hooks count the epochs themselves.
+        per_epoch = max(1, length // train.global_batch_size)
+        if (epochs := try_get_key(train, "evaluation.eval_after_n_epoch")) is not None:
+            train.evaluation.eval_period = epochs * per_epoch
+        if (epochs := try_get_key(train, "checkpointer.save_model_after_n_epoch")) is not None:
+            train.checkpointer.period = epochs * per_epoch
 
 
 def num_samples(data_loader: Any, batch_size: int) -> int | None:
@@ -461,36 +467,13 @@ def scale_shares(train: DictConfig) -> None:
             section[key] = math.ceil(exact(section[key]) * train.train_iter)
 
 
-def _scale_scheduler(train: DictConfig) -> None:
-    several = train.scheduler.values() if are_several(train.scheduler) else [train.scheduler]
-    for scheduler in several:
-        if isinstance(scheduler, DictConfig) and "_target_" in scheduler:
-            _scale_one(train, scheduler)
-
-
-def _scale_one(train: DictConfig, scheduler: DictConfig) -> None:
+def _scale_scheduler(train: DictConfig, scheduler: DictConfig) -> None:
     taken = inspect.signature(locate_target(scheduler)).parameters  # torch's schedulers take neither
     for name, value in (("max_iter", train.train_iter), ("warmup_iter", train.warmup_iter)):
         if name in taken:
             scheduler[name] = value
     if (milestones := try_get_key(scheduler, "milestones")) is not None:
         scheduler.milestones = milestone_iterations(milestones, train.train_iter)
-
-
-def _scale_periods(train: DictConfig, iter_per_epoch: int) -> None:
-    """Write periods in epochs as whole iterations, for what is shown; the hooks count the epochs themselves."""
-    if (epochs := try_get_key(train, "evaluation.eval_after_n_epoch")) is not None:
-        train.evaluation.eval_period = epochs * iter_per_epoch
-    if (epochs := try_get_key(train, "checkpointer.save_model_after_n_epoch")) is not None:
-        train.checkpointer.period = epochs * iter_per_epoch
-
-
-def longer_cfg(given: DictConfig, train: DictConfig, length: int) -> DictConfig:
-    """The configuration ``given`` by the user, of a run of ``length`` iterations with the batch sizes of ``train``."""
-    longer = copy.deepcopy(given)
-    longer.train.update({"train_iter": length, "train_epoch": 0})
-    longer.train.update({name: train[name] for name in BATCH_SIZES})
-    return longer
 
 
 def extend_schedules(run: Run, build: Callable[[Any], Any]) -> None:
@@ -503,8 +486,4 @@ def extend_schedules(run: Run, build: Callable[[Any], Any]) -> None:
     for group, rate in zip(run.optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
     for name, schedule in run.lr_schedulers.items():
-        extend_schedule(schedule, partial(_built, longer[name]))
-
-
-def _built(schedule: Any, optimizer: Any) -> Any:
-    return schedule
+        extend_schedule(schedule, lambda optimizer, name=name: longer[name])  # type: ignore[misc]

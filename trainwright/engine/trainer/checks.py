@@ -138,7 +138,11 @@ def check_data(train_dataset: Any, train_dataloader: Any, eval_dataset: Any, eva
     for name, dataset, loader in (("train", train_dataset, train_dataloader), ("eval", eval_dataset, eval_dataloader)):
         if isinstance(dataset, DataLoader):
             faults.append(f"Trainer.{name}_dataset: got a DataLoader; pass it as {name}_dataloader.")
-        if isinstance(dataset, list | tuple) and dataset and all(map(_is_data_set, dataset)):
+        if (
+            isinstance(dataset, list | tuple)
+            and dataset
+            and all(isinstance(one[0] if isinstance(one, tuple) and one else one, Dataset) for one in dataset)
+        ):
             fix = "{name: (data set, weight), ...}, or torch.utils.data.ConcatDataset([...])"
             faults.append(
                 f"Trainer.{name}_dataset: got a {type(dataset).__name__} of data sets, which would be read as samples;"
@@ -165,10 +169,6 @@ def check_data(train_dataset: Any, train_dataloader: Any, eval_dataset: Any, eva
             )
     if faults:
         raise ConfigTypeError("\n".join(faults))
-
-
-def _is_data_set(value: Any) -> bool:
-    return isinstance(value[0] if isinstance(value, tuple) and value else value, Dataset)
 
 
 def check_named_data(given: Mapping[Any, Any], argument: str) -> None:

@@ -164,7 +164,11 @@ class Trainer(RunMethods):
         self._build_saving()
         self._build_callbacks()
         self._build_step()
-        self._resume()
+        run = self.run
+        run.folder.recover()
+        if (source := resume(self.config, self.checkpointer)) is not None:
+            self._saving.continue_from(source)
+        check_folder(self.config, run.folder, evaluates=self._evaluates)
         self._register_hooks()
 
     # The parts of a run, in the order in which they need each other.
@@ -256,7 +260,7 @@ class Trainer(RunMethods):
             steps_per_epoch=self.num_batches,
             save=self._saving.save_step,
             evaluate=self._evaluate_now if self.eval_dataloader is not None else None,
-            log=self._log_now,
+            log=lambda: self._write_hook.write() if is_main_process() else None,
             is_due=self._periods.check_is_due,
         )
         if self._train_metrics is not None:
@@ -275,14 +279,6 @@ class Trainer(RunMethods):
         )
         self.run.own_step = OwnStep(self.run, OWN_STEP_METHODS)
 
-    def _resume(self) -> None:
-        """Load the checkpoint that the configuration names, and check the folder."""
-        self.run.folder.recover()
-        source = resume(self.config, self.checkpointer)
-        if source is not None:
-            self._saving.continue_from(source)
-        check_folder(self.config, self.run.folder, evaluates=self._evaluates)
-
     def _register_hooks(self) -> None:
         run, config, state, periods = self.run, self.config, self.state, self._periods
         run.watching_hardest = hardest_samples(run, "TrainingConfig.hardest_samples")
@@ -291,7 +287,7 @@ class Trainer(RunMethods):
             self.build_hooks(),
             own_step=run.own_step,
             check_period=periods.check_is_due if get_world_size() > 1 else periods.log_is_due,
-            save=self._saving.save_step if config.save_enabled else _do_not_save,
+            save=self._saving.save_step if config.save_enabled else lambda: None,
             steps_done=lambda: state.global_step,
             has_passed=lambda start, every: state.global_step > start and state.has_passed(every),
             total_steps=self.total_steps,
@@ -879,11 +875,6 @@ class Trainer(RunMethods):
         self._evaluate_hook.trainer = weakref.proxy(self)  # it is registered only if evaluations are due
         self._evaluate_hook.evaluate()
 
-    def _log_now(self) -> None:
-        """Write metrics on a callback's request, in the main process."""
-        if is_main_process():
-            self._write_hook.write()
-
     def _bind_run_step(self) -> tuple[Any, Callable[[], None]]:
         step = self._steps.step
         assert step is not None, "built before the first step"
@@ -930,7 +921,3 @@ class Trainer(RunMethods):
         for loader in (self.train_dataloader, *loaders.each(self.eval_dataloader)):
             if isinstance(loader, BatchLoader):
                 loader.close()
-
-
-def _do_not_save() -> None:
-    """With save_enabled=False."""

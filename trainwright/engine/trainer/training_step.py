@@ -192,8 +192,8 @@ class TrainingStep:
             kind = partial(
                 PipelineStep,
                 pipeline=pipeline,
-                to_row=_row_of,
-                from_row=_kept_of,
+                to_row=lambda kept: {_LOSS: kept[0]} | (kept[1] or {}),
+                from_row=lambda row: (row.pop(_LOSS), row or None),
                 loss_name=_LOSS,
                 update_weights=self._update_stages,
             )
@@ -241,8 +241,11 @@ class TrainingStep:
             self._training_step = _checked(self._training_step, check_step, partial(setattr, self, "_training_step"))
         train = step.train
         logs = train(step.model, batch)
-        if overrides.has("train_step"):
-            _check_logs(f"{overrides.kind}.train_step", logs)
+        if overrides.has("train_step") and not isinstance(logs, Mapping):
+            raise ConfigTypeError(
+                f'{overrides.kind}.train_step returned {type(logs).__name__}; it must return a dict with "step_loss" in'
+                " it."
+            )
         return logs
 
     def _choose(self, step: Step, inputs: Any) -> None:
@@ -447,17 +450,6 @@ class _Recording:
         return getattr(self.model, name)
 
 
-def _row_of(kept: tuple[Any, dict[str, Any] | None]) -> dict[str, Any]:
-    """What a step keeps of a micro-batch, by name."""
-    loss, scalars = kept
-    return {_LOSS: loss} | (scalars or {})
-
-
-def _kept_of(row: dict[str, Any]) -> tuple[Any, dict[str, Any] | None]:
-    """The reverse."""
-    return row.pop(_LOSS), row or None
-
-
 def _call_all(recorders: list[Any]) -> Any:
     """One call that makes all calls; None if there are none."""
     if len(recorders) < 2:
@@ -471,10 +463,7 @@ def _call_all(recorders: list[Any]) -> Any:
 
 
 def _checked(method: Any, check: Callable[[Any], None], use: Callable[[Any], object]) -> Any:
-    """``method``, whose first result is checked; ``use`` receives it for the later calls.
-
-    A wrong result would cause an unclear error later.
-    """
+    """``method``, whose first result is checked; ``use`` receives it for the later calls."""
 
     def call(*arguments: Any) -> Any:
         use(method)
@@ -503,8 +492,3 @@ def _check_step(name: str, result: Any) -> None:
         raise ConfigTypeError(
             f'{name} returned {type(result).__name__}; it must return its loss, or a dict with "loss" in it.'
         )
-
-
-def _check_logs(name: str, logs: Any) -> None:
-    if not isinstance(logs, Mapping):
-        raise ConfigTypeError(f'{name} returned {type(logs).__name__}; it must return a dict with "step_loss" in it.')
