@@ -16,7 +16,7 @@ from trainwright.config.torch_names import GivenName
 from trainwright.engine.folder.formats import CSV_NAME
 from trainwright.engine.run_methods import RunMethods
 from trainwright.engine.step_plan import StepPlan
-from trainwright.engine.trainer import loaders, parts
+from trainwright.engine.trainer import loaders
 from trainwright.engine.trainer.best_metric import BestMetric
 from trainwright.engine.trainer.checks import Given
 from trainwright.events.writers import EventWriter, default_writers
@@ -241,7 +241,7 @@ def log_dev_run(config: "TrainingConfig", output_dir: str, *, steps: int, is_eva
     """Log what a ``fast_dev_run`` has done. ``output_dir``: the user's, to which it has written nothing."""
     done = [f"{steps} training {'step' if steps == 1 else 'steps'}"]
     if is_evaluated:
-        most = parts.dev_batches(config)
+        most = dev_batches(config)
         done.append(f"evaluations of at most {most} {'batch' if most == 1 else 'batches'}")
     if config.save_enabled:
         done.append("checkpoints")
