@@ -19,7 +19,6 @@ from trainwright.data.batches import Batches
 from trainwright.engine.folder.run_folder import RunFolder
 from trainwright.engine.folder.summary import RunFacts, log_recomputed
 from trainwright.engine.loop import TrainerBase
-from trainwright.engine.own_step import OwnStep
 from trainwright.engine.spec import RunSpec
 from trainwright.engine.state import TrainerState, TrainingState
 from trainwright.engine.update import Update
@@ -112,7 +111,7 @@ class Run:
     checkpointer: Checkpointer
     average: WeightAverage | None = None
     watching_hardest: Callable[[], AbstractContextManager[Any]] = nullcontext
-    own_step: OwnStep
+    own_step: Any  # an OwnStep, which has the run
     step_methods: tuple[str, ...] = ()
     calls: Calls
     num_own_hooks = 0

@@ -102,7 +102,8 @@ class RunMethods(TrainerBase):
         Returns the norm before clipping; None within an accumulation window, where nothing is done. The following
         :meth:`step` does not clip again.
         """
-        return self.run.own_step.clip_gradients(max_norm, norm_type, optimizer)
+        norm: Tensor | None = self.run.own_step.clip_gradients(max_norm, norm_type, optimizer)
+        return norm
 
     def step(self, optimizer: Optimizer | str | None = None) -> None:
         """Clip, step an optimizer (by default all) and set its gradients to None; at a window's end only."""
@@ -114,7 +115,8 @@ class RunMethods(TrainerBase):
 
     def toggled(self, optimizer: Optimizer | str) -> AbstractContextManager[None]:
         """A context in which parameters of the other optimizers require no gradient: their part costs no memory."""
-        return self.run.own_step.toggled(optimizer)
+        context: AbstractContextManager[None] = self.run.own_step.toggled(optimizer)
+        return context
 
     # The run, and copies of it.
 
