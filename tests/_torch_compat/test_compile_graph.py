@@ -15,6 +15,7 @@ def another(graph: Any, flat: Any, options: Any) -> Any:
     return lambda *inputs: [output + 1 for output in graph(*inputs)]
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize("change", CHANGES)
 def test_the_compiler_of_graphs(change: str, monkeypatch: pytest.MonkeyPatch, lines_of_training: Trained) -> None:
     monkeypatch.setattr("trainwright.graph.program.ahead_of_time", lambda *_: None)
@@ -33,6 +34,7 @@ def test_a_program_that_computes_something_else_is_not_taken() -> None:
     assert x.tolist() == [1.0, 2.0]
 
 
+@pytest.mark.exhaustive
 def test_the_factor_of_an_addition_is_computed() -> None:
     from torch.fx.experimental.proxy_tensor import make_fx
 

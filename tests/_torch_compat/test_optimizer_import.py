@@ -163,6 +163,7 @@ assert not is_loaded()
     output_of(program)
 
 
+@pytest.mark.exhaustive
 def test_blocks_in_blocks_and_in_threads() -> None:
     program = """
 from concurrent.futures import ThreadPoolExecutor

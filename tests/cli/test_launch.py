@@ -51,6 +51,7 @@ def test_a_killed_process_is_named(launch: Launch) -> None:
     assert "ChildFailedError" not in done.stderr
 
 
+@pytest.mark.exhaustive
 def test_a_stopped_process_is_named_and_no_folder_stays(
     launch: Launch, tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,6 +63,7 @@ def test_a_stopped_process_is_named_and_no_folder_stays(
     assert [*(tmp_path / "temporary").iterdir()] == []
 
 
+@pytest.mark.exhaustive
 def test_log_files_stay_in_a_folder_that_is_named(
     launch: Launch, tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,6 +76,7 @@ def test_log_files_stay_in_a_folder_that_is_named(
     assert "rank 0 of 1" in log.read_text()
 
 
+@pytest.mark.exhaustive
 def test_the_exit_code_is_that_of_the_process_that_failed(launch: Launch, config: Path) -> None:
     done = launch("-n", 2, "train", config, "train.precison=1", code=2)
     assert "exit code 2; the messages of the job are above" in done.stderr

@@ -137,6 +137,7 @@ def test_tools_train_net_is_the_same_program(finished, run_python, short, sha, t
     assert sha(tmp_path / "output" / "model_final") == sha(finished.folder / "model_final")
 
 
+@pytest.mark.exhaustive
 def test_a_fresh_run_moves_the_earlier_one_aside(finished, train, contents, tmp_path: Path) -> None:
     folder = tmp_path / "output"
     shutil.copytree(finished.folder, folder, symlinks=True)
@@ -154,6 +155,7 @@ def test_a_fresh_run_moves_the_earlier_one_aside(finished, train, contents, tmp_
 # Going on.
 
 
+@pytest.mark.exhaustive
 def test_resuming_a_finished_run_reports_that_it_is_complete(finished, train, short, contents, tmp_path: Path) -> None:
     folder = tmp_path / "output"
     shutil.copytree(finished.folder, folder, symlinks=True)
@@ -165,6 +167,7 @@ def test_resuming_a_finished_run_reports_that_it_is_complete(finished, train, sh
     assert {name: value for name, value in now.items() if name in unchanged} == unchanged
 
 
+@pytest.mark.exhaustive
 def test_resuming_with_more_iterations_goes_on(finished, train, short, read_rows, tmp_path: Path) -> None:
     folder = tmp_path / "output"
     shutil.copytree(finished.folder, folder, symlinks=True)
@@ -217,6 +220,7 @@ def test_killed_and_resumed_is_as_never_killed(
         assert sha(tmp_path / "output" / name) == sha(finished.folder / name)
 
 
+@pytest.mark.exhaustive
 def test_resume_without_a_checkpoint_begins_the_run(finished, train, short, sha, tmp_path: Path) -> None:
     train("--resume", finished.config, *short, "train.output_dir=output", cwd=tmp_path)
     assert sha(tmp_path / "output" / "model_final") == sha(finished.folder / "model_final")
@@ -298,12 +302,14 @@ def test_overrides_of_every_kind_reach_the_run(mnist_project: Path, train, tmp_p
     assert '"iteration": 3' in rows
 
 
+@pytest.mark.exhaustive
 def test_a_deleted_key_is_gone_and_its_default_holds(mnist_project: Path, train, tmp_path: Path) -> None:
     arguments = ["train.train_epoch=0", "train.train_iter=2", "train.output_dir=output", "~train.warmup_ratio"]
     train(mnist_project / "configs" / "config.py", *arguments, cwd=tmp_path)
     assert yaml.safe_load((tmp_path / "output" / "config.yaml").read_text())["train"]["warmup_ratio"] == 0
 
 
+@pytest.mark.exhaustive
 def test_flags_may_stand_before_between_and_after_overrides(finished, train, tmp_path: Path) -> None:
     weights = f"train.load_weight={finished.folder}/model_final"
     for arguments in (

@@ -226,6 +226,7 @@ def test_a_worker_ends_whose_trainer_is_killed_while_it_begins():
     assert is_gone
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_workers_of_any_start_method_read_columns(method: str) -> None:
     data = TensorDataset(torch.arange(6.0))

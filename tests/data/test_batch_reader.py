@@ -97,6 +97,7 @@ def test_the_number_of_workers_changes_nothing(draw, collate_fn):
     assert batches[0] == batches[1] == batches[2]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_workers_may_be_started_afresh_instead_of_forked():
     batches = [

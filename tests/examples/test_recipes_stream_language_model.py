@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from trainwright.data.seeding import ORDER_STREAM, mixed_seed
@@ -48,6 +49,7 @@ def test_the_losses_are_those_of_a_plain_loop_and_a_resume_is_exact(tmp_path: Pa
     assert_equal(cut(STEPS), model)
 
 
+@pytest.mark.exhaustive
 def test_it_learns(tmp_path: Path) -> None:
     trainer = RECIPE["main"](str(tmp_path), 60)
     rows = [json.loads(line) for line in (trainer.output_dir / "metrics.json").read_text().splitlines()]

@@ -133,8 +133,8 @@ COUPLED = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", COUPLED)
-@pytest.mark.exhaustive(every=2)
 def test_the_decay_of_weights_in_a_compiled_program(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """Inductor lost its factor where the gradient is a matrix product."""
     settings: dict[str, Any] = {"net": Small, "optimizer": COUPLED[name], "updates": 20}

@@ -88,6 +88,7 @@ def test_many_parameters(caplog: pytest.LogCaptureFixture) -> None:
     assert captures(caplog)[0].endswith("the step of AdamW, which for 102 parameters takes long to compile.")
 
 
+@pytest.mark.exhaustive(every=5)
 @pytest.mark.usefixtures("outside")
 @pytest.mark.parametrize("accumulation", [1, 3])
 @pytest.mark.parametrize("settings", [{}, {"optimizer": Clipped()}, {"net": Net}], ids=["plain", "clipped", "buffers"])
@@ -209,6 +210,7 @@ class Cycle(HookBase):
         self._schedule.step()
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize("make", [torch.optim.AdamW, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)])
 @pytest.mark.parametrize("schedule", ["OneCycleLR", "CyclicLR"])
 def test_schedules_that_change_more_than_the_rate(make: Any, schedule: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -218,6 +220,7 @@ def test_schedules_that_change_more_than_the_rate(make: Any, schedule: str, capl
     assert not refusals(caplog)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("outside")
 @pytest.mark.skipif(not has_compiler(), reason="needs a C++ compiler")
 def test_compiled_by_inductor(caplog: pytest.LogCaptureFixture) -> None:
@@ -274,6 +277,7 @@ class Partly(Small):
         return super().forward(inputs if flag is None else inputs + self.third(inputs), labels)
 
 
+@pytest.mark.exhaustive(every=5)
 @pytest.mark.parametrize("is_outside", [False, True])
 @pytest.mark.parametrize("accumulation", [1, 2, 3])
 @pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), torch.optim.AdamW])
@@ -326,6 +330,7 @@ def clipped_sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD([group], lr=2.0, momentum=0.9)
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize("is_outside", [False, True])
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_parameters_with_one_gradient_are_clipped_once(

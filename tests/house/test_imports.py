@@ -127,10 +127,26 @@ class TestBothAPIs:
         )
 
 
+ROOMS = """
+import trainwright.events, trainwright.models as models
+from trainwright.evaluation import TMMetrics, TorchMetricsHandler, build_metric, metrics_handler_for
+build_metric("f1").compute([1], [1])
+metrics_handler_for("text_classification")(["f1"])
+[getattr(models, name) for name in models.__all__]
+"""
+
+
+def test_events_models_and_metrics_need_no_optional_package() -> None:
+    of_metrics = {"seqeval", "sacrebleu", "rouge_score", "rapidfuzz"}
+    of_models = {"timm", "huggingface_hub", "PIL", "tokenizers"}
+    loaded = loaded_after(ROOMS) - loaded_after("import torch")
+    assert (OPTIONAL | of_metrics | of_models | {"tqdm"}) & loaded == set()
+
+
 class TestWholeTrainings:
     """From the first step over a checkpoint to a resumed run."""
 
-    @pytest.mark.exhaustive(every=2)
+    @pytest.mark.exhaustive(every=5)
     @pytest.mark.parametrize("api", APIS)
     @pytest.mark.parametrize(("optimizer", "window"), [("Adam", 1), ("SGD", 2), ("RMSprop", 1)])
     def test_load_neither_the_compiler_nor_what_they_do_not_use(self, api: str, optimizer: str, window: int) -> None:

@@ -125,6 +125,7 @@ def measured(name: str, settings: dict[str, Any]) -> int:
     return measured_peak(lambda: build(config))
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.slow
 def test_the_peak_is_within_ten_percent_of_the_measured_one(name: str) -> None:
@@ -185,6 +186,7 @@ def test_counted_tensors_are_those_of_the_allocator() -> None:
     assert counted("gpt", updates=3) == pytest.approx(measured("gpt", {}), rel=0.01)
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts_of_two_processes(layout: str, on_two_processes: list[dict[str, int]]) -> None:
     name, settings = LAYOUTS[layout]

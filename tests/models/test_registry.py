@@ -10,70 +10,52 @@ from trainwright.config.errors import ConfigError, ConfigKeyError
 from trainwright.models.registry import Registry
 
 
-@pytest.fixture
-def run(run_python: Callable, tmp_path: Path) -> Callable[[str], str]:
-    """The output of a program in which no class of ours has been used."""
-    return lambda program: str(run_python("-c", program, cwd=tmp_path, fresh=True).stdout)
-
-
-def test_a_folder_is_read_by_a_class_that_nobody_has_imported(tmp_path: Path, run: Callable) -> None:
+def test_a_folder_is_read_by_classes_that_nobody_has_imported(run_python: Callable, tmp_path: Path) -> None:
     data.TextNormalizer(data.TextNormalizerConfig()).save(tmp_path)
-    program = f"""
-import sys
-from trainwright.data import Preprocessor
-assert "trainwright.tasks.tokenizer" not in sys.modules
-print(type(Preprocessor.load({str(tmp_path)!r})).__name__)
-"""
-    assert run(program).strip() == "TextNormalizer"
-
-
-def test_the_data_set_whose_columns_a_file_has(tmp_path: Path, run: Callable) -> None:
     (tmp_path / "train.csv").write_text("text,label\ngood,1\nbad,0\n")
-    program = f"""
-import sys
-from trainwright.data import Dataset
-assert "trainwright.tasks.text_classification.data" not in sys.modules
-print(type(Dataset.load({str(tmp_path)!r}, split="train", preprocessor=None)).__name__)
-"""
-    assert run(program).strip() == "TextClassificationDataset"
-
-
-@pytest.mark.parametrize("name", ["ocr", "text_generation"])
-def test_a_name_of_ours_is_taken_before_our_class_is_imported(name: str, run: Callable) -> None:
-    program = f"""
-from trainwright.data import Dataset, DatasetConfig, register_dataset
-class OwnConfig(DatasetConfig):
-    name = {name!r}
-try:
-    @register_dataset({name!r}, config_class=OwnConfig)
-    class Own(Dataset): ...
-except ValueError as error:
-    print(error)
-"""
-    assert "has this name; give Own another" in run(program)
-
-
-def test_an_unknown_name_has_the_nearest_of_ours(run: Callable) -> None:
     program = """
 import sys
-from trainwright.models import build_model
-assert "trainwright.tasks.bert" not in sys.modules
-try:
-    build_model("brt")
-except ValueError as error:
-    print(error)
+from trainwright.data import Dataset, Preprocessor
+assert "trainwright.tasks.text_classification.data" not in sys.modules
+print(type(Dataset.load(sys.argv[1], split="train", preprocessor=None)).__name__)
+assert "trainwright.tasks.tokenizer" not in sys.modules
+print(type(Preprocessor.load(sys.argv[1])).__name__)
 """
-    assert "Did you mean 'bert'?" in run(program)
+    found = run_python("-c", program, tmp_path, cwd=tmp_path, fresh=True).stdout.split()
+    assert found == ["TextClassificationDataset", "TextNormalizer"]
 
 
-def test_ours_come_first_in_their_own_order(run: Callable) -> None:
+def test_names_of_ours_are_known_before_their_classes_are_imported(run_python: Callable, tmp_path: Path) -> None:
+    program = """
+import sys
+from trainwright.data import Dataset, DatasetConfig, register_dataset
+from trainwright.models import build_model
+
+def take(name):
+    @register_dataset(name, config_class=type("OwnConfig", (DatasetConfig,), {"name": name}))
+    class Own(Dataset): ...
+
+assert "trainwright.tasks.bert" not in sys.modules
+for act, name in ((take, "ocr"), (take, "text_generation"), (build_model, "brt")):
+    try:
+        act(name)
+    except ValueError as error:
+        print(str(error).replace("\\n", " "))
+"""
+    *taken, unknown = run_python("-c", program, cwd=tmp_path, fresh=True).stdout.splitlines()
+    assert ["has this name; give " in message for message in taken] == [True, True]
+    assert "Did you mean 'bert'?" in unknown
+
+
+def test_ours_come_first_in_their_own_order(run_python: Callable, tmp_path: Path) -> None:
     program = """
 import sys, trainwright.tasks.text_generation.data
 assert "trainwright.tasks.image2text.data" not in sys.modules
 from trainwright.tasks.dataset import _registry
 print(*[cls.config_class.name for cls in _registry])
 """
-    assert run(program).strip() == "ocr speech_recognition text_classification sequence_labeling text_generation"
+    found = run_python("-c", program, cwd=tmp_path, fresh=True).stdout.strip()
+    assert found == "ocr speech_recognition text_classification sequence_labeling text_generation"
 
 
 def test_a_registry_without_classes_of_its_own() -> None:

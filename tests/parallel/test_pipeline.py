@@ -150,6 +150,7 @@ def by_other_name() -> list[list[dict[str, Tensor]]]:
     return [[{"input_ids": batch["token_ids"], "labels": batch["token_ids"]} for batch in row] for row in windows()]
 
 
+@pytest.mark.exhaustive
 def test_models_of_transformers_train_in_stages() -> None:
     for settings, runs in zip(KINDS, zip(*on_ranks(of_transformers), strict=True), strict=True):
         same_as_alone(runs, by_other_name(), build=lambda settings=settings: build_transformers(**settings))

@@ -1,8 +1,5 @@
 """torchmetrics' metrics by name, today's and those of torchmetrics 0.7."""
 
-import subprocess
-import sys
-
 import pytest
 
 from trainwright.config.errors import ConfigError
@@ -107,15 +104,3 @@ def test_metrics_by_name_and_their_list(capsys):
     assert "MeanSquaredError" in capsys.readouterr().out
     with pytest.raises(ConfigError, match=r"metric_impl: got 'sklearn'"):
         get_metric_by_name("Accuracy", metric_impl="sklearn")
-
-
-def test_importing_the_metrics_does_not_load_torchmetrics():
-    code = (
-        "import sys\n"
-        "from trainwright.evaluation import TMMetrics, TorchMetricsHandler, build_metric, metrics_handler_for\n"
-        "build_metric('f1').compute([1], [1])\n"
-        "metrics_handler_for('text_classification')(['f1'])\n"
-        "print({'torchmetrics', 'seqeval', 'sacrebleu', 'rouge_score', 'rapidfuzz'} & sys.modules.keys())"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"

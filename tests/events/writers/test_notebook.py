@@ -122,8 +122,8 @@ def rows_of(html: str) -> list[list[str]]:
 
 
 @pytest.mark.subprocess
+@pytest.mark.exhaustive
 class TestKernel:
-    @pytest.mark.exhaustive
     def test_the_tutorial_runs_without_an_error(self, notebook: Any) -> None:
         tutorial = [cell for cell in notebook.cells if cell.cell_type == "code" and "name" not in cell.metadata]
         outputs = [output for cell in tutorial for output in cell.outputs]
