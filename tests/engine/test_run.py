@@ -27,9 +27,9 @@ def by_config(folder: Path) -> Any:
 @pytest.mark.parametrize("make", [python, by_config])
 def test_the_settings_have_one_vocabulary(make: Any, tmp_path: Path) -> None:
     spec = make(tmp_path).run.spec
-    assert (spec.batch.batch_size, spec.batch.gradient_accumulation_steps, spec.safety.seed) == (4, 2, 7)
-    assert spec.precision.mixed_precision is None
-    assert Path(spec.saving.output_dir) == tmp_path
+    assert (spec.batch_size, spec.gradient_accumulation_steps, spec.seed) == (4, 2, 7)
+    assert spec.mixed_precision is None
+    assert Path(spec.output_dir) == tmp_path
 
 
 @pytest.mark.parametrize("make", [python, by_config])
@@ -43,7 +43,7 @@ def test_a_trained_copy_changes_nothing_of_the_run(make: Any, tmp_path: Path) ->
     new.train()
     assert any(not torch.equal(value, before[name]) for name, value in new.model.state_dict().items())
     assert all(torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
-    assert trainer.run.spec.batch.batch_size == 4
+    assert trainer.run.spec.batch_size == 4
 
 
 def test_parts_of_the_trainer_are_those_of_its_run(tmp_path: Path) -> None:

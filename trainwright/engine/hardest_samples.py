@@ -31,7 +31,7 @@ _MAX_TEXT = 2000  # characters of a sample
 
 def hardest_samples(run: Run, setting: str) -> Callable[[], AbstractContextManager[None]]:
     """What to enter around each evaluation of a training; ``setting``: the name of the number of samples."""
-    number, mesh = run.spec.evaluation.hardest_samples, current_mesh()
+    number, mesh = run.spec.hardest_samples, current_mesh()
     if number is None:
         return nullcontext
     if mesh is not None and (mesh.layout.tensor > 1 or mesh.layout.pipeline > 1):
@@ -41,7 +41,7 @@ def hardest_samples(run: Run, setting: str) -> Callable[[], AbstractContextManag
         )
     of_run = weakref.proxy(run)
     table = HardestTable(run.folder, lambda: of_run.storage)
-    return HardestSamples(number, table.add, reads_losses=not run.spec.layout.graph).watching
+    return HardestSamples(number, table.add, reads_losses=not run.spec.graph).watching
 
 
 class HardestTable:

@@ -69,14 +69,14 @@ def _less(spec: RunSpec | None) -> Iterator[str]:
     """Settings by their names in the API: the batch is halved, the samples of an update stay."""
     if spec is not None:
         by_file = spec.api == "config file"
-        if (size := spec.batch.batch_size) > 1:
-            settings = spec.batch_settings((size + 1) // 2, 2 * spec.batch.gradient_accumulation_steps)
+        if (size := spec.batch_size) > 1:
+            settings = spec.batch_settings((size + 1) // 2, 2 * spec.gradient_accumulation_steps)
             text = (" " if by_file else ", ").join(f"{name}={value}" for name, value in settings.items())
             yield f"{text}  (half the activations; as many samples per update)"
-        if not spec.layout.gradient_checkpointing:
+        if not spec.gradient_checkpointing:
             name = "train.activation_checkpoint.enabled" if by_file else "gradient_checkpointing"
             yield f"{name}=True  (activations are computed twice)"
-        if spec.precision.mixed_precision is None:
+        if spec.mixed_precision is None:
             precision = "train.amp.enabled=True" if by_file else "mixed_precision='bf16'"
             yield f"{precision}  (activations in bfloat16)"
         find = "trainwright find batch-size CONFIG" if by_file else "trainer.find_batch_size()"

@@ -410,7 +410,7 @@ class _FirstWindow:
 def _settings_of_step(run: "Run") -> dict[str, str]:
     """The settings that a step of the user's own may bypass, by the part of the step, as the API writes them."""
     spec, update, settings = run.spec, run.update, dict[str, str]()
-    steps, by_file = spec.batch.gradient_accumulation_steps, spec.api == "config file"
+    steps, by_file = spec.gradient_accumulation_steps, spec.api == "config file"
     if steps > 1:
         name = "train.num_accumulation_steps" if by_file else "gradient_accumulation_steps"
         settings["accumulation"] = f"{name}={steps}"

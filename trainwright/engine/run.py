@@ -204,11 +204,11 @@ class Run:
             "optimizer": self.optimizer,
             "schedule": ", ".join(sorted({type(one).__name__ for one in self.schedules()})),
             "device": self.device,
-            "folder": spec.saving.output_dir,
-            "batch_size": spec.batch.batch_size,
-            "accumulation": spec.batch.gradient_accumulation_steps,
-            "precision": spec.precision.mixed_precision,
-            "mode": "graph" if spec.layout.graph else "eager",
+            "folder": spec.output_dir,
+            "batch_size": spec.batch_size,
+            "accumulation": spec.gradient_accumulation_steps,
+            "precision": spec.mixed_precision,
+            "mode": "graph" if spec.graph else "eager",
             "first_iter": trainer.start_iter,
             "last_iter": trainer.max_iter,
         }
@@ -216,8 +216,8 @@ class Run:
 
     def record(self) -> dict[str, Any]:
         """What ``run.json`` has of the run."""
-        precision = self.spec.precision.mixed_precision or "float32"
-        known = {"api": self.spec.api, "seed": self.spec.safety.seed, "precision": str(precision)}
+        precision = self.spec.mixed_precision or "float32"
+        known = {"api": self.spec.api, "seed": self.spec.seed, "precision": str(precision)}
         return known | self.calls.record()
 
     def place_model(self, *, splits_scores: bool, autocast: Any, optimizer: Any = None) -> None:
@@ -226,14 +226,14 @@ class Run:
         ``splits_scores``: nothing but the model's loss uses its scores. ``optimizer``: the user's own, which gets the
         parameters that replace its own.
         """
-        layout, before = self.spec.layout, [*self.model.named_parameters(remove_duplicate=False)]
+        spec, before = self.spec, [*self.model.named_parameters(remove_duplicate=False)]
         recomputed = parallelize(
-            self.model, self.device, recompute=layout.gradient_checkpointing, autocast=autocast,
-            splits_scores=splits_scores, find_unused_parameters=layout.find_unused_parameters,
+            self.model, self.device, recompute=spec.gradient_checkpointing, autocast=autocast,
+            splits_scores=splits_scores, find_unused_parameters=spec.find_unused_parameters,
         )  # fmt: skip
         for one in each_optimizer(optimizer) if optimizer is not None and current_mesh() is not None else ():
             use_replaced_parameters(one, before, self.model)
-        if layout.gradient_checkpointing:
+        if spec.gradient_checkpointing:
             log_recomputed(recomputed)
 
     # Checkpoints.
@@ -245,9 +245,9 @@ class Run:
 
         ``files``: further files of a checkpoint; by default those that load it as a model with its ``preprocessor``.
         """
-        only = TrainableNames(self.model) if self.spec.saving.save_trainable_only else None
+        only = TrainableNames(self.model) if self.spec.save_trainable_only else None
         weights = None
-        if (ema := self.spec.learning.ema) is not None:
+        if (ema := self.spec.ema) is not None:
             self.average = build_average(self.model, ema, only)
             weights = self.average.saved_model
 
@@ -259,7 +259,7 @@ class Run:
         self.checkpointer = Checkpointer(
             self.model,
             folder,
-            asynchronous=self.spec.saving.asynchronous,
+            asynchronous=self.spec.asynchronous,
             attachments=attachments,
             weights=weights,
             only=only,

@@ -43,21 +43,21 @@ def run_hooks(
         has_passed: whether the steps so far are more than the first number and, just now, a multiple of the second.
     """
     spec, of_run = run.spec, weakref.proxy(run)
-    precision = spec.precision.float32_matmul_precision
+    precision = spec.float32_matmul_precision
     lengths: dict[str, Any] = {"total_steps": total_steps, "steps_per_epoch": steps_per_epoch}
     return [
         None if precision is None else Float32MatmulPrecision(precision),
-        deterministic_hook(spec.safety.deterministic),
+        deterministic_hook(spec.deterministic),
         tensor_parallel_hook(),
         OpenRunFolder(run.folder),
         own_step,
-        FiniteCheck(check_period, spec.safety.non_finite),
-        averaging_hook(run.average, spec.learning.ema, has_passed, run.update_statistics, total_steps),
-        unfreezing_hook(run.model, spec.learning.unfreeze, steps_done, **lengths),
+        FiniteCheck(check_period, spec.non_finite),
+        averaging_hook(run.average, spec.ema, has_passed, run.update_statistics, total_steps),
+        unfreezing_hook(run.model, spec.unfreeze, steps_done, **lengths),
         RunRecord(run.folder, lambda: of_run.record()),
         *inner,
-        RunSummary(spec.saving.output_dir, run.calls.next_commands),
-        Interruptions(run.checkpointer, save, max_time_s=max_time_of(spec.length)),
+        RunSummary(spec.output_dir, run.calls.next_commands),
+        Interruptions(run.checkpointer, save, max_time_s=max_time_of(spec)),
     ]
 
 
@@ -68,7 +68,7 @@ def timing_facts(run: Run, names: SettingNames) -> Facts:
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     return Facts(
-        batches=run.spec.batch.gradient_accumulation_steps,
+        batches=run.spec.gradient_accumulation_steps,
         device=torch.device(run.device).type,
         num_workers=getattr(loader, "num_workers", None),
         reads_batches=isinstance(dataset, TensorDataset | ColumnDataset) or hasattr(dataset, "__getitems__"),

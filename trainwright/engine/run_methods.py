@@ -1,5 +1,6 @@
 """The public methods and parts that the trainers of both APIs have, each over ``self.run``."""
 
+import logging
 import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -11,12 +12,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainwright.checkpoint.checkpointer import Checkpointer
+from trainwright.config.errors import ConfigError
+from trainwright.data.sample_names import shown_samples
+from trainwright.engine.folder.formats import RECORD_NAME, read_starts
 from trainwright.engine.folder.summary import log_start
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.run import Run
-from trainwright.engine.sample_ids import described_samples, sample_ids
 from trainwright.evaluation.loop import preserve_rng
 from trainwright.lazy_names import ring
+
+logger = logging.getLogger("trainwright.engine")
 
 if TYPE_CHECKING:
     from trainwright.inspect.check.finding import Report
@@ -201,17 +206,48 @@ class RunMethods(TrainerBase):
         Raises:
             ConfigError: the run has no such update, or an earlier start of the run with another batch size made it.
         """
-        return sample_ids(self.run, update)
+        run = self.run
+        if not 1 <= update <= self.max_iter:
+            raise ConfigError(f"sample_ids: got update {update}; the run has the updates 1 to {self.max_iter:,}.")
+        sizes = {start.get("samples_per_iteration") for start in read_starts(run.folder.path / RECORD_NAME)}
+        if update <= self.start_iter and len(sizes) > 1:
+            raise ConfigError(
+                f"sample_ids: update {update} is of an earlier start of the run, and its starts had"
+                f" {' and '.join(str(size) for size in sorted(sizes, key=str))} samples per update, so the samples of"
+                " earlier updates are unknown."
+            )
+        found = run.calls.position_of(update)
+        ids: list[list[int]] | None = None if found is None else run.batches.loader.batch_sampler.micro_batches(*found)
+        return ids
 
     def described_samples(self, update: int) -> str:
         """Sentences for messages that name the samples of an update; empty if they are unknown."""
-        return described_samples(self.run, update)
+        ids = self.sample_ids(update)
+        if ids is None:
+            return ""
+        indices = [index for batch in ids for index in batch]
+        try:
+            shown = shown_samples(self.run.batches.loader.dataset, indices)
+        except Exception as error:  # of the data set's own code: the message is about something else
+            logger.debug("The data set has failed to name its samples: %r", error)
+            shown = shown_samples(None, indices)
+        how = f"trainer.replay({update}), in place of trainer.train(),"
+        if self.run.spec.api == "config file":
+            how = f"`trainwright replay {self.run.spec.output_dir} --step {update}`"
+        return f"Samples of update {update}: {shown}. {how} shows the loss of each."
 
     def print_info(self) -> None:
         """Log the model, the data, the length of the run and its settings."""
         log_start(self.run.facts())
 
     # Called by the loop.
+
+    def loader_state(self) -> dict[str, Any] | None:
+        # Before the first step a loader of torchdata would draw its order now.
+        return self.run.batches.state() if self.iterations_done else None
+
+    def load_loader_state(self, state: dict[str, Any]) -> None:
+        self.run.batches.load_state(state)
 
     def before_train(self) -> None:
         self.run.folder.lock()

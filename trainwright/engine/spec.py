@@ -17,96 +17,41 @@ Api = Literal["Python", "config file"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Length:
-    """``max_time``: seconds, or text as the user writes it."""
+class RunSpec:
+    """The settings by their names in ``TrainingConfig``.
 
+    Attributes:
+        max_time: seconds, or text as the user writes it.
+        batch_size: samples of a micro-batch of one process.
+        gradient_accumulation_steps: micro-batches of an update.
+        mixed_precision: the type of mixed precision; None: all is float32.
+        asynchronous: whether checkpoints are written in the background.
+        hardest_samples: the number of samples with the largest losses that each evaluation writes.
+        overfit_batches: the number of batches that are trained and evaluated on, again and again.
+        non_finite: what follows a loss or gradient that is NaN or infinite.
+    """
+
+    api: Api
     max_time: Any
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """Samples of a micro-batch of one process, and the micro-batches of an update."""
-
     batch_size: int
     gradient_accumulation_steps: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Precision:
-    """``mixed_precision``: the type of mixed precision; None: all is float32."""
-
     mixed_precision: str | None
     float32_matmul_precision: Literal["highest", "high", "medium"] | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelLayout:
-    """What each process does with the model."""
-
     find_unused_parameters: bool
     gradient_checkpointing: bool
     graph: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Saving:
-    """``output_dir`` and what is saved into it."""
-
     output_dir: str
     save_trainable_only: bool
     asynchronous: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluations:
-    """``hardest_samples``: the number of samples with the largest losses that each evaluation writes."""
-
     hardest_samples: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Parts of the data, as a number of batches or a share of them.
-
-    ``overfit_batches``: the number of batches that are trained and evaluated on, again and again.
-    """
-
     overfit_batches: int | None
     limit_train_batches: int | float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Learning:
-    """What happens to the weights beside the optimizer's steps, and the base learning rate."""
-
     learning_rate: float | None
     ema: Mapping[str, Any] | None
     unfreeze: Sequence[Any] | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Safety:
-    """``non_finite``: what follows a loss or gradient that is NaN or infinite."""
-
     seed: int
     deterministic: bool | Literal["warn"]
     non_finite: Literal["stop", "skip", "warn"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSpec:
-    """The settings by their names in ``TrainingConfig``."""
-
-    api: Api
-    length: Length
-    batch: Batch
-    precision: Precision
-    layout: ModelLayout
-    saving: Saving
-    evaluation: Evaluations
-    limits: Limits
-    learning: Learning
-    safety: Safety
 
     def batch_settings(self, batch_size: int, accumulation: int) -> dict[str, int]:
         """The settings of an update of ``accumulation`` micro-batches, by the names that the user gives them."""
@@ -122,7 +67,7 @@ class RunSpec:
 def spec_of_training_config(config: "TrainingConfig") -> RunSpec:
     """The settings of the Python API."""
     return _spec(
-        "Python", {"asynchronous": True, **{name: getattr(config, name) for name in type(config).model_fields}}
+        {"api": "Python", "asynchronous": True, **{name: getattr(config, name) for name in type(config).model_fields}}
     )
 
 
@@ -130,6 +75,7 @@ def spec_of_cfg(cfg: "DictConfig", device: torch.device) -> RunSpec:
     """The settings of a complete configuration, as ``DefaultTrainer.cfg`` is, for a run on ``device``."""
     train, precision = cfg.train, str(autocast_dtype(device)).removeprefix("torch.")
     settings = {
+        "api": "config file",
         **train.dist,
         **train.evaluation,
         **train.checkpointer,
@@ -141,11 +87,8 @@ def spec_of_cfg(cfg: "DictConfig", device: torch.device) -> RunSpec:
         "graph": cfg.graph.enabled,
         "learning_rate": (cfg.get("optim") or {}).get("lr"),
     }
-    return _spec("config file", settings)
+    return _spec(settings)
 
 
-def _spec(api: Api, settings: Mapping[str, Any]) -> RunSpec:
-    def group(kind: Any) -> Any:
-        return kind(**{field.name: settings[field.name] for field in fields(kind)})
-
-    return RunSpec(api=api, **{field.name: group(field.type) for field in fields(RunSpec) if field.name != "api"})
+def _spec(settings: Mapping[str, Any]) -> RunSpec:
+    return RunSpec(**{field.name: settings[field.name] for field in fields(RunSpec)})

@@ -20,13 +20,12 @@ from trainwright.data.sample_names import sample_name
 from trainwright.engine.folder.formats import LOSSES_NAME, RECORD_NAME, read_starts
 from trainwright.engine.folder.record import RunRecord
 from trainwright.engine.run import Run
-from trainwright.engine.sample_ids import own_sample_ids
 from trainwright.events.storage import EventStorage
 from trainwright.inspect.diff import compare_starts
 from trainwright.inspect.report.run_data import LOSS, read_loss_table
 from trainwright.inspect.step_probe import StepFacts, probed_step, user_frame
 from trainwright.parallel.data_parallel import unwrap_model
-from trainwright.parallel.dist import gather_over_data, get_world_size
+from trainwright.parallel.dist import gather_over_data, get_data_parallel_rank, get_data_parallel_size, get_world_size
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -150,12 +149,12 @@ def _run(run: Run, found: Replay, *, stops: bool) -> None:
         if trainer.iter < last:
             run_step()
             continue
-        found.samples = own_sample_ids(run, found.step)
+        found.samples = _own_sample_ids(run, found.step)
         found.names = _names(run.batches.loader, chain.from_iterable(found.samples or ()))
         sizes = [len(batch) for batch in found.samples or ()]
         model = unwrap_model(run.model)
         # A compiled program has no inside to look at.
-        is_graph = run.spec.layout.graph
+        is_graph = run.spec.graph
         probe = nullcontext(StepFacts()) if is_graph else probed_step(model, sizes, _debug if stops else None)
         with probe as found.facts:
             handle = model.register_forward_pre_hook(_debug_once()) if stops else None
@@ -242,3 +241,17 @@ def _debug() -> None:
     """Stop in the user's frame that has called the operation."""
     frame = user_frame()
     pdb.Pdb(skip=_OF_LIBRARIES).set_trace(frame or sys._getframe())
+
+
+def _own_sample_ids(run: Run, update: int) -> list[list[int]] | None:
+    """The samples of this process: its consecutive share of each micro-batch, as the samplers deal them out."""
+    trainer: Any = run.trainer
+    batches, rank, size = trainer.sample_ids(update), get_data_parallel_rank(), get_data_parallel_size()
+    if batches is None:
+        return None
+    shares = []
+    for batch in batches:
+        each, more = divmod(len(batch), size)
+        first = rank * each + min(rank, more)
+        shares.append(batch[first : first + each + (rank < more)])
+    return shares

@@ -119,9 +119,7 @@ class DefaultTrainer(RunMethods):
         run.spec, run.calls = spec_of_cfg(cfg, run.device), self._calls()
         self._build_weights()
         self._build_step()
-        run.state = TrainingState(
-            self, lr=run.spec.learning.learning_rate, seed=cfg.train.seed, num_samples=self._num_samples()
-        )
+        run.state = TrainingState(self, lr=run.spec.learning_rate, seed=cfg.train.seed, num_samples=self._num_samples())
         run.build_checkpointer(cfg.train.output_dir)
         self.resume_or_load(run.folder.resume)
         run.calls.set_position()
@@ -168,18 +166,18 @@ class DefaultTrainer(RunMethods):
     def _build_step(self) -> None:
         """What makes the steps, and what a step of the user's own calls."""
         run, cfg = self.run, self.cfg
-        steps, pipeline = run.spec.batch.gradient_accumulation_steps, pipeline_of(run.model)
+        steps, pipeline = run.spec.gradient_accumulation_steps, pipeline_of(run.model)
         settings: dict[str, Any] = {
             "grad_scaler": run.grad_scaler,
-            "skip_non_finite": run.spec.safety.non_finite == "skip",
-            "find_unused_parameters": run.spec.layout.find_unused_parameters,
+            "skip_non_finite": run.spec.non_finite == "skip",
+            "find_unused_parameters": run.spec.find_unused_parameters,
             "wraps_model": not self._has_own_step,
         }
         refuse_own_step(pipeline, type(self).__name__, ["train_step"] if self._has_own_step else [])
         if pipeline is not None:
             refuse_unseeded_loader(self.train_loader, "dataloader.train")
             pipeline.check_length(steps, "train.num_accumulation_steps")
-        if not run.spec.layout.graph:
+        if not run.spec.graph:
             self._trainer: Any = EagerTrainer(run.model, self.train_loader, run.optimizer, steps, **settings)
         elif current_mesh() is not None:
             raise ConfigError(
@@ -477,7 +475,7 @@ class DefaultTrainer(RunMethods):
 
         def set_position() -> None:
             batches, done, hooks = me.run.batches, me.samples_done, me.run.hooks
-            size = me.run.spec.batch.batch_size * get_data_parallel_size()
+            size = me.run.spec.batch_size * get_data_parallel_size()
             is_positioned = set_loader_position(me.train_loader, done)
             batches.start(done // size, is_positioned=is_positioned, keeps_generators=done > 0)
             batches.may_change = lambda: any(hook.may_change_data for hook in hooks)
@@ -488,7 +486,7 @@ class DefaultTrainer(RunMethods):
             if has_own or not isinstance(sampler, CyclicSampler):
                 return None
             done = me.samples_done + (update - 1 - me.iterations_done) * me.samples_per_iter
-            return done, me.run.spec.batch.gradient_accumulation_steps
+            return done, me.run.spec.gradient_accumulation_steps
 
         return Calls(
             prepare=lambda batch: me._get_batch(batch),
@@ -527,13 +525,6 @@ class DefaultTrainer(RunMethods):
             )
         )
         run.num_own_hooks = len(run.hooks)
-
-    def loader_state(self) -> dict[str, Any] | None:
-        # Before the first step a loader of torchdata would draw its order now.
-        return self.run.batches.state() if self.iterations_done else None
-
-    def load_loader_state(self, state: dict[str, Any]) -> None:
-        self.run.batches.load_state(state)
 
     def run_step(self) -> None:
         """One iteration of ``self._trainer``, whose step ``train`` calls directly unless this method is overridden."""

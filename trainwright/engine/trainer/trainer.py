@@ -764,8 +764,8 @@ class Trainer(RunMethods):
     def _before_first_step(self) -> None:
         if self.start_iter == 0:
             seed_everything(self.config.seed + get_data_parallel_rank())
-        self.state.restore(in_place=self.run.folder.resume)
         self._batches_of_run()
+        self.state.restore(in_place=self.run.folder.resume)
         log_untrained(self.model, self.optimizer, self.loss)
         warn_unsharded_loader(self.train_dataloader)
         if self.config.eval_on_start and self.start_iter == 0 and self.eval_dataloader is not None:
@@ -879,13 +879,6 @@ class Trainer(RunMethods):
         step = self._steps.step
         assert step is not None, "built before the first step"
         return self, self.run_step if self.run.overrides.has("run_step") else step.run
-
-    def loader_state(self) -> dict[str, Any] | None:
-        # Before the first step a loader of torchdata would draw its order now.
-        return self._batches_of_run().state() if self.state.global_step else None
-
-    def load_loader_state(self, state: dict[str, Any]) -> None:
-        self._batches_of_run().load_state(state)
 
     def _batches_of_run(self) -> Batches:
         run, loader = self.run, self.train_dataloader

@@ -26,7 +26,7 @@ _READS = 16  # of each of two workers
 def check_samples(setup: SetUp) -> Finding:
     """Each training sample is read once per epoch."""
     loader = setup.make().run.batches.loader
-    spec = setup.run.spec.limits
+    spec = setup.run.spec
     limits = [n for n in ("limit_train_batches", "overfit_batches") if getattr(spec, n) is not None]
     if limits:
         raise Skipped(f"{limits[0]} leaves samples out")

@@ -24,7 +24,7 @@ _FIRST, _LAST = 25, 800  # updates before the first and the last comparison; eac
 
 def check_evaluation(setup: SetUp) -> Finding:
     """An evaluation changes no weight, buffer, mode or random generator, and uses no dropout or batch statistics."""
-    overfits = setup.run.spec.limits.overfit_batches
+    overfits = setup.run.spec.overfit_batches
     new = setup.make(limit_eval_batches=None if overfits else 4)
     if not (new.eval_loaders or overfits):
         raise Skipped("there are no evaluation data")

@@ -39,7 +39,7 @@ def check_loss_scale(setup: SetUp) -> Finding:
     ratios = [loss / one for loss, one in zip(losses, references, strict=True) if one]
     if len(ratios) == len(losses) > 1 and max(ratios) - min(ratios) < 0.01 * abs(ratios[0]):
         values["factor"] = factor = ratios[0]
-        steps = setup.run.spec.batch.gradient_accumulation_steps
+        steps = setup.run.spec.gradient_accumulation_steps
         is_divided = steps > 1 and abs(factor * steps - 1) < 0.02
         if is_divided or not 0.1 < factor < 10:
             fix = "Remove the division: the trainer divides by the number of accumulated batches itself."
@@ -87,7 +87,7 @@ def _cross_entropy(outputs: Any, batch: Any) -> float | None:
 
 def check_accumulation(setup: SetUp) -> Finding:
     """The accumulated gradient of several batches is the gradient of one batch with all their samples."""
-    steps = setup.run.spec.batch.gradient_accumulation_steps
+    steps = setup.run.spec.gradient_accumulation_steps
     if steps == 1:
         raise Skipped("no gradients are accumulated")
     new = setup.make()

@@ -62,7 +62,7 @@ class SetUp(Copies):
     def observed(self) -> Observed:
         """The first updates of a copy, with an evaluation in the middle if there is one."""
         seen = Observed()
-        new = self.make(limit_eval_batches=None if self.run.spec.limits.overfit_batches else 1)
+        new = self.make(limit_eval_batches=None if self.run.spec.overfit_batches else 1)
         before = {name: one.detach().clone() for name, one in new.model.named_parameters()}
         evaluates = bool(new.eval_loaders)
         modes = seen.first_modes

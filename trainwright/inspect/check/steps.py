@@ -87,7 +87,7 @@ def check_parameters(setup: SetUp) -> Finding:
     seen, number = setup.observed, f"{len(setup.observed.seconds)} updates"
     names = {name: one for name, one in setup.run.model.named_parameters() if one.numel()}
     trainable = {name for name, one in names.items() if one.requires_grad}
-    is_later = setup.run.spec.learning.unfreeze is not None
+    is_later = setup.run.spec.unfreeze is not None
     unseen, zeros, frozen = _untrained([*names], trainable, seen, has_late_gradients=is_later)
     values: dict[str, Any] = {
         "parameters": len(names),

@@ -130,6 +130,6 @@ def _settings(copies: Copies, size: int) -> dict[str, int]:
     if not size:
         return {}
     spec = copies.run.spec
-    total = spec.batch.batch_size * spec.batch.gradient_accumulation_steps
+    total = spec.batch_size * spec.gradient_accumulation_steps
     steps = -(-total // size)
     return spec.batch_settings(-(-total // steps) if steps > 1 else size, steps)
