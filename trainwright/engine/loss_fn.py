@@ -145,7 +145,7 @@ def contract_for(
             )
         pair_loss: Loss = _Undecided(criterion or _no_criterion, record_scalars)
         if own_loss is not None:
-            pair_loss = _own_of_pair(own_loss, record_scalars)
+            pair_loss = _own(own_loss, record_scalars, of_pair=True)
         return PairContract(own_loss or criterion or _no_criterion, pair_loss, record_outputs)
     if not isinstance(inputs, Mapping):
         parts = f" of {len(inputs)} parts" if isinstance(inputs, tuple | list) else ""
@@ -155,7 +155,7 @@ def contract_for(
         )
     loss: Loss = _Undecided(criterion or _no_criterion, record_scalars)
     if own_loss is not None:
-        loss = _own(own_loss, record_scalars)
+        loss = _own(own_loss, record_scalars, of_pair=False)
     names = tuple(arguments(inputs, parameter_names(model.forward))[1])
     return NamedContract(
         None if len(names) == len(inputs) else names,
@@ -304,15 +304,6 @@ def _no_criterion(*_: Any) -> Tensor:
     )
 
 
-def _own_of_pair(own_loss: Callable[..., Tensor], record_scalars: Callable[[Mapping[str, Any]], None] | None) -> Loss:
-    def loss(outputs: Any, inputs: Any) -> Tensor:
-        if record_scalars is not None and not isinstance(outputs, Tensor):
-            record_named(record_scalars, outputs)
-        return own_loss(logits_of(outputs), inputs[1])
-
-    return loss
-
-
 def record_named(record: Callable[[Mapping[str, Any]], None], outputs: Any) -> None:
     """Call ``record`` with outputs that have names and more than one entry; not in evaluation."""
     named = named_outputs(outputs) if torch.is_grad_enabled() else None
@@ -320,14 +311,18 @@ def record_named(record: Callable[[Mapping[str, Any]], None], outputs: Any) -> N
         record(named)
 
 
-def _own(own_loss: Callable[..., Tensor], record_scalars: Callable[[Mapping[str, Any]], None] | None) -> Loss:
-    """The model's ``compute_loss``, called with the arguments that it takes, by name."""
-    names = parameter_names(own_loss)
+def _own(
+    own_loss: Callable[..., Tensor], record_scalars: Callable[[Mapping[str, Any]], None] | None, *, of_pair: bool
+) -> Loss:
+    """The model's ``compute_loss``: of a pair called with scores and target, else with what it takes, by name."""
+    names = None if of_pair else parameter_names(own_loss)
 
-    def loss(outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
+    def loss(outputs: Any, inputs: Any) -> Tensor:
         named = named_outputs(outputs)
         if named is not None and record_scalars is not None:
             record_named(record_scalars, named)
+        if of_pair:
+            return own_loss(logits_of(outputs), inputs[1])
         known = {**inputs, **({"logits": outputs} if named is None else named)}
         return own_loss(**arguments(known, names)[1])
 

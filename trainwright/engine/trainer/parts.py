@@ -3,27 +3,23 @@
 import logging
 import shlex
 import weakref
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
 
 from trainwright.config.secrets import safe_trackers, without_secrets
 from trainwright.config.torch_names import GivenName
 from trainwright.engine.folder.formats import CSV_NAME
 from trainwright.engine.run_methods import RunMethods
-from trainwright.engine.step_plan import StepPlan
-from trainwright.engine.trainer import loaders
 from trainwright.engine.trainer.best_metric import BestMetric
 from trainwright.engine.trainer.checks import Given
 from trainwright.events.writers import EventWriter, default_writers
 from trainwright.hooks.callbacks import Callback, CallbackList, EarlyStoppingCallback, PrintCallback, TrainerControl
 from trainwright.hooks.callbacks.logs import Logs
 from trainwright.hooks.timer import SettingNames
-from trainwright.optim.schedules import FormulaLR
 
 if TYPE_CHECKING:
     from trainwright.config.settings import TrainingConfig
@@ -195,31 +191,6 @@ def build_writers(
     )
 
 
-def facts_of_start(
-    config: "TrainingConfig",
-    plan: StepPlan,
-    *,
-    train_dataset: Any,
-    eval_dataset: Any,
-    train_dataloader: Any,
-    metrics: Iterable[Any],
-    schedule: LRScheduler | None,
-) -> dict[str, Any]:
-    """The facts that only this API has, by their names in ``RunFacts``."""
-    facts = {
-        "task": config.task,
-        "num_train": _length(train_dataset),
-        "num_eval": sum(_length(one) or 0 for one in loaders.each(eval_dataset)) or None,
-        "num_left_out": loaders.num_left_out(train_dataloader),
-        "iterations_per_epoch": plan.updates_per_epoch,
-        "metrics": ", ".join(map(str, metrics)),
-        "settings": "" if config.is_by_its_page else config.summary(),
-    }
-    named = config.lr_scheduler_type
-    is_named = isinstance(named, str) and isinstance(schedule, FormulaLR)
-    return facts | ({"schedule": f"{named} schedule"} if is_named else {})
-
-
 def next_commands(config: "TrainingConfig", total_steps: int, callbacks: Iterable[Callback]) -> list[str]:
     """What a user may do after a training."""
     folder = shlex.quote(config.output_dir)
@@ -249,10 +220,6 @@ def log_dev_run(config: "TrainingConfig", output_dir: str, *, steps: int, is_eva
         "fast_dev_run completed without errors: %s. Nothing was written to %s; the steps have changed the weights.",
         ", ".join(done), output_dir,
     )  # fmt: skip
-
-
-def _length(dataset: Any) -> int | None:
-    return len(dataset) if isinstance(dataset, Sized) else None
 
 
 def names_of_settings(config: "TrainingConfig", steps_per_epoch: int) -> SettingNames:

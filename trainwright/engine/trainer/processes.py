@@ -84,14 +84,8 @@ def check_launch(config: "TrainingConfig", accelerator: Any = None) -> None:
             "TrainingConfig.distributed: there is only one process. `torchrun --nproc-per-node 2 SCRIPT` and"
             " `accelerate launch --multi_gpu --num_processes 2 SCRIPT` start two."
         )
-    if accelerator is None:
-        _warn_unused(config)
-
-
-def _warn_unused(config: "TrainingConfig") -> None:
-    """Warn that `accelerate launch --mixed_precision` has no effect without an Accelerator."""
     launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
-    if launched not in ("no", _precision_of(config)):
+    if accelerator is None and launched not in ("no", _precision_of(config)):
         logger.warning(
             "`accelerate launch` sets --mixed_precision %s, but TrainingConfig.mixed_precision=%r is used. Set"
             " TrainingConfig.mixed_precision, or pass an Accelerator() to the Trainer.",

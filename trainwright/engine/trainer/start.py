@@ -6,25 +6,20 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from trainwright._torch_compat.probing import real_tensors
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.checkpoint.folder import POINTER_NAME, checkpoint_folders, is_checkpoint, resume_candidates
 from trainwright.config.errors import ConfigError, MissingFileError
-from trainwright.data.streaming import is_stream
 from trainwright.engine.folder.run_folder import RunFolder
 from trainwright.engine.logs import log_to_console
 from trainwright.engine.state import TrainerState
 from trainwright.engine.step_plan import StepPlan, make_plan, num_steps, steps_of
-from trainwright.engine.trainer import loaders
 from trainwright.engine.trainer.checks import Given
-from trainwright.engine.trainer.evaluation import Evaluation
 from trainwright.engine.trainer.loaders import with_length
 from trainwright.engine.trainer.parts import dev_batches
 from trainwright.engine.trainer.processes import check_launch, join
@@ -48,25 +43,6 @@ def start(given: Given, owner: object) -> "tuple[TrainingConfig, torch.device]":
     config = continued(config, Path(os.path.abspath(config.output_dir)))
     check_launch(config, given.accelerator)
     return config, device
-
-
-def build_loaders(
-    given: Given, config: "TrainingConfig", evaluation: Evaluation, create: Callable[[Any], Any]
-) -> tuple[Any, Any]:
-    """The loaders of the training and of evaluations: the user's, or those of the data sets.
-
-    ``create`` builds the loader of the training data.
-    """
-    train, tests = given.train_dataloader, given.eval_dataloader
-    with real_tensors():  # in an estimate, too
-        if train is None:  # not `or`: that calls len(loader), and a loader may have none
-            train = create(given.train_dataset)
-        if config.overfit_batches is not None:
-            tests = loaders.overfit_loader(train, given.train_dataset, config, given.data_collator)
-        elif tests is None and given.eval_dataset is not None:
-            is_iterated = is_stream(given.eval_dataset)  # not a loader, although it is only iterated
-            tests = (evaluation.loader_of if is_iterated else evaluation.loaders_of)(given.eval_dataset)
-    return train, tests
 
 
 def apply_dev_run(config: "TrainingConfig", owner: object) -> "TrainingConfig":
@@ -170,16 +146,6 @@ def _checkpoints_at(path: Path, checkpoints_dir: str) -> Path:
     raise MissingFileError(
         f"TrainingConfig.resume_from_checkpoint: {path} holds no checkpoint; give a checkpoint or a run folder."
     )
-
-
-def plan_run(config: "TrainingConfig", loader: Any, output_dir: Path) -> "tuple[TrainingConfig, Any, StepPlan]":
-    """The configuration with the accumulation of an elastic run, the loader with a length, and the plan."""
-    loader, plan = plan_of(config, loader)
-    kept = elastic_accumulation(config, output_dir, plan.batch_size)
-    if kept != config.gradient_accumulation_steps:
-        config = config.copy_with(gradient_accumulation_steps=kept)
-        loader, plan = plan_of(config, loader)
-    return config, loader, plan
 
 
 def plan_of(config: "TrainingConfig", loader: Any) -> tuple[Any, StepPlan]:

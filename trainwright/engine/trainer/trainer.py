@@ -4,7 +4,7 @@ import copy
 import logging
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from trainwright._torch_compat.optimizer_import import without_compiler
+from trainwright._torch_compat.probing import real_tensors
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.config.foreign_names import TRAIN_ARGUMENTS
 from trainwright.config.torch_names import CUSTOM, GivenName, described_loss
@@ -23,6 +24,7 @@ from trainwright.data.batch_loader import BatchLoader
 from trainwright.data.batches import Batches
 from trainwright.data.sampler import EpochSampler
 from trainwright.data.seeding import seed_everything
+from trainwright.data.streaming import is_stream
 from trainwright.engine.extra_parameters import log_untrained
 from trainwright.engine.folder.formats import CSV_NAME
 from trainwright.engine.folder.run_folder import TrainerFolder
@@ -41,14 +43,20 @@ from trainwright.engine.trainer.evaluation import Evaluation
 from trainwright.engine.trainer.model_card import RunCard
 from trainwright.engine.trainer.optim import Schedules
 from trainwright.engine.trainer.parts import (
-    facts_of_start,
     log_dev_run,
     names_of_settings,
     next_commands,
 )
 from trainwright.engine.trainer.processes import Placement, check_pipeline, warn_unsharded_loader
 from trainwright.engine.trainer.saving import Saving, read_csv_logs, with_documented_names
-from trainwright.engine.trainer.start import Periods, build_loaders, check_folder, plan_of, plan_run, resume, start
+from trainwright.engine.trainer.start import (
+    Periods,
+    check_folder,
+    elastic_accumulation,
+    plan_of,
+    resume,
+    start,
+)
 from trainwright.engine.trainer.train_metrics import TrainMetrics, after_batch_calls, measures_training
 from trainwright.engine.trainer.training_step import OWN_STEP_METHODS, STEP_METHODS, BatchLoss, TrainingStep
 from trainwright.events.storage import EventStorage
@@ -70,6 +78,7 @@ from trainwright.hooks.method_overrides import is_overridden, overridable
 from trainwright.hooks.profile import profile_hook
 from trainwright.optim.freeze import freeze_bn
 from trainwright.optim.named import NamedOptimizers
+from trainwright.optim.schedules import FormulaLR
 from trainwright.parallel.dist import get_data_parallel_rank, get_world_size, is_main_process
 
 logger = logging.getLogger("trainwright.engine")
@@ -189,11 +198,23 @@ class Trainer(RunMethods):
         )
         config = self.config
         self.state = TrainerState(self, is_elastic=config.elastic, lr=config.learning_rate, seed=config.seed)
-        train, self.eval_dataloader = build_loaders(
-            given, self.config, self._evaluation, lambda data: self.create_train_dataloader(data)
-        )
-        self.config, self.train_dataloader, self.state.plan = plan_run(config, train, self.output_dir)
-        self.max_iter = self.state.plan.num_updates
+        train, tests = given.train_dataloader, given.eval_dataloader
+        with real_tensors():  # in an estimate, too
+            if train is None:  # not `or`: that calls len(loader), and a loader may have none
+                train = self.create_train_dataloader(given.train_dataset)
+            if config.overfit_batches is not None:
+                tests = loaders.overfit_loader(train, given.train_dataset, config, given.data_collator)
+            elif tests is None and given.eval_dataset is not None:
+                is_iterated = is_stream(given.eval_dataset)  # not a loader, although it is only iterated
+                create = self._evaluation.loader_of if is_iterated else self._evaluation.loaders_of
+                tests = create(given.eval_dataset)
+        self.train_dataloader, plan = plan_of(config, train)
+        self.eval_dataloader = tests
+        kept = elastic_accumulation(config, self.output_dir, plan.batch_size)
+        if kept != config.gradient_accumulation_steps:
+            self.config = config.copy_with(gradient_accumulation_steps=kept)
+            self.train_dataloader, plan = plan_of(self.config, train)
+        self.state.plan, self.max_iter = plan, plan.num_updates
         self._batches_of_run()
 
     def _build_metrics(self, given: Given) -> None:
@@ -394,8 +415,22 @@ class Trainer(RunMethods):
             return loaders.batches_of_rank(me._evaluation.loader_of(data) if loaders.is_dataset(data) else data)
 
         def facts() -> dict[str, Any]:
-            metrics = getattr(me.metrics_handler, "metrics", None) or ()
-            return facts_of_start(me.config, me.state.plan, metrics=metrics, schedule=me.lr_scheduler, **data())
+            config, eval_data = me.config, loaders.each(me.eval_dataset)
+            sizes = [
+                [len(one) if isinstance(one, Sized) else 0 for one in data] for data in ([me.train_dataset], eval_data)
+            ]
+            facts: dict[str, Any] = {
+                "task": config.task,
+                "num_train": sum(sizes[0]) if isinstance(me.train_dataset, Sized) else None,
+                "num_eval": sum(sizes[1]) or None,
+                "num_left_out": loaders.num_left_out(me.train_dataloader),
+                "iterations_per_epoch": me.state.plan.updates_per_epoch,
+                "metrics": ", ".join(map(str, getattr(me.metrics_handler, "metrics", None) or ())),
+                "settings": "" if config.is_by_its_page else config.summary(),
+            }
+            if isinstance(config.lr_scheduler_type, str) and isinstance(me.lr_scheduler, FormulaLR):
+                facts["schedule"] = f"{config.lr_scheduler_type} schedule"
+            return facts
 
         def record() -> dict[str, Any]:
             train = getattr(me.train_dataloader, "dataset", None) if me.train_dataset is None else me.train_dataset
@@ -405,10 +440,6 @@ class Trainer(RunMethods):
                 "samples_per_iteration": me.state.plan.samples(me.state.plan.steps(1)),
                 "data": {"train": train} | named,
             }
-
-        def data() -> dict[str, Any]:
-            names = ("train_dataset", "eval_dataset", "train_dataloader")
-            return {name: getattr(me, name) for name in names}
 
         def change_copy(new: Trainer, memo: dict[int, Any]) -> None:
             if isinstance(me.config.optimizer, GivenName) and id(me.optimizer) not in memo:
