@@ -355,11 +355,12 @@ class TrainerRun(Run):
     """A run of the Python API.
 
     Attributes:
-        config: the current one. ``loss``: the criterion; None if the model computes its loss.
+        config: the current one.
+        criterion: the loss of outputs and target; None if the model computes its loss.
     """
 
     config: "TrainingConfig"
-    loss: Any = None
+    criterion: Any = None
     state: TrainerState
 
 

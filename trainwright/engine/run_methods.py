@@ -31,8 +31,11 @@ if TYPE_CHECKING:
 
 
 class _Part:
+    def __init__(self, name: str) -> None:
+        self._name = name
+
     def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name.removeprefix("_")
+        self._name = self._name or name
 
     def __get__(self, trainer: Any, kind: type) -> Any:
         return self if trainer is None else getattr(trainer.run, self._name)
@@ -41,9 +44,9 @@ class _Part:
         setattr(trainer.run, self._name, value)
 
 
-def part_of_run() -> Any:
-    """An attribute of a trainer that is one of its run."""
-    return _Part()
+def part_of_run(name: str = "") -> Any:
+    """An attribute of a trainer that is one of its run, by default of the same name."""
+    return _Part(name)
 
 
 class RunMethods(TrainerBase):

@@ -284,14 +284,15 @@ class Comparison:
             (scores[:, :-1], labels[:, 1:]) if self.is_shifted and _are_of_tokens(scores, labels) else (scores, labels)
         )
 
-    def loss_weight(self, outputs: Mapping[str, Any], batch: Any) -> int | Tensor:
+    def loss_weight(self, outputs: Mapping[str, Any], batch: Any) -> int | float | Tensor:
         """The number of items that a batch's loss averages: as in the training, ``num_tokens``, targets or samples."""
         if "num_tokens" in outputs:
-            return torch.as_tensor(outputs["num_tokens"])
+            tokens: int | float | Tensor = outputs["num_tokens"]
+            return tokens
         labels = labels_of(batch)
         if labels is None or self.targets is None:
             return count_samples(batch, unknown=1)
-        return torch.as_tensor(self.targets.count(labels))
+        return self.targets.count(labels)
 
 
 def find_comparison(

@@ -311,7 +311,7 @@ class Evaluation:
         has_own_loss = self._has_own_loss("train_step", "training_step", "compute_loss")
         return find_comparison(
             self._run.model, outputs, inputs, loss,
-            criterion=self._run.loss, has_own_loss=has_own_loss or losses_of(outputs) is not None,
+            criterion=self._run.criterion, has_own_loss=has_own_loss or losses_of(outputs) is not None,
         )  # fmt: skip
 
     def _has_own_loss(self, *methods: str) -> bool:
@@ -319,7 +319,7 @@ class Evaluation:
         return hasattr(self._run.model, "compute_loss") or self._overrides.has(*methods)
 
     def _explain_missing_target(self, error: Exception, batch: Any) -> None:
-        criterion = self._run.loss
+        criterion = self._run.criterion
         if self._has_own_loss("compute_loss") or criterion is None or target_of(batch) is not None:
             return
         raise ConfigError(
@@ -341,7 +341,7 @@ class MeanLoss:
         self._total: Tensor | None = None
         self._weight: Tensor | None = None
 
-    def add(self, loss: Tensor | None, weight: int | Tensor) -> None:
+    def add(self, loss: Tensor | None, weight: int | float | Tensor) -> None:
         """Add a batch whose loss is the mean over ``weight`` samples or labels; None if the model returned no loss."""
         if loss is None:
             return
@@ -374,7 +374,7 @@ class EvalResults:
     """
 
     comparison: Comparison | None
-    loss_weight: int | Tensor | None
+    loss_weight: int | float | Tensor | None
     _is_refusal_logged = False  # the reason for computing no metric
 
     def __init__(self, handler: Any) -> None:

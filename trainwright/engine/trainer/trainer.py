@@ -124,7 +124,7 @@ class Trainer(RunMethods):
     run_kind = TrainerRun
     config: "TrainingConfig" = part_of_run()
     state: TrainerState = part_of_run()
-    loss: Any = part_of_run()  # a module, or the user's function; None if the model computes its loss
+    loss: Any = part_of_run("criterion")  # a module, or the user's function; None if the model computes its loss
 
     def __init__(
         self,

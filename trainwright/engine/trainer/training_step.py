@@ -124,7 +124,7 @@ class TrainingStep:
         """Choose the loss of the model or the configuration."""
         recorders = self.update.record, None if self._metrics is None else self._metrics.record
         self.loss = BatchLoss(
-            self.model, self._run.loss, self._run.autocast, recorders=recorders, record_scalars=self._record_scalars
+            self.model, self._run.criterion, self._run.autocast, recorders=recorders, record_scalars=self._record_scalars
         )
         if self.step is not None:
             self._choose(self.step, self.update.batch)
@@ -142,7 +142,7 @@ class TrainingStep:
             max_value=config.clip_grad_value,
             skip_non_finite=config.non_finite == "skip",
             grad_scaler=run.grad_scaler,
-            criterion=lambda: run.loss,
+            criterion=lambda: run.criterion,
             **self._settings_of_update(optimizer),
         )
         if not self._overrides.has("run_step", "train_step", "optimization_step"):
