@@ -122,9 +122,9 @@ class TrainingStep:
 
     def build_loss(self) -> None:
         """Choose the loss of the model or the configuration."""
-        recorders = self.update.record, None if self._metrics is None else self._metrics.record
+        run, recorders = self._run, (self.update.record, None if self._metrics is None else self._metrics.record)
         self.loss = BatchLoss(
-            self.model, self._run.criterion, self._run.autocast, recorders=recorders, record_scalars=self._record_scalars
+            self.model, run.criterion, run.autocast, recorders=recorders, record_scalars=self._record_scalars
         )
         if self.step is not None:
             self._choose(self.step, self.update.batch)
