@@ -102,7 +102,7 @@ def test_a_pointer_alone_is_an_error_and_not_a_fresh_start(tmp_path):
     (tmp_path / "last_checkpoint").write_text("model_0000009")
     checkpointer = Checkpointer(nn.Linear(1, 1), tmp_path)
     assert checkpointer.has_checkpoint()
-    with pytest.raises(CheckpointError, match=r"none of the checkpoints is valid(.|\n)*model_0000009.*does not exist"):
+    with pytest.raises(CheckpointError, match=r"model_0000009.*does not exist"):
         checkpointer.resume_or_load("")
 
 

@@ -140,5 +140,5 @@ def test_uploading_says_what_is_wrong(hub: HubServer, tmp_path: Path, monkeypatc
     with pytest.raises(ConfigError, match="'owner/name'"):
         upload_folder(tmp_path, "only-a-name")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(UserError, match=r"could not be uploaded to http://127\.0\.0\.1:9 as a model.*\n.*HF_TOKEN"):
+    with pytest.raises(UserError, match=r"http://127\.0\.0\.1:9 .*\n.*HF_TOKEN"):
         upload_folder(write(tmp_path / "made", a="1"), "owner/name")

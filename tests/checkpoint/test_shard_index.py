@@ -40,7 +40,7 @@ def test_parts_that_lie_in_rows_are_one_tensor(tmp_path: Path) -> None:
     ids=["a missing part", "a part twice", "an overlap", "a missing column", "overlapping rows"],
 )
 def test_a_value_that_is_missing_or_there_twice_is_an_error(tmp_path: Path, parts: Any) -> None:
-    with pytest.raises(CheckpointError, match=r"w: its \d parts do not hold each value of shape \(4, 5\) once"):
+    with pytest.raises(CheckpointError, match=r"w: .*\(4, 5\)"):
         read_index(tmp_path, put(tmp_path, *parts))
 
 

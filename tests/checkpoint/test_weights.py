@@ -110,7 +110,8 @@ def test_missing_and_unexpected_names_are_logged_by_module(tmp_path, caplog):
 def test_weights_of_which_nothing_fits_are_an_error(tmp_path):
     save_file({"encoder.weight": torch.ones(2, 2)}, tmp_path / "w.safetensors")
     with pytest.raises(
-        CheckpointError, match=r"none of the weights fits this model(.|\n)*encoder\.weight(.|\n)*0\.weight"
+        CheckpointError,
+        match=r"encoder\.weight(.|\n)*0\.weight",
     ):
         Checkpointer(two_layers()).load(tmp_path / "w.safetensors", checkpointables=[])
 
@@ -197,7 +198,7 @@ def test_a_weights_file_is_no_full_checkpoint(tmp_path):
 
 def test_a_path_that_does_not_exist_names_the_nearest_checkpoint(tmp_path):
     Checkpointer(two_layers(), tmp_path).save("model_0000009")
-    with pytest.raises(MissingFileError, match=r"model_000009: no such checkpoint\. Did you mean 'model_0000009'\?"):
+    with pytest.raises(MissingFileError, match=r"model_000009: .*'model_0000009'"):
         Checkpointer(two_layers()).load(tmp_path / "model_000009")
     with pytest.raises(MissingFileError, match="There is no checkpoint in"):
         Checkpointer(two_layers()).load(tmp_path / "elsewhere" / "x")

@@ -441,7 +441,7 @@ def test_a_whole_batch_that_fails_names_its_samples():
 
 
 def test_a_data_set_that_stops_does_not_end_the_loop_in_silence():
-    with pytest.raises(DataError, match=r"StopIteration was raised while reading sample 7 of Fails \(epoch 0\)"):
+    with pytest.raises(DataError, match=r"StopIteration .*sample 7 of Fails \(epoch 0\)"):
         take(train_loader(failing(7, StopIteration()), sampler=CyclicSampler(range(12), 3)), 4)
 
 
@@ -507,7 +507,7 @@ def test_a_whole_batch_that_nobody_leaves_as_it_is() -> None:
         def __getitems__(self, indices: list[int]) -> dict[str, torch.Tensor]:
             return {"x": torch.ones(len(indices), 2)}
 
-    with pytest.raises(DataError, match=r"Whole\.__getitems__ gave a dict; .*data_collator=lambda batch: batch"):
+    with pytest.raises(DataError, match=r"Whole\.__getitems__ .*dict.*data_collator=lambda batch: batch"):
         next(iter(build_image_train_loader(Whole(), 2, num_workers=0)[0]))
     loader, _, _ = build_image_train_loader(Whole(), 2, num_workers=0, collate_fn=lambda batch: batch)
     assert next(iter(loader))["x"].shape == (2, 2)

@@ -22,7 +22,7 @@ def test_fields_are_read_set_and_removed_by_name_and_as_attributes():
 
 @pytest.mark.parametrize("access", [lambda s: s.label, lambda s: s.get("label"), lambda s: s.remove("label")])
 def test_an_absent_field_is_named_beside_those_that_are_there(access):
-    with pytest.raises(AttributeError, match="Cannot find field 'label' in this Instance; it has: inputs, labels"):
+    with pytest.raises(AttributeError, match=r"'label' .*inputs, labels"):
         access(Instance(inputs=1, labels=2))
 
 
@@ -99,15 +99,13 @@ def test_a_ragged_sample_is_said_with_field_place_shapes_and_cure(wrapped):
 
 def test_types_that_differ_are_not_promoted_silently():
     samples = [Instance(labels=torch.tensor(1)), Instance(labels=torch.tensor(2.0))]
-    with pytest.raises(
-        DataError, match=r"'labels': sample 1 of the batch has type torch.float32; sample 0 has torch.int64"
-    ):
+    with pytest.raises(DataError, match=r"'labels': sample 1 .*torch.float32; sample 0 .*torch.int64"):
         Instance.stack(samples)
 
 
 def test_a_ragged_field_inside_a_dictionary_is_found():
     samples = [Instance(extra={"mask": torch.zeros(3)}), Instance(extra={"mask": torch.zeros(4)})]
-    with pytest.raises(DataError, match=r"sample 1 of the batch has 'extra.mask' of shape \(4,\); sample 0 has \(3,\)"):
+    with pytest.raises(DataError, match=r"sample 1 .*'extra.mask' .*\(4,\); sample 0 .*\(3,\)"):
         Instance.stack(samples)
 
 
@@ -117,16 +115,16 @@ def test_a_field_that_cannot_be_batched_is_named():
 
 
 def test_samples_with_other_fields_or_placements_are_refused():
-    with pytest.raises(DataError, match=r"sample 1 of the batch has the fields \['b'\]; sample 0 has \['a'\]"):
+    with pytest.raises(DataError, match=r"sample 1 .*\['b'\]; sample 0 .*\['a'\]"):
         Instance.stack([Instance(a=1), Instance(b=1)])
     with pytest.raises(DataError, match="sample 1 of the batch has placement_idx=-1"):
         DistTensorData.stack([DistTensorData(torch.zeros(1)), DistTensorData(torch.zeros(1), placement_idx=-1)])
-    with pytest.raises(DataError, match="field 'a': sample 1 of the batch is a Tensor; sample 0 is a DistTensorData"):
+    with pytest.raises(DataError, match=r"'a': sample 1 .*Tensor; sample 0 .*DistTensorData"):
         Instance.stack([Instance(a=DistTensorData(torch.zeros(1))), Instance(a=torch.zeros(1))])
 
 
 def test_only_tensors_are_wrapped():
-    with pytest.raises(ConfigTypeError, match=r"got int; it must be a torch.Tensor. Wrap the value: torch.tensor"):
+    with pytest.raises(ConfigTypeError, match=r"got int; .*torch.Tensor.*torch.tensor"):
         DistTensorData(3)
 
 

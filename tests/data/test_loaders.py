@@ -215,7 +215,7 @@ def test_a_samplers_node_may_not_set_what_the_loader_sets():
 
 
 def test_the_error_of_a_sampler_with_other_arguments_lists_those_it_is_given():
-    with pytest.raises(ConfigTypeError, match=r"'SingleRoundSampler' is called with dataset, .*consumed_samples"):
+    with pytest.raises(ConfigTypeError, match=r"'SingleRoundSampler' .*dataset, .*consumed_samples"):
         build_image_train_loader(Numbers(), 3, sampler=SingleRoundSampler)
     with pytest.raises(ConfigTypeError, match=r"sampler: got 5 \(int\)"):
         build_image_train_loader(Numbers(), 3, sampler=5)

@@ -209,7 +209,7 @@ def test_all_faults_are_said_at_once():
 
 @pytest.mark.parametrize("sampler_class", [CyclicSampler, SingleRoundSampler])
 def test_a_rank_outside_the_world_is_refused(sampler_class):
-    with pytest.raises(ConfigError, match=r"data_parallel_rank: got 2; with data_parallel_size=2 it must be below 2"):
+    with pytest.raises(ConfigError, match=r"data_parallel_rank: got 2; .*data_parallel_size=2"):
         sampler_class(range(4), 1, data_parallel_rank=2, data_parallel_size=2)
 
 
@@ -263,7 +263,7 @@ def test_it_goes_on_behind_any_number_of_batches(drop_last: bool) -> None:
 
 
 def test_a_data_set_smaller_than_the_only_batch_is_an_error() -> None:
-    with pytest.raises(DataError, match=r"3 samples, fewer than a batch of 4.*dataloader_drop_last=False"):
+    with pytest.raises(DataError, match=r"3 samples, .*batch of 4.*dataloader_drop_last=False"):
         EpochSampler(range(3), 4, drop_last=True)
 
 

@@ -117,7 +117,7 @@ def test_what_contradicts_the_accelerator_is_one_error(tmp_path: Path) -> None:
 
 def test_something_else_is_no_accelerator(tmp_path: Path) -> None:
     config = TrainingConfig(output_dir=str(tmp_path))
-    with pytest.raises(ConfigTypeError, match=r"Trainer.accelerator: got str; it must be an accelerate.Accelerator"):
+    with pytest.raises(ConfigTypeError, match=r"Trainer.accelerator: got str.*accelerate.Accelerator"):
         Trainer(Model(), config, Points(8, 0), accelerator="auto")
 
 

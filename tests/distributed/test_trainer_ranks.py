@@ -181,7 +181,7 @@ def test_a_given_loader_shares_its_samples_out_by_itself(tmp_path: Path) -> None
 
 def test_several_processes_cannot_share_one_gpu_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match=r"device_str: got 'cuda:1', one device, for 2 processes; use 'cuda'"):
+    with pytest.raises(ConfigError, match=r"device_str: got 'cuda:1', .*2 processes.*'cuda'"):
         Trainer(torch.nn.Linear(2, 2), TrainingConfig(output_dir=str(tmp_path), device_str="cuda:1"), [1, 2])
 
 

@@ -288,7 +288,7 @@ def test_a_training_step_without_a_backward_pass_is_refused_in_the_first_update(
             return self.compute_loss(self.model, batch)
 
     trainer = WithoutBackward(make(), config(tmp_path), train_dataset=PAIRS)
-    with pytest.raises(ConfigError, match=r"WithoutBackward\.training_step has left no gradient in the first update"):
+    with pytest.raises(ConfigError, match=r"WithoutBackward\.training_step .*no gradient"):
         trainer.train()
     assert trainer.iter == 0
 

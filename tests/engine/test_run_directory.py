@@ -170,5 +170,5 @@ def test_the_config_of_another_start_is_kept(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_made_names_the_setting(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     folder = RunFolder(tmp_path / "file" / "run", resume=False)
-    with pytest.raises(ConfigError, match=r"train\.output_dir: the folder .*run cannot be made \(Not a directory\)"):
+    with pytest.raises(ConfigError, match=r"train\.output_dir: .*run .*Not a directory"):
         folder.prepare(CONFIG)

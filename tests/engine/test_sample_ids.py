@@ -148,6 +148,6 @@ def test_an_earlier_start_with_another_batch_size_is_refused(tmp_path: Path) -> 
     trainer = by_files(tmp_path, Photos())
     trainer.start_iter = 40
     (tmp_path / "run.json").write_text('{"starts": [{"samples_per_iteration": 4}, {"samples_per_iteration": 8}]}')
-    with pytest.raises(ConfigError, match=r"update 40 is of an earlier start .* had 4 and 8 samples per update"):
+    with pytest.raises(ConfigError, match=r"update 40 .* 4 and 8 samples"):
         trainer.sample_ids(40)
     assert trainer.sample_ids(41) is not None

@@ -178,9 +178,7 @@ def test_what_is_missing_is_said(tiny: Model, tmp_path: Path) -> None:
         Model.load(tmp_path / "nowhere")
     folder = tiny.save(tmp_path / "m")
     (folder / "model.safetensors").unlink()
-    with pytest.raises(
-        MissingFileError, match=r"neither model.safetensors nor model.pt \(it holds model_config.yaml, pre"
-    ):
+    with pytest.raises(MissingFileError, match=r"model.safetensors .*model.pt .*model_config.yaml, pre"):
         Model.load(folder)
     (folder / "model_config.yaml").unlink()
     with pytest.raises(MissingFileError, match=r"has no model_config.yaml, which says what model it is"):

@@ -92,7 +92,7 @@ def test_a_tensor_is_taken_as_it_is_where_nothing_else_can_be_meant(tiny: Model)
 
 def test_raw_inputs_without_a_preprocessor_are_an_error_that_says_what_to_do(tiny: Model) -> None:
     tiny.preprocessor = None
-    with pytest.raises(ConfigError, match=r"got a list of str.*no preprocessor.*\n?.*Set model.preprocessor"):
+    with pytest.raises(ConfigError, match=r"list of str.*\n?.*model.preprocessor"):
         tiny.predict(["a"])
 
 
@@ -171,9 +171,7 @@ def test_a_model_is_built_by_name_from_nothing_a_mapping_or_a_config() -> None:
 
 
 def test_an_unknown_name_tells_the_nearest() -> None:
-    with pytest.raises(
-        ConfigKeyError, match=r"no model is registered as 'crnn_image2txt'. Did you mean 'crnn_image2text'"
-    ):
+    with pytest.raises(ConfigKeyError, match=r"'crnn_image2txt'.*'crnn_image2text'"):
         build_model("crnn_image2txt")
 
 

@@ -144,7 +144,7 @@ def test_a_parameter_of_another_stage_raises_and_names_itself(use: Any) -> None:
     first.begin([torch.ones(1, 2)])
     last.begin([torch.ones(1, 2)])
     hidden = first(None)
-    with pytest.raises(ConfigError, match="scale is a parameter of the model itself and on the first pipeline stage"):
+    with pytest.raises(ConfigError, match=r"scale .*first pipeline stage"):
         last(hidden)
     with pytest.raises(ConfigError, match="scale is a parameter"):
         use(model.scale)

@@ -522,7 +522,7 @@ def test_ranks_may_use_different_parameters() -> None:
 def test_a_torch_that_cannot_reduce_unused_parameters_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(FSDPModule, REDUCES_UNUSED, raising=False)
     check_shardable(Branches())
-    with pytest.raises(ConfigError, match=r"find_unused_parameters=True .* needs torch 2\.13 or newer; this is torch"):
+    with pytest.raises(ConfigError, match=r"find_unused_parameters=True .*torch 2\.13"):
         check_shardable(Branches(), is_one_unit=True)
 
 

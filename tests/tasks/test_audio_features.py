@@ -90,7 +90,7 @@ def test_another_rate_is_converted(tmp_path: Path, make: Callable) -> None:
 
 def test_another_rate_without_scipy_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy.signal", None)
-    with pytest.raises(DataError, match=r"a\.wav: has 22050 samples per second; .* sampling_rate=8000.*\n?.*scipy"):
+    with pytest.raises(DataError, match=r"a\.wav: .*22050 .*sampling_rate=8000.*\n?.*scipy"):
         resampled(tone(440), 22050, RATE, "a.wav")
 
 
@@ -110,7 +110,7 @@ def test_floating_point_waves_need_soundfile(tmp_path: Path, monkeypatch: pytest
     wavfile = pytest.importorskip("scipy.io.wavfile")
     wavfile.write(tmp_path / "float.wav", RATE, tone(440))
     monkeypatch.setitem(sys.modules, "soundfile", None)
-    with pytest.raises(DataError, match=r"float\.wav: is not a wave file of whole numbers.*\n?.*pip install soundfile"):
+    with pytest.raises(DataError, match=r"float\.wav: .*\n?.*pip install soundfile"):
         read_waveform(tmp_path / "float.wav")
 
 

@@ -314,7 +314,7 @@ def test_a_config_that_makes_no_network_is_an_error(fields: dict[str, Any], mess
 
 
 def test_pictures_that_do_not_fit_are_an_error_that_says_what_to_do(model: CRNNImage2Text) -> None:
-    with pytest.raises(ConfigError, match=r"3 channels, the model takes n_channels=1. Set gray_scale=True"):
+    with pytest.raises(ConfigError, match=r"3 channels.*n_channels=1.*gray_scale=True"):
         model(torch.zeros(1, 3, 16, 32))
     with pytest.raises(ConfigError, match=r"shape \(1, 16, 32\); it must be \(batch, channels"):
         model(torch.zeros(1, 16, 32))
@@ -397,5 +397,5 @@ def test_save_then_load_of_speech_is_the_identity(
 
 
 def test_features_of_another_number_are_an_error(speech: CTCSpeechRecognition) -> None:
-    with pytest.raises(ConfigError, match=r"shape \(1, 8, 5\); it must be \(batch, frames, features\).*num_features=4"):
+    with pytest.raises(ConfigError, match=r"\(1, 8, 5\).*\(batch, frames, features\).*num_features=4"):
         speech(torch.zeros(1, 8, 5))

@@ -62,7 +62,7 @@ def test_the_other_spelling_is_the_same_class():
 
 
 def test_a_task_without_metrics_is_an_error():
-    with pytest.raises(ConfigError, match=r"no metrics for 'text_clasification'. Did you mean 'text_classification'"):
+    with pytest.raises(ConfigError, match=r"'text_clasification'.*'text_classification'"):
         metrics_handler_for("text_clasification")
     with pytest.raises(ConfigError, match="no metrics for 'backbone'"):
         metrics_handler_for(TaskType.BACKBONE)
@@ -343,7 +343,7 @@ def test_own_names_need_no_metric_of_ours():
         valid_metrics = ("share", "accuracy")
 
     assert list(Named(["share", "accuracy"]).metrics) == ["share", "accuracy"]
-    with pytest.raises(ConfigError, match=r"Named has no 'shares'; it has share, accuracy. Did you mean 'share'"):
+    with pytest.raises(ConfigError, match=r"Named .*'shares'.*share, accuracy.*'share'"):
         Named(["shares"])
 
 

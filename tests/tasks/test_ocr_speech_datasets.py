@@ -54,7 +54,7 @@ def test_samples_and_batches(plates: Path) -> None:
 
 def test_the_preprocessor_may_come_later(plates: Path) -> None:
     dataset = OCRDataset.load(plates, "train")
-    with pytest.raises(ConfigError, match=r"OCRDataset: needs a preprocessor with an image processor.*to the Trainer"):
+    with pytest.raises(ConfigError, match=r"OCRDataset: .*image processor.*Trainer"):
         dataset[0]
     dataset.preprocessor = PreprocessorsContainer([PROCESSOR])
     assert dataset[0]["pixel_values"].shape == (1, 32, 64)
@@ -137,7 +137,7 @@ def test_all_bad_rows_are_named_before_the_first_step(plates: Path) -> None:
 def test_a_picture_that_cannot_be_read_tells_its_row(plates: Path) -> None:
     (plates / "images" / "train_2.png").write_bytes(b"no picture")
     dataset = OCRDataset.load(plates, "train", PROCESSOR)
-    with pytest.raises(DataError, match=r"train\.csv, line 4: .*train_2\.png: cannot be read as an image"):
+    with pytest.raises(DataError, match=r"train\.csv, line 4: .*train_2\.png"):
         dataset[2]
 
 

@@ -116,7 +116,7 @@ def test_unknown_names_and_keys_are_reported_with_the_file_and_the_nearest(tmp_p
     path = tmp_path / "preprocessor" / "image_processor_config.yaml"
     path.parent.mkdir()
     path.write_text("name: image_procesor\n")
-    with pytest.raises(ConfigKeyError, match=r"image_processor_config\.yaml.*'image_procesor'.*mean 'image_processor'"):
+    with pytest.raises(ConfigKeyError, match=r"image_processor_config\.yaml.*'image_procesor'.*'image_processor'"):
         Preprocessor.load(tmp_path)
     path.write_text("name: image_processor\ngrayscale: true\n")
     with pytest.raises(ConfigKeyError, match=r"image_processor_config\.yaml.*grayscale.*mean 'gray_scale'"):

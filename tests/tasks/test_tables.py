@@ -22,9 +22,7 @@ def test_splits_are_found_in_all_forms(tmp_path: Path) -> None:
         "validation": "validation.txt",
     }
     assert find_split(tmp_path, "train") == ("train", tmp_path / "train.csv")
-    with pytest.raises(
-        ConfigKeyError, match=r"no split 'tran'. Did you mean 'train'\?.*extra, test, train, validation"
-    ):
+    with pytest.raises(ConfigKeyError, match=r"'tran'.*'train'.*extra, test, train, validation"):
         find_split(tmp_path, "tran")
     with pytest.raises(ConfigError, match="choose one with split="):
         find_split(tmp_path, None)

@@ -43,7 +43,7 @@ def test_texts_and_classes(reviews: Path) -> None:
 def test_the_tokenizer_may_come_after_the_collator_is_taken(reviews: Path) -> None:
     dataset = Dataset.load(reviews, split="train")
     collator = dataset.data_collator
-    with pytest.raises(ConfigError, match="TextClassificationDataset: needs a preprocessor with a tokenizer"):
+    with pytest.raises(ConfigError, match=r"TextClassificationDataset: .*tokenizer"):
         dataset[0]
     own_padding = TextTokenizer(TOKENIZER.config, TOKENIZER.vocabulary)
     own_padding.config.pad_token = "d"

@@ -291,7 +291,7 @@ def test_task_and_output_dir_must_be_given_and_be_right() -> None:
         "TrainerConfig.task: missing; give the name of a task.",
         "TrainerConfig.lr: got 0 (int); it must be a number > 0.",
     }
-    with pytest.raises(ConfigError, match=r"TrainerConfig.task: got 'text_clasification'. Did you mean 'text_classif"):
+    with pytest.raises(ConfigError, match=r"TrainerConfig.task: .*'text_clasification'.*'text_classif"):
         TrainerConfig(output_dir="x", task="text_clasification")
     with pytest.raises(ConfigError, match=r"TrainerConfig.task: got None"):
         TrainerConfig(output_dir="x", task=None)

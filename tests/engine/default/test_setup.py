@@ -166,7 +166,7 @@ def test_the_layout_is_written_into_the_configuration(
     assert (dist.num_nodes, dist.num_gpus_per_node) == (2, 4)
     assert (dist.auto_pipeline_stage_id, dist.actual_pipeline_stage_id) == ([0, 0, 1, 1, 2, 2, 2, 3], list(custom))
     assert caplog.messages == ["train.dist.num_nodes: the configuration has 1, this run has 2."]
-    with pytest.raises(ConfigError, match=r"pipeline_num_layers: got 8, but the model has 6 layers\. Set 6, or None"):
+    with pytest.raises(ConfigError, match=r"pipeline_num_layers: got 8, .* 6 layers"):
         setup.check_num_layers(dist, [0, 0, 1, 1, 2, 3])
 
 

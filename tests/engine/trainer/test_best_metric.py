@@ -95,9 +95,7 @@ def test_early_stopping_and_schedules_go_the_same_way(tmp_path: Path) -> None:
 
 def test_a_metric_that_nothing_measures_is_refused_at_the_start(tmp_path: Path) -> None:
     settings = {"metrics": ["Accuracy"], "handler": None, "metric_for_best_model": "acuracy"}
-    with pytest.raises(
-        ConfigError, match=r"got 'acuracy', which the evaluation does not compute.*Did you mean 'accuracy'"
-    ):
+    with pytest.raises(ConfigError, match=r"got 'acuracy'.*'accuracy'"):
         run(tmp_path, **settings)
 
     class Own(Trainer):

@@ -37,7 +37,7 @@ def test_parts_of_a_wrong_kind_are_reported_all_at_once(tmp_path: Path) -> None:
         ConfigTypeError, match=r"(?s)data_collator: got 3.*metrics_handler: got 3.*model_card: got 'hi'"
     ):
         Trainer(make(), config(tmp_path), DATA, data_collator=3, metrics_handler=3, model_card="hi")
-    with pytest.raises(ConfigTypeError, match=r"train_dataset: got a DataLoader; pass it as train_dataloader"):
+    with pytest.raises(ConfigTypeError, match=r"train_dataset: .*DataLoader.*train_dataloader"):
         Trainer(make(), config(tmp_path), DataLoader(DATA))
     with pytest.raises(ConfigTypeError, match=r"train_dataloader: got TensorDataset, a data set"):
         Trainer(make(), config(tmp_path), train_dataloader=DATA)
@@ -92,7 +92,7 @@ def test_steps_between_two_steps_of_a_schedule_that_has_moments_of_its_own(
     model = make()
     schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(torch.optim.SGD(model.parameters(), lr=0.1))
     settings = TrainingConfig(output_dir=tmp_path, lr_scheduling_steps=5)
-    with pytest.raises(ConfigError, match="lr_scheduling_steps: got 5, but the passed ReduceLROnPlateau"):
+    with pytest.raises(ConfigError, match=r"lr_scheduling_steps: got 5, .*ReduceLROnPlateau"):
         Trainer(model, settings, DATA, optimizer=schedule.optimizer, lr_scheduler=schedule)
     trainer = Trainer(model, settings, DATA)  # linear, to 0 at the last update
     assert "without effect: lr_scheduling_steps=5" in caplog.text
@@ -264,9 +264,7 @@ def test_batches_that_do_not_fit_the_model_are_refused_with_their_fields(tmp_pat
     with pytest.raises(ConfigTypeError, match=r"does not take the batch with the fields \['x', 'labels'\]"):
         Trainer(ByName(), config(tmp_path), wrong).train()
     unlabeled = [{"features": x, "class_id": 1} for x in INPUTS]
-    with pytest.raises(
-        ConfigError, match=r"none of labels, label, targets, target is among the batch's fields features, class_id"
-    ):
+    with pytest.raises(ConfigError, match=r"labels, label, targets, target .*features, class_id"):
         Trainer(ByName(), config(tmp_path), unlabeled).train()
 
     class Broken(ByName):
@@ -313,9 +311,7 @@ def test_a_metric_function_with_other_parameters_is_refused_before_the_training(
     def compute_metrics(eval_pred: Any) -> dict[str, float]:
         return {"share": 1.0}
 
-    message = (
-        r"metrics_handler: compute_metrics\(eval_pred.*does not take two positional arguments, predictions and labels"
-    )
+    message = r"metrics_handler: compute_metrics\(eval_pred.*predictions and labels"
     with pytest.raises(ConfigTypeError, match=message):
         Trainer(make(), config(tmp_path), DATA, DATA, metrics_handler=compute_metrics)
     Trainer(make(), config(tmp_path), DATA, DATA, metrics_handler=lambda *both: {"share": 1.0})
@@ -323,9 +319,9 @@ def test_a_metric_function_with_other_parameters_is_refused_before_the_training(
 
 def test_evaluate_refuses_what_is_no_data_and_no_dict(tmp_path: Path) -> None:
     trainer = Trainer(make(), config(tmp_path), DATA, DATA)
-    with pytest.raises(ConfigTypeError, match="got 'best'; it must be a dataset, a loader or a model"):
+    with pytest.raises(ConfigTypeError, match="got 'best'"):
         trainer.evaluate("best")
-    with pytest.raises(ConfigTypeError, match=r"logs: got TensorDataset; it must be a dict\. evaluate\(model\)"):
+    with pytest.raises(ConfigTypeError, match=r"logs: got TensorDataset.*dict.*evaluate\(model\)"):
         trainer.evaluate(make(), DATA)
 
 
@@ -352,7 +348,7 @@ def test_a_training_step_without_a_loss_is_an_error(tmp_path: Path) -> None:
         def training_step(self, batch: Any) -> Any:
             super().training_step(batch)
 
-    with pytest.raises(ConfigTypeError, match=r"NoLoss.training_step returned NoneType; it must return its loss"):
+    with pytest.raises(ConfigTypeError, match=r"NoLoss.training_step .*NoneType"):
         NoLoss(make(), config(tmp_path), DATA).train()
 
 
@@ -401,7 +397,5 @@ def test_evaluation_data_without_targets_are_named(kind: str, tmp_path: Path) ->
     if kind == "fields":
         train = [{"x": x, "labels": label} for x, label in zip(INPUTS, LABELS, strict=True)]
         without = [{"x": x} for x in INPUTS]
-    with pytest.raises(
-        ConfigError, match=r"Trainer.eval_dataset: its samples have no target for the loss CrossEntropy"
-    ):
+    with pytest.raises(ConfigError, match=r"Trainer.eval_dataset: .*CrossEntropy"):
         Trainer(Net(4, 2), config(tmp_path, num_epochs=1), train, without).train()

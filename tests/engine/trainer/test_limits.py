@@ -90,9 +90,7 @@ def test_a_passed_loader_and_a_stream_are_limited_too(tmp_path: Path) -> None:
     assert same(run(tmp_path / "share", None, loader=DataLoader(DATA, 8), limit_train_batches=0.3)[0], expected)
     on = by_hand([torch.arange(8 * i, 8 * i + 8) for i in range(6)])  # an epoch is the next batches of a stream
     assert same(run(tmp_path / "stream", stream, limit_train_batches=2)[0], on)
-    with pytest.raises(
-        ConfigTypeError, match=r"train_dataset: the stream Stream has no length; set TrainingConfig.max_steps"
-    ):
+    with pytest.raises(ConfigTypeError, match=r"train_dataset: .*Stream .*no length.*TrainingConfig.max_steps"):
         run(tmp_path / "wrong", stream, limit_train_batches=0.5)
 
 

@@ -118,9 +118,9 @@ def one_cycle(folder: Path, total_steps: int, **settings: Any) -> Trainer:
 
 
 def test_a_one_cycle_schedule_has_the_length_of_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(ConfigError, match=r"total_steps=2, but this run steps it 3 times .* Set total_steps=3, or lr_"):
+    with pytest.raises(ConfigError, match=r"total_steps=2, .* 3 times .*total_steps=3, or lr_"):
         one_cycle(tmp_path, 2).train()
-    with pytest.raises(ConfigError, match=r"total_steps=14, but this run steps it 15 times .* Set total_steps=15\.$"):
+    with pytest.raises(ConfigError, match=r"total_steps=14, .* 15 times .*total_steps=15\.$"):
         one_cycle(tmp_path, 14, lr_scheduling_steps=1).train()
     assert not (tmp_path / "metrics.json").exists()
     one_cycle(tmp_path, 3).train()

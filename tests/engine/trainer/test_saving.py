@@ -98,7 +98,7 @@ def test_save_enabled_false_saves_nothing(tmp_path: Path) -> None:
 
 def test_a_folder_that_holds_a_run_may_be_refused(tmp_path: Path) -> None:
     Trainer(make(), config(tmp_path), PAIRS).train()
-    with pytest.raises(ConfigError, match=r"output_dir: .* holds a run, and overwrite_output_dir is False"):
+    with pytest.raises(ConfigError, match=r"output_dir: .*overwrite_output_dir"):
         Trainer(make(), config(tmp_path, overwrite_output_dir=False), PAIRS)
     Trainer(make(), config(tmp_path, overwrite_output_dir=False, resume_from_checkpoint=True), PAIRS)
 
@@ -141,9 +141,7 @@ def test_a_best_model_that_cannot_be_found_out_is_an_error(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match=r"load_best_model_at_end: got True, but nothing is evaluated"):
         Trainer(make(), config(tmp_path, load_best_model_at_end=True), PAIRS)
     settings = config(tmp_path, load_best_model_at_end=True, metric_for_best_model="acuracy")
-    with pytest.raises(
-        ConfigError, match=r"got 'acuracy', which the evaluation does not compute.*Did you mean 'accuracy'"
-    ):
+    with pytest.raises(ConfigError, match=r"got 'acuracy'.*'accuracy'"):
         Trainer(make(), settings, PAIRS, PAIRS).train()
 
 

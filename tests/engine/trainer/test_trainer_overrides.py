@@ -246,9 +246,7 @@ def test_loaders_of_epochs_have_the_length_that_was_planned(tmp_path: Path) -> N
         def create_train_dataloader(self, dataset: Any) -> Any:
             return DataLoader(TensorDataset(INPUTS[self.state.epoch * 7 - 7 :], LABELS[self.state.epoch * 7 - 7 :]), 8)
 
-    with pytest.raises(
-        ConfigError, match=r"create_train_dataloader: for epoch 2 .* of 6 batches, and at first one of 7"
-    ):
+    with pytest.raises(ConfigError, match=r"create_train_dataloader: .*epoch 2 .* 6 .* 7"):
         trained(Shrinking, tmp_path, num_epochs=2)
 
 

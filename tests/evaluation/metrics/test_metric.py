@@ -13,7 +13,7 @@ WRITTEN = ["the cat sat on a mat", "in June it rains"]
 
 
 def test_results_that_are_no_numbers_are_refused():
-    with pytest.raises(EvaluationError, match=r"ConfusionMatrix gives a tensor of shape \(8, 8\), not numbers"):
+    with pytest.raises(EvaluationError, match=r"ConfusionMatrix .*\(8, 8\)"):
         build_metric("ConfusionMatrix").compute(FOUND, TRUE)
 
 
@@ -48,9 +48,7 @@ def test_what_is_wrong_is_said(make, message):
 
 def test_an_absent_package_is_one_sentence(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "sacrebleu.metrics", None)
-    with pytest.raises(
-        UserError, match=r"The metric bleu needs the package sacrebleu: pip install 'trainwright\[metrics\]'"
-    ):
+    with pytest.raises(UserError, match=r"bleu .*sacrebleu: pip install 'trainwright\[metrics\]'"):
         build_metric("bleu").compute(["a"], ["a"])
 
 
