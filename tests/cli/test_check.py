@@ -56,6 +56,11 @@ def test_a_problem_exits_1_and_json_has_it(config: str, capsys: Any) -> None:
     assert not found["passed"]
 
 
+def test_undecided_exits_3(config: str, capsys: Any) -> None:
+    assert main(["check", config, "--only", "labels", "optim.lr=1e-9"]) == 3
+    assert capsys.readouterr().out.splitlines()[-1].endswith("too weak: labels.")
+
+
 @pytest.mark.parametrize(
     ("arguments", "fact"),
     [

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
     from trainwright.engine.default.default_trainer import DefaultTrainer
 
-DONE, HAS_PROBLEM = 0, 1
+DONE, HAS_PROBLEM, IS_UNDECIDED = 0, 1, 3
 
 _EPILOG = """\
 The checks train copies for a few updates; nothing is written to the output folder. docs/checks.md describes them.
-Exit code 1: there is a problem; 2: the configuration is wrong.
+Exit code 0: no problem; 1: there is a problem; 2: the configuration is wrong; 3: no problem, but a check is undecided.
 """
 
 
@@ -53,7 +53,9 @@ def _check(trainer: "DefaultTrainer", folder: str, args: argparse.Namespace) -> 
         print(json.dumps(report.to_dict(), indent=1))
     else:
         report.print()
-    return DONE if report else HAS_PROBLEM
+    if report.problems:
+        return HAS_PROBLEM
+    return IS_UNDECIDED if report.undecided else DONE
 
 
 # Shared by the commands that try a configuration.

@@ -47,6 +47,24 @@ def test_the_samples_of_an_epoch(order: Any, result: str, fact: str, tmp_path: P
     assert fact in finding.evidence
 
 
+@pytest.mark.parametrize(
+    ("data", "result", "fact"),
+    [
+        (TensorDataset(DATA[:][0][:1].expand(200, 4), DATA[:][1]), "problem", "inputs of all 200 samples"),
+        (
+            TensorDataset(DATA[:][0], torch.ones(200, dtype=torch.long)),
+            "problem",
+            "All 200 samples that were read have the same",
+        ),
+        (TensorDataset(DATA[:][0], (torch.arange(200) == 170).long()), "passed", ""),
+    ],
+)
+def test_samples_or_labels_that_are_all_equal(data: Any, result: str, fact: str, tmp_path: Path) -> None:
+    finding = one_finding(trainer(tmp_path, data, dataloader_drop_last=False), "samples")
+    assert finding.result == result
+    assert fact in finding.evidence
+
+
 @pytest.mark.parametrize("drop", [True, False])
 def test_a_remainder_that_is_dropped_is_no_problem(drop: bool, tmp_path: Path) -> None:
     finding = one_finding(trainer(tmp_path, dataloader_drop_last=drop), "samples")

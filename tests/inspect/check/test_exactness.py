@@ -7,9 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import TensorDataset
 
+from tests.inspect.check.seeded_bugs import digits, objects
 from tests.inspect.check.test_steps import one_finding, other
-from trainwright import Trainer
+from trainwright import Trainer, TrainingConfig
 
 
 class Summed(Trainer):
@@ -21,6 +23,42 @@ def test_a_sum_over_the_samples(tmp_path: Path) -> None:
     finding = one_finding(other(Summed, tmp_path), "loss_scale")
     assert finding.result == "problem"
     assert "a sum over the samples" in finding.evidence
+
+
+@pytest.mark.parametrize(
+    ("last", "loss", "fact"),
+    [
+        (nn.Softmax(1), "CrossEntropyLoss", "probabilities (rows sum to 1)"),
+        (nn.Softmax(1), "NLLLoss", "NLLLoss takes logarithms"),
+        (nn.LogSoftmax(1), "NLLLoss", None),
+        (nn.LogSoftmax(1), "CrossEntropyLoss", None),
+        (nn.Identity(), "NLLLoss", "NLLLoss takes logarithms"),
+        (nn.Sigmoid(), "CrossEntropyLoss", None),
+        (nn.Linear(10, 10), "CrossEntropyLoss", None),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_scores_that_are_not_what_the_loss_takes(last: Any, loss: str, fact: str | None, tmp_path: Path) -> None:
+    trainer = other(Trainer, tmp_path, nn.Sequential(nn.Linear(64, 10), last), settings={"loss": loss})
+    finding = one_finding(trainer, "loss_scale")
+    assert finding.result == ("passed" if fact is None else "problem")
+    assert (fact or "") in finding.evidence
+
+
+@pytest.mark.parametrize(("last", "result"), [(nn.Sigmoid(), "problem"), (nn.Hardtanh(0, 1), "passed")])
+def test_a_sigmoid_before_a_loss_of_logits(last: Any, result: str, tmp_path: Path) -> None:
+    images, labels = digits(slice(200), labels=lambda labels: (labels > 4).float())
+    model = nn.Sequential(nn.Linear(64, 1), last, nn.Flatten(0))
+    config = TrainingConfig(output_dir=str(tmp_path), loss="BCEWithLogitsLoss", batch_size=16)
+    assert one_finding(Trainer(model, config, TensorDataset(images, labels)), "loss_scale").result == result
+
+
+def test_inputs_that_are_not_scaled(tmp_path: Path) -> None:
+    images, labels = digits(slice(700))
+    trainer = objects(tmp_path / "run")
+    trainer = Trainer(trainer.model, trainer.config, TensorDataset(1000 * images, labels))
+    finding = one_finding(trainer, "loss_scale")
+    assert (finding.result, "that of equal scores is 2.3" in finding.evidence) == ("problem", True)
 
 
 class Divided(Trainer):

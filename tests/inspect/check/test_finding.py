@@ -36,6 +36,13 @@ def test_a_report_is_true_without_problems() -> None:
     assert [one.check for one in REPORT.problems] == ["labels"]
 
 
+def test_undecided_is_not_passed() -> None:
+    report = Report((*REPORT.findings[::2], Finding("one_batch", "undecided", "Noise.")))
+    assert report  # without a problem
+    assert report.summary().endswith("Not passed, as the evidence is too weak: one_batch.")
+    assert report.to_dict()["passed"] is False
+
+
 def test_json() -> None:
     found = json.loads(json.dumps(REPORT.to_dict()))
     assert found["passed"] is False

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.inspect.check.seeded_bugs import LeftInEval, objects
+from tests.inspect.check.seeded_bugs import LeftInEval, WithoutZeroGrad, objects
 from trainwright import Trainer
 from trainwright.optim import freeze_bn
 
@@ -35,13 +35,34 @@ class Constant(nn.Module):
         return F.cross_entropy(0 * scores, labels)
 
 
-def test_a_schedule_that_makes_the_rate_0(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("factor", "fact"),
+    [
+        (lambda step: float(step < 1), "0 in 95% of the 20 steps"),
+        (lambda step: 0.5**step, "below 1 % of its highest value in 65% of the 20 steps"),
+        (lambda step: min(1.0, step / 40), "the warm-up is longer than the run"),
+        (lambda step: 0.1 ** (step // 3), "below 1 %"),
+        (lambda step: 0.1 ** (step // 8), None),
+        (lambda step: 1 + step / 40, None),
+    ],
+    ids=["zero", "fast decay", "long warm-up", "steps", "two steps", "growing"],
+)
+def test_a_schedule_that_does_not_fit_the_run(factor: Any, fact: str | None, tmp_path: Path) -> None:
     trainer = objects(tmp_path / "run")
     optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.1)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: float(step < 1))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     trainer = other(Trainer, tmp_path, trainer.model, optimizer=optimizer, lr_scheduler=schedule)
     finding = one_finding(trainer, "learning_rate")
-    assert (finding.result, "0 in 95% of the 20 steps" in finding.evidence) == ("problem", True)
+    assert finding.result == ("passed" if fact is None else "problem")
+    assert (fact or "") in finding.evidence
+
+
+@pytest.mark.parametrize("kind", [Trainer, WithoutZeroGrad])
+def test_a_loss_that_grows(kind: Any, tmp_path: Path) -> None:
+    trainer = other(kind, tmp_path, settings={"learning_rate": 30.0, "lr_scheduler_type": "constant"})
+    finding = one_finding(trainer, "steps")
+    assert finding.result == ("problem" if kind is Trainer else "undecided")  # a step may report another value
+    assert "The loss grows from 2.3" in finding.evidence
 
 
 def test_a_warmup_from_0_is_right(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainwright.data.batch import fields, labels_of, like
+from trainwright.data.batch import fields, labels_of, leaves, like
 from trainwright.data.instance import Instance
 from trainwright.inspect.check.finding import Skipped
 
@@ -45,6 +45,19 @@ def with_permuted_labels(batch: Any, generator: torch.Generator) -> Any | None:
     permuted = {name: one[order.to(one.device)] for name, one in labels.items()}
     named = fields(batch)
     return [batch[0], permuted[1]] if named is None else {**named, **permuted}
+
+
+def inputs_and_labels(batch: Any) -> dict[str, list[Tensor]]:
+    """The tensors of inputs, if the inputs are nothing else, and of labels with a number for each sample."""
+    labels = labels_of(batch)
+    rest = [one for one in leaves(batch) if not any(one is label for label in labels.values())]
+    is_plain = all(isinstance(one, Tensor) and one.dim() > 0 for one in rest)
+    return {"inputs": rest if is_plain else [], "labels": [one for one in labels.values() if one.dim() == 1]}
+
+
+def same_values(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors are equal; NaN equals NaN."""
+    return first.shape == second.shape and bool(((first == second) | ((first != first) & (second != second))).all())
 
 
 def labels_are_inputs(batch: Any) -> bool:

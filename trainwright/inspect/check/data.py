@@ -1,5 +1,6 @@
 """Checks of the data: each sample once per epoch, none in training and evaluation, random numbers of workers."""
 
+import math
 import random
 import time
 from collections import Counter
@@ -9,33 +10,73 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset, WeightedRandomSampler
 
+from trainwright.data.batch import count_samples
 from trainwright.data.batch_loader import BatchLoader, BatchReader
 from trainwright.data.sampler import CyclicSampler, EpochSampler, SampleIndices
-from trainwright.inspect.check.batches import fingerprint
-from trainwright.inspect.check.finding import Finding, Skipped, passed, problem
+from trainwright.inspect.check.batches import fingerprint, inputs_and_labels
+from trainwright.inspect.check.copies import Copy
+from trainwright.inspect.check.finding import Finding, Skipped, passed, problem, undecided
 from trainwright.inspect.check.observed import SetUp
 
 _EPOCHS = 3
 _MOST_INDICES = 3_000_000
 _MOST_COMPARED = 50_000  # samples of each data set
 _READS = 16  # of each of two workers
+_FEWEST_EQUAL = 16  # samples that are all equal
 
 
 def check_samples(setup: SetUp) -> Finding:
-    """Each training sample is read once per epoch."""
-    loader = setup.make().run.batches.loader
+    """Each training sample is read once per epoch; samples differ, and so do labels."""
+    new = setup.make()
+    loader = new.run.batches.loader
     spec = setup.run.spec
     limits = [n for n in ("limit_train_batches", "overfit_batches") if getattr(spec, n) is not None]
     if limits:
         raise Skipped(f"{limits[0]} leaves samples out")
+    if (fault := _equal_samples(setup, new)) is not None:
+        return fault
     dataset, sampler = _dataset(loader), getattr(loader, "sampler", None)
     if isinstance(sampler, WeightedRandomSampler) or getattr(sampler, "replacement", False):
         return passed(f"{type(sampler).__name__} draws samples with replacement, as configured.")
     batches, size = getattr(loader, "batch_sampler", None), len(dataset)
     drops, batch = bool(getattr(batches, "drop_last", False)), getattr(batches, "batch_size", None) or 1
     return _judge_indices(loader, size, fewest_dropped=batch if drops else 0)
+
+
+def _equal_samples(setup: SetUp, new: Copy) -> Finding | None:
+    """What is wrong with samples that have the same inputs or the same label; None: they differ."""
+    end, number, first = time.perf_counter() + 0.1 * setup.seconds_left(), 0, None
+    equal = {"inputs", "labels"}
+    try:
+        size = len(new.run.batches.loader.dataset)
+    except (AttributeError, TypeError):  # a stream
+        size = math.inf
+    for batch in new.run.batches.loader:
+        found = inputs_and_labels(new.prepared(batch))
+        first = first or found
+        equal = {name for name in equal if found[name] and all(map(_has_rows_of, found[name], first[name]))}
+        number += count_samples(batch)
+        if not equal or number >= size or time.perf_counter() > end:
+            break
+    else:
+        size = number  # a remainder is dropped
+    new.run.batches.close()
+    if not equal or number < _FEWEST_EQUAL:
+        return None
+    values = {"equal": sorted(equal), "samples": number}
+    if "inputs" in equal:
+        fix = "The data set must give another sample for each index, and transforms must not erase it."
+        return problem(f"The inputs of all {number:,} samples that were read are equal.", fix, values)
+    text, fix = f"All {number:,} samples that were read have the same label.", "Look at how the labels are read."
+    is_sure = number >= size and not setup.has_own_loss
+    return problem(text, fix, values) if is_sure else undecided(text, f"{fix} Are the data sorted by label?", values)
+
+
+def _has_rows_of(values: Tensor, first: Tensor) -> bool:
+    return values.shape[1:] == first.shape[1:] and bool((values == first[:1]).all())
 
 
 def _judge_indices(loader: Any, size: int, *, fewest_dropped: int) -> Finding:

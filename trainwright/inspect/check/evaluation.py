@@ -1,7 +1,7 @@
 """Checks by evaluations: an evaluation changes nothing, and the model transfers from some samples to others."""
 
-import math
 from collections.abc import Callable
+from statistics import fmean, stdev
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from trainwright.data.batch import count_samples
 from trainwright.data.seeding import rng_states
-from trainwright.inspect.check.batches import labels_are_inputs, with_permuted_labels
+from trainwright.inspect.check.batches import labels_are_inputs, same_values, with_permuted_labels
 from trainwright.inspect.check.copies import Copy
 from trainwright.inspect.check.finding import Finding, Skipped, passed, problem, undecided
 from trainwright.inspect.check.observed import SetUp
@@ -36,7 +36,7 @@ def check_evaluation(setup: SetUp) -> Finding:
         results = new.run.evaluate()
     faults = []
     after = _copied(new.model)
-    changed = [name for name in before if name not in after or not _same(before[name], after[name])]
+    changed = [name for name in before if name not in after or not same_values(before[name], after[name])]
     if changed:
         faults.append(f"it changes {len(changed)} tensors of the model (first {changed[0]})")
     if calls.found:
@@ -107,10 +107,6 @@ def _copied(model: nn.Module) -> dict[str, Tensor]:
     return {name: one.detach().clone() for name, one in named.items()}
 
 
-def _same(first: Tensor, second: Tensor) -> bool:
-    return first.shape == second.shape and bool(((first == second) | (first != first)).all())
-
-
 def _equal_states(first: Any, second: Any) -> bool:
     if isinstance(first, tuple | list):
         return len(first) == len(second) and all(map(_equal_states, first, second))
@@ -175,8 +171,7 @@ class _Gain:
     """How much lower the losses of the labels are than those of permuted labels."""
 
     def __init__(self, loss: float, permuted: list[float]) -> None:
-        mean = sum(permuted) / len(permuted)
-        spread = math.sqrt(sum((one - mean) ** 2 for one in permuted) / (len(permuted) - 1))
+        mean, spread = fmean(permuted), stdev(permuted)
         self.gain = mean - loss
         self.sigmas = self.gain / spread if spread else 0.0
         self.is_memorized = self.sigmas > 10 and loss < 0.5 * mean
@@ -188,7 +183,7 @@ def _gain(new: Copy, batches: list[Any], generator: torch.Generator) -> _Gain:
         for batch in batches:
             torch.manual_seed(0)
             losses.append(float(new.loss(with_permuted_labels(batch, generator) if draws else batch).detach()))
-        return sum(losses) / len(losses)
+        return fmean(losses)
 
     with torch.random.fork_rng(devices=[]):
         return _Gain(mean(False), [mean(True) for _ in range(_PERMUTATIONS)])

@@ -1,7 +1,7 @@
 """Checks of equalities: accumulated batches and a large one, a resumed run and an uninterrupted one, loss and mean."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from trainwright.engine.loss_fn import target_of
-from trainwright.inspect.check.batches import joined
+from trainwright.inspect.check.batches import joined, same_values
 from trainwright.inspect.check.copies import Copy
 from trainwright.inspect.check.finding import Finding, Skipped, passed, problem, undecided
 from trainwright.inspect.check.observed import SetUp
@@ -17,10 +17,12 @@ from trainwright.inspect.check.steps import dropout_off
 from trainwright.models.outputs import named_outputs
 
 _SAVED_AFTER = 3  # iterations
+_FAR = 4  # times the cross-entropy of equal scores
+_RESHAPES = ("Squeeze", "Unsqueeze", "View", "UnsafeView", "Reshape", "Select", "Slice", "ToCopy")  # names in autograd
 
 
 def check_loss_scale(setup: SetUp) -> Finding:
-    """The loss is a mean: it does not grow with the batch, and a cross-entropy is not multiplied by a constant."""
+    """The loss is a mean of what it expects: no sum, no constant factor, no cross-entropy of probabilities."""
     new = setup.make()
     new.model.train()
     batches = [new.prepared(batch) for batch in new.run.batches.first(3)]
@@ -35,8 +37,12 @@ def check_loss_scale(setup: SetUp) -> Finding:
             " samples, not a mean.", "Divide by the number of samples (reduction='mean'): batch size, accumulation and"
             " learning rate assume a mean.", values,
         )  # fmt: skip
-    references = [_cross_entropy(outputs, batch) for (_, outputs), batch in zip(found, batches, strict=True)]
-    ratios = [loss / one for loss, one in zip(losses, references, strict=True) if one]
+    pairs = [_scores_and_labels(outputs, batch) for (_, outputs), batch in zip(found, batches, strict=True)]
+    scored = [pair for pair in pairs if pair is not None]
+    if len(scored) == len(losses) and (misread := _misread_scores(losses, scored)):
+        return problem(*misread, values)
+    references = [_cross_entropy(*pair) for pair in scored]
+    ratios = [loss / one for loss, one in zip(losses, references, strict=False) if one]
     if len(ratios) == len(losses) > 1 and max(ratios) - min(ratios) < 0.01 * abs(ratios[0]):
         values["factor"] = factor = ratios[0]
         steps = setup.run.spec.gradient_accumulation_steps
@@ -73,16 +79,69 @@ def _seeded_loss(new: Copy, batch: Any) -> tuple[float, Any]:
     return float(loss), outputs[-1] if outputs else None
 
 
-def _cross_entropy(outputs: Any, batch: Any) -> float | None:
-    """Of class scores (B, C) and labels (B); None if there are none."""
+def _scores_and_labels(outputs: Any, batch: Any) -> tuple[Tensor, Tensor] | None:
+    """Scores (B, C) and labels (B) or (B, C); None if there are none."""
     named = None if isinstance(outputs, Tensor) else named_outputs(outputs)
     scores = outputs if named is None else named.get("logits", named.get("prediction_scores"))
     labels = target_of(batch)
-    if not (isinstance(scores, Tensor) and isinstance(labels, Tensor) and scores.dim() == 2 and labels.dim() == 1):
-        return None
-    if labels.is_floating_point() or len(labels) != len(scores) or int(labels.max()) >= scores.shape[1]:
+    is_known = isinstance(scores, Tensor) and isinstance(labels, Tensor) and len(scores.shape) in (1, 2)
+    return (scores, labels) if is_known and scores.shape[:1] == labels.shape[:1] else None
+
+
+def _cross_entropy(scores: Tensor, labels: Tensor) -> float | None:
+    """Of class scores (B, C) and classes (B); None of others."""
+    if scores.dim() != 2 or labels.dim() != 1 or labels.is_floating_point() or int(labels.max()) >= scores.shape[1]:
         return None
     return float(nn.functional.cross_entropy(scores.float(), labels.long()))
+
+
+def _misread_scores(losses: list[float], scored: list[tuple[Tensor, Tensor]]) -> tuple[str, str] | None:
+    """What is wrong with scores that a loss of torch takes for others than they are, and what to do."""
+
+    def is_loss(reference: Callable[[Tensor, Tensor], float | None]) -> bool:
+        found = [reference(*pair) for pair in scored]
+        return all(one is not None and math.isclose(a, one, rel_tol=1e-3) for a, one in zip(losses, found, strict=True))
+
+    def are(quality: Callable[[Tensor], Any]) -> bool:
+        return all(bool(quality(scores.detach().float())) for scores, _ in scored)
+
+    if is_loss(_cross_entropy):
+        if are(lambda scores: scores.min() >= 0 and ((scores.sum(1) - 1).abs() < 1e-3).all()):
+            text = (
+                "The scores of the model are probabilities (rows sum to 1), and the loss is a cross-entropy of logits."
+            )
+            return text, "Leave out the softmax of the model."
+        mean, equal = sum(losses) / len(losses), math.log(max(2, scored[0][0].shape[1]))
+        if mean > _FAR * equal:
+            text = f"The cross-entropy before the training is {mean:.3g}; that of equal scores is {equal:.3g}."
+            return text, "Scale the inputs (mean 0, variance 1) or the initial weights; compare labels and classes."
+    if is_loss(_negative_score) and not are(lambda scores: (scores.logsumexp(1).abs() < 1e-3).all()):
+        text = "NLLLoss takes logarithms of probabilities, which the scores of the model are not."
+        return text, "Use CrossEntropyLoss, or add log_softmax to the model."
+    if is_loss(_binary_cross_entropy) and all(map(_is_sigmoid, scored)):
+        text = "The scores of the model are probabilities (of a sigmoid), and the loss is BCEWithLogitsLoss."
+        return text, "Leave out the sigmoid of the model, or use BCELoss."
+    return None
+
+
+def _negative_score(scores: Tensor, labels: Tensor) -> float | None:
+    """The NLLLoss."""
+    known = _cross_entropy(scores, labels) is not None and int(labels.min()) >= 0
+    return float(nn.functional.nll_loss(scores.float(), labels.long())) if known else None
+
+
+def _binary_cross_entropy(scores: Tensor, labels: Tensor) -> float | None:
+    if scores.numel() != labels.numel():
+        return None
+    return float(nn.functional.binary_cross_entropy_with_logits(scores.float(), labels.float().reshape(scores.shape)))
+
+
+def _is_sigmoid(pair: tuple[Tensor, Tensor]) -> bool:
+    """Whether the scores are the result of a sigmoid, perhaps of another shape."""
+    node = pair[0].grad_fn
+    while node is not None and node.name().startswith(_RESHAPES):
+        node = node.next_functions[0][0]
+    return node is not None and node.name().startswith("Sigmoid")
 
 
 def check_accumulation(setup: SetUp) -> Finding:
@@ -165,8 +224,4 @@ def check_resume(setup: SetUp) -> Finding:
 
 
 def _different(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    return [name for name in first if isinstance(first[name], Tensor) and not _equal(first[name], second[name])]
-
-
-def _equal(first: Tensor, second: Tensor) -> bool:
-    return torch.equal(first, second) or bool(((first == second) | (first.isnan() & second.isnan())).all())
+    return [name for name in first if isinstance(first[name], Tensor) and not same_values(first[name], second[name])]

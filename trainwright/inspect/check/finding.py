@@ -49,13 +49,21 @@ class Skipped(Exception):  # noqa: N818  # not an error
 
 @dataclass(frozen=True)
 class Report:
-    """The findings of all checks, in their order. It is true if there is no problem."""
+    """The findings of all checks, in their order. It is true if there is no problem.
+
+    Attributes:
+        undecided: the findings that are neither a problem nor passed.
+    """
 
     findings: tuple[Finding, ...]
 
     @property
     def problems(self) -> list[Finding]:
         return [finding for finding in self.findings if finding.result == "problem"]
+
+    @property
+    def undecided(self) -> list[Finding]:
+        return [finding for finding in self.findings if finding.result == "undecided"]
 
     def __bool__(self) -> bool:
         return not self.problems
@@ -68,14 +76,19 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
-        return {"passed": bool(self), "findings": [asdict(finding) for finding in self.findings]}
+        return {
+            "passed": not (self.problems or self.undecided),
+            "findings": [asdict(finding) for finding in self.findings],
+        }
 
     def summary(self) -> str:
-        """One line: the number of findings of each result."""
+        """The number of findings of each result, and the names of those that are undecided."""
         counts = {kind: sum(one.result == kind for one in self) for kind in _MARKS}
         problems = f"{counts['problem']} problem{'' if counts['problem'] == 1 else 's'}"
         rest = [f"{counts[kind]} {kind}" for kind in ("passed", "undecided", "skipped") if counts[kind]]
-        return ", ".join([problems, *rest]) + f" in {sum(one.seconds for one in self):.0f} s"
+        text = ", ".join([problems, *rest]) + f" in {sum(one.seconds for one in self):.0f} s"
+        names = ", ".join(one.check for one in self.undecided)
+        return f"{text}\nNot passed, as the evidence is too weak: {names}." if names else text
 
     def print(self, file: Any = None) -> None:
         """Print a table, as wide as the terminal; colors on a terminal only."""

@@ -3,7 +3,7 @@
 import copy
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from trainwright.data.seeding import seed_everything
-from trainwright.inspect.check.copies import Copies
+from trainwright.inspect.check.copies import Copies, Copy
 
 NUM_UPDATES = 12
 
@@ -34,9 +34,9 @@ class Observed:
         optimized: names of parameters that an optimizer holds which made a step.
         inactive: names of dropout and normalization modules that were called in evaluation mode.
         first_modes, later_modes: those of ``inactive`` before and after an evaluation.
-        saved_bytes: what the forward pass of the first batch keeps for its backward pass.
-        model_bytes, gradient_bytes, optimizer_bytes: of the parameters and buffers, the gradients, and the states.
-        peak_bytes: of a GPU, all together; 0 on a CPU.
+        checkpoint_bytes: of the parameters, buffers and states.
+        memory_bytes: of an update: the peak of a GPU; on a CPU, of a checkpoint, the gradients, and what the forward
+            pass of the first batch keeps for its backward pass.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -48,11 +48,8 @@ class Observed:
     first_modes: set[str] = field(default_factory=set)
     later_modes: set[str] = field(default_factory=set)
     num_steps: int = 0
-    saved_bytes: int = 0
-    model_bytes: int = 0
-    gradient_bytes: int = 0
-    optimizer_bytes: int = 0
-    peak_bytes: int = 0
+    checkpoint_bytes: int = 0
+    memory_bytes: int = 0
 
 
 class SetUp(Copies):
@@ -96,13 +93,10 @@ class SetUp(Copies):
         for name, one in new.model.named_parameters():
             if not torch.equal(one.detach(), before.get(name, one.detach() + 1)):
                 seen.changed.add(name)
-        seen.saved_bytes = sum(saved)
+        seen.checkpoint_bytes, kept = bytes_of(new)
+        seen.memory_bytes = kept + sum(saved)
         if self.device.type == "cuda":
-            seen.peak_bytes = torch.cuda.max_memory_allocated(self.device)
-        seen.model_bytes = size_of([*new.model.parameters(), *new.model.buffers()])
-        seen.gradient_bytes = size_of(one for one in new.model.parameters() if one.requires_grad)
-        states = [state for one in new.optimizers for state in one.state.values()]
-        seen.optimizer_bytes = size_of(value for state in states for value in state.values())
+            seen.memory_bytes = torch.cuda.max_memory_allocated(self.device)
         return seen
 
     @property
@@ -177,9 +171,12 @@ def counting_saved(model: nn.Module, add: Callable[[int], object]) -> Any:
     return saved_tensors_hooks(pack, lambda tensor: tensor)
 
 
-def size_of(values: Iterable[Any]) -> int:
-    """The bytes of the tensors among the values."""
-    return sum(one.nbytes for one in values if isinstance(one, Tensor))
+def bytes_of(copied: Copy) -> tuple[int, int]:
+    """The bytes of a checkpoint; and of it together with the gradients."""
+    model, states = copied.model, [state for one in copied.optimizers for state in one.state.values()]
+    kept = [*model.parameters(), *model.buffers(), *(value for state in states for value in state.values())]
+    checkpoint = sum(one.nbytes for one in kept if isinstance(one, Tensor))
+    return checkpoint, checkpoint + sum(one.nbytes for one in model.parameters() if one.requires_grad)
 
 
 _FEWEST = 256  # values of a parameter that can be judged by their distribution

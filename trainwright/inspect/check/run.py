@@ -1,6 +1,5 @@
 """The checks, in the order in which they are made, and the run of all of them."""
 
-import difflib
 import importlib
 import tempfile
 import time
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from trainwright.config.errors import ConfigError
+from trainwright.config.errors import ConfigError, did_you_mean
 from trainwright.engine.run import Run
 from trainwright.inspect.check import data, evaluation, exactness, steps
 from trainwright.inspect.check.copies import quiet, restored_generators
@@ -105,7 +104,5 @@ def _chosen(only: Sequence[str] | None) -> list[str]:
         return [*CHECKS]
     for name in only:
         if name not in CHECKS:
-            near = difflib.get_close_matches(name, CHECKS, n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(CHECKS)}."
-            raise ConfigError(f"check: there is no check {name!r}. {hint}")
+            raise ConfigError(f"check: there is no check {name!r}. {did_you_mean(name, CHECKS)}")
     return [name for name in CHECKS if name in only]

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean, pstdev
 from typing import Any
 
 from torch import Tensor, nn
@@ -20,6 +21,8 @@ from trainwright.models.adapters import is_peft_model
 from trainwright.optim.named import each_optimizer
 
 _MOST_RATES = 20_000  # updates of a simulated schedule
+_SMALL_RATE = 0.0099  # of the highest; two steps by 0.1 are not below it
+_GROWTH = 7  # times the first loss
 
 
 def check_steps(setup: SetUp) -> Finding:
@@ -32,6 +35,10 @@ def check_steps(setup: SetUp) -> Finding:
             f"The loss is {seen.losses[wrong[0] - 1]} in update {wrong[0]}.",
             "Lower the learning rate, clip the gradients, or look for a division by zero or log(0).", values,
         )  # fmt: skip
+    if len(seen.losses) > 5 and min(seen.losses[-3:]) > _GROWTH * seen.losses[0] > 0:
+        text = f"The loss grows from {seen.losses[0]:.4g} to {seen.losses[-1]:.4g} in {len(seen.losses)} updates."
+        advice = "Lower the learning rate, add warm-up, or clip the gradients."
+        return undecided(text, advice, values) if setup.has_own_step else problem(text, advice, values)
     if not seen.num_steps:
         return problem(
             f"No optimizer has made a step in {len(seen.seconds)} updates.",
@@ -58,11 +65,19 @@ def check_learning_rate(setup: SetUp) -> Finding:
             f"The learning rate is 0 in every update: {cause}.",
             "Set a learning rate above 0, and a schedule that reaches it within the run.", values,
         )  # fmt: skip
-    share = sum(rate == 0 for rate in rates[0]) / len(rates[0])
-    if share > 0.5 and len(rates[0]) > 2:
+    first = rates[0]
+    shares = [sum(rate <= least for rate in first) / len(first) for least in (0, _SMALL_RATE * highest[0])]
+    if shares[1] > 0.5 and len(first) > 2:
+        level = "0" if shares[0] > 0.5 else "below 1 % of its highest value"
+        share = shares[0] if shares[0] > 0.5 else shares[1]
         return problem(
-            f"The learning rate is 0 in {share:.0%} of the {len(rates[0])} steps of the schedule.",
+            f"The learning rate is {level} in {share:.0%} of the {len(first)} steps of the schedule.",
             "Give the schedule the length of the run.", values,
+        )  # fmt: skip
+    if len(first) > 4 and first[-2] < first[-1] < base[0] and all(a <= b for a, b in pairwise(first)):
+        return problem(
+            f"The learning rate rises in all {len(first)} steps of the schedule and ends at {first[-1]:.3g}, below"
+            f" {base[0]:.3g}: the warm-up is longer than the run.", "Shorten the warm-up.", values,
         )  # fmt: skip
     note = f" Groups with a rate of 0: {', '.join(map(str, zero))}." if zero else ""
     text = f"{rates[0][0]:.3g} at the start, at most {max(highest):.3g}, {rates[0][-1]:.3g} at the end.{note}"
@@ -241,7 +256,7 @@ def check_one_batch(setup: SetUp) -> Finding:
         new.train(affordable, after=read, needed=20)
     if len(losses) < 20 and not is_fitted(losses):
         raise Skipped("the step reports no loss")
-    first, last = losses[0], _mean(losses[-3:])
+    first, last = losses[0], fmean(losses[-3:])
     values = {"first": first, "last": last, "updates": len(losses)}
     text = f"The loss of one batch changed from {first:.4g} to {last:.4g} in {len(losses)} updates"
     if not math.isfinite(last):
@@ -268,7 +283,7 @@ def check_one_batch(setup: SetUp) -> Finding:
 
 def is_fitted(losses: list[float]) -> bool:
     """Whether a loss fell to a tenth of its first value."""
-    return losses[0] > 0 and _mean(losses[-3:]) <= 0.1 * losses[0]
+    return losses[0] > 0 and fmean(losses[-3:]) <= 0.1 * losses[0]
 
 
 class dropout_off:  # noqa: N801  # a context manager, used as a function
@@ -290,8 +305,7 @@ def check_forecast(setup: SetUp) -> Finding:
     """The time of the run, the memory of a step, and the disk that checkpoints need."""
     seen, trainer = setup.observed, setup.run.trainer
     seconds = setup.step_seconds * trainer.max_iter
-    checkpoint = seen.model_bytes + seen.optimizer_bytes
-    memory = seen.peak_bytes or checkpoint + seen.gradient_bytes + seen.saved_bytes
+    checkpoint, memory = seen.checkpoint_bytes, seen.memory_bytes
     free = shutil.disk_usage(_existing(setup.output_dir)).free
     samples = trainer.samples_per_iter or 0
     rate = f", {samples / setup.step_seconds:,.0f} samples/s" if samples else ""
@@ -314,15 +328,9 @@ def _existing(path: str) -> Path:
     return next(one for one in (folder, *folder.parents) if one.exists())
 
 
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
-
-
 def _spread(values: list[float]) -> float:
     """The standard deviation of the differences of neighbors: noise without the trend."""
-    steps = [b - a for a, b in pairwise(values)]
-    mean = _mean(steps)
-    return math.sqrt(_mean([(step - mean) ** 2 for step in steps]))
+    return pstdev(b - a for a, b in pairwise(values))
 
 
 def _listed(names: list[str]) -> str:

@@ -16,7 +16,7 @@ from trainwright.engine.out_of_memory import is_out_of_memory
 from trainwright.engine.run import Run
 from trainwright.inspect.check.copies import Copies, quiet, restored_generators
 from trainwright.inspect.check.finding import Skipped
-from trainwright.inspect.check.observed import counting_saved, size_of
+from trainwright.inspect.check.observed import bytes_of, counting_saved
 
 
 @dataclass(frozen=True)
@@ -120,10 +120,7 @@ def _needed(copies: Copies, size: int) -> int:
         new.train(2, before=lambda: new.iter and stack.enter_context(counting))
     if is_cuda:
         return torch.cuda.max_memory_allocated(copies.device)
-    states = [state for one in new.optimizers for state in one.state.values()]
-    trained = [one for one in new.model.parameters() if one.requires_grad]
-    kept = size_of([*new.model.parameters(), *new.model.buffers(), *trained])
-    return kept + size_of(value for state in states for value in state.values()) + sum(saved)
+    return bytes_of(new)[1] + sum(saved)
 
 
 def _settings(copies: Copies, size: int) -> dict[str, int]:
