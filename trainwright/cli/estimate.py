@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    usage = "CONFIG [--world N] [--memory 80GiB] [--rank R] [--full] [--json] [key=value ...]"
+    usage = "CONFIG [--world N] [--memory 80GiB] [--rank R] [--json] [key=value ...]"
     parser = config_parser("trainwright estimate", usage, _EPILOG)
     parser.add_argument(
         "--world", type=whole_number(1), default=1, metavar="N", help="number of processes (default: 1)"
@@ -42,7 +42,6 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--rank", type=whole_number(), metavar="R", help="the process; default: the first and last stage's"
     )
-    parser.add_argument("--full", action="store_true", help="trace all blocks, not a few of those that are equal")
     return parser
 
 
@@ -53,7 +52,7 @@ def _run(cfg: Any, args: argparse.Namespace) -> int:
     from trainwright.engine import DefaultTrainer, estimate, fitting_layouts
 
     if memory is None:
-        found = estimate(DefaultTrainer, cfg, world_size=args.world, rank=args.rank, extrapolates=not args.full)
+        found = estimate(DefaultTrainer, cfg, world_size=args.world, rank=args.rank)
         print(json.dumps(facts(found), indent=1) if args.json else "\n".join(lines_of(found)))
         return DONE
     candidates = fitting_layouts(DefaultTrainer, cfg, world_size=args.world, memory=memory)
@@ -101,8 +100,7 @@ def lines_of(found: "Estimate") -> list[str]:
     rows += [["exchanged per update", *("" for _ in costs)]] if traffic else []
     rows += [[kind, *(in_units(cost.traffic.get(kind, 0)) for cost in costs)] for kind in traffic]
     processes = "1 process" if size == 1 else f"{size} processes: {found.layout}"
-    few = [f"{number} equal blocks from {name} on were estimated from 5" for name, number in found.extrapolated.items()]
-    return [f"{processes}{stages}", *table(rows, right=range(1, len(found.costs) + 1)), *few]
+    return [f"{processes}{stages}", *table(rows, right=range(1, len(found.costs) + 1))]
 
 
 def table_of(candidates: "Sequence[Candidate]", memory: int) -> list[str]:
@@ -132,9 +130,7 @@ def table_of(candidates: "Sequence[Candidate]", memory: int) -> list[str]:
 def facts(found: "Estimate") -> dict[str, Any]:
     """The estimate as JSON values, in bytes."""
     costs = [{"rank": rank, **asdict(cost), "peak": cost.peak} for rank, cost in found.costs.items()]
-    return {
-        "layout": asdict(found.layout), "peak": found.peak, "ranks": costs, "extrapolated": found.extrapolated
-    }  # fmt: skip
+    return {"layout": asdict(found.layout), "peak": found.peak, "ranks": costs}
 
 
 def _candidate_facts(candidate: "Candidate", memory: int) -> dict[str, Any]:

@@ -8,9 +8,9 @@ import gc
 import logging
 import tempfile
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from omegaconf import DictConfig
@@ -24,10 +24,8 @@ from trainwright.engine.run import Run
 from trainwright.engine.trainer.train_metrics import TrainMetrics
 from trainwright.engine.trainer.trainer import Trainer
 from trainwright.events.storage import EventStorage
-from trainwright.inspect.simulation.blocks import Run as Blocks
-from trainwright.inspect.simulation.depth_extrapolation import extrapolated, shortened
 from trainwright.inspect.simulation.process import simulated_process
-from trainwright.inspect.simulation.step_cost import StepCost, TensorBytes, Trace, counting, create_states, measure
+from trainwright.inspect.simulation.step_cost import StepCost, TensorBytes, counting, measure
 from trainwright.optim.named import each_optimizer
 from trainwright.parallel.dist import get_tensor_parallel_size, use_mesh
 from trainwright.parallel.layout import Layout
@@ -41,12 +39,10 @@ class Estimate:
     Attributes:
         layout: of the processes.
         costs: by rank. All ranks of a pipeline stage need the same; of several stages, those of the first and last.
-        extrapolated: the number of equal blocks that were estimated from fewer, by the name of the first one.
     """
 
     layout: Layout
     costs: dict[int, StepCost]
-    extrapolated: dict[str, int] = field(default_factory=dict)
 
     @property
     def peak(self) -> int:
@@ -59,19 +55,12 @@ class Estimate:
         return max(sum(cost.traffic.values()) for cost in self.costs.values())
 
 
-def estimate(
-    build: Callable[[Any], Any],
-    config: Any,
-    *,
-    world_size: int = 1,
-    rank: int | None = None,
-    extrapolates: bool = True,
-) -> Estimate:
+def estimate(build: Callable[[Any], Any], config: Any, *, world_size: int = 1, rank: int | None = None) -> Estimate:
     """Estimate the memory and the traffic of one update on each of ``world_size`` processes.
 
     ``build(config)`` returns the trainer of a configuration: ``DefaultTrainer``, a subclass of it, or a function that
     calls ``Trainer(model, config, ...)`` and also builds the model, which then takes no memory. Data sets and loaders
-    that the function needs must exist before. One batch is read. It is called several times.
+    that the function needs must exist before. One batch is read. It is called once for each rank.
 
     Tensors are counted as on a CPU. What is not counted: memory inside of kernels, the allocator's unused parts and
     the contexts of CUDA and NCCL. Graph mode is estimated as eager mode. Nothing is written to the output folder.
@@ -79,8 +68,6 @@ def estimate(
     Args:
         config: of either API; its layout is that of the estimate.
         rank: of the process; by default the first one, and of several pipeline stages also the last one.
-        extrapolates: make the steps of a model with many equal blocks with fewer of them, unless three numbers of
-            blocks show that the cost is not linear in it.
 
     Raises:
         ConfigError: the configuration cannot run, or a step reads the value of a tensor.
@@ -88,72 +75,35 @@ def estimate(
     >>> estimate(DefaultTrainer, cfg, world_size=64).peak  # doctest: +SKIP
     1610612736
     """
-    process = _Process(build, config, rank or 0, world_size, {})
-    costs, layout = {process.rank: process.cost(extrapolates)}, process.layout
+    layout, cost = _cost_of(build, config, rank or 0, world_size)
+    costs = {rank or 0: cost}
     if rank is None and layout.pipeline > 1:
-        last = replace(process, rank=world_size - 1)
-        costs[last.rank] = last.cost(extrapolates)
-    return Estimate(layout, costs, process.extrapolated)
+        costs[world_size - 1] = _cost_of(build, config, world_size - 1, world_size)[1]
+    return Estimate(layout, costs)
 
 
-@dataclass
-class _Process:
-    """One process of a run, whose trainer is built again for each trace."""
-
-    build: Callable[[Any], Any]
-    config: Any
-    rank: int
-    world_size: int
-    extrapolated: dict[str, int]
-    layout: Layout = field(init=False)
-
-    def cost(self, extrapolates: bool) -> StepCost:
-        with logging_only_above(logging.WARNING), _quick_collections(), simulated_process(self.rank, self.world_size):
-            return self._cost(extrapolates)
-
-    def _cost(self, extrapolates: bool) -> StepCost:
-        if not extrapolates:
-            return self._trace(None).cost()
-        runs: dict[str, Blocks] = {}
+def _cost_of(build: Callable[[Any], Any], config: Any, rank: int, world_size: int) -> tuple[Layout, StepCost]:
+    """The layout, and the cost of one process."""
+    with (
+        logging_only_above(logging.WARNING),
+        _quick_collections(),
+        simulated_process(rank, world_size),
+        tempfile.TemporaryDirectory() as folder,
+        counting() as counted,
+    ):
         try:
-            base = self._trace((), runs)
-            if not runs:
-                return base.cost()
-            found = extrapolated([*runs.values()], self._trace, base).cost()
-        except Exception:
-            if not runs:
-                raise
-            return self._trace(None).cost()  # which raises the error, if the shorter model is not its cause
-        self.extrapolated.update({name: run.units * run.period for name, run in runs.items()})
-        return found
-
-    def _trace(self, extra: Sequence[int] | None, runs: dict[str, Blocks] | None = None) -> Trace:
-        """The trace of the model with shortened runs, which are added to ``runs``; None: of the complete model."""
-        gc.freeze()  # imported modules, and what the trace before has left
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            counting() as counted,
-            nullcontext() if extra is None else shortened(counted, extra, {} if runs is None else runs) as depths,
-        ):
-            try:
-                trainer = self.build(_for_estimate(self.config, folder))
-                mesh = current_mesh()
-                world = self.world_size
-                self.layout = Layout(data=world, replicate=world) if mesh is None else mesh.layout
-                if depths is not None:
-                    depths.check_alike()
-                layout = self.layout
-                # The first update of pipelines and of DistributedDataParallel is another one.
-                is_short = depths is not None and bool(depths.runs) and layout.pipeline == 1
-                is_short &= layout.data == 1 or layout.zero_stage > 0
-                return _measure_step(trainer.run, counted, is_short=is_short)
-            finally:
-                use_mesh(None)
+            trainer = build(_for_estimate(config, folder))
+            mesh = current_mesh()
+            layout = Layout(data=world_size, replicate=world_size) if mesh is None else mesh.layout
+            return layout, _measure_step(trainer.run, counted)
+        finally:
+            use_mesh(None)
 
 
 @contextmanager
 def _quick_collections() -> Iterator[None]:
-    """``gc.freeze`` keeps objects out of the many collections of a trace; they are released here."""
+    """Keep objects that exist out of the many collections of a trace."""
+    gc.freeze()
     try:
         yield
     finally:
@@ -183,10 +133,8 @@ def _loss_of_parts() -> AbstractContextManager[Any]:
     return loss_parallel()
 
 
-def _measure_step(run: Run, counted: TensorBytes, *, is_short: bool) -> Trace:
-    trainer, optimizers = run.trainer, each_optimizer(run.optimizer)
-    if is_short:
-        create_states(optimizers)
+def _measure_step(run: Run, counted: TensorBytes) -> StepCost:
+    trainer = run.trainer
     with real_tensors():
         batches = run.batches.first(1)
     run.batches.repeat(batches)
@@ -204,7 +152,7 @@ def _measure_step(run: Run, counted: TensorBytes, *, is_short: bool) -> Trace:
                 trainer.state.global_step = 0
             run_step()
 
-        return measure(step, run.model, optimizers, counted, has_states=is_short)
+        return measure(step, run.model, each_optimizer(run.optimizer), counted)
 
 
 MACHINE = 8  # processes of a machine: those that exchange most, as tensor-parallel ones in each layer, belong on one

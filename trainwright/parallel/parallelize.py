@@ -117,10 +117,7 @@ def _move_stages(parts: Iterable[nn.Module], device: torch.device) -> None:
 
 def share_state(model: nn.Module, device: torch.device | None = None) -> None:
     """Broadcast the parameters and buffers of the first process, on ``device`` one after another; None: where it is."""
-    active = simulation()
-    if active is not None:
-        active.before_spread(model)
-    elif get_world_size() > 1:
+    if simulation() is None and get_world_size() > 1:
         share_tensors([*model.buffers(), *model.parameters()], device)
 
 

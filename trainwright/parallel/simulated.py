@@ -9,9 +9,6 @@ from typing import Any
 from torch import nn
 
 
-def _ignore(_: nn.Module) -> None: ...
-
-
 @dataclass(frozen=True)
 class Simulation:
     """What a simulated process does in another way.
@@ -19,14 +16,10 @@ class Simulation:
     Attributes:
         replica: called in place of ``DistributedDataParallel``.
         pipeline: called in place of ``Pipeline``.
-        before_spread: called with a model before it is spread, in place of sharing the weights.
-        after_cut: called with each stage of a pipeline.
     """
 
     replica: Callable[..., nn.Module]
     pipeline: Callable[..., Any]
-    before_spread: Callable[[nn.Module], object] = _ignore
-    after_cut: Callable[[Any], object] = _ignore
 
 
 _active: ContextVar[Simulation | None] = ContextVar("simulation", default=None)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from trainwright.inspect.simulation.process import simulated_process
-from trainwright.inspect.simulation.step_cost import TensorBytes, counting, create_states, measure, size_of
+from trainwright.inspect.simulation.step_cost import TensorBytes, counting, measure, size_of
 
 MIB = 2**20
 
@@ -71,9 +71,7 @@ def test_the_parts_of_the_peak() -> None:
             optimizer.step()
             optimizer.zero_grad()
 
-        cost = measure(step, model, [optimizer], counted).cost()
-        create_states([optimizer])
-        assert measure(step, model, [optimizer], counted, has_states=True).cost() == cost
+        cost = measure(step, model, [optimizer], counted)
     assert cost.parameters == cost.trainable == cost.optimizer == 2 * MIB
     assert cost.gradients == MIB  # the other one is being computed, as the last tensor of the backward pass
     assert cost.peak == cost.parameters + cost.gradients + cost.optimizer + cost.activations

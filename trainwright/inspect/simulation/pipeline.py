@@ -9,11 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainwright.inspect.simulation.blocks import keep_different
 from trainwright.inspect.simulation.process import static_pipeline
 from trainwright.parallel.pipeline import Pipeline
 from trainwright.parallel.pipeline_cut import cut_model
-from trainwright.parallel.simulated import simulation
 
 
 class SimulatedPipeline(Pipeline):
@@ -24,10 +22,6 @@ class SimulatedPipeline(Pipeline):
         stack.enter_context(static_pipeline())
         self._complete: nn.Module | None = copy.deepcopy(model)  # until it is probed
         super().__init__(model, *arguments)
-        active = simulation()
-        assert active is not None
-        for stage in self.stages:
-            active.after_cut(stage)
 
     def _build_agreement(self) -> Callable[..., list[bool]]:
         return lambda *values: [*values]
@@ -43,8 +37,6 @@ class SimulatedPipeline(Pipeline):
         layout = replace(self._mesh.layout, pipeline=number)
         assert complete is not None, "an estimate reads one batch"
         stages, *_ = cut_model(complete, number, range(number), layout.stage_ids)
-        for stage in stages:
-            keep_different(stage)  # blocks that are alike return the same shapes
         has_autocast = hasattr(vars(self.stages[0]).get("forward"), "runs_under_autocast")
         own = {stage.index for stage in self.stages}
         hidden: Any = None

@@ -7,7 +7,7 @@ it exists.
 import gc
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -52,34 +51,6 @@ class StepCost:
         return self.parameters + self.gradients + self.optimizer + self.activations
 
 
-@dataclass(frozen=True)
-class Phase:
-    """A part of a step.
-
-    Attributes:
-        sizes: the bytes that exist, whenever they have become more.
-        parts: the bytes of the parameters, gradients and optimizer state when most exist.
-    """
-
-    sizes: list[int]
-    parts: dict[str, int]
-
-
-@dataclass(frozen=True)
-class Trace:
-    """What a step has needed, by phase."""
-
-    phases: dict[Any, Phase]
-    traffic: dict[str, int]
-    trainable: int
-
-    def cost(self) -> StepCost:
-        """At the peak of all phases."""
-        phase = max(self.phases.values(), key=lambda phase: max(phase.sizes))
-        activations = max(phase.sizes) - sum(phase.parts.values())
-        return StepCost(**phase.parts, activations=activations, trainable=self.trainable, traffic=self.traffic)
-
-
 @contextmanager
 def counting() -> Iterator["TensorBytes"]:
     """A context, within that of a simulated process, in which tensors are counted."""
@@ -93,17 +64,12 @@ def counting() -> Iterator["TensorBytes"]:
 
 
 def measure(
-    step: Callable[[], object],
-    model: nn.Module,
-    optimizers: Sequence[Optimizer],
-    counted: "TensorBytes",
-    *,
-    has_states: bool = False,
-) -> Trace:
+    step: Callable[[], object], model: nn.Module, optimizers: Sequence[Optimizer], counted: "TensorBytes"
+) -> StepCost:
     """What ``step()``, one update, needs, however the model was sharded.
 
-    The first step creates the state of the optimizer. The second one is counted. If the first one had a higher peak, a
-    third one divides the peak into its parts. With ``has_states`` (see :func:`create_states`) there is one step only.
+    The first step creates the state of the optimizer. The second one is counted; its peak is divided into its parts
+    if it is not below that of the first, else in a third one.
     """
 
     def divided() -> dict[str, int]:
@@ -113,42 +79,16 @@ def measure(
         parts = {"parameters": size_of(parameters), "gradients": size_of(gradients)}
         return {**parts, "optimizer": size_of(_states(optimizers))}
 
-    before = register_optimizer_step_pre_hook(lambda *_: counted.mark("step"))
-    after = register_optimizer_step_post_hook(lambda *_: counted.mark("after step"))
-    try:
-        expected = {} if has_states else _peaks_of_first(step, optimizers, counted)
-        gc.collect()  # what was needed to begin may be in reference cycles
-        phases = counted.phases_of(step, divided, expected)
-        highest = max(phases, key=lambda key: max(phases[key].sizes))
-        if max(phases[highest].sizes) < expected.get(highest, 0):
-            phases = counted.phases_of(step, divided, {key: max(phase.sizes) for key, phase in phases.items()})
-    finally:
-        before.remove()
-        after.remove()
+    counted.start()
+    step()
+    gc.collect()  # what was needed to begin may be in reference cycles
+    parts: dict[str, int] = {}
+    while not parts:
+        parts = counted.parts_at_peak(step, divided, at_least=counted.peak)
     groups = [group for one in optimizers for group in one.param_groups]
     trainable = size_of(parameter for group in groups for parameter in group["params"] if parameter.requires_grad)
-    return Trace(phases, dict(counted.traffic), trainable)
-
-
-def _peaks_of_first(
-    step: Callable[[], object], optimizers: Sequence[Optimizer], counted: "TensorBytes"
-) -> dict[Any, int]:
-    """The peaks of the phases of a first step, if the state that it creates had existed before."""
-    phases = counted.phases_of(step, dict, {})
-    states, has_states, peaks = size_of(_states(optimizers)), False, {}
-    for key, phase in phases.items():
-        has_states |= key == ("step", 0)
-        peaks[key] = max(phase.sizes) + (0 if has_states else states)
-    return peaks
-
-
-def create_states(optimizers: Iterable[Optimizer]) -> None:
-    """Create the states of optimizers, by a step without gradients of a model."""
-    for one in optimizers:
-        for parameter in (parameter for group in one.param_groups for parameter in group["params"]):
-            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
-        one.step()
-        one.zero_grad()
+    activations = counted.peak - sum(parts.values())
+    return StepCost(**parts, activations=activations, trainable=trainable, traffic=dict(counted.traffic))
 
 
 def _states(optimizers: Sequence[Optimizer]) -> list[Any]:
@@ -188,54 +128,33 @@ class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._sizes: dict[int, int] = {}  # by the storage's identity
         self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._grown: Callable[[], object] = _ignore
-        self.mark: Callable[[Any], None] = _ignore
 
     def start(self) -> None:
         """Start the peak and the traffic again."""
         self.peak = self.now
         self.traffic.clear()
 
-    def phases_of(
-        self, step: Callable[[], object], divided: Callable[[], dict[str, int]], expected: Mapping[Any, int]
-    ) -> dict[Any, Phase]:
-        """The phases of ``step()``, in order; ``mark(name)`` begins another one.
-
-        Keys are the names and how often they came before; that of phases with the name None is None. ``divided()``
-        returns the parts of a phase. It is called when more bytes exist than before and than ``expected``; at the end
-        of a phase that has had less.
-        """
+    def parts_at_peak(
+        self, step: Callable[[], object], divided: Callable[[], dict[str, int]], *, at_least: int
+    ) -> dict[str, int]:
+        """``divided()`` at the peak of ``step()``; empty if it stays below ``at_least`` bytes."""
         self.start()
-        phases: dict[Any, Phase] = {}
-        times: Counter[Any] = Counter()
-        phase, least, most = Phase([], {}), 0, 0
+        parts: dict[str, int] = {}
+        highest = at_least - 1
 
         def grow() -> None:
-            nonlocal most
-            phase.sizes.append(self.now)
-            if self.now > most:
-                most = self.now
-                if most >= least:
-                    phase.parts.update(divided())
+            nonlocal highest
+            if self.now > highest:
+                highest = self.now
+                parts.update(divided())
 
-        def mark(name: Any) -> None:
-            nonlocal phase, least, most
-            if not phase.parts and phase.sizes:
-                phase.parts.update(divided())
-            key = None if name is None else (name, times[name])
-            times[name] += 1
-            phase, least, most = Phase([], {}), expected.get(key, 0), 0
-            phases[key] = phase
-            grow()
-
-        self._grown, self.mark = grow, mark
-        mark("begin")
+        self._grown = grow
+        grow()
         try:
             step()
         finally:
-            self._grown = self.mark = _ignore
-        if not phase.parts:
-            phase.parts.update(divided())
-        return phases
+            self._grown = _ignore
+        return parts
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
@@ -306,8 +225,8 @@ _COLLECTIVES = {
 }
 
 
-def _ignore(*_: object) -> None:
-    """In no phase."""
+def _ignore() -> None:
+    """In no step that is counted."""
 
 
 def _num_bytes(argument: Any) -> int:
