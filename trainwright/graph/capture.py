@@ -12,12 +12,13 @@ import re
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from trainwright.graph.dynamo import argument_sources, guard_check, run_captured, written_sources
 
@@ -143,8 +144,7 @@ def _named(names: tuple[str, ...], known: Set[str], *, is_all: bool) -> Layout:
 
 
 def _tree(batch: Any, names: tuple[str, ...] | None, known: Set[str]) -> Layout:
-    leaves: list[Any] = []
-    structure = _flattened(batch, leaves)
+    leaves, structure = tree_flatten(batch)
     is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
     constants = _constants(leaves)
     kinds = [*map(type, constants)]
@@ -159,8 +159,7 @@ def _tree(batch: Any, names: tuple[str, ...] | None, known: Set[str]) -> Layout:
             if not isinstance(batch, Mapping) or not (batch.keys() <= known and all(name in batch for name in names)):
                 return None
             batch = {name: batch[name] for name in names}
-        leaves: list[Any] = []
-        found = _flattened(batch, leaves)
+        leaves, found = tree_flatten(batch)
         fixed = _constants(leaves)
         if found != structure or constants != fixed or kinds != [*map(type, fixed)]:  # 1 == True, but they differ
             return None
@@ -168,34 +167,13 @@ def _tree(batch: Any, names: tuple[str, ...] | None, known: Set[str]) -> Layout:
 
     def rebuild(tensors: Sequence[Tensor]) -> Any:
         parts, fixed = iter(tensors), iter(constants)
-        return _restored(structure, iter([next(parts) if is_one else next(fixed) for is_one in is_tensor]))
+        return tree_unflatten([next(parts) if is_one else next(fixed) for is_one in is_tensor], structure)
 
     return Layout(take, rebuild)
 
 
 def _constants(leaves: Iterable[Any]) -> list[Any]:
     return [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
-
-
-def _flattened(batch: Any, leaves: list[Any]) -> Any:
-    """Append the leaves of nested dicts, lists and tuples to ``leaves``; return the structure, None for a leaf."""
-    kind = type(batch)
-    if kind is dict:
-        return kind, [(name, _flattened(value, leaves)) for name, value in batch.items()]
-    if kind is list or isinstance(batch, tuple):
-        return kind, [_flattened(value, leaves) for value in batch]
-    leaves.append(batch)
-    return None
-
-
-def _restored(structure: Any, leaves: Iterator[Any]) -> Any:
-    if structure is None:
-        return next(leaves)
-    kind, inside = structure
-    if kind is dict:
-        return {name: _restored(of_value, leaves) for name, of_value in inside}
-    values = [_restored(of_value, leaves) for of_value in inside]
-    return kind(*values) if hasattr(kind, "_fields") else kind(values)
 
 
 class Effects:

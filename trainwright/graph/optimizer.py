@@ -7,7 +7,7 @@ may switch between program and eager at any step.
 
 import inspect
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from operator import call, is_, itemgetter
 from typing import Any
@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from trainwright._torch_compat.fused_update import step_hooks
 from trainwright._torch_compat.optimizer_import import is_torchs, steps_as_its_class
 from trainwright.graph.capture import NotCapturable, NotReady
-from trainwright.graph.traced_step import has_gradient_hooks, run_step
+from trainwright.graph.traced_step import HOOKS, LATE_HOOKS, has_gradient_hooks, run_step
 from trainwright.optim.named import each_optimizer
 
 _PARAMS = itemgetter("params")
@@ -88,7 +88,9 @@ class TrainedParameters:
         """The inputs of the program; None if it does not apply to the optimizer."""
         groups = self._optimizer.param_groups
         number = sum(map(len, map(_PARAMS, groups)))
-        is_same = number == len(self.parameters) and all(map(is_, _all_of(groups), self.parameters))
+        is_same = number == len(self.parameters) and all(
+            map(is_, chain.from_iterable(map(_PARAMS, groups)), self.parameters)
+        )
         return [] if is_same and not has_gradient_hooks(self.parameters) else None
 
 
@@ -102,6 +104,7 @@ class OptimizerInputs(TrainedParameters):
     def __init__(self, optimizer: Optimizer) -> None:
         super().__init__(optimizer)
         self._step_hooks, self._class_step = step_hooks(optimizer), type(optimizer).step
+        self._own_step = vars(optimizer).get("step")  # that of a scheduler of torch, or none
         self._settings_of = [_settings_getter(group) for group in optimizer.param_groups]
         self._settings = [*map(call, self._settings_of, optimizer.param_groups)]
         self._sizes = [*map(len, map(_PARAMS, optimizer.param_groups))]
@@ -120,15 +123,23 @@ class OptimizerInputs(TrainedParameters):
         groups = optimizer.param_groups
         if (
             [*map(len, map(_PARAMS, groups))] != self._sizes
-            or not all(map(is_, _all_of(groups), self.parameters))
+            or not all(map(is_, chain.from_iterable(map(_PARAMS, groups)), self.parameters))
             or [*map(call, self._settings_of, groups)] != self._settings
             or any(self._step_hooks)
             or type(optimizer).step is not self._class_step
-            or not steps_as_its_class(optimizer)
-            or has_gradient_hooks(self.parameters)
+            or vars(optimizer).get("step") is not self._own_step
+            or any(map(HOOKS, self.parameters))
+            or any(map(LATE_HOOKS, self.parameters))
         ):
             return None
-        if not self._has_known_states():
+        state = optimizer.state
+        has_known_states = (
+            len(state) == len(self._owners)
+            and all(map(is_, state, self._owners))
+            and all(map(is_, state.values(), self._of_each))
+            and all(map(is_, map(dict.get, self._state_of_each, self._key_of_each), self.states))
+        )
+        if not has_known_states:
             # A loaded state has other tensors, for the same program.
             found = self._states_of_each()
             same_keys = [[key for key, _, _ in one] for one in found] == self.keys
@@ -143,16 +154,6 @@ class OptimizerInputs(TrainedParameters):
                 self.rates[index].fill_(rate)
                 self._known_rates[index] = rate
         return [*self.states, *self.rates]
-
-    def _has_known_states(self) -> bool:
-        """Whether each parameter still has the same state, with the same tensors."""
-        state = self._optimizer.state
-        return (
-            len(state) == len(self._owners)
-            and all(map(is_, state, self._owners))
-            and all(map(is_, state.values(), self._of_each))
-            and all(map(is_, map(dict.get, self._state_of_each, self._key_of_each), self.states))
-        )
 
     def _keep(self, states: "list[list[_Kept]]") -> None:
         state: Any = self._optimizer.state
@@ -260,12 +261,8 @@ class _NumbersMayBeTensors(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-def _all_of(groups: Iterable[Mapping[str, Any]]) -> Iterator[Tensor]:
-    return chain.from_iterable(map(_PARAMS, groups))
-
-
 def _parameters_of(optimizer: Optimizer) -> list[Tensor]:
-    return [*_all_of(optimizer.param_groups)]
+    return [*chain.from_iterable(map(_PARAMS, optimizer.param_groups))]
 
 
 def _settings_getter(group: Mapping[str, Any]) -> Any:

@@ -71,19 +71,19 @@ class Programs:
         states = None if arguments is None else self._inputs.tensors()
         return None if arguments is None or states is None else (arguments, states)
 
-    def would_ignore_gradients(self, *, is_last: bool) -> bool:
-        """Whether there are gradients that the programs would not use: then the micro-batch must run eagerly."""
-        ignored = self._ignored if is_last else self._ignored_before
-        return not all(map(is_, map(_GRADIENT, ignored), repeat(None)))
-
     def fit(self, batch: Any) -> bool:
         """Whether the batch has the shapes of the programs."""
         tensors = self._layout.take(batch)
         return tensors is not None and shapes_of(tensors) == self._shapes
 
-    def run(self, batch: Any, inputs: Inputs, mean: WindowMean | None, *, is_last: bool) -> Results:
-        """Run a micro-batch's part of an update. ``mean`` weighs the micro-batches of a window, if it has several."""
-        program = self._last if is_last else self._add
+    def run(self, batch: Any, inputs: Inputs, mean: WindowMean | None, *, is_last: bool) -> Results | None:
+        """Run a micro-batch's part of an update. ``mean`` weighs the micro-batches of a window, if it has several.
+
+        None: nothing ran, as there are gradients that the program would not use.
+        """
+        program, ignored = (self._last, self._ignored) if is_last else (self._add, self._ignored_before)
+        if not all(map(is_, map(_GRADIENT, ignored), repeat(None))):
+            return None
         share: float | Tensor = 1.0
         if mean is not None:
             share = _sum_of_tokens(mean) if self._is_by_tokens else mean.share(_ONE, batch)

@@ -105,13 +105,16 @@ class CompiledStep:
             programs, inputs = self._find(batch)
         else:
             self._misfits = 0
-        if programs is None or inputs is None or programs.would_ignore_gradients(is_last=is_last):
+        results = None
+        if programs is not None and inputs is not None:
+            results = programs.run(batch, inputs, self._mean, is_last=is_last)
+        if programs is None or results is None:
             self.has_stepped = False
             for one in self._others if is_last else ():
                 one.release_sums()
             return self._eager(model, batch)
         self.has_stepped = programs.steps
-        loss, outputs, others = programs.run(batch, inputs, self._mean, is_last=is_last)
+        loss, outputs, others = results
         if not self.has_stepped and self._after_backward is not None:
             self._after_backward(loss)
         if others and has_event_storage():  # not in a user's own loop

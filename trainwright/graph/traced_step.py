@@ -12,7 +12,8 @@ from trainwright._torch_compat.fused_update import step_hooks
 from trainwright._torch_compat.optimizer_import import without_compiler
 from trainwright._torch_compat.probing import check_close, fault_of
 
-_HOOKS, _LATE_HOOKS = attrgetter("_backward_hooks"), attrgetter("_post_accumulate_grad_hooks")
+# The hooks on the gradient of a parameter.
+HOOKS, LATE_HOOKS = attrgetter("_backward_hooks"), attrgetter("_post_accumulate_grad_hooks")
 
 
 @functools.cache
@@ -33,7 +34,7 @@ def run_step(optimizer: Any) -> None:
 
 def has_gradient_hooks(parameters: list[Tensor]) -> bool:
     """Whether a parameter has a hook on its gradient."""
-    return any(map(_HOOKS, parameters)) or any(map(_LATE_HOOKS, parameters))
+    return any(map(HOOKS, parameters)) or any(map(LATE_HOOKS, parameters))
 
 
 def probe() -> None:
