@@ -9,7 +9,6 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,39 +26,8 @@ _USED_BY = {
 }
 
 
-@dataclass(frozen=True)
-class Job:
-    """What a job file says.
-
-    Attributes:
-        options: of ``trainwright launch``, without the hosts.
-        command: what it runs.
-        gpus: GPUs on each host.
-        volume: name and path of the shared volume, or None.
-    """
-
-    name: str
-    min_nodes: int
-    max_nodes: int
-    options: Sequence[str]
-    command: Sequence[str]
-    processes: int
-    gpus: int
-    port: int
-    accelerator: str | None = None
-    image: str | None = None
-    volume: tuple[str, str] | None = None
-    time: str | None = None
-
-    @property
-    def nodes(self) -> str:
-        """As ``--nnodes`` takes it."""
-        several = self.min_nodes < self.max_nodes
-        return f"{self.min_nodes}:{self.max_nodes}" if several else str(self.max_nodes)
-
-
-def job_of(args: argparse.Namespace, options: Sequence[str], command: Sequence[str]) -> Job:
-    """The job of parsed arguments.
+def _complete(args: argparse.Namespace) -> None:
+    """Check the arguments, and add ``nodes``, ``processes`` and ``gpus`` (of a host); ``volume`` becomes (name, path).
 
     Raises:
         ConfigError: the cluster needs an argument that is missing, or an argument is wrong.
@@ -69,36 +37,32 @@ def job_of(args: argparse.Namespace, options: Sequence[str], command: Sequence[s
         raise ConfigError(f"launch: --to: got {args.to!r}. {did_you_mean(args.to, CLUSTERS)}")
     if not re.fullmatch(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?", args.name):
         faults.append(f"--name: got {args.name!r}; it must have lower-case letters, digits and '-', at most 52.")
-    volume = None
-    if args.volume is not None:
-        name, _, path = args.volume.partition(":")
-        volume = (name, path)
-        if not name or not path.startswith("/"):
-            faults.append(f"--volume: got {args.volume!r}; it must be NAME:PATH, such as checkpoints:/output")
-    gpus = int(args.nproc_per_node) if args.gpus_per_node is None else args.gpus_per_node
+    name, _, path = (args.volume or "").partition(":")
+    if args.volume is not None and not (name and path.startswith("/")):
+        faults.append(f"--volume: got {args.volume!r}; it must be NAME:PATH, such as checkpoints:/output")
+    args.processes = int(args.nproc_per_node)
+    args.gpus = args.processes if args.gpus_per_node is None else args.gpus_per_node
+    args.nodes = f"{args.min_nodes}:{args.max_nodes}" if args.min_nodes < args.max_nodes else str(args.max_nodes)
     if args.to == "kubernetes" and not args.image:
         faults.append("--to kubernetes: needs --image, a container image with trainwright and your project.")
-    if args.to == "skypilot" and gpus and not args.accelerator:
+    if args.to == "skypilot" and args.gpus and not args.accelerator:
         faults.append("--to skypilot: needs --accelerator, the type of the GPUs, such as H100 (or --gpus-per-node 0).")
-    if args.to in ("kubernetes", "skypilot") and args.max_nodes > 1 and volume is None:
+    if args.to in ("kubernetes", "skypilot") and args.max_nodes > 1 and args.volume is None:
         faults.append(f"--to {args.to}: several hosts need --volume NAME:PATH, a shared volume for the output folder.")
-    for name, clusters in _USED_BY.items():
-        if getattr(args, name) is not None and args.to not in clusters:
-            print(f"trainwright launch: --{name} has no effect with --to {args.to}.", file=sys.stderr)
+    for option, clusters in _USED_BY.items():
+        if getattr(args, option) is not None and args.to not in clusters:
+            print(f"trainwright launch: --{option} has no effect with --to {args.to}.", file=sys.stderr)
     if faults:
         raise ConfigError("\ntrainwright: ".join(f"launch: {fault}" for fault in faults))
-    return Job(
-        name=args.name, min_nodes=args.min_nodes, max_nodes=args.max_nodes, options=options, command=command,
-        processes=int(args.nproc_per_node), gpus=gpus, port=args.port, accelerator=args.accelerator,
-        image=args.image, volume=volume, time=args.time,
-    )  # fmt: skip
+    args.volume = (name, path) if args.volume else None
 
 
 def write_job_file(args: argparse.Namespace, options: Sequence[str], command: Sequence[str]) -> None:
     """Write or print the job file of ``args.to``."""
-    job = job_of(args, options, command)
+    _complete(args)
     render, default_name, submit = CLUSTERS[args.to]
-    text = render(job)
+    rejoins = args.max_nodes > 1 and args.to != "kubernetes" and "--rejoin" not in options  # it replaces a failed pod
+    text = render(args, [*(REJOINS if rejoins else ()), *options, *command])
     if args.print:
         print(text, end="")
         return
@@ -109,7 +73,7 @@ def write_job_file(args: argparse.Namespace, options: Sequence[str], command: Se
     print(f"{path}: submit it with `{submit.format(path=path)}`")
 
 
-def slurm(job: Job) -> str:
+def slurm(job: argparse.Namespace, arguments: Sequence[str]) -> str:
     """A batch script."""
     elastic = job.min_nodes < job.max_nodes
     settings = {
@@ -135,7 +99,7 @@ def slurm(job: Job) -> str:
 
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 srun {settings_of_srun} trainwright launch {hosts} \\
-    {shlex.join([*_options(job), *job.command])}
+    {shlex.join(arguments)}
 code=$?
 
 # Stopped before the time limit, after a save: continue in a new place of the queue.
@@ -146,7 +110,7 @@ exit "$code"
 """
 
 
-def kubernetes(job: Job) -> str:
+def kubernetes(job: argparse.Namespace, arguments: Sequence[str]) -> str:
     """An indexed Job with a headless Service, which gives the pods their names; needs no operator."""
     first = f"{job.name}-0.{job.name}"
     hosts = ["--nnodes", job.nodes, "--rdzv-endpoint", f"{first}:{job.port}", "--rdzv-id", job.name]
@@ -158,7 +122,7 @@ def kubernetes(job: Job) -> str:
     container = {
         "name": "trainwright",
         "image": job.image,
-        "command": ["trainwright", "launch", *hosts, "--local-addr", "$(POD_IP)", *job.options, *job.command],
+        "command": ["trainwright", "launch", *hosts, "--local-addr", "$(POD_IP)", *arguments],
         "env": [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
         "resources": {"limits": {"nvidia.com/gpu": job.gpus} if job.gpus else {"cpu": job.processes}},
         "volumeMounts": mounts,
@@ -193,13 +157,13 @@ def kubernetes(job: Job) -> str:
     )
 
 
-def skypilot(job: Job) -> str:
+def skypilot(job: argparse.Namespace, arguments: Sequence[str]) -> str:
     """A task, for ``sky jobs launch``, which starts it again after a preemption."""
     hosts = f'--nnodes {job.nodes} --rdzv-endpoint "$head:{job.port}" --rdzv-id {job.name}'
     run = f"""\
 head=$(echo "$SKYPILOT_NODE_IPS" | head -n 1)
 trainwright launch {hosts} \\
-  {shlex.join([*_options(job), *job.command])}
+  {shlex.join(arguments)}
 """
     resources: dict[str, Any] = {
         "accelerators" if job.gpus else "cpus": f"{job.accelerator}:{job.gpus}" if job.gpus else f"{job.processes}+",
@@ -215,9 +179,8 @@ trainwright launch {hosts} \\
     return _yaml(task | {"run": run})
 
 
-def ray(job: Job) -> str:
+def ray(job: argparse.Namespace, arguments: Sequence[str]) -> str:
     """A program for ``ray job submit``: one task on each host runs ``trainwright launch``."""
-    arguments = [*_options(job), *job.command]
     bundle = {"CPU": job.processes, **({"GPU": job.gpus} if job.gpus else {})}
     return f'''\
 """Runs `trainwright launch` on each of {job.max_nodes} hosts of a Ray cluster."""
@@ -230,7 +193,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 NODES = {job.max_nodes}
 BUNDLE = {bundle!r}  # of each host
-ARGUMENTS = {arguments!r}
+ARGUMENTS = {[*arguments]!r}
 
 ray.init()
 group = placement_group([BUNDLE] * NODES, strategy="STRICT_SPREAD")
@@ -259,10 +222,6 @@ ray.get([launch.options(**on_host(index)).remote(head) for index in range(NODES)
 '''
 
 
-def _options(job: Job) -> list[str]:
-    return [*(REJOINS if job.max_nodes > 1 and "--rejoin" not in job.options else ()), *job.options]
-
-
 def _yaml(value: dict[str, Any]) -> str:
     import yaml
 
@@ -278,7 +237,7 @@ def _yaml(value: dict[str, Any]) -> str:
 
 
 # How the file is written, its default name, and how it is submitted.
-CLUSTERS: dict[str, tuple[Callable[[Job], str], str, str]] = {
+CLUSTERS: dict[str, tuple[Callable[[argparse.Namespace, Sequence[str]], str], str, str]] = {
     "slurm": (slurm, "job.sbatch", "sbatch {path}"),
     "kubernetes": (kubernetes, "job.yaml", "kubectl apply -f {path}"),
     "skypilot": (skypilot, "job.yaml", "sky jobs launch {path}"),
