@@ -12,6 +12,7 @@ from torch.utils.data import TensorDataset
 from tests.inspect.check.seeded_bugs import digits, objects
 from tests.inspect.check.test_steps import one_finding, other
 from trainwright import Trainer, TrainingConfig
+from trainwright.data import ColumnDataset
 
 
 class Summed(Trainer):
@@ -43,6 +44,19 @@ def test_scores_that_are_not_what_the_loss_takes(last: Any, loss: str, fact: str
     finding = one_finding(trainer, "loss_scale")
     assert finding.result == ("passed" if fact is None else "problem")
     assert (fact or "") in finding.evidence
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.01, 1.0])
+def test_a_model_that_returns_its_loss_and_probabilities_is_right(scale: float, tmp_path: Path) -> None:
+    class Net(nn.Linear):
+        def forward(self, images: Any, labels: Any) -> Any:
+            scores = scale * super().forward(images)
+            return {"loss": F.cross_entropy(scores, labels), "prediction_scores": scores.softmax(1)}
+
+    images, labels = digits(slice(200))
+    config = TrainingConfig(output_dir=str(tmp_path), batch_size=16)
+    trainer = Trainer(Net(64, 10), config, ColumnDataset(images=images, labels=labels))
+    assert one_finding(trainer, "loss_scale").result == "passed"
 
 
 @pytest.mark.parametrize(("last", "result"), [(nn.Sigmoid(), "problem"), (nn.Hardtanh(0, 1), "passed")])

@@ -48,10 +48,10 @@ def check_samples(setup: SetUp) -> Finding:
 
 def _equal_samples(setup: SetUp, new: Copy) -> Finding | None:
     """What is wrong with samples that have the same inputs or the same label; None: they differ."""
-    end, number, first = time.perf_counter() + 0.1 * setup.seconds_left(), 0, None
-    equal = {"inputs", "labels"}
+    end, number = time.perf_counter() + 0.1 * setup.seconds_left(), 0
+    first, equal = dict[str, list[Tensor]](), {"inputs", "labels"}
     try:
-        size = len(new.run.batches.loader.dataset)
+        size: float = len(new.run.batches.loader.dataset)
     except (AttributeError, TypeError):  # a stream
         size = math.inf
     for batch in new.run.batches.loader:
