@@ -1,4 +1,4 @@
-"""The short path of :mod:`trainwright.inspect.report`, which loads on first use."""
+"""The results of a run in a notebook: ``Run("output")``. Loads on first use."""
 
 from typing import TYPE_CHECKING
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from trainwright.config.errors import ConfigError, MissingFileError
-from trainwright.inspect.report import Run
 from trainwright.inspect.report.page import content, page
 from trainwright.inspect.report.run_data import RunData, find_runs
+from trainwright.report import Run
 
 
 class Elements(HTMLParser):

@@ -62,12 +62,14 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> int:
     """Run the checks; rank 0 prints. Every rank returns the same exit code."""
     args = parser().parse_args(argv)
+    from trainwright.parallel.data_parallel import shut_down
+
     start = time.perf_counter()
     facts, lines = _examine(Path(args.output_dir), args.port)
     is_first = facts[0].rank == _rank() and os.environ.get("LOCAL_RANK", "0") == "0"
     if is_first:  # rank 0, or one of each host if they cannot exchange anything
         print(report(facts, lines, time.perf_counter() - start), flush=True)
-    _leave()
+    shut_down()
     has_failed = any(line.failed for line in lines)
     if has_failed and is_first and len({fact.host for fact in facts}) > 1:
         # torchrun's store is on this host and ends when this process does. torchrun on another host would then report a
@@ -329,9 +331,3 @@ def _gb(num_bytes: float) -> str:
 
 def _rank() -> int:
     return int(os.environ.get("RANK", 0))
-
-
-def _leave() -> None:
-    from trainwright.parallel.data_parallel import shut_down
-
-    shut_down()

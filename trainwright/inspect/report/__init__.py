@@ -1,12 +1,1 @@
 """Reports about runs, read from their folders. Loads no torch."""
-
-from typing import TYPE_CHECKING
-
-from trainwright.lazy_names import on_first_use
-
-if TYPE_CHECKING:
-    from trainwright.inspect.report.page import Run as Run
-
-__all__ = ["Run"]
-
-__getattr__ = on_first_use("trainwright.inspect.report", {"page": "Run"})
