@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from trainwright.engine.out_of_memory import byte_size
 from trainwright.engine.run import Run
 from trainwright.inspect.check.finding import Finding, Skipped, passed, problem, undecided
-from trainwright.inspect.check.observed import Observed, SetUp, at_initial_values, depends_on_mode
+from trainwright.inspect.check.observed import NUM_UPDATES, Observed, SetUp, at_initial_values, depends_on_mode
 from trainwright.inspect.report.text import duration
 from trainwright.models.adapters import is_peft_model
 from trainwright.optim.named import each_optimizer
@@ -35,8 +35,9 @@ def check_steps(setup: SetUp) -> Finding:
             f"The loss is {seen.losses[wrong[0] - 1]} in update {wrong[0]}.",
             "Lower the learning rate, clip the gradients, or look for a division by zero or log(0).", values,
         )  # fmt: skip
-    if len(seen.losses) > 5 and min(seen.losses[-3:]) > _GROWTH * seen.losses[0] > 0:
-        text = f"The loss grows from {seen.losses[0]:.4g} to {seen.losses[-1]:.4g} in {len(seen.losses)} updates."
+    if _grows(seen.losses) and not _grows(_losses_at_small_rate(setup)):  # a contrastive loss grows at any rate
+        text = f"The loss grows from {seen.losses[0]:.4g} to {seen.losses[-1]:.4g} in {len(seen.losses)} updates,"
+        text += " and does not with a thousandth of the learning rate."
         advice = "Lower the learning rate, add warm-up, or clip the gradients."
         return undecided(text, advice, values) if setup.has_own_step else problem(text, advice, values)
     if not seen.num_steps:
@@ -46,6 +47,19 @@ def check_steps(setup: SetUp) -> Finding:
         )  # fmt: skip
     loss = f", loss {seen.losses[0]:.4g} to {seen.losses[-1]:.4g}" if seen.losses else ""
     return passed(f"{len(seen.seconds)} updates{loss}.", values=values)
+
+
+def _grows(losses: list[float]) -> bool:
+    return len(losses) > 5 and min(losses[-3:]) > _GROWTH * losses[0] > 0
+
+
+def _losses_at_small_rate(setup: SetUp) -> list[float]:
+    new = setup.make(constant_rate=True)
+    for group in (group for one in new.optimizers for group in one.param_groups if "lr" in group):
+        group["lr"] = 1e-3 * group["lr"]
+    losses: list[float] = []
+    new.train(NUM_UPDATES, after=lambda: losses.append(new.step_loss() or math.nan), needed=1)
+    return losses
 
 
 def check_learning_rate(setup: SetUp) -> Finding:
