@@ -57,8 +57,9 @@ def test_a_problem_exits_1_and_json_has_it(config: str, capsys: Any) -> None:
 
 
 def test_undecided_exits_3(config: str, capsys: Any) -> None:
-    assert main(["check", config, "--only", "labels", "optim.lr=1e-9"]) == 3
-    assert capsys.readouterr().out.splitlines()[-1].endswith("too weak: labels.")
+    Path(config).write_text(CONFIG.replace("(inputs), labels", "(0 * inputs), labels"), encoding="utf-8")
+    assert main(["check", config, "--only", "parameters"]) == 3  # a gradient of 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith("too weak: parameters.")
 
 
 @pytest.mark.parametrize(
