@@ -266,17 +266,14 @@ def explained(
     def explain_all(error: Exception, batch: Any) -> None:
         if current_mesh() is not None:
             explain_parts(error)
-        explain_unused(error, model, setting)
+        _explain_unused(error, model, setting)
         explain(error, batch)
 
     return explain_all
 
 
-def explain_unused(error: Exception, model: nn.Module, setting: str) -> None:
-    """Raise an error that names the parameters if ``error`` is that of a model whose updates leave some out.
-
-    ``setting``: the name of ``find_unused_parameters``.
-    """
+def _explain_unused(error: Exception, model: nn.Module, setting: str) -> None:
+    """Raise an error that names the parameters if ``error`` is that of a model whose updates leave some out."""
     if not (isinstance(error, RuntimeError) and "Expected to have finished reduction in the prior" in str(error)):
         return
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]

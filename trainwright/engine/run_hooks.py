@@ -75,36 +75,3 @@ def timing_facts(run: Run, names: SettingNames) -> Facts:
         saves_async=run.checkpointer.asynchronous,
         names=names,
     )
-
-
-def ordered_hooks(
-    *,
-    timer: HookBase,
-    schedules: Iterable[HookBase],
-    save: HookBase | None,
-    evaluate: HookBase | None,
-    best: HookBase | None,
-    profile: HookBase | None,
-    lines: HookBase | None,
-    write: HookBase | None,
-    train_metrics: HookBase | None = None,
-    plateau: HookBase | None = None,
-    callbacks: HookBase | None = None,
-    finish: HookBase | None = None,
-) -> list[HookBase | None]:
-    """The hooks that ``build_hooks`` of both APIs returns, without None: the last of the list is the last call."""
-    hooks = [
-        timer,
-        *schedules,
-        train_metrics,
-        save,  # before the final evaluation, which may take long
-        evaluate,
-        plateau,
-        best,
-        callbacks,
-        profile,
-        lines,
-        write,
-        finish,
-    ]
-    return [hook for hook in hooks if hook is not None]

@@ -53,7 +53,7 @@ from trainwright.engine.loss_fn import forward, returned_losses, sum_losses
 from trainwright.engine.own_step import OwnStep
 from trainwright.engine.pipeline_step import refuse_own_step, refuse_unseeded_loader
 from trainwright.engine.run import Calls
-from trainwright.engine.run_hooks import ordered_hooks, run_hooks, timing_facts
+from trainwright.engine.run_hooks import run_hooks, timing_facts
 from trainwright.engine.run_methods import RunMethods
 from trainwright.engine.spec import spec_of_cfg
 from trainwright.engine.state import TrainingState
@@ -316,16 +316,17 @@ class DefaultTrainer(RunMethods):
         if train.progress_bar:
             shown = None if eval_hook is None else evaluation.eval_period
             lines = epoch_lines(per_epoch, self.max_iter, train.log_period, eval_period=shown, best=best)
-        return ordered_hooks(
-            timer=IterationTimer(facts=lambda trainer: timing_facts(trainer.run, names_of_settings(train))),
-            schedules=[LRScheduler()],
-            save=PeriodicCheckpointer(checkpointer, save_period, max_to_keep=saving.max_to_keep),
-            evaluate=eval_hook,
-            best=best,
-            profile=profile_hook(train.profile, train.output_dir),
-            lines=lines,
-            write=PeriodicWriter(lambda: self.build_writers(), train.log_period) if is_main_process() else None,
-        )
+        hooks = [
+            IterationTimer(facts=lambda trainer: timing_facts(trainer.run, names_of_settings(train))),
+            LRScheduler(),
+            PeriodicCheckpointer(checkpointer, save_period, max_to_keep=saving.max_to_keep),
+            eval_hook,  # the final evaluation may take long: after the save
+            best,
+            profile_hook(train.profile, train.output_dir),
+            lines,
+            PeriodicWriter(lambda: self.build_writers(), train.log_period) if is_main_process() else None,
+        ]
+        return [hook for hook in hooks if hook is not None]
 
     def _period(self, iterations: int, epochs: int | None) -> Period:
         """``iterations``, or the ends of each ``epochs`` epochs, which may lie within an iteration."""

@@ -4,7 +4,6 @@ import os
 import shutil
 import weakref
 from collections.abc import Callable, Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ class RunCard:
     def text(self) -> str:
         """The card with the numbers of the current weights."""
         if self._given is not None:
-            return self._text_of_user
+            return str(self._given.to_text())
         from trainwright.models.card import ModelCard
 
         config, name, steps = self._run.config, self._run.folder.path.name, self._run.state
@@ -65,10 +64,6 @@ class RunCard:
         if self._rendered is None or self._rendered[0] != settings:
             self._rendered = settings, settings_text(settings)
         return self._rendered[1]
-
-    @cached_property
-    def _text_of_user(self) -> str:
-        return str(self._given.to_text())
 
     @property
     def _has_curves(self) -> bool:

@@ -65,19 +65,16 @@ def given_handler(given: Given, config: "TrainingConfig", device: torch.device, 
     """The handler that the user has passed or configured, so that errors in it are raised now; None: the default."""
     if given.metrics_handler is None:
         return build_metrics_handler(config, trainer) if config.is_set("metrics") or config.task is not None else None
-    handler = as_handler(given.metrics_handler, device)
+    from trainwright.evaluation.handlers import FunctionHandler, MetricObjectHandler
+
+    handler = given.metrics_handler
+    if isinstance(handler, nn.Module) and hasattr(handler, "compute"):  # of torchmetrics
+        handler = MetricObjectHandler(handler.to(device))
+    elif not hasattr(handler, "compute"):
+        handler = FunctionHandler(handler)
     if getattr(handler, "trainer", trainer) is None:
         handler.trainer = weakref.proxy(trainer)
     return handler
-
-
-def as_handler(given: Any, device: torch.device) -> Any:
-    """The passed handler, or a handler around the passed function or metric of torchmetrics."""
-    from trainwright.evaluation.handlers import FunctionHandler, MetricObjectHandler
-
-    if isinstance(given, nn.Module) and hasattr(given, "compute"):
-        return MetricObjectHandler(given.to(device))
-    return given if hasattr(given, "compute") else FunctionHandler(given)
 
 
 def build_metrics_handler(config: "TrainingConfig", trainer: RunMethods) -> Any:

@@ -14,7 +14,6 @@ from trainwright.checkpoint.files import replace_link
 from trainwright.checkpoint.folder import keep_newest
 from trainwright.config.errors import MissingFileError
 from trainwright.engine.run import TrainerRun
-from trainwright.engine.step_plan import StepPlan
 from trainwright.engine.trainer.model_card import RunCard
 from trainwright.engine.trainer.start import Periods
 from trainwright.events.writers.writer_thread import sync_files
@@ -151,13 +150,3 @@ def read_csv_logs(path: Path) -> dict[str, list[float | None]]:
         rows = list(csv.DictReader(file))
     names = list(rows[0]) if rows else []
     return {name: [float(row[name]) if row[name] else None for row in rows] for name in names}
-
-
-def with_documented_names(columns: dict[str, list[float | None]], plan: StepPlan) -> dict[str, list[float | None]]:
-    """The columns, and before them those under the names that ``TrainerConfig`` documents."""
-    steps: list[float | None] = [float(plan.steps(int(at or 0) + 1)) for at in columns.get("iteration", [])]
-    named, first = {"step": steps}, "evaluation/"
-    named |= {f"evaluation.{name.removeprefix(first)}": columns[name] for name in columns if name.startswith(first)}
-    if "total_loss" in columns:
-        named["train.loss"] = columns["total_loss"]
-    return named | columns

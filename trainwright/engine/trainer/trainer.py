@@ -32,7 +32,7 @@ from trainwright.engine.hardest_samples import hardest_samples
 from trainwright.engine.loss_fn import forward
 from trainwright.engine.own_step import OwnStep
 from trainwright.engine.run import Calls, TrainerRun
-from trainwright.engine.run_hooks import ordered_hooks, run_hooks, timing_facts
+from trainwright.engine.run_hooks import run_hooks, timing_facts
 from trainwright.engine.run_methods import RunMethods, part_of_run
 from trainwright.engine.spec import spec_of_training_config
 from trainwright.engine.state import TrainerState
@@ -48,7 +48,7 @@ from trainwright.engine.trainer.parts import (
     next_commands,
 )
 from trainwright.engine.trainer.processes import Placement, check_pipeline, warn_unsharded_loader
-from trainwright.engine.trainer.saving import Saving, read_csv_logs, with_documented_names
+from trainwright.engine.trainer.saving import Saving, read_csv_logs
 from trainwright.engine.trainer.start import (
     Periods,
     check_folder,
@@ -332,20 +332,21 @@ class Trainer(RunMethods):
             saves_before_end=lambda: periods.saves_before_end(keeps_best=best is not None),
         )
         names = names_of_settings(self.config, self.state.plan.steps_per_epoch)
-        return ordered_hooks(
-            timer=IterationTimer(facts=lambda trainer: timing_facts(trainer.run, names)),
-            schedules=self._schedules.hooks(self.optimizer, self.lr_schedulers),
-            train_metrics=self._train_metrics,
-            save=save if config.save_enabled else None,
-            evaluate=self._evaluate_hook if evaluates else None,
-            plateau=self._plateau_hook(),
-            best=best,
-            callbacks=self._run_callbacks,
-            profile=profile_hook(config.profile, self.output_dir),
-            lines=self._progress_lines(best),
-            write=self._write_hook if is_main_process() else None,
-            finish=CallbackHook(after_end=lambda _: self._finish()),
-        )
+        hooks = [
+            IterationTimer(facts=lambda trainer: timing_facts(trainer.run, names)),
+            *self._schedules.hooks(self.optimizer, self.lr_schedulers),
+            self._train_metrics,
+            save if config.save_enabled else None,
+            self._evaluate_hook if evaluates else None,  # the final evaluation may take long: after the save
+            self._plateau_hook(),
+            best,
+            self._run_callbacks,
+            profile_hook(config.profile, self.output_dir),
+            self._progress_lines(best),
+            self._write_hook if is_main_process() else None,
+            CallbackHook(after_end=lambda _: self._finish()),
+        ]
+        return [hook for hook in hooks if hook is not None]
 
     def _best_checkpointer(self) -> BestCheckpointer | None:
         """The hook that saves the best checkpoint, of a run that evaluates and saves."""
@@ -674,7 +675,13 @@ class Trainer(RunMethods):
         from trainwright.config.settings import TrainerConfig
 
         columns = read_csv_logs(Path(self.logs_dir if logs_dir is None else logs_dir) / CSV_NAME)
-        return with_documented_names(columns, self.state.plan) if isinstance(self.config, TrainerConfig) else columns
+        if not isinstance(self.config, TrainerConfig):
+            return columns
+        plan, first = self.state.plan, "evaluation/"
+        steps: list[float | None] = [float(plan.steps(int(at or 0) + 1)) for at in columns.get("iteration", [])]
+        named = {f"evaluation.{name.removeprefix(first)}": columns[name] for name in columns if name.startswith(first)}
+        loss = {"train.loss": columns["total_loss"]} if "total_loss" in columns else {}
+        return {"step": steps, **named, **loss, **columns}
 
     # The path of a batch: train -> Step.run (engine/step.py) -> TrainingStep._train (trainer/training_step.py) -> the
     # contract that fits the batch (engine/loss_fn.py) -> the model; then Update.backward and finish (engine/update.py).
