@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.ranks import on_ranks
-from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.config.errors import ConfigError
 from trainwright.engine.step_plan import make_plan
 from trainwright.parallel.dist import get_rank
 
@@ -53,9 +53,7 @@ def test_samples_are_counted_with_the_short_batch_of_each_epoch() -> None:
     assert [plan.samples(step) for step in range(7)] == [0, 4, 8, 11, 15, 19, 22]
 
 
-def test_a_loader_without_a_length_or_a_batch_is_refused() -> None:
-    with pytest.raises(ConfigTypeError, match=r"train_dataloader: generator has no length.*__len__"):
-        make_plan((n for n in range(3)), num_epochs=1, max_steps=None, accumulation=1)
+def test_a_loader_without_a_batch_is_refused() -> None:
     with pytest.raises(ConfigError, match="list is empty; it must yield a batch"):
         make_plan([], num_epochs=1, max_steps=None, accumulation=1)
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.config.errors import ConfigError
 from trainwright.data.sampler import EpochSampler, limited
 from trainwright.parallel.dist import all_gather_object, get_data_parallel_size
 
@@ -87,13 +87,7 @@ def steps_of(period: int | float | None, total_steps: int) -> int:
 
 def num_steps(loader: Any, limit: int | float | None) -> int:
     """The steps of an epoch: the batches of ``loader`` that ``limit``, a number or a share, leaves."""
-    try:
-        length = len(loader)
-    except TypeError as error:
-        raise ConfigTypeError(
-            f"Trainer.train_dataloader: {type(loader).__name__} has no length ({error}); it must have a __len__ that"
-            " counts its batches."
-        ) from error
+    length = len(loader)
     if length == 0:
         raise ConfigError(f"Trainer.train_dataloader: {type(loader).__name__} is empty; it must yield a batch.")
     limits_itself = isinstance(getattr(loader, "batch_sampler", None), EpochSampler)

@@ -10,13 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from trainwright.config.secrets import safe_trackers, without_secrets
 from trainwright.config.torch_names import GivenName
-from trainwright.engine.folder.formats import CSV_NAME
 from trainwright.engine.run_methods import RunMethods
 from trainwright.engine.trainer.best_metric import BestMetric
 from trainwright.engine.trainer.checks import Given
-from trainwright.events.writers import EventWriter, default_writers
 from trainwright.hooks.callbacks import Callback, CallbackList, EarlyStoppingCallback, PrintCallback, TrainerControl
 from trainwright.hooks.callbacks.logs import Logs
 from trainwright.hooks.timer import SettingNames
@@ -157,37 +154,6 @@ class DefaultEarlyStopping(EarlyStoppingCallback):
         return False
 
 
-def build_writers(
-    config: "TrainingConfig",
-    folder: Path,
-    num_updates: int,
-    batch_size: int,
-    *,
-    first_metric: str | None,
-    updates_per_epoch: int,
-) -> list[EventWriter]:
-    """Progress bar and console (unless ``print_steps`` prints), ``metrics.json``, ``metrics.csv``, TensorBoard."""
-    from trainwright.config.settings import TrainerConfig
-
-    tensorboard = config.tensorboard
-    aliases = {"evaluation/loss": "eval_epoch_loss", f"evaluation/{first_metric}": "eval_epoch_metric"}
-    logs = folder / config.logs_dir
-    settings, _ = without_secrets(config.to_dict())
-    return default_writers(
-        folder,
-        num_updates,
-        batch_size=batch_size,
-        progress_bar=config.progress_bar and config.print_steps is None,
-        iterations_per_epoch=updates_per_epoch,
-        console=config.print_steps is None,
-        table=logs / CSV_NAME,
-        tensorboard=None if tensorboard is None else tensorboard["log_dir"] or logs / tensorboard["comment"],
-        tensorboard_aliases={"total_loss": "train.loss"} if isinstance(config, TrainerConfig) else aliases,
-        trackers=safe_trackers(config.trackers),
-        settings=settings,
-    )
-
-
 def next_commands(config: "TrainingConfig", total_steps: int, callbacks: Iterable[Callback]) -> list[str]:
     """What a user may do after a training."""
     folder = shlex.quote(config.output_dir)
@@ -203,20 +169,6 @@ def next_commands(config: "TrainingConfig", total_steps: int, callbacks: Iterabl
     else:
         longer = f"num_epochs={2 * config.num_epochs}"
     return [*commands, f"resume_from_checkpoint=True with {longer} trains it longer"]
-
-
-def log_dev_run(config: "TrainingConfig", output_dir: str, *, steps: int, is_evaluated: bool) -> None:
-    """Log what a ``fast_dev_run`` has done. ``output_dir``: the user's, to which it has written nothing."""
-    done = [f"{steps} training {'step' if steps == 1 else 'steps'}"]
-    if is_evaluated:
-        most = dev_batches(config)
-        done.append(f"evaluations of at most {most} {'batch' if most == 1 else 'batches'}")
-    if config.save_enabled:
-        done.append("checkpoints")
-    logger.info(
-        "fast_dev_run completed without errors: %s. Nothing was written to %s; the steps have changed the weights.",
-        ", ".join(done), output_dir,
-    )  # fmt: skip
 
 
 def names_of_settings(config: "TrainingConfig", steps_per_epoch: int) -> SettingNames:

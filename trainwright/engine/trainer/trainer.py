@@ -18,6 +18,7 @@ from trainwright._torch_compat.optimizer_import import without_compiler
 from trainwright._torch_compat.probing import real_tensors
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.config.foreign_names import TRAIN_ARGUMENTS
+from trainwright.config.secrets import safe_trackers, without_secrets
 from trainwright.config.torch_names import CUSTOM, GivenName, described_loss
 from trainwright.data.batch import to_batch
 from trainwright.data.batch_loader import BatchLoader
@@ -43,7 +44,6 @@ from trainwright.engine.trainer.evaluation import Evaluation
 from trainwright.engine.trainer.model_card import RunCard
 from trainwright.engine.trainer.optim import Schedules
 from trainwright.engine.trainer.parts import (
-    log_dev_run,
     names_of_settings,
     next_commands,
 )
@@ -60,7 +60,7 @@ from trainwright.engine.trainer.start import (
 from trainwright.engine.trainer.train_metrics import TrainMetrics, after_batch_calls, measures_training
 from trainwright.engine.trainer.training_step import OWN_STEP_METHODS, STEP_METHODS, BatchLoss, TrainingStep
 from trainwright.events.storage import EventStorage
-from trainwright.events.writers import EventWriter
+from trainwright.events.writers import EventWriter, default_writers
 from trainwright.events.writers.progress import bar_stream
 from trainwright.hooks import (
     BestCheckpointer,
@@ -400,11 +400,25 @@ class Trainer(RunMethods):
     def build_writers(self) -> list[EventWriter]:
         """The writers of metrics: the console, ``metrics.json``, ``metrics.csv``, TensorBoard."""
         handler, plan = vars(self).get("metrics_handler"), self.state.plan  # None: the default one, built on first use
+        from trainwright.config.settings import TrainerConfig
+
         first = "accuracy" if handler is None else getattr(getattr(handler, "first", None), "key", None)
-        return parts.build_writers(
-            self.config, self.output_dir, self.max_iter, plan.samples(plan.steps(1)), first_metric=first,
-            updates_per_epoch=plan.updates_per_epoch,
-        )  # fmt: skip
+        config, logs, (settings, _) = self.config, self.logs_dir, without_secrets(self.config.to_dict())
+        aliases = {"evaluation/loss": "eval_epoch_loss", f"evaluation/{first}": "eval_epoch_metric"}
+        tensorboard = config.tensorboard
+        return default_writers(
+            self.output_dir,
+            self.max_iter,
+            batch_size=plan.samples(plan.steps(1)),
+            progress_bar=config.progress_bar and config.print_steps is None,
+            iterations_per_epoch=plan.updates_per_epoch,
+            console=config.print_steps is None,
+            table=logs / CSV_NAME,
+            tensorboard=None if tensorboard is None else tensorboard["log_dir"] or logs / tensorboard["comment"],
+            tensorboard_aliases={"total_loss": "train.loss"} if isinstance(config, TrainerConfig) else aliases,
+            trackers=safe_trackers(config.trackers),
+            settings=settings,
+        )
 
     def _calls(self) -> Calls:
         """What differs from a run of a config file."""
@@ -414,33 +428,6 @@ class Trainer(RunMethods):
             dataset = me.train_dataset if me.eval_dataset is None else me.eval_dataset
             data = next(iter(dataset.values())) if isinstance(dataset, Mapping) else dataset
             return loaders.batches_of_rank(me._evaluation.loader_of(data) if loaders.is_dataset(data) else data)
-
-        def facts() -> dict[str, Any]:
-            config, eval_data = me.config, loaders.each(me.eval_dataset)
-            sizes = [
-                [len(one) if isinstance(one, Sized) else 0 for one in data] for data in ([me.train_dataset], eval_data)
-            ]
-            facts: dict[str, Any] = {
-                "task": config.task,
-                "num_train": sum(sizes[0]) if isinstance(me.train_dataset, Sized) else None,
-                "num_eval": sum(sizes[1]) or None,
-                "num_left_out": loaders.num_left_out(me.train_dataloader),
-                "iterations_per_epoch": me.state.plan.updates_per_epoch,
-                "metrics": ", ".join(map(str, getattr(me.metrics_handler, "metrics", None) or ())),
-                "settings": "" if config.is_by_its_page else config.summary(),
-            }
-            if isinstance(config.lr_scheduler_type, str) and isinstance(me.lr_scheduler, FormulaLR):
-                facts["schedule"] = f"{config.lr_scheduler_type} schedule"
-            return facts
-
-        def record() -> dict[str, Any]:
-            train = getattr(me.train_dataloader, "dataset", None) if me.train_dataset is None else me.train_dataset
-            tests = me.eval_dataset if isinstance(me.eval_dataset, Mapping) else {"eval": me.eval_dataset}
-            named = {name if name == "eval" else f"eval {name}": one for name, one in tests.items()}
-            return {
-                "samples_per_iteration": me.state.plan.samples(me.state.plan.steps(1)),
-                "data": {"train": train} | named,
-            }
 
         def change_copy(new: Trainer, memo: dict[int, Any]) -> None:
             if isinstance(me.config.optimizer, GivenName) and id(me.optimizer) not in memo:
@@ -470,8 +457,8 @@ class Trainer(RunMethods):
             eval_loaders=lambda: [loader for loader in loaders.each(me.eval_dataloader) if loader is not None],
             examples=examples,
             save=lambda: me._saving.save_step(),
-            facts=facts,
-            record=record,
+            facts=lambda: me._facts(),
+            record=lambda: me._record(),
             next_commands=lambda: next_commands(me.config, me.total_steps, me.callbacks),
             schedule_length=lambda schedule: me._schedules.length(schedule),
             use_learning_rate=use_learning_rate,
@@ -480,6 +467,32 @@ class Trainer(RunMethods):
             position_of=position_of,
             close_data=lambda: me._close_loaders(),
         )
+
+    def _facts(self) -> dict[str, Any]:
+        """What the start of the run shows beside the facts of both APIs."""
+        config = self.config
+        facts: dict[str, Any] = {
+            "task": config.task,
+            "num_train": len(self.train_dataset) if isinstance(self.train_dataset, Sized) else None,
+            "num_eval": sum(len(one) for one in loaders.each(self.eval_dataset) if isinstance(one, Sized)) or None,
+            "num_left_out": loaders.num_left_out(self.train_dataloader),
+            "iterations_per_epoch": self.state.plan.updates_per_epoch,
+            "metrics": ", ".join(map(str, getattr(self.metrics_handler, "metrics", None) or ())),
+            "settings": "" if config.is_by_its_page else config.summary(),
+        }
+        if isinstance(config.lr_scheduler_type, str) and isinstance(self.lr_scheduler, FormulaLR):
+            facts["schedule"] = f"{config.lr_scheduler_type} schedule"
+        return facts
+
+    def _record(self) -> dict[str, Any]:
+        """What ``run.json`` has beside the entries of both APIs."""
+        train = getattr(self.train_dataloader, "dataset", None) if self.train_dataset is None else self.train_dataset
+        tests = self.eval_dataset if isinstance(self.eval_dataset, Mapping) else {"eval": self.eval_dataset}
+        named = {name if name == "eval" else f"eval {name}": one for name, one in tests.items()}
+        return {
+            "samples_per_iteration": self.state.plan.samples(self.state.plan.steps(1)),
+            "data": {"train": train} | named,
+        }
 
     # Documented attributes.
 
@@ -831,9 +844,17 @@ class Trainer(RunMethods):
             self.last_eval_results = self._saving.load_best() or self.last_eval_results
         if config.save_enabled and is_main_process():
             self.run.folder.write_card(self._card.text_of_run())
-        if config.fast_dev_run and is_main_process():
-            steps, is_evaluated = self.state.global_step, bool(self.last_eval_results)
-            log_dev_run(config, self._given_output_dir, steps=steps, is_evaluated=is_evaluated)
+        if (most := parts.dev_batches(config)) is not None and is_main_process():
+            steps = self.state.global_step
+            done = [f"{steps} training {'step' if steps == 1 else 'steps'}"]
+            if self.last_eval_results:
+                done.append(f"evaluations of at most {most} {'batch' if most == 1 else 'batches'}")
+            if config.save_enabled:
+                done.append("checkpoints")
+            logger.info(
+                "fast_dev_run completed without errors: %s. Nothing was written to %s; the steps have changed the"
+                " weights.", ", ".join(done), self._given_output_dir,
+            )  # fmt: skip
 
     def _plan_again(self) -> None:
         """Plan the training again if the user has changed its length on the config since it was planned."""
