@@ -177,14 +177,17 @@ def test_a_stateful_data_loader_resumes_exactly(api: Any, num_workers: int, tmp_
 
 @pytest.mark.parametrize("api", [python_api, config_api])
 @pytest.mark.slow
+@pytest.mark.parametrize("seed", [3, None])
 def test_a_loader_without_a_state_reads_its_batches_again(
-    api: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    api: Any, seed: int | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def data() -> Any:
-        loader = DataLoader(rows(), 4)
+        own = None if seed is None else torch.Generator().manual_seed(seed)
+        loader = DataLoader(rows(), 4, shuffle=True, generator=own)
         return {"train_dataloader": loader} if api is python_api else loader
 
     whole = api(tmp_path / "whole", data(), None)
-    api(tmp_path / "killed", data(), 8)
+    for stop in (6, 8):  # at the end of a pass, and within one
+        api(tmp_path / "killed", data(), stop)
     assert torch.equal(api(tmp_path / "killed", data(), None), whole)
     assert any("are read again and dropped" in record.message for record in caplog.records)
