@@ -36,7 +36,7 @@ class Target:
         if file is None:
             return None
         cells = [self.about, self.goal, self.ours(file["results"]), self.best_peer(file["results"])]
-        return f"| {' | '.join(cells)} | `{file['command']}` |"
+        return f"| {' | '.join(cells)} | {self.source} |"
 
 
 def same_optimizer(*names: str) -> Callable[[Results], str]:
@@ -215,7 +215,7 @@ def read(paths: Sequence[Path]) -> dict[str, dict[str, Any]]:
 def targets(measured: Measured) -> str:
     """The table, in Markdown."""
     rows = [target.row(measured) for target in TARGETS]
-    return "\n".join(["| | target | ours | best peer | command |", "|---|--:|---|---|---|", *filter(None, rows)])
+    return "\n".join(["| | target | ours | best peer | benchmark |", "|---|--:|---|---|---|", *filter(None, rows)])
 
 
 def machines(measured: Measured) -> str:

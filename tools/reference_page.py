@@ -15,16 +15,16 @@ _HEAD = """# Settings of the Trainer
 [//]: # (Made by `python tools/reference_page.py > docs/trainer-config.md`.)
 
 `TrainingConfig` and `TrainerConfig`, its subclass for a training with a `task`, have the same settings with different
-defaults. The other names of a setting are aliases; two names with different values are an error, and so is an unknown
-name. One error message lists all faults. Changes are checked like a new configuration, so dicts and lists are replaced,
-not modified:
+defaults. Two names of a setting with different values are an error, and so is an unknown name; one message lists all
+faults. Changes are checked like a new configuration, so dicts and lists are replaced, not modified:
 
 ```python
 from trainwright import TrainingConfig
 
 config = TrainingConfig(batch_size=16, lr=1e-3)
 config.early_stopping = {**config.early_stopping, "patience": 2}
-config.update(eval_strategy="step", eval_steps=100)  # settings that depend on each other change together
+# settings that depend on each other change together
+config.update(eval_strategy="step", eval_steps=100)
 config.save_to_yaml("config.yaml")  # {category: {setting: value}}
 assert TrainingConfig.load_from_yaml("config.yaml") == config
 ```
@@ -33,7 +33,8 @@ A file may contain some of the settings, with or without categories. A default v
 `get_config_help()` prints this page's tables, `dump_default_yaml(path)` writes a file to start from, and
 `TrainingConfig.model_json_schema()` is for editors.
 
-A step is one batch of one process; an update changes the weights, once in `gradient_accumulation_steps` steps.
+A step is one batch of one process; an update changes the weights, once in `gradient_accumulation_steps` steps. A share
+is a float such as 0.25 or 1.0.
 """
 
 _TAIL = f"""
@@ -54,19 +55,37 @@ def reference_page() -> str:
     parts = [_HEAD]
     for category in CATEGORIES:
         parts.append(
-            f"\n## {category.capitalize()}\n\n| setting | other names | allowed | default | |\n|---|---|---|---|---|\n"
+            f"\n## {category.capitalize()}\n\n| setting | other names | allowed | default (TrainerConfig) | |\n|---|---|---|---|---|\n"
         )
         for name, info in shared.items():
             if info["category"] == category:
                 cells = [
                     f"`{name}`",
                     _other_names(info),
-                    info["allowed"],
+                    _short(info["allowed"]),
                     _default(info, for_tasks[name]),
                     info["help"],
                 ]
                 parts.append(f"| {' | '.join(cells)} |\n")
     return "".join([*parts, _TAIL])
+
+
+_SHORT = {
+    "True or False": "bool",
+    "a whole number": "int",
+    "a number": "float",
+    "text that is not empty": "text",
+    "a fraction of the steps such as 0.5 or 1.0": "a share",
+    "a share of the batches such as 0.25 or 1.0": "a share",
+    "a share of all iterations such as 0.25": "a share",
+}
+
+
+def _short(allowed: str) -> str:
+    """The allowed values in the words of a table: a share is explained above it."""
+    for long, short in _SHORT.items():
+        allowed = allowed.replace(long, short)
+    return allowed.replace(", or None", ", None")
 
 
 def _other_names(info: dict[str, Any]) -> str:
@@ -77,7 +96,7 @@ def _other_names(info: dict[str, Any]) -> str:
 def _default(info: dict[str, Any], for_tasks: dict[str, Any]) -> str:
     here = f"`{info['default']!r}`"
     there = f"`{for_tasks['default']!r}`" if "default" in for_tasks else "required"
-    return here if here == there else f"{here}; TrainerConfig: {there}"
+    return here if here == there else f"{here} ({there})"
 
 
 _KEYS_HEAD = """# Keys of config files
@@ -85,7 +104,8 @@ _KEYS_HEAD = """# Keys of config files
 [//]: # (Made by `python tools/reference_page.py config > docs/config-reference.md`.)
 
 The keys of the sections `train` and `graph`, which are fixed. The other sections, `model`, `optim`, `dataloader` and
-`tokenization`, are [lazy calls](config.md). Periods are iterations, which are updates; a share is of all iterations.
+`tokenization`, are [lazy calls](config.md). Periods are iterations, which are updates; a share is a float such as 0.25, of
+all iterations.
 `eval_period`, `topk` and `recompute_grad` are other names of `evaluation.eval_period`, `evaluation.evaluator.topk` and
 `activation_checkpoint`. The last column is the setting of the [Python API](trainer-config.md).
 
@@ -100,7 +120,7 @@ def keys_page() -> str:
     for path, info in keys_help().items():
         default = f"`{info['default']!r}`" if "default" in info else ""
         setting = f"`{info['setting']}`" if info["setting"] else ""
-        rows.append(f"| `{path}` | {info['allowed']} | {default} | {info['help']} | {setting} |\n")
+        rows.append(f"| `{path}` | {_short(info['allowed'])} | {default} | {info['help']} | {setting} |\n")
     return "".join([_KEYS_HEAD, *rows])
 
 

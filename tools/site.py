@@ -55,15 +55,11 @@ class PlainDocstrings(griffe.Extension):
 
 
 def on_config(config: Any) -> Any:
-    """Add what the navigation does not name: the other pages, in the order of the index, and the reference."""
-    named = set(re.findall(r"[\w/-]+\.md", str(config.nav)))
-    index = (DOCS / "index.md").read_text(encoding="utf-8")
-    others = [page for page in dict.fromkeys(re.findall(r"\]\(([\w/-]+\.md)", index)) if page not in named]
-    tasks = [page for page in others if page.startswith("tasks/")]
+    """Add the reference and the decisions to the navigation, which has all other pages."""
+    missing = [page.name for page in DOCS.glob("*.md") if page.name not in str(config.nav)]
+    assert not missing, f"mkdocs.yml: no place in nav for {missing}"
     decisions = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.glob("decisions/*.md"))
     config.nav += [
-        {"Guides": [page for page in others if page not in tasks]},
-        {"Tasks": tasks},
         {"Reference": [*({name: f"reference/{name}.md"} for name in PACKAGES), "reference/schemas.md"]},
         {"Decisions": decisions},
     ]

@@ -153,7 +153,7 @@ def test_the_table_has_a_row_for_what_was_measured(run_python: Callable[..., Any
     lines = run_python("-m", "benchmarks.table", tmp_path / "tiny.json", cwd=REPOSITORY).stdout.splitlines()
     same, fused, ours_alone = lines[2:5]
     assert "plain loop's Adam 1.00 (1.00 - 1.00)" in same
-    assert "accelerate 1.50 (1.49 - 1.50) | `python -m benchmarks.step` |" in same
+    assert "accelerate 1.50 (1.49 - 1.50) | step tiny |" in same
     assert "fused Adam in both | <= 0.90 | Trainer 0.80 (0.80 - 0.80)" in fused
     assert "Trainer 0.50 (0.50 - 0.50)" in ours_alone
     assert len(lines) == 6  # the head, the rows above, and that of peak memory

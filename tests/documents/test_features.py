@@ -33,7 +33,7 @@ def test_each_row_has_a_line_of_code_and_a_mark_for_each_trainer() -> None:
     assert len(rows()) > 40
     for name, ours, *others in rows():
         assert ours in WITHOUT_CODE or ours.startswith("`"), name
-        assert len(others) == 4, name
+        assert len(others) == 2, name
         assert set(others) <= MARKS, name
 
 

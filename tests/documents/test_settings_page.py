@@ -20,7 +20,7 @@ def test_the_page_of_config_files_has_every_key_and_its_default() -> None:
     page = keys_page()
     for path in KEYS:
         assert f"\n| `{path}` | " in page
-    assert "| `train.log_period` | a whole number >= 1, or a share of all iterations such as 0.25 | `20` | " in page
+    assert "| `train.log_period` | int >= 1, or a share | `20` | " in page
     rows = [line for line in page.splitlines() if line.startswith("| ")]
     assert {row.count("|") for row in rows} == {6}
 

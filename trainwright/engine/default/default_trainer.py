@@ -423,7 +423,7 @@ class DefaultTrainer(RunMethods):
     def train_step(self, model: Any, inputs: Any) -> Mapping[str, Any]:
         """One micro-batch: forward and backward; returns the outputs to log.
 
-        An override also steps: it calls :meth:`backward` and :meth:`step` (see ``docs/several-optimizers.md``).
+        An override also steps: it calls :meth:`backward` and :meth:`step` (see ``docs/custom-training.md``).
         """
         outputs: Mapping[str, Any] = self._trainer._train_micro_batch(model, inputs)
         return outputs

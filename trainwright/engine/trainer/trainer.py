@@ -104,7 +104,7 @@ class Trainer(RunMethods):
         metrics_handler: computes the metrics of evaluations in place of ``config.metrics``; or a function of
             (predictions, labels) of the complete data set that returns metrics by name.
         optimizers, lr_schedulers: several optimizers, and their schedules, by name: ``{"g": ..., "d": ...}`` (see
-            ``docs/several-optimizers.md``).
+            ``docs/custom-training.md``).
         loss: a module or function of (outputs, target), in place of ``config.loss``.
         accelerator: an ``accelerate.Accelerator``, whose device, precision and processes are used.
         eval_dataset: several data sets are a dict, ``{"clean": …, "noisy": …}``. A metric name without a data set, such

@@ -202,7 +202,7 @@ class MetricFactory:
 def _build(name: str, metric_class: type[Any], arguments: Mapping[str, Any]) -> Any:
     try:
         with warnings.catch_warnings():
-            # docs/metrics.md lists the metrics that store all samples; a warning at every start would be noise.
+            # docs/evaluation.md lists the metrics that store all samples; a warning at every start would be noise.
             warnings.filterwarnings("ignore", message=".*will save all", category=UserWarning)
             return metric_class(**arguments)
     except ImportError as error:
