@@ -155,28 +155,30 @@ class WindowMean:
         tokens, self._num_tokens = self._num_tokens, None
         if self._is_alone and self._length == 1 and tokens is None:
             return loss
-        samples = self.latest_samples = self._read.popleft() if self._read else self._count(batch)
-        if tokens is not None:
-            tokens, self._expected = _as_count(tokens if samples or self._is_alone else 0, loss.device), 0
-            self._is_by_tokens = True
-            self.weights.append(tokens)
-        else:
-            if not self.counter.is_decided:
-                self.counter.decide(self._outputs, batch, loss, samples)
-                self._outputs = None
-            # An unknown number of samples is assumed to equal that of the first micro-batch.
-            if self._is_alone and not samples:
-                first = self.weights[0] if self.weights else 1
-                samples = 1 if isinstance(first, Tensor) else first or 1
-            self.weights.append(self.counter.count(batch, samples))
+        self.weights.append(self._weight(loss, batch, tokens))
         self.is_divided_later = tokens is not None or (
             not self._is_alone and (not self._expected or self.counter.targets is not None)
         )
-        if self._is_alone and not self.is_divided_later and len(self.weights) == self._length:
-            self._scale_to_total()
-        elif self.is_divided_later and len(self.weights) == self._length and not self._is_staged:
-            self._start_total()  # the ranks exchange it during the last backward pass
+        if len(self.weights) == self._length:
+            if self.is_divided_later and not self._is_staged:
+                self._start_total()  # the ranks exchange it during the last backward pass
+            elif self._is_alone and not self.is_divided_later:
+                self._scale_to_total()
         return self.share_again(loss)
+
+    def _weight(self, loss: Tensor, batch: Any, tokens: Any) -> Any:
+        """What a micro-batch weighs: its ``tokens``, if they are not None, its targets or its samples."""
+        samples = self.latest_samples = self._read.popleft() if self._read else self._count(batch)
+        if tokens is not None:
+            self._expected, self._is_by_tokens = 0, True
+            return _as_count(tokens if samples or self._is_alone else 0, loss.device)
+        if not self.counter.is_decided:
+            self.counter.decide(self._outputs, batch, loss, samples)
+            self._outputs = None
+        if self._is_alone and not samples:  # an unknown number is assumed to equal that of the first micro-batch
+            first = self.weights[0] if self.weights else 1
+            samples = 1 if isinstance(first, Tensor) else first or 1
+        return self.counter.count(batch, samples)
 
     def share_again(self, loss: Tensor) -> Tensor:
         """The share of another loss of the last weighted micro-batch."""
@@ -338,9 +340,6 @@ def part_of_mean(values: Sequence[Any], weights: Sequence[Any], device: torch.de
     if weights and all(type(weight) is int and not weight for weight in weights):
         return torch.zeros((), device=device), 0.0
     wide = wide_dtype(device)
-    is_even = 0 < len(weights) == len(values) and type(weights[0]) is int and len(set(weights)) == 1
-    if is_even and all(type(value) is Tensor and value.device == device for value in values):
-        return torch.stack([value.detach().reshape(()) for value in values]).to(wide).mean(), float(sum(weights))
     values = [value.full_tensor() if is_dtensor(value) else value for value in values]  # all processes have the same
     kept = torch.stack([torch.as_tensor(value, device=device).detach().reshape(()).to(wide) for value in values])
     if len(weights) != len(values):

@@ -320,7 +320,7 @@ def find_comparison(
         is_shifted=targets is not None and targets.is_shifted,
         targets=targets,
         refusal=_refusal(scores, inputs, criterion=criterion),
-        is_final=is_final and (not is_of_tokens or bool((labels[:, 1:] >= 0).any())),
+        is_final=is_final and (labels is None or not is_of_tokens or bool((labels[:, 1:] >= 0).any())),
     )
 
 

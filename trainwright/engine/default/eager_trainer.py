@@ -81,8 +81,9 @@ class EagerTrainer(TrainerBase):
             wraps=wraps_model,
         )
         sampler = getattr(data_loader, "batch_sampler", None)
-        is_even = get_world_size() > 1 and isinstance(sampler, CyclicSampler)
-        samples = sampler.micro_batch_size if is_even else None  # of each batch; None: unknown
+        samples = None  # of each batch; None: unknown
+        if get_world_size() > 1 and isinstance(sampler, CyclicSampler):
+            samples = sampler.micro_batch_size
         in_window = (samples or 0) * get_data_parallel_size() * grad_acc_steps
         self._update = Update(
             optimizer,
