@@ -107,8 +107,8 @@ class Update:
         self.skips, self._is_staged = skip_non_finite, is_staged
         self._plain_step, self._zero_grad, self.sync = step, zero_grad, replica
         self._device = next(model.parameters()).device if replica is not None else None
-        is_scaled, self.is_weighed = grad_scaler is not None, accumulates or replica is not None
-        is_plain = not (self.is_weighed or is_scaled or differentiate)
+        self.is_weighed = accumulates or replica is not None
+        is_plain = not (self.is_weighed or grad_scaler or differentiate)
         if grad_scaler is not None:
             differentiate = differentiate or partial(_scaled_backward, grad_scaler)
         for one in each_optimizer(optimizer):
@@ -138,6 +138,12 @@ class Update:
         self.begin: Callable[[int], None] | None = self.mean.begin if self.is_weighed else None
         self._add: Callable[[Tensor, Any], None] = plain_backward if is_plain else self.mean.backward
 
+        self.record_loss: Callable[[Tensor], None] | None = None
+        self._compose_step(optimizer, model, step)
+
+    def _compose_step(self, optimizer: Optimizer, model: nn.Module, step: Callable[..., Any]) -> None:
+        """Choose what ``finish`` does: preparations of the gradients, clipping, the step of the optimizer."""
+        scaler, replica, norms = self.grad_scaler, self.sync, (self.max_norm, self.max_value)
         self._preparations: list[Callable[[], None]] = [self.mean.finish] if self.is_weighed else []
         if replica is not None:
             if isinstance(replica, Replica):
@@ -146,18 +152,16 @@ class Update:
         self._step: Callable[[Tensor | None], object] = lambda norm: step()
         if self.closure is not None:
             self._step = partial(self.closure.step, step)
-        if grad_scaler is not None:  # averaged before: all processes find the same gradients infinite
-            self._preparations.append(partial(_unscale, grad_scaler, optimizer))
-            self._step = _scaled_step(grad_scaler, optimizer)
-        self.clip_only = clipper = gradient_clipper(optimizer, max_norm, max_value)
-        self._clip = recorded_norm(clipper, is_scaled=is_scaled)
-        self.record_loss: Callable[[Tensor], None] | None = None
-        if skip_non_finite:
-            skip = SkipNonFinite(optimizer, model.buffers(), grad_scaler=grad_scaler)
+        if scaler is not None:  # averaged before: all processes find the same gradients infinite
+            self._preparations.append(partial(_unscale, scaler, optimizer))
+            self._step = _scaled_step(scaler, optimizer)
+        self.clip_only = clipper = gradient_clipper(optimizer, *norms)
+        if self.skips:
+            skip = SkipNonFinite(optimizer, model.buffers(), grad_scaler=scaler)
             self._use_skip(skip)
-            self._clip = recorded_norm(gradient_norm(optimizer, max_norm, max_value), is_scaled=is_scaled)
-            self._step = recorded_step(skip)
-        is_simple = clipper is None and not (skip_non_finite or self._preparations or self.closure)
+            clipper, self._step = gradient_norm(optimizer, *norms), recorded_step(skip)
+        self._clip = recorded_norm(clipper, is_scaled=scaler is not None)
+        is_simple = clipper is None and not (self._preparations or self.closure)
         self.finish: Callable[[], None] = self._finish_simply if is_simple else self._finish
 
     @property

@@ -85,13 +85,27 @@ class ModelCard:
 
     def _metadata(self) -> str:
         """The fields that the hub knows, as YAML."""
-        from huggingface_hub.repocard_data import EvalResult, ModelCardData
+        from huggingface_hub.repocard_data import ModelCardData
 
         own_names = [str(getattr(task, "value", task)) for task in _several(self.tasks, "tasks")]
         tasks = [_HUB_TASKS.get(name, name.replace("_", "-")) for name in own_names]
-        task = tasks[0] if tasks else "other"
         names, ids = _several(self.datasets, "datasets"), _several(self.datasets_tags, "datasets_tags")
-        results = [
+        results = self._results(tasks[0] if tasks else "other", names, ids)
+        data = ModelCardData(
+            language=_several(self.language, "language") or None,
+            library_name=LIBRARY,
+            pipeline_tag=tasks[0] if tasks else None,
+            tags=[*_several(self.tags, "tags"), *tasks] or None,
+            datasets=ids or names or None,
+            model_name=self._name() if results else None,
+            eval_results=results or None,
+        )
+        return str(data.to_yaml())
+
+    def _results(self, task: str, names: list[str], ids: list[str]) -> list[Any]:
+        from huggingface_hub.repocard_data import EvalResult
+
+        return [
             EvalResult(
                 task_type=task,
                 task_name=task.replace("-", " ").capitalize(),
@@ -105,16 +119,6 @@ class ModelCard:
             for name, value in (self.eval_results or {}).items()
             if isinstance(value, numbers.Real) and math.isfinite(value)
         ]
-        data = ModelCardData(
-            language=_several(self.language, "language") or None,
-            library_name=LIBRARY,
-            pipeline_tag=tasks[0] if tasks else None,
-            tags=[*_several(self.tags, "tags"), *tasks] or None,
-            datasets=ids or names or None,
-            model_name=self._name() if results else None,
-            eval_results=results or None,
-        )
-        return str(data.to_yaml())
 
     def _sections(self) -> list[str]:
         lists = {
