@@ -3,6 +3,7 @@
 import builtins
 import errno
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -32,6 +33,8 @@ class DiskThatFails:
         monkeypatch.setattr(files, "open", self._open, raising=False)
         monkeypatch.setattr(saving, "open", self._open, raising=False)
         monkeypatch.setattr(files, "_exchange", self._counted(files._exchange))
+        sleep = lambda _: self.arm(self.fail_at)  # noqa: E731 - the second try fails, too
+        monkeypatch.setattr(saving, "time", SimpleNamespace(sleep=sleep))
 
     def arm(self, fail_at):
         self.count, self.fail_at = 0, fail_at

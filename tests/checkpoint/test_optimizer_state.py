@@ -109,3 +109,40 @@ def test_the_names_are_those_of_the_trained_model_if_an_average_is_saved(tmp_pat
     Checkpointer(model, tmp_path, weights=lambda: average, optimizer=optimizer, asynchronous=False).save("one")
     assert '"embedding.weight"' in (tmp_path / "one" / "optimizer.json").read_text()
     Checkpointer(model, optimizer=optimizer).load(tmp_path / "one")
+
+
+class SAM(torch.optim.Optimizer):
+    """The usual one of two steps, without its perturbation: it holds the optimizer that has the momentum."""
+
+    def __init__(self, params, **settings):
+        super().__init__(params, settings)
+        self.base_optimizer = torch.optim.SGD(self.param_groups, **settings)
+        self.param_groups = self.base_optimizer.param_groups
+
+    def step(self, closure=None):
+        self.base_optimizer.step()
+
+
+def test_an_optimizer_that_another_one_holds_is_saved_too(tmp_path):
+    def built(seed):
+        torch.manual_seed(seed)
+        model = nn.Linear(4, 2)
+        optimizer = SAM(model.parameters(), lr=0.1, momentum=0.9)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        return model, optimizer, schedule
+
+    def train(model, optimizer, schedule):
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(3, 4)).square().sum().backward()
+            optimizer.step()
+            schedule.step()
+
+    model, optimizer, schedule = built(0)
+    train(model, optimizer, schedule)
+    Checkpointer(model, tmp_path, optimizer=optimizer, schedule=schedule, asynchronous=False).save("a")
+    train(model, optimizer, schedule)
+    other = built(1)
+    Checkpointer(other[0], optimizer=other[1], schedule=other[2]).load(tmp_path / "a")
+    train(*other)
+    assert torch.equal(other[0].weight, model.weight)

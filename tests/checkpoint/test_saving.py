@@ -1,5 +1,6 @@
 """Asynchronous saves: they hold the state at the time of the call, and their errors are raised."""
 
+import errno
 import gc
 import os
 import subprocess
@@ -231,6 +232,7 @@ def test_a_failed_save_is_raised_once_and_by_whatever_comes_next(tmp_path, monke
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(saving, "commit_folder", fail)
+    monkeypatch.setattr(saving, "_PAUSE_S", 0)
     called = []
     checkpointer.save("model_0000019", iteration=19, on_commit=lambda: called.append(True))
     questions = {
@@ -250,6 +252,56 @@ def test_a_failed_save_is_raised_once_and_by_whatever_comes_next(tmp_path, monke
     checkpointer.wait()
     assert sorted(os.listdir(tmp_path)) == ["last_checkpoint", "model_0000009", "model_0000039"]
     verify(tmp_path / "model_0000039")
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+@pytest.mark.parametrize("fails", ["commit", "on_commit"])
+def test_a_save_that_fails_once_is_made_again(tmp_path, monkeypatch, caplog, asynchronous, fails):
+    errors = [OSError(28, "No space left on device")]
+    commit = saving.commit_folder
+
+    def fail_once(*arguments):
+        if errors:
+            raise errors.pop()
+        return commit(*arguments) if arguments else None
+
+    if fails == "commit":
+        monkeypatch.setattr(saving, "commit_folder", fail_once)
+    monkeypatch.setattr(saving, "_PAUSE_S", 0)
+    training = Training()
+    checkpointer = training.checkpointer(tmp_path, asynchronous=asynchronous)
+    checkpointer.save("model_final", iteration=9, on_commit=fail_once if fails == "on_commit" else None)
+    checkpointer.wait()
+    assert equal(loaded(tmp_path / "model_final"), training.state())
+    assert "No space left on device" in caplog.text
+    assert not errors
+
+
+@pytest.mark.parametrize("has_hard_links", [True, False])
+def test_without_symbolic_links_a_name_is_a_folder_of_its_own(tmp_path, monkeypatch, has_hard_links):
+    def refuse(*_):
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(os, "symlink", refuse)
+    if not has_hard_links:
+        monkeypatch.setattr(os, "link", refuse)
+    training = Training()
+    checkpointer = training.checkpointer(tmp_path)
+    states = {}
+    for iteration in (9, 19):
+        training.step()
+        states[iteration] = training.state()
+        for name in (f"model_{iteration:07d}", "model_best", "model_final"):
+            checkpointer.save(name, iteration=iteration)
+    checkpointer.wait()
+    files.point_at(tmp_path / "epoch_1", tmp_path / "model_0000009")
+    files.point_at(tmp_path / "epoch_1", tmp_path / "model_0000019")
+    names = {"model_0000009": 9, **dict.fromkeys(("model_0000019", "model_best", "model_final", "epoch_1"), 19)}
+    assert sorted(os.listdir(tmp_path)) == sorted([*names, "last_checkpoint"])
+    for name, iteration in names.items():
+        assert equal(loaded(tmp_path / name), states[iteration])
+    assert keep_newest(tmp_path, "model", 1, links=[tmp_path / "epoch_1"]) == ["model_0000009"]
+    assert (tmp_path / "epoch_1").exists()
 
 
 def test_older_ones_are_deleted_when_the_new_one_is_there(tmp_path, slow_disk):

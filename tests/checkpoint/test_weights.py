@@ -11,6 +11,8 @@ from tests.toys import Tied
 from trainwright import checkpoint
 from trainwright.checkpoint import CheckpointError, CheckpointTypeError
 from trainwright.config.errors import MissingFileError
+from trainwright.models import init_weights
+from trainwright.optim.weight_average import WeightAverage
 
 # A save is on disk when it returns.
 Checkpointer = partial(checkpoint.Checkpointer, asynchronous=False)
@@ -46,9 +48,41 @@ def test_wrappers_leave_no_trace_in_the_names(tmp_path):
         assert equal(model, other.module)
 
 
+def with_compiled_part():
+    model = two_layers()
+    model[0] = torch.compile(model[0], backend="eager")
+    return model
+
+
+@pytest.mark.parametrize("saves", [two_layers, with_compiled_part])
+@pytest.mark.parametrize("loads", [two_layers, with_compiled_part])
+def test_a_compiled_part_leaves_no_trace_in_the_names(tmp_path, saves, loads):
+    def built(model):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        model(torch.randn(5, 2)).sum().backward()
+        optimizer.step()
+        average = WeightAverage(model)
+        average.update()
+        return {"optimizer": optimizer, "average": average}
+
+    model, other = saves(), loads()
+    states, others = built(model), built(other)
+    Checkpointer(model, tmp_path, **states).save("a")
+    assert set(load_file(tmp_path / "a" / "model.safetensors")) == set(two_layers().state_dict())
+    Checkpointer(other, **others).load(tmp_path / "a")
+    momenta = [[state["momentum_buffer"] for state in one["optimizer"].state.values()] for one in (states, others)]
+    assert all(map(torch.equal, model.state_dict().values(), other.state_dict().values()))
+    assert all(map(torch.equal, *momenta))
+    third = loads()
+    Checkpointer(third).load(tmp_path / "a", checkpointables=[])
+    assert init_weights(third, tmp_path / "a") == []
+    assert all(map(torch.equal, third.state_dict().values(), model.state_dict().values()))
+
+
 def test_names_saved_inside_a_wrapper_elsewhere_are_understood(tmp_path):
     model, other = two_layers(), two_layers()
-    torch.save({f"module._orig_mod.{name}": value for name, value in model.state_dict().items()}, tmp_path / "w.pt")
+    names = {name: f"module._orig_mod.{name.replace('.', '._orig_mod.', 1)}" for name in model.state_dict()}
+    torch.save({names[name]: value for name, value in model.state_dict().items()}, tmp_path / "w.pt")
     Checkpointer(other).load(tmp_path / "w.pt", checkpointables=[])
     assert equal(model, other)
 
@@ -103,7 +137,8 @@ def test_missing_and_unexpected_names_are_logged_by_module(tmp_path, caplog):
     save_file({name: torch.ones(shape) for name, shape in weights.items()}, tmp_path / "w.safetensors")
     with caplog.at_level(logging.INFO, "trainwright"):
         Checkpointer(model).load(tmp_path / "w.safetensors", checkpointables=[])
-    assert "in the model, not in the file: head.{weight, bias}" in caplog.text
+    (warning,) = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert "in the model, not in the file: head.{weight, bias}" in warning
     assert "in the file, not in the model: old.{a, b}" in caplog.text
 
 

@@ -1,5 +1,6 @@
 """A run's folder is opened only when nothing can be lost by it."""
 
+import errno
 import json
 import logging
 import os
@@ -11,6 +12,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests.engine.earlier_run import CONFIG, WRITTEN, contents, earlier_run
+from tests.toys import Classifier, points
+from trainwright import Trainer, TrainingConfig
+from trainwright.checkpoint import CheckpointError
 from trainwright.config.errors import ConfigError
 from trainwright.engine.folder.run_folder import EARLIER_RUNS, RunFolder
 
@@ -157,6 +161,37 @@ def test_a_worker_that_outlives_its_killed_trainer_does_not_keep_the_folder(tmp_
         RunFolder(tmp_path, resume=True).check_free()
 
 
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK])
+def test_a_file_system_without_locks_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    folder = RunFolder(tmp_path, resume=True)
+    folder.prepare(CONFIG)
+    folder.lock()
+    folder.close()
+    (line,) = [record.getMessage() for record in caplog.records if "no locks" in record.getMessage()]
+    assert str(tmp_path) in line
+
+
+def test_a_run_that_another_trainer_has_continued_is_not_trained_from_an_older_state(tmp_path: Path) -> None:
+    def trainer(epochs: int) -> Trainer:
+        config = TrainingConfig(output_dir=str(tmp_path), batch_size=4, num_epochs=epochs, resume_from_checkpoint=True)
+        return Trainer(Classifier(), config, train_dataset=points(8))
+
+    trainer(1).train()
+    older, newer = trainer(2), trainer(4)
+    newer.train()
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(CheckpointError, match=r"checkpoints.8: saved by another"):
+        older.train()
+    assert sorted(tmp_path.rglob("*")) == before
+    newer.train()  # its own state is the newest
+
+
 def test_the_config_of_another_start_is_kept(tmp_path: Path) -> None:
     for seed in (0, 1, 1, 2):
         folder = RunFolder(tmp_path, resume=True)
@@ -169,6 +204,7 @@ def test_the_config_of_another_start_is_kept(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_names_the_setting(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    folder = RunFolder(tmp_path / "file" / "run", resume=False)
     with pytest.raises(ConfigError, match=r"train\.output_dir: .*run .*Not a directory"):
-        folder.prepare(CONFIG)
+        RunFolder(tmp_path / "file" / "run", resume=False).prepare(CONFIG)
+    with pytest.raises(ConfigError, match=r"train\.output_dir: .*file is a file"):
+        RunFolder(tmp_path / "file", resume=False).prepare(CONFIG)

@@ -24,7 +24,7 @@ from trainwright.checkpoint.errors import CheckpointError, CheckpointTypeError
 from trainwright.checkpoint.files import PathLike, Writer
 from trainwright.checkpoint.folder import check_name, checkpoint_names, first_good, make_last, resume_candidates
 from trainwright.checkpoint.manifest import Manifest
-from trainwright.checkpoint.optimizer_state import has_other_order
+from trainwright.checkpoint.optimizer_state import has_other_order, inner_optimizers
 from trainwright.checkpoint.saving import CheckpointWriter, wait_for_saves
 from trainwright.checkpoint.shard_index import state_of
 from trainwright.checkpoint.sharded_saving import (
@@ -53,12 +53,13 @@ from trainwright.checkpoint.state_files import (
     state_names,
 )
 from trainwright.checkpoint.verify import identity, read_unchanged
-from trainwright.checkpoint.weights import load_weights, read_weights, unwrap
+from trainwright.checkpoint.weights import load_weights, read_weights
 from trainwright.config.errors import MissingFileError, did_you_mean
 from trainwright.optim.fused import keep_possible_kernels
 from trainwright.parallel import dist
 from trainwright.parallel.dist import raised_together
 from trainwright.parallel.faults import meet
+from trainwright.parallel.wrappers import model_state
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -118,8 +119,9 @@ class Checkpointer:
         self.checkpointables: dict[str, Stateful] = {}
         # The checkpoint, with the names of its states, until the next save.
         self.loaded_from: tuple[Path, list[str]] | None = None
+        self._warned_of: PathLike = ""
         for name, checkpointable in checkpointables.items():
-            if checkpointable is not None:
+            if checkpointable is not None and name not in self.checkpointables:
                 self.add_checkpointable(name, checkpointable)
 
     def __repr__(self) -> str:
@@ -160,6 +162,9 @@ class Checkpointer:
                     "a checkpointable has state_dict() and load_state_dict(state)."
                 )
         self.checkpointables[name] = checkpointable
+        for inner, optimizer in inner_optimizers(name, checkpointable).items():
+            if inner not in self.checkpointables:
+                self.add_checkpointable(inner, optimizer)
         if self.loaded_from is None:
             return
         path, held = self.loaded_from
@@ -197,6 +202,7 @@ class Checkpointer:
             OSError: the disk is full or read-only, for example. Earlier checkpoints are unchanged.
         """
         meet("Checkpointer.save")
+        self._warn_of_unused()
         self.loaded_from = None
         sharing = self._sharing_now()
         with raised_together():
@@ -289,6 +295,7 @@ class Checkpointer:
         self.check_folder()
         if self._is_writer:
             self._writer.remove_stale()
+            self._writer.look()
         folder, wanted = Path(self.save_dir), list(self.checkpointables)
         with raised_together():
             self._writer.finish()
@@ -342,6 +349,22 @@ class Checkpointer:
         if self._mesh() is not None and self.save_dir:
             check_is_shared(Path(self.save_dir))
 
+    def check_newest(self) -> None:
+        """Check that nobody else has saved here since this object was made. Call it on all ranks before a training.
+
+        Raises:
+            CheckpointError: a training would go on from an older state, and delete the newer one.
+        """
+        self._warn_of_unused()
+        with raised_together():
+            other = self._writer.unknown() if self.save_dir and self._is_writer else None
+            if other is not None:
+                raise CheckpointError(
+                    f"{other}: saved by another process or trainer after this one was built, which would go on from"
+                    " an older state and delete it. Build the trainer again to continue from there, or set another"
+                    " output folder."
+                )
+
     def prepare(self, *, reserve: bool = True) -> None:
         """Check that the state can be saved, and allocate the memory for staging in the background.
 
@@ -367,7 +390,7 @@ class Checkpointer:
         """How the processes save together; None where rank 0 saves everything. Every process must call it."""
         mesh = self._mesh()
         if mesh is None or self._sharing is None or self._sharing.mesh is not mesh:
-            self._sharing = None if mesh is None else Sharing.of(mesh, unwrap(self.model).state_dict())
+            self._sharing = None if mesh is None else Sharing.of(mesh, model_state(self.model))
         return self._sharing
 
     def _checked_iteration(self, name: str, extra: Mapping[str, Any]) -> int | None:
@@ -387,6 +410,17 @@ class Checkpointer:
             return {}
         attached = self.attachments()  # of a sharded model, all processes gather what it holds
         return attached if self._is_writer else {}
+
+    def _warn_of_unused(self) -> None:
+        """Warn of states in the loaded checkpoint that nothing has loaded, also none that was added later."""
+        path, held = self.loaded_from or ("", [])
+        unused = [name for name in held if name not in self.checkpointables]
+        if unused and path != self._warned_of and dist.is_main_process():
+            logger.warning(
+                "%s: holds state that no checkpointable of this run loads: %s. add_checkpointable loads it.",
+                path, ", ".join(unused),
+            )  # fmt: skip
+        self._warned_of = path
 
     def _before_save(self) -> None:
         for one in self.checkpointables.values():
@@ -438,7 +472,7 @@ class Checkpointer:
 
     def _read_once(self, folder: Path, wanted: list[str]) -> "_Contents":
         with raised_together():
-            own = unwrap(self.model).state_dict()
+            own = model_state(self.model)
             is_shared = self._mesh() is not None or any(map(is_dtensor, own.values()))
         manifest = verify_together(folder)
         with raised_together():
@@ -463,12 +497,6 @@ class Checkpointer:
                     f"{path}: has no state of {', '.join(missing)}; it holds {', '.join(held) or 'only the model'}. "
                     "To load only the weights, pass checkpointables=[]."
                 )
-            if strict and len(held) > len(wanted) == len(self.checkpointables) > 0:
-                unused = ", ".join(name for name in held if name not in wanted)
-                logger.warning(
-                    "%s: holds state that no checkpointable of this run loads: %s. add_checkpointable loads it.",
-                    path, unused,
-                )  # fmt: skip
         with raised_together():
             has_other_groups = contents.is_sharded or any(
                 has_other_order(states[name], self.checkpointables[name], self.model) for name in wanted
@@ -479,7 +507,7 @@ class Checkpointer:
             for schedule in (self.checkpointables[name] for name in wanted if has_other_groups):
                 if isinstance(schedule, LRScheduler):
                     use_own_rates(schedule)
-        is_partial = not weights.keys() >= unwrap(self.model).state_dict().keys()
+        is_partial = not weights.keys() >= model_state(self.model).keys()
         if wanted and is_partial and isinstance(self.only, set):
             self.only.update(weights)  # trained before, although they may be frozen now
         if wanted:
@@ -489,12 +517,18 @@ class Checkpointer:
     def _load_state(self, path: Path, name: str, state: Any) -> None:
         try:
             target = self.checkpointables[name]
+            groups = getattr(target, "param_groups", None)
+            others: list[Any] = [
+                one for one in self.checkpointables.values() if getattr(one, "param_groups", self) is groups
+            ]
             mesh = self._mesh()
             is_part = mesh is not None and PIPELINE in (mesh.mesh_dim_names or ())
             state = own_part(state, target, self.model, is_part=is_part)
             with without_compiler():
                 target.load_state_dict(state)
             if isinstance(target, Optimizer):
+                for one in others:  # an optimizer in another one often has the same groups
+                    one.param_groups = target.param_groups
                 lay_out_as_parameters(target)
                 keep_possible_kernels(target)
         except Exception as error:

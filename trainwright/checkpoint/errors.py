@@ -9,3 +9,7 @@ class CheckpointError(UserError, ValueError):
 
 class CheckpointTypeError(CheckpointError, TypeError):
     """A state of a type that a checkpoint cannot store."""
+
+
+class NewerFormatError(CheckpointError):
+    """A checkpoint that a newer version of the library has written."""

@@ -70,6 +70,5 @@ def _write(tensors: Mapping[str, StoredTensor], metadata: Mapping[str, str], fil
 
 def _attached(manifest: Manifest) -> list[str]:
     """The files of a checkpoint that are no state of the training."""
-    adapters = "adapter_config"  # of peft
-    states = {MODEL, EXTRA, MODEL_EXTRA, *state_names(manifest)} - {adapters}
+    states = {MODEL, EXTRA, MODEL_EXTRA, *state_names(manifest)}
     return [name for name in manifest.files if os.path.splitext(name)[0] not in states and state_of(name) not in states]

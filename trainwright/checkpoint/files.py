@@ -7,8 +7,10 @@ filesystem, so temporary entries are hidden siblings of their target: ``.tmp-<na
 import contextlib
 import ctypes
 import errno
+import functools
 import hashlib
 import itertools
+import logging
 import os
 import re
 import shutil
@@ -19,6 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+logger = logging.getLogger("trainwright.checkpoint")
 PathLike = str | os.PathLike[str]
 Writer = Callable[[BinaryIO], object]  # writes its content into an open binary file
 
@@ -62,7 +65,7 @@ def _replacing(path: PathLike) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            raise named(error, path) from error
+            raise named(error, path) from None
         raise
     sync_folder(Path(path).parent)
 
@@ -74,6 +77,8 @@ def commit_folder(temporary: PathLike, final: PathLike) -> None:
         for name in names:
             sync_file(Path(folder, name))
         sync_folder(folder)
+    if os.name == "nt" and final.exists():  # a rename does not replace an empty folder there
+        final.rmdir()
     os.rename(temporary, final)
     sync_folder(final.parent)
 
@@ -104,6 +109,54 @@ def replace_link(link: PathLike, target: PathLike) -> None:
     with _replacing(link) as temporary:
         # Real paths, because the path to the folder may contain other links.
         os.symlink(os.path.relpath(real_path(target), real_path(Path(link).parent)), temporary)
+
+
+@functools.cache
+def has_links(folder: Path) -> bool:
+    """Whether ``folder`` can hold symbolic links: a mounted cloud drive, exFAT or Windows may not. Tried once."""
+    probe = temporary_sibling(folder / "link")
+    try:
+        os.symlink("target", probe)
+        os.unlink(probe)
+    except OSError as error:
+        logger.info(
+            "%s: no symbolic links here (%s): names such as model_best are folders of their own, of hard links or"
+            " copies.",
+            folder,
+            error.strerror,
+        )
+        return False
+    return True
+
+
+def point_at(name: PathLike, folder: PathLike) -> None:
+    """Make ``name`` a link to ``folder`` atomically; where there are no links, a folder with the same files."""
+    name, folder = Path(name), real_path(folder)
+    if has_links(name.parent):
+        replace_link(name, folder)
+        return
+    temporary = temporary_sibling(name)
+    try:
+        for source in sorted(path for path in folder.rglob("*") if path.is_file()):
+            target = temporary / source.relative_to(folder)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if not hard_link(source, target):
+                shutil.copyfile(source, target)
+        if name.exists():
+            swap_folders(temporary, name)
+        else:
+            commit_folder(temporary, name)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def hard_link(source: Path, target: Path) -> bool:
+    """Make a second name of a file that never changes. Returns False if the file system cannot."""
+    try:
+        os.link(source, target)
+    except OSError:
+        return False
+    return True
 
 
 def remove_folder(path: PathLike) -> None:
@@ -182,7 +235,7 @@ if hasattr(os, "register_at_fork"):
 
 def _is_abandoned(entry: Path, match: re.Match[str]) -> bool:
     held = _holds_lock(entry.parent, match)
-    if match["host"] == _host():
+    if match["host"] == _host() and os.name != "nt":
         # Two containers may have the same host name, and processes of the other one are not visible here.
         return _start_time(int(match["pid"])) != int(match["start"]) and not held
     if held is not None:
@@ -217,6 +270,14 @@ def _holds_lock(folder: Path, match: re.Match[str]) -> bool | None:
     return held
 
 
+def is_at(descriptor: int, path: PathLike) -> bool:
+    """Whether an open file is still at its path: it may have been deleted or moved since."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except OSError:
+        return False
+
+
 def irregular(path: PathLike) -> str | None:
     """The kind of a path that is not a regular file, such as "a pipe"; None for a regular file or a missing path."""
     try:
@@ -234,7 +295,7 @@ def irregular(path: PathLike) -> str | None:
 def open_regular(path: PathLike, flags: int = os.O_RDONLY) -> int:
     """Open a regular file, which may be created, and return its descriptor. Does not block on a pipe."""
     if (kind := irregular(path)) is None:
-        descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o644)
+        descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0), 0o644)
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
             return descriptor
         os.close(descriptor)
@@ -264,7 +325,7 @@ def named(error: OSError, path: PathLike) -> OSError:
 
 def sync_file(path: PathLike) -> None:
     """Wait until a file's content is on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)  # Windows syncs only what it may write
     try:
         os.fsync(descriptor)
     finally:
@@ -307,6 +368,8 @@ def _start_time(pid: int) -> int:
 
 
 def _start_time_without_proc(pid: int) -> int:
+    if os.name == "nt":  # os.kill would end the process there
+        return 0
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

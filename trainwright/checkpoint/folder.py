@@ -18,8 +18,16 @@ from itertools import chain, takewhile
 from pathlib import Path
 from typing import TypeVar
 
-from trainwright.checkpoint.errors import CheckpointError
-from trainwright.checkpoint.files import PathLike, atomic_write, is_temporary, read_regular, real_path, remove_folder
+from trainwright.checkpoint.errors import CheckpointError, NewerFormatError
+from trainwright.checkpoint.files import (
+    PathLike,
+    atomic_write,
+    has_links,
+    is_temporary,
+    read_regular,
+    real_path,
+    remove_folder,
+)
 from trainwright.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
 from trainwright.config.errors import MissingFileError
 
@@ -103,9 +111,9 @@ class Saved:
         return -1 if self.manifest is None or self.manifest.iteration is None else self.manifest.iteration
 
     @property
-    def rank(self) -> tuple[int, int]:
-        """Increases with each save. Checkpoints without a sequence (older versions) are ordered by iteration."""
-        return (-1 if self.manifest is None else self.manifest.sequence, self.iteration)
+    def sequence(self) -> int:
+        """Increases with each save."""
+        return -1 if self.manifest is None else self.manifest.sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +132,7 @@ class Order:
 def order_of(save_dir: Path) -> Order:
     """Read the manifests of all checkpoints in ``save_dir``."""
     saved = [Saved(path, _manifest(path)) for path in checkpoint_folders(save_dir)]
-    saved.sort(key=lambda entry: (entry.rank, entry.path.name), reverse=True)
+    saved.sort(key=lambda entry: (entry.sequence, entry.path.name), reverse=True)
     linked = link_targets(save_dir)
     order = Order([], [], [], [])
     smallest = math.inf  # iteration of the resumable ones that were saved later
@@ -152,9 +160,9 @@ def make_last(save_dir: Path, name: str) -> None:
     write_pointer(save_dir, name)
 
 
-def next_sequence(save_dir: Path) -> int:
-    """The sequence of a checkpoint that is saved now."""
-    return 1 + max((entry.rank[0] for entry in order_of(save_dir)), default=0)
+def newest_sequence(save_dir: Path) -> int:
+    """The sequence of the checkpoint that was saved last; 0 if there is none."""
+    return max((entry.sequence for entry in order_of(save_dir)), default=0)
 
 
 def resume_candidates(save_dir: Path) -> list[Path]:
@@ -175,7 +183,7 @@ def resume_candidates(save_dir: Path) -> list[Path]:
     path = save_dir / name
     tagged = next((entry for entry in order if real_path(entry.path) == real_path(path)), Saved(path, None))
     # If the newest names another one, the user has put an older name into the file, which then comes first.
-    newer = list(takewhile(lambda entry: _follows(entry, name) and entry.rank > tagged.rank, order.resumable))
+    newer = list(takewhile(lambda entry: _follows(entry, name) and entry.sequence > tagged.sequence, order.resumable))
     rest = [entry for entry in order if entry not in newer and entry is not tagged]
     # If the user has made an older one the last, later ones are tried only after all others.
     if os.path.exists(path):
@@ -192,6 +200,8 @@ def first_good(
         try:
             _check_candidate(path)
             content = read(path)
+        except NewerFormatError:  # no fault of the checkpoint: an older one would lose work
+            raise
         except (CheckpointError, MissingFileError, OSError) as error:
             faults.append(str(error))
             continue
@@ -219,7 +229,7 @@ def _is_later(entry: Saved, tagged: Saved) -> bool:
     other_prefix, other = _split(entry.path.name)
     if prefix == other_prefix and number >= 0:  # compare names first: the manifest of ``tagged`` may be damaged
         return other > number
-    return tagged.manifest is not None and entry.rank > tagged.rank
+    return tagged.manifest is not None and entry.sequence > tagged.sequence
 
 
 def _split(name: str) -> tuple[str, int]:
@@ -252,10 +262,13 @@ def keep_newest(save_dir: PathLike, prefix: str, max_to_keep: int, *, links: Ite
         raise CheckpointError(f"max_to_keep: got {max_to_keep!r}; it must be an int >= 1.")
     folder = Path(os.path.abspath(save_dir))
     steps = _newest_first(folder, prefix)
-    excess = {real_path(path) for path in steps[max_to_keep:]}
-    for link in links:
-        if link.is_symlink() and real_path(link) in excess:
-            link.unlink()
+    excess = {read_regular(path / MANIFEST_NAME) for path in steps[max_to_keep:]}
+    for link in links if excess else ():
+        if is_checkpoint(link) and read_regular(link / MANIFEST_NAME) in excess:
+            if link.is_symlink():
+                link.unlink()
+            elif not has_links(link.parent):
+                remove_folder(link)
     return _delete_unprotected(folder, steps[max_to_keep:])
 
 
@@ -271,7 +284,7 @@ def keep_named(save_dir: PathLike, prefix: str, names: Collection[str]) -> list[
 def _newest_first(folder: Path, prefix: str) -> list[Path]:
     """The readable step checkpoints of a prefix, superseded ones last."""
     order = order_of(folder)
-    newest_first = sorted([*order.resumable, *order.others], key=lambda entry: entry.rank, reverse=True)
+    newest_first = sorted([*order.resumable, *order.others], key=lambda entry: entry.sequence, reverse=True)
     readable = [entry.path for entry in (*newest_first, *order.superseded)]
     return [path for path in readable if re.fullmatch(rf"{re.escape(prefix)}_\d+" if prefix else r"\d+", path.name)]
 

@@ -3,14 +3,14 @@
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import xxhash
 
-from trainwright.checkpoint.errors import CheckpointError
+from trainwright.checkpoint.errors import CheckpointError, NewerFormatError
 from trainwright.checkpoint.files import Writer, read_regular
 
 MANIFEST_NAME = "manifest.json"
@@ -36,7 +36,7 @@ class Manifest:
     iteration: int | None
     world_size: int
     saved_at: str  # UTC in ISO format. For display only: clocks jump, so the order of checkpoints ignores it.
-    sequence: int = 0  # one more than the largest in the folder at the time of saving; 0 in older versions
+    sequence: int = 0  # one more than the largest in the folder at the time of saving
     previous: str | None = None  # the name in ``last_checkpoint`` at the time of saving
     tag_last: bool = True  # saved as the checkpoint to resume from
     layout: Mapping[str, int] | None = None  # of a sharded checkpoint: the processes along each dimension of the mesh
@@ -47,7 +47,7 @@ class Manifest:
         version = FORMAT_VERSION if self.layout is None else SHARDED_FORMAT_VERSION
         content = {"format": version, **asdict(self), "files": entries}
         if self.layout is None:
-            del content["layout"]  # as older versions have it
+            del content["layout"]
         return _dump({**content, _CHECKSUM_KEY: _checksum(content)})
 
 
@@ -92,8 +92,10 @@ def read_manifest(folder: Path) -> Manifest:
         content = json.loads(text)
         found = content.pop(_CHECKSUM_KEY)
         if content["format"] not in (FORMAT_VERSION, SHARDED_FORMAT_VERSION):
-            allowed = f"{FORMAT_VERSION} and {SHARDED_FORMAT_VERSION}"
-            raise CheckpointError(f"{path}: format {content['format']!r}; this version of the library reads {allowed}.")
+            raise NewerFormatError(
+                f"{path}: format {content['format']!r}; this version of trainwright reads {FORMAT_VERSION} and"
+                f" {SHARDED_FORMAT_VERSION}. A newer version has written it: update trainwright."
+            )
         if found != _checksum(content) or text != _dump({**content, _CHECKSUM_KEY: found}):
             raise CheckpointError(f"{path}: its content does not match its own checksum (damaged?).")
         return _manifest(content, path)
@@ -118,8 +120,8 @@ def _manifest(content: Mapping[str, Any], path: Path) -> Manifest:
     files = {name: FileEntry(entry["bytes"], entry["xxh3_128"]) for name, entry in content["files"].items()}
     if not all(is_inside(name) for name in files):
         raise CheckpointError(f"{path}: lists files outside its own folder.")
-    order = {key: content[key] for key in ("sequence", "previous", "tag_last", "layout") if key in content}
-    manifest = Manifest(files, content["iteration"], content["world_size"], content["saved_at"], **order)
+    values = {field.name: content[field.name] for field in fields(Manifest) if field.name not in ("files", "layout")}
+    manifest = Manifest(files, **values, layout=content.get("layout"))
     datetime.fromisoformat(manifest.saved_at)
     if not isinstance(manifest.previous, str | None) or type(manifest.tag_last) is not bool:
         raise ValueError("previous or tag_last of another type")

@@ -10,10 +10,23 @@ from torch import nn
 from torch.optim import Optimizer
 
 from trainwright.checkpoint.errors import CheckpointError
-from trainwright.checkpoint.weights import group_names, unwrap
+from trainwright.checkpoint.weights import group_names
+from trainwright.parallel.wrappers import model_state
 
 NAMES = "names"  # in a numbered state: the name of each parameter, by number
 TIED = "tied"  # in a state: {another name of a parameter: the name in this state}
+
+
+def inner_optimizers(name: str, optimizer: Any) -> dict[str, Any]:
+    """The optimizers that another one holds (SAM, for example), if its own state is not known to have theirs."""
+    if not isinstance(optimizer, Optimizer) or type(optimizer).state_dict is not Optimizer.state_dict:
+        return {}
+    inner = {
+        f"{name}_{attribute}": value
+        for attribute, value in vars(optimizer).items()
+        if isinstance(value, Optimizer) and value.state is not optimizer.state
+    }
+    return inner | {deeper: one for key, value in inner.items() for deeper, one in inner_optimizers(key, value).items()}
 
 
 def with_names(state: Any, optimizer: Optimizer, model: nn.Module) -> Any:
@@ -38,9 +51,8 @@ def by_name(state: Mapping[str, Any]) -> dict[str, Any]:
     """
     if NAMES not in state:
         raise CheckpointError(
-            "optimizer: its state has no names of parameters: it was saved by an older version, or the class of the"
-            " optimizer has a state of its own format. It can only be loaded by the same number of processes with the"
-            " same layout."
+            "optimizer: its state has no names of parameters: the class of the optimizer has a state of its own format."
+            " It can only be loaded by the same number of processes with the same layout."
         )
     names = state[NAMES]
     groups = [{**group, "params": [names[number] for number in group["params"]]} for group in state["param_groups"]]
@@ -121,7 +133,7 @@ def _names(optimizer: Optimizer, model: nn.Module) -> tuple[list[str], dict[str,
     """
     first: dict[int, str] = {}
     tied: dict[str, str] = {}
-    for name, value in unwrap(model).state_dict(keep_vars=True).items():
+    for name, value in model_state(model, keep_vars=True).items():
         if (known := first.setdefault(id(value), name)) != name:
             tied[name] = known
     names = [

@@ -12,6 +12,7 @@ import re
 import shutil
 import socket
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -25,6 +26,8 @@ from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.files import (
     Writer,
     commit_folder,
+    hard_link,
+    has_links,
     is_temporary,
     is_used_by_others,
     locked,
@@ -41,7 +44,8 @@ from trainwright.checkpoint.folder import (
     is_checkpoint,
     link_targets,
     links_in,
-    next_sequence,
+    newest_sequence,
+    order_of,
     read_pointer,
     write_pointer,
 )
@@ -53,6 +57,7 @@ from trainwright.parallel import dist
 logger = logging.getLogger("trainwright.checkpoint")
 
 _COPY_BYTES = 8 * 2**20
+_PAUSE_S = 1.0  # before a second try
 _HIDDEN = re.compile(r"\..+-(\d{7,}|none)(-\d+)?", re.DOTALL)  # .<name>-<iteration>, numbered if that is taken
 _writers: WeakSet["CheckpointWriter"] = WeakSet()
 
@@ -80,8 +85,11 @@ class CheckpointWriter:
         self._folder = Path(save_dir)
         self.reset()
         self._last_committed: Committed | None = None
+        self._known = 0  # the sequence of the newest checkpoint
         self._is_cleaned = False
         _writers.add(self)
+        if save_dir:
+            self.look()
 
     def reset(self) -> None:
         """Discard the thread and the staging memory."""
@@ -152,6 +160,16 @@ class CheckpointWriter:
         self._background.close()
         self._staging, self._staged_iteration = StagingArea(), None
 
+    def look(self) -> None:
+        """Know the checkpoints that are there now."""
+        self._known = newest_sequence(self._folder)
+
+    def unknown(self) -> Path | None:
+        """The newest checkpoint to resume from, if another object or process has saved it."""
+        known = max(self._known, self._last_committed.manifest.sequence if self._last_committed else 0)
+        newest = next(iter(order_of(self._folder).resumable), None)
+        return newest.path if newest is not None and newest.sequence > known else None
+
     def log_failure(self) -> None:
         """Log an error that no call has raised. At interpreter exit the thread has already ended."""
         try:
@@ -175,17 +193,21 @@ class CheckpointWriter:
         tag_last: bool,
         on_commit: Callable[[], object] | None,
     ) -> None:
-        """Commit a checkpoint: write its folder, update the pointer, call ``on_commit``.
+        """Commit a checkpoint: write its folder, update the pointer, call ``on_commit``. After an error, try once more.
 
         Each of ``ranks`` calls this, those of a sharded run in their background threads.
         """
         folder, before = self._folder, self._last_of(iteration)
         new_manifest = partial(self._new_manifest, iteration, tag_last, layout)
-        with self._errors_of(name):
-            self._last_committed = write_checkpoint(folder / name, share, ranks, new_manifest, before)
-            if tag_last:
-                ranks.first(lambda: write_pointer(folder, name))
-        ranks.first(lambda: self._call(on_commit, name))
+
+        def commit() -> None:
+            with self._errors_of(name):
+                self._last_committed = write_checkpoint(folder / name, share, ranks, new_manifest, before)
+                if tag_last:
+                    ranks.first(lambda: write_pointer(folder, name))
+
+        _twice(commit)
+        _twice(lambda: ranks.first(lambda: self._call(on_commit, name)))
 
     def _last_of(self, iteration: int | None) -> "Committed | None":
         """The last checkpoint, if it is of the same iteration."""
@@ -208,7 +230,7 @@ class CheckpointWriter:
             iteration,
             dist.get_world_size(),
             datetime.now(UTC).isoformat(timespec="microseconds"),
-            sequence=next_sequence(self._folder),
+            sequence=newest_sequence(self._folder) + 1,
             previous=previous,
             tag_last=tag_last,
             layout=layout,
@@ -223,7 +245,7 @@ class CheckpointWriter:
             notes = [] if known is error else getattr(error, "__notes__", [])
             for note in (*notes, f"Saving {name!r} failed; earlier checkpoints are unchanged."):
                 known.add_note(note)
-            raise known from error
+            raise known from None
         finally:
             if dist.is_main_process():
                 remove_unlinked(self._folder)
@@ -247,6 +269,17 @@ class CheckpointWriter:
             self._is_cleaned = not is_used_by_others(self._folder)
         except OSError as error:
             logger.warning("%s: temporary files of an earlier run could not be deleted (%s).", self._folder, error)
+
+
+def _twice(work: Callable[[], object]) -> object:
+    """Call ``work``, and after an error of the system once more. All ranks have the same error, so they agree."""
+    try:
+        return work()
+    except OSError as error:
+        if dist.is_main_process():
+            logger.warning("%s. Trying once more.", error)
+    time.sleep(_PAUSE_S)
+    return work()
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +361,8 @@ def _committed_alike(path: Path, manifest: Manifest, before: Committed) -> Commi
     if manifest.files == before.manifest.files and is_checkpoint(before.folder):
         if real_path(path) == before.folder:
             return before
-        if _is_link_name(path) and before.manifest.tag_last >= manifest.tag_last:
+        is_link = _is_link_name(path) and has_links(path.parent)
+        if is_link and before.manifest.tag_last >= manifest.tag_last:
             replace_link(path, before.folder)
             return before
     return None
@@ -338,7 +372,7 @@ def _committed_alike(path: Path, manifest: Manifest, before: Committed) -> Commi
 def _placed(path: Path, iteration: int | None) -> Iterator[Path]:
     """The folder to commit a new checkpoint to; after the block, ``path`` names it."""
     is_real_folder = path.is_dir() and not path.is_symlink()
-    as_link = _is_link_name(path) and not is_real_folder
+    as_link = _is_link_name(path) and not is_real_folder and has_links(path.parent)
     folder = _hidden_sibling(path, iteration) if as_link or is_real_folder else path
     try:
         yield folder
@@ -382,7 +416,7 @@ def _write_files(
         for name, writer in writers.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             known = None if before is None else before.manifest.files.get(name)
-            if before and known and _entry_of(writer) == known and _link_file(before.folder, folder, name):
+            if before and known and _entry_of(writer) == known and hard_link(before.folder / name, folder / name):
                 written[name] = known
                 continue
             with open(folder / name, "xb") as file:
@@ -397,15 +431,6 @@ def _write_files(
             error.add_note(f"Rank {dist.get_rank()} on {socket.gethostname()} could not write its share.")
         raise
     return written
-
-
-def _link_file(source: Path, target: Path, name: str) -> bool:
-    """Hard-link a file of a committed checkpoint into a new one. Returns False if the filesystem cannot."""
-    try:
-        os.link(source / name, target / name)
-    except OSError:
-        return False
-    return True
 
 
 def _entry_of(writer: Writer) -> FileEntry:

@@ -34,10 +34,11 @@ from trainwright.checkpoint.state_files import (
     encode_state,
 )
 from trainwright.checkpoint.verify import file_faults
-from trainwright.checkpoint.weights import split_model_state, unwrap
+from trainwright.checkpoint.weights import split_model_state
 from trainwright.config.errors import MissingFileError
 from trainwright.optim.named import parameters_of
 from trainwright.parallel import dist
+from trainwright.parallel.wrappers import model_state
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -251,7 +252,7 @@ def own_part(state: Any, target: Any, model: nn.Module, *, is_part: bool) -> Any
     stored = {name: value for name, value in state[key].items() if isinstance(value, StoredTensor)}
     if not stored:
         return state
-    own = unwrap(model).state_dict()
+    own = model_state(model)
     return {**completed({**state, key: None}), key: {n: t.like(own[n]) for n, t in stored.items() if n in own}}
 
 

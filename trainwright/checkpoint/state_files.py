@@ -36,7 +36,7 @@ MODEL = "model"  # the state of the module itself
 EXTRA = "extra"  # the keyword arguments of Checkpointer.save
 MODEL_EXTRA = "model_extra"  # what modules return from get_extra_state, unless it is a tensor
 MODEL_FILES = (WEIGHTS_NAME, f"{MODEL_EXTRA}.json", f"{MODEL_EXTRA}.safetensors")
-NOT_OURS = ("config.json", "generation_config.json")  # of transformers, which reads them next to the weights
+NOT_OURS = ("config.json", "generation_config.json", "adapter_config.json")  # transformers and peft read them there
 RESERVED_NAMES = (MODEL, Path(MANIFEST_NAME).stem, EXTRA, MODEL_EXTRA, *(Path(name).stem for name in NOT_OURS))
 ALLOWED = (
     "dict, OrderedDict, Counter, list, tuple, None, bool, int, float, str, bytes, NumPy scalars and arrays, "

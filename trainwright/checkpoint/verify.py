@@ -231,7 +231,9 @@ def _inspect_folder(folder: Path, *, contents: bool, deep: bool) -> FolderReport
         found = _inspect_all(paths, contents=contents, deep=deep)
         if found or not paths:  # otherwise all were deleted meanwhile, and there may be new ones
             break
-    found.sort(key=lambda entry: (Saved(entry.path, entry.manifest).rank, entry.points_at is not None, entry.path.name))
+    found.sort(
+        key=lambda entry: (Saved(entry.path, entry.manifest).sequence, entry.points_at is not None, entry.path.name)
+    )
     return FolderReport(folder, tuple(found), _resumed(candidates, found), bool(candidates), last, fault)
 
 

@@ -19,19 +19,9 @@ from trainwright.checkpoint.safetensors_file import check_tensor, local_of, read
 from trainwright.checkpoint.safetensors_header import COPIES, RENAMED, TIED, names_in, read_header
 from trainwright.checkpoint.shard_index import is_share
 from trainwright.parallel.dist import TIED_COPY
+from trainwright.parallel.wrappers import load_model_state, model_state, plain_name, unwrap
 
 logger = logging.getLogger("trainwright.checkpoint")
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """The user's module inside data-parallel and compiled wrappers; its parameter names have no prefix."""
-    while True:
-        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-            model = model.module
-        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):  # torch.compile's wrapper
-            model = inner
-        else:
-            return model
 
 
 def split_model_state(
@@ -49,7 +39,7 @@ def split_model_state(
     tied: dict[str, str] = {}
     extra_state: dict[str, object] = {}
     names: dict[tuple[object, ...], str] = {}
-    for name, value in unwrap(model).state_dict().items():
+    for name, value in model_state(model).items():
         if only is not None and name not in only:
             continue
         if not isinstance(value, Tensor):
@@ -73,7 +63,7 @@ def split_model_state(
 def _copies_on_stages(model: nn.Module) -> dict[str, str]:
     """{name of a parameter of this pipeline stage: name of the same parameter on the first stage that holds it}."""
     return {
-        name: first
+        plain_name(name): first
         for name, parameter in unwrap(model).named_parameters()
         if (first := getattr(parameter, TIED_COPY, None)) is not None
     }
@@ -156,10 +146,9 @@ def load_weights(
     Raises:
         CheckpointError: a weight does not match, or without ``strict`` none fits. The model is then unchanged.
     """
-    model = unwrap(model)
-    own = model.state_dict()
+    own = model_state(model)
     _check_all(own)
-    weights = _without_wrapper_prefix(weights, own)
+    weights = _without_wrappers({plain_name(name): value for name, value in weights.items()}, own)
     missing, unexpected = _missing_names(own, weights), [name for name in weights if name not in own]
     if only is not None:
         missing = [name for name in missing if name in only]
@@ -176,11 +165,10 @@ def load_weights(
         raise CheckpointError("\n  ".join([f"{source}: none of the weights fits this model.", *faults]))
     if shapes:
         logger.warning("%s", "\n  ".join([f"{source}: weights of another shape are not loaded:", *shapes.values()]))
-    for line in (
-        *_listed("in the model, not in the file", missing),
-        *_listed("in the file, not in the model", unexpected),
-    ):
+    for line in _listed("in the file, not in the model", unexpected):
         logger.info("%s: %s", source, line)
+    for line in _listed("in the model, not in the file", missing):
+        logger.warning("%s: %s. They keep their initial values.", source, line)
     _copy(model, fitting, own)
 
 
@@ -197,11 +185,11 @@ def _copy(model: nn.Module, weights: Mapping[str, Any], own: Mapping[str, Any]) 
     expanded = {name for name, value in own.items() if isinstance(value, Tensor) and _is_expanded(value)}
     plain = {name: value for name, value in weights.items() if name not in expanded}
     others = {name: weights[name] for name in expanded if name in weights}
-    model.load_state_dict(plain, strict=False)
+    load_model_state(model, plain, strict=False)
     different = {name: value for name, value in others.items() if not torch.equal(value.to(own[name]), own[name])}
     if different:
         put = {name: value.to(own[name].device, own[name].dtype, copy=True) for name, value in different.items()}
-        model.load_state_dict(put, strict=False, assign=True)
+        load_model_state(model, put, strict=False, assign=True)
 
 
 def _is_expanded(tensor: Tensor) -> bool:
@@ -209,11 +197,10 @@ def _is_expanded(tensor: Tensor) -> bool:
     return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
-def _without_wrapper_prefix(weights: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``weights`` without the prefix of a wrapper, if all names have it and none is a name of the model."""
-    for prefix in ("module.", "_orig_mod."):
-        if weights and all(name.startswith(prefix) for name in weights) and not any(name in own for name in weights):
-            return _without_wrapper_prefix({name.removeprefix(prefix): w for name, w in weights.items()}, own)
+def _without_wrappers(weights: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``weights`` without the prefix of data parallelism, if all names have it and none is a name of the model."""
+    while weights and all(name.startswith("module.") for name in weights) and not weights.keys() & own.keys():
+        weights = {name.removeprefix("module."): value for name, value in weights.items()}
     return weights
 
 

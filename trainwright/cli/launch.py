@@ -244,7 +244,7 @@ def _value(args: argparse.Namespace, name: str) -> Any:
 def _torchrun_options(args: argparse.Namespace) -> list[str]:
     number = _num_processes(args.nproc_per_node)
     if number.isdecimal():  # torchrun sets 1, and warns
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // int(number))))
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _num_cores() // int(number))))
     options = ["--nproc-per-node", number, "--nnodes", args.nnodes, "--max-restarts", str(args.max_restarts)]
     options += _passed_on(args)
     if args.command[0] == "doctor" and not args.rdzv_conf:
@@ -263,13 +263,17 @@ def _torchrun_options(args: argparse.Namespace) -> list[str]:
     return [*options, "--standalone"]
 
 
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _num_processes(asked: str | None) -> str:
     import torch
 
     devices = torch.accelerator.device_count()
     if asked is None:
         return str(max(1, devices))
-    cores = len(os.sched_getaffinity(0))
+    cores = _num_cores()
     if asked.isdecimal() and not devices and int(asked) > 2 * cores:
         print(
             f"trainwright launch: {asked} processes share {cores} CPU cores, and each waits for the others.",

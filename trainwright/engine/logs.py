@@ -12,7 +12,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from trainwright.checkpoint.files import open_regular
+from trainwright.checkpoint.files import is_at, open_regular
 from trainwright.config.secrets import RedactingFormatter, redact
 from trainwright.events.writers.console import ProgressAwareHandler
 from trainwright.notebook import is_kernel
@@ -89,6 +89,10 @@ class LogFile(logging.Handler):
     def _write(self, text: str) -> None:
         block = text.encode(errors="backslashreplace")
         try:
+            if self._descriptor is not None and not is_at(self._descriptor, self.path):  # deleted, or its folder moved
+                os.close(self._descriptor)
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._descriptor = open_regular(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             while block and self._descriptor is not None:
                 block = block[os.write(self._descriptor, block) :]
         except OSError as error:
@@ -96,7 +100,7 @@ class LogFile(logging.Handler):
 
 
 def log_to_console(rank: int | None = None) -> None:
-    """Log to the console: everything of rank 0, warnings of the other ranks; above a progress bar, if there is one.
+    """Log to the console: everything of rank 0, errors of the other ranks; above a progress bar, if there is one.
 
     ``rank``: of this process, if it has not joined the others yet.
 
@@ -113,7 +117,7 @@ def log_to_console(rank: int | None = None) -> None:
     handler = ProgressAwareHandler(sys.stdout)
     for_file = RedactingFormatter(LOG_FORMAT, datefmt="%H:%M:%S")
     handler.setFormatter(_TerminalFormatter() if is_terminal(sys.stdout) or is_kernel() else for_file)
-    handler.setLevel(logging.INFO if (get_rank() if rank is None else rank) == 0 else logging.WARNING)
+    handler.setLevel(logging.INFO if (get_rank() if rank is None else rank) == 0 else logging.ERROR)
     handler.addFilter(lambda record: not getattr(record, "file_only", False))
     library.addHandler(handler)
     _redact_python_output()

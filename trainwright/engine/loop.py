@@ -11,8 +11,8 @@ from trainwright.config.errors import ConfigTypeError, UserError
 from trainwright.config.foreign_names import attribute_hint
 from trainwright.events.phases import PhaseTimes
 from trainwright.events.storage import EventStorage
-from trainwright.hooks.base import HookBase
-from trainwright.hooks.method_overrides import is_overridden, overridable
+from trainwright.hooks.base import MOMENTS, HookBase
+from trainwright.hooks.method_overrides import check_methods, is_overridden, overridable
 from trainwright.hooks.signals import TrainingPaused
 from trainwright.parallel.faults import announce, meet, names_connection, watch_training
 
@@ -95,6 +95,7 @@ class TrainerBase:
                 continue
             if not isinstance(hook, HookBase):
                 raise ConfigTypeError(f"register_hooks: got {hook!r}; a hook must be a HookBase.")
+            check_methods(hook, MOMENTS, "hooks")
             hook.trainer = weakref.proxy(self)  # a plain reference would make a cycle that outlives the training
             self._hooks.append(hook)
 
@@ -241,7 +242,10 @@ class TrainerBase:
                     if first_error is None:
                         first_error = error
                     else:
-                        logger.exception("%s of %s failed as well:", moment, type(hook).__name__)
+                        # A full disk, for example, is met by each hook that writes: its message names the file.
+                        trace = None if isinstance(error, OSError) else error
+                        name = f"{moment} of {type(hook).__name__}"
+                        logger.error("%s failed as well: %s", name, error, exc_info=trace)
             self.is_ended = not self.has_failed
         if first_error is not None:
             announce(first_error)
@@ -276,6 +280,8 @@ class TrainerBase:
 
             if is_out_of_memory(error):
                 add_memory_note(error, self)
+        if isinstance(error.__cause__, StopIteration):  # Python's own message names no place
+            error.add_note("A hook or the step called next() on an iterator that has ended: see the first traceback.")
         announce(error)
         # Only for log.txt: the caller of train() reports the error.
         # GeneratorExit: `break` in a TrainingLoop.
@@ -293,4 +299,5 @@ class TrainerBase:
             if names_connection(error) and names_connection(later):  # a background save failed for the same reason
                 logger.error("after_train: %s", later, extra=FILE_ONLY)
             else:
-                logger.exception("after_train failed too; the error of the training follows.")
+                trace = None if isinstance(later, OSError) else later
+                logger.error("after_train failed too (%s); the error of the training follows.", later, exc_info=trace)

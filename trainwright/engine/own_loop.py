@@ -83,6 +83,7 @@ class TrainingLoop(TrainerBase):
         self.register_hooks([Interruptions(self.checkpointer, self._save)])
 
     def __iter__(self) -> Iterator[Any]:
+        self.checkpointer.check_newest()
         with self._training():
             is_positioned = set_position(self.data_loader, self.start_iter * self.samples_per_iter)
             keeps = True if not is_positioned else None

@@ -253,7 +253,10 @@ class RunMethods(TrainerBase):
         self.run.batches.load_state(state)
 
     def before_train(self) -> None:
-        self.run.folder.lock()
+        folder = self.run.folder
+        folder.lock()
+        if folder.is_open or folder.resume:  # otherwise the checkpoints in it are moved, not continued
+            self.run.checkpointer.check_newest()
         self.print_info()
         super().before_train()
 

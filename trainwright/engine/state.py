@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Protocol, runtime_checkable
 
+from trainwright.checkpoint.optimizer_state import inner_optimizers
 from trainwright.config.errors import ConfigError
 from trainwright.data.seeding import random_state, set_random_state
 from trainwright.engine.extra_parameters import (
@@ -79,6 +80,7 @@ class TrainingState:
             "grad_scaler": grad_scaler,
         }
         there = {name: part for name, part in parts.items() if part is not None}
+        there |= {key: one for name, part in parts.items() for key, one in inner_optimizers(name, part).items()}
         self._classes = {name: type(part).__name__ for name, part in there.items()}
         return {"trainer": self, **there, **({} if average is None else {"training_weights": average})}
 
@@ -272,6 +274,7 @@ class TrainerState(TrainingState):
             "steps_per_epoch": self.plan.steps_per_epoch,
             "gradient_accumulation_steps": self.plan.accumulation,
             "batch_size": self.plan.batch_size,
+            "samples_per_epoch": self.plan.samples_per_epoch,
             "mean_loss": self._mean_loss.state_dict(self._trainer.storage),
         }
 
@@ -288,6 +291,13 @@ class TrainerState(TrainingState):
         faults = [
             f"{name} was {state[name]} and is {value} now" for name, value in here.items() if state[name] != value
         ]
+        if faults and plan.has_epochs:
+            causes = {
+                "batch_size": "the batch of all processes",
+                "samples_per_epoch": "the samples of an epoch",
+            }
+            known = [(what, state.get(name), getattr(plan, name)) for name, what in causes.items()]
+            faults[:0] = [f"{what} was {then} and is {now} now" for what, then, now in known if then not in (None, now)]
         if not faults and step < plan.total_steps and plan.steps(plan.updates(step)) != step:
             faults.append(f"max_steps ended it within an accumulation window, at step {step}")
         samples = state["consumed_samples"], plan.samples(step)

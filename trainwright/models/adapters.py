@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from trainwright.parallel.dist import get_pipeline_parallel_size
+from trainwright.parallel.wrappers import model_state
 
 WEIGHTS_NAME = "adapter_model.safetensors"
 
@@ -24,7 +25,7 @@ class TrainableNames(set[str]):
     """
 
     def __init__(self, model: nn.Module) -> None:
-        values = model.state_dict(keep_vars=True)
+        values = model_state(model, keep_vars=True)
         self._frozen = {n: v for n, v in values.items() if isinstance(v, nn.Parameter) and not v.requires_grad}
         super().__init__(values.keys() - self._frozen.keys())
 

@@ -21,6 +21,7 @@ from trainwright.checkpoint.weights import group_names, load_weights, read_weigh
 from trainwright.config.errors import ConfigError, ConfigTypeError, MissingFileError
 from trainwright.config.yaml_file import read_mapping
 from trainwright.models.config import CONFIG_NAME
+from trainwright.parallel.wrappers import model_state, plain_name
 
 WEIGHTS_NAME = "model.safetensors"
 OLD_WEIGHTS_NAME = "model.pt"  # read, never written
@@ -119,7 +120,7 @@ def load_all_weights(model: nn.Module, weights: Mapping[str, Tensor], source: st
     Raises:
         CheckpointError: lists all names that are missing, not expected, or of another shape. Nothing is loaded then.
     """
-    own = model.state_dict()
+    own = model_state(model)
     weights = {name: _as(weight, own.get(name)) for name, weight in weights.items() if not _is_below(name, skip)}
     for name, value in own.items():
         if _is_below(name, skip):
@@ -141,7 +142,7 @@ def init_weights(model: nn.Module, path_or_id: str | os.PathLike[str], *, revisi
         weights = read_weights(file)
     else:
         weights, file = read_model_weights(fetch_model(path_or_id, CONFIG_NAME, WEIGHTS_NAME, revision))
-    own = model.state_dict()
+    weights, own = {plain_name(name): weight for name, weight in weights.items()}, model_state(model)
     prefix = getattr(model, "base_model_prefix", "")
     if prefix and not any(name in own for name in weights):
         weights = {f"{prefix}.{name}": weight for name, weight in weights.items()}

@@ -7,11 +7,12 @@ method of a frozen normalization layer keeps it in evaluation mode. The names in
 from collections.abc import Iterable, Iterator
 
 from torch import nn
-from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel
 
 from trainwright._torch_compat.norm_layers import BATCH_NORMS, RUNNING_NORMS
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, did_you_mean
 from trainwright.parallel.pipeline import outline_of
+from trainwright.parallel.wrappers import from_outside_in
 
 Part = nn.Module | nn.Parameter
 
@@ -48,7 +49,7 @@ class LayerFreezer:
 
     def __init__(self, model: nn.Module) -> None:
         _check_is_module(model, "LayerFreezer")
-        *wrappers, self.model = _from_outside_in(model)
+        *wrappers, self.model = from_outside_in(model)
         self._exchange = next((w for w in wrappers if isinstance(w, DistributedDataParallel)), None)
         if not self.layer_names:
             raise ConfigError(
@@ -241,12 +242,3 @@ def _check_is_module(model: object, where: str) -> None:
 def _check_is_index(value: object, method: str) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
         raise ConfigTypeError(f"LayerFreezer.{method}: got {value!r}; it must be a whole number.")
-
-
-def _from_outside_in(model: nn.Module) -> Iterator[nn.Module]:
-    """``model`` and what is inside it, as long as it is a wrapper. The last one is the user's."""
-    yield model
-    inner = model.module if isinstance(model, DataParallel | DistributedDataParallel) else None
-    inner = getattr(model, "_orig_mod", None) if inner is None else inner  # torch.compile's wrapper
-    if isinstance(inner, nn.Module):
-        yield from _from_outside_in(inner)

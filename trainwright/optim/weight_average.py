@@ -17,6 +17,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_m
 from trainwright._torch_compat.norm_layers import BATCH_NORMS
 from trainwright.config.errors import ConfigError
 from trainwright.parallel.dist import mesh_in_use
+from trainwright.parallel.wrappers import load_model_state, model_state
 
 
 class WeightAverage:
@@ -127,7 +128,7 @@ class WeightAverage:
 
     def state_dict(self) -> dict[str, Any]:
         training = self._averaged.module if self.is_applied else self._model
-        weights = training.state_dict() if self.num_averaged else {}  # else the model's file has the same
+        weights = model_state(training) if self.num_averaged else {}  # else the model's file has the same
         if self._only is not None:
             weights = {name: value for name, value in weights.items() if name in self._only}
         return {"num_averaged": self.num_averaged, "weights": weights}
@@ -137,7 +138,7 @@ class WeightAverage:
         self.is_applied = bool(state["num_averaged"])
         self._averaged.n_averaged.fill_(state["num_averaged"])
         if self.is_applied:
-            self._averaged.module.load_state_dict(state["weights"], strict=self._only is None)
+            load_model_state(self._averaged.module, state["weights"], strict=self._only is None)
 
     @torch.no_grad()
     def _update_exponential(self, add: Callable[..., None]) -> None:

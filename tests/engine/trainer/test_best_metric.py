@@ -139,7 +139,7 @@ def test_an_eval_metric_that_no_evaluator_gives_is_refused_at_the_start(tmp_path
 
 @pytest.mark.parametrize(
     ("monitor", "is_known"),
-    [("val_acc", False), ("eval_acuracy", False), ("eval_accuracy", True), ("loss", True), ("eval_epoch_metric", True)],
+    [("eval_acuracy", False), ("eval_accuracy", True), ("loss", True), ("eval_epoch_metric", True)],
 )
 def test_an_unknown_monitor_is_named_before_the_first_step(
     monitor: str, is_known: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -154,3 +154,18 @@ def test_an_unknown_monitor_is_named_before_the_first_step(
     warned = [record for record in caplog.records if "which neither the evaluation nor" in record.getMessage()]
     assert len(warned) == (not is_known)
     assert all("Did you mean 'eval_accuracy'?" in record.getMessage() for record in warned)
+
+
+def test_early_stopping_that_can_never_work_is_named_before_the_first_step(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stopping: dict[str, Any] = {"monitor": "val_acc", "mode": "max"}
+    with pytest.raises(ConfigError, match=r"early_stopping: got monitor='val_acc'.*'eval_accuracy'"):
+        run(tmp_path, None, metrics=["Accuracy"], metric_for_best_model="loss", early_stopping=stopping).train()
+    data = TensorDataset(torch.ones(8, 2), torch.zeros(8, dtype=torch.int64))
+    never: list[dict[str, Any]] = [{"monitor": "eval_loss"}, {"patience": 2}]
+    for stopping in never:
+        caplog.clear()
+        settings = TrainingConfig(output_dir=str(tmp_path / "run"), early_stopping=stopping)
+        Trainer(nn.Linear(2, 2), settings, train_dataset=data).train()
+        assert "nothing is evaluated" in caplog.text

@@ -211,7 +211,7 @@ def test_weights_alone_begin_a_run_of_their_own(tmp_path: Path) -> None:
 
 def test_a_resume_that_would_train_on_other_batches_is_refused(tmp_path: Path) -> None:
     Trainer(net(), config(tmp_path, max_steps=10, gradient_accumulation_steps=4), DATA).train()
-    with pytest.raises(ConfigError, match="steps_per_epoch was 7 and is 13 now"):
+    with pytest.raises(ConfigError, match=r"batch .* was 8 and is 4 now; steps_per_epoch was 7 and is 13 now"):
         Trainer(net(), config(tmp_path, resume_from_checkpoint=True, batch_size=4), DATA)
     with pytest.raises(ConfigError, match="within an accumulation window, at step 10"):
         Trainer(net(), config(tmp_path, resume_from_checkpoint=True, gradient_accumulation_steps=4), DATA)

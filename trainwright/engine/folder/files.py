@@ -1,7 +1,7 @@
 """The files that runs wrote into a folder: only these are replaced, or moved when a new run starts.
 
 Their names are listed in ``.trainwright.json`` in the folder. Checkpoints, links to them and traces are recognized by
-name and content; in a folder without a list, from an older version, so are all other files.
+name and content; where the list is lost, the other files by their names, if there are checkpoints.
 
 Moving an earlier run survives a crash: the files to move are listed first, and the next start completes the move.
 """
@@ -11,7 +11,7 @@ import json
 import os
 import re
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
@@ -24,12 +24,9 @@ from trainwright.engine.folder.formats import CURVES_NAME, LOSSES_NAME, RECORD_N
 LIST_NAME = ".trainwright.json"
 EARLIER_RUNS = "earlier_runs"
 TRACKERS_NAME = "trackers.json"  # of the writers of experiment trackers
-_MAX_READ = 1 << 20  # bytes read to recognize a file
-_EVENTS = "events.out.tfevents.*"
+_MAX_READ = 1 << 26  # bytes of the list
 _TRACE = re.compile(r"rank\d+\.\d+\.pt\.trace\.json")
 _HIDDEN_CHECKPOINT = re.compile(r"\..+-(\d{7,}|none)(-\d+)?", re.DOTALL)
-_LOG_LINE = re.compile(rb"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \S+ [A-Z]+\] ")
-_POINTER = re.compile(rb"[^/\\\s]*(\d|best|final)\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +34,6 @@ class Layout:
     """Where the runs of an API write, relative to the output folder, with ``/`` as separator."""
 
     config: str
-    is_config: Callable[[bytes], bool]  # called with the beginning of a file
     tables: tuple[str, ...] = ("metrics.json", LOSSES_NAME)
     event_folders: tuple[str, ...] = (".",)
     checkpoints: str = "."  # the folder of checkpoints
@@ -68,8 +64,7 @@ class RunFiles:
         path = self.folder / name
         if not os.path.lexists(path) or (path.is_file() and path.stat().st_size == 0):
             return True
-        listed = self._listed()
-        return _is_in(name, listed) if listed is not None else self._has_own_content(name)
+        return _is_in(name, self._names())
 
     def has_checkpoints(self) -> bool:
         """Whether the folder has checkpoints of a run."""
@@ -77,10 +72,8 @@ class RunFiles:
 
     def add(self, names: Iterable[str]) -> None:
         """Record that a run writes ``names``, which may be patterns."""
-        listed = self._listed()
-        known = listed if listed is not None else [name for name in self._candidates() if self._has_own_content(name)]
-        files = sorted({*known, *names})
-        if files != listed:
+        files = sorted({*self._names(), *names})
+        if files != self._read().get("files"):
             self._write({"files": files})
 
     def event_names(self) -> list[str]:
@@ -90,13 +83,10 @@ class RunFiles:
 
     def entries(self) -> list[str]:
         """Everything that runs wrote: files, links, and checkpoints, which are folders."""
-        listed = self._listed()
-        is_own = self._has_own_content if listed is None else lambda name: _is_in(name, listed)
-        found = {name for name in self._candidates() if is_own(name)}
-        for name in listed or ():
-            if "*" not in name and os.path.lexists(self.folder / name):
-                found.add(name)
-        return [*sorted(found), *self._traces(), *self._checkpoints(), *self._links()]
+        names = self._names()
+        found = {name for name in self._candidates() if _is_in(name, names)}
+        found |= {name for name in names if "*" not in name and os.path.lexists(self.folder / name)}
+        return [*dict.fromkeys([*sorted(found), *self._traces(), *self._checkpoints(), *self._links()])]
 
     # Moving an earlier run.
 
@@ -105,9 +95,7 @@ class RunFiles:
         shelf = self.folder / EARLIER_RUNS
         numbers = [int(name) for name in _names_in(shelf) if re.fullmatch(r"[0-9]{1,9}", name)]
         place = f"{EARLIER_RUNS}/{1 + max(numbers, default=0):03d}"
-        entries = self.entries()
-        files = self._listed() or [name for name in entries if (self.folder / name).is_file()]
-        self._write({"files": files, "moving": {"entries": entries, "to": place}})
+        self._write({"files": self._names(), "moving": {"entries": self.entries(), "to": place}})
         self.complete_move()
         return self.folder / place
 
@@ -143,10 +131,10 @@ class RunFiles:
 
     def _read(self) -> dict[str, Any]:
         """The list's content; empty if there is none, or if the file is not such a list."""
-        content = _head(self.folder / LIST_NAME, limit=1 << 26)
         try:
-            read = json.loads(content) if content else {}
-        except (ValueError, RecursionError):
+            with open(open_regular(self.folder / LIST_NAME), "rb") as file:
+                read = json.loads(file.read(_MAX_READ))
+        except (OSError, ValueError, RecursionError):
             return {}
         if not isinstance(read, dict) or not _are_names(read.get("files")):
             return {}
@@ -157,9 +145,10 @@ class RunFiles:
             return {}
         return read
 
-    def _listed(self) -> list[str] | None:
+    def _names(self) -> list[str]:
+        """The listed names; where the list is lost, those of files that a run may write."""
         files: list[str] | None = self._read().get("files")
-        return files
+        return files if files is not None else [*self._candidates()] if self.has_checkpoints() else []
 
     def _write(self, content: dict[str, Any]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -171,12 +160,12 @@ class RunFiles:
         """Files with names that a run may write."""
         layout = self.layout
         stem, _, suffix = layout.config.partition(".")
-        exact = [*layout.tables, layout.pointer, RECORD_NAME, CURVES_NAME, *([layout.card] if layout.card else [])]
+        exact = [*layout.tables, layout.pointer, RECORD_NAME, CURVES_NAME]
         shapes = [
             rf"{re.escape(stem)}(\.\d+)?\.{re.escape(suffix)}",  # .1, .2 …: other starts of a run
             r"log\.txt(\.rank\d+)?",
             *map(re.escape, exact),
-            *(re.escape(_join(folder, "events.out.tfevents.")) + ".+" for folder in layout.event_folders),
+            *(re.escape(_join(folder, "events.out.tfevents.")) + r"\d+\..+" for folder in layout.event_folders),
         ]
         folders = {".", *layout.event_folders, *(_parent(name) for name in (*layout.tables, layout.pointer))}
         for folder in sorted(folders):
@@ -184,30 +173,6 @@ class RunFiles:
                 path = _join(folder, name)
                 if any(re.fullmatch(shape, path) for shape in shapes) and (self.folder / path).is_file():
                     yield path
-
-    def _has_own_content(self, name: str) -> bool:
-        head, base = _head(self.folder / name), PurePosixPath(name).name
-        if head is None:
-            return False
-        if not head:
-            return True
-        if fnmatchcase(base, _EVENTS):
-            return b"brain.Event:" in head[:64]
-        if base == POINTER_NAME:
-            return _POINTER.fullmatch(head) is not None
-        if name == self.layout.card:
-            return head.startswith(b"---\n") and b"library_name: trainwright" in head
-        if base.startswith("log.txt"):
-            return _LOG_LINE.match(head) is not None
-        if base == RECORD_NAME:
-            return head.startswith(b'{\n "starts": [')
-        if base == CURVES_NAME:
-            return b"trainwright" in head[:256]
-        if ".csv" in base:
-            return re.match(rb"iteration[,\r\n]", head) is not None
-        if base.startswith("metrics.json"):
-            return any(_is_row(line) for line in head.splitlines())
-        return self.layout.is_config(head)
 
     def _checkpoints(self) -> Iterator[str]:
         folder, shape = self.layout.checkpoints, self.layout.checkpoint_name
@@ -226,8 +191,10 @@ class RunFiles:
                     yield _join(folder, name)
 
     def is_own_link(self, name: str) -> bool:
-        """Whether ``name`` is a link into the folder of checkpoints; its target may be deleted."""
+        """Whether ``name`` is a link into the folder of checkpoints, whose target may be deleted, or a checkpoint."""
         path = self.folder / name
+        if path.is_dir() and not path.is_symlink():  # of a file system without links
+            return is_checkpoint(path)
         if not path.is_symlink() or os.path.isabs(os.readlink(path)):
             return False
         # Not Path.resolve, which raises for circular links.
@@ -270,20 +237,3 @@ def _names_in(folder: Path) -> list[str]:
         return []
     except OSError:  # circular links, or a folder without read permission
         return []
-
-
-def _head(path: Path, limit: int = _MAX_READ) -> bytes | None:
-    """The beginning of a regular file; None for anything else."""
-    try:
-        with open(open_regular(path), "rb") as file:
-            return file.read(limit)
-    except OSError:
-        return None
-
-
-def _is_row(line: bytes) -> bool:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(row, dict) and type(row.get("iteration")) is int

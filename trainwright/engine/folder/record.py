@@ -27,6 +27,7 @@ from trainwright.data.fingerprint import described_data
 from trainwright.engine.folder.formats import CURVES_NAME, RECORD_NAME, read_starts
 from trainwright.engine.folder.run_folder import RunFolder
 from trainwright.hooks.base import HookBase, has_failed
+from trainwright.hooks.timer import count_cpus
 from trainwright.lazy_names import ring
 from trainwright.models.checkpoint_files import class_name
 from trainwright.parallel.dist import get_world_size, is_main_process
@@ -208,7 +209,7 @@ def machine() -> dict[str, Any]:
         "host": platform.node(),
         "system": platform.platform(),
         "processor": _processor(),
-        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpus": count_cpus(),
         "memory_bytes": _memory(),
     }
     if torch.cuda.is_available():

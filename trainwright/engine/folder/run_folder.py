@@ -6,6 +6,7 @@ start leaves the earlier one unchanged. A run that is not resumed then first mov
 """
 
 import copy
+import functools
 import json
 import logging
 import logging.handlers
@@ -37,18 +38,13 @@ _locks: set[int] = set()  # descriptors of the locks that this process holds
 _MAX_ROW = 1 << 20  # bytes read for the last row
 
 
-def _is_config(head: bytes) -> bool:
-    """Whether this is the beginning of a completed configuration: only this library writes that key."""
-    return re.search(rb"^train:", head, re.MULTILINE) is not None and b"consumed_train_samples:" in head
-
-
 class RunFolder:
     """``path`` with a run's ``config.yaml`` and ``log.txt``. Repeated calls of ``open`` have no effect.
 
     Files that no run wrote are never replaced or moved (see :mod:`trainwright.engine.folder.files`).
     """
 
-    layout = Layout("config.yaml", _is_config)
+    layout = Layout("config.yaml")
     setting = "train.output_dir"  # in messages
 
     def __init__(self, path: str | Path, *, resume: bool) -> None:
@@ -255,6 +251,8 @@ def make_folder(path: Path, setting: str) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
+        if kind := "a file" if path.is_file() else irregular(path):
+            raise ConfigError(f"{setting}: {path} is {kind}; set a folder.") from error
         raise ConfigError(
             f"{setting}: the folder {path} cannot be made ({error.strerror}). Set a folder that can be written."
         ) from error
@@ -279,10 +277,17 @@ def lock_folder(path: Path, setting: str = "output_dir") -> int | None:
         raise ConfigError(
             f"{setting}: another run is training in {path}. Wait for it to end, or set another folder."
         ) from error
-    except OSError:  # a filesystem without locks
-        logger.debug("%s: this filesystem has no locks.", path)
+    except OSError as error:
+        os.close(descriptor)
+        _log_no_locks(os.path.realpath(path), error.strerror)
+        return None
     _locks.add(descriptor)
     return descriptor
+
+
+@functools.cache  # once per folder
+def _log_no_locks(path: str, reason: str) -> None:
+    logger.info("%s: this file system has no locks (%s): start one training at a time in this folder.", path, reason)
 
 
 def unlock_folder(descriptor: int) -> None:
@@ -314,11 +319,6 @@ def _detach(handler: logging.handlers.MemoryHandler) -> None:
         target.close()
 
 
-def _is_training_config(head: bytes) -> bool:
-    """Whether this is the beginning of a file that holds all settings."""
-    return all(name in head for name in (b"overwrite_output_dir:", b"checkpoints_dir:", b"logs_dir:"))
-
-
 class TrainerFolder(RunFolder):
     """Run folder of ``Trainer``: ``training_config.yaml``, ``metrics.csv``, checkpoints and links to them."""
 
@@ -329,7 +329,6 @@ class TrainerFolder(RunFolder):
         event_folder = os.path.relpath(events["log_dir"] or Path(path, config.logs_dir, events["comment"]), path)
         self.layout = Layout(
             "training_config.yaml",
-            _is_training_config,
             tables=("metrics.json", LOSSES_NAME, (Path(config.logs_dir) / CSV_NAME).as_posix()),
             event_folders=() if event_folder.startswith(os.pardir) else (Path(event_folder).as_posix(),),
             checkpoints=Path(config.checkpoints_dir).as_posix(),

@@ -101,7 +101,13 @@ class BestMetric:
         if known is None or self._datasets:
             return
         name = re.sub(r"_\d+$", "", monitor.removeprefix("eval_").removeprefix("epoch_").removeprefix("step_"))
-        if name not in {"loss", "metric", "lr", *known} and monitor not in known:
+        is_known = name in {"loss", "metric", "lr", *known} or monitor in known
+        if not is_known and (other := re.match(r"val(id|idation)?_(.+)", monitor)):
+            raise ConfigError(
+                f"TrainingConfig.early_stopping: got monitor={monitor!r}; results of an evaluation are called eval_...."
+                f" {did_you_mean(f'eval_{other[2]}', ['eval_loss', *(f'eval_{one}' for one in known)])}"
+            )
+        if not is_known:
             logger.warning(
                 "TrainingConfig.early_stopping: got monitor=%r, which neither the evaluation nor the metrics of this"
                 " run have. %s Unless the model or a callback puts it, the run ends with an error after its first"

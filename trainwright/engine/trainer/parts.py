@@ -121,6 +121,12 @@ def _early_stopping(
     given = config.to_dict()["early_stopping"] if config.is_set("early_stopping") else {}
     settings: dict[str, Any] = dict(config.early_stopping or {})
     callback: EarlyStoppingCallback
+    if given and not evaluates and str(given.get("monitor", "eval")).startswith("eval"):
+        logger.warning(
+            "TrainingConfig.early_stopping: watches %s, but nothing is evaluated, so it never stops the run. Pass an"
+            " eval_dataset (and no eval_strategy='no'), or watch a training metric such as 'epoch_loss'.",
+            given.get("monitor", "the result of an evaluation"),
+        )
     if "monitor" in given:
         best.warn_of_unknown_monitor(settings["monitor"])
         if settings["mode"] == "auto":

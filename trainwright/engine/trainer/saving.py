@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 
 from trainwright.checkpoint.checkpointer import Checkpointer
-from trainwright.checkpoint.files import replace_link
-from trainwright.checkpoint.folder import keep_newest
+from trainwright.checkpoint.files import has_links, point_at
+from trainwright.checkpoint.folder import is_checkpoint, keep_newest
 from trainwright.config.errors import MissingFileError
 from trainwright.engine.run import TrainerRun
 from trainwright.engine.trainer.model_card import RunCard
@@ -129,8 +129,8 @@ class Saving:
 def _link_and_prune(folder: Path, name: str, links: list[Path], max_to_keep: int | None) -> None:
     """Point links at a committed checkpoint; then delete checkpoints beyond ``max_to_keep`` and the links to them."""
     for link in links:
-        if link.is_symlink() or not link.exists():
-            replace_link(link, folder / name)
+        if link.is_symlink() or not link.exists() or (is_checkpoint(link) and not has_links(link.parent)):
+            point_at(link, folder / name)
         else:
             logger.warning("%s: not a link, so it is kept; it would have pointed at %s.", link, folder / name)
     if max_to_keep is None:
