@@ -13,6 +13,7 @@ import torch
 from tests.fork_server import python
 from trainwright.events import CSVWriter, EventStorage, JSONWriter
 from trainwright.events.writers.rows import LossWriter, RowFile
+from trainwright.events.writers.tensorboard import TensorBoardWriter
 
 
 def test_a_block_that_cannot_be_written_whole_leaves_no_trace(tmp_path, monkeypatch):
@@ -397,7 +398,7 @@ class TestLossWriter:
         path = tmp_path / "losses.csv"
         self.write(path, 0, 7)
         with path.open("a") as file:
-            file.write("7,0.12")  # of a crash
+            file.write("garbage\n,\n7,0.12")  # of a crash
         self.write(path, again, 9, losses=float)
         known = 0 if again == 0 else again
         assert self.rows(path) == [(at, 1 / (at + 3) if at < known else float(at)) for at in range(9)]
@@ -406,6 +407,30 @@ class TestLossWriter:
     def test_values_that_are_not_finite_are_written(self, tmp_path):
         self.write(tmp_path / "losses.csv", 0, 2, losses=lambda iteration: math.nan if iteration else math.inf)
         assert (tmp_path / "losses.csv").read_text().splitlines()[1:] == ["0,inf", "1,nan"]
+
+
+@pytest.mark.parametrize("moves", ["file", "folder"])
+@pytest.mark.parametrize("kind", [JSONWriter, CSVWriter, LossWriter, TensorBoardWriter])
+def test_a_file_that_is_deleted_or_moved_during_a_run_is_made_again_with_a_warning(tmp_path, caplog, kind, moves):
+    folder = tmp_path / "run"
+    writer = kind(folder if kind is TensorBoardWriter else folder / "rows")
+    with EventStorage() as storage:
+        for iteration in range(4):
+            storage.iter = iteration
+            storage.put_scalar("total_loss", float(iteration), smoothing_hint=False)
+            writer.write(storage)
+            if iteration == 1:
+                (path,) = folder.iterdir()
+                path.unlink() if moves == "file" else folder.rename(tmp_path / "moved")
+    writer.close()
+    (path,) = folder.iterdir()
+    if kind is JSONWriter:
+        assert [json.loads(line)["iteration"] for line in path.read_text().splitlines()] == [2, 3]
+    elif kind is not TensorBoardWriter:
+        assert path.read_text() == "iteration,total_loss\n2,2.0\n3,3.0\n"
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert str(folder) in warning
+    assert "deleted or moved" in warning
 
 
 def test_only_what_was_removed_is_logged_after_a_resume(tmp_path, caplog):

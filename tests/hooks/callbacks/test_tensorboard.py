@@ -46,6 +46,13 @@ def test_tensorboard_has_every_step_also_over_a_resume(tmp_path: Path) -> None:
     assert found["eval_epoch_loss"] == [(1, 0.25), (3, 0.25)]
 
 
+def test_plain_logs_are_written_too(tmp_path: Path) -> None:
+    callback = TensorBoardCallback(lambda **_: SummaryWriter(str(tmp_path)))
+    callback.on_train_batch_end((1,), {"global_step": 3, "step_loss": 0.5, "lr": 0.25})  # type: ignore[arg-type]
+    callback.on_train_end({})  # type: ignore[arg-type]
+    assert events(tmp_path) == {"step_loss": [(3, 0.5)], "lr": [(3, 0.25)]}
+
+
 def test_the_constructor_that_is_given_is_used_and_closed(tmp_path: Path) -> None:
     made: list[dict[str, Any]] = []
 

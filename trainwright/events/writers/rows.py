@@ -13,7 +13,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from trainwright.checkpoint.files import atomic_write, irregular, open_regular, remove_stale, sync_folder
+from trainwright.checkpoint.files import atomic_write, irregular, is_at, named, open_regular, remove_stale, sync_folder
 from trainwright.events.storage import EventStorage
 from trainwright.events.writers.base import FileWriter
 
@@ -58,6 +58,7 @@ class RowWriter(FileWriter):
 
     def flush(self) -> None:
         if self._gathered:
+            self._file.close_if_lost()
             self._append(self._gathered)
             self._gathered = []
 
@@ -113,10 +114,16 @@ class RowFile:
         try:
             self._is_synced = False
             _write_all(self._descriptor, block)
-        except OSError:
+        except OSError as error:
             with suppress(OSError):  # the first error is raised
                 os.ftruncate(self._descriptor, size)
-            raise
+            raise named(error, self.path) from None
+
+    def close_if_lost(self) -> None:
+        """Close the file and warn if it is no longer at its path; the next block makes it again."""
+        if self._descriptor is not None and not is_at(self._descriptor, self.path):
+            logger.warning("%s: deleted or moved during the run; it is made again, without the rows so far.", self.path)
+            self.close()
 
     def sync(self) -> None:
         """Wait until all blocks are on disk."""
@@ -254,6 +261,8 @@ class CSVWriter(RowWriter):
         self._columns: list[str] = []
 
     def _append(self, rows: list[tuple[int, Row]]) -> None:
+        if not self._file.has_content():
+            self._columns = []
         cells = [{"iteration": str(at), **{name: repr(value) for name, value in row.items()}} for at, row in rows]
         new_columns = sorted({name for row in cells for name in row} - {"iteration", *self._columns})
         if new_columns:
@@ -310,14 +319,17 @@ class LossWriter(CSVWriter):
         header, end = f"iteration,{LOSS}\n".encode(), content.rfind(b"\n") + 1
         if not content.startswith(header):
             return None
-        while end > len(header):
+        last = -1
+        while end > len(header) and last < 0:
             start = content.rfind(b"\n", 0, end - 1) + 1
-            if int(content[start : content.index(b",", start)]) < first:
-                break
-            end = start
+            at = re.match(rb"([0-9]{1,18}),", content[start:end])  # None: a damaged line
+            if at is not None and int(at[1]) < first:
+                last = int(at[1])
+            else:
+                end = start
         self._file.replace(content[:end])
         self._columns = ["iteration", LOSS]
-        return -1 if end == len(header) else int(content[start : content.index(b",", start)])
+        return last
 
 
 def _encode(lines: list[list[str]]) -> bytes:

@@ -1,6 +1,7 @@
 """Scalars, images, histograms and texts for TensorBoard, with torch's SummaryWriter, in the writer thread of files."""
 
 import importlib
+import logging
 import os
 import uuid
 from collections.abc import Mapping
@@ -14,6 +15,8 @@ from trainwright.events.storage import EventStorage
 from trainwright.events.writers.base import FileWriter
 from trainwright.events.writers.rows import is_blocked, rows_after
 from trainwright.events.writers.trackers import flat
+
+logger = logging.getLogger("trainwright.events")
 
 
 class TensorBoardWriter(FileWriter):
@@ -57,6 +60,10 @@ class TensorBoardWriter(FileWriter):
             self._storage = storage
             self._last_written = storage.first_unwritten - 1
             self._last_media = 0
+        if self._writer is not None and not self._file.exists():
+            logger.warning("%s: deleted or moved during the run; another one is made.", self._file)
+            self._is_synced = True
+            self.close()
         rows = rows_after(storage, self._last_written, self._window_size)
         media = storage.media(after=self._last_media)
         if not (rows or media):

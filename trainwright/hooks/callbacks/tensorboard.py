@@ -1,6 +1,6 @@
 """TensorBoard events of losses, metrics and the learning rate at each step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainwright.events.storage import EventStorage
@@ -54,13 +54,13 @@ class TensorBoardCallback(Callback):
             self._writer.close()
             self._writer = None
 
-    def _record(self, logs: Logs, step: int, *names: str) -> None:
+    def _record(self, logs: Mapping[str, Any], step: int, *names: str) -> None:
         if not is_main_process():
             return
         self._waiting.iter = step
         for name in names:
             if name in logs:
-                self._waiting.put_scalar(name, logs.unread(name))
+                self._waiting.put_scalar(name, logs.unread(name) if isinstance(logs, Logs) else logs[name])
         self._num_waiting += 1
         if self._num_waiting >= _FLUSH_STEPS:
             self._write()
