@@ -133,12 +133,15 @@ def test_a_due_step_is_saved_when_the_next_one_fails(tmp_path: Path) -> None:
     assert names(tmp_path) == ["model_0000003"]
 
 
-def train_with_metric(folder: Path, values: list[float], mode: str = "max", **kw: Any) -> BestCheckpointer:
-    """Evaluate after each iteration; the last value is the final evaluation's."""
+def train_with_metric(
+    folder: Path, values: list[float], mode: str = "max", *, is_first: bool = False, **kw: Any
+) -> BestCheckpointer:
+    """Evaluate after each iteration; the last value is the final evaluation's. ``is_first``: before the evaluation."""
     trainer = Trainer(folder)
     given = iter(values)
     best = BestCheckpointer(1, trainer.checkpointer, "accuracy", mode, **kw)
-    trainer.register_hooks([EvalHook(1, lambda: {"accuracy": next(given)}), best])
+    hooks = [EvalHook(1, lambda: {"accuracy": next(given)}), best]
+    trainer.register_hooks(hooks[::-1] if is_first else hooks)
     trainer.train(0, len(values))
     return best
 
@@ -153,10 +156,12 @@ def train_with_metric(folder: Path, values: list[float], mode: str = "max", **kw
         ([0.1, 0.2, 0.3], "max", 2),  # the final evaluation
     ],
 )
+@pytest.mark.parametrize("is_first", [False, True])
 def test_the_best_checkpoint_is_that_of_the_best_metric(
-    tmp_path: Path, values: list[float], mode: str, best_iter: int
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, values: list[float], mode: str, best_iter: int, is_first: bool
 ) -> None:
-    best = train_with_metric(tmp_path, values, mode)
+    best = train_with_metric(tmp_path, values, mode, is_first=is_first)
+    assert "did not compute" not in caplog.text
     assert best.best_iter == best_iter
     assert steps_in(tmp_path, "model_best") == best_iter + 1
     assert not (tmp_path / "last_checkpoint").exists()  # the best is never the one to resume from

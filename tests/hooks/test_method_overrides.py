@@ -12,8 +12,10 @@ from torch.utils.data import TensorDataset
 
 from tests.toys import Classifier, file_config, points
 from trainwright import DefaultTrainer, Trainer, TrainingConfig
-from trainwright.engine import EagerTrainer, HookBase
+from trainwright.config.errors import ConfigTypeError
+from trainwright.engine import EagerTrainer, HookBase, TrainerBase
 from trainwright.hooks import Callback
+from trainwright.hooks.callbacks import CallbackList
 from trainwright.models import Model, ModelConfig
 
 # B batch, F features, C classes.
@@ -291,3 +293,26 @@ def test_the_loss_of_a_model(
             change(model)
     trainer.train()
     assert len(log.calls) >= 8
+
+
+def test_a_method_that_cannot_be_called_is_refused_and_a_misspelt_one_named(caplog: pytest.LogCaptureFixture) -> None:
+    class OfAnotherLibrary(HookBase):
+        def after_step(self, trainer: Any) -> None: ...  # type: ignore[override]
+
+    class Misspelt(HookBase):
+        def after_stp(self) -> None: ...
+
+        def after_all(self) -> None: ...
+
+    class WrongCallback(Callback):
+        def on_epoch_end(self, logs: Any) -> None: ...  # type: ignore[override]
+
+    with pytest.raises(ConfigTypeError, match=r"Library\.after_step is called with \(\): .*after_step\(self\)"):
+        TrainerBase().register_hooks([OfAnotherLibrary()])
+    with pytest.raises(ConfigTypeError, match=r"on_epoch_end is called with \(epochs, logs\)"):
+        CallbackList([WrongCallback()])
+    with pytest.raises(ConfigTypeError, match=r"pass a list"):
+        CallbackList(Callback())  # type: ignore[arg-type]
+    TrainerBase().register_hooks([Misspelt()])
+    (record,) = caplog.records
+    assert record.getMessage() == "Misspelt.after_stp is never called: hooks have after_step."

@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 
 from trainwright.hooks.method_overrides import overridable
 
+MOMENTS = ("before_train", "before_first_step", "before_step", "after_step", "after_train", "after_end", "before_save")
 Period: TypeAlias = int | Callable[[], bool]
 """When a hook acts: every n iterations (0: never), or after an iteration for which the function returns True, such as
 ``trainer.state.is_epoch_end`` of the Python API."""

@@ -186,7 +186,7 @@ class BestCheckpointer(HookBase):
 
     Higher is better for mode "max", lower for "min".
 
-    Checks the metric after each evaluation, so register it after the :class:`EvalHook`. NaN and infinity are never
+    Checks the metric after each evaluation. NaN and infinity are never
     best. The best value so far survives a resume. If an evaluation did not compute the metric, it calls
     ``on_missing()``; by default it warns once.
 
@@ -229,6 +229,7 @@ class BestCheckpointer(HookBase):
         self._due: int | None = None
         self._on_missing = on_missing
         self._has_warned = False
+        self._is_late = False  # the metric comes from a hook that is called after this one, or is not computed
 
     def state_dict(self) -> dict[str, Any]:
         # A checkpoint that is saved first has the new best value, and may be the last one that a killed run writes.
@@ -248,31 +249,40 @@ class BestCheckpointer(HookBase):
 
     def after_step(self) -> None:
         if self._is_check_due(self.trainer) and self.trainer.iter + 1 != self.trainer.max_iter:
-            self._check_metric()
+            self._is_late = not self._check_metric()
 
     def before_step(self) -> None:
+        self._check_again()
         if self._due is not None:
             self._save_due()
 
     def after_train(self) -> None:
         try:
             if not has_failed(self.trainer):
-                self._check_metric()
+                self._is_late = not self._check_metric()
                 if self._due is not None:
                     self._save_due()
         finally:
             with self.trainer.phases.counting("save"):
                 self._checkpointer.wait(alone=not is_finished(self.trainer))
 
-    def _check_metric(self) -> None:
-        """Record a new best value."""
+    def after_end(self) -> None:
+        if self._is_late and not has_failed(self.trainer):
+            self._check_again()
+            if self._due is not None:
+                self._save_due()
+            with self.trainer.phases.counting("save"):
+                self._checkpointer.wait()
+
+    def _check_metric(self) -> bool:
+        """Record a new best value. Returns whether there is a value of this iteration."""
         last = self._last_iteration()
         if self.trainer.storage.first_local_iteration(self.metric) <= last:
             self.trainer.storage.reduce()  # all processes decide by the same value
         value, put_at = self.trainer.storage.latest().get(self.metric, (math.nan, -1))
         if put_at < last:
-            self._warn_missing()
-        elif math.isfinite(value):
+            return False
+        if math.isfinite(value):
             if self.best is None or self._is_better(value, self.best):
                 self.best, self.best_iter, self._due = value, last, last
                 results = flatten_results_dict(self.trainer.last_eval_results)
@@ -281,11 +291,18 @@ class BestCheckpointer(HookBase):
                 place = next((n for n, entry in enumerate(self.top) if self._is_better(value, entry[0])), len(self.top))
                 self.top.insert(place, (value, last, f"{self._file_prefix}_{self._number()}"))
                 self.top, self._due = self.top[: self._top_k], last
+        return True
+
+    def _check_again(self) -> None:
+        """After every hook of the iteration."""
+        is_late, self._is_late = self._is_late, False
+        if is_late and not self._check_metric():
+            self._warn_missing()
 
     def _last_iteration(self) -> int:
         # The final evaluation counts as iteration max_iter, one more than the last completed iteration. A training
         # metric belongs to that one.
-        return int(min(self.trainer.iter, self.trainer.max_iter - 1))
+        return int(self.trainer.iterations_done - 1)
 
     def _save_due(self) -> None:
         iteration, self._due = self._due, None

@@ -1,9 +1,15 @@
 """Which methods of an object the user has overridden, compared by identity."""
 
+import logging
 import weakref
-from collections.abc import Callable
-from inspect import getattr_static
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from inspect import getattr_static, signature
 from typing import Any, TypeVar
+
+from trainwright.config.errors import ConfigTypeError
+
+logger = logging.getLogger("trainwright.hooks")
 
 Kind = TypeVar("Kind", bound=type)
 
@@ -30,6 +36,39 @@ def is_overridden(owner: object, name: str) -> bool:
     kind = owner.__class__  # not its type: hooks have a weak proxy of their trainer
     base = next(each for each in kind.__mro__ if each in _DEFINED)
     return getattr_static(kind, name) is not _DEFINED[base][name]
+
+
+def check_methods(owner: object, moments: Iterable[str], what: str) -> None:
+    """Check the user's methods of ``owner`` that are called at ``moments``; warn of a name that is nearly one of them.
+
+    Raises:
+        ConfigTypeError: a method does not take the arguments of the one that it overrides.
+    """
+    kind, moments = type(owner), tuple(moments)
+    if kind.__module__.startswith("trainwright."):
+        return
+    base = next(each for each in kind.__mro__ if each in _DEFINED)
+    for name in moments:
+        arguments = [*signature(getattr(base, name)).parameters][1:]
+        method = getattr(owner, name)
+        if is_overridden(owner, name) and not _can_be_called(method, arguments):
+            raise ConfigTypeError(
+                f"{kind.__name__}.{name} is called with ({', '.join(arguments)}): write"
+                f" def {name}({', '.join(['self', *arguments])})."
+            )
+    for name in vars(kind):
+        if not hasattr(base, name) and (near := get_close_matches(name, moments, 1, 0.85)):
+            logger.warning("%s.%s is never called: %s have %s.", kind.__name__, name, what, near[0])
+
+
+def _can_be_called(method: Any, arguments: list[str]) -> bool:
+    try:
+        signature(method).bind(*arguments)
+    except ValueError:  # it has no signature
+        return True
+    except TypeError:
+        return False
+    return True
 
 
 class Overrides:

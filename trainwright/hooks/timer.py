@@ -26,7 +26,8 @@ _QUICK_BATCH = 0.5e-3  # seconds: faster than a worker process passes a batch on
 _QUICK_ITERATION = 2e-3  # seconds, with workers: a batch takes about as long to pass on as to read
 
 
-def _count_cpus() -> int:
+def count_cpus() -> int:
+    """The CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -64,7 +65,7 @@ class Facts:
     num_workers: int | None = None
     reads_batches: bool = False
     saves_async: bool = True
-    num_cpus: int = field(default_factory=_count_cpus)
+    num_cpus: int = field(default_factory=count_cpus)
     names: SettingNames = field(default_factory=SettingNames)
 
 

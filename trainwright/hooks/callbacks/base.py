@@ -7,7 +7,7 @@ from typing import Any
 
 from trainwright.config.errors import ConfigKeyError, ConfigTypeError
 from trainwright.hooks.callbacks.logs import Logs
-from trainwright.hooks.method_overrides import is_overridden, overridable
+from trainwright.hooks.method_overrides import check_methods, is_overridden, overridable
 
 logger = logging.getLogger("trainwright.hooks")
 
@@ -170,6 +170,8 @@ class CallbackList:
     def __init__(self, callbacks: Iterable[Callback] | None = None) -> None:
         self._callbacks: list[Callback] = []
         self._given: dict[str, Any] = {}  # arguments of set_*, for callbacks added later
+        if isinstance(callbacks, Callback):
+            raise ConfigTypeError(f"callbacks: got one callback; pass a list: [{_name(callbacks)}(...)].")
         for callback in callbacks or ():
             self.add_callback(callback, singleton=False)
         self.collect()
@@ -201,6 +203,7 @@ class CallbackList:
             logger.warning(
                 "%s.%s is never called: callbacks have %s.", _name(callback), ", ".join(unknown), ", ".join(_METHODS)
             )
+        check_methods(callback, _METHODS, "callbacks")
         if singleton:  # by name: a notebook may define the same class again
             self._callbacks = [other for other in self._callbacks if _full_name(other) != _full_name(callback)]
         for setter, value in self._given.items():

@@ -136,9 +136,9 @@ class EarlyStoppingCallback(Callback):
         if state["monitor"] not in (self._requested, self.monitor):
             logger.warning("Early stopping watched %s, now %s: it restarts.", state["monitor"], self.monitor)
             return
-        self._watch(state.get("watched", self.monitor))
+        self._watch(state["watched"])
         self.best, self.wait, self._is_evaluated = state["best"], state["wait"], state["is_evaluated"]
-        self._counted_epoch = state.get("counted_epoch")
+        self._counted_epoch = state["counted_epoch"]
         if self._is_out_of_patience():
             self.stopped_epoch = state["stopped_epoch"]
             self._stop()

@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from trainwright._torch_compat.tensor_chunks import is_dtensor
+from trainwright.config.errors import ConfigKeyError
 from trainwright.events.storage import EventStorage
 
 
@@ -123,4 +124,6 @@ class Logs(MutableMapping[str, Any]):
         """
         if name in self._values:
             return self._values[name]
+        if name not in self._readers:
+            raise ConfigKeyError(f"logs has no {name!r}. There are: {', '.join(sorted(self)) or 'none yet'}.")
         return self._readers[name]()
