@@ -162,7 +162,8 @@ class CheckpointWriter:
 
     def look(self) -> None:
         """Know the checkpoints that are there now."""
-        self._known = newest_sequence(self._folder)
+        with contextlib.suppress(OSError):  # a save reports that the folder cannot be read
+            self._known = newest_sequence(self._folder)
 
     def unknown(self) -> Path | None:
         """The newest checkpoint to resume from, if another object or process has saved it."""
