@@ -267,6 +267,14 @@ KNOWN_ERRORS = {
     "an id without a row": (lambda: torch.nn.Embedding(5, 2)(torch.tensor([7])), "resize_token_embeddings"),
     "inputs as doubles": (lambda: torch.nn.Linear(3, 2)(SCORES.double()), "The inputs are Double"),
     "images as doubles": (lambda: torch.nn.Conv2d(1, 2, 1)(torch.zeros(1, 1, 3, 3).double()), "The inputs are double"),
+    "weights as halves": (lambda: torch.nn.Linear(3, 2).half()(SCORES), "mixed_precision='fp16'"),
+    "a convolution of bfloat16": (lambda: torch.nn.Conv2d(1, 2, 1).bfloat16()(SCORES[None]), "mixed_precision='fp16'"),
+    "a score without a label": (
+        lambda: F.binary_cross_entropy_with_logits(SCORES[:, :1], torch.zeros(4)),
+        "shape [4, 1] and the labels [4]",
+    ),
+    "whole numbers for scores": (lambda: F.binary_cross_entropy_with_logits(SCORES, SCORES.long()), "labels.float()"),
+    "a loss without gradient": (lambda: SCORES.sum().backward(), "Remove torch.no_grad()"),
     "too few features": (lambda: torch.nn.Linear(10, 2)(SCORES), "expects 10 features and receives 3"),
     "a tensor elsewhere": (
         lambda: on_a_gpu(
@@ -281,7 +289,7 @@ KNOWN_ERRORS = {
 
 @pytest.mark.parametrize(("call", "fix"), KNOWN_ERRORS.values(), ids=KNOWN_ERRORS)
 def test_errors_of_torch_about_data_get_a_fix(call, fix):
-    with pytest.raises((RuntimeError, IndexError)) as raised:
+    with pytest.raises((RuntimeError, IndexError, ValueError)) as raised:
         call()
     for _ in range(2):  # noted once
         add_batch_note(raised.value, {"x": SCORES})

@@ -53,6 +53,8 @@ def test_the_traceback_of_the_rank_that_raises_comes_first_and_once(tmp_path: Pa
     for other in re.finditer(line, ours):
         assert other.start() > traceback
     assert line in ours, output
+    cause = output.partition("Root Cause")[2]
+    assert re.search(r"rank +: 1 .*ValueError: the data of this rank are bad", cause, re.DOTALL), output
     assert "Connection closed by peer" not in ours
 
 

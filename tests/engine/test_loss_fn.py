@@ -226,7 +226,10 @@ def test_a_number_of_some_batches_is_the_mean_over_these(accumulation: int, tmp_
 
 
 class Detector(nn.Module):
-    """Called as those of torchvision: losses in training, a dict of predictions for each image in evaluation."""
+    """Called as those of torchvision: losses in training, a dict of predictions for each image in evaluation.
+
+    As FCOS it has a ``compute_loss`` of another use, and losses without "loss" in their names.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -238,7 +241,10 @@ class Detector(nn.Module):
         if not self.training:
             return [{"boxes": box[None], "scores": torch.ones(1)} for box in boxes_B4]
         expected_B4 = torch.stack([target["boxes"][0] for target in targets])
-        return {"box_loss": (boxes_B4 - expected_B4).abs().mean(), "size_loss": 0.1 * boxes_B4.square().mean()}
+        return self.compute_loss(targets, boxes_B4, expected_B4)
+
+    def compute_loss(self, targets: Any, boxes_B4: Tensor, expected_B4: Tensor) -> dict[str, Tensor]:
+        return {"box": (boxes_B4 - expected_B4).abs().mean(), "size": 0.1 * boxes_B4.square().mean()}
 
 
 def scenes() -> list[Any]:
@@ -289,7 +295,7 @@ def test_a_detection_model_takes_lists_of_images_and_of_dicts(metric: Any, tmp_p
     torch.testing.assert_close(model.layer.weight, theirs.layer.weight)
     images, targets = zip(*data, strict=True)
     assert results == pytest.approx(mean_box_error(theirs.eval()(images), targets), rel=1e-5)
-    assert len(trainer.storage.history("size_loss").values()) == 2
+    assert len(trainer.storage.history("loss_size").values()) == 2
 
 
 WEIGHTS = torch.tensor([1.0, 2.0, 0.5])

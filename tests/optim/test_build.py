@@ -224,6 +224,21 @@ def test_every_norm_of_torch_is_known(norm):
     assert [group["weight_decay"] for group in groups] == [0.0]
 
 
+def test_biases_of_other_names_are_not_decayed_as_transformers_decides():
+    from transformers import Trainer
+
+    model = nn.ModuleDict({
+        "attention": nn.MultiheadAttention(4, 2, add_bias_kv=True),
+        "lstm": nn.LSTM(4, 2),
+        "relative_attention_bias": nn.Embedding(3, 2),
+        "parametrized": torch.nn.utils.parametrizations.weight_norm(nn.Linear(2, 2), "bias"),
+    })  # fmt: skip
+    found = settings_by_name(model, get_default_optimizer_params(model, weight_decay=0.5, weight_decay_bias=0.0))
+    decayed = {name for name, settings in found.items() if settings["weight_decay"]}
+    assert decayed == found.keys() & Trainer.get_decay_parameter_names(None, model)
+    assert {"attention.in_proj_bias", "attention.bias_k", "lstm.bias_ih_l0"} <= found.keys() - decayed
+
+
 def test_every_trainable_parameter_is_in_exactly_one_group():
     model = Block()
     model.norm.requires_grad_(False)

@@ -229,11 +229,11 @@ def test_cosine_with_hard_restarts_starts_again_at_the_full_rate():
     assert_follows(configure_cosine_with_hard_restarts_scheduler_with_warmup(two_groups(), W, N, num_cycles=2), decay)
 
 
-def test_polynomial():
-    assert_follows(
-        configure_polynomial_decay_scheduler_with_warmup(two_groups(), W, N, lr_end=1e-3, power=2.0),
-        lambda t, b: (b - 1e-3) * (1 - progress(t)) ** 2 + 1e-3,
-    )
+def test_polynomial_also_after_an_earlier_schedule_of_the_optimizer():
+    optimizer = two_groups()
+    for _ in range(2):
+        schedule = configure_polynomial_decay_scheduler_with_warmup(optimizer, W, N, lr_end=1e-3, power=2.0)
+        assert_follows(schedule, lambda t, b: (b - 1e-3) * (1 - progress(t)) ** 2 + 1e-3)
 
 
 def test_a_warm_up_as_long_as_the_run_ends_at_zero_after_it():

@@ -11,6 +11,8 @@ import torch
 from tests.ranks import on_ranks
 from trainwright.checkpoint import Checkpointer, CheckpointError, CheckpointTypeError
 from trainwright.parallel import dist
+from trainwright.parallel.layout import Layout
+from trainwright.parallel.mesh import use_layout
 
 
 def test_a_single_process_is_the_main_one_and_exchanges_with_itself() -> None:
@@ -53,6 +55,17 @@ def test_a_barrier_of_nccl_is_told_its_gpu(monkeypatch: pytest.MonkeyPatch) -> N
     assert calls == [None, [3]]
 
 
+def broadcast_part(rank: int) -> list[float]:
+    """A buffer of which tensor ranks have parts, as the first data rank has it."""
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh = use_layout(Layout(data=2, zero_stage=1), "cpu")
+    assert mesh is not None
+    part = DTensor.from_local(torch.full((2,), float(rank)), mesh.device_mesh["tp"], [Replicate()], run_check=False)
+    dist.broadcast_over_data(part.detach())
+    return part.to_local().tolist()
+
+
 def exchanges() -> dict[str, Any]:
     rank = dist.get_rank()
     if rank == 1:
@@ -65,6 +78,7 @@ def exchanges() -> dict[str, Any]:
         "all": dist.all_gather_object({"rank": rank}),
         "first": dist.broadcast_object([rank, "of rank 0"]),
         "any": [dist.is_any(False), dist.is_any(rank == 0), dist.is_any(rank == 1), dist.is_any(True)],
+        "buffer": broadcast_part(rank),
         "times": dist.all_gather_object((before, time.time())),
     }
 
@@ -76,6 +90,7 @@ def test_two_ranks_exchange_values() -> None:
     assert first["all"] == second["all"] == [{"rank": 0}, {"rank": 1}]
     assert first["first"] == second["first"] == [0, "of rank 0"]
     assert first["any"] == second["any"] == [False, True, True, True]
+    assert first["buffer"] == second["buffer"] == [0.0, 0.0]
     (_, continued), (arrived, _) = first["times"]
     assert continued >= arrived  # rank 0 has waited for rank 1
 

@@ -48,12 +48,12 @@ def loss_of(outputs: Any, batch: dict[str, Tensor]) -> Tensor:
     return F.cross_entropy(outputs["logits"][:, :-1].flatten(0, 1), batch["token_ids"][:, 1:].flatten())
 
 
-def build_transformers(kind: str = "Llama", **settings: Any) -> nn.Module:
+def build_transformers(kind: str = "Llama", task: str = "CausalLM", **settings: Any) -> nn.Module:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
     sizes |= {"vocab_size": VOCABULARY, "num_key_value_heads": 2, "head_dim": 8} | settings
-    model: nn.Module = getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**sizes))
+    model: nn.Module = getattr(transformers, f"{kind}For{task}")(getattr(transformers, f"{kind}Config")(**sizes))
     return model
 
 

@@ -32,6 +32,14 @@ MODELS = {
     "bert": (build_bert, {"token_ids": IDS, "attention_mask": MASK}),
     "llama": (build_transformers, {"input_ids": IDS, "attention_mask": MASK, "labels": IDS}),
     "llama, tied": (lambda: build_transformers(tie_word_embeddings=True), {"input_ids": IDS, "labels": IDS}),
+    "llama, two scores": (
+        lambda: build_transformers(task="QuestionAnswering"),
+        {"input_ids": IDS, "start_positions": IDS[:, 1] % 3, "end_positions": IDS[:, 2] % 3 + 3},
+    ),
+    "llama, tokens": (
+        lambda: build_transformers(task="TokenClassification", num_labels=20),
+        {"input_ids": IDS, "labels": IDS},
+    ),
     "qwen3": (lambda: build_transformers("Qwen3"), {"input_ids": IDS, "attention_mask": MASK, "labels": IDS}),
 }
 
@@ -151,19 +159,16 @@ def test_a_parameter_of_another_stage_raises_and_names_itself(use: Any) -> None:
     assert "scale" not in model.state_dict()
 
 
-def test_a_model_that_scales_its_embeddings_is_refused() -> None:
-    model = build_transformers("Granite", embedding_multiplier=2.0)
-    with pytest.raises(ConfigError, match="GraniteForCausalLM cannot be cut"):
-        cut_model(model, 2, [0], Layout(pipeline=2).stage_ids)
-
-
 @pytest.mark.parametrize(
     ("build", "message"),
     [
         (lambda: nn.Linear(2, 2), "Linear does not say where it can be cut"),
         (lambda: build_gpt(layers=1), "has 1 layers.*2 pipeline stages need at least 2"),
+        (lambda: build_transformers("Granite", embedding_multiplier=2.0), "GraniteForCausalLM cannot be cut.*outside"),
+        (lambda: build_transformers(task="SequenceClassification"), "LlamaForSequence.*cannot be cut.*input ids"),
+        (lambda: build_transformers("Mixtral", output_router_logits=True), "cannot be cut.*output_router_logits"),
     ],
-    ids=["no cut", "few layers"],
+    ids=["no cut", "few layers", "scaled", "pooled", "routers"],
 )
 def test_what_cannot_be_cut_is_refused(build: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -19,11 +19,12 @@ from torch.utils.data import TensorDataset
 
 from tests.distributed.layout_runs import assert_equal_runs, build_language, train, train_on_ranks
 from tests.ranks import on_ranks
+from tests.toys import Samples
 from trainwright import Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError
 from trainwright.engine import EagerTrainer
 from trainwright.engine.accumulation import part_of_mean
-from trainwright.evaluation import DatasetEvaluator, PPLEvaluator, inference_on_dataset
+from trainwright.evaluation import DatasetEvaluator, EvaluationError, PPLEvaluator, inference_on_dataset
 from trainwright.events import EventStorage
 from trainwright.hooks.callbacks import Callback
 from trainwright.hooks.callbacks.logs import Logs
@@ -524,6 +525,37 @@ def test_a_torch_that_cannot_reduce_unused_parameters_is_refused(monkeypatch: py
     check_shardable(Branches())
     with pytest.raises(ConfigError, match=r"find_unused_parameters=True .*torch 2\.13"):
         check_shardable(Branches(), is_one_unit=True)
+
+
+class OneOf(nn.Module):
+    """Each batch uses one of two layers, which are gathered on their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(2))
+
+    def forward(self, x: Tensor, part: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {"loss": F.cross_entropy(self.layers[int(part[0])](x), labels)}
+
+
+def evaluate_one_of(folder: Path, parts: list[int]) -> float | str:
+    """The loss of batches of two samples that use these layers, or the message of an error."""
+    x = torch.randn(2 * len(parts), 3, generator=torch.Generator().manual_seed(0))
+    data = Samples(x=x, part=lambda index: parts[index // 2], labels=lambda index: index % 3, length=len(x))
+    config = TrainingConfig(output_dir=folder, batch_size=2, metrics=None, early_stopping=None, **ZERO_3)
+    try:
+        return float(Trainer(OneOf(), config, data, data).evaluate()["loss"])
+    except EvaluationError as error:
+        return str(error)
+
+
+def test_a_padding_batch_uses_the_layers_of_the_batch_of_another_rank(tmp_path: Path) -> None:
+    expected = evaluate_one_of(tmp_path / "one", [1, 1, 0])
+    assert on_ranks(evaluate_one_of, tmp_path, [1, 1, 0]) == [pytest.approx(expected)] * 2
+    for message in on_ranks(evaluate_one_of, tmp_path, [1, 0]):
+        assert "different parts of OneOf" in message
+        assert "find_unused_parameters=True" in message
 
 
 class Seen(DatasetEvaluator):

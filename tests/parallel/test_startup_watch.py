@@ -2,8 +2,12 @@
 
 import os
 import threading
+import time
 from pathlib import Path
 
+import pytest
+
+from trainwright.parallel import startup_watch
 from trainwright.parallel.startup_watch import ended_siblings, siblings_awaited
 
 JOB = {
@@ -36,6 +40,21 @@ def test_nothing_is_said_where_processes_are_not_seen(tmp_path: Path) -> None:
     assert ended_siblings(JOB | {"LOCAL_RANK": "0"}, tmp_path) == set()  # another system
     assert ended_siblings({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}) == set()  # another launcher
     assert ended_siblings(os.environ | JOB | {"LOCAL_RANK": "0"}) == set()
+
+
+def test_one_process_with_the_variables_of_several_logs_what_it_waits_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(startup_watch, "_FIRST_LOOK_S", 0.0)
+    monkeypatch.setattr(startup_watch, "_LOG_AFTER_S", 0.0)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29777"}.items():
+        monkeypatch.setenv(name, value)
+    with siblings_awaited():
+        end = time.monotonic() + 20
+        while not caplog.messages and time.monotonic() < end:
+            time.sleep(0.05)
+    (line,) = caplog.messages
+    assert "waits for the other processes of WORLD_SIZE=2 at 127.0.0.1:29777" in line
 
 
 def test_processes_that_have_met_are_not_looked_for() -> None:

@@ -196,7 +196,7 @@ def build_evaluation(
     if not weights:
         raise MissingFileError(f"{cfg.train.output_dir}: no checkpoint to evaluate.")
     checkpointer.load(weights, checkpointables=[], strict=True)
-    if cfg.train.amp.enabled:
+    if cfg.train.amp.enabled and cfg.train.amp.get("evaluation", False):
         apply_autocast(model, device)  # as in the evaluations of the training, for equal results
     return model, loaders
 

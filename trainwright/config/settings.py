@@ -265,6 +265,11 @@ class TrainingConfig(CheckedConfig):
     shuffle_buffer: types.Count | None = setting(
         None, "train", "Shuffle a stream of training data in blocks of this number of samples. None: its own order.",
     )
+    label_names: types.FieldNames | None = setting(
+        None, "train",
+        "The fields of a batch that metrics take as labels, several as a tuple. None: 'labels', 'label', 'targets' or"
+        " 'target', or else the labels that forward takes.",
+    )
     evaluate_with_generate: bool = setting(
         True, "train", "Evaluate a generative model by its generated outputs instead of its logits.",
     )
@@ -615,7 +620,10 @@ _TRAIN = (
     Key("warmup_ratio", 0, types.RatioBelowOne,
         "Share of the iterations, in [0, 1), in which the learning rate rises."),
     Key("start_iter", 0, types.CountOrZero, "First iteration. Resuming sets it."),
-    Key("amp", keys=(Key("enabled", False, bool, "Mixed precision in training."),)),
+    Key("amp", keys=(
+        Key("enabled", False, bool, "Mixed precision in training."),
+        Key("evaluation", False, bool, "With enabled: mixed precision in evaluation, too; False: float32."),
+    )),
     Key("float32_matmul_precision", None),
     Key("activation_checkpoint", keys=(Key("enabled", False),)),
     Key("nccl_fusion_threshold_mb", 16, types.NotNegative, has_effect=False),

@@ -99,6 +99,10 @@ _FIXES = {
         "The labels have one column per class: use their class indices, labels.argmax(1), or probabilities,"
         " labels.float()."
     ),
+    r"(?:same dtype, but got Float and |Input type .*[Ff]loat.* and (?:bias|weight) type .*)(Half|BFloat16)": (
+        r"The model's weights are \1. Keep them in float32 (without model.half() and the like), and set"
+        r" mixed_precision='fp16' or 'bf16' (train.amp.enabled=true in config files)."
+    ),
     r"mat1 and mat2 must have the same dtype, but got (\w+) and (\w+)": (
         r"The inputs are \1 and the model's weights are \2: convert the inputs, for example with inputs.float()."
     ),
@@ -107,6 +111,17 @@ _FIXES = {
     ),
     r"mat1 and mat2 shapes cannot be multiplied \((\d+)x(\d+) and (\d+)x(\d+)\)": (
         r"A layer expects \3 features and receives \2: change the layer's in_features, or the shape of its input."
+    ),
+    r"Target size \(torch\.Size\((.*?)\)\) must be the same as input size \(torch\.Size\((.*?)\)\)": (
+        r"The scores have the shape \2 and the labels \1: this loss compares each score with a label, a float. For"
+        r" example labels.float().unsqueeze(1) for scores of the shape (B, 1)."
+    ),
+    r"result type Float can't be cast to the desired output type (Long|Int)|Found dtype (Long) but expected Float": (
+        r"This loss compares each score with a label, a float: convert the labels with labels.float()."
+    ),
+    r"element 0 of tensors does not require grad": (
+        r"The loss cannot be differentiated: it depends on no trainable parameter. Remove torch.no_grad() and detach()"
+        r" from the forward pass, or unfreeze a layer."
     ),
     r"grad can be implicitly created only for scalar outputs": (
         "The loss has several numbers: it must be one, such as loss.mean()."

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from operator import attrgetter
 from typing import Any
 from zlib import crc32
@@ -29,7 +30,7 @@ from trainwright.parallel.faults import meet
 from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.parallelize import share_tensors
 from trainwright.parallel.pipeline import Pipeline, pipeline_of
-from trainwright.parallel.sharding import ShardedGradients, explain_parts, is_sharded
+from trainwright.parallel.sharding import ShardedGradients, explain_parts, fsdp_modules, is_sharded
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
 
@@ -200,13 +201,12 @@ class StageSync:
     Data ranks are averaged by what shards the stages.
     """
 
-    def __init__(self, pipeline: Pipeline, check_used: Callable[[], None] | None) -> None:
-        self._sum_tied, self._check_used = pipeline.tied.sum_gradients, check_used
+    def __init__(self, pipeline: Pipeline, before_use: Callable[[], object]) -> None:
+        self._sum_tied, self._before_use = pipeline.tied.sum_gradients, before_use
 
     def finish(self) -> None:
         """Call this when all gradients of an update are computed, before they are used."""
-        if self._check_used is not None:
-            self._check_used()
+        self._before_use()
         self._sum_tied()
 
     def before_batch(self, *, is_last: bool) -> None:
@@ -242,10 +242,15 @@ def gradient_sync(
     if mesh is not None:
         pipeline = pipeline_of(model)
         parts = [model] if pipeline is None else [stage.model for stage in pipeline.stages]
-        check_used = None if find_unused_parameters or mesh.layout.data == 1 else UsedParameters(parts).check
+        check_used: Callable[[], object] = bool
+        before_use: Callable[[], object] = bool
+        if mesh.layout.data > 1 and find_unused_parameters:
+            before_use = UnusedParameters(fsdp_modules(model)).drop
+        elif mesh.layout.data > 1:
+            check_used = before_use = UsedParameters(parts).check
         if pipeline is not None:
-            return StageSync(pipeline, check_used)
-        return ShardedGradients(model, mesh, is_each_averaged=not wraps, check_used=check_used)
+            return StageSync(pipeline, before_use)
+        return ShardedGradients(model, mesh, is_each_averaged=not wraps, check_used=check_used, before_use=before_use)
     if get_world_size() == 1:
         return None
     return Replica(
@@ -379,3 +384,39 @@ class UsedParameters:
         # Other stages have other parameters, so another name. Of so few numbers, any two are compared as different.
         name = f"the parameters that updates have used, from {self._names[0]} on (find_unused_parameters=True allows"
         return {f"{name} different ones), as a checksum": float(self._record % 10_000)}
+
+
+class UnusedParameters:
+    """Removes the gradients of parameters that no data rank has used in an update, of which torch averages zeros.
+
+    Their weights and the states of their optimizer then stay as they are, as with plain data parallelism.
+
+    Args:
+        roots: the modules whose parameters are gathered before their forward passes, all of them together.
+    """
+
+    def __init__(self, roots: Iterable[Any]) -> None:
+        self._parameters: list[nn.Parameter] = [parameter for root in roots for parameter in root.parameters()]
+        self._used = [False] * len(self._parameters)
+        self._watched: dict[int, Any] = {}  # the gathered parameters, by place
+        first = 0
+        for root in roots:
+            root.register_forward_pre_hook(partial(self._watch, first))
+            first += len([*root.parameters()])
+
+    def _watch(self, first: int, root: nn.Module, _: Any) -> None:
+        for place, parameter in enumerate(root.parameters(), start=first):
+            if parameter.requires_grad and self._watched.get(place) is not parameter:
+                self._watched[place] = parameter
+                hook = partial(self._use, place)
+                parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+    def _use(self, place: int, _: Any) -> None:
+        self._used[place] = True
+
+    def drop(self) -> None:
+        """Call this when the gradients of an update are averaged."""
+        for parameter, *uses in zip(self._parameters, *gather_over_data(self._used), strict=True):
+            if not any(uses):
+                parameter.grad = None
+        self._used = [False] * len(self._parameters)

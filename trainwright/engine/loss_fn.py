@@ -136,10 +136,12 @@ def contract_for(
     that have names and more than one entry.
     """
     if isinstance(inputs, tuple | list) and len(inputs) == 2:
+        if own_loss is not None and not _takes_two(own_loss):  # a method of another use, as detection models have
+            own_loss = None
         target = inputs[1]
         is_list_of_dicts = isinstance(target, tuple | list) and bool(target) and isinstance(target[0], Mapping)
         if own_loss is None and is_list_of_dicts and _num_positional(model.forward) > 1:
-            loss_of_model = _Undecided(_no_criterion, record_scalars)._loss_of_model
+            loss_of_model = _loss_of_detection(_Undecided(_no_criterion, record_scalars)._loss_of_model)
             return TargetsContract(
                 loss_of_model if record_outputs is None else _with_recording(record_outputs, loss_of_model)
             )
@@ -209,6 +211,26 @@ class TargetsContract:
 
     def compute_loss(self, model: Any, inputs: Any) -> Any:
         return self._loss(model(*inputs), inputs)
+
+
+def _loss_of_detection(loss: Loss) -> Loss:
+    """``loss`` of outputs that are losses without "loss" in their names, as those of some models of torchvision."""
+
+    def of_named(outputs: Any, inputs: Any) -> Any:
+        is_of_losses = type(outputs) is dict and losses_of(outputs) is None and outputs and torch.is_grad_enabled()
+        if is_of_losses and all(isinstance(one, Tensor) and one.dim() == 0 for one in outputs.values()):
+            outputs = {f"loss_{name}": value for name, value in outputs.items()}
+        return loss(outputs, inputs)
+
+    return of_named
+
+
+def _takes_two(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError:
+        return False
+    return True
 
 
 def _num_positional(function: Callable[..., Any]) -> float:

@@ -2,8 +2,8 @@
 
 import copy
 import weakref
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,7 +91,7 @@ class Run:
         arguments: those of its constructor.
         batches: of the training.
         watching_hardest: entered around each evaluation of a training, to keep its hardest samples.
-        evaluated_weights: entered around each evaluation: with an average of the weights, it has that average.
+        evaluated_precision: entered around each evaluation, in that of its forward passes.
         hooks: the registered hooks, in the order of their calls. The first ``num_own_hooks`` are not the user's.
         own_step: what a step of the user's own calls; ``step_methods`` are those whose override is one, or its loss.
         overrides: finds the methods that a user overrides.
@@ -112,6 +112,7 @@ class Run:
     average: WeightAverage | None = None
     watching_hardest: Callable[[], AbstractContextManager[Any]] = nullcontext
     own_step: Any  # an OwnStep, which has the run
+    evaluated_precision: Callable[[], AbstractContextManager[Any]] = nullcontext
     step_methods: tuple[str, ...] = ()
     calls: Calls
     num_own_hooks = 0
@@ -144,9 +145,11 @@ class Run:
         """The learning-rate schedules."""
         return [one for one in (self.lr_scheduler, *self.lr_schedulers.values()) if one is not None]
 
-    @property
-    def evaluated_weights(self) -> Callable[[], AbstractContextManager[Any]]:
-        return nullcontext if self.average is None else self.average.applied
+    @contextmanager
+    def evaluated_weights(self) -> Iterator[None]:
+        """Entered around each evaluation: with an average of the weights, the model has that average."""
+        with nullcontext() if self.average is None else self.average.applied(), self.evaluated_precision():
+            yield
 
     def saved_model(self) -> nn.Module:
         """The module whose weights checkpoints hold as the model's."""

@@ -93,7 +93,9 @@ def run_evaluation(
         # Ranks that compute a batch together wait for each other within it: an error ends a process, and so the others.
         together = nullcontext() if is_joint or pipeline_of(model) is not None else raised_on_all_ranks()
         with together, around_batches or nullcontext(), EvaluationStorage():
-            for batch, is_counted in even_rounds(read_batches()) if is_joint else zip(read_batches(), repeat(True)):
+            for batch, is_counted in (
+                even_rounds(read_batches(), model) if is_joint else zip(read_batches(), repeat(True))
+            ):
                 try:
                     (step if is_counted else without_count)(batch)
                 except Exception as error:

@@ -84,7 +84,7 @@ def iterate_predictions(
             with weights(), evaluation_mode(model), preserve_rng(device), EvaluationStorage():
                 set_rng_states(states, device)  # each batch continues the draws of the one before
                 if reader is None:  # a shuffled loader draws
-                    reader = even_rounds(read_batches()) if is_joint else zip(read_batches(), repeat(True))
+                    reader = even_rounds(read_batches(), model) if is_joint else zip(read_batches(), repeat(True))
                 for batch, is_counted in reader:
                     with nullcontext() if is_single_pass or not is_joint else gathered(model):
                         found = _outputs_of(step, batch)

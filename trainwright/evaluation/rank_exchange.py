@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from functools import cache
+from functools import cache, partial
 from itertools import zip_longest
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -19,11 +19,13 @@ from trainwright.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators
 from trainwright.parallel.dist import (
     all_gather_object,
     broadcast_object,
+    gather_over_data,
     get_rank,
     get_tensor_parallel_rank,
     get_world_size,
     is_main_process,
 )
+from trainwright.parallel.sharding import fsdp_modules
 
 logger = logging.getLogger("trainwright.evaluation")
 
@@ -56,26 +58,49 @@ def raised_on_all_ranks() -> Iterator[None]:
         raise failure
 
 
-def even_rounds(batches: Iterable[T]) -> Iterator[tuple[T, bool]]:
+def even_rounds(batches: Iterable[T], model: nn.Module) -> Iterator[tuple[T, bool]]:
     """The batches of this rank and whether each counts, equally many on every rank.
 
-    For models whose ranks compute each forward pass together: a rank without further batches gets a padding batch, its
-    latest one or another rank's first one, which does not count. An error in reading them is raised on all ranks.
+    For models whose ranks compute each forward pass together: a rank without further batches gets a padding batch, the
+    one of another rank in this round, which does not count. An error in reading them is raised on all ranks.
+
+    Raises:
+        EvaluationError: in a round, data ranks have called different parts of ``model`` whose weights they gather
+            together. Raised on all of these ranks.
     """
-    reader, latest = iter(batches), None
-    while True:
-        with raised_on_all_ranks():
-            batch = next(reader, None)
-        has_batch = all_gather_object(batch is not None)
-        if not any(has_batch):
-            return
-        if latest is None and not all(has_batch):  # the first round: later, each rank has a latest batch or a borrowed
-            firsts = gather_values(batch, to_all=True) or []
-            latest = next(value for value in firsts if value is not None)
-        if batch is not None:
-            latest = batch
-        assert latest is not None
-        yield latest, batch is not None
+    reader, calls, units = iter(batches), list[int](), list[Any](fsdp_modules(model))
+
+    def record(place: int, *_: Any) -> None:
+        calls.append(place)
+
+    handles = [
+        unit.register_forward_pre_hook(partial(record, place))
+        for place, unit in enumerate(units if len(units) > 1 else ())
+    ]
+    try:
+        while True:
+            with raised_on_all_ranks():
+                batch = next(reader, None)
+            has_batch = all_gather_object(batch is not None)
+            if not any(has_batch):
+                return
+            padding: Any = None
+            if not all(has_batch):  # the first rank with a batch sends it
+                is_sender = get_rank() == has_batch.index(True)
+                padding = next(
+                    v for v in gather_values(batch if is_sender else None, to_all=True) or () if v is not None
+                )
+            yield (batch, True) if batch is not None else (padding, False)
+            if handles and len({*map(tuple, gather_over_data(calls))}) > 1:
+                raise EvaluationError(
+                    f"Data ranks have called different parts of {type(model).__name__.removeprefix('FSDP')} for their"
+                    " batches, whose weights they gather together. Set find_unused_parameters=True (train.dist.find_unused_parameters in"
+                    " config files), which gathers the weights of the whole model at once."
+                )
+            calls.clear()
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def in_order(ranks: Sequence[Sequence[T]]) -> list[T]:

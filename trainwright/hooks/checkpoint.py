@@ -276,10 +276,12 @@ class BestCheckpointer(HookBase):
 
     def _check_metric(self) -> bool:
         """Record a new best value. Returns whether there is a value of this iteration."""
-        last = self._last_iteration()
-        if self.trainer.storage.first_local_iteration(self.metric) <= last:
-            self.trainer.storage.reduce()  # all processes decide by the same value
-        value, put_at = self.trainer.storage.latest().get(self.metric, (math.nan, -1))
+        last, storage = self._last_iteration(), self.trainer.storage
+        of_both = f"evaluation/{self.metric}"  # the training has values of this name, too
+        metric = of_both if of_both in storage.smoothing_hints() else self.metric
+        if storage.first_local_iteration(metric) <= last:
+            storage.reduce()  # all processes decide by the same value
+        value, put_at = storage.latest().get(metric, (math.nan, -1))
         if put_at < last:
             return False
         if math.isfinite(value):

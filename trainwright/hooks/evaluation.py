@@ -1,5 +1,6 @@
 """Evaluate during training."""
 
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -8,6 +9,8 @@ from trainwright.config.errors import ConfigError
 from trainwright.evaluation.evaluator import flatten_results_dict
 from trainwright.hooks.base import HookBase, Period, condition, has_failed
 from trainwright.hooks.signals import stopped_by_signals
+
+logger = logging.getLogger("trainwright.hooks")
 
 
 class EvalHook(HookBase):
@@ -24,6 +27,7 @@ class EvalHook(HookBase):
     """
 
     in_copies = False
+    _has_logged = False  # that results have other names
 
     def __init__(
         self, eval_period: Period, eval_function: Callable[[], Mapping[str, Any] | None], *, name_scope: str = ""
@@ -63,5 +67,13 @@ class EvalHook(HookBase):
                 ) from error
         self.trainer.last_eval_results = results
         storage = self.trainer.storage
+        if not self._name_scope:
+            hints = storage.smoothing_hints()
+            taken = [name for name in scalars if hints.get(name)]  # values of the training
+            scalars = {f"evaluation/{name}" if name in taken else name: value for name, value in scalars.items()}
+            if taken and not self._has_logged:
+                self._has_logged = True
+                names = ", ".join(taken)
+                logger.info("Training and evaluation both compute %s: the evaluation's is 'evaluation/…'.", names)
         with storage.name_scope(self._name_scope) if self._name_scope else nullcontext():
             storage.put_scalars(**scalars, smoothing_hint=False)

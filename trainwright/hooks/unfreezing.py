@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from trainwright.config.errors import ConfigError
+from trainwright.config.errors import ConfigError, ConfigKeyError
 from trainwright.hooks.base import HookBase
 from trainwright.optim.freeze import LayerFreezer
 from trainwright.parallel.dist import gather_over_pipeline
@@ -37,7 +37,10 @@ class Unfreezing(HookBase):
         self._stages = sorted(stages, key=lambda stage: stage[0])
         self._next = 0
         trainable = [parameter.requires_grad for parameter in model.parameters()]
-        self._freeze_all()
+        try:
+            self._freeze_all()
+        except ConfigKeyError as error:
+            raise ConfigKeyError(str(error).replace("LayerFreezer.by_names", "unfreeze")) from None
         is_trained = any(parameter.requires_grad for parameter in model.parameters())
         for parameter, was_trainable in zip(model.parameters(), trainable, strict=True):
             parameter.requires_grad = was_trainable  # the optimizer may not be built yet

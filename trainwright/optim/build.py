@@ -1,6 +1,7 @@
 """From a configuration to parameter groups, an optimizer and its learning-rate schedule."""
 
 import copy
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -22,6 +23,8 @@ from trainwright.parallel.dist import gather_over_pipeline
 from trainwright.parallel.pipeline import Outline, outline_of
 
 NORM_LAYERS = (*RUNNING_NORMS, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+_BIAS = re.compile(r"(?<![a-z])bias(?![a-z])", re.IGNORECASE)  # a word of a name: in_proj_bias, bias_ih_l0
 
 ParamGroup = dict[str, Any]
 
@@ -45,10 +48,10 @@ def get_default_optimizer_params(
     ``part``: only those of this submodule, ``"generator"`` or ``"encoder.layers"``.
 
     A value of None leaves the optimizer's own default. ``weight_decay_norm`` is for the parameters of norm layers,
-    ``weight_decay_bias`` for each parameter named ``bias``, also in norm layers. ``overrides`` gives settings by the
-    last part of a parameter's name, ``{"pos_embed": {"weight_decay": 0.0}}``, and has precedence over both. Frozen
-    parameters are left out, unless ``include_frozen``; a shared parameter is in one group, by its first name in the
-    model.
+    ``weight_decay_bias`` for each parameter with the word bias in its name or its module's (``bias``, ``in_proj_bias``,
+    ``bias_ih_l0``), also in norm layers. ``overrides`` gives settings by the last part of a parameter's name,
+    ``{"pos_embed": {"weight_decay": 0.0}}``, and has precedence over both. Frozen parameters are left out, unless
+    ``include_frozen``; a shared parameter is in one group, by its first name in the model.
 
     With ``layer_decay`` the learning rate of a layer is ``base_lr * layer_decay ** (n - depth)``: the last layer n has
     ``base_lr``, each one below it ``layer_decay`` times the rate of the next (:func:`~trainwright.optim.layer_depths`).
@@ -70,25 +73,25 @@ def get_default_optimizer_params(
     defaults |= _clipping(clip_grad_max_norm, clip_grad_norm_type, clip_grad_value)
     by_name = {name: dict(settings) for name, settings in (overrides or {}).items()}
     _check_override_names(model, by_name, outline)
-    if weight_decay_bias is not None:
-        if "bias" in by_name:
-            raise ConfigError(
-                f"weight_decay_bias={weight_decay_bias} and overrides['bias']={by_name['bias']}: both are settings of"
-                " the biases. Set all of them in overrides['bias'], and weight_decay_bias=None."
-            )
-        by_name["bias"] = {"weight_decay": weight_decay_bias}
+    if weight_decay_bias is not None and "bias" in by_name:
+        raise ConfigError(
+            f"weight_decay_bias={weight_decay_bias} and overrides['bias']={by_name['bias']}: both are settings of"
+            " the biases. Set all of them in overrides['bias'], and weight_decay_bias=None."
+        )
 
     by_layer = _by_layer(model, base_lr, layer_decay, outline)
     groups: list[ParamGroup] = []
     seen: set[nn.Parameter] = set()
-    for module in model.modules():
+    for path, module in model.named_modules():
         norm = _given(weight_decay=weight_decay_norm) if _is_norm(module) else {}
         for name, parameter in module.named_parameters(recurse=False):
             if not (parameter.requires_grad or include_frozen) or parameter in seen:
                 continue
             seen.add(parameter)
             layer = by_layer.get(parameter, {})
-            groups.append({"params": [parameter], **defaults, **layer, **norm, **by_name.get(name, {})})
+            is_bias = _BIAS.search(f"{path.rpartition('.')[2]}.{name}")
+            bias = _given(weight_decay=weight_decay_bias) if is_bias else {}
+            groups.append({"params": [parameter], **defaults, **layer, **norm, **bias, **by_name.get(name, {})})
     groups = reduce_param_groups(groups)
     if layer_decay is not None:
         groups.sort(key=lambda group: -group["layer"])
@@ -123,8 +126,7 @@ def _is_norm(module: nn.Module) -> bool:
     """Whether it is a norm layer of torch, or one of another library by its name (``LlamaRMSNorm``)."""
     if isinstance(module, NORM_LAYERS):
         return True
-    is_named_so = type(module).__name__.removesuffix("2d").endswith("Norm")
-    return is_named_so and all(parameter.ndim <= 1 for parameter in module.parameters(recurse=False))
+    return "Norm" in type(module).__name__ and all(one.ndim <= 1 for one in module.parameters(recurse=False))
 
 
 def _by_layer(

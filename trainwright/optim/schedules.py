@@ -265,7 +265,8 @@ def configure_polynomial_decay_scheduler_with_warmup(
     optimizer: Optimizer, num_warmup_steps: int, num_training_steps: int, lr_end: float = 1e-7, power: float = 1.0
 ) -> FormulaLR:
     """Warm-up, then a polynomial of degree ``power`` down to the rate ``lr_end``."""
-    lowest = min(float(group["lr"]) for group in optimizer.param_groups)
+    # With ``initial_lr`` the optimizer has had a schedule before, which has left another rate.
+    lowest = min(float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups)
     if lr_end >= lowest:
         raise ConfigError(f"lr_end: got {lr_end}; it must be below the optimizer's learning rate, {lowest}.")
 

@@ -155,6 +155,7 @@ def broadcast_over_data(tensor: Any) -> None:
     """The values of the first data rank of this process's stage and part, in place."""
     if get_data_parallel_size() > 1:
         dist, group = _torch_dist(), get_data_parallel_group()
+        tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor  # a part, of tensor ranks
         dist.broadcast(tensor, 0 if group is None else dist.get_global_rank(group, 0), group=group)
 
 

@@ -12,7 +12,9 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -126,6 +128,7 @@ class FaultWatch:
                 self._store.compare_set(f"fault/{self._num_trainings}", "", report)
                 if not is_caught:
                     self._store.compare_set("fault", "", report)
+                    _write_error_file(error)
 
     def line_for(self, error: BaseException) -> str | None:
         """What to print instead of the traceback of an error that follows from the failure of another process.
@@ -438,6 +441,16 @@ def _print_once(kind: type[BaseException], error: BaseException, trace: Tracebac
     sys.stderr.flush()
     mark_reported()
     _print_once.leave()  # type: ignore[attr-defined]
+
+
+def _write_error_file(error: BaseException) -> None:
+    """Let torchrun name this process as the root cause."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path:
+        # The earliest error is the cause, in whole seconds: others may end in this one, without a file.
+        about = {"py_callstack": "".join(traceback.format_exception(error)), "timestamp": str(int(time.time()) - 1)}
+        with contextlib.suppress(OSError):
+            Path(path).write_text(json.dumps({"message": {"message": _text(error), "extraInfo": about}}))
 
 
 def _text(error: BaseException) -> str:

@@ -276,9 +276,10 @@ class _OfTransformers:
 
     passes_input = True
 
-    def __init__(self, model: Any, layers: str) -> None:
-        self.layers = layers
+    def __init__(self, model: Any, base: str, layers: str) -> None:
+        self.layers, self._base = f"{base}.{layers}".lstrip("."), base
         self._takes = _names_of(type(model).forward)
+        self._base_takes = _names_of(type(model.get_submodule(base)).forward)
 
     def run(self, model: Any, stage: Stage, hidden: Tensor, batch: Any) -> Any:
         arguments, fields = arguments_of(batch, self._takes)
@@ -287,15 +288,28 @@ class _OfTransformers:
         if not stage.is_first:
             fields = {**fields, "inputs_embeds": hidden}
             fields.pop("input_ids", None)
-        forward = type(model).forward  # the object's own returns the outputs of the pipeline
         if stage.is_last:
-            return forward(model, **fields, use_cache=False)
-        fields.pop("labels", None)
-        return forward(model, **fields, use_cache=False, return_dict=False)[0]
+            return type(model).forward(model, **fields, use_cache=False)  # its own returns the pipeline's outputs
+        # Of what follows the layers the last stage alone is to draw, pool or compute a loss.
+        _, fields = arguments_of(fields, self._base_takes)
+        base = model.get_submodule(self._base)
+        return type(base).forward(base, **fields, use_cache=False, return_dict=False)[0]
 
     @torch.no_grad()
     def check(self, model: Any, number: int) -> None:
         """Check that hidden states pass a stage without layers unchanged: some models scale their embeddings."""
+        why, name = None, type(model).__name__
+        if getattr(model.config, "output_router_logits", False):
+            why = (
+                "with output_router_logits=True its loss needs the routers of all layers. Set it to False in its config"
+            )
+        elif name.endswith("ForSequenceClassification"):
+            why = "it finds the last token of each sequence by the input ids, which the first stage alone has. Declare"
+            why += " pipeline_layers (see docs/parallel.md)"
+        if why is not None:
+            raise ConfigError(
+                f"{name} cannot be cut into {number} pipeline stages: {why}, or use tensor parallelism or ZeRO."
+            )
         shell = _shell(model)
         for name, _ in [*_around(model, self.layers)]:
             shell.set_submodule(name, Absent(name, model.get_submodule(name), passes_input=True))
@@ -304,7 +318,7 @@ class _OfTransformers:
             shell.set_submodule(f"{self.layers}.{i}", Absent("", layer, passes_input=True))
         size = model.config.get_text_config().hidden_size
         hidden = torch.linspace(-1, 1, 3 * size).reshape(1, 3, size).to(next(model.parameters()).device)
-        passed = shell(inputs_embeds=hidden, use_cache=False, return_dict=False)[0]
+        passed = shell.get_submodule(self._base)(inputs_embeds=hidden, use_cache=False, return_dict=False)[0]
         if not (isinstance(passed, Tensor) and passed.shape == hidden.shape and torch.equal(passed, hidden)):
             raise ConfigError(
                 f"{type(model).__name__} cannot be cut into {number} pipeline stages: outside of its layers it changes"
@@ -326,10 +340,10 @@ def _form_of(model: nn.Module) -> Any:
         return _Declared(model)
     if getattr(model, "supports_pp_plan", False):
         base: Any = model.base_model
-        prefix = next((f"{name}." for name, module in model.named_children() if module is base), "")
+        base_name = next((name for name, module in model.named_children() if module is base), "")
         for name in base.config.base_model_pp_plan or ():
             if isinstance(getattr(base, name, None), nn.ModuleList):
-                form = _OfTransformers(model, prefix + name)
+                form = _OfTransformers(model, base_name, name)
                 if simulation() is None:  # values are compared
                     form.check(model, 2)
                 return form

@@ -1,13 +1,16 @@
 """Automatic mixed precision, applied to a model once, before training."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import MethodType
+from typing import Any
 
 import torch
 from torch import nn
 
 from trainwright.parallel.dist import get_pipeline_parallel_size
+from trainwright.parallel.pipeline import pipeline_of
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype:
@@ -18,7 +21,7 @@ def autocast_dtype(device: torch.device) -> torch.dtype:
 
 
 def apply_autocast(model: nn.Module, device: torch.device) -> torch.amp.GradScaler | None:
-    """Make every call of ``model`` run under autocast, in training and evaluation alike.
+    """Make every call of ``model`` run under autocast.
 
     Weights and optimizer state stay as they are (float32). Returns the gradient scaler that float16 needs, with
     ``torch.amp``'s defaults (first scale 65536, doubled every 2000 good steps); None for bfloat16, which needs none.
@@ -56,13 +59,36 @@ def run_under(model: nn.Module, autocast: Callable[[], torch.autocast] | None) -
     The method of this one object is replaced, and no wrapper put around it: names in its state dict stay the same. It
     is a method still, so that a copy of the model computes with the copy's weights.
     """
-    own = vars(model).get("forward")
-    if hasattr(own, "runs_under_autocast"):
-        del model.forward
-        own = None
+    _remove_autocast(model)
     if autocast is None:
         return
+    own = vars(model).get("forward")
     # torch's decorator over the class's function: no frame of ours, and a method still.
     under = autocast()(type(model).forward if own is None else lambda _, *args, **kwargs: own(*args, **kwargs))
-    under.runs_under_autocast = True
+    under.runs_under_autocast, under.replaced = True, own
     model.forward = MethodType(under, model)
+
+
+def _remove_autocast(model: nn.Module) -> Any:
+    """Undo :func:`run_under`; returns the method that was removed, or None."""
+    under = vars(model).get("forward")
+    if not hasattr(under, "runs_under_autocast"):
+        return None
+    if under.replaced is None:
+        del model.forward
+    else:
+        model.forward = under.replaced
+    return under
+
+
+@contextmanager
+def without_autocast(model: nn.Module) -> Iterator[None]:
+    """Calls of ``model`` compute in the precision of its weights inside."""
+    pipeline = pipeline_of(model)
+    removed = [(part, _remove_autocast(part)) for part in ([model] if pipeline is None else pipeline.stages)]
+    try:
+        yield
+    finally:
+        for part, under in removed:
+            if under is not None:
+                part.forward = under

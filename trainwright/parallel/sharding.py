@@ -249,7 +249,8 @@ class ShardedGradients:
 
     Args:
         is_each_averaged: average in each backward pass, as a step with several of them needs.
-        check_used: called when the gradients of an update are averaged; at stage 3 also after each of its batches.
+        check_used: called before the gradients of a batch are averaged, if those of each batch are.
+        before_use: called when the gradients of an update are averaged.
     """
 
     def __init__(
@@ -258,7 +259,8 @@ class ShardedGradients:
         mesh: Mesh,
         *,
         is_each_averaged: bool = False,
-        check_used: Callable[[], None] | None = None,
+        check_used: Callable[[], object] = bool,
+        before_use: Callable[[], object] = bool,
     ) -> None:
         self._modules = fsdp_modules(model)
         self._parameters = [*model.parameters()]
@@ -266,7 +268,7 @@ class ShardedGradients:
         self._buffers = _changing_buffers(model)
         self._is_each_averaged = is_each_averaged or mesh.layout.zero_stage == 3
         self._averages = True  # in the backward pass of the current batch
-        self._check_used = check_used
+        self._check_used, self._before_use = check_used, before_use
 
     def before_batch(self, *, is_last: bool) -> None:
         """Call this before each forward pass; ``is_last``: it is the last one of the update."""
@@ -275,7 +277,7 @@ class ShardedGradients:
             if self._trainable is not None:
                 meet("the first step after parameters were frozen or unfrozen")
             self._trainable = trainable
-        if self._is_each_averaged and self._check_used is not None:
+        if self._is_each_averaged:
             self._check_used()
         if self._averages:  # the first batch of an update, whose weights another forward pass may have kept
             for module in self._modules:
@@ -293,8 +295,7 @@ class ShardedGradients:
 
     def finish(self) -> None:
         """Call this when all gradients of an update are computed, before they are used."""
-        if self._check_used is not None:
-            self._check_used()
+        self._before_use()
 
     def average_after_backward(self) -> None:
         """Average in each backward pass from now on: there may be several for a batch."""

@@ -3,6 +3,8 @@
 For torchrun, a process that ends with exit code 0 has not failed, so it leaves the others waiting for it.
 """
 
+import logging
+import math
 import os
 import sys
 import threading
@@ -11,7 +13,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+logger = logging.getLogger("trainwright.parallel")
+
 _FIRST_LOOK_S = 5.0  # after which torchrun has started all of them
+_LOG_AFTER_S = 10.0
 _OF_JOB = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -46,9 +51,16 @@ def ended_siblings(environment: Mapping[str, str], processes: Path = Path("/proc
 
 
 def _watch(has_met: threading.Event) -> None:
-    last, environment = set[int](), os.environ
+    last, environment, log_at = set[int](), os.environ, time.monotonic() + _LOG_AFTER_S
     has_met.wait(_FIRST_LOOK_S)
     while not has_met.wait(1.0):
+        if time.monotonic() > log_at and environment.get("LOCAL_RANK", "0") == "0":
+            log_at = math.inf
+            logger.warning(
+                "Rank %s waits for the other processes of WORLD_SIZE=%s at %s:%s. Start them; for one process, unset"
+                " WORLD_SIZE in the environment.",
+                *(environment.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")),
+            )
         ended = ended_siblings(environment)
         if ended and ended == last:
             local_rank, first = (

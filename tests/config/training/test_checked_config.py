@@ -62,6 +62,7 @@ VALUES: dict[str, list[Any]] = {
     "dataloader_shuffle": [False],
     "bucket_by_length": [True, False, "length"],
     "shuffle_buffer": [None, 1000],
+    "label_names": [None, ["start_positions", "end_positions"]],
     "evaluate_with_generate": [False],
     "resume_from_checkpoint": [None, True, False, "there", "no"],
     "init_weights_from": [None, "owner/name"],

@@ -205,6 +205,25 @@ def test_a_second_train_has_nothing_to_do_and_a_longer_one_goes_on(tmp_path: Pat
     assert trainer.samples_done == 6 * 8
 
 
+@pytest.mark.parametrize("asked", [False, True])
+def test_mixed_precision_is_for_training_and_for_evaluation_only_if_asked(tmp_path: Path, asked: bool) -> None:
+    trained, evaluated = set(), set()
+
+    class Seen(Model):
+        def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+            (trained if self.training else evaluated).add(self.body(inputs).dtype)
+            return super().forward(inputs, labels)
+
+    cfg = config(tmp_path, amp={"enabled": True, "evaluation": asked}, train_iter=4)
+    cfg._set_flag("allow_objects", True)
+    cfg.model, cfg.train.evaluation.eval_period = Seen(), 2
+    trainer = DefaultTrainer(cfg)
+    trainer.train()
+    (predicted,) = {one["prediction_scores"].dtype for one in trainer.predict(iterate=True)}
+    assert trained == {torch.bfloat16}
+    assert evaluated == {predicted} == {torch.bfloat16 if asked else torch.float32}
+
+
 def test_samples_are_counted_over_several_trainings(tmp_path: Path) -> None:
     trainer = DefaultTrainer(config(tmp_path))
     trainer.train(0, 2)

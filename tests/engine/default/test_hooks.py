@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
-from tests.engine.default.test_default_trainer import config, rows
+from tests.engine.default.test_default_trainer import Model, config, rows
 from tests.toys import Results
 from trainwright import DefaultTrainer
 
@@ -39,6 +40,25 @@ def test_the_k_best_checkpoints_are_kept_besides_the_newest(tmp_path: Path) -> N
     assert kept == ["model_best", "model_best_0000001", "model_best_0000002", "model_best_0000003"]
     assert (tmp_path / "model_best").resolve().name == "model_best_0000001"
     assert sorted(path.name for path in tmp_path.glob("model_0*")) == ["model_0000004", "model_0000005"]
+
+
+def test_a_value_of_the_model_and_a_result_of_one_name_are_two_values(tmp_path: Path) -> None:
+    class Scored(Model):
+        def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+            outputs = super().forward(inputs, labels)
+            return {**outputs, "score": outputs["loss"] * 0 + 7} if self.training else outputs
+
+    cfg = config(tmp_path, train_iter=4)
+    cfg._set_flag("allow_objects", True)
+    cfg.model = Scored()
+    cfg.train.evaluation.update(
+        evaluator=Results(score=[0.3, 0.2]), eval_metric="score", eval_mode="max", eval_period=2
+    )
+    trainer = DefaultTrainer(cfg)
+    assert trainer.train() == {"score": 0.2}
+    latest = trainer.storage.latest()
+    assert (latest["score"][0], latest["evaluation/score"][0]) == (7, 0.2)
+    assert (tmp_path / "model_best").is_dir()
 
 
 def test_save_top_k_without_evaluation_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

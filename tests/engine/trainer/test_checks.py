@@ -382,7 +382,7 @@ def test_the_loss_of_a_model_that_generates_counts_its_labels_too(size: int, tmp
 
 
 def test_arrays_are_no_data_set(tmp_path: Path) -> None:
-    for arrays in ((INPUTS, LABELS), (INPUTS.numpy(), LABELS.numpy())):
+    for arrays in ((INPUTS, LABELS), (INPUTS.numpy(), LABELS.numpy()), [INPUTS, LABELS]):
         with pytest.raises(ConfigTypeError, match=r"shapes \(20, 4\) and \(20,\), .*TensorDataset\(inputs, labels\)"):
             Trainer(make(), config(tmp_path), arrays)
 

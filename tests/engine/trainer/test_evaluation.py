@@ -22,6 +22,8 @@ from tests.engine.trainer.contracts import (
 )
 from tests.torchrun import torchrun
 from trainwright import Trainer, TrainingConfig, get_event_storage
+from trainwright.data import ColumnDataset
+from trainwright.evaluation import EvaluationError
 
 PROGRAM = Path(__file__).with_name("evaluation_ranks.py")
 
@@ -110,6 +112,59 @@ def test_a_model_without_a_loss_in_evaluation_gives_its_accuracy(tmp_path: Path)
 
     trainer = Trainer(make(Quiet), config(tmp_path), NAMED, NAMED)
     assert set(trainer.train()) == {"accuracy"}
+
+
+class Acts(nn.Module):
+    """Returns scores by the names of ``scores``, and a loss of the fields of ``labels``."""
+
+    def __init__(self, scores: tuple[str, ...]) -> None:
+        super().__init__()
+        self.layer, self.scores = nn.Linear(4, 3), scores
+
+    def forward(self, x: Tensor, start_positions: Any = None, end_positions: Any = None, actions: Any = None) -> Any:
+        labels = next(one for one in (start_positions, actions) if one is not None)
+        return {"loss": F.cross_entropy(self.layer(x), labels), **dict.fromkeys(self.scores, self.layer(x))}
+
+
+@pytest.mark.parametrize(
+    ("fields", "scores", "names"),
+    [
+        (["start_positions", "end_positions"], ("start_logits", "end_logits"), None),
+        (["actions"], ("logits",), ["actions"]),
+        (["actions", "labels"], ("logits",), ["actions"]),
+    ],
+)
+def test_labels_of_other_names_reach_metrics(fields: list[str], scores: Any, names: Any, tmp_path: Path) -> None:
+    def right(predictions: Any, labels: Any) -> dict[str, float]:
+        pairs = zip(predictions, labels, strict=True) if isinstance(labels, tuple) else [(predictions, labels)]
+        return {"right": sum(float((p.argmax(1) == y).float().mean()) for p, y in pairs)}
+
+    x, labels = torch.randn(9, 4), {name: torch.arange(place, 9 + place) % 3 for place, name in enumerate(fields)}
+    model, data = Acts(scores), ColumnDataset(x=x, **labels)
+    given = config(tmp_path, label_names=names)
+    found = Trainer(model, given, data, data, metrics_handler=right).evaluate()
+    used = [labels[name] for name in names or fields]
+    assert found["right"] == pytest.approx(sum(float((model.layer(x).argmax(1) == y).float().mean()) for y in used))
+
+
+def test_a_named_metric_without_labels_or_scores_is_an_error(tmp_path: Path) -> None:
+    data = ColumnDataset(x=torch.randn(9, 4), actions=torch.arange(9) % 3)
+    with pytest.raises(EvaluationError, match=r"no labels; it has the fields x, actions.*label_names"):
+        Trainer(Acts(("logits",)), config(tmp_path, metrics=["Accuracy"]), data).evaluate(data)
+    with pytest.raises(EvaluationError, match=r"no scores; there are loss\..*'logits'"):
+        Trainer(Acts(()), config(tmp_path, metrics=["Accuracy"]), data).evaluate(data)
+    assert Trainer(Acts(("logits",)), config(tmp_path), data).evaluate(data).keys() == {"loss"}
+
+
+def test_labels_that_evaluation_step_returns_are_used_first(tmp_path: Path) -> None:
+    class Own(Trainer):
+        def evaluation_step(self, batch: Any) -> Any:
+            return {"logits": self.model(batch[0]), "labels": 2 - batch[-1]}
+
+    for data in (PAIRS, TensorDataset(INPUTS, INPUTS, LABELS)):  # also of a batch without labels
+        trainer = Own(make(Net), config(tmp_path, metrics=["Accuracy"], eval_strategy="no"), PAIRS)
+        expected = (trainer.model.eval()(INPUTS).argmax(1) == 2 - LABELS).float().mean().item()
+        assert trainer.evaluate(data)["accuracy"] == pytest.approx(expected)
 
 
 def test_callbacks_see_loss_and_metric_of_an_evaluation_so_far(tmp_path: Path) -> None:

@@ -41,6 +41,14 @@ def assert_equal_weights(a: nn.Module, b: nn.Module) -> None:
         assert torch.equal(left, right), name
 
 
+def test_soft_labels_in_training_turn_its_metric_off_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data = [(x, torch.nn.functional.one_hot(label, 3) * 0.9 + 1 / 30) for x, label in PAIRS]
+    trainer = Trainer(make(), config(tmp_path, num_epochs=1, metrics=["Accuracy"]), data, PAIRS)
+    assert trainer.train().keys() == {"loss", "accuracy"}
+    assert "No training metric is computed: metric Accuracy: cannot count" in caplog.text
+    assert "accuracy" not in trainer.storage.latest()
+
+
 def test_update_metrics_gives_the_means_of_the_epoch_to_a_step_of_ones_own(tmp_path: Path) -> None:
     class Mine(Trainer):
         def train_step(self, model: nn.Module, inputs: Any) -> dict[str, Any]:

@@ -81,7 +81,7 @@ from trainwright.optim.named import NamedOptimizers
 from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_size, is_main_process
 from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.pipeline import pipeline_of
-from trainwright.parallel.precision import autocast_and_scaler
+from trainwright.parallel.precision import autocast_and_scaler, without_autocast
 from trainwright.parallel.rank_checks import check_same_settings, data_size
 
 if TYPE_CHECKING:
@@ -153,6 +153,8 @@ class DefaultTrainer(RunMethods):
         run, cfg = self.run, self.cfg
         run.model = self.build_model(cfg)
         run.autocast, run.grad_scaler = autocast_and_scaler(run.device) if cfg.train.amp.enabled else (None, None)
+        if not cfg.train.amp.get("evaluation", False):
+            run.evaluated_precision = partial(without_autocast, run.model)
         run.place_model(splits_scores=not self._has_own_step, autocast=run.autocast)
         if (pipeline := pipeline_of(run.model)) is not None:
             check_num_layers(cfg.train.dist, pipeline.layer_stages)

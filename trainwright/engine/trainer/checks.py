@@ -132,6 +132,23 @@ def check_parts(model: Any, config: Any, train_data: bool, eval_data: bool) -> N
         raise ConfigTypeError("\n".join(faults))
 
 
+def columns_faults(dataset: Any, name: str) -> list[str]:
+    """What is wrong with a tuple of arrays, or a list of two arrays of one length that cannot be samples."""
+    if not isinstance(dataset, tuple | list) or len(dataset) < 2:
+        return []
+    if not all(isinstance(one, Tensor | np.ndarray) for one in dataset):
+        return []
+    if isinstance(dataset, list):
+        kinds = {(str(one.dtype), tuple(one.shape[1:]), one.ndim) for one in dataset}
+        if len(dataset) != 2 or len(kinds) == 1 or dataset[0].shape[:1] != dataset[1].shape[:1]:
+            return []
+    shapes = " and ".join(str(tuple(column.shape)) for column in dataset)
+    return [
+        f"{name}: got a {type(dataset).__name__} of arrays of the shapes {shapes}, whose items would be read as"
+        " samples; pass torch.utils.data.TensorDataset(inputs, labels)."
+    ]
+
+
 def check_data(train_dataset: Any, train_dataloader: Any, eval_dataset: Any, eval_dataloader: Any) -> None:
     """Raise for loaders passed as data sets and data sets passed as loaders."""
     faults = []
@@ -148,12 +165,7 @@ def check_data(train_dataset: Any, train_dataloader: Any, eval_dataset: Any, eva
                 f"Trainer.{name}_dataset: got a {type(dataset).__name__} of data sets, which would be read as samples;"
                 f" pass {fix if name == 'train' else '{name: data set, ...}'}."
             )
-        if isinstance(dataset, tuple) and len(dataset) > 1 and all(isinstance(x, Tensor | np.ndarray) for x in dataset):
-            shapes = " and ".join(str(tuple(column.shape)) for column in dataset)
-            faults.append(
-                f"Trainer.{name}_dataset: got a tuple of arrays of the shapes {shapes}, whose items would be read as"
-                " samples; pass torch.utils.data.TensorDataset(inputs, labels)."
-            )
+        faults += columns_faults(dataset, f"Trainer.{name}_dataset")
         several = {"eval_dataset": dataset, "eval_dataloader": loader} if name == "eval" else {}
         for argument, given in several.items():
             if isinstance(given, Mapping):

@@ -16,11 +16,13 @@ from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data.batch import arguments, count_samples, parameter_names, to_batch
+from trainwright.data.errors import add_batch_note
 from trainwright.data.instance import Instance
 from trainwright.engine.loss_fn import forward, losses_of, predictions_of, target_of
 from trainwright.engine.run import TrainerRun
 from trainwright.engine.targets import Comparison, find_comparison
 from trainwright.engine.trainer import checks, loaders, parts
+from trainwright.evaluation.evaluator import EvaluationError
 from trainwright.evaluation.loop import run_evaluation
 from trainwright.hooks.callbacks import RunCallbacks
 from trainwright.hooks.callbacks.bridge import named_results
@@ -104,6 +106,8 @@ class Evaluation:
                 f"Trainer.evaluate: logs: got {type(logs).__name__}; it must be a dict. evaluate(model) and"
                 " evaluate(model, logs) use the eval_dataset of the Trainer."
             )
+        if faults := checks.columns_faults(given, "Trainer.evaluate"):
+            raise ConfigTypeError(faults[0])
         if given is not None and not is_by_model:
             loader = self.loaders_of(given)
         elif loader is None:
@@ -165,11 +169,11 @@ class Evaluation:
         else:
             scores = last if losses_of(last) is None else predictions_of(last)
             outputs = {} if scores is None else {"logits": scores}
-        results = self._results
+        results, labelled = self._results, self.labelled(batch)
         if results.comparison is None or not results.comparison.is_final:
-            results.comparison = self._find_comparison(last, batch, loss)
+            results.comparison = self._find_comparison(last, labelled, loss)
         # Before ``logits`` is replaced below: the weight belongs to the loss.
-        results.loss_weight = results.comparison.loss_weight(outputs, batch)
+        results.loss_weight = results.comparison.loss_weight(outputs, labelled)
         if self.generates():
             outputs["logits"] = _generated(model, batch)
         outputs.pop("loss", None)
@@ -183,7 +187,8 @@ class Evaluation:
         """The first metric over the batches passed so far and this one: a forward pass in evaluation mode."""
         with evaluation_mode(model):
             outputs = forward(model, inputs)
-        comparison, handler = self.find_comparison_in_training(outputs, inputs, None), self._handler()
+        inputs, handler = self.labelled(inputs), self._handler()
+        comparison = self.find_comparison_in_training(outputs, inputs, None)
         handler.update(*comparison.aligned(predictions_of(outputs), target_of(inputs)))
         return next(iter(handler.compute().values()), float("nan"))
 
@@ -201,7 +206,11 @@ class Evaluation:
             if current_mesh() is not None:
                 meet("Trainer.predict")
             with self._run.evaluated_weights(), evaluation_mode(self._run.model):
-                return step(batch)
+                try:
+                    return step(batch)
+                except Exception as error:
+                    add_batch_note(error, batch)
+                    raise
         meet("Trainer.predict")
         loader = data
         if loaders.is_dataset(data):
@@ -302,9 +311,27 @@ class Evaluation:
         if self._overrides.has("compute_metric"):
             results.set_own_metric(self._overrides.of("compute_metric", self.compute_metric)(self._run.model, inputs))
             return
+        inputs = self.labelled(inputs, outputs)
         if results.comparison is None:
             results.comparison = self._find_comparison(outputs, inputs, outputs.get("loss"))
         results.add_metrics(inputs, outputs)
+
+    def labelled(self, batch: Any, outputs: Mapping[str, Any] | None = None) -> Any:
+        """The batch with its labels where :func:`target_of` finds them: those of the outputs, or of ``label_names``.
+
+        By default those of the fields that ``forward`` takes as labels, if none has one of the usual names.
+        """
+        labels = (outputs or {}).get("labels")
+        names = self._run.config.label_names
+        if labels is None and isinstance(batch, Mapping):
+            if names is None and target_of(batch) is None:
+                parameters = inspect.signature(self._run.model.forward).parameters
+                names = [name for name in batch if name in parameters and ("label" in name or name in _POSITIONS)]
+            if names and all(name in batch for name in names):
+                labels = batch[names[0]] if len(names) == 1 else tuple(batch[name] for name in names)
+        if labels is None:
+            return batch
+        return {**batch, "labels": labels} if isinstance(batch, Mapping) else (batch, labels)
 
     def _find_comparison(self, outputs: Any, inputs: Any, loss: Any) -> Comparison:
         """How to compare the model's outputs for a batch with its labels."""
@@ -327,6 +354,9 @@ class Evaluation:
             " training data have. Give pairs (input, target), or the fields of the training data; predict() takes"
             " samples without targets."
         ) from error
+
+
+_POSITIONS = ("start_positions", "end_positions")  # the labels of models that answer questions
 
 
 def _generated(model: Any, batch: Any) -> Any:
@@ -400,12 +430,20 @@ class EvalResults:
         self._loss.add(loss, count_samples(batch, unknown=1) if self.loss_weight is None else self.loss_weight)
 
     def add_metrics(self, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Update the metrics, if they can compare the outputs with the labels of the batch."""
+        """Update the metrics, if they can compare the outputs with the labels of the batch.
+
+        Raises:
+            EvaluationError: there are no scores or no labels for metrics that the user asks for.
+        """
         assert self.comparison is not None
         predictions, labels = predictions_of(outputs), target_of(batch)
+        if predictions is None:  # start_logits and end_logits
+            scores = tuple(value for name, value in outputs.items() if name.endswith("_logits") and value is not None)
+            predictions = scores if len(scores) > 1 else next(iter(scores), None)
         comparison = self.comparison.for_handler(self._handler)
         if predictions is None or labels is None:
             self.has_metrics = False
+            self._refuse_missing(predictions is None, batch, outputs)
         elif comparison.refusal is not None:
             self.has_metrics = False
             self._log_refusal(comparison.refusal)
@@ -440,6 +478,22 @@ class EvalResults:
         if all(has_metrics):
             results |= self._handler.compute()
         return results | _weighted_means(own, sizes)
+
+    def _refuse_missing(self, is_without_scores: bool, batch: Any, outputs: Mapping[str, Any]) -> None:
+        """Raise where the metrics are not the default ones."""
+        known = getattr(self._handler, "known_results", None)
+        if getattr(self._handler, "is_default", False) or (known is not None and known() == []):
+            return
+        if is_without_scores:
+            raise EvaluationError(
+                f"metrics: the model's outputs have no scores; there are {', '.join(outputs) or 'none'}. Return scores"
+                " as 'logits', for example from evaluation_step(batch), or set metrics=None."
+            )
+        found = f"the fields {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else "no fields with names"
+        raise EvaluationError(
+            f"metrics: the batch has no labels; it has {found}. Name the fields of its labels with label_names=[...],"
+            " return 'labels' from evaluation_step(batch), or set metrics=None."
+        )
 
     def _log_refusal(self, why: str) -> None:
         if not self._is_refusal_logged:

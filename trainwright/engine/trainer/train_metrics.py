@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from trainwright.config.errors import ConfigError
+from trainwright.config.errors import ConfigError, UserError
 from trainwright.engine.loss_fn import predictions_of, target_of
 from trainwright.engine.targets import Comparison
 from trainwright.hooks.base import HookBase
@@ -34,6 +34,7 @@ class TrainMetrics(HookBase):
     Args:
         make_handler: builds an object with ``reset``, ``update(predictions, labels)``, ``compute`` and a state; called
             with the first batch.
+        labelled: the batch with its labels where ``target_of`` finds them.
         find_comparison: how to compare a model's outputs with a batch, from the outputs, the batch and its loss
             (None: unknown).
         is_padding_batch: whether the latest batch does not count; called only with several processes.
@@ -44,15 +45,17 @@ class TrainMetrics(HookBase):
         make_handler: Callable[[], Any],
         is_due: Callable[[], bool],
         is_epoch_end: Callable[[], bool],
+        labelled: Callable[[Any], Any],
         find_comparison: Callable[[Any, Any, Any], Comparison],
         is_padding_batch: Callable[[], bool],
     ) -> None:
         self._make_handler = make_handler
         self._is_due = is_due
         self._is_epoch_end = is_epoch_end
-        self._find_comparison = find_comparison
+        self._labelled, self._find_comparison = labelled, find_comparison
         self._comparison: Comparison | None = None  # None until the first batch
         self._outputs: Any = None
+        self._is_relabelled: bool | None = None  # None until the first batch
         self._is_epoch_over = False
         self._has_values = False
         self._is_counted = False
@@ -104,6 +107,10 @@ class TrainMetrics(HookBase):
         outputs, self._outputs = self._outputs, None
         if not self.is_on:
             return
+        if self._is_relabelled is None:
+            self._is_relabelled = self._labelled(inputs) is not inputs
+        if self._is_relabelled:
+            inputs = self._labelled(inputs)
         scores, labels = predictions_of(outputs), target_of(inputs)
         if scores is None or labels is None:
             self._turn_off("the model's output holds no scores" if scores is None else "the batch holds no labels")
@@ -115,7 +122,13 @@ class TrainMetrics(HookBase):
                 return
         scores, labels = self._comparison.aligned(scores, labels)
         self._begin_epoch()
-        self._handler.update(scores, labels)
+        try:
+            self._handler.update(scores, labels)
+        except UserError as error:  # soft labels of mixup, for example; evaluations raise it for theirs
+            self._handler.reset()
+            self._has_values = False
+            self._turn_off(str(error), logging.WARNING)
+            return
         self._has_values = True
 
     def _begin_epoch(self) -> None:
@@ -123,8 +136,8 @@ class TrainMetrics(HookBase):
             self._is_epoch_over = False
             self._handler.reset()
 
-    def _turn_off(self, why: str) -> None:
-        logger.info("No training metric is computed: %s.", why)
+    def _turn_off(self, why: str, level: int = logging.INFO) -> None:
+        logger.log(level, "No training metric is computed: %s.", why.removesuffix("."))
         self.is_on = False
 
     def read(self) -> dict[str, float]:

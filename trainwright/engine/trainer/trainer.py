@@ -229,6 +229,7 @@ class Trainer(RunMethods):
                 lambda: self.metrics_handler.train_copy(),  # with the first batch
                 self._periods.metrics_are_due,
                 self.state.is_epoch_end,
+                self._evaluation.labelled,
                 self._evaluation.find_comparison_in_training,
                 lambda: self._steps.is_padding_batch(),
             )
