@@ -94,8 +94,8 @@ def even_rounds(batches: Iterable[T], model: nn.Module) -> Iterator[tuple[T, boo
             if handles and len({*map(tuple, gather_over_data(calls))}) > 1:
                 raise EvaluationError(
                     f"Data ranks have called different parts of {type(model).__name__.removeprefix('FSDP')} for their"
-                    " batches, whose weights they gather together. Set find_unused_parameters=True (train.dist.find_unused_parameters in"
-                    " config files), which gathers the weights of the whole model at once."
+                    " batches, whose weights they gather together. Set find_unused_parameters=True"
+                    " (train.dist.find_unused_parameters in config files), which gathers all weights at once."
                 )
             calls.clear()
     finally:
