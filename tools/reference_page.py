@@ -55,7 +55,8 @@ def reference_page() -> str:
     parts = [_HEAD]
     for category in CATEGORIES:
         parts.append(
-            f"\n## {category.capitalize()}\n\n| setting | other names | allowed | default (TrainerConfig) | |\n|---|---|---|---|---|\n"
+            f"\n## {category.capitalize()}\n\n| setting | other names | allowed | default (TrainerConfig) | |\n"
+            "|---|---|---|---|---|\n"
         )
         for name, info in shared.items():
             if info["category"] == category:
@@ -104,8 +105,8 @@ _KEYS_HEAD = """# Keys of config files
 [//]: # (Made by `python tools/reference_page.py config > docs/config-reference.md`.)
 
 The keys of the sections `train` and `graph`, which are fixed. The other sections, `model`, `optim`, `dataloader` and
-`tokenization`, are [lazy calls](config.md). Periods are iterations, which are updates; a share is a float such as 0.25, of
-all iterations.
+`tokenization`, are [lazy calls](config.md). Periods are iterations, which are updates; a share is a float such as 0.25,
+of all iterations.
 `eval_period`, `topk` and `recompute_grad` are other names of `evaluation.eval_period`, `evaluation.evaluator.topk` and
 `activation_checkpoint`. The last column is the setting of the [Python API](trainer-config.md).
 
