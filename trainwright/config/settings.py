@@ -168,7 +168,7 @@ class TrainingConfig(CheckedConfig):
         copy=None,
     )
     load_best_model_at_end: bool = setting(
-        False, "train", "Load the best weights by metric_for_best_model at the end.",
+        False, "train", "At the end load the best weights by metric_for_best_model; train() returns their results.",
         copy=False,
     )
     early_stopping: types.EarlyStopping | None = setting(
