@@ -82,7 +82,7 @@ def run_check(name: str, setup: SetUp) -> Finding:
     except ConfigError as error:
         if str(error).startswith("check:"):
             raise
-        finding = Finding(name, "problem", str(error))
+        finding = Finding(name, "problem", str(error), _RAISED)
     except Exception as error:
         notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
         finding = Finding(name, "problem", f"{type(error).__name__}: {error}{notes}", _RAISED)
