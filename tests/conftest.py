@@ -43,8 +43,16 @@ LONG = ("torture", "engine", "distributed", "examples", "documents", "cli", "ben
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
+MEMORY = Path("/dev/shm")
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """One fork server for the workers of pytest-xdist, where programs are started."""
+    """Temporary folders in memory: runs sync what they save, and would wait for a disk more than half of their time.
+
+    One fork server for the workers of pytest-xdist, where programs are started.
+    """
+    if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4 * 2**30:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
     is_controller = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
     if is_controller and "subprocess" not in config.getoption("markexpr"):
         os.environ[SHARED] = python()

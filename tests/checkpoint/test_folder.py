@@ -252,16 +252,14 @@ def test_the_oldest_beyond_the_limit_go(tmp_path):
     assert len(os.listdir(tmp_path)) == 3
 
 
-def test_a_later_run_counts_what_an_earlier_one_left(tmp_path):
-    save_steps(tmp_path, [0, 1])
-    save_steps(tmp_path, [2])
-    assert keep_newest(tmp_path, "model", 2) == ["model_0000000"]
-
-
-def test_a_new_run_in_an_old_folder_does_not_lose_its_own(tmp_path):
-    save_steps(tmp_path, [90, 99])
-    save_steps(tmp_path, [0, 1])
-    assert sorted(keep_newest(tmp_path, "model", 2)) == ["model_0000090", "model_0000099"]
+@pytest.mark.parametrize(
+    ("earlier", "later", "deleted"),
+    [([0, 1], [2], ["model_0000000"]), ([90, 99], [0, 1], ["model_0000090", "model_0000099"])],
+)
+def test_the_newest_of_two_runs_stay(tmp_path, earlier, later, deleted):
+    save_steps(tmp_path, earlier)
+    save_steps(tmp_path, later)
+    assert sorted(keep_newest(tmp_path, "model", 2)) == deleted
 
 
 def test_the_best_the_last_and_other_names_stay(tmp_path):

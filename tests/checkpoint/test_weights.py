@@ -212,23 +212,21 @@ def test_a_plain_torch_file_gives_its_weights(tmp_path, wrap):
     assert equal(model, other)
 
 
-@pytest.mark.parametrize("content", [[1, 2], {"a": 3}, torch.ones(2)])
-def test_a_torch_file_without_named_tensors_is_an_error(tmp_path, content):
-    torch.save(content, tmp_path / "w.pt")
-    with pytest.raises(CheckpointError, match="expected"):
-        Checkpointer(two_layers()).load(tmp_path / "w.pt", checkpointables=[])
-
-
-def test_a_file_of_another_kind_is_named(tmp_path):
-    (tmp_path / "w.bin").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"w\.bin: weights are read from a checkpoint folder"):
-        Checkpointer(two_layers()).load(tmp_path / "w.bin", checkpointables=[])
-
-
-def test_a_weights_file_is_no_full_checkpoint(tmp_path):
-    save_file({"0.weight": torch.ones(2)}, tmp_path / "w.safetensors")
-    with pytest.raises(CheckpointError, match=r"pass checkpointables=\[\]"):
-        Checkpointer(two_layers()).load(tmp_path / "w.safetensors")
+@pytest.mark.parametrize(
+    ("name", "content", "options", "fact"),
+    [
+        *(("w.pt", content, {"checkpointables": []}, "expected") for content in ([1, 2], {"a": 3}, torch.ones(2))),
+        ("w.bin", {}, {"checkpointables": []}, r"w\.bin: "),
+        ("w.safetensors", {"0.weight": torch.ones(2)}, {}, r"checkpointables=\[\]"),  # weights are no full checkpoint
+    ],
+)
+def test_a_file_that_holds_no_weights_or_only_weights_is_named(tmp_path, name, content, options, fact):
+    if name.endswith("safetensors"):
+        save_file(content, tmp_path / name)
+    else:
+        torch.save(content, tmp_path / name)
+    with pytest.raises(CheckpointError, match=fact):
+        Checkpointer(two_layers()).load(tmp_path / name, **options)
 
 
 def test_a_path_that_does_not_exist_names_the_nearest_checkpoint(tmp_path):

@@ -2,6 +2,7 @@ import pickle
 import random
 import re
 from itertools import chain, islice
+from typing import Any
 
 import numpy as np
 import pytest
@@ -252,19 +253,28 @@ def test_the_order_is_that_of_the_cyclic_sampler() -> None:
     assert ours == list(islice(CyclicSampler(range(12), 4, shuffle=True, seed=3), 9))
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_it_goes_on_behind_any_number_of_batches(drop_last: bool) -> None:
-    sampler = EpochSampler(range(10), 4, shuffle=True, drop_last=drop_last)
-    assert len(sampler) == (2 if drop_last else 3)
+RANK_1 = {"data_parallel_rank": 1, "data_parallel_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("size", "settings", "length"), [(4, {"drop_last": False}, 3), (4, {"drop_last": True}, 2), (2, RANK_1, 3)]
+)
+def test_it_goes_on_behind_any_number_of_batches(size: int, settings: dict[str, Any], length: int) -> None:
+    sampler = EpochSampler(range(10), size, shuffle=True, **settings)
+    assert len(sampler) == length
     whole = take(sampler, 9)
     for done in range(8):
         sampler.set_batches_done(done)
         assert take(sampler, 9 - done) == whole[done:]
 
 
-def test_a_data_set_smaller_than_the_only_batch_is_an_error() -> None:
-    with pytest.raises(DataError, match=r"3 samples, .*batch of 4.*dataloader_drop_last=False"):
-        EpochSampler(range(3), 4, drop_last=True)
+@pytest.mark.parametrize(
+    ("length", "ranks", "facts"),
+    [(3, 1, r"3 samples, .*batch of 4.*dataloader_drop_last=False"), (7, 2, r"7 samples, .*batch of 4 .* 2 ranks")],
+)
+def test_fewer_samples_than_a_batch_of_all_ranks_are_an_error(length: int, ranks: int, facts: str) -> None:
+    with pytest.raises(DataError, match=facts):
+        EpochSampler(range(length), 4, drop_last=True, data_parallel_size=ranks)
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
@@ -285,19 +295,6 @@ def test_ranks_together_have_the_batches_of_one_process(length: int, ranks: int,
         assert max(map(len, own)) - min(map(len, own)) <= 1
         borrowed = [share[number] for share, mine in zip(taken, own, strict=True) if not mine]
         assert borrowed == [batch[:1]] * len(borrowed)
-
-
-def test_ranks_go_on_behind_any_number_of_batches() -> None:
-    sampler = EpochSampler(range(10), 2, shuffle=True, data_parallel_rank=1, data_parallel_size=2)
-    whole = take(sampler, 9)
-    for done in range(8):
-        sampler.set_batches_done(done)
-        assert take(sampler, 9 - done) == whole[done:]
-
-
-def test_too_few_samples_for_a_batch_of_all_ranks_is_an_error() -> None:
-    with pytest.raises(DataError, match=r"7 samples, fewer than a batch of 4 on each of 2 ranks"):
-        EpochSampler(range(7), 4, drop_last=True, data_parallel_size=2)
 
 
 def places(batch):

@@ -70,21 +70,23 @@ def test_a_failure_before_or_in_a_call_that_all_make_is_one_traceback(tmp_path: 
     assert "has left" not in output
 
 
-@pytest.mark.exhaustive
-def test_a_call_after_the_others_have_left_is_refused_at_once(tmp_path: Path) -> None:
-    seconds, output = run(tmp_path / "run", "after_save")
-    assert seconds < 30, output
-    assert output.count("ConfigError: Trainer.save needs all processes, and rank 1 has left.") == 1, output
-    assert "ended without a report" not in output
+LEFT = "ConfigError: Trainer.save needs all processes, and rank 1 has left."
+CAUGHT = "rank 0: ended in iteration 4, because rank 1 failed in iteration 3 (ValueError: a bad sample), and"
+ENDED = "The program of rank 1 has ended before it built its trainer."
 
 
 @pytest.mark.exhaustive
-def test_a_failure_that_one_process_catches_ends_all_with_its_reason(tmp_path: Path) -> None:
-    seconds, output = run(tmp_path / "run", "caught")
+@pytest.mark.parametrize(
+    ("how", "line", "absent"),
+    [("after_save", LEFT, "ended without a report"), ("caught", CAUGHT, "Traceback"), ("ends", ENDED, "left")],
+)
+def test_a_process_that_has_left_ends_the_others_with_its_reason(
+    how: str, line: str, absent: str, tmp_path: Path
+) -> None:
+    seconds, output = run(tmp_path / "run", how)
     assert seconds < 40, output
-    line = "rank 0: ended in iteration 4, because rank 1 failed in iteration 3 (ValueError: a bad sample), and"
     assert output.count(line) == 1, output
-    assert "Traceback" not in output
+    assert absent not in output
 
 
 @pytest.mark.exhaustive
@@ -93,13 +95,6 @@ def test_a_failure_that_all_processes_catch_does_not_end_the_next_training_nor_d
 ) -> None:
     _, output = run(tmp_path / "run", "all_caught", code=0)
     assert output.count("trained again") == 2, output
-
-
-@pytest.mark.exhaustive
-def test_a_process_that_ends_before_it_has_met_the_others(tmp_path: Path) -> None:
-    seconds, output = run(tmp_path / "run", "ends")
-    assert seconds < 30, output
-    assert output.count("The program of rank 1 has ended before it built its trainer.") == 1, output
 
 
 @pytest.mark.exhaustive

@@ -168,7 +168,7 @@ STOPS = {
 }
 
 
-@pytest.mark.exhaustive(every=4)
+@pytest.mark.exhaustive(every=7)
 @pytest.mark.parametrize("workers", [[0], [2, 0], [0, 2, 1]], ids=lambda workers: f"workers-{workers}")
 @pytest.mark.parametrize("stops", STOPS.values(), ids=STOPS)
 def test_interrupted_and_resumed_is_uninterrupted(

@@ -136,6 +136,7 @@ def best_of(folder: Path) -> str:
     return next(folder.rglob("model_best")).resolve().name
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize("scores", [None, [0.5, 0.9, 0.6, 0.7]])
 @RUNS
 def test_two_epochs_extended_to_four_are_four_at_once(
@@ -187,6 +188,7 @@ def end_again(trainer: Any) -> list[str]:
     return list(trainer.callbacks[0].events[:-1])
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, None)])
 @RUNS
 def test_a_signal_in_the_final_evaluation_ends_the_run_and_a_resume_evaluates(
@@ -265,6 +267,7 @@ def test_train_again_with_more_epochs_on_the_config_is_a_resume_of_the_longer_ru
     assert "iteration: 16/16" in text
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize("ema", [None, {"decay": 0.5}])
 @pytest.mark.parametrize("is_resumed", [False, True])
 def test_train_again_continues_with_the_latest_weights_not_the_best(ema: Any, is_resumed: bool, tmp_path: Path) -> None:

@@ -279,6 +279,7 @@ def means_with(folder: str, api: str, is_own: bool) -> list[list[float]]:
     return found
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize("api", ["objects", "config"])
 def test_with_a_step_of_the_users_the_first_ranks_buffers_are_sent_before_each_update(api: str, tmp_path: Path) -> None:
     """Otherwise those of the other processes would drift away."""

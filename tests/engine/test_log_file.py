@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainwright.engine import logs as log_file
-from trainwright.engine.logs import LogFile
+from trainwright.engine.logs import LogFile, log_to_console
 
 
 @pytest.fixture
@@ -102,3 +102,23 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "log.txt")
     with pytest.raises(OSError, match="a regular file is needed here, and this is a pipe"):
         LogFile(tmp_path / "log.txt")
+
+
+LIBRARY = logging.getLogger("trainwright")
+
+
+@pytest.fixture(autouse=True)
+def as_it_was() -> Iterator[None]:
+    level, handlers = LIBRARY.level, list(LIBRARY.handlers)
+    yield
+    LIBRARY.setLevel(level)
+    LIBRARY.handlers[:] = handlers
+
+
+@pytest.mark.parametrize(
+    ("level", "stays"), [(logging.NOTSET, logging.INFO), (logging.ERROR, logging.ERROR), (logging.DEBUG, logging.DEBUG)]
+)
+def test_a_level_that_the_user_has_set_stays(level: int, stays: int) -> None:
+    LIBRARY.setLevel(level)
+    log_to_console()
+    assert LIBRARY.level == stays

@@ -86,43 +86,26 @@ def test_a_failure_runs_after_train_and_is_raised_with_iter_where_it_failed(capl
     assert "Training failed in iteration 3" in caplog.text
 
 
-def test_a_hook_that_fails_in_after_train_does_not_hide_the_first_error_nor_stop_the_other_hooks() -> None:
-    calls: list[str] = []
-
+@pytest.mark.parametrize(
+    ("moment", "raised", "fails_at", "expected", "last"),
+    [
+        ("after_train", KeyError, 0, ZeroDivisionError, "after_train@0"),  # the first error is not hidden
+        ("after_train", KeyError, None, KeyError, "after_train@1"),
+        ("before_step", KeyboardInterrupt, None, KeyboardInterrupt, "after_train@0"),
+    ],
+)
+def test_after_train_of_the_other_hooks_runs_whatever_one_hook_raises(
+    moment: str, raised: type[BaseException], fails_at: int | None, expected: type[BaseException], last: str
+) -> None:
     def fail(trainer: object) -> None:
-        raise KeyError("a hook")
+        raise raised
 
-    trainer = Trainer(calls, fails_at=0)
-    trainer.register_hooks([CallbackHook(after_train=fail), Recorder(calls)])
-    with pytest.raises(ZeroDivisionError):
-        trainer.train(0, 1)
-    assert calls[-1] == "after_train@0"
-
-
-def test_a_hook_that_fails_in_after_train_of_a_good_training_is_raised() -> None:
     calls: list[str] = []
-
-    def fail(trainer: object) -> None:
-        raise KeyError("a hook")
-
-    trainer = Trainer(calls)
-    trainer.register_hooks([CallbackHook(after_train=fail), Recorder(calls)])
-    with pytest.raises(KeyError, match="a hook"):
+    trainer = Trainer(calls) if fails_at is None else Trainer(calls, fails_at=fails_at)
+    trainer.register_hooks([CallbackHook(**{moment: fail}), Recorder(calls)])
+    with pytest.raises(expected):
         trainer.train(0, 1)
-    assert calls[-1] == "after_train@1"
-
-
-def test_an_interrupt_runs_after_train() -> None:
-    calls: list[str] = []
-
-    def interrupt(trainer: object) -> None:
-        raise KeyboardInterrupt
-
-    trainer = Trainer(calls)
-    trainer.register_hooks([CallbackHook(before_step=interrupt), Recorder(calls)])
-    with pytest.raises(KeyboardInterrupt):
-        trainer.train(0, 1)
-    assert calls[-1] == "after_train@0"
+    assert calls[-1] == last
 
 
 def test_the_storage_is_current_in_a_training_and_gone_after_it() -> None:

@@ -118,6 +118,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING and "teration" in r.getMessage()]
 
 
+@pytest.mark.exhaustive(every=3)
 @APIS
 @pytest.mark.parametrize("bad", [0, 6, 7, 11, 19], ids="update {}".format)
 @pytest.mark.slow
@@ -154,6 +155,7 @@ def test_bad_gradients_show_in_their_norm_where_they_are_clipped(tmp_path: Path,
     assert len(checkpoints(tmp_path)) == 1
 
 
+@pytest.mark.exhaustive(every=3)
 @APIS
 @pytest.mark.parametrize("bad", [6, 7, 15, 19])
 @pytest.mark.slow
@@ -193,6 +195,7 @@ def test_warn_goes_on_to_the_end_and_saves(tmp_path: Path, api: Run, caplog: pyt
     assert len(checkpoints(tmp_path)) == 5
 
 
+@pytest.mark.exhaustive(every=3)
 @APIS
 @CLIPPED
 @pytest.mark.parametrize("what", ["loss", "gradient"])
@@ -239,6 +242,7 @@ def test_skip_leaves_out_that_update_tells_it_and_saves(
     assert trainer.lr_scheduler.last_epoch == 20
 
 
+@pytest.mark.exhaustive(every=5)
 @APIS
 @pytest.mark.parametrize(
     ("spoils", "expected"),
@@ -314,6 +318,7 @@ class CountReads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize("policy", ["stop", "warn"])
 @pytest.mark.parametrize("clip", [True, False], ids=["clipped", "unclipped"])
 @pytest.mark.slow

@@ -196,6 +196,7 @@ def all_kinds(folder: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_processes_give_the_update_of_one_batch(world_size: int, tmp_path: Path) -> None:
     for found in on_ranks(all_kinds, str(tmp_path), world_size=world_size, timeout=180):

@@ -122,6 +122,7 @@ def equal(left: Weights, right: Weights) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
+@pytest.mark.exhaustive(every=3)
 @APIS
 @pytest.mark.parametrize(
     ("ema", "settings"),
@@ -181,6 +182,7 @@ def test_the_training_continues_with_its_own_weights(api: Api, tmp_path: Path) -
     assert not equal(trainer.model.state_dict(), raw[-1].state_dict())
 
 
+@pytest.mark.exhaustive(every=3)
 @APIS
 @pytest.mark.parametrize("ema", [{"decay": 0.8}, {"average": "equal", "start": 3}], ids=["exponential", "equal"])
 def test_interrupted_and_resumed_is_uninterrupted(api: Api, ema: Any, tmp_path: Path) -> None:
@@ -242,6 +244,7 @@ def test_a_frozen_batch_norm_keeps_its_statistics(tmp_path: Path) -> None:
     assert torch.equal(trainer.model.norm.running_var, before)
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize("name", ["epoch_num", "train_iter"])
 def test_a_longer_run_continues_with_the_weights_of_the_training(name: str, tmp_path: Path) -> None:
     ema = {"decay": 0.7}
@@ -298,6 +301,7 @@ def test_graph_mode_averages_the_weights_of_its_programs(tmp_path: Path) -> None
         assert torch.allclose(trainer.model.state_dict()[name], value, atol=1e-6), name
 
 
+@pytest.mark.exhaustive(every=3)
 @APIS
 @pytest.mark.parametrize("ema", [{"start": 100}, {"every": 7}, {"start": 0.7, "every": 4}])
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from tests.graph.conftest import (
     refusals,
     train_by_trainer,
 )
-from trainwright.hooks import HookBase
+from trainwright.hooks import CallbackHook
 
 # What is put around a step.
 
@@ -53,6 +53,7 @@ STEPS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
 }
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("name", HOOKS)
 def test_hooks_that_come_later_end_the_programs(name: str, accumulation: int, caplog: pytest.LogCaptureFixture) -> None:
@@ -63,6 +64,7 @@ def test_hooks_that_come_later_end_the_programs(name: str, accumulation: int, ca
     assert why in refusals(caplog)[0]
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("name", STEPS)
 def test_a_step_that_is_changed_later_leaves_the_program(
@@ -236,27 +238,20 @@ def test_what_has_been_is_no_reason_for_another_program(caplog: pytest.LogCaptur
     assert len(captures(caplog)) == 2
 
 
-@pytest.mark.exhaustive
-def test_a_model_that_changes_at_each_step_ends_the_programs(caplog: pytest.LogCaptureFixture) -> None:
-    class Cycle(HookBase):
-        def after_step(self) -> None:
-            self.trainer._plain_model.layers[3].p = 0.2 + 0.01 * self.trainer.iter
+def dropout_of(trainer: Any) -> None:
+    trainer._plain_model.layers[3].p = 0.2 + 0.01 * trainer.iter
 
-    hooks = lambda optimizer: [Cycle()]  # noqa: E731
-    eager, graph = Run(None, hooks=hooks, updates=30), Run("aot_eager", hooks=hooks, updates=30)
-    torch.testing.assert_close(graph.values(), eager.values(), rtol=1e-5, atol=1e-5)
-    assert "has changed 8 times" in refusals(caplog)[0]
-    assert len(captures(caplog)) == 8
+
+def betas_of(trainer: Any) -> None:
+    trainer.optimizer.param_groups[0]["betas"] = (0.9 - 0.001 * trainer.iter, 0.999)
 
 
 @pytest.mark.exhaustive
-def test_settings_that_change_at_each_step_end_the_programs(caplog: pytest.LogCaptureFixture) -> None:
-    class Cycle(HookBase):
-        def after_step(self) -> None:
-            group = self.trainer.optimizer.param_groups[0]
-            group["betas"] = (0.9 - 0.001 * self.trainer.iter, 0.999)
-
-    hooks = lambda optimizer: [Cycle()]  # noqa: E731
+@pytest.mark.parametrize("change", [dropout_of, betas_of])
+def test_a_model_or_settings_that_change_at_each_step_end_the_programs(
+    change: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    hooks = lambda optimizer: [CallbackHook(after_step=change)]  # noqa: E731
     eager, graph = Run(None, hooks=hooks, updates=30), Run("aot_eager", hooks=hooks, updates=30)
     torch.testing.assert_close(graph.values(), eager.values(), rtol=1e-5, atol=1e-5)
     assert "has changed 8 times" in refusals(caplog)[0]

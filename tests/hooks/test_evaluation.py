@@ -8,7 +8,7 @@ from torch import nn
 
 from trainwright.config.errors import ConfigError
 from trainwright.engine.loop import TrainerBase
-from trainwright.hooks import EvalHook
+from trainwright.hooks import CallbackHook, EvalHook
 
 
 class Trainer(TrainerBase):
@@ -67,3 +67,26 @@ def test_a_period_may_be_a_function_and_results_may_have_a_prefix() -> None:
     trainer.train(0, 8)
     assert evaluated == [1, 4, 8]  # not twice at the end
     assert list(trainer.storage.latest()) == ["evaluation/acc"]
+
+
+class Nothing(TrainerBase):
+    def run_step(self) -> None:
+        pass
+
+
+def test_callback_hook_calls_the_functions_it_has() -> None:
+    calls: list[str] = []
+    trainer = Nothing()
+    trainer.register_hooks(
+        [
+            CallbackHook(
+                before_train=lambda t: calls.append("before_train"),
+                before_step=lambda t: calls.append(f"before_step {t.iter}"),
+                after_step=lambda t: calls.append(f"after_step {t.iter}"),
+                after_train=lambda t: calls.append("after_train"),
+                after_end=lambda t: calls.append(f"after_end {t.has_failed}"),
+            )
+        ]
+    )
+    trainer.train(0, 1)
+    assert calls == ["before_train", "before_step 0", "after_step 0", "after_train", "after_end False"]

@@ -171,7 +171,7 @@ OF_THE_CLASS = [
 ]  # fmt: skip
 
 
-@pytest.mark.exhaustive(every=4)
+@pytest.mark.exhaustive(every=9)
 @pytest.mark.parametrize(
     ("name", "way"),
     ways_of(DEFAULT_METHODS, ("resume_or_load", "build_hooks", "build_writers")),
@@ -189,6 +189,7 @@ def test_every_method_of_the_default_trainer(
     assert log.calls
 
 
+@pytest.mark.exhaustive(every=9)
 @pytest.mark.parametrize("name", OF_THE_CLASS)
 @pytest.mark.slow
 def test_every_class_method_of_the_default_trainer(name: str, tmp_path: Path) -> None:

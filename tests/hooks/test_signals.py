@@ -71,24 +71,18 @@ def test_sigint_ends_as_ctrl_c_does() -> None:
     assert (trainer.done, trainer.saved) == ([0, 1, 2, 3], [3])
 
 
-def test_after_a_first_sigint_the_next_ends_the_process_at_once() -> None:
+@pytest.mark.parametrize(("is_kernel", "handler"), [(False, signal.SIG_DFL), (True, signal.default_int_handler)])
+def test_the_second_sigint_ends_the_process_or_the_cell_of_a_notebook_at_once(
+    is_kernel: bool, handler: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signals, "is_kernel", lambda: is_kernel)
     handlers = []
     trainer = Trainer({3: [signal.SIGINT]})
     trainer._hooks.insert(0, CallbackHook(after_step=lambda t: handlers.append(signal.getsignal(signal.SIGINT))))
     with pytest.raises(KeyboardInterrupt):
         trainer.train(0, 8)
-    assert handlers[-1] is signal.SIG_DFL
+    assert handlers[-1] is handler
     assert signal.SIG_DFL not in handlers[:-1]
-
-
-def test_in_a_notebook_the_second_sigint_ends_the_cell_and_not_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signals, "is_kernel", lambda: True)
-    handlers = []
-    trainer = Trainer({3: [signal.SIGINT]})
-    trainer._hooks.insert(0, CallbackHook(after_step=lambda t: handlers.append(signal.getsignal(signal.SIGINT))))
-    with pytest.raises(KeyboardInterrupt):
-        trainer.train(0, 8)
-    assert handlers[-1] is signal.default_int_handler
 
 
 def test_sigusr1_saves_and_goes_on_every_time() -> None:

@@ -96,6 +96,7 @@ def test_layers_are_trained_from_their_step_on(api: Api, schedule: Any, stages: 
     assert equal(trainer.model, reference(stages))
 
 
+@pytest.mark.exhaustive(every=3)
 @APIS
 @pytest.mark.parametrize("stop", [2, 3])
 @pytest.mark.slow

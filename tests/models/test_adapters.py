@@ -68,6 +68,7 @@ def last(trainer: Any) -> Path:
     return folder / "model_final" if (folder / "model_final").exists() else folder / "6"
 
 
+@pytest.mark.exhaustive(every=3)
 @APIS
 @pytest.mark.parametrize("ema", [None, {"decay": 0.5}], ids=["plain", "averaged"])
 @pytest.mark.slow
@@ -79,6 +80,7 @@ def test_peft_loads_the_adapters_of_a_checkpoint(api: Any, ema: Any, tmp_path: P
     assert not (last(trainer) / "config.json").exists(), "from_pretrained of transformers cannot load it"
 
 
+@pytest.mark.exhaustive(every=3)
 @APIS
 @pytest.mark.parametrize("ema", [None, {"decay": 0.5}], ids=["plain", "averaged"])
 @pytest.mark.slow
@@ -166,6 +168,7 @@ def test_a_frozen_backbone_is_left_out_of_checkpoints(tmp_path: Path) -> None:
     assert names == {name for name in model.state_dict() if not name.startswith("0.")}
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize("ema", [None, {"decay": 0.5}], ids=["plain", "averaged"])
 def test_a_layer_that_is_trained_for_a_while_only_is_saved_with_the_trainable_weights(ema: Any, tmp_path: Path) -> None:
     inputs = torch.randn(32, 3, generator=torch.Generator().manual_seed(0))

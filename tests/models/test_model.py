@@ -1,5 +1,6 @@
-"""What every model can do: its config, its loss, predict."""
+"""What every model can do: its config, its loss, its outputs, predict."""
 
+from collections import OrderedDict, namedtuple
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError
 from trainwright.models import BertConfig, Model, ModelConfig, ModelOutput, build_model, register_model
 from trainwright.models.model import _OWN, find_model
+from trainwright.models.outputs import named_outputs, scalars_of
 from trainwright.tasks.preprocessor import PreprocessorsContainer
 
 
@@ -199,3 +201,45 @@ def test_a_config_with_another_name_is_refused() -> None:
         make("registry_x", "registry_y")
     with pytest.raises(ConfigTypeError, match="subclass of ModelConfig"):
         register_model("registry_x", config_class=dict)  # type: ignore[arg-type]
+
+
+def test_predict_leaves_modes_and_gradients_as_they_were(tiny: Model) -> None:
+    tiny.train()
+    tiny.norm.eval()
+    before = tiny.norm.running_mean.clone()
+    assert tiny.predict(["a"]) == tiny.predict(["a"])  # no dropout
+    assert [m.training for m in (tiny, tiny.linear, tiny.dropout, tiny.norm)] == [True, True, True, False]
+    assert torch.equal(tiny.norm.running_mean, before)
+    assert not tiny.predict(["a"], post_process=False)["logits"].requires_grad
+    assert torch.is_grad_enabled()
+
+
+def test_predict_restores_the_mode_after_an_error(tiny: Model) -> None:
+    tiny.train()
+    with pytest.raises(RuntimeError):
+        tiny.predict({"lengths": torch.ones(1, 7)})
+    assert tiny.training
+    assert tiny.dropout.training
+
+
+Named = namedtuple("Named", ["loss", "logits"])
+
+
+@dataclass
+class Fields:
+    loss: Any
+    logits: Any
+
+
+def test_dicts_dataclasses_and_named_tuples_have_names() -> None:
+    expected = {"loss": 1, "logits": 2}
+    assert named_outputs(Named(1, 2)) == named_outputs(Fields(1, 2)) == named_outputs(OrderedDict(expected)) == expected
+
+
+def test_other_outputs_have_none() -> None:
+    assert [named_outputs(other) for other in (torch.ones(2), (1, 2), [1], None, Fields)] == [None] * 5
+
+
+def test_scalars_are_numbers_and_tensors_of_one_element() -> None:
+    outputs = {"a": 1, "b": 0.5, "c": torch.ones(1, 1), "d": torch.ones(2), "e": True, "f": "x", "g": None}
+    assert list(scalars_of(outputs)) == ["a", "b", "c"]

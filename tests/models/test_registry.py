@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import trainwright.data as data
+import trainwright.models as models
 from trainwright.config.errors import ConfigError, ConfigKeyError
 from trainwright.models.registry import Registry
 
@@ -65,3 +66,13 @@ def test_a_registry_without_classes_of_its_own() -> None:
         registry.find("x", "here")
     with pytest.raises(ConfigError, match="config_class must be a subclass of DatasetConfig"):
         registry.decorator("x", int)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", models.__all__)
+def test_a_name_is_there(name: str) -> None:
+    assert getattr(models, name).__name__.rpartition(".")[2] == name
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="CRNN"):
+        models.CRNN  # noqa: B018

@@ -3,8 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -61,3 +63,22 @@ def test_what_is_not_there_yet_is_said() -> None:
         Sign().trainer  # noqa: B018
     with pytest.raises(ConfigError, match=r"got 'resnet19'.*resnet"):
         trainwright.ops.image_embedding.timm(model_name="resnet19").get_op()
+
+
+def test_an_embedding_is_what_the_classifier_looks_at(tmp_path: Path) -> None:
+    import timm
+
+    torch.manual_seed(0)
+    op = trainwright.ops.image_embedding.timm(model_name="resnet18", num_classes=10).get_op()
+    image = np.random.default_rng(0).integers(0, 255, (60, 80, 3), dtype=np.uint8)
+    Image.fromarray(image).save(tmp_path / "image.png")
+    embedding = op(image)
+    assert embedding.shape == (512,)
+    assert op.model.training
+    reference = timm.create_model("resnet18", num_classes=0)
+    reference.load_state_dict(op.model.state_dict(), strict=False)
+    pixels = op.transform(Image.fromarray(image)).unsqueeze(0)
+    with torch.no_grad():
+        np.testing.assert_allclose(embedding, reference.eval()(pixels)[0].numpy(), rtol=1e-5, atol=1e-6)
+    for same in (tmp_path / "image.png", Image.fromarray(image), pixels[0]):
+        np.testing.assert_array_equal(op(same), embedding)

@@ -268,11 +268,6 @@ def test_an_override_of_a_name_that_does_not_exist_names_the_nearest():
         get_default_optimizer_params(Block(), overrides={"positon": {"lr": 1.0}})
 
 
-def test_the_weight_decay_of_biases_cannot_be_set_twice():
-    with pytest.raises(ConfigError, match=r"weight_decay_bias=0.0 and overrides"):
-        get_default_optimizer_params(Block(), weight_decay_bias=0.0, overrides={"bias": {"weight_decay": 0.1}})
-
-
 def test_clipping_settings_are_written_into_every_group():
     groups = get_default_optimizer_params(
         Block(), weight_decay_bias=0.0, weight_decay_norm=0.0, clip_grad_max_norm=1.0, clip_grad_norm_type=1

@@ -240,6 +240,7 @@ def steps_of_stages(fused: bool, *infinite: int) -> list[float]:
     return values
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize("infinite", [(1,), (0, 1)])
 @pytest.mark.parametrize("fused", [True, False])
 def test_the_stages_of_a_pipeline_step_or_skip_together(fused: bool, infinite: tuple[int, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Recomputing blocks saves memory and changes no number."""
+"""Recomputing blocks and mixed precision: memory, numbers, and what a model keeps."""
 
 import copy
 from pathlib import Path
@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from trainwright import Trainer, TrainingConfig
+from trainwright.parallel.precision import apply_autocast
 from trainwright.parallel.recompute import recompute_blocks
 
 
@@ -133,3 +134,29 @@ def test_the_setting_of_the_python_api_changes_no_number(tmp_path: Path) -> None
     assert trained[1][2][0].calls == 2 * trained[0][2][0].calls
     for left, right in zip(trained[0].state_dict().values(), trained[1].state_dict().values(), strict=True):
         assert torch.equal(left, right)
+
+
+class Probe(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x)
+
+
+def test_matrix_products_run_in_bfloat16_and_weights_stay_float32() -> None:
+    model = Probe()
+    scaler = apply_autocast(model, torch.device("cpu"))
+    assert scaler is None  # bfloat16 needs none
+    assert model(torch.randn(2, 4)).dtype is torch.bfloat16
+    assert model.linear.weight.dtype is torch.float32
+    assert list(model.state_dict()) == ["linear.weight", "linear.bias"]
+
+
+def test_the_result_is_that_of_torchs_autocast() -> None:
+    model, x = Probe(), torch.randn(2, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = model(x)
+    apply_autocast(model, torch.device("cpu"))
+    assert torch.equal(model(x), expected)

@@ -372,6 +372,7 @@ def train_with_fused(folder: Path, name: str, zero_stage: int) -> tuple[list[flo
     return torch.cat([value.detach().flatten() for value in whole]).tolist(), messages.getvalue()
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize("name", ["SGD", "Adagrad"])
 def test_a_fused_step_that_torch_has_not_for_parts_is_a_plain_one(name: str, tmp_path: Path) -> None:
     plain = on_ranks(train_with_fused, tmp_path / "plain", name, 0)

@@ -66,6 +66,7 @@ def test_an_override_wins_whichever_of_two_names_it_uses(alias, file_has_alias, 
         assert found == wanted
 
 
+@pytest.mark.exhaustive(every=4)
 @pytest.mark.parametrize(
     ("overrides", "period"),
     [

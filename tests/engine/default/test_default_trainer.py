@@ -163,6 +163,7 @@ def test_a_loader_of_torch_is_used_as_it_is(tmp_path: Path) -> None:
     assert len(rows(tmp_path)) == 7
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize("stop", [2, 3, 4])
 @pytest.mark.slow
 def test_a_periodic_checkpoint_resumes_exactly(tmp_path: Path, stop: int) -> None:

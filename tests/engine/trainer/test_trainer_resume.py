@@ -262,7 +262,7 @@ def everything(folder: Path, *, workers: int, stop_at: int, resume: bool) -> tup
     return trainer, counting
 
 
-@pytest.mark.exhaustive(every=2)
+@pytest.mark.exhaustive(every=4)
 @pytest.mark.parametrize("stops", [[1, 2], [7, 8, 14], [3, 4, 5, 13], [21]])
 def test_everything_that_a_run_remembers_is_bitwise_the_same(stops: list[int], tmp_path: Path, read_rows: Any) -> None:
     """Weights, optimizer, schedule, samples' randomness, smoothing, metrics, the best, early stopping, callbacks."""

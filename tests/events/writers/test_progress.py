@@ -103,22 +103,19 @@ METRICS = {"loss": "0.4312", "accuracy": "0.9125", "lr": "1.00e-03"}
 POINTS = [(0.0, Position(0, 300, per_epoch=100)), (3.0, Position(1, 300, per_epoch=100))]
 
 
-def test_eighty_columns() -> None:
-    screen = Screen(80)
+@pytest.mark.parametrize(
+    ("columns", "lines"),
+    [
+        (80, ["Epoch 2/3 ━━━━━━━━━━━━━━━╺━━━━━━━━━━━━━━  51/100  16.7 it/s  ETA 0:02, run 0:08",
+              "loss 0.4312  accuracy 0.9125  lr 1.00e-03"]),
+        (160, ["Epoch 2/3 ━━━━━━━━━━━━━━━━━━━━╺━━━━━━━━━━━━━━━━━━━  51/100  16.7 it/s  ETA 0:02, run 0:08"
+               "  loss 0.4312  accuracy 0.9125  lr 1.00e-03"]),
+    ],
+)  # fmt: skip
+def test_the_lines_of_a_terminal(columns: int, lines: list[str]) -> None:
+    screen = Screen(columns)
     bar_at(screen, *POINTS, (12.0, Position(151, 300, per_epoch=100)), **METRICS)
-    assert screen.lines == [
-        "Epoch 2/3 ━━━━━━━━━━━━━━━╺━━━━━━━━━━━━━━  51/100  16.7 it/s  ETA 0:02, run 0:08",
-        "loss 0.4312  accuracy 0.9125  lr 1.00e-03",
-    ]
-
-
-def test_a_hundred_and_sixty_columns() -> None:
-    screen = Screen(160)
-    bar_at(screen, *POINTS, (12.0, Position(151, 300, per_epoch=100)), **METRICS)
-    assert screen.lines == [
-        "Epoch 2/3 ━━━━━━━━━━━━━━━━━━━━╺━━━━━━━━━━━━━━━━━━━  51/100  16.7 it/s  ETA 0:02, run 0:08"
-        "  loss 0.4312  accuracy 0.9125  lr 1.00e-03"
-    ]
+    assert screen.lines == lines
 
 
 def test_the_bar_has_at_least_twenty_cells_at_eighty_columns() -> None:

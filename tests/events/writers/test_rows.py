@@ -183,24 +183,25 @@ def test_a_finished_run_that_goes_on_moves_its_final_evaluation_to_the_end(tmp_p
     assert [row["iteration"] for row in rows(path)] == [3, 5, 7, 11, 12]
 
 
-def test_torn_and_foreign_lines_are_cut_on_resume(tmp_path):
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ('{"iteration": 1}\n{"iterat\n[1]\n\xff\n{"iteration": 2}\n{"iteration": 3}\n{"iteration": 2', [1, 2]),
+        ('{"iteration": 1}\n{"iteration": 2}', [1, 2]),  # a complete last line that lacks its line end
+        ('{"iteration": 1}\n{"iteration": 2, "x": ' + DEEP + "]" * 100_000 + "}\n" + DEEP, [1]),
+    ],
+    ids=["torn and foreign", "no line end", "too deep"],
+)
+def test_only_complete_rows_before_the_resumed_iteration_are_kept(tmp_path, text, kept):
     path = tmp_path / "metrics.json"
-    path.write_text(
-        '{"iteration": 1}\n{"iterat\n[1]\n\xff\n{"iteration": 2}\n{"iteration": 3}\n{"iteration": 2', "latin-1"
-    )
+    path.write_text(text, "latin-1")
     storage = EventStorage(3)
     storage.put_scalar("loss", 1.0)
     JSONWriter(path).write(storage)
-    assert rows(path) == [{"iteration": 1}, {"iteration": 2}, {"iteration": 3, "loss": 1.0}]
-
-
-def test_a_whole_last_line_that_lacks_its_line_end_is_kept(tmp_path):
-    path = tmp_path / "metrics.json"
-    path.write_text('{"iteration": 1}\n{"iteration": 2}')
-    storage = EventStorage(3)
-    storage.put_scalar("loss", 1.0)
-    JSONWriter(path).write(storage)
-    assert [row["iteration"] for row in rows(path)] == [1, 2, 3]
+    assert rows(path) == [*({"iteration": iteration} for iteration in kept), {"iteration": 3, "loss": 1.0}]
 
 
 def test_a_new_run_keeps_the_file_of_an_earlier_one_beside(tmp_path):
@@ -266,15 +267,6 @@ def test_doubled_rows_and_rows_out_of_order_are_one_per_iteration_after_a_resume
     assert rows(path) == [{"iteration": 1, "x": 1}, {"iteration": 2}, {"iteration": 3, "loss": 1.0}]
     message = "removed 1 row from iteration 4 on, to be written again, 1 duplicate row, 1 incomplete line."
     assert message in caplog.text
-
-
-def test_a_line_that_nests_too_deep_is_cut(tmp_path):
-    path = tmp_path / "metrics.json"
-    path.write_text('{"iteration": 1}\n{"iteration": 2, "x": ' + "[" * 100_000 + "]" * 100_000 + "}\n" + "[" * 100_000)
-    storage = EventStorage(3)
-    storage.put_scalar("loss", 1.0)
-    JSONWriter(path).write(storage)
-    assert rows(path) == [{"iteration": 1}, {"iteration": 3, "loss": 1.0}]
 
 
 def table(path):

@@ -16,9 +16,9 @@ from trainwright.inspect.check.run import CHECKS
 BOTH = pytest.mark.parametrize("build", [objects, config_files])
 
 
+@pytest.mark.exhaustive(every=8)
 @BOTH
 @pytest.mark.parametrize("bug", BUGS)
-@pytest.mark.exhaustive(every=4)
 @pytest.mark.slow
 def test_a_seeded_bug_is_found(build: Any, bug: str, tmp_path: Path) -> None:
     found = build(tmp_path / "run", bug).check(only=[BUGS[bug]])

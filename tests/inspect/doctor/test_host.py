@@ -1,9 +1,15 @@
-"""What the doctor finds on this machine."""
+"""What the doctor finds on this machine and between two processes of it."""
 
 import os
 import socket
+import time
 from pathlib import Path
 
+import pytest
+import torch
+
+from tests.ranks import on_ranks
+from trainwright.inspect.doctor.group import Speed, measure_all_reduce, measure_clock
 from trainwright.inspect.doctor.host import (
     Facts,
     addresses,
@@ -12,6 +18,7 @@ from trainwright.inspect.doctor.host import (
     measure_folder,
     port_fault,
 )
+from trainwright.parallel import get_rank
 
 
 def test_a_port_that_is_in_use() -> None:
@@ -54,3 +61,25 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     facts = Facts()
     measure_folder(tmp_path / "missing", facts)
     assert "missing: No such file or directory" in facts.folder_fault
+
+
+CPU = torch.device("cpu")
+
+
+def measured() -> tuple[Speed, float, float]:
+    """The speed, this rank's clock, and its clock if that of rank 1 is 5 s ahead."""
+    speed, difference = measure_all_reduce(CPU), measure_clock(CPU, [0, 1])
+    clock = time.time
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "time", lambda: clock() + 5 * get_rank())
+        return speed, difference, measure_clock(CPU, [0, 1])
+
+
+def test_two_ranks_of_one_machine() -> None:
+    (speed, zero, own), (other, difference, ahead) = on_ranks(measured)
+    assert (zero, own) == (0, 0)
+    assert abs(difference) < 0.1  # the same clock, on a busy machine
+    assert ahead == pytest.approx(5, abs=0.1)
+    assert speed.bytes_per_s == pytest.approx(other.bytes_per_s)  # decided together
+    assert 0 < speed.latency_s < 1
+    assert speed.size_bytes in {1_000_000, 4_000_000, 16_000_000, 64_000_000}

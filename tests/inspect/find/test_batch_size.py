@@ -63,18 +63,12 @@ def test_the_memory_of_another_device(build: Any, tmp_path: Path) -> None:
     assert half.largest == 32
 
 
-def test_all_samples_fit(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("most", "largest", "limited_by"), [(1000, 500, "data"), (0, 0, "memory")])
+def test_all_samples_or_not_even_one_fit(most: int, largest: int, limited_by: str, tmp_path: Path) -> None:
     trainer = limited(tmp_path)
-    trainer.model.most = 1000
+    trainer.model.most = most
     found = trainer.find_batch_size()
-    assert (found.largest, found.limited_by) == (500, "data")
-
-
-def test_not_even_one_sample(tmp_path: Path) -> None:
-    trainer = limited(tmp_path)
-    trainer.model.most = 0
-    found = trainer.find_batch_size()
-    assert (found.largest, found.settings) == (0, {})
+    assert (found.largest, found.limited_by, bool(found.settings)) == (largest, limited_by, largest > 0)
 
 
 def test_another_error_is_raised(tmp_path: Path) -> None:

@@ -1,15 +1,23 @@
-"""What a report reads from a run's folder."""
+"""What a report reads from a run's folder, also from damaged files, and the state of runs that have no end."""
 
+import fcntl
 import json
 import math
+import os
 import re
+import shutil
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from trainwright.cli.main import main
 from trainwright.config.errors import MissingFileError
-from trainwright.inspect.report.run_data import find_runs, read_loss_table, read_metrics
+from trainwright.engine.folder.formats import read_starts
+from trainwright.inspect.report.run_data import RunData, find_runs, read_loss_table, read_metrics
+from trainwright.inspect.report.run_state import state_of
 
 
 def test_a_run_of_each_api_is_read(runs_folder: Path) -> None:
@@ -92,3 +100,106 @@ def test_a_folder_with_damaged_files_is_read_as_far_as_possible(tmp_path: Path) 
     assert run.curves["a"].x.tolist() == [5]
     assert run.warnings == []
     assert run.checkpoints == []
+
+
+WRONG: dict[str, list[Any]] = {
+    "started": [3, "yesterday"],
+    "seconds": ["x", -1, 1e300, True],
+    "best": [3, {}, {"metric": "Acc", "value": None, "iteration": 3}, {"metric": 3, "value": "x", "iteration": "y"}],
+    "git": ["x", {"commit": 3, "num_changed": 3}, {"commit": "a", "branch": None, "num_changed": 1, "changed": 3}],
+    "data": ["x", {"train": 3}],
+    "machine": ["x", {"accelerators": [3]}, {"memory_bytes": -1}],
+    "versions": ["x"],
+    "numerics": [3],
+    "phases": ["x", {"data": "x", "forward": float("inf")}],
+    "last_iteration": ["x", [], 10**40],
+    "samples_per_iteration": ["x", -1],
+    "model": ["x", {"class": None, "parameters": "x"}],
+    "peak_memory_bytes": ["x", -1],
+    "device": [3],
+}
+
+
+@pytest.fixture
+def run(runs_folder: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(runs_folder / "files", tmp_path / "run", symlinks=True)
+
+
+def change(run: Path, **values: Any) -> None:
+    record = json.loads((run / "run.json").read_text())
+    record["starts"][-1].update(values)
+    (run / "run.json").write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_values_that_no_run_writes_are_left_out(run: Path, runs_folder: Path, number: int, tmp_path: Path) -> None:
+    change(run, **{name: values[number % len(values)] for name, values in WRONG.items()})
+    assert main(["runs", str(run)]) == 0
+    assert main(["report", str(run), str(runs_folder / "files"), "--output", str(tmp_path / "report.html")]) == 0
+    assert main(["diff", str(run), str(runs_folder / "files")]) == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "null", '{"starts": {}}', '{"starts": [1, {}]}', "\0\0", '{"starts":' * 9999]
+)
+def test_a_damaged_record_has_no_starts(tmp_path: Path, text: str) -> None:
+    (tmp_path / "run.json").write_text(text)
+    assert read_starts(tmp_path / "run.json") in ([], [{}])
+
+
+def test_a_killed_run_is_interrupted_and_shows_its_last_sign_of_life(run: Path) -> None:
+    record = json.loads((run / "run.json").read_text())
+    start = {name: value for name, value in record["starts"][-1].items() if name not in ("ended", "status", "seconds")}
+    (run / "run.json").write_text(json.dumps({"starts": [start]}))
+    log = (run / "log.txt").read_text()
+    (run / "log.txt").write_text(log[: log.index("Finished after")])
+    found = RunData(run, "run")
+    assert found.status == "interrupted"
+    assert found.last_sign == max((run / name).stat().st_mtime for name in ("log.txt", "metrics.json", "losses.csv"))
+    descriptor = os.open(run, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)  # as a training process does
+    assert (found.status, found.last_sign) == ("running", None)
+    os.close(descriptor)
+    assert found.status == "interrupted"
+
+
+def test_a_run_of_another_machine_runs_while_it_writes(run: Path) -> None:
+    (run / "log.txt").write_text("Training\n")
+    start = {"started": "2026-01-02T03:04:05+00:00", "machine": {"host": "another"}}
+    assert state_of(run, [start]) == "running"
+    for name in ("log.txt", "metrics.json", "losses.csv"):
+        os.utime(run / name, (0, time.time() - 3600))
+    assert state_of(run, [start]) == "interrupted"
+
+
+@pytest.mark.parametrize("line", ["x,y", "nan,1", "-5,1", "1e400,1", "7", "1,2,3", "\0\0\0\0", "é"])
+def test_a_damaged_line_of_losses_does_not_move_the_others(tmp_path: Path, line: str) -> None:
+    (tmp_path / "losses.csv").write_text(f"iteration,total_loss\n0,0.5\n{line}\n1,nan\n2,0.25\n", encoding="utf-8")
+    table = read_loss_table(tmp_path / "losses.csv")
+    assert table is not None
+    assert table[:, 0].tolist() == [0, 1, 2]
+    assert table[[0, 2], 1].tolist() == [0.5, 0.25]
+
+
+def test_numbers_that_no_float_holds_are_not_finite(tmp_path: Path) -> None:
+    rows = [
+        f'{{"iteration": 3, "lr": {"1" * 400}}}',
+        '{"iteration": 4, "lr": 0.5}',
+        f'{{"iteration": {10**30}, "a": 1}}',
+    ]
+    (tmp_path / "metrics.json").write_text("\n".join(rows))
+    found = read_metrics(tmp_path / "metrics.json")
+    assert list(found) == ["lr"]
+    assert (found["lr"].y.tolist(), found["lr"].num_bad) == ([0.5], 1)
+
+
+def test_one_run_with_damaged_settings_does_not_hide_the_others(
+    run: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(run, run.parent / "damaged")
+    (run.parent / "damaged" / "config.yaml").write_text("a: [")
+    assert main(["runs", str(run.parent), "--show", "train.train_iter"]) == 0
+    shown = capsys.readouterr()
+    assert "24" in shown.out
+    assert "2 runs" in shown.out
+    assert "damaged: its settings cannot be read" in caplog.text
