@@ -12,7 +12,6 @@ import os
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -448,7 +447,7 @@ def _write_error_file(error: BaseException) -> None:
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
         # The earliest error is the cause, in whole seconds: others may end in this one, without a file.
-        about = {"py_callstack": "".join(traceback.format_exception(error)), "timestamp": str(int(time.time()) - 1)}
+        about = {"py_callstack": f"{_text(error)} (above)", "timestamp": str(int(time.time()) - 1)}
         with contextlib.suppress(OSError):
             Path(path).write_text(json.dumps({"message": {"message": _text(error), "extraInfo": about}}))
 
