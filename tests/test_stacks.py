@@ -118,6 +118,7 @@ def test_a_thread_that_looks_does_not_enable_collections_while_another_one_looks
     assert calls == ["off", "on", "off", "on"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pthreads")
 def test_threads_of_c_code_may_come_and_go_meanwhile() -> None:
     done = subprocess.run([sys.executable, "-c", CALLS_FROM_C], capture_output=True, text=True, timeout=60)

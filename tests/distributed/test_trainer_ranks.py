@@ -58,6 +58,7 @@ def test_one_process_writes(uneven: tuple[Run, Run]) -> None:
     assert two.output.count("TrainingConfig(") == 1
 
 
+@pytest.mark.exhaustive(every=4)
 @pytest.mark.parametrize(
     ("config", "said"),
     [
@@ -80,7 +81,6 @@ def test_one_process_writes(uneven: tuple[Run, Run]) -> None:
         "tokens, an unused and a frozen layer",
     ],
 )
-@pytest.mark.exhaustive(every=3)
 def test_other_ways_to_make_an_update_come_to_the_same(
     tmp_path: Path, config: dict[str, Any], said: dict[str, Any]
 ) -> None:

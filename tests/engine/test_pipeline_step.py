@@ -179,6 +179,7 @@ def losses_with_a_callback(folder: Path) -> list[list[float]]:
     return found
 
 
+@pytest.mark.exhaustive
 def test_a_callback_in_one_of_several_pipelines_changes_no_loss(tmp_path: Path) -> None:
     for without, with_one in on_ranks(losses_with_a_callback, tmp_path, world_size=4):
         assert len(without) == 3

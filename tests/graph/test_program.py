@@ -92,6 +92,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.exhaustive
 def test_a_folder_that_cannot_be_used_leaves_the_steps_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocked = tmp_path / "file"
     blocked.touch()

@@ -195,7 +195,7 @@ def checkpoints(folder: Path) -> Path:
     return sorted(path for path in (folder / "checkpoints").iterdir() if path.is_dir() and not path.is_symlink())[0]
 
 
-@pytest.mark.exhaustive(every=2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_a_resumed_program_goes_on_bit_for_bit(tmp_path: Path, accumulation: int) -> None:
     saving: dict[str, Any] = {
@@ -209,7 +209,7 @@ def test_a_resumed_program_goes_on_bit_for_bit(tmp_path: Path, accumulation: int
         assert torch.equal(left, right)
 
 
-@pytest.mark.exhaustive(every=2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("modes", [(True, False), (False, True)], ids=["graph-eager", "eager-graph"])
 def test_a_run_may_change_its_mode(tmp_path: Path, modes: tuple[bool, bool]) -> None:
     saving: dict[str, Any] = {"save_enabled": True, "save_steps": 30, "save_total_limit": 9}

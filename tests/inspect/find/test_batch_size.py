@@ -50,6 +50,7 @@ def test_the_trainer_is_not_changed(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(weights, trainer.model.parameters(), strict=True))
 
 
+@pytest.mark.exhaustive(every=2)
 @BOTH
 @pytest.mark.slow
 def test_the_memory_of_another_device(build: Any, tmp_path: Path) -> None:
