@@ -138,9 +138,7 @@ def contract_for(
     if isinstance(inputs, tuple | list) and len(inputs) == 2:
         if own_loss is not None and not _takes_two(own_loss):  # a method of another use, as detection models have
             own_loss = None
-        target = inputs[1]
-        is_list_of_dicts = isinstance(target, tuple | list) and bool(target) and isinstance(target[0], Mapping)
-        if own_loss is None and is_list_of_dicts and _num_positional(model.forward) > 1:
+        if own_loss is None and _is_list_of_dicts(inputs[1]) and _num_positional(model.forward) > 1:
             loss_of_model = _loss_of_detection(_Undecided(_no_criterion, record_scalars)._loss_of_model)
             return TargetsContract(
                 loss_of_model if record_outputs is None else _with_recording(record_outputs, loss_of_model)
@@ -163,6 +161,10 @@ def contract_for(
         None if len(names) == len(inputs) else names,
         loss if record_outputs is None else _with_recording(record_outputs, loss),
     )
+
+
+def _is_list_of_dicts(target: Any) -> bool:
+    return isinstance(target, tuple | list) and bool(target) and isinstance(target[0], Mapping)
 
 
 def forward(model: Any, batch: Any, *, takes_all: bool = False) -> Any:

@@ -71,7 +71,7 @@ def run_under(model: nn.Module, autocast: Callable[[], torch.autocast] | None) -
 
 def _remove_autocast(model: nn.Module) -> Any:
     """Undo :func:`run_under`; returns the method that was removed, or None."""
-    under = vars(model).get("forward")
+    under: Any = vars(model).get("forward")
     if not hasattr(under, "runs_under_autocast"):
         return None
     if under.replaced is None:

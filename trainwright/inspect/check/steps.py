@@ -79,23 +79,27 @@ def check_learning_rate(setup: SetUp) -> Finding:
             f"The learning rate is 0 in every update: {cause}.",
             "Set a learning rate above 0, and a schedule that reaches it within the run.", values,
         )  # fmt: skip
-    first = rates[0]
-    shares = [sum(rate <= least for rate in first) / len(first) for least in (0, _SMALL_RATE * highest[0])]
-    if shares[1] > 0.5 and len(first) > 2:
-        level = "0" if shares[0] > 0.5 else "below 1 % of its highest value"
-        share = shares[0] if shares[0] > 0.5 else shares[1]
-        return problem(
-            f"The learning rate is {level} in {share:.0%} of the {len(first)} steps of the schedule.",
-            "Give the schedule the length of the run.", values,
-        )  # fmt: skip
-    if len(first) > 4 and first[-2] < first[-1] < base[0] and all(a <= b for a, b in pairwise(first)):
-        return problem(
-            f"The learning rate rises in all {len(first)} steps of the schedule and ends at {first[-1]:.3g}, below"
-            f" {base[0]:.3g}: the warm-up is longer than the run.", "Shorten the warm-up.", values,
-        )  # fmt: skip
+    if fault := _fault_of_schedule(rates[0], base[0]):
+        return problem(*fault, values)
     note = f" Groups with a rate of 0: {', '.join(map(str, zero))}." if zero else ""
     text = f"{rates[0][0]:.3g} at the start, at most {max(highest):.3g}, {rates[0][-1]:.3g} at the end.{note}"
     return passed(text, values=values)
+
+
+def _fault_of_schedule(rates: list[float], base: float) -> tuple[str, str] | None:
+    """What is wrong with the rates of a run's schedule, and what mends it."""
+    below = [sum(rate <= least for rate in rates) / len(rates) for least in (0, _SMALL_RATE * max(rates))]
+    if below[1] > 0.5 and len(rates) > 2:
+        level, share = ("0", below[0]) if below[0] > 0.5 else ("below 1 % of its highest value", below[1])
+        text = f"The learning rate is {level} in {share:.0%} of the {len(rates)} steps of the schedule."
+        return text, "Give the schedule the length of the run."
+    if len(rates) > 4 and rates[-2] < rates[-1] < base and all(a <= b for a, b in pairwise(rates)):
+        text = (
+            f"The learning rate rises in all {len(rates)} steps of the schedule and ends at {rates[-1]:.3g}, below"
+            f" {base:.3g}: the warm-up is longer than the run."
+        )
+        return text, "Shorten the warm-up."
+    return None
 
 
 def _rates(run: Run, groups: list[dict[str, Any]]) -> list[list[float]]:
