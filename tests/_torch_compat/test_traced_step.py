@@ -24,7 +24,7 @@ def test_the_flag_of_a_compiler_at_work(
     assert line.startswith(EAGER)
 
 
-@pytest.mark.parametrize("name", ["_HOOKS", "_LATE_HOOKS"])
+@pytest.mark.parametrize("name", ["HOOKS", "LATE_HOOKS"])
 def test_the_hooks_on_gradients(name: str, monkeypatch: pytest.MonkeyPatch, lines_of_training: Trained) -> None:
     for other in (attrgetter("_no_such_thing"), lambda parameter: None):
         monkeypatch.setattr(traced_step, name, other)
