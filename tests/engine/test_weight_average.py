@@ -350,7 +350,7 @@ def test_a_resume_without_the_setting_is_a_warning_and_one_that_adds_it_an_error
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config(tmp_path / "with", {"decay": 0.5}).train()
-    config(tmp_path / "with", None, resume=True).train()
+    config(tmp_path / "with", None, resume=True, train_iter=STEPS + 1).train()
     assert "holds state that no checkpointable of this run loads: training_weights" in caplog.text
     config(tmp_path / "without", None).train()
     with pytest.raises(CheckpointError, match="has no state of training_weights"):
