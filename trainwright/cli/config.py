@@ -138,8 +138,8 @@ def _settings(file: Path, args: argparse.Namespace) -> dict[str, Setting]:
             raise ConfigKeyError(f"{args.opts[0]}: overrides are for config files; {file} is of the Python API.")
         from trainwright.config.settings import TrainingConfig
 
-        given, plain = TrainingConfig.load_from_yaml(file).to_dict(), TrainingConfig().to_dict()
-        return {k: Setting(v, _DEFAULT if v == plain.get(k) else str(file)) for k, v in given.items()}
+        config = TrainingConfig.load_from_yaml(file)
+        return {k: Setting(v, str(file) if config.is_set(k) else _DEFAULT) for k, v in config.to_dict().items()}
     from trainwright.config.lazy.lazy_config import get_config
     from trainwright.config.lazy.serialization import to_plain
     from trainwright.config.secrets import without_secrets

@@ -1,5 +1,6 @@
 """Settings in files: what is written comes back; places and names are checked with the values, in one message."""
 
+import copy
 import random
 from pathlib import Path
 from typing import Any
@@ -174,7 +175,23 @@ def test_a_file_is_by_category(tmp_path: Path) -> None:
     assert TrainingConfig.load_from_yaml(tmp_path / "config.yaml") == TrainingConfig()
 
 
-def test_a_written_default_counts_as_not_set(tmp_path: Path) -> None:
+STOPPING = {"monitor": "eval_epoch_metric", "patience": 4, "mode": "max"}  # the default
+
+
+def test_what_the_user_wrote_is_set_also_if_it_is_the_default(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump({"callback": {"early_stopping": STOPPING}, "metrics": ["Accuracy"]}))
+    by_hand = TrainingConfig.load_from_yaml(file)
+    for config in (by_hand, TrainingConfig(early_stopping=STOPPING, metrics=["Accuracy"])):
+        config.save_to_yaml(file)
+        for again in (config, TrainingConfig.load_from_yaml(file), TrainingConfig.load(file), copy.deepcopy(config)):
+            names = ("early_stopping", "metrics", "metric", "batch_size")
+            assert [again.is_set(name) for name in names] == [True, True, True, False]
+    file.write_text(file.read_text().replace("batch_size: 8", "batch_size: 9"))  # a saved file that is changed by hand
+    assert TrainingConfig.load_from_yaml(file).is_set("batch_size")
+
+
+def test_a_default_in_a_saved_file_counts_as_not_set(tmp_path: Path) -> None:
     TrainingConfig(lr=0.1).save_to_yaml(tmp_path / "config.yaml")
     config = TrainingConfig.load_from_yaml(tmp_path / "config.yaml")
     assert config.is_set("lr")

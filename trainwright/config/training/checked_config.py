@@ -69,8 +69,7 @@ class _LoadFromYaml:
                 MissingFileError: the file does not exist.
                 ConfigError: a setting is wrong; the message lists all faults.
             """
-            draft = Draft(kind, *read_settings(path, kind))
-            draft.forget_defaults()
+            draft = read_settings(path, kind)
             return _build(kind, draft, str(path)) if config is None else config._change_to(draft, str(path))
 
         return load_from_yaml
@@ -134,7 +133,7 @@ class CheckedConfig(Table):
         Raises:
             ConfigError: YAML cannot represent a value, such as a function.
         """
-        write_settings(path, self.to_dict(), type(self))
+        write_settings(path, self.to_dict(), type(self), self.model_fields_set)
 
     def save(self, folder: AnyPath, filename: str = "train_config.yaml", subfolder: AnyPath | None = None) -> Path:
         """Write the file into a folder, or its ``subfolder``, creating folders; returns the file."""
@@ -159,9 +158,7 @@ class CheckedConfig(Table):
         """
         file = Path(path, subfolder or "").expanduser()
         file = file / filename if file.is_dir() or subfolder is not None else file
-        values, faults = read_settings(file, cls)
-        written = Draft(cls, values, faults)
-        written.forget_defaults()
+        written = read_settings(file, cls)
         draft = Draft(cls, overrides, written.faults)
         draft.keep(written.given)
         return _build(cls, draft, str(file))
@@ -275,7 +272,10 @@ def _build(kind: type[T], draft: Draft, source: str = "") -> T:
     return config
 
 
-def write_settings(path: str | os.PathLike[str], settings: Mapping[str, Any], kind: type[CheckedConfig]) -> None:
+_SET = "# Set by the user:"  # the first line of a saved file, which has all settings
+
+
+def write_settings(path: AnyPath, settings: Mapping[str, Any], kind: type[CheckedConfig], is_set: set[str]) -> None:
     """Write plain settings by category, with ``???`` for secrets and one warning that names them.
 
     Raises:
@@ -286,12 +286,13 @@ def write_settings(path: str | os.PathLike[str], settings: Mapping[str, Any], ki
     for name, value in settings.items():
         content[kind.rows[name].category][name] = value
     shown, hidden = without_secrets({category: named for category, named in content.items() if named})
-    atomic_write(path, to_text(shown).encode())
+    names = ", ".join(name for name in settings if name in is_set)
+    atomic_write(path, f"{_SET} {names or 'nothing'}\n{to_text(shown)}".encode())
     warn_of_hidden(hidden, path)
 
 
-def read_settings(path: str | os.PathLike[str], kind: type[CheckedConfig]) -> tuple[dict[str, Any], list[Fault]]:
-    """The settings in a file by their names there, and the faults of their names and categories.
+def read_settings(path: AnyPath, kind: type[CheckedConfig]) -> Draft:
+    """The settings in a file, and the faults of their names and categories.
 
     Raises:
         MissingFileError: the file does not exist.
@@ -314,7 +315,11 @@ def read_settings(path: str | os.PathLike[str], kind: type[CheckedConfig]) -> tu
             text = f"got {value!r}, and elsewhere in the file {values[name]!r}. Give one of them."
             faults.append(Fault(where, text))
         values[name] = value
-    return values, faults
+    draft = Draft(kind, values, faults)
+    first, _, _ = Path(path).read_text(encoding="utf-8").partition("\n")
+    if first.startswith(_SET):
+        draft.forget_defaults(first.removeprefix(_SET).replace(",", " ").split())
+    return draft
 
 
 def _entries(content: Mapping[Any, Any], known: set[str]) -> Iterator[tuple[str | None, str, Any]]:

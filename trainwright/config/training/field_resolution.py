@@ -1,6 +1,6 @@
 """Resolution of settings: names and aliases are mapped to fields, values are checked, and faults are collected."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any, TypeVar
@@ -55,11 +55,11 @@ class Draft:
         """The name that the user used, by field."""
         return {field: name for field, name in self._name_of.items() if field in self.given}
 
-    def forget_defaults(self) -> None:
-        """Treat default values as not set: a saved file contains all settings, most with their defaults."""
+    def forget_defaults(self, is_set: Collection[str]) -> None:
+        """Treat default values of other fields than these as not set."""
         for field, value in list(self.given.items()):
             default = _default(self.kind, field)
-            if type(value) is type(default) and value == default:
+            if field not in is_set and type(value) is type(default) and value == default:
                 del self.given[field]
 
     def keep(self, others: Mapping[str, Any]) -> None:
