@@ -4,7 +4,9 @@ import builtins
 import sys
 import threading
 
-from trainwright.config import LazyConfig, get_config
+import pytest
+
+from trainwright.config import ConfigImportError, LazyConfig, get_config
 
 
 def test_threads_that_load_at_once_leave_imports_as_they_were():
@@ -47,6 +49,21 @@ def test_a_function_of_a_file_imports_by_path_also_after_the_load(tmp_path):
     assert first == second == {"seed": 7}
     assert first is not second
     assert module is sys.modules["json"]
+
+
+def test_what_a_star_imports_can_be_changed_as_what_is_imported_by_name(tmp_path):
+    (tmp_path / "base.py").write_text("train = dict(seed=1)\n_own = dict(a=1)\n")
+    (tmp_path / "c.py").write_text("from .base import *\ntrain.seed = 5\n")
+    assert LazyConfig.load(tmp_path / "c.py") == {"train": {"seed": 5}}
+
+
+@pytest.mark.parametrize("line", ["from .{} import x", "x = LazyConfig.load_rel('{}.py', 'x')"])
+def test_files_that_import_each_other_are_an_error_that_names_them(tmp_path, line):
+    for name, other in (("a", "b"), ("b", "a")):
+        text = f"from trainwright.config import LazyConfig\n{line.format(other)}\n"
+        (tmp_path / f"{name}.py").write_text(text)
+    with pytest.raises(ConfigImportError, match=r"circle: \S*a\.py -> \S*b\.py -> \S*a\.py"):
+        LazyConfig.load(tmp_path / "a.py")
 
 
 def test_what_a_function_imports_after_the_load_stays_imported(tmp_path, monkeypatch):

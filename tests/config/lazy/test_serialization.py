@@ -5,6 +5,7 @@ import logging
 import math
 from collections import Counter
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -25,6 +26,11 @@ class Part:
 class Mode(enum.Enum):
     FAST = "fast"
     PAIR = (1, 2)
+
+
+class Size(NamedTuple):
+    height: int
+    width: int
 
 
 class _Hidden:
@@ -105,6 +111,7 @@ def test_enums_dtypes_devices_and_functions_of_torch_among_arguments_are_built_a
     functional = torch.nn.functional
     given = {
         "mode": Mode.FAST,
+        "size": Size(2, 3),
         "modes": [Mode.FAST, {"a": Colour.RED}],
         "dtype": torch.float16,
         "device": torch.device("cuda", 1),
@@ -117,8 +124,9 @@ def test_enums_dtypes_devices_and_functions_of_torch_among_arguments_are_built_a
     kw = instantiate(loaded.part).kw
     assert kw["modes"][1]["a"] is Colour.RED
     assert kw["modes"][0] is kw["mode"] is Mode.FAST
-    assert {name: kw[name] for name in ("dtype", "device", "cpu", "act", "pool")} == {
-        name: given[name] for name in ("dtype", "device", "cpu", "act", "pool")
+    assert type(kw["size"]) is Size
+    assert {name: kw[name] for name in ("size", "dtype", "device", "cpu", "act", "pool")} == {
+        name: given[name] for name in ("size", "dtype", "device", "cpu", "act", "pool")
     }
     assert not caplog.records
 
@@ -146,14 +154,24 @@ def test_a_path_is_saved_as_text_with_a_warning_if_the_target_may_not_accept_tex
 
 
 def test_what_the_file_cannot_bring_back_is_named(tmp_path, caplog):
+    torch = pytest.importorskip("torch")
     cfg = OmegaConf.create({}, flags={"allow_objects": True})
-    cfg.part = LazyCall(Part)(pair=Mode.PAIR, cls=_Hidden, kind=LazyCall(dict)(_partial_=True))
+    odd = {"counter": Counter("aab"), "shape": torch.Size([2])}
+    cfg.part = LazyCall(Part)(pair=Mode.PAIR, cls=_Hidden, kind=LazyCall(dict)(_partial_=True), **odd)
     cfg.hidden = LazyCall(_Hidden)()
     cfg.path = LazyCall(Path)()
     with caplog.at_level(logging.WARNING, logger="trainwright.config"):
         again(cfg, tmp_path)
     (record,) = caplog.records
-    for where in ("part.pair", "part.cls", "part.kind", "hidden._target_", "path._target_"):
+    for where in (
+        "part.counter = Counter",
+        "part.shape = torch.Size",
+        "part.pair",
+        "part.cls",
+        "part.kind",
+        "hidden._target_",
+        "path._target_",
+    ):
         assert where in record.getMessage()
 
 

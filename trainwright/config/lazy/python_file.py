@@ -15,6 +15,7 @@ import threading
 import traceback
 import uuid
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any
@@ -26,6 +27,7 @@ from trainwright.config.errors import ConfigImportError, ConfigSyntaxError, Conf
 from trainwright.config.yaml_file import regular_file
 
 _PACKAGE = "_trainwright_config_"  # prefix of the package name of config files, by which an import finds its importer
+_running: ContextVar[tuple[Path, ...]] = ContextVar("trainwright_running", default=())  # each loaded by the one before
 
 
 def load_python(filename: str | os.PathLike[str]) -> dict[str, Any]:
@@ -87,12 +89,22 @@ class _Load:
             "__name__": f"{_PACKAGE}{uuid.uuid4().hex[:8]}.{path.stem}",
         }
         namespace["__package__"] = namespace["__name__"].partition(".")[0]
-        code = _compile(path)
+        code, above = _compile(path), _running.get()
+        if path in above:
+            circle = " -> ".join(map(str, [*above[above.index(path) :], path]))
+            raise ConfigImportError(
+                f"{path}: configuration files import each other in a circle: {circle}. Move what they share into"
+                " another file.",
+                path=str(path),
+            )
+        token = _running.set((*above, path))
         try:
             exec(code, namespace)
         except Exception as error:
             error.add_note(f"while running the configuration file {path}{_line_in(path, error)}")
             raise
+        finally:
+            _running.reset(token)
         # A copy, because functions of the file use `namespace`, and imports from C code look for its builtins.
         return {name: value for name, value in namespace.items() if name != "__builtins__"}
 
@@ -138,10 +150,11 @@ class _Load:
         if not file.is_file():
             raise ConfigImportError(f"{importer}: cannot do {statement!r}: {file} does not exist.", path=str(file))
         values = self.run(file)
-        for key in fromlist:
+        names = values.get("__all__", [n for n in values if n[0] != "_"]) if "*" in fromlist else fromlist
+        for key in names:
             if key in values:
                 values[key] = as_node(values[key], key, file)
-            elif key != "*":
+            else:
                 raise ConfigImportError(
                     f"{importer}: cannot do {statement!r}: {file} defines no {key!r}.", path=str(file)
                 )

@@ -97,6 +97,11 @@ class _Writer:
             value = value._value()
         if value is None or type(value) in _PLAIN:
             return value
+        if isinstance(value, tuple) and hasattr(value, "_fields") and argument:
+            return self._named_tuple(value, path, argument)
+        if isinstance(value, dict | list | tuple) and type(value) not in (dict, list, tuple):
+            form = "dict" if isinstance(value, dict) else "list"
+            self.left_out.append(f"{path} = {_short_repr(value)}, written as a plain {form}")
         if isinstance(value, dict):
             return {_key(key): self.plain(child, f"{path}.{key}", argument) for key, child in value.items()}
         if isinstance(value, list | tuple):
@@ -162,17 +167,30 @@ class _Writer:
             return member.name
         return {"_target_": name, "value": member.value}
 
+    def _named_tuple(self, value: Any, path: str, argument: _Argument) -> Any:
+        """A call of the class with the fields."""
+        fields = {key: self.plain(child, f"{path}.{key}", argument) for key, child in value._asdict().items()}
+        name = dotted_path(type(value))
+        if name is None or is_never_named(name):
+            self.left_out.append(f"{path} = {_short_repr(value)}, written as a plain list")
+            return list(fields.values())
+        return {"_target_": name, **fields}
+
     def _refused(self, name: str, path: str) -> None:
         self.left_out.append(f"{path} = {name}, which a YAML file may not name")
 
     def _text(self, value: Any, path: str) -> str:
-        try:
-            text = repr(value)
-        except Exception as error:  # a repr is user code and may fail
-            text = f"<{type(value).__name__} whose repr raised {type(error).__name__}>"
-        text = redact(text)[:_MAX_SHOWN]
+        text = _short_repr(value)
         self.left_out.append(f"{path or 'the configuration'} = {text}, written as text")
         return text.replace("${", "$ {")  # otherwise it would be an interpolation
+
+
+def _short_repr(value: Any) -> str:
+    try:
+        text = repr(value)
+    except Exception as error:  # a repr is user code and may fail
+        text = f"<{type(value).__name__} whose repr raised {type(error).__name__}>"
+    return redact(text)[:_MAX_SHOWN]
 
 
 def _torch_node(value: Any) -> dict[str, Any] | None:
