@@ -61,6 +61,8 @@ def test_the_version_is_printed(run_python, tmp_path: Path) -> None:
         (["--versoin"], ["no option '--versoin'", "Did you mean '--version'?"]),
         (["train"], ["No configuration file", "trainwright train"]),
         (["train", "config.py", "--resum"], ["--resum", "--resume"]),
+        (["train", "config.py", "-help"], ["-help", "'--help'"]),
+        (["config.py"], ["config.py is a file: trainwright train config.py"]),
     ],
 )
 def test_a_wrong_command_exits_2_and_suggests_the_right_one(run_python, tmp_path: Path, arguments, facts) -> None:

@@ -60,3 +60,19 @@ def test_the_nearest_name_or_all_of_them() -> None:
     assert did_you_mean("precison", ["seed", "precision"]) == "Did you mean 'precision'?"
     assert did_you_mean("x", ["seed", "amp"]) == "Allowed: amp, seed."
     assert did_you_mean("x", []) == "Nothing is allowed here."
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed", "nearest"),
+    [
+        ("adamww", ["Adam", "AdamW"], "AdamW"),
+        ("ADAM-w", ["Adam", "AdamW"], "AdamW"),
+        ("cosin", ["constant", "cosine"], "cosine"),
+        ("mape", ["MeanAbsoluteError", "MeanAbsolutePercentageError"], "MeanAbsolutePercentageError"),
+        ("mse", ["MSELoss", "NLLLoss"], "MSELoss"),
+        ("acc", ["AUC", "Accuracy"], "Accuracy"),
+        ("BATCH_SIZE", ["batch_size", "seed"], "batch_size"),
+    ],
+)
+def test_the_nearest_name_has_any_case_and_may_be_shortened(name: str, allowed: list[str], nearest: str) -> None:
+    assert did_you_mean(name, allowed) == f"Did you mean {nearest!r}?"

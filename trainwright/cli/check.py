@@ -64,7 +64,7 @@ def _check(trainer: "DefaultTrainer", folder: str, args: argparse.Namespace) -> 
 def config_parser(prog: str, usage: str, epilog: str) -> TrainingArgumentParser:
     """A parser of a configuration file and overrides."""
     found = TrainingArgumentParser(prog=prog, usage=f"{prog} {usage}", epilog=epilog)
-    found.add_common("json", "allow-module", "traceback", "opts")
+    found.add_common("json", "allow-module", "trust-folder", "traceback", "opts")
     found.set_defaults(fast_dev_run=False)
     return found
 

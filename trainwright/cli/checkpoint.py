@@ -253,7 +253,7 @@ def _existing(text: str) -> Path:
     if path.is_dir() or path.is_symlink():
         return path
     if path.exists():
-        raise ConfigError(f"{path}: is a file; pass the folder of the checkpoint, {path.parent}.")
+        raise ConfigError(f"{path}: is a file; pass the folder of the checkpoint: {str(path.parent)!r}")
     raise missing_path(path, "no such folder.")
 
 

@@ -51,7 +51,7 @@ def _parser(command: str) -> TrainingArgumentParser:
     else:
         parser.add_argument("first", metavar="A", help="a config file, or a run's folder")
         parser.add_argument("second", metavar="B", help="another one")
-    parser.add_common("json", "allow-module", "traceback")
+    parser.add_common("json", "allow-module", "trust-folder", "traceback")
     return parser
 
 

@@ -45,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--trainer", metavar="FILE.py:NAME", help="Python API: a function that returns the Trainer (build_trainer)"
     )
-    parser.add_common("json", "allow-module", "traceback")
+    parser.add_common("json", "allow-module", "trust-folder", "traceback")
     parser.set_defaults(fast_dev_run=False, eval_only=True, resume=False, resumes=False)
     return parser
 

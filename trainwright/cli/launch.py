@@ -1,6 +1,7 @@
 """Run a command or a script in several processes: ``trainwright launch``. torchrun starts and watches them."""
 
 import argparse
+import ast
 import contextlib
 import os
 import platform
@@ -20,6 +21,7 @@ from trainwright.config.errors import ConfigError, MissingFileError, did_you_mea
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+FAILED = 1
 TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: the connection to the other hosts was lost
 _REJOIN_AFTER_S = 5
 _JOIN_TIMEOUT_S = 60  # how long the doctor waits for a host; torchrun waits ten minutes
@@ -180,10 +182,24 @@ def _check_command(args: argparse.Namespace) -> None:
     if name.endswith(".py") or os.sep in name:
         if not args.to and not Path(name).is_file():
             raise MissingFileError(f"launch: {name}: no such file.")
+        if not args.to and _is_config_file(Path(name)):
+            raise ConfigError(f"launch: {name} is a config file: trainwright launch [options] train {name}")
         return
     if re.fullmatch(r"python[0-9.]*|torchrun", name):
         raise ConfigError(f"launch: {name!r} is left out: trainwright launch [options] SCRIPT ... runs it with Python.")
     raise ConfigError(f"launch: no command and no script {name!r}. {did_you_mean(name, commands)}")
+
+
+def _is_config_file(path: Path) -> bool:
+    """Whether a Python file has the sections of a run, and starts nothing."""
+    try:
+        lines = ast.parse(path.read_bytes()).body
+    except (SyntaxError, ValueError):  # Python reports it
+        return False
+    names = {
+        one.id for line in lines if isinstance(line, ast.Assign) for one in line.targets if isinstance(one, ast.Name)
+    }
+    return names >= {"model", "dataloader"} and re.search(rb"Trainer|__main__", path.read_bytes()) is None
 
 
 def _program(args: argparse.Namespace) -> list[str]:
@@ -328,6 +344,10 @@ def _run(arguments: list[str]) -> int:
         return 128 + int(ended.sigval)
     except (RendezvousConnectionError, RendezvousTimeoutError, DistNetworkError, DistStoreError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if "EADDRINUSE" in str(error) or "already in use" in str(error):
+            print(f"trainwright launch: the port is in use on this machine: {reason}", file=sys.stderr)
+            print("  Choose another --master-port, or leave it out.", file=sys.stderr)
+            return FAILED
         print(f"trainwright launch: no connection to the other hosts: {reason}", file=sys.stderr)
         print("  `trainwright doctor` checks the hosts; --rejoin 10 joins them again.", file=sys.stderr)
         return TRY_AGAIN

@@ -88,6 +88,9 @@ def _command(arguments: list[str]) -> int:
     from trainwright.config.errors import did_you_mean
 
     name = arguments[0]
+    if name.endswith((".py", ".yaml", ".yml")):
+        print(f"trainwright: {name} is a file: trainwright train {name}", file=sys.stderr)
+        return USAGE_ERROR
     kind, allowed = ("option", ["--help", "--version"]) if name.startswith("-") else ("command", list(COMMANDS))
     print(f"trainwright: no {kind} {name!r}. {did_you_mean(name, allowed)}", file=sys.stderr)
     return USAGE_ERROR

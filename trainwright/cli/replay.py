@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("run", metavar="RUN", help="the output folder of a run of a config file")
     parser.add_argument("--step", type=whole_number(1), required=True, metavar="N", help="the update, counted from 1")
     parser.add_argument("--break", action="store_true", dest="stops", help="stop in your code, with Python's debugger")
-    parser.add_common("json", "allow-module")
+    parser.add_common("json", "allow-module", "trust-folder")
     return parser
 
 

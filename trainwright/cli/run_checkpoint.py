@@ -30,7 +30,7 @@ def find_target(text: str) -> Target:
         is_saved = path.name == CONFIGS[0] and (path.parent / "metrics.json").is_file()
         return Target(path, path.parent if is_saved else None)
     if not path.is_dir():
-        raise missing_path(path, "no such run or config file.")
+        raise missing_path(path, "no such run or config file: has it been trained?")
     above = [path, path.parent, path.parent.parent] if is_checkpoint(path) else [path]
     for folder in above:
         if (config := config_file(folder)) is not None:
@@ -55,6 +55,8 @@ def find_checkpoint(run: Path, name: str | None) -> Path:
         raise ConfigKeyError(f"--checkpoint: {run} has no checkpoint {name!r}. {did_you_mean(name, known)}")
     best = [path for path in paths if path.name == "model_best"]
     last = best or [place.resumed.path for place in inspect_folders(run, contents=False) if place.resumed]
+    if not run.exists():
+        raise missing_path(run, "there is no such folder: nothing was trained.")
     if not last:
         raise MissingFileError(f"{run}: has no complete checkpoint.")
     return last[0]

@@ -9,6 +9,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -129,9 +130,17 @@ def load(args: argparse.Namespace) -> "DictConfig":
     regular_file(args.config_file)
     for name in args.allow_module:
         allow_module(name)
-    use_project(args.config_file)
-    cfg = LazyConfig.load(args.config_file)
-    use_project(args.config_file, cfg)  # a saved config.yaml names its project
+    if Path(args.config_file).suffix == ".py":
+        use_project(args.config_file)
+        cfg = LazyConfig.load(args.config_file)
+    else:
+        cfg = LazyConfig.load(args.config_file)
+        trusts_folder = getattr(args, "trust_folder", False)
+        roots = use_project(args.config_file, cfg, trusts_folder=trusts_folder)  # a saved config.yaml names its project
+        if trusts_folder:
+            print_line(
+                f"trainwright: --trust-folder imports modules from {', '.join(map(str, roots))}", file=sys.stderr
+            )
     _refuse_unread(cfg, args.opts, args.config_file)
     cfg = LazyConfig.apply_overrides(cfg, args.opts)
     if args.fast_dev_run and not try_get_key(cfg, "train.fast_dev_run", default=False):
@@ -146,6 +155,8 @@ def _refuse_unread(cfg: "DictConfig", overrides: Sequence[str], file: str) -> No
     from trainwright.config.lazy.overrides import override_key
 
     for text, following in zip(overrides, [*overrides, "="][1:], strict=True):
+        if text.endswith((".py", ".yaml", ".yml")) and "=" not in text:
+            raise ConfigError(f"two configuration files, {file} and {text}; a run has one. Overrides are key=value.")
         if "=" not in text and not text.startswith("~"):
             example = "" if "=" in following or following.startswith("~") else f": {text}={following}"
             raise ConfigError(

@@ -15,7 +15,16 @@ overrides are key=value pairs in any position:
 
 _COMMON: dict[str, dict[str, Any]] = {
     "json": {"action": "store_true", "help": "print JSON, for programs"},
-    "allow-module": {"action": "append", "default": [], "metavar": "NAME", "help": argparse.SUPPRESS},
+    "allow-module": {
+        "action": "append",
+        "default": [],
+        "metavar": "NAME",
+        "help": "let YAML files and overrides name targets of this module; may be given several times",
+    },
+    "trust-folder": {
+        "action": "store_true",
+        "help": "import modules from the folder of the configuration also if a run wrote it, or it is elsewhere",
+    },
     "traceback": {"action": "store_true", "help": "show the complete traceback of an error"},
     "opts": {"nargs": "*", "metavar": "key=value", "help": "overrides of the configuration"},
 }
@@ -29,12 +38,15 @@ class TrainingArgumentParser(argparse.ArgumentParser):
         super().__init__(**{"formatter_class": kind, "allow_abbrev": False, **settings})
 
     def add_common(self, *names: str) -> None:
-        """Add arguments that several commands have: "json", "allow-module", "traceback", "opts"."""
+        """Add arguments that several commands have, such as "json" and "allow-module"."""
         for name in names:
             self.add_argument(name if name == "opts" else f"--{name}", **_COMMON[name])
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         given = list(sys.argv[1:] if args is None else args)
+        for text in given:
+            if text[1:2] not in ("", "-") and f"-{text}" in self._option_string_actions:  # argparse reads -help as -h
+                self.refuse(text)
         known, unknown = self.parse_known_intermixed_args(given, namespace)
         if unknown:
             self.refuse(unknown[0])
@@ -117,8 +129,8 @@ def positive_number(text: str) -> float:
 def default_argument_parser(epilog: str | None = None, *, prog: str | None = None) -> argparse.ArgumentParser:
     """The parser of ``trainwright train`` and of training scripts.
 
-    Its namespace has ``config_file, resume, eval_only, fast_dev_run, allow_module`` (a list), ``traceback`` and
-    ``opts``, the overrides.
+    Its namespace has ``config_file, resume, eval_only, fast_dev_run, allow_module`` (a list), ``trust_folder``,
+    ``traceback`` and ``opts``, the overrides.
     """
     parser = TrainingArgumentParser(prog=prog, epilog=_EPILOG if epilog is None else epilog)
     parser.add_argument(
@@ -127,12 +139,5 @@ def default_argument_parser(epilog: str | None = None, *, prog: str | None = Non
     parser.add_argument("--resume", action="store_true", help="resume from the last checkpoint in train.output_dir")
     parser.add_argument("--eval-only", action="store_true", help="evaluate the weights and stop")
     parser.add_argument("--fast-dev-run", action="store_true", help="a few iterations, to check that everything works")
-    parser.add_argument(
-        "--allow-module",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="let YAML files and overrides name targets of this module; may be given several times",
-    )
-    parser.add_common("traceback", "opts")
+    parser.add_common("allow-module", "trust-folder", "traceback", "opts")
     return parser

@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,8 +93,34 @@ def did_you_mean(name: str, allowed: Iterable[str]) -> str:
 
 def nearest_name(name: str, allowed: Iterable[str]) -> str:
     """The nearest allowed name as the next sentence of a message, with a space before it; "" if none is near."""
-    nearest = difflib.get_close_matches(name, sorted(allowed), n=1)
-    return f" Did you mean {nearest[0]!r}?" if nearest else ""
+    found = nearest_of(name, allowed)
+    return "" if found is None else f" Did you mean {found!r}?"
+
+
+def nearest_of(name: str, allowed: Iterable[str]) -> str | None:
+    """The nearest name, whatever its case, hyphens and underscores: also one that begins so, or has these initials.
+
+    >>> nearest_of("adamww", ["Adam", "AdamW"]), nearest_of("mse", ["MeanSquaredError"]), nearest_of("bce", ["BCELoss"])
+    ('AdamW', 'MeanSquaredError', 'BCELoss')
+    """
+    wanted, names = _letters(name), sorted(allowed)
+    if near := difflib.get_close_matches(name, names, n=1, cutoff=0.9):
+        return near[0]
+    letters = {_letters(one): one for one in reversed(names)}
+    initials = {"".join(_INITIAL.findall(one)).lower(): one for one in reversed(names)}
+    if wanted not in letters and wanted in initials and len(wanted) > 2:
+        return initials[wanted]
+    longer = sorted((one for one in letters if len(wanted) > 1 and one.startswith(wanted)), key=len)
+    near = difflib.get_close_matches(wanted, letters, n=1, cutoff=0.8) or longer
+    near = near or difflib.get_close_matches(wanted, letters, n=1)
+    return letters[near[0]] if near else None
+
+
+_INITIAL = re.compile(r"[A-Z](?=[a-z])")
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[\W_]", "", name).lower()
 
 
 def missing_path(path: Path, text: str) -> MissingFileError:
@@ -102,5 +129,5 @@ def missing_path(path: Path, text: str) -> MissingFileError:
         path = path.parent
     entries = path.parent.iterdir() if path.parent.is_dir() else ()
     names = [entry.name for entry in entries if entry.name != path.name]  # there may be a file in place of a folder
-    near = difflib.get_close_matches(path.name, names, n=1)
-    return MissingFileError(f"{path}: {text}" + (f" Did you mean {str(path.with_name(near[0]))!r}?" if near else ""))
+    near = nearest_of(path.name, names)
+    return MissingFileError(f"{path}: {text}" + (f" Did you mean {str(path.with_name(near))!r}?" if near else ""))

@@ -55,7 +55,7 @@ SETTINGS = {
     "devices": f"{_PROCESSES}, or device",
     "num_nodes": "torchrun --nnodes N SCRIPT",
     "accelerator": "device, or Trainer(..., accelerator=Accelerator())",
-    "strategy": _PROCESSES,
+    "strategy": f"zero_stage=1, 2 or 3 for fsdp and deepspeed; {_PROCESSES}",
     "torch_compile": "graph=True",
     "compile": "graph=True",
     "profiler": "profile",

@@ -32,7 +32,7 @@ _KEYS = {
     **dict.fromkeys(("compile", "torch_compile"), "graph.enabled"),
     **dict.fromkeys(("dataset", "train_dataset", "data"), "dataloader.train.dataset"),
     "config": "--config-file",
-    **dict.fromkeys(("fsdp", "deepspeed"), "train.zero_optimization.stage"),
+    **dict.fromkeys(("fsdp", "deepspeed", "strategy"), "train.zero_optimization.stage"),
 }
 
 

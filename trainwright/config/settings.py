@@ -219,7 +219,7 @@ class TrainingConfig(CheckedConfig):
         None, "train",
         "End the training after this number of steps, or fraction of all batches, if the epochs take longer. Epochs"
         " are not shortened: see limit_train_batches.",
-        place="train.train_iter", dev_run=None,
+        place="train.train_iter", words={-1: None}, dev_run=None,
     )
     max_time: types.Duration = setting(
         None, "train",
@@ -689,6 +689,11 @@ _FIELD_AT = {row.place: name for name, row in TrainingConfig.rows.items()}
 def type_of_sections() -> Any:
     """The TypedDict of the sections whose keys are fixed."""
     return with_config(ConfigDict(extra="forbid", strict=True))(_type_of(Key("run", keys=tuple(SECTIONS.values())), ""))
+
+
+def type_of_key(path: str) -> Any:
+    """The type of a key of ``KEYS``."""
+    return _type_of(KEYS[path], path)
 
 
 def _type_of(key: Key, path: str) -> Any:

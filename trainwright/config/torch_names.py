@@ -8,7 +8,7 @@ import inspect
 import logging
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from trainwright.config.errors import ConfigError, did_you_mean
 
@@ -101,6 +101,9 @@ class PrecisionType(_Word):
     BF16 = "bf16"
 
 
+# Schedules with warm-up, which are not torch's.
+WarmupSchedule = Literal["linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup"]
+WARMUP_SCHEDULES: tuple[str, ...] = get_args(WarmupSchedule)
 MISSPELLED = {"sdg": "sgd", "cosine_anealing": "cosine_annealing", "full": "no"}
 
 
@@ -136,6 +139,7 @@ def warn_missing(name: str) -> None:
     logger.warning("This machine has no %s device: computing on the CPU.", name)
 
 
+_USUAL_NAMES = {"mae": "L1Loss", "l2": "MSELoss", "ce": "CrossEntropyLoss"}
 _SET_BY_TRAINER = {"optimizer": ("params",), "loss": (), "lr_scheduler": ("optimizer", "last_epoch")}
 
 
@@ -157,7 +161,11 @@ def find_torch_class(kind: str, value: str | Mapping[str, Any]) -> tuple[type[An
     torch_name = LRSchedulerType(name).torch_name if name in short else name
     found = next((known for known in classes if known.lower() == torch_name.lower()), None)
     if found is None:
-        return None, f"got {value!r}. {did_you_mean(name, [*short, *classes])}"
+        if kind == "lr_scheduler" and name in WARMUP_SCHEDULES:
+            return None, f"got {value!r}, which is a value of lr_scheduler_type: lr_scheduler_type={name!r}."
+        usual = _USUAL_NAMES.get(name.lower()) if kind == "loss" else None
+        hint = f"Did you mean {usual!r}?" if usual else did_you_mean(name, [*classes, *short])
+        return None, f"got {value!r}. {hint}"
     return classes[found], None
 
 

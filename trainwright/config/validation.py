@@ -22,8 +22,9 @@ from trainwright.config.errors import (
     Fault,
     did_you_mean,
     got,
+    nearest_name,
 )
-from trainwright.config.torch_names import TaskType
+from trainwright.config.torch_names import TaskType, WarmupSchedule
 
 _MAX_SUGGESTED = 40  # characters of a text that is shown again
 
@@ -46,6 +47,14 @@ _Hint = Callable[[Sequence[str], Iterable[str]], str]
 
 def _nearest_key(path: Sequence[str], allowed: Iterable[str]) -> str:
     return did_you_mean(path[-1], allowed)
+
+
+def converted(kind: Any, value: Any) -> Any:
+    """A value as its type has it: 1e4 as a whole number. One that is not allowed is unchanged."""
+    try:
+        return _adapter(kind).validate_python(value, strict=True)
+    except ValidationError:
+        return value
 
 
 def section_faults(kind: Any, values: Mapping[str, Any], hint: _Hint = _nearest_key) -> list[Fault]:
@@ -95,18 +104,24 @@ def _fault(error_type: str, loc: Sequence[int | str], fields: Mapping[str, Any],
     is_type = error_type.endswith("_type") or (error_type == "literal_error" and not isinstance(value, str))
     kind = ConfigTypeError if is_type else ConfigError
     text = f"{got(value)}; it must be {allowed_text(hint, path[-1])}."
-    return Fault(where, text + _as_list(hint, value), kind)
+    return Fault(where, text + _as_list(hint, value) + _nearest_word(hint, value), kind)
+
+
+def _nearest_word(hint: Any, value: Any) -> str:
+    """The nearest of the words that a type allows, and what others call a device, as a sentence."""
+    if not isinstance(value, str):
+        return ""
+    if value.lower().partition(":")[0] == "gpu" and "'cuda'" in allowed_text(hint):
+        return " Did you mean 'cuda'?"
+    return nearest_name(value, [text[1:-1] for text in _alternatives(hint) if re.fullmatch(r"'\w+'", text)])
 
 
 def _as_list(hint: Any, value: Any) -> str:
     """What to write where a list of texts is accepted, and one text was given."""
     if not isinstance(value, str) or len(value) > _MAX_SUGGESTED:
         return ""
-    try:
-        _adapter(hint).validate_python([value], strict=True)
-    except ValidationError:
-        return ""
-    return f" Write {[value]!r}."
+    listed = [value]
+    return "" if converted(hint, listed) is listed else f" Write {listed!r}."
 
 
 def allowed_text(hint: Any, name: str = "") -> str:
@@ -220,6 +235,11 @@ def _settings_of_bool(value: Any) -> Any:
     return ({} if value else None) if isinstance(value, bool) else value
 
 
+def _as_whole(value: Any) -> Any:
+    return int(value) if type(value) is float and value > 1 and value.is_integer() else value
+
+
+_Whole = BeforeValidator(_as_whole)  # 1e4 is a usual way to write a count
 Anything = Annotated[Any, Allowed("anything")]
 Text = Annotated[str, _AnyText, Allowed("text")]
 Words = Annotated[str, Field(pattern=r"\S"), _AnyText, Allowed("text that is not empty")]
@@ -227,8 +247,8 @@ Key = Annotated[_Name, Allowed("a name")]
 FieldNames = Annotated[list[_Name], Field(min_length=1), Allowed("a list of names of fields")]
 FieldName = Annotated[_Name, Allowed("the name of a field")]
 Folder = Annotated[_Name, Allowed("a path")]
-Count = Annotated[int, Field(ge=1), Allowed("a whole number >= 1")]
-CountOrZero = Annotated[int, Field(ge=0), Allowed("a whole number >= 0")]
+Count = Annotated[int, Field(ge=1), _Whole, Allowed("a whole number >= 1")]
+CountOrZero = Annotated[int, Field(ge=0), _Whole, Allowed("a whole number >= 0")]
 Amount = Annotated[int | float, Field(ge=1), AfterValidator(_check_whole), Allowed("a whole number >= 1 (1e9 for all)")]
 Workers = Annotated[int, Field(ge=-1), Allowed("a whole number >= 0, or -1")]
 Seed = Annotated[int, Field(ge=0, lt=2**63), Allowed("a whole number in [0, 2**63)")]
@@ -257,8 +277,6 @@ MatmulPrecision = Literal["highest", "high", "medium"] | None
 PipelineSchedule = Literal["GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"]
 ZeroStage = Annotated[int, Field(ge=0, le=3), Allowed("0, 1, 2 or 3")]
 NonFinite = Literal["stop", "skip", "warn"]
-WarmupSchedule = Literal["linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup"]
-WARMUP_SCHEDULES: tuple[str, ...] = get_args(WarmupSchedule)
 _TorchSchedule = Annotated[dict[str, Any], Allowed('{"name_": one of torch\'s, ...}')]
 LRSchedulerKind = WarmupSchedule | _TorchSchedule | None
 _TASKS: dict[str, Any] = {"type": "string", "enum": TaskType.words()}

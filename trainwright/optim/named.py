@@ -1,5 +1,6 @@
 """Several optimizers by name, as one: ``{"g": Adam(...), "d": Adam(...)}``."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ class NamedOptimizers(Optimizer):
         optimizers: by name.
 
     Raises:
-        ConfigError: there is none, a name is not an identifier, or two optimizers hold the same parameter.
+        ConfigError: there is none, a name has odd characters, or two optimizers hold the same parameter.
         ConfigTypeError: a value is not an optimizer.
     """
 
@@ -91,7 +92,7 @@ def check_names(optimizers: Any, where: str) -> None:
             f'{where}: got {optimizers!r:.60}; it must be a dict of optimizers by name, {{"g": ..., "d": ...}}.'
             f"{hint if isinstance(optimizers, tuple) else ''}"
         )
-    wrong = [name for name in optimizers if not (isinstance(name, str) and name.isidentifier())]
+    wrong = [name for name in optimizers if not (isinstance(name, str) and re.fullmatch(r"\w+", name))]
     if wrong:
         raise ConfigError(f"{where}: got the names {wrong}; a name consists of letters, digits and underscores.")
 

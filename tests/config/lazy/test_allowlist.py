@@ -1,6 +1,5 @@
 """What data may call."""
 
-import logging
 import sys
 
 import pytest
@@ -167,27 +166,54 @@ def test_the_project_root_is_the_folder_or_the_parent_of_configs(project):
     assert project_roots(project.parent / "elsewhere/x.py") == [project.parent / "elsewhere", project]
 
 
-def test_a_saved_project_root_is_honoured_inside_the_working_folder_only(project, caplog):
+def test_a_saved_project_root_is_honoured_inside_the_working_folder_only(project):
     (project / "out").mkdir()
     assert project_roots("out/config.yaml", {"project_root": ".."}) == [project]
     assert project_roots("out/config.yaml", OmegaConf.create({"project_root": "../configs"}))[0] == project / "configs"
-    with caplog.at_level(logging.WARNING, logger="trainwright.config"):
-        assert project_roots("out/config.yaml", {"project_root": "../../elsewhere"})[0] == project / "out"
-    assert len(caplog.records) == 1
-    assert "elsewhere" in caplog.text
+    assert project_roots("out/config.yaml", {"project_root": "../../elsewhere"}) == [project]
 
 
-def test_use_project_makes_the_folders_importable_and_trusted(project, monkeypatch):
-    monkeypatch.setattr(sys, "path", [p for p in sys.path if "elsewhere" not in p])
-    other = project.parent / "other"
-    other.mkdir()
-    (other / "far_parts_xyz.py").write_text("class Far: pass\n")
-    assert use_project(other / "c.yaml") == [other, project]
-    assert sys.path[0] == str(other)
-    assert use_project(other / "c.yaml") == [other, project]
-    assert sys.path.count(str(other)) == 1
-    assert locate_untrusted("far_parts_xyz.Far").__name__ == "Far"
-    sys.modules.pop("far_parts_xyz")
+@pytest.fixture
+def folders(project, monkeypatch):
+    """Folders with a module each: of a run in the working folder, of one elsewhere, and of another project."""
+    found = {"run": project / "out" / "run", "far": project.parent / "far_run", "other": project.parent / "other"}
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = set(sys.modules)
+    for name, folder in found.items():
+        folder.mkdir(parents=True)
+        (folder / f"{name}_parts_xyz.py").write_text("class Far: pass\n")
+        (folder / "config.yaml").write_text(f"model: {{_target_: {name}_parts_xyz.Far}}\n")
+        (folder / "config.py").write_text("model = dict(a=1)\n")
+    for name in ("run", "far"):
+        (found[name] / "run.json").write_text("[]")
+    yield found
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("name", ["run", "far", "other"])
+def test_the_folder_of_a_run_and_one_elsewhere_are_data_unless_they_are_trusted(project, folders, name):
+    file, module = folders[name] / "config.yaml", f"{name}_parts_xyz"
+    cfg = LazyConfig.load(file)
+    for content in ({}, {"project_root": "."}, {"project_root": str(folders[name])}):
+        assert use_project(file, content) == [project]
+        with pytest.raises(ConfigError, match="--trust-folder"):
+            instantiate(cfg.model)
+    for target in ("out.run.run_parts_xyz.Far", "out.run.run_parts_xyz"):  # a path through folders without __init__.py
+        with pytest.raises(ConfigError, match="refused"):
+            locate_untrusted(target)
+    assert module not in sys.modules
+    assert "out.run.run_parts_xyz" not in sys.modules
+    assert use_project(file, cfg, trusts_folder=True) == [folders[name], project]
+    assert type(instantiate(cfg.model)).__module__ == module
+
+
+def test_the_folder_of_a_python_file_is_code_and_comes_behind_installed_packages(project, folders):
+    assert use_project(folders["other"] / "config.py") == [folders["other"], project]
+    assert use_project(folders["other"] / "config.py") == [folders["other"], project]
+    assert sys.path.count(str(folders["other"])) == 1
+    assert sys.path.index(str(folders["other"])) > max(n for n, path in enumerate(sys.path) if "-packages" in path)
+    assert locate_untrusted("other_parts_xyz.Far").__name__ == "Far"
 
 
 @pytest.mark.parametrize(

@@ -338,6 +338,7 @@ def test_each_call_gives_a_fresh_copy():
 
 
 def test_the_sections_are_to_be_had_alone_and_together():
+    assert get_config("common/models/graph.py").graph.global_mode.enabled is False  # the place in LiBai
     together = get_config("common/defaults.py")
     assert sorted(together) == ["graph", "optim", "train"]
     for name in together:

@@ -44,6 +44,11 @@ def cfg():
         ("train.seed=__import__('os').getcwd", "train.seed", None),
     ],
 )
+def test_pythons_none_is_null_and_the_word_is_quoted():
+    cfg = LazyConfig.apply_overrides(OmegaConf.create({"a": 1, "b": 1}), ["a=None", "b='None'"])
+    assert (cfg.a, cfg.b) == (None, "None")
+
+
 def test_values_are_read_in_hydras_grammar_and_never_evaluated(cfg, text, key, value):
     if "__import__" in text:
         with pytest.raises(ConfigError, match="__import__"):

@@ -57,6 +57,15 @@ def test_what_a_star_imports_can_be_changed_as_what_is_imported_by_name(tmp_path
     assert LazyConfig.load(tmp_path / "c.py") == {"train": {"seed": 5}}
 
 
+def test_a_name_that_a_module_does_not_have_is_an_error_with_the_nearest(tmp_path, monkeypatch):
+    (tmp_path / "parts_wxyz.py").write_text("class Classifier: pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "c.py").write_text("from parts_wxyz import Clasifier\n")
+    with pytest.raises(ConfigImportError, match=r"c\.py, line 1: .*parts_wxyz\.py.*Did you mean 'Classifier'\?"):
+        LazyConfig.load(tmp_path / "c.py")
+    del sys.modules["parts_wxyz"]
+
+
 @pytest.mark.parametrize("line", ["from .{} import x", "x = LazyConfig.load_rel('{}.py', 'x')"])
 def test_files_that_import_each_other_are_an_error_that_names_them(tmp_path, line):
     for name, other in (("a", "b"), ("b", "a")):

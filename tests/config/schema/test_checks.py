@@ -55,6 +55,14 @@ def test_faults_deep_in_the_dataloader_carry_their_index_and_line():
     assert "test_checks.py:" in text
 
 
+def test_what_is_written_in_the_wrong_place_is_told_the_right_one():
+    assert "own = dict(rdzv=...)" in str(fault(whole(rdzv=3)))
+    assert "Did you mean 'cuda'?" in str(fault(whole(input_placement_device="gpu")))
+    text = str(fault(complete({"cfg": {**whole()}})))
+    assert "write model = ... instead of cfg.model" in text
+    assert "write dataloader = ... instead of cfg.dataloader" in text
+
+
 def test_an_override_is_blamed_for_what_it_touched():
     cfg = whole()
     overrides = ["train.seed=0", "train.eval_period=0", "+model={widht:1}"]

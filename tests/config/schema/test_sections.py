@@ -27,6 +27,13 @@ def run(**sections):
     return OmegaConf.create(sections, flags={"allow_objects": True})
 
 
+def test_a_whole_number_may_be_written_as_a_float():
+    train = {"train_iter": 1e2, "log_period": 1e1, "evaluation": {"eval_period": 0.5}, "checkpointer": {"period": 1.0}}
+    found = complete({"train": train}).train
+    values = [found.train_iter, found.log_period, found.evaluation.eval_period, found.checkpointer.period]
+    assert [repr(value) for value in values] == ["100", "10", "0.5", "1.0"]
+
+
 def test_missing_sections_are_the_defaults():
     whole = complete(run(model=LazyCall(Evaluator)()))
     assert whole.train == get_config("common/train.py").train

@@ -51,6 +51,13 @@ def test_results_are_those_of_each_data_set(tmp_path: Path, read_rows: Any) -> N
     assert trainer.evaluate(trainer.model, {})["eval_epoch_loss"] == results["clean/loss"]
 
 
+def test_a_name_may_have_blanks_dots_and_slashes(tmp_path: Path, read_rows: Any) -> None:
+    data = {"val set": CLEAN, "glue/m.x": NOISY}
+    results = build(tmp_path, data, num_epochs=1, metric_for_best_model="glue/m.x.loss").train()
+    assert list(results) == ["val set/loss", "val set/accuracy", "glue/m.x/loss", "glue/m.x/accuracy"]
+    assert read_rows(tmp_path)[-1]["evaluation/glue/m.x/loss"] == results["glue/m.x/loss"]
+
+
 def test_loaders_by_name_are_evaluated_too(tmp_path: Path) -> None:
     one = build(tmp_path / "sets")
     given = {name: DataLoader(data, 8) for name, data in SETS.items()}
@@ -102,7 +109,7 @@ def test_a_resume_in_the_middle_is_exact(tmp_path: Path) -> None:
     ("data", "error", "message"),
     [
         ({}, ConfigError, "eval_dataset: got a dict without entries"),
-        ({"a/b": CLEAN}, ConfigError, r"eval_dataset: got a dict with the names \['a/b'\]"),
+        ({"a\nb": CLEAN}, ConfigError, r"eval_dataset: got a dict with the names \['a.*b'\]"),
         ({"a": DataLoader(CLEAN)}, ConfigTypeError, r"eval_dataset\['a'\]: got DataLoader.*eval_dataloader="),
         ({"a": None}, ConfigTypeError, r"eval_dataset\['a'\]: got NoneType"),
     ],

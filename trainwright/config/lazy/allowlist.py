@@ -8,21 +8,18 @@ that start with ``_`` are never trusted. Targets in a Python config file are not
 import importlib
 import importlib.util
 import inspect
-import logging
 import os
 import sys
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from omegaconf import DictConfig
 
-from trainwright.config.errors import ConfigError
+from trainwright.config.errors import ConfigError, nearest_name
 from trainwright.config.lazy.targets import locate
-
-logger = logging.getLogger("trainwright.config")
 
 # Packages of trainwright whose public classes are allowed, and single names. The object itself is allowed, so its other
 # paths are, too (trainwright.optim.schedules.WarmupCosineLR); its methods are not.
@@ -155,6 +152,8 @@ PLAIN_CONTAINERS: dict[str, Any] = {f"builtins.{kind.__name__}": kind for kind i
 _THIRD_PARTY = ("site-packages", "dist-packages")
 _allowed_modules: set[str] = set()
 _allowed_folders: set[Path] = set()
+_trusted_folders: set[Path] = set()  # of Python config files, and by --trust-folder: also if a run has written there
+_RUN_FILES = ("run.json", "losses.csv", "last_checkpoint", "model_best", "model_final")
 
 
 def allow_module(name: str) -> None:
@@ -183,38 +182,52 @@ def working_folder() -> list[Path]:
         return []
 
 
-def project_roots(config_file: str | os.PathLike[str], cfg: Any = None) -> list[Path]:
+def project_roots(config_file: str | os.PathLike[str], cfg: Any = None, *, trusts_folder: bool = False) -> list[Path]:
     """The folders whose modules are the project's own: the project root and the working folder.
 
     The ``config.yaml`` of a run names the project root in its top-level key ``project_root``, relative to the file's
-    folder. It is used if it is inside the working folder, so that a file from elsewhere cannot select code.
+    folder. Unless ``trusts_folder``, a folder that a run has written or that is outside the working folder is data, and
+    none of these; the folder of a Python file is code.
     """
-    working = working_folder()
-    root = project_root(config_file)
+    working = [folder for folder in working_folder() if not _is_of_run(folder, [folder])]
+    own = project_root(config_file)
+    if Path(config_file).suffix == ".py":
+        return list(dict.fromkeys([own, *working]))
+    roots = [own]
     named = cfg.get("project_root") if isinstance(cfg, dict | DictConfig) else None
     if isinstance(named, str):
-        there = (Path(config_file).resolve().parent / named).resolve()
-        if any(there.is_relative_to(folder) for folder in working):
-            root = there
-        else:
-            logger.warning(
-                "%s: project_root %r is outside the working folder %s and is ignored. Start the run in the project's "
-                "folder to use its modules.",
-                config_file,
-                named,
-                working[0] if working else "(deleted)",
-            )
-    return list(dict.fromkeys([root, *working]))
+        named_root = (Path(config_file).resolve().parent / named).resolve()
+        roots = [named_root, own] if trusts_folder else [named_root]  # a run has written the file
+    here = working_folder()
+    inside = (root for root in roots if any(map(root.is_relative_to, here)) and not _is_of_run(root, here))
+    return list(dict.fromkeys([*(roots if trusts_folder else inside), *working]))
 
 
-def use_project(config_file: str | os.PathLike[str], cfg: Any = None) -> list[Path]:
-    """Put the project's folders first on ``sys.path`` and trust their modules. A second call changes nothing."""
-    roots = project_roots(config_file, cfg)
-    for root in reversed(roots):
+def use_project(config_file: str | os.PathLike[str], cfg: Any = None, *, trusts_folder: bool = False) -> list[Path]:
+    """Trust the modules of the project, and put its folders last on ``sys.path``. A second call changes nothing."""
+    roots = project_roots(config_file, cfg, trusts_folder=trusts_folder)
+    for folder in working_folder():
+        if folder not in roots:  # python -m puts it first
+            sys.path[:] = [entry for entry in sys.path if entry not in ("", str(folder))]
+    for root in roots:
         if str(root) not in sys.path:
-            sys.path.insert(0, str(root))
+            sys.path.append(str(root))
     _allowed_folders.update(roots)
+    if trusts_folder or Path(config_file).suffix == ".py":
+        _trusted_folders.update(roots)
     return roots
+
+
+def _is_of_run(place: Path, roots: Iterable[Path]) -> bool:
+    """Whether a run has written the folder ``place``, or one above it that is in ``roots``."""
+    for folder in (place, *place.parents):
+        if folder in _trusted_folders or not any(map(folder.is_relative_to, roots)):
+            return False
+        if any((folder / name).exists() for name in _RUN_FILES):
+            return True
+        if (folder / "config.yaml").is_file() and any(folder.glob("*/manifest.json")):
+            return True
+    return False
 
 
 def locate_untrusted(path: str, *, config_file: Path | None = None, partial: bool = False) -> Any:
@@ -224,15 +237,13 @@ def locate_untrusted(path: str, *, config_file: Path | None = None, partial: boo
     """
     if path in PLAIN_CONTAINERS and not partial:  # called later, dict() could make data look like code
         return PLAIN_CONTAINERS[path]
-    folders = {*working_folder(), *_allowed_folders}
-    if config_file is not None:
-        folders.add(project_root(config_file))
+    folders = {*project_roots(config_file or "config.yaml"), *_allowed_folders}
     first = path.split(".")[0]
     if is_never_named(path):
         raise _refusal(path)
     is_allowed = any(name.split(".")[0] == first for name in _allowed_modules)
-    if not (first in {"trainwright", "torch"} or is_allowed or _is_of_project(first, folders)):
-        raise _refusal(path)
+    if not (first in {"trainwright", "torch"} or is_allowed or _leads_into_project(path, folders)):
+        raise _refusal(path, config_file)
     target = locate(path)
     above = path.rpartition(".")[0]
     parent = locate(above) if above else None
@@ -250,7 +261,7 @@ def is_never_named(path: str) -> bool:
     return first in _NEVER or is_private
 
 
-def _may_be_called(target: Any, parent: Any, folders: Iterable[Path], *, partial: bool) -> bool:
+def _may_be_called(target: Any, parent: Any, folders: Collection[Path], *, partial: bool) -> bool:
     module = getattr(target, "__module__", None)
     if inspect.isbuiltin(target) and module is None and isinstance(target.__self__, ModuleType):
         module = target.__self__.__name__
@@ -267,15 +278,28 @@ def _may_be_called(target: Any, parent: Any, folders: Iterable[Path], *, partial
     return _is_of_project(module, folders)
 
 
-def _is_of_project(module: str, folders: Iterable[Path]) -> bool:
+def _leads_into_project(path: str, folders: Collection[Path]) -> bool:
+    """Whether each module of a dotted path is the project's. A module is imported after its place has been checked."""
+    parts = path.split(".")
+    for length in range(1, len(parts)):
+        module = ".".join(parts[:length])
+        if not _is_of_project(module, folders):
+            # A name that is no module is one in the module before it; the object that it names is checked.
+            return length > 1 and module not in sys.modules and importlib.util.find_spec(module) is None
+        if not hasattr(locate(module), "__path__"):
+            break
+    return len(parts) > 1
+
+
+def _is_of_project(module: str, folders: Collection[Path]) -> bool:
     """Whether the files of ``module`` are in ``folders``, and neither installed nor of the standard library."""
     loaded = sys.modules.get(module)
     spec = getattr(loaded, "__spec__", None)
     if loaded is not None and getattr(loaded, "__file__", None):
         places = [str(loaded.__file__)]
     else:
-        # A top-level module is found without importing it; a submodule is checked after its import.
-        if loaded is None and "." not in module:
+        # Found without importing it; of a submodule, the modules above it are imported and checked already.
+        if loaded is None:
             try:
                 spec = importlib.util.find_spec(module)
             except (ValueError, ImportError):
@@ -286,15 +310,24 @@ def _is_of_project(module: str, folders: Iterable[Path]) -> bool:
     return bool(places) and all(_is_project_file(Path(place).resolve(), folders) for place in places)
 
 
-def _is_project_file(file: Path, folders: Iterable[Path]) -> bool:
+def _is_installed(module: str) -> bool:
+    """Whether a top-level module is of the standard library, or of an installed package."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ValueError, ImportError):
+        return True
+    return spec is not None and not _is_of_project(module, [Path("/")])
+
+
+def _is_project_file(file: Path, folders: Collection[Path]) -> bool:
     if any(part in _THIRD_PARTY for part in file.parts):
         return False
     if file.is_relative_to(Path(sysconfig.get_path("stdlib")).resolve()):
         return False
-    return any(file.is_relative_to(folder) for folder in folders)
+    return any(file.is_relative_to(folder) for folder in folders) and not _is_of_run(file, folders)
 
 
-def _refusal(path: str) -> ConfigError:
+def _refusal(path: str, config_file: Path | None = None) -> ConfigError:
     if path.split(".")[0] in _NEVER:
         return ConfigError(
             f"target {path!r} is refused: data may never name a function of this module, because it could run any code."
@@ -304,6 +337,13 @@ def _refusal(path: str) -> ConfigError:
         return ConfigError(
             f"target {path!r} is refused: data may only use public names, and a part of this name starts with '_'. Use "
             "a public name, or name the target in a Python config file."
+        )
+    if config_file is not None and not _is_installed(first := path.split(".")[0]):
+        names = [entry.stem for folder in working_folder() for entry in folder.iterdir()]
+        return ConfigError(
+            f"target {path!r} is refused: the project has no module {first!r}.{nearest_name(first, names)} Start in the"
+            " folder of the project. A folder that a run wrote or that is elsewhere is data: if you trust the code in"
+            f" {config_file.parent} and in the project_root that its configuration names, add --trust-folder."
         )
     return ConfigError(
         f"target {path!r} is refused: a string from YAML, a checkpoint or the command line may only name the parts of "

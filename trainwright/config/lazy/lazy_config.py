@@ -117,7 +117,7 @@ class MissingConfigError(MissingFileError, RuntimeError):
     """There is no packaged configuration of this name. A RuntimeError, as documented for ``get_config``."""
 
 
-_FOLDER = Path(__file__).parents[1] / "defaults"
+PACKAGED = Path(__file__).parents[1] / "defaults"
 
 
 def get_config(name: str) -> DictConfig:
@@ -128,7 +128,7 @@ def get_config(name: str) -> DictConfig:
     Raises:
         MissingConfigError: neither exists; the message lists the packaged configurations.
     """
-    there = sorted(path.relative_to(_FOLDER).as_posix() for path in _FOLDER.rglob("*.py"))
+    there = sorted(path.relative_to(PACKAGED).as_posix() for path in PACKAGED.rglob("*.py"))
     if name not in there and name.endswith(".py") and Path(name).is_file():
         own: DictConfig = LazyConfig.load(name)
         return own
@@ -137,7 +137,7 @@ def get_config(name: str) -> DictConfig:
             f"{name!r} is not available in trainwright's configs.{nearest_name(name, there)}"
             f" Available: {', '.join(there)}."
         )
-    config: DictConfig = LazyConfig.load(_FOLDER / name)
+    config: DictConfig = LazyConfig.load(PACKAGED / name)
     if "train" in config:
         mark_default(config.train, "train_iter")  # replaced by train_epoch, if that is set
         mark_default(config.train, "train_epoch")

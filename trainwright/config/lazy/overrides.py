@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, did_you_mean
 from trainwright.config.lazy.provenance import distrust, mark, raw_children, set_override
-from trainwright.config.schema.aliases import drop_other_name
+from trainwright.config.schema.aliases import CANONICAL, canonical_key, resolve_aliases
 from trainwright.config.yaml_file import check_interpolations
 
 if TYPE_CHECKING:
@@ -26,8 +26,7 @@ def apply_overrides(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
 
     ``a.b=1`` sets a value (``+a.b`` and ``++a.b``, too), a dict is merged into an existing one, ``~a.b`` deletes,
     ``a=`` sets the empty string, ``a.0.b=1`` changes an element of a list. Missing parents are created. All are parsed
-    before the first is applied. If a setting has two names (``train.eval_period``), the override of one replaces the
-    other.
+    before the first is applied. An alias (``train.eval_period``) is replaced by the canonical key.
 
     Raises:
         ConfigError: not an override, or several values (a sweep).
@@ -35,18 +34,22 @@ def apply_overrides(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
         ConfigTypeError: a value does not have the declared type of the key.
     """
     parsed = [(text, _parse(text)) for text in overrides]
+    if parsed and isinstance(train := raw_children(cfg).get("train"), DictConfig) and raw_children(train):
+        with open_dict(train):
+            resolve_aliases(train)
     for text, override in parsed:
-        key = override.key_or_group
+        key = canonical_key(override.key_or_group)
         keys = key.split(".")
         try:
             if override.is_delete():
-                is_absent = OmegaConf.select(cfg, key, throw_on_resolution_failure=False) is None
-                if not (is_absent and drop_other_name(cfg, key, delete=True)):
-                    _delete(cfg, keys, override, text)
-                    drop_other_name(cfg, key, delete=True)
+                _delete(cfg, keys, override, text)
             else:
-                drop_other_name(cfg, key, override.value())
-                _set(cfg, keys, override.value(), text)
+                # Python's None is hydra's null; the text needs quotes.
+                value = None if override.get_value_string() == "None" else override.value()
+                for alias in CANONICAL if key == "train" and isinstance(value, dict) else ():
+                    if alias in value:
+                        _set(cfg, canonical_key(f"train.{alias}").split("."), value.pop(alias), text)
+                _set(cfg, keys, value, text)
         except (OmegaConfBaseException, RecursionError) as error:
             raise ConfigTypeError(f"override {text[:200]!r}: {str(error).splitlines()[0]}") from error
     return cfg

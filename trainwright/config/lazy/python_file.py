@@ -10,6 +10,7 @@ import copy
 import importlib
 import inspect
 import os
+import re
 import sys
 import threading
 import traceback
@@ -23,7 +24,7 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from trainwright.config.errors import ConfigImportError, ConfigSyntaxError, ConfigTypeError
+from trainwright.config.errors import ConfigImportError, ConfigSyntaxError, ConfigTypeError, nearest_name
 from trainwright.config.yaml_file import regular_file
 
 _PACKAGE = "_trainwright_config_"  # prefix of the package name of config files, by which an import finds its importer
@@ -57,6 +58,18 @@ def _line_in(path: Path, error: Exception) -> str:
     """The line of the file that raised the error, as ", line 12"."""
     steps = traceback.extract_tb(error.__traceback__)
     return next((f", line {step.lineno}" for step in reversed(steps) if step.filename == str(path)), "")
+
+
+def _import_error(path: Path, error: ImportError) -> ImportError:
+    """The error of an import in the file, with the nearest name in the module."""
+    place, name = f"{path}{_line_in(path, error)}", re.match("cannot import name '(.+?)' from", str(error))
+    module = sys.modules.get(error.name or "")
+    if isinstance(error, ConfigImportError) or name is None or module is None:
+        error.add_note(f"while running the configuration file {place}")
+        return error
+    near = nearest_name(name[1], [one for one in vars(module) if one[0] != "_"])
+    text = f"{place}: the module {error.name!r} ({module.__file__}) has no {name[1]!r}.{near}"
+    return ConfigImportError(text, name=error.name, path=error.path)
 
 
 def _compile(path: Path) -> CodeType:
@@ -100,6 +113,10 @@ class _Load:
         token = _running.set((*above, path))
         try:
             exec(code, namespace)
+        except ImportError as error:
+            if (explained := _import_error(path, error)) is error:
+                raise
+            raise explained from error
         except Exception as error:
             error.add_note(f"while running the configuration file {path}{_line_in(path, error)}")
             raise

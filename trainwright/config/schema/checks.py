@@ -4,6 +4,7 @@ import difflib
 import functools
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -21,7 +22,7 @@ from trainwright.config.errors import (
     nearest_name,
 )
 from trainwright.config.lazy.instantiation import SPECIAL_KEYS, TARGET, find_target
-from trainwright.config.lazy.lazy_config import SECTIONS, section_fault
+from trainwright.config.lazy.lazy_config import PACKAGED, SECTIONS, section_fault
 from trainwright.config.lazy.overrides import override_key
 from trainwright.config.lazy.provenance import (
     are_several,
@@ -75,7 +76,7 @@ def _line(cfg: DictConfig, fault: Fault, source: str | None, overrides: Sequence
         place = f" (set by an override on the command line: {by[-1]!r})"
     else:
         file = fault.origin or source
-        place = f" (in {shown(file)})" if file else ""
+        place = f" (in {shown(file)})" if file and not Path(file).is_relative_to(PACKAGED) else ""
     return f"{fault.path}{place}: {fault.text}"
 
 
@@ -91,6 +92,9 @@ def _section_faults(cfg: DictConfig) -> Iterator[Fault]:
                 yield Fault(near[0], f"no such section. Did you mean {name!r}?", ConfigKeyError)
             else:
                 text = f"this section is missing. A run needs {' and '.join(_REQUIRED)}."
+                for other in own:
+                    if isinstance(children[other], DictConfig) and name in raw_children(children[other]):
+                        text += f" The variable {other!r} is not read: write {name} = ... instead of {other}.{name}."
                 if name == _REQUIRED[-1] and children.keys().isdisjoint(_REQUIRED):
                     text += (
                         " (A script of the Python API is not a config file: Python runs it, or trainwright launch on"
@@ -156,7 +160,7 @@ def _setting_faults(cfg: DictConfig) -> Iterator[Fault]:
     for path, key in KEYS.items():
         section, _, name = path.partition(".")
         given = values.get(section, {})
-        if not key.has_effect and name in given and given[name] != key.default:
+        if not key.has_effect and name in given and given[name] not in (key.default, -1, {"enabled": False}):
             _log_without_effect(path)
 
 
@@ -180,7 +184,7 @@ def _hint(path: Sequence[str], allowed: Iterable[str]) -> str:
     if above != ["train"]:
         return did_you_mean(name, keys)
     nearest = key_hint(name) or nearest_name(name, keys).lstrip() or misspelt_key_hint(name)
-    return nearest or did_you_mean(name, keys)
+    return nearest or f"Keys of your own go into a section of their own, for example own = dict({name}=...)."
 
 
 def _plain(value: Any, path: str, faults: list[Fault]) -> Any:

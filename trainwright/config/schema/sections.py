@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Any, TypeGuard
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.config.lazy.instantiation import TARGET
@@ -140,13 +140,16 @@ def complete(cfg: Mapping[str, Any] | DictConfig) -> DictConfig:
     """
     if not isinstance(cfg, Mapping | DictConfig):
         raise ConfigTypeError(f"a configuration is a mapping of sections, not {type(cfg).__name__}.")
+    from trainwright.config.settings import KEYS, type_of_key  # here: loads pydantic
+    from trainwright.config.validation import converted
+
     full = copy.deepcopy(cfg) if isinstance(cfg, DictConfig) else DictConfig(dict(cfg), flags={"allow_objects": True})
     full._set_flag(["allow_objects", "struct", "readonly"], [True, False, False])
     defaults = get_config("common/defaults.py")
     _detach(full, "train")
     train, default_lengths = raw_children(full).get("train"), list[str]()
     if _is_section(train):
-        resolve_aliases(train, defaults.train)
+        resolve_aliases(train)
         epochs = value_at(train, "train_epoch")
         if not is_set(train, "train_iter") and isinstance(epochs, int | float) and epochs > 0:
             train.train_iter = 0  # epochs set by the user replace the default number of iterations
@@ -154,6 +157,10 @@ def complete(cfg: Mapping[str, Any] | DictConfig) -> DictConfig:
     given = raw_children(train).get("evaluation") if isinstance(train, DictConfig) else None
     defaults_of_best = [key for key in ("eval_metric", "eval_mode") if not (_is_section(given) and is_set(given, key))]
     _fill(full, defaults)
+    for path in KEYS:
+        value = value_at(full, path)
+        if type(value) is float and value.is_integer() and (whole := converted(type_of_key(path), value)) is not value:
+            OmegaConf.update(full, path, whole)
     for key in default_lengths:
         mark_default(full.train, key)  # filling copies only the value
     evaluation = value_at(full, "train.evaluation")

@@ -1,5 +1,6 @@
 """Resolution of settings: names and aliases are mapped to fields, values are checked, and faults are collected."""
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import PurePosixPath, PureWindowsPath
@@ -7,7 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from trainwright.config.errors import ConfigError, ConfigKeyError, Fault, did_you_mean, error_of, got
+from trainwright.config.errors import ConfigError, ConfigKeyError, Fault, did_you_mean, error_of, got, nearest_of
 from trainwright.config.foreign_names import setting_hint
 from trainwright.config.torch_names import (
     CUSTOM,
@@ -75,7 +76,9 @@ class Draft:
             self.settings = validate(self.given) | names  # pydantic converts them to str
         except ValidationError as error:
             for fault in faults_of(error, self.kind, self.given):
-                self.refuse(fault.path, fault.text, fault.kind)
+                elsewhere = _place_of(fault.path, self.given.get(fault.path))
+                text = f"{got(self.given[fault.path])}; {elsewhere}" if elsewhere else fault.text
+                self.refuse(fault.path, text, fault.kind)
             self.settings = {name: self.given.get(name, _default(self.kind, name)) for name in self.kind.model_fields}
 
     def check_together(self) -> None:
@@ -140,6 +143,20 @@ def _written_loss(loss: Any) -> dict[str, Any]:
         name = getattr(loss, "__name__", type(loss).__name__)
         raise ValueError(f"a loss of torch.nn; pass your own {name} to the trainer: Trainer(..., loss=...)")
     return written
+
+
+def _place_of(field: str, value: Any) -> str:
+    """Where a value belongs that is none of this field, as the end of a sentence; "" if that is not known."""
+    if field == "lr_scheduler_type" and isinstance(value, str):
+        found, _ = find_torch_class("lr_scheduler", value)
+        return (
+            "" if found is None else f"this is a schedule of torch: lr_scheduler={{'name_': {found.__name__!r}, ...}}."
+        )
+    if field in ("optimizer", "lr_scheduler") and hasattr(value, "step"):
+        if not isinstance(value, type):
+            return f"pass the object to the trainer: Trainer(..., {field}=...)."
+        return f"give its name, {value.__name__!r}, or {{'name_': {value.__name__!r}, ...}} with its arguments."
+    return ""
 
 
 def _default(kind: type[Table], field: str) -> Any:
@@ -253,9 +270,9 @@ def _warmup_fault(kind: Any, steps: Any, ratio: float) -> str | None:
 def _evaluation_fault(steps: Any, strategy: str) -> str | None:
     if (strategy == "step") == (steps is not None):
         return None
-    return (
-        f"got {steps} with eval_strategy={strategy!r}; eval_steps goes with eval_strategy='step', and only with that."
-    )
+    if steps is None:
+        return "missing; eval_strategy='step' needs it, for example eval_steps=500."
+    return f"got {steps} with eval_strategy={strategy!r}; eval_steps needs eval_strategy='step'."
 
 
 _CHECKS += CONTRADICTIONS
@@ -310,6 +327,9 @@ def _device_fault(name: str | None) -> str | None:
 
     try:
         torch.device(name)
-    except RuntimeError as error:
-        return f"got {name!r}; it must be a device such as 'cpu' or 'cuda:0' ({str(error).splitlines()[0]})"
+    except RuntimeError:
+        device = name.lower().replace("gpu", "cuda")
+        near = device if re.fullmatch("cuda(:[0-9]+)?", device) else nearest_of(name, ("cpu", "cuda", "mps", "xpu"))
+        hint = "" if near is None else f" Did you mean {near!r}?"
+        return f"got {name!r}; it must be a device such as 'cpu' or 'cuda:0'.{hint}"
     return None

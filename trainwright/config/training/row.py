@@ -7,9 +7,8 @@ from typing import Any, ClassVar, cast
 
 from pydantic import BaseModel, Field
 
-from trainwright.config.torch_names import MISSPELLED
+from trainwright.config.torch_names import MISSPELLED, WARMUP_SCHEDULES
 from trainwright.config.training.metric_config import MetricConfig
-from trainwright.config.validation import WARMUP_SCHEDULES
 from trainwright.config.yaml_file import plain
 
 UNSPECIFIED = object()  # the value of an alias that does not determine its field

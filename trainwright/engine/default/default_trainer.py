@@ -218,7 +218,7 @@ class DefaultTrainer(RunMethods):
         if isinstance(model, DictConfig | dict) and "_target_" not in cfg.model:
             raise ConfigTypeError(
                 "model: has no _target_, so there is nothing to call. Describe the model with "
-                "model = LazyCall(Net)(...), or override build_model."
+                "model = LazyCall(Net)(...), in YAML model: {_target_: module.Net}, or override build_model."
             )
         if not isinstance(model, nn.Module):
             raise ConfigTypeError(f"model: got {type(model).__name__}; it must be a torch.nn.Module.")

@@ -37,7 +37,7 @@ from trainwright.config.secrets import remember_secrets
 from trainwright.config.yaml_file import read_mapping
 from trainwright.data.batch_loader import BatchLoader, make_loader
 from trainwright.data.sampler import CyclicSampler, SingleRoundSampler
-from trainwright.engine.folder.run_folder import RunFolder
+from trainwright.engine.folder.run_folder import RunFolder, make_folder
 from trainwright.engine.logs import log_to_console
 from trainwright.engine.run import Run
 from trainwright.evaluation.evaluator import DatasetEvaluator
@@ -135,8 +135,8 @@ def default_setup(cfg: DictConfig, args: argparse.Namespace | None = None) -> No
         cfg.train.resume = bool(cfg.train.get("resume", False)) or bool(getattr(args, "resume", False))
         if source is not None:
             # A path relative to the output folder: with it the saved configuration finds the project's modules.
-            root = project_roots(source, cfg)[0]
-            cfg.project_root = _as_text(os.path.relpath(root, Path(cfg.train.output_dir).resolve()))
+            for root in project_roots(source, cfg, trusts_folder=getattr(args, "trust_folder", False))[:1]:
+                cfg.project_root = _as_text(os.path.relpath(root, Path(cfg.train.output_dir).resolve()))
 
     device = join_ranks(cfg)
     complete_batch_sizes(cfg)
@@ -147,6 +147,7 @@ def default_setup(cfg: DictConfig, args: argparse.Namespace | None = None) -> No
         folder.check_free()
         folder.check_names()
         if not folder.holds_a_run():
+            make_folder(folder.path, folder.setting)
             folder.write_config(cfg)
 
 

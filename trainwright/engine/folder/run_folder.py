@@ -248,6 +248,10 @@ def make_folder(path: Path, setting: str) -> None:
     Raises:
         ConfigError: the system refuses it.
     """
+    if os.sep == "/" and "\\" in path.name and not path.exists():
+        logger.warning("%s: %r is one name on this system, whose folders are separated by '/'.", setting, str(path))
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"{setting}: {str(path)!r} is a file; set a folder.")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -185,11 +185,11 @@ def check_data(train_dataset: Any, train_dataloader: Any, eval_dataset: Any, eva
 
 def check_named_data(given: Mapping[Any, Any], argument: str) -> None:
     """Raise unless ``given`` has evaluation data by name, and names that can be parts of the names of metrics."""
-    names = [name for name in given if not (isinstance(name, str) and re.fullmatch(r"[\w-]+", name))]
+    names = [name for name in given if not (isinstance(name, str) and re.fullmatch(r"\S(.*\S)?", name))]
     if not given or names:
         raise ConfigError(
             f"Trainer.{argument}: got a dict {f'with the names {names}' if names else 'without entries'}; it must"
-            " have a data set for each name, and a name consists of letters, digits, '_' and '-'."
+            " have a data set for each name, and a name is text on one line."
         )
     for name, data in given.items():
         is_loader = isinstance(data, DataLoader)

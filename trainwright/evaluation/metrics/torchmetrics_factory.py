@@ -1,7 +1,6 @@
 """Build a torchmetrics metric from a name and arguments, as soon as its task is known."""
 
 import copy
-import difflib
 import importlib
 import inspect
 import pkgutil
@@ -13,7 +12,7 @@ from typing import Any  # torchmetrics' classes
 
 from torch import Tensor
 
-from trainwright.config.errors import ConfigError, did_you_mean
+from trainwright.config.errors import ConfigError, did_you_mean, nearest_name
 from trainwright.events.phases import importing
 
 # Names in torchmetrics 0.7 and their current names. "Binned" meant 100 thresholds.
@@ -97,8 +96,7 @@ def find_metric(name: str) -> tuple[type[Any], dict[str, Any]]:
     known = {_plain(one): one for one in available_names()}
     found = known.get(_plain(name))
     if found is None:
-        nearest = difflib.get_close_matches(_plain(name), known, n=1)
-        hint = f"Did you mean {known[nearest[0]]!r}?" if nearest else "TMMetrics.get_tm_avaliable_metrics() lists all."
+        hint = nearest_name(name, known.values()).strip() or "TMMetrics.get_tm_avaliable_metrics() lists all."
         raise ConfigError(f"metrics: torchmetrics has no {name!r}. {hint}")
     return metric_classes()[OLD_NAMES.get(found, found)], {"thresholds": 100} if found.startswith("Binned") else {}
 
