@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from trainwright.config import LazyCall, LazyConfig, instantiate
+from trainwright.config import LazyCall, LazyConfig, get_config, instantiate
+from trainwright.config.lazy.provenance import is_set
 
 
 class Colour(enum.Enum):
@@ -68,6 +69,17 @@ def test_what_is_saved_loads_to_an_equal_config_with_its_interpolations(cfg, tmp
     loaded.numbers[0] = 7
     assert loaded.link == 7
     assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]  # no file beside it
+
+
+def test_a_packaged_default_is_still_one_in_a_saved_file_unless_it_is_changed_there(tmp_path):
+    cfg = OmegaConf.create({"train": get_config("common/train.py").train}, flags={"allow_objects": True})
+    cfg.train.evaluation.eval_mode = "max"  # the default, but set
+    LazyConfig.save(cfg, tmp_path / "c.yaml")
+    evaluation = LazyConfig.load(tmp_path / "c.yaml").train.evaluation
+    assert not is_set(evaluation, "eval_metric")
+    assert is_set(evaluation, "eval_mode")
+    (tmp_path / "c.yaml").write_text((tmp_path / "c.yaml").read_text().replace("Acc@1", "Acc@5"))
+    assert is_set(LazyConfig.load(tmp_path / "c.yaml").train.evaluation, "eval_metric")
 
 
 def test_what_has_no_path_is_left_as_text_with_one_warning(tmp_path, caplog):

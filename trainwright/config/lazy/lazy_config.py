@@ -20,9 +20,9 @@ from trainwright.config.errors import (
 )
 from trainwright.config.lazy.instantiation import TARGET
 from trainwright.config.lazy.overrides import apply_overrides
-from trainwright.config.lazy.provenance import mark, mark_default, set_origin
+from trainwright.config.lazy.provenance import mark, mark_default, set_origin, value_at
 from trainwright.config.lazy.python_file import as_node, load_python
-from trainwright.config.lazy.serialization import save, to_plain, to_py
+from trainwright.config.lazy.serialization import DEFAULTS, save, to_plain, to_py
 from trainwright.config.lazy.targets import dotted_path, is_structured, short_name, takes_config
 from trainwright.config.secrets import without_secrets
 from trainwright.config.yaml_file import load_yaml
@@ -168,6 +168,7 @@ class LazyConfig:
             found: dict[str, Any] | DictConfig = load_python(filename)
         elif suffix in (".yaml", ".yml"):
             found = load_yaml(filename)
+            _mark_defaults(found, filename)
         else:
             raise ConfigError(f"{filename}: a config file ends in .py, .yaml or .yml, not {suffix or 'nothing'!r}.")
         if keys is None:
@@ -189,6 +190,16 @@ class LazyConfig:
     save = staticmethod(save)
     to_py = staticmethod(to_py)
     apply_overrides = staticmethod(apply_overrides)
+
+
+def _mark_defaults(cfg: DictConfig, filename: str | os.PathLike[str]) -> None:
+    """Mark the defaults in a saved file that nobody has set, also not in the file."""
+    first, _, _ = Path(filename).read_text(encoding="utf-8").partition("\n")
+    for path in first.removeprefix(DEFAULTS).replace(",", " ").split() if first.startswith(DEFAULTS) else ():
+        above, _, key = path.rpartition(".")
+        section, packaged = value_at(cfg, above), value_at(get_config("common/defaults.py"), path)
+        if isinstance(section, DictConfig) and key in section and section[key] == packaged:
+            mark_default(section, key)
 
 
 def html_of(cfg: DictConfig) -> str | None:

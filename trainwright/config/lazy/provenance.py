@@ -113,7 +113,12 @@ def mark_default(section: DictConfig, key: str) -> None:
 def is_set(section: DictConfig, key: str) -> bool:
     """Whether ``key`` has a value other than an unchanged packaged default."""
     node = raw_children(section).get(key)
-    return node is not None and not (isinstance(node, DefaultNode) and node.__dict__["is_default"])
+    return node is not None and not is_default(node)
+
+
+def is_default(node: Any) -> bool:
+    """Whether a node is an unchanged packaged default."""
+    return isinstance(node, DefaultNode) and bool(node.__dict__["is_default"])
 
 
 def mark(node: DictConfig, *, is_data: bool) -> None:

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from trainwright.checkpoint.files import atomic_write
 from trainwright.config.errors import ConfigImportError
 from trainwright.config.lazy.allowlist import PLAIN_CONTAINERS, is_never_named
-from trainwright.config.lazy.provenance import is_trusted, raw_children
+from trainwright.config.lazy.provenance import is_default, is_trusted, raw_children
 from trainwright.config.lazy.targets import dotted_path, locate, short_name, signature_of
 from trainwright.config.secrets import redact, warn_of_hidden, without_secrets
 from trainwright.config.yaml_file import Dumper
@@ -25,6 +25,7 @@ logger = logging.getLogger("trainwright.config")
 _PLAIN = (bool, int, float, str, bytes)
 _MAX_SHOWN = 200  # characters of the text that stands for an object
 _LINE_LENGTH = 88  # of to_py
+DEFAULTS = "# Defaults:"  # the first line of a file has the keys that nobody set, where that matters
 
 
 def save(cfg: Any, filename: str | os.PathLike[str], *, project_root: str | os.PathLike[str] | None = None) -> None:
@@ -42,8 +43,9 @@ def save(cfg: Any, filename: str | os.PathLike[str], *, project_root: str | os.P
 
 def to_yaml(cfg: Any, filename: str | os.PathLike[str], *, project_root: str | os.PathLike[str] | None = None) -> bytes:
     """The content that :func:`save` writes to ``filename``; its warnings name that file."""
-    plain, left_out = to_plain(cfg)
-    plain, hidden = without_secrets(plain)
+    writer = _Writer()
+    plain, hidden = without_secrets(writer.plain(cfg, ""))
+    left_out = writer.left_out
     path = Path(filename)
     if project_root is not None:
         relative = os.path.relpath(Path(project_root).resolve(), path.resolve().parent)
@@ -60,7 +62,8 @@ def to_yaml(cfg: Any, filename: str | os.PathLike[str], *, project_root: str | o
             filename,
             "; ".join(left_out),
         )
-    return text.encode()
+    defaults = f"{DEFAULTS} {', '.join(writer.defaults)}\n" if writer.defaults else ""
+    return (defaults + text).encode()
 
 
 def to_plain(cfg: Any) -> tuple[Any, list[str]]:
@@ -77,10 +80,11 @@ class _Argument:
 
 
 class _Writer:
-    """Converts a configuration, and collects in ``left_out`` the values that YAML cannot represent."""
+    """Converts a configuration; collects the values that YAML cannot represent, and the keys of packaged defaults."""
 
     def __init__(self) -> None:
         self.left_out: list[str] = []
+        self.defaults: list[str] = []
 
     def plain(self, value: Any, path: str, argument: _Argument | None = None) -> Any:
         """``argument``: the argument of a call that is or contains ``value``; None in plain settings."""
@@ -125,6 +129,8 @@ class _Writer:
             else:
                 own = None if target is None else _Argument(target, str(key), is_code=is_trusted(cfg))
                 plain[key if type(key) is str else _key(key)] = self.plain(child, where, own or argument)
+                if isinstance(key, str) and is_default(child):
+                    self.defaults.append(where)
         if plain.get("_target_") in PLAIN_CONTAINERS and plain.get("_partial_"):
             self._refused(plain["_target_"], path)
         return plain
