@@ -29,7 +29,8 @@ config.save_to_yaml("config.yaml")  # {category: {setting: value}}
 assert TrainingConfig.load_from_yaml("config.yaml") == config
 ```
 
-A file may contain some of the settings, with or without categories. A default value in a file counts as not set.
+A file may contain some of the settings, with or without categories. A setting in a file counts as set by you; in a
+saved file, which has all settings, those that its first line names.
 `get_config_help()` prints this page's tables, `dump_default_yaml(path)` writes a file to start from, and
 `TrainingConfig.model_json_schema()` is for editors.
 

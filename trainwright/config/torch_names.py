@@ -136,7 +136,9 @@ def find_device(name: str | None) -> "torch.device":
 @functools.cache  # once per process and device
 def warn_missing(name: str) -> None:
     """Warn that a requested device is not available."""
-    logger.warning("This machine has no %s device: computing on the CPU.", name)
+    logger.warning(
+        "This machine has no %s device, which device_str (train.dist.device_type) sets: computing on the CPU.", name
+    )
 
 
 _USUAL_NAMES = {"mae": "L1Loss", "l2": "MSELoss", "ce": "CrossEntropyLoss"}
