@@ -47,7 +47,7 @@ def test_every_fault_is_in_one_message() -> None:
         ({"lr_scheduler_type": "StepLR"}, "lr_scheduler={'name_': 'StepLR', ...}"),
         ({"lr_scheduler_type": "Cosin"}, r"Did you mean 'cosine'\?"),
         ({"loss": "mae"}, r"Did you mean 'L1Loss'\?"),
-        ({"optimizer": torch.optim.SGD([torch.zeros(1)])}, "pass the object to the trainer: .*optimizer="),
+        ({"optimizer": torch.optim.SGD([torch.zeros(1)])}, "pass it to the trainer: .*optimizer="),
         ({"optimizer": torch.optim.SGD}, "give its name, 'SGD'"),
         ({"strategy": "fsdp"}, "zero_stage"),
         ({"optimizer": {"name_": "SGD", "lr": "fast"}}, "TrainingConfig.optimizer: got lr='fast'"),

@@ -76,8 +76,7 @@ class Draft:
             self.settings = validate(self.given) | names  # pydantic converts them to str
         except ValidationError as error:
             for fault in faults_of(error, self.kind, self.given):
-                elsewhere = _place_of(fault.path, self.given.get(fault.path))
-                text = f"{got(self.given[fault.path])}; {elsewhere}" if elsewhere else fault.text
+                text = _place_of(fault.path, self.given.get(fault.path)) or fault.text
                 self.refuse(fault.path, text, fault.kind)
             self.settings = {name: self.given.get(name, _default(self.kind, name)) for name in self.kind.model_fields}
 
@@ -146,16 +145,16 @@ def _written_loss(loss: Any) -> dict[str, Any]:
 
 
 def _place_of(field: str, value: Any) -> str:
-    """Where a value belongs that is none of this field, as the end of a sentence; "" if that is not known."""
+    """Where a value belongs that is none of this field, as the text of an error; "" if that is not known."""
     if field == "lr_scheduler_type" and isinstance(value, str):
         found, _ = find_torch_class("lr_scheduler", value)
-        return (
-            "" if found is None else f"this is a schedule of torch: lr_scheduler={{'name_': {found.__name__!r}, ...}}."
-        )
-    if field in ("optimizer", "lr_scheduler") and hasattr(value, "step"):
+        if found is not None:
+            return f"got {value!r}, a schedule of torch: lr_scheduler={{'name_': {found.__name__!r}, ...}}."
+    elif field in ("optimizer", "lr_scheduler") and hasattr(value, "step"):
         if not isinstance(value, type):
-            return f"pass the object to the trainer: Trainer(..., {field}=...)."
-        return f"give its name, {value.__name__!r}, or {{'name_': {value.__name__!r}, ...}} with its arguments."
+            return f"got an object of {type(value).__name__}; pass it to the trainer: Trainer(..., {field}=...)."
+        name = value.__name__
+        return f"got the class {name}; give its name, {name!r}, or {{'name_': {name!r}, ...}} with its arguments."
     return ""
 
 
