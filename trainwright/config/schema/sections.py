@@ -25,7 +25,7 @@ def resolve_batch_sizes(train: Mapping[str, Any], data_parallel_size: int) -> tu
     ``global = micro * accumulation * data_parallel_size`` holds for the result.
     """
     names = ("train_micro_batch_size", "global_batch_size", "num_accumulation_steps")
-    micro, total, accumulation = map(train.get, names)
+    micro, total, accumulation = (try_get_key(train, name) for name in names)
     values = f"train_micro_batch_size={micro}, global_batch_size={total}, num_accumulation_steps={accumulation}"
     given = f"{values}, data-parallel size {data_parallel_size}"
     if micro is None and total is None:
