@@ -44,11 +44,6 @@ def cfg():
         ("train.seed=__import__('os').getcwd", "train.seed", None),
     ],
 )
-def test_pythons_none_is_null_and_the_word_is_quoted():
-    cfg = LazyConfig.apply_overrides(OmegaConf.create({"a": 1, "b": 1}), ["a=None", "b='None'"])
-    assert (cfg.a, cfg.b) == (None, "None")
-
-
 def test_values_are_read_in_hydras_grammar_and_never_evaluated(cfg, text, key, value):
     if "__import__" in text:
         with pytest.raises(ConfigError, match="__import__"):
@@ -133,3 +128,8 @@ def test_an_override_that_nests_too_deeply_is_refused(cfg, text):
             LazyConfig.apply_overrides(cfg, [text])
     finally:
         sys.setrecursionlimit(limit)
+
+
+def test_pythons_none_is_null_and_the_word_is_quoted():
+    cfg = LazyConfig.apply_overrides(OmegaConf.create({"a": 1, "b": 1}), ["a=None", "b='None'"])
+    assert (cfg.a, cfg.b) == (None, "None")
