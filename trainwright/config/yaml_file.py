@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from trainwright.config.errors import ConfigError, ConfigTypeError, missing_path
+from trainwright.config.errors import ConfigError, ConfigTypeError, MissingFileError, missing_path
 from trainwright.config.torch_names import GivenName
 
 if TYPE_CHECKING:
@@ -190,7 +190,8 @@ def regular_file(filename: str | os.PathLike[str]) -> Path:
         working_folder = os.getcwd()
     except FileNotFoundError:
         working_folder = "deleted"
-    raise missing_path(path, f"there is no such configuration file (working folder: {working_folder}).")
+    text = f"there is no such configuration file (working folder: {working_folder})."
+    raise missing_path(path, text) if path.parent.is_dir() else MissingFileError(f"{filename}: {text}")
 
 
 MAX_EXPANDED = 10_000  # values that one interpolation may expand to, with those that it refers to
