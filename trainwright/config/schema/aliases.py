@@ -16,14 +16,14 @@ CANONICAL = {
 
 def resolve_aliases(train: DictConfig) -> None:
     """Move the values of aliases in ``train`` to their canonical keys."""
-    from trainwright.config.lazy.lazy_config import get_config  # here: that module applies overrides
+    from trainwright.config.settings import SECTIONS  # here: loads pydantic
 
     for alias, canonical in CANONICAL.items():
         if alias not in train:
             continue
         value = train[alias]
         there = _plain(OmegaConf.select(train, canonical))
-        default = _plain(OmegaConf.select(get_config("common/train.py").train, canonical))
+        default = _plain(OmegaConf.select(OmegaConf.create(SECTIONS["train"].value(lambda _: dict)), canonical))
         if there is not None and there not in (_plain(value), default):
             raise ConfigError(
                 f"train.{alias} is {value!r} and train.{canonical} is {there!r}: these are two names of one setting. "
