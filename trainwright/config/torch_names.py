@@ -163,7 +163,7 @@ def find_torch_class(kind: str, value: str | Mapping[str, Any]) -> tuple[type[An
     torch_name = LRSchedulerType(name).torch_name if name in short else name
     found = next((known for known in classes if known.lower() == torch_name.lower()), None)
     if found is None:
-        if kind == "lr_scheduler" and value in WARMUP_SCHEDULES:
+        if kind == "lr_scheduler" and isinstance(value, str) and value in WARMUP_SCHEDULES:
             return None, f"got {value!r}, which is a value of lr_scheduler_type: lr_scheduler_type={name!r}."
         usual = _USUAL_NAMES.get(name.lower()) if kind == "loss" else None
         hint = f"Did you mean {usual!r}?" if usual else did_you_mean(name, [*classes, *short])
