@@ -64,7 +64,7 @@ def test_every_fault_is_in_one_message() -> None:
             "lr_scheduler: got 'constant', and lr_scheduler_type='linear'",
         ),
         ({"lr_scheduler": "constant", "warmup_ratio": 0.1}, "got None with a warm-up"),
-        ({"lr_scheduler_type": {"name_": "cosine", "num_cycles": 2}}, "CosineAnnealingLR"),
+        ({"lr_scheduler_type": {"name_": "cosine", "num_cycles": 2}}, "cosine_annealing"),
         ({"lr_scheduler_type": {"name_": "ExponentialLR", "gamma": 0.9}, "warmup_steps": 2}, "with a warm-up"),
         ({"early_stopping": {"patiense": 3}}, r"early_stopping.patiense: no such key. Did you mean 'patience'\?"),
         ({"early_stopping": {"patience": -1}}, "early_stopping.patience: got -1 .int.; it must be a whole number >= 0"),
