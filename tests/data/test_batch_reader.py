@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset, get_worker_info
 
+from trainwright.config.errors import ConfigTypeError
 from trainwright.data import (
     CyclicSampler,
     DataError,
@@ -428,6 +429,25 @@ def test_a_batch_that_cannot_be_made_names_its_samples():
     for num_workers in (0, 1):
         assert "While making a batch of the samples 0, 1, 2 of Augmented (epoch 0)." in message_of(3, num_workers)
     assert "62, 63, … (70 in all) of Augmented" in message_of(70, 0)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_missing_return_and_a_wrong_collate_function_are_named(num_workers):
+    def check(samples, collate_fn, kind, fact):
+        loader = train_loader(
+            [samples], sampler=CyclicSampler(samples, 4), num_workers=num_workers, collate_fn=collate_fn
+        )
+        found, message = error_of(loader)
+        assert found is kind
+        assert fact in message
+
+    check([(1, 2), (1, 2), None, (1, 2)], None, DataError, "sample 2 of list is None: does its __getitem__ return")
+    check(range(4), lambda samples: None, DataError, "<lambda> returned None: is a return missing?")
+    fact = "is called with one argument, the list of samples: missing a required argument: 'labels'"
+    check(range(4), lambda inputs, labels: inputs, ConfigTypeError, fact)
+    samples = [1, None, 3, 4]
+    kept = train_loader([samples], sampler=CyclicSampler(samples, 4), collate_fn=lambda s: [x for x in s if x])
+    assert next(iter(kept)) == [1, 3, 4]
 
 
 def test_a_whole_batch_that_fails_names_its_samples():

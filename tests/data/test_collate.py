@@ -275,6 +275,7 @@ KNOWN_ERRORS = {
     ),
     "whole numbers for scores": (lambda: F.binary_cross_entropy_with_logits(SCORES, SCORES.long()), "labels.float()"),
     "a loss without gradient": (lambda: SCORES.sum().backward(), "Remove torch.no_grad()"),
+    "labels as inputs": (lambda: torch.nn.Linear(3, 2)(SCORES.long()), "exchange inputs and labels"),
     "too few features": (lambda: torch.nn.Linear(10, 2)(SCORES), "expects 10 features and receives 3"),
     "a tensor elsewhere": (
         lambda: on_a_gpu(

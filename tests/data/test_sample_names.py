@@ -4,12 +4,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from trainwright.data import DataError, MixedDataset, collate, sample_name
+from trainwright.config.errors import ConfigTypeError
+from trainwright.data import DataError, MixedDataset, SingleRoundSampler, collate, sample_name
 from trainwright.data.loaders import DatasetPart
+from trainwright.data.mixture import mixed
 from trainwright.data.sample_names import shown_samples
 
 
@@ -79,10 +83,35 @@ def test_samples_as_text() -> None:
         ),
         ([{"a": 1}, {"b": 1}], r"sample 1 of the batch has keys \['b'\]; sample 0 has \['a'\]"),
         ([{"a": [1, 2]}, {"a": [1]}], "sample 1 of the batch has 'a' of length 1; sample 0 has 2"),
-        ([torch.zeros(2), None], "sample 1 of the batch has type NoneType; sample 0 has torch.float32"),
-        ([object(), object()], "the samples cannot be batched"),
+        ([torch.zeros(2), None], "sample 1 of the batch is None"),
+        ([{"a": [1, None]}, {"a": [1, 2]}], r"sample 0 of the batch is None at 'a\[1\]'"),
+        ([(1, object()), (1, object())], r"sample 0, \[1\], is a builtins.object.*convert it in the data set"),
+        ([{"x": Image.new("L", (2, 2))}], r"sample 0, x, is a PIL.Image.Image.*ToTensor"),
     ],
 )
 def test_what_does_not_fit_is_said_with_its_place(samples, fact):
     with pytest.raises(DataError, match=fact):
         collate(samples)
+
+
+@pytest.mark.parametrize(
+    ("data", "fact"),
+    [
+        ("data/train.csv", r"got the path 'data/train.csv'.*Dataset.load"),
+        (Path("data"), r"got the path 'data'"),
+        (pandas.DataFrame({"a": [1, 2]}), r"got a DataFrame.*ColumnDataset"),
+        ({"inputs": torch.zeros(3, 1), "labels": np.zeros(3)}, r"got a dict of arrays; pass ColumnDataset"),
+        ({"train": [1, 2], "test": [3]}, r"got a dict of data sets; pass one of them: data\['train'\]"),
+        ([torch.zeros(3, 2), torch.zeros(3, dtype=torch.int64)], r"\(3, 2\) and \(3,\).*TensorDataset"),
+    ],
+)
+def test_what_is_no_data_set_is_refused_with_what_to_pass(data, fact):
+    with pytest.raises(ConfigTypeError, match=f"data: .*{fact}"):
+        SingleRoundSampler(data, 2)
+    if isinstance(data, dict):
+        with pytest.raises(ConfigTypeError, match=f"train_dataset: .*{fact}"):
+            mixed(data)
+
+
+def test_a_list_of_tensors_may_be_samples():
+    assert len(SingleRoundSampler([torch.zeros(3), torch.zeros(2)], 2)) == 1

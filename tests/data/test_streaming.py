@@ -171,11 +171,21 @@ def test_another_number_of_ranks_or_workers_starts_the_pass_again(caplog: pytest
     assert later.batches == 13
 
 
+class Once(Numbers):
+    def __init__(self) -> None:
+        self.left = iter(range(10))
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.left
+
+
 def test_what_cannot_be_read_is_refused() -> None:
     with pytest.raises(ConfigTypeError, match="is an iterator"):
         StreamLoader(iter(Numbers()), 3)
     with pytest.raises(ConfigError, match="yields no sample"):
         batches(StreamLoader(Numbers(0), 3), 1)
+    with pytest.raises(ConfigError, match=r"Once.__iter__ gave no sample when it was iterated again"):
+        batches(StreamLoader(Once(), 5), 3)
     with pytest.raises(DataError, match="fewer samples than a batch of 30"):
         batches(StreamLoader(Numbers(), 30, drop_last=True), 1)
     with pytest.raises(ConfigError, match="remove sampler and bucket_by_length"):

@@ -8,10 +8,12 @@ import logging
 import multiprocessing
 import operator
 import os
+import pickle
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
 from multiprocessing.util import Finalize
 from types import FrameType
 from typing import Any
@@ -21,7 +23,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, get_worker_info
 
 from trainwright.config.errors import ConfigError, ConfigTypeError, did_you_mean
-from trainwright.data.collate import collate
+from trainwright.data.collate import collate, collated
 from trainwright.data.columns import batch_picker
 from trainwright.data.errors import DataError
 from trainwright.data.instance import pinned
@@ -163,8 +165,14 @@ class BatchReader:
 
     def _collated(self, indices: SampleIndices, samples: Any) -> Any:
         try:
-            return self.collate_fn(samples)
+            return collated(self.collate_fn, samples)
         except Exception as error:
+            is_list = isinstance(samples, list) and len(samples) == len(indices)
+            if is_list and (place := next((n for n, sample in enumerate(samples) if sample is None), None)) is not None:
+                raise DataError(
+                    f"data: sample {_plain(indices[place])} of {type(self.dataset).__name__} is None: does its"
+                    " __getitem__ return a value in every case?"
+                ) from error
             _add_note(error, f"making a batch of {self._shown(indices)}")
             raise
 
@@ -256,11 +264,10 @@ class BatchLoader(DataLoader[Any]):
         if self.num_workers == 0:
             return self._in_this_process(self._reader)
         if self._with_workers is None:
-            options = {**self._options, "collate_fn": _unchanged}
+            options = {**self._options, "collate_fn": unchanged}
             reader: Any = self._reader
             self._with_workers = DataLoader(reader, batch_sampler=self._rounds, **options)
-        with ended_with_this_process():
-            return WorkerBatches(iter(self._with_workers))
+        return WorkerBatches(self._with_workers)
 
     def _in_this_process(self, reader: BatchReader) -> "_LocalBatches":
         read: Callable[[Any], Any] = reader.__getitems__
@@ -327,26 +334,54 @@ class _LocalBatches(map):  # type: ignore[type-arg]  # the type of its items dep
 
 
 class WorkerBatches(Iterator[Any]):
-    """The batches that workers read.
+    """The batches that the workers of a loader read. They are started here, and end with this process.
 
     Torch raises the error of a worker from a frame that holds it. This cycle would keep torch's iterator until garbage
     collection, which closes the queues of the workers first: waiting for them to end then takes 5 s each.
     """
 
-    def __init__(self, batches: Any) -> None:
-        self._batches = batches
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        with _ended_with_this_process():
+            try:
+                self._batches: Any = iter(loader)
+            except (AttributeError, TypeError, pickle.PicklingError) as error:
+                reader: Any = loader.dataset
+                sent = {type(reader.dataset).__name__: reader.dataset, "data_collator": reader.collate_fn}
+                for name, part in filter(None, (_not_sendable(one, name) for name, one in sent.items())):
+                    raise ConfigTypeError(
+                        f"{name}: workers cannot receive {part!r} ({error}). Use a function or class of a module, not a"
+                        " lambda, a local function or an open file; or set num_workers=0."
+                    ) from error
+                raise
 
     def __next__(self) -> Any:
         try:
             return next(self._batches)
         except Exception as error:
-            raise error.with_traceback(None)  # noqa: B904  # the worker's traceback is in its message
+            error = error.with_traceback(None)  # the worker's traceback is in its message
+            codes = _workers.exit_codes()
+            if not codes or not isinstance(error, RuntimeError | OSError | EOFError) or str(error).startswith("Caught"):
+                raise error
+            raise DataError(
+                f"data: a worker of the loader ended (exit code {', '.join(map(str, codes))}; -9 is often a lack of"
+                " memory). With num_workers=0 the samples are read in this process, which shows their errors."
+            ) from error
 
     def __len__(self) -> int:
         return len(self._batches)
 
 
-def _unchanged(batch: Any) -> Any:
+def _not_sendable(value: Any, name: str) -> tuple[str, Any] | None:
+    """The innermost attribute of a value that cannot be sent to workers, with its path."""
+    try:
+        ForkingPickler.dumps(value)
+        return None
+    except Exception:
+        parts = getattr(value, "__dict__", {}).items()
+        return next(filter(None, (_not_sendable(part, f"{name}.{key}") for key, part in parts)), (name, value))
+
+
+def unchanged(batch: Any) -> Any:
     return batch
 
 
@@ -481,6 +516,10 @@ class _Workers:
             self._at_exit = Finalize(None, self._kill, exitpriority=0)
         self._alive = {worker for worker in self._alive if worker.is_alive()} | workers
 
+    def exit_codes(self) -> list[int]:
+        """Those of workers that were killed or failed."""
+        return sorted({worker.exitcode for worker in self._alive if worker.exitcode})
+
     def _kill(self) -> None:
         if not self._alive:
             return
@@ -494,7 +533,7 @@ _workers = _Workers()
 
 
 @contextmanager
-def ended_with_this_process() -> Iterator[None]:
+def _ended_with_this_process() -> Iterator[None]:
     """Worker processes that are started inside end with this process, at the latest."""
     before = set(multiprocessing.active_children())
     yield

@@ -1,5 +1,6 @@
 """From samples to a batch."""
 
+import inspect
 from collections import UserDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,8 +8,9 @@ from typing import Any
 import torch
 from torch.utils.data import default_collate
 
+from trainwright.config.errors import ConfigTypeError
 from trainwright.data.batch import described, fields, is_label, pair
-from trainwright.data.errors import DataError, difference
+from trainwright.data.errors import DataError, difference, unsupported
 from trainwright.data.instance import Instance
 
 _PLAIN = frozenset({torch.Tensor, int, float})
@@ -34,7 +36,34 @@ def _as_torch_does(samples: Sequence[Any]) -> Any:
     try:
         return default_collate(samples)  # type: ignore[arg-type]  # it asks for a list and takes any sequence
     except (RuntimeError, TypeError, ValueError, KeyError) as error:
-        raise DataError(f"data: {difference(samples) or f'the samples cannot be batched: {error}'}") from error
+        raise DataError(
+            f"data: {difference(samples) or unsupported(samples[0]) or f'the samples cannot be batched: {error}'}"
+        ) from error
+
+
+def collated(collate_fn: Callable[[Any], Any], samples: Any) -> Any:
+    """``collate_fn(samples)``.
+
+    Raises:
+        ConfigTypeError: it does not take one argument. DataError: it returns None.
+    """
+    try:
+        batch = collate_fn(samples)
+    except TypeError as error:
+        try:
+            inspect.signature(collate_fn).bind(samples)
+        except TypeError as mismatch:
+            raise ConfigTypeError(
+                f"data_collator: {_name(collate_fn)} is called with one argument, the list of samples: {mismatch}."
+            ) from error
+        raise
+    if batch is None:
+        raise DataError(f"data_collator: {_name(collate_fn)} returned None: is a return missing?")
+    return batch
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "__qualname__", type(function).__name__))
 
 
 def _stacked(values: Sequence[Any], *, is_field: bool = False) -> Any:

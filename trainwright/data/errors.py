@@ -1,5 +1,6 @@
 """Errors about the data: damaged, samples of unequal shapes, a batch that a step could not use."""
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,6 +25,50 @@ _PAD = (
     "collate_fn=), for example transformers.DataCollatorWithPadding(tokenizer), or with torch's pad_sequence."
 )
 
+_MAX_COLUMNS = 4  # a longer list of arrays is one of samples
+
+
+def data_fault(data: Any) -> str | None:
+    """Why ``data`` is no data set, with what to pass instead; None if it may be one."""
+    kind = type(data).__name__
+    if isinstance(data, str | os.PathLike):
+        return f"got the path {os.fspath(data)!r}; pass the data set: Dataset.load(path), or one of your own."
+    if type(data).__module__.partition(".")[0] in ("pandas", "polars") and hasattr(data, "columns"):
+        return (
+            f"got a {kind}, which has columns by index; pass ColumnDataset(**{{n: data[n].to_numpy() for n in data}})."
+        )
+    if isinstance(data, Mapping) and data and all(map(_is_array, data.values())):
+        return f"got a {kind} of arrays; pass ColumnDataset(**data)."
+    if isinstance(data, Mapping) and "train" in data:
+        return f"got a {kind} of data sets; pass one of them: data['train']."
+    if isinstance(data, tuple | list) and len(data) > 1 and all(map(_is_array, data)):
+        shapes = [tuple(column.shape) for column in data]
+        are_unlike = len({(column.ndim, column.dtype, *column.shape[1:]) for column in data}) > 1
+        are_columns = are_unlike and len(data) < _MAX_COLUMNS and len({shape[:1] for shape in shapes}) == 1
+        if isinstance(data, tuple) or are_columns:
+            return (
+                f"got a {kind} of arrays of the shapes {' and '.join(map(str, shapes))}, whose items would be read as"
+                " samples; pass torch.utils.data.TensorDataset(inputs, labels)."
+            )
+    return None
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, torch.Tensor | np.ndarray)
+
+
+def unsupported(value: Any, name: str = "") -> str | None:
+    """Describe the first part of a sample that torch cannot collate; None if there is none."""
+    if isinstance(value, Mapping | tuple | list):
+        return next(filter(None, (unsupported(part(value), path) for path, part in _parts(value, name))), None)
+    if _is_array(_tensor(value)) or isinstance(value, int | float | complex | str | bytes | np.generic):
+        return None
+    kind = type(value)
+    return (
+        f"sample 0{f', {name},' if name else ''} is a {kind.__module__}.{kind.__qualname__}, which cannot be part of a"
+        " batch: convert it in the data set (an image, for example, by transforms.ToTensor() of trainwright.data)."
+    )
+
 
 def difference(values: Sequence[Any], name: str = "") -> str | None:
     """Describe the first of ``values`` that does not match ``values[0]``, with a suggestion; None if all match.
@@ -31,6 +76,8 @@ def difference(values: Sequence[Any], name: str = "") -> str | None:
     ``name`` is the path of the field; it grows by ``.key`` and ``[index]`` inside dictionaries and tuples.
     """
     first = values[0]
+    if (place := next((place for place, value in enumerate(values) if value is None), None)) is not None:
+        return f"sample {place} of the batch is None{f' at {name!r}' if name else ''}. Return a value in every case."
     its = f"{name!r} of " if name else ""
     for index, value in enumerate(values):
         who = f"sample {index} of the batch has"
@@ -104,7 +151,8 @@ _FIXES = {
         r" mixed_precision='fp16' or 'bf16' (train.amp.enabled=true in config files)."
     ),
     r"mat1 and mat2 must have the same dtype, but got (\w+) and (\w+)": (
-        r"The inputs are \1 and the model's weights are \2: convert the inputs, for example with inputs.float()."
+        r"The inputs are \1 and the model's weights are \2: convert the inputs, for example with inputs.float(), or"
+        r" exchange inputs and labels, if these are the labels."
     ),
     r"Input type \((?:torch\.)?(\w+)\) and (?:bias|weight) type \((?:torch\.)?(\w+)\) should be the same": (
         r"The inputs are \1 and the model's weights are \2: convert the inputs, for example with inputs.float()."

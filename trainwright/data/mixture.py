@@ -9,6 +9,7 @@ import numpy as np
 from torch.utils.data import ConcatDataset, IterableDataset
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.data.errors import data_fault
 from trainwright.data.order import Bijection, Indices, Order
 from trainwright.data.seeding import ORDER_STREAM, mixed_seed
 from trainwright.data.streaming import has_state, is_shared, is_stream, shard_of_rank
@@ -22,6 +23,8 @@ def mixed(given: Any) -> Any:
     """
     if not (isinstance(given, dict) and given and all(isinstance(name, str) for name in given)):
         return given
+    if (fault := data_fault(given)) is not None and not all(map(_is_pair, given.values())):
+        raise ConfigTypeError(f"train_dataset: {fault}")
     if unweighted := [name for name, value in given.items() if not _is_pair(value)]:
         raise ConfigTypeError(
             f"Several training data sets: {unweighted[0]!r} has no weight; give {{name: (data set, weight), ...}}, or"

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from trainwright.config.errors import ConfigError
-from trainwright.data.errors import DataError
+from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.data.errors import DataError, data_fault
 from trainwright.data.order import FirstEpoch, InOrder, LengthGroups, Order, shuffled_order
 
 _RANKS = ("data_parallel_rank", "data_parallel_size")
@@ -455,6 +455,8 @@ def _order_of(dataset: Any, length: int, shuffle: bool) -> Order:
 
 
 def _num_samples(where: str, dataset: Any) -> int:
+    if (fault := data_fault(dataset)) is not None:
+        raise ConfigTypeError(f"data: {fault}")
     try:
         num_samples = len(dataset)
     except TypeError as error:

@@ -22,8 +22,8 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
-from trainwright.data.batch_loader import WorkerBatches, allowed_workers, ended_with_this_process, loader_settings
-from trainwright.data.collate import collate
+from trainwright.data.batch_loader import WorkerBatches, allowed_workers, loader_settings, unchanged
+from trainwright.data.collate import collate, collated
 from trainwright.data.errors import DataError
 from trainwright.data.seeding import (
     ORDER_STREAM,
@@ -204,7 +204,7 @@ class _StreamReader(IterableDataset[Any]):
     """
 
     def __init__(self, stream: Any, batch_size: int, collate_fn: Callable[[list[Any]], Any], **settings: Any) -> None:
-        self.stream, self.batch_size, self.collate_fn = stream, batch_size, collate_fn
+        self.dataset, self.batch_size, self.collate_fn = stream, batch_size, collate_fn
         self.drop_last: bool | None = settings["drop_last"]
         self.shuffle_buffer, self.seed, self.rank = settings["shuffle_buffer"], settings["seed"], settings["rank"]
         self.infinite = True
@@ -219,7 +219,7 @@ class _StreamReader(IterableDataset[Any]):
         position = self.starts.get(worker, _START)
         number, seed = position["batches"], mixed_seed(self.seed, ORDER_STREAM, self.rank, worker)
         key = stream_key(self.seed, SAMPLE_STREAM, self.rank, worker)
-        stream = self.stream
+        stream = self.dataset
         if info is not None and _has_shared_epoch(stream):
             stream = copy.deepcopy(stream)  # workers would share the number of its pass, and each has its own
         passes = _Passes(stream, position, block_size=self.shuffle_buffer, seed=seed, key=key)
@@ -237,7 +237,7 @@ class _StreamReader(IterableDataset[Any]):
                 if is_batch:
                     if self.shuffle_buffer is not None:  # a block is read in the first of its batches only
                         seed_generators(key, f"batch:{number}")
-                    batch = self.collate_fn(rows)
+                    batch = collated(self.collate_fn, rows)
             finally:
                 saved.restore()
             if is_over:
@@ -258,8 +258,9 @@ class _StreamReader(IterableDataset[Any]):
     def _check_drop(self, passes: _Passes) -> None:
         if self.drop_last and passes.count < self.batch_size:
             raise DataError(
-                f"{type(self.stream).__name__}: a pass has fewer samples than a batch of {self.batch_size}, and shorter"
-                " batches are dropped. Give a smaller batch_size, or drop_last=False (dataloader_drop_last=False)."
+                f"{type(self.dataset).__name__}: a pass has fewer samples than a batch of {self.batch_size}, and"
+                " shorter batches are dropped. Give a smaller batch_size, or drop_last=False"
+                " (dataloader_drop_last=False)."
             )
 
 
@@ -368,10 +369,9 @@ class StreamLoader:
         self.load_state_dict(self.state_dict())  # workers that have read ahead are closed
         self._log_dropped()
         self.reader.infinite = self.infinite
-        loader = DataLoader(self.reader, None, num_workers=self.num_workers, collate_fn=_unchanged, **self._options)
-        with ended_with_this_process():
-            items = iter(loader) if self.num_workers == 0 else WorkerBatches(iter(loader))
-        is_empty = not self._positions
+        loader = DataLoader(self.reader, None, num_workers=self.num_workers, collate_fn=unchanged, **self._options)
+        items = iter(loader) if self.num_workers == 0 else WorkerBatches(loader)
+        is_empty = True
         for item in items:
             if item is None:
                 continue
@@ -383,8 +383,13 @@ class StreamLoader:
                 self._pass_over()
             if is_batch:
                 yield batch
-        if is_empty:
-            raise ConfigError(f"{type(self.dataset).__name__}: it yields no sample; it must yield at least one batch.")
+        if is_empty or self.infinite:
+            name = type(self.dataset).__name__
+            raise ConfigError(
+                f"{name}.__iter__ gave no sample when it was iterated again. It must return a new iterator each time."
+                if self.batches
+                else f"{name}: it yields no sample; it must yield at least one batch."
+            )
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
         """The position after ``batches`` batches, by default after the latest one that was read."""
@@ -419,7 +424,7 @@ class StreamLoader:
 
     def _log_dropped(self) -> None:
         dropped = sum(position["samples"] for position in self._positions.values())
-        if dropped and not has_state(self.reader.stream):
+        if dropped and not has_state(self.reader.dataset):
             logger.info(
                 "%s has no state_dict: %d samples are read again and dropped.", type(self.dataset).__name__, dropped
             )
@@ -431,10 +436,6 @@ class StreamLoader:
     def _pass_over(self) -> None:
         number, worker, position = self._read.popleft()
         self._positions[worker], self._trained = position, (worker, number)
-
-
-def _unchanged(item: Any) -> Any:
-    return item
 
 
 def _workers_of(stream: Any, num_workers: int) -> int:

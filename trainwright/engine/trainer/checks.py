@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.config.foreign_names import ARGUMENTS, argument_hint
+from trainwright.data.errors import data_fault
 from trainwright.data.mixture import mixed
 from trainwright.hooks.callbacks import Callback
 from trainwright.optim.named import NamedOptimizers, check_schedules
@@ -132,23 +132,6 @@ def check_parts(model: Any, config: Any, train_data: bool, eval_data: bool) -> N
         raise ConfigTypeError("\n".join(faults))
 
 
-def columns_faults(dataset: Any, name: str) -> list[str]:
-    """What is wrong with a tuple of arrays, or a list of two arrays of one length that cannot be samples."""
-    if not isinstance(dataset, tuple | list) or len(dataset) < 2:
-        return []
-    if not all(isinstance(one, Tensor | np.ndarray) for one in dataset):
-        return []
-    if isinstance(dataset, list):
-        kinds = {(str(one.dtype), tuple(one.shape[1:]), one.ndim) for one in dataset}
-        if len(dataset) != 2 or len(kinds) == 1 or dataset[0].shape[:1] != dataset[1].shape[:1]:
-            return []
-    shapes = " and ".join(str(tuple(column.shape)) for column in dataset)
-    return [
-        f"{name}: got a {type(dataset).__name__} of arrays of the shapes {shapes}, whose items would be read as"
-        " samples; pass torch.utils.data.TensorDataset(inputs, labels)."
-    ]
-
-
 def check_data(train_dataset: Any, train_dataloader: Any, eval_dataset: Any, eval_dataloader: Any) -> None:
     """Raise for loaders passed as data sets and data sets passed as loaders."""
     faults = []
@@ -165,7 +148,8 @@ def check_data(train_dataset: Any, train_dataloader: Any, eval_dataset: Any, eva
                 f"Trainer.{name}_dataset: got a {type(dataset).__name__} of data sets, which would be read as samples;"
                 f" pass {fix if name == 'train' else '{name: data set, ...}'}."
             )
-        faults += columns_faults(dataset, f"Trainer.{name}_dataset")
+        if not isinstance(dataset, Mapping) and (fault := data_fault(dataset)) is not None:
+            faults.append(f"Trainer.{name}_dataset: {fault}")
         several = {"eval_dataset": dataset, "eval_dataloader": loader} if name == "eval" else {}
         for argument, given in several.items():
             if isinstance(given, Mapping):

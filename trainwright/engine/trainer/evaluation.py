@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data.batch import arguments, count_samples, parameter_names, to_batch
-from trainwright.data.errors import add_batch_note
+from trainwright.data.errors import add_batch_note, data_fault
 from trainwright.data.instance import Instance
 from trainwright.engine.loss_fn import forward, losses_of, predictions_of, target_of
 from trainwright.engine.run import TrainerRun
@@ -106,8 +106,8 @@ class Evaluation:
                 f"Trainer.evaluate: logs: got {type(logs).__name__}; it must be a dict. evaluate(model) and"
                 " evaluate(model, logs) use the eval_dataset of the Trainer."
             )
-        if faults := checks.columns_faults(given, "Trainer.evaluate"):
-            raise ConfigTypeError(faults[0])
+        if not isinstance(given, Mapping) and (fault := data_fault(given)) is not None:
+            raise ConfigTypeError(f"Trainer.evaluate: {fault}")
         if given is not None and not is_by_model:
             loader = self.loaders_of(given)
         elif loader is None:
