@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, get_worker_info
 
 from trainwright.config.errors import ConfigError, ConfigTypeError, did_you_mean
-from trainwright.data.collate import collate, collated
+from trainwright.data.collate import collate, explain
 from trainwright.data.columns import batch_picker
 from trainwright.data.errors import DataError
 from trainwright.data.instance import pinned
@@ -165,7 +165,10 @@ class BatchReader:
 
     def _collated(self, indices: SampleIndices, samples: Any) -> Any:
         try:
-            return collated(self.collate_fn, samples)
+            batch = self.collate_fn(samples)
+            if batch is None:
+                explain(None, self.collate_fn, samples)
+            return batch
         except Exception as error:
             is_list = isinstance(samples, list) and len(samples) == len(indices)
             if is_list and (place := next((n for n, sample in enumerate(samples) if sample is None), None)) is not None:
@@ -173,6 +176,7 @@ class BatchReader:
                     f"data: sample {_plain(indices[place])} of {type(self.dataset).__name__} is None: does its"
                     " __getitem__ return a value in every case?"
                 ) from error
+            explain(error, self.collate_fn, samples)
             _add_note(error, f"making a batch of {self._shown(indices)}")
             raise
 
@@ -347,12 +351,14 @@ class WorkerBatches(Iterator[Any]):
             except (AttributeError, TypeError, pickle.PicklingError) as error:
                 reader: Any = loader.dataset
                 sent = {type(reader.dataset).__name__: reader.dataset, "data_collator": reader.collate_fn}
-                for name, part in filter(None, (_not_sendable(one, name) for name, one in sent.items())):
-                    raise ConfigTypeError(
-                        f"{name}: workers cannot receive {part!r} ({error}). Use a function or class of a module, not a"
-                        " lambda, a local function or an open file; or set num_workers=0."
-                    ) from error
-                raise
+                found = next(filter(None, (_not_sendable(one, name) for name, one in sent.items())), None)
+                if found is None:
+                    raise
+                name, part = found
+                raise ConfigTypeError(
+                    f"{name}: workers cannot receive {part!r} ({error}). Use a function or class of a module, not a"
+                    " lambda, a local function or an open file; or set num_workers=0."
+                ) from error
 
     def __next__(self) -> Any:
         try:
