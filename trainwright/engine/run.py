@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.config.errors import ConfigError
+from trainwright.data.batch_loader import BatchLoader
 from trainwright.data.batches import Batches
 from trainwright.engine.folder.run_folder import RunFolder
 from trainwright.engine.folder.summary import RunFacts, log_recomputed
@@ -53,7 +54,6 @@ class Calls:
         position_of: the sampler's position at an update (from 1) and the number of its micro-batches; None: unknown.
         save: saves the training state between two iterations.
         set_position: starts the training data behind the iterations of a loaded checkpoint.
-        close_data: stops what reads the data ahead.
         facts, record, next_commands: further facts of the start, of ``run.json``, and commands at the end.
         schedule_length: the number of steps of a schedule in the run.
         use_learning_rate: writes the base learning rate into the settings.
@@ -80,7 +80,6 @@ class Calls:
     change_copy: Callable[[Any, dict[int, Any]], None]
     rebuild_model: Callable[[], nn.Module | None] = lambda: None
     set_position: Callable[[], None] = lambda: None
-    close_data: Callable[[], None] = lambda: None
 
 
 class Run:
@@ -194,6 +193,13 @@ class Run:
             return iterate_predictions(self.model, read_batches, step, weights=self.evaluated_weights, **settings)
         with self.evaluated_weights():
             return predict(self.model, read_batches, step, num_batches=num_batches, **settings)
+
+    def close_data(self) -> None:
+        """Stop reading, and end the workers of our loaders; the next step or evaluation starts new ones."""
+        self.batches.close()
+        for loader in self.calls.eval_loaders():
+            if isinstance(loader, BatchLoader):
+                loader.close()
 
     def save(self) -> None:
         """Save the training state between two iterations."""

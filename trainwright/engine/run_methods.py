@@ -265,6 +265,7 @@ class RunMethods(TrainerBase):
             super().after_train()
         finally:
             self.start_iter = self.iterations_done  # a later train() continues from here
+            self.run.close_data()
             self.run.checkpointer.close()
             self.run.folder.close()
 

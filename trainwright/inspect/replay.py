@@ -92,7 +92,7 @@ def replay(run: Run, step: int, *, stops: bool = False) -> Replay:
                 for hook in run.hooks:
                     if hook.changes_process:
                         hook.after_train()
-                run.calls.close_data()
+                run.close_data()
                 run.checkpointer.close()
         _join_processes(found)
     if found.is_equal is False:

@@ -1,6 +1,7 @@
 """The trainer of configurations: what it builds, keeps and refuses."""
 
 import json
+import multiprocessing
 import threading
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,18 @@ def test_the_configuration_given_is_not_changed(tmp_path: Path) -> None:
     trainer = DefaultTrainer(cfg)
     assert str(cfg) == before
     assert (trainer.cfg.train.train_iter, trainer.cfg.train.global_batch_size) == (8, 8)
+
+
+def test_workers_end_with_the_training_and_start_again_with_the_next(tmp_path: Path) -> None:
+    cfg = config(tmp_path)
+    for loader in (cfg.dataloader.train, cfg.dataloader.test[0]):
+        loader.num_workers = 1
+    trainer = DefaultTrainer(cfg)
+    for end in (6, 9):
+        trainer.train(max_iter=end)
+        assert not multiprocessing.active_children()
+    trainer.test(trainer.cfg, trainer.test_loader, trainer.model)
+    assert trainer.iterations_done == 9
 
 
 def test_epochs_alone_decide_how_long_a_run_is_unless_iterations_are_set_too(

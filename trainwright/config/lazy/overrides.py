@@ -45,7 +45,7 @@ def apply_overrides(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
                 _delete(cfg, keys, override, text)
             else:
                 # Python's None is hydra's null; the text needs quotes.
-                value = None if override.get_value_string() == "None" else override.value()
+                value: Any = None if override.get_value_string() == "None" else override.value()
                 for alias in CANONICAL if key == "train" and isinstance(value, dict) else ():
                     if alias in value:
                         _set(cfg, canonical_key(f"train.{alias}").split("."), value.pop(alias), text)

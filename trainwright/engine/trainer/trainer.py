@@ -466,7 +466,6 @@ class Trainer(RunMethods):
             settings_of_copy=lambda *changes, **kind: parts.settings_of_copy(me.config, *changes, **kind),
             change_copy=change_copy,
             position_of=position_of,
-            close_data=lambda: me._close_loaders(),
         )
 
     def _facts(self) -> dict[str, Any]:
@@ -834,7 +833,7 @@ class Trainer(RunMethods):
             super().after_train()
         finally:
             self.max_iter = self.state.plan.num_updates
-            self._close_loaders()
+            self._steps.close()
 
     def _finish(self) -> None:
         """At the end of a training without failure, after the last save: load the best weights, write the card."""
@@ -968,9 +967,3 @@ class Trainer(RunMethods):
         own_methods = ("before_step", "after_step", "inner_training_loop", "evaluate")
         own_code = (*self.run.hooks, *self.callbacks)
         return self.run.overrides.has(*own_methods) or any(getattr(one, "may_change_data", True) for one in own_code)
-
-    def _close_loaders(self) -> None:
-        self._steps.close()
-        for loader in (self.train_dataloader, *loaders.each(self.eval_dataloader)):
-            if isinstance(loader, BatchLoader):
-                loader.close()

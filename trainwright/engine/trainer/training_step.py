@@ -224,7 +224,6 @@ class TrainingStep:
     def close(self) -> None:
         """After the last step: nothing of the user's is kept."""
         self.step = self._compute_loss = self._training_step = self.update.batch = self.placement.on_wrap = None
-        self._run.batches.close()
         if self._watching is not None:
             self._watching.remove()
 
