@@ -106,6 +106,10 @@ def test_what_cannot_be_trained_on_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="yields no sample"):
         Trainer(make(), config(tmp_path, max_steps=3), Stream([])).train()
 
+    forgets = DataLoader(INPUTS, 4, collate_fn=lambda samples: None)  # type: ignore[arg-type]  # a tensor has items
+    with pytest.raises(ConfigTypeError, match="DataLoader gave None"):
+        Trainer(make(), config(tmp_path), train_dataloader=forgets).train()
+
 
 def test_batches_by_length_resume_exactly(tmp_path: Path) -> None:
     rows = [{"inputs": INPUTS[i % 20], "labels": LABELS[i % 20], "length": i * 7 % 31} for i in range(48)]

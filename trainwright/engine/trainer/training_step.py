@@ -231,6 +231,9 @@ class TrainingStep:
         """The ``train`` of a step before its first batch: chooses the others with it, and checks their results."""
         step, overrides = self.step, self._overrides
         assert step is not None, "it calls this"
+        if batch is None:
+            kind = type(self._run.batches.loader).__name__
+            raise ConfigTypeError(f"{kind} gave None for a batch: is a return missing in its collate function?")
         self._choose(step, batch)
         if overrides.has("compute_loss"):
             check_loss = partial(_check_loss, f"{overrides.kind}.compute_loss")
