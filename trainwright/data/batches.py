@@ -58,6 +58,7 @@ class Batches(Iterator[Any]):
     ) -> None:
         self.loader, self.prepare, self.length, self.may_change = loader, prepare, length, may_change
         self._renew, self._num_planned = renew, len(loader) if renew is not None else 0
+        self._cycle: tuple[int, int] | None = None  # the sampler's position when `done` had the second number
         self._opened: dict[str, Any] | None = None  # the random generators when the latest epoch was opened
         self._continued: dict[str, Any] | None = None  # a loaded state
         self.prefetches_to = prefetches_to
@@ -75,7 +76,7 @@ class Batches(Iterator[Any]):
         dropped if it cannot be set to a position. ``keeps_generators``: opening the loader leaves the random
         generators, whose state was saved later, as they are; by default if it starts within an epoch.
         """
-        self._reading = None
+        self._reading = self._cycle = None
         self.done, self._is_positioned = done, self._is_positioned or is_positioned
         within = done % self.length if self.length else done
         self._keeps_generators = self._is_positioned or bool(within) if keeps_generators is None else keeps_generators
@@ -187,7 +188,7 @@ class Batches(Iterator[Any]):
     def _epochs_of_cycle(self, loader: BatchLoader, sampler: CyclicSampler) -> Iterator[Iterator[Any]]:
         """Epochs of batches that run across their ends: a batch belongs to the epoch of its first sample."""
         batches: Iterator[Any] | None = None
-        first, done = sampler.consumed_samples, self.done
+        self._cycle = first, done = self._cycle or (sampler.consumed_samples, self.done)
         size = sampler.micro_batch_size * sampler.data_parallel_size  # of all ranks
         while True:
             start = first + (self.done - done) * size
