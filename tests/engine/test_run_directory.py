@@ -206,5 +206,5 @@ def test_a_folder_that_cannot_be_made_names_the_setting(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"train\.output_dir: .*run .*Not a directory"):
         RunFolder(tmp_path / "file" / "run", resume=False).prepare(CONFIG)
-    with pytest.raises(ConfigError, match=r"train\.output_dir: .*file is a file"):
+    with pytest.raises(ConfigError, match=r"train\.output_dir: .*file' is a file"):
         RunFolder(tmp_path / "file", resume=False).prepare(CONFIG)

@@ -101,7 +101,7 @@ def test_a_time_is_written_in_many_ways(given: Any, seconds: float) -> None:
 def test_other_times_are_refused(given: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"max_time: got .*'01:30:00' \(hours, minutes, seconds\)"):
         TrainingConfig(max_time=given)
-    with pytest.raises(ConfigError, match=r"train.max_time .*: got .*'01:30:00'"):
+    with pytest.raises(ConfigError, match=r"train.max_time.*: got .*'01:30:00'"):
         by_config(tmp_path, max_time=given)
 
 
