@@ -319,7 +319,7 @@ def test_verify_for_programs(checkpoint: Command, run: Path) -> None:
         (["verify", "nowhere/at/all"], ["nowhere: no such folder."]),
         (["show", "output"], ["output: not a checkpoint.", "such as output/model_"]),
         (["list", "output/model_best"], ["is one checkpoint", "trainwright checkpoint show output/model_best"]),
-        (["show", "output/model_best/model.safetensors"], ["is a file", "output/model_best."]),
+        (["show", "output/model_best/model.safetensors"], ["is a file", "'output/model_best'"]),
         (["verify", "empty"], ["contains no checkpoint"]),
         (["verify", "output", "--dep"], ["'--dep'", "Did you mean '--deep'?"]),
         (["verify"], ["PATH"]),

@@ -292,7 +292,7 @@ def test_overrides_of_every_kind_reach_the_run(mnist_project: Path, train, tmp_p
     saved = yaml.safe_load((tmp_path / "out put" / "config.yaml").read_text())
     assert saved["optim"]["lr"] == 5e-3
     assert saved["optim"]["betas"] == [0.8, 0.95]
-    assert saved["train"]["amp"] == {"enabled": False}
+    assert saved["train"]["amp"]["enabled"] is False
     assert saved["train"]["checkpointer"]["max_to_keep"] is None
     assert saved["train"]["checkpointer"]["period"] == 500
     assert saved["dataloader"]["test"][0]["num_workers"] == 1
