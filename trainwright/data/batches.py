@@ -6,7 +6,7 @@ comes first: neither workers nor prefetching read beyond the end of an epoch bef
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import chain, islice
 from typing import Any
@@ -61,6 +61,7 @@ class Batches(Iterator[Any]):
         self._cycle: tuple[int, int] | None = None  # the sampler's position when `done` had the second number
         self._opened: dict[str, Any] | None = None  # the random generators when the latest epoch was opened
         self._continued: dict[str, Any] | None = None  # a loaded state
+        self._fresh = False  # whether the loader of each epoch has generators of its own
         self.prefetches_to = prefetches_to
         self.done = 0
         self._keeps_generators = self._is_positioned = False
@@ -169,7 +170,8 @@ class Batches(Iterator[Any]):
         is_first = self.done == 0
         while True:
             if not is_first:
-                self.loader = renew()
+                before, self.loader = self.loader, renew()
+                self._fresh = not {*map(id, _generators(before))} & {*map(id, _generators(self.loader))}
             if len(self.loader) != self._num_planned:
                 raise ConfigError(
                     f"Trainer.create_train_dataloader: for epoch {self.done // self.length + 1} it returned a loader of"
@@ -222,7 +224,7 @@ class Batches(Iterator[Any]):
         log_if_workers_restart(loader)
         length, keeps, is_positioned = self.length, self._keeps_generators, self._is_positioned
         self._keeps_generators = self._is_positioned = False
-        size = length or (len(loader) if isinstance(loader, Sized) else 0)
+        size = length or _length(loader)
         epoch, skipped = divmod(self.done, size) if size else (0, self.done)
         if self._continued is not None and not size:
             epoch, skipped = self._continued["epoch"], self.done - self._continued["done"]
@@ -262,7 +264,8 @@ class Batches(Iterator[Any]):
         """Before an epoch is opened: record the random generators, which are first set to those that were saved."""
         own, (saved, self._continued) = _generators(loader), (self._continued, None)
         if saved is not None:
-            for one, state in zip(own, saved["opened" if to_drop else "now"], strict=False):
+            states = saved["opened"] if to_drop else [] if self._fresh else saved["now"]
+            for one, state in zip(own, states, strict=False):
                 one.set_state(state)
             if to_drop:
                 set_random_state(saved["random"])
@@ -273,9 +276,11 @@ class Batches(Iterator[Any]):
     def _log_dropped_batches(self, loader: Any, count: int) -> None:
         """Log that a resumed run reads batches again that were trained on."""
         source, kind = source_of(loader), type(loader).__name__
-        is_torchs = type(source) is DataLoader and type(source.sampler).__module__.startswith("torch.utils.data")
-        if is_torchs and self._continued is not None:
-            logger.info("The training loader %s: %d batches of this epoch are read again and dropped.", kind, count)
+        sampler = getattr(source, "sampler", None)
+        is_known = type(sampler).__module__.startswith("torch.utils.data") or hasattr(sampler, "set_epoch")
+        if type(source) is DataLoader and is_known and self._continued is not None:
+            if count:
+                logger.info("The training loader %s: %d batches of this epoch are read again and dropped.", kind, count)
             return
         logger.warning(
             "The training loader %s cannot be set to a position: %d batches are read again and dropped. The resumed run"
@@ -347,6 +352,14 @@ class Repeated:
 def source_of(loader: Any) -> Any:
     """The loader that a :class:`Repeated` repeats, or the loader itself."""
     return loader.loader if isinstance(loader, Repeated) else loader
+
+
+def _length(loader: Any) -> int:
+    """The batches of an iteration; 0: unknown. A DataLoader of a stream has a ``__len__`` that raises."""
+    try:
+        return len(loader)
+    except TypeError:
+        return 0
 
 
 def _generators(loader: Any) -> list[torch.Generator]:

@@ -241,6 +241,24 @@ def test_each_epoch_has_the_loader_that_is_created_for_it_also_after_a_resume(is
     assert_equal_weights(resumed.model, whole.model)
 
 
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_generators_of_loaders_go_on_or_start_anew_also_after_a_resume_between_epochs(
+    is_kept: bool, tmp_path: Path
+) -> None:
+    class Shuffled(Trainer):
+        def create_train_dataloader(self, dataset: Any) -> Any:
+            self.kept = getattr(self, "kept", torch.Generator().manual_seed(7))
+            generator = self.kept if is_kept else torch.Generator().manual_seed(self.state.epoch)
+            return DataLoader(dataset, 10, shuffle=True, generator=generator)
+
+    whole = trained(Shuffled, tmp_path / "whole", num_epochs=2, batch_size=10)
+    first = whole.max_iter // 2
+    trained(Shuffled, tmp_path / "part", num_epochs=2, batch_size=10, max_steps=first)
+    resumed = trained(Shuffled, tmp_path / "part", num_epochs=2, batch_size=10, resume_from_checkpoint=True)
+    assert resumed.start_iter == 2 * first
+    assert_equal_weights(resumed.model, whole.model)
+
+
 def test_loaders_of_epochs_have_the_length_that_was_planned(tmp_path: Path) -> None:
     class Shrinking(Trainer):
         def create_train_dataloader(self, dataset: Any) -> Any:
