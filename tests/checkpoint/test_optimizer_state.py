@@ -1,6 +1,7 @@
 """An optimizer's state is loaded by the names of its parameters."""
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -123,11 +124,26 @@ class SAM(torch.optim.Optimizer):
         self.base_optimizer.step()
 
 
-def test_an_optimizer_that_another_one_holds_is_saved_too(tmp_path):
+class Outer(torch.optim.Optimizer):
+    """It holds an optimizer in a list, and may share its state."""
+
+    def __init__(self, params, shares, **settings):
+        self.parts = [torch.optim.SGD(params, **settings)]
+        super().__init__(self.parts[0].param_groups, {})
+        self.param_groups = self.parts[0].param_groups
+        if shares:
+            self.state = self.parts[0].state
+
+    def step(self, closure=None):
+        self.parts[0].step()
+
+
+@pytest.mark.parametrize("kind", [SAM, partial(Outer, shares=False), partial(Outer, shares=True)])
+def test_an_optimizer_that_another_one_holds_is_saved_too(tmp_path, kind):
     def built(seed):
         torch.manual_seed(seed)
         model = nn.Linear(4, 2)
-        optimizer = SAM(model.parameters(), lr=0.1, momentum=0.9)
+        optimizer = kind(model.parameters(), lr=0.1, momentum=0.9)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
         return model, optimizer, schedule
 

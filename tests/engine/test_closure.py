@@ -202,3 +202,17 @@ def test_beside_other_optimizers_it_needs_an_own_step(tmp_path: Path) -> None:
     trainer = make(Own)
     trainer.train()
     assert not torch.equal(trainer.model.head.weight, Net().head.weight)
+
+
+class Asserting(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        assert closure is not None
+        return super().step(closure)
+
+
+def test_an_optimizer_that_fails_without_a_closure_says_how_it_gets_one(tmp_path: Path) -> None:
+    config = TrainingConfig(output_dir=tmp_path, progress_bar=False, metrics=[], eval_strategy="no", tensorboard=None)
+    model = Net()
+    with pytest.raises(AssertionError) as caught:
+        Trainer(model, config, rows(), optimizer=Asserting(model.parameters(), lr=0.1)).train()
+    assert any("Asserting.step was called without a closure" in note for note in caught.value.__notes__)

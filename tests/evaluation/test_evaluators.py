@@ -58,6 +58,19 @@ def test_more_than_there_are_classes_keeps_its_name_and_is_said_once(caplog):
     ]
 
 
+def test_ignored_labels_are_left_out_and_other_wrong_ones_are_errors():
+    scores = {"prediction_scores": torch.eye(3)}
+    evaluator, other = ClsEvaluator(topk=1), ClsEvaluator(topk=1)
+    evaluator.process({"labels": torch.tensor([0, -100, 0])}, scores)
+    other.process({"labels": torch.tensor([-100, -100, 2])}, scores)
+    evaluator.merge_state([other])
+    assert evaluator.evaluate() == {"Acc@1": pytest.approx(200 / 3)}
+    other.process({"labels": torch.tensor([0, 1, 255])}, scores)
+    evaluator.merge_state([other])
+    with pytest.raises(EvaluationError, match="labels hold 255, but there are 3 classes"):
+        evaluator.evaluate()
+
+
 def test_reset_forgets():
     evaluator = ClsEvaluator(topk=1)
     evaluator.process({"labels": torch.tensor([0])}, {"prediction_scores": scores_with_best(1)})

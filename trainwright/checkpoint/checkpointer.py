@@ -24,7 +24,7 @@ from trainwright.checkpoint.errors import CheckpointError, CheckpointTypeError
 from trainwright.checkpoint.files import PathLike, Writer
 from trainwright.checkpoint.folder import check_name, checkpoint_names, first_good, make_last, resume_candidates
 from trainwright.checkpoint.manifest import Manifest
-from trainwright.checkpoint.optimizer_state import has_other_order, inner_optimizers
+from trainwright.checkpoint.optimizer_state import has_other_order, inner_optimizers, sharing_state
 from trainwright.checkpoint.saving import CheckpointWriter, wait_for_saves
 from trainwright.checkpoint.shard_index import state_of
 from trainwright.checkpoint.sharded_saving import (
@@ -521,6 +521,8 @@ class Checkpointer:
             others: list[Any] = [
                 one for one in self.checkpointables.values() if getattr(one, "param_groups", self) is groups
             ]
+            same_state = sharing_state(target) if isinstance(target, Optimizer) else []
+            others += [one for one in same_state if one.param_groups is groups]
             mesh = self._mesh()
             is_part = mesh is not None and PIPELINE in (mesh.mesh_dim_names or ())
             state = own_part(state, target, self.model, is_part=is_part)
@@ -529,6 +531,8 @@ class Checkpointer:
             if isinstance(target, Optimizer):
                 for one in others:  # an optimizer in another one often has the same groups
                     one.param_groups = target.param_groups
+                for one in same_state:
+                    one.state = target.state
                 lay_out_as_parameters(target)
                 keep_possible_kernels(target)
         except Exception as error:

@@ -19,14 +19,29 @@ TIED = "tied"  # in a state: {another name of a parameter: the name in this stat
 
 def inner_optimizers(name: str, optimizer: Any) -> dict[str, Any]:
     """The optimizers that another one holds (SAM, for example), if its own state is not known to have theirs."""
+    inner = {key: one for key, one in _held(name, optimizer).items() if one.state is not optimizer.state}
+    return inner | {deeper: one for key, value in inner.items() for deeper, one in inner_optimizers(key, value).items()}
+
+
+def sharing_state(optimizer: Optimizer) -> list[Optimizer]:
+    """The optimizers in another one that have the same ``state``: a load gives it a new one."""
+    found = [optimizer]
+    for outer in found:  # it grows
+        inner = [one for one in _held("", outer).values() if one.state is optimizer.state]
+        found += [one for one in inner if all(one is not other for other in found)]
+    return found[1:]
+
+
+def _held(name: str, optimizer: Any) -> dict[str, Optimizer]:
+    """By name: those in attributes, and in lists and dictionaries that are attributes."""
     if not isinstance(optimizer, Optimizer) or type(optimizer).state_dict is not Optimizer.state_dict:
         return {}
-    inner = {
-        f"{name}_{attribute}": value
-        for attribute, value in vars(optimizer).items()
-        if isinstance(value, Optimizer) and value.state is not optimizer.state
-    }
-    return inner | {deeper: one for key, value in inner.items() for deeper, one in inner_optimizers(key, value).items()}
+    found: dict[str, Any] = {}
+    for attribute, value in vars(optimizer).items():
+        parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+        found[f"{name}_{attribute}"] = value
+        found |= {f"{name}_{attribute}_{place}": part for place, part in enumerate(parts)}
+    return {key: one for key, one in found.items() if isinstance(one, Optimizer)}
 
 
 def with_names(state: Any, optimizer: Optimizer, model: nn.Module) -> Any:

@@ -263,12 +263,14 @@ class Comparison:
         targets: the labels that the loss averages; None: all samples count the same.
         refusal: why the default metric, accuracy, is meaningless for this run; None if it is meaningful.
         is_final: False if the batch says nothing about shifted labels, because it has none that count.
+        ignored: the class that the run's criterion ignores, which metrics ignore as well.
     """
 
     is_shifted: bool = False
     targets: Targets | None = None
     refusal: str | None = None
     is_final: bool = True
+    ignored: int = IGNORED
 
     def for_handler(self, handler: Any) -> "Comparison":
         """The parts that apply to a metrics handler: a metric that the user requests is always computed."""
@@ -276,10 +278,16 @@ class Comparison:
             self,
             is_shifted=self.is_shifted and getattr(handler, "shifts_labels", False),
             refusal=self.refusal if getattr(handler, "is_default", False) else None,
+            ignored=self.ignored if getattr(handler, "ignores_label", False) else IGNORED,
         )
 
     def aligned(self, scores: Any, labels: Any) -> tuple[Any, Any]:
-        """Scores and the labels that they predict: (B, L, C) and (B, L) of the next token if ``is_shifted``."""
+        """Scores and the labels that they predict: (B, L, C) and (B, L) of the next token if ``is_shifted``.
+
+        Ignored labels are -100.
+        """
+        if self.ignored != IGNORED and isinstance(labels, Tensor) and not labels.is_floating_point():
+            labels = labels.long().masked_fill(labels == self.ignored, IGNORED)
         return (
             (scores[:, :-1], labels[:, 1:]) if self.is_shifted and _are_of_tokens(scores, labels) else (scores, labels)
         )
@@ -309,6 +317,7 @@ def find_comparison(
     scores, labels = predictions_of(outputs), labels_of(inputs)
     criterion = None if has_own_loss else criterion
     targets = None if criterion is None else targets_of_criterion(criterion)
+    ignored = IGNORED if targets is None else targets.ignored
     is_of_tokens, is_final = _are_of_tokens(scores, labels), True
     if targets is None and labels is not None and isinstance(loss, Tensor) and loss.numel() == 1:
         targets = targets_by_value(model, scores, labels, loss)
@@ -320,6 +329,7 @@ def find_comparison(
         is_shifted=targets is not None and targets.is_shifted,
         targets=targets,
         refusal=_refusal(scores, inputs, criterion=criterion),
+        ignored=ignored,
         is_final=is_final and (labels is None or not is_of_tokens or bool((labels[:, 1:] >= 0).any())),
     )
 

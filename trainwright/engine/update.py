@@ -391,7 +391,31 @@ def optimizer_calls(optimizer: Optimizer, accelerator: Any = None) -> tuple[Call
     if needs_closure(optimizer):
         return lambda closure=None: optimizer.step(closure), optimizer.zero_grad
     updater = direct(optimizer)
-    return updater.step, updater.zero_grad
+    takes_closure = "closure" in inspect.signature(type(optimizer).step).parameters
+    if type(optimizer).__module__.startswith("torch.") or not takes_closure:
+        return updater.step, updater.zero_grad
+    return _explained(updater.step, type(optimizer).__name__), updater.zero_grad
+
+
+def _explained(step: Callable[[], Any], name: str) -> Callable[[], Any]:
+    """``step`` of a user's optimizer: if its first call fails, a note says that it got no closure."""
+    has_stepped = False
+
+    def call() -> Any:
+        nonlocal has_stepped
+        try:
+            result = step()
+        except (TypeError, AssertionError) as error:
+            if not has_stepped:
+                error.add_note(
+                    f"{name}.step was called without a closure; if it needs one, write step(self, closure) or a"
+                    " train_step that calls optimizer.step(closure)."
+                )
+            raise
+        has_stepped = True
+        return result
+
+    return call
 
 
 def needs_closure(optimizer: Optimizer) -> bool:

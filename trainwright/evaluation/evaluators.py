@@ -17,6 +17,7 @@ from trainwright.config.errors import ConfigError
 from trainwright.data.batch import count_samples
 from trainwright.evaluation.evaluator import DatasetEvaluator, EvaluationError, described, required
 from trainwright.evaluation.metrics.metric import load_package
+from trainwright.evaluation.metrics.torchmetrics_factory import IGNORED_LABEL
 from trainwright.evaluation.rank_exchange import in_order
 from trainwright.models.outputs import scalars_of
 
@@ -29,7 +30,8 @@ class ClsEvaluator(DatasetEvaluator):
     """``{"Acc@1": percent, "Acc@5": percent}``: how often the label is among the k best scored classes.
 
     Reads ``outputs["prediction_scores"]`` (B, C) and ``inputs["labels"]`` (B) of any integer type. Samples are counted,
-    so batches of unequal size do not bias the figure. Where there are fewer than k classes all of them are taken.
+    so batches of unequal size do not bias the figure; labels of -100 are left out. Where there are fewer than k classes
+    all of them are taken.
     """
 
     def __init__(self, topk: int | Sequence[int] = (1, 5)) -> None:
@@ -44,7 +46,9 @@ class ClsEvaluator(DatasetEvaluator):
 
     def reset(self) -> None:
         self._num_correct: Tensor | int = 0  # one count per k, on the device until evaluate()
-        self._num_samples = 0
+        self._num_samples: Tensor | int = 0
+        self._labels: Tensor | None = None  # the smallest and the largest
+        self._num_classes = 0
 
     def process(self, inputs: Any, outputs: Any) -> None:
         scores_BC: Tensor = required(outputs, "prediction_scores", evaluator=self, where="what the model returns")
@@ -54,22 +58,42 @@ class ClsEvaluator(DatasetEvaluator):
         self._say_once_if_capped(num_classes)
 
         best_BK = scores_BC.topk(min(max(self.topk), num_classes), dim=1).indices
-        correct_BK = best_BK == labels_B.to(best_BK.device, torch.int64).unsqueeze(1)
+        labels_B = labels_B.to(best_BK.device, torch.int64)
+        correct_BK = best_BK == labels_B.unsqueeze(1)
         self._num_correct = self._num_correct + torch.stack([correct_BK[:, :k].sum() for k in self.topk])
-        self._num_samples += len(labels_B)
+        is_counted_B = labels_B != IGNORED_LABEL
+        self._num_samples = self._num_samples + is_counted_B.sum()
+        self._add_range(labels_B.where(is_counted_B, 0), num_classes)
 
     def merge_state(self, others: Sequence[Self]) -> None:
         self._num_correct = sum((other._num_correct for other in others), self._num_correct)
-        self._num_samples += sum(other._num_samples for other in others)
+        self._num_samples = sum((other._num_samples for other in others), self._num_samples)
+        for other in others:
+            if other._labels is not None:
+                self._add_range(other._labels, other._num_classes)
 
     def evaluate(self) -> dict[str, float]:
-        if not self._num_samples:
+        num_samples = int(self._num_samples)
+        if not num_samples:
             raise EvaluationError("ClsEvaluator has seen no samples.")
+        wrong = (
+            [] if self._labels is None else [one for one in self._labels.tolist() if not 0 <= one < self._num_classes]
+        )
+        if wrong:
+            raise EvaluationError(
+                f"ClsEvaluator: labels hold {' and '.join(map(str, wrong))}, but there are {self._num_classes} classes,"
+                f" from 0 on. Only labels of {IGNORED_LABEL} are left out."
+            )
         num_correct = torch.as_tensor(self._num_correct).tolist()
-        return {f"Acc@{k}": 100 * count / self._num_samples for k, count in zip(self.topk, num_correct, strict=True)}
+        return {f"Acc@{k}": 100 * count / num_samples for k, count in zip(self.topk, num_correct, strict=True)}
 
     def known_results(self) -> list[str]:
         return [f"Acc@{k}" for k in self.topk]
+
+    def _add_range(self, labels: Tensor, num_classes: int) -> None:
+        before = labels.new_zeros(1) if self._labels is None else self._labels.to(labels.device)
+        self._labels = torch.stack(torch.cat([before, labels]).aminmax())
+        self._num_classes = max(self._num_classes, num_classes)
 
     def _say_once_if_capped(self, num_classes: int) -> None:
         if self._capped or max(self.topk) <= num_classes:

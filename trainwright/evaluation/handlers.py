@@ -228,6 +228,11 @@ class TorchMetricsHandler(MetricsHandler):
         self.metrics[metric.key], self._entries[metric.key] = metric, settings
 
     @property
+    def ignores_label(self) -> bool:
+        """Whether all metrics ignore labels of -100."""
+        return all(metric.ignores_label for metric in self.metrics.values())
+
+    @property
     def first(self) -> TMMetrics | None:
         """The first metric; None without one."""
         return next(iter(self.metrics.values()), None)

@@ -142,15 +142,17 @@ def evaluate_loaders(
     eval_iter: float,
     get_batch: Callable[[Any, Any], Mapping[str, Any]],
     limit: int | float | None = None,
+    are_named: bool = False,
 ) -> dict[str, Any]:
-    """The evaluator's results on the only loader; on several, the results of each by its name, or that of its data
-    set's class.
+    """The evaluator's results on the only loader; on several, or if ``are_named``, the results of each by its name, or
+    that of its data set's class.
 
     ``batch_size`` is that of all ranks together; at most ``eval_iter`` batches of each loader are evaluated, or the
     number or share ``limit`` of them.
     """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     results: dict[str, Any] = {}
+    by_name = are_named or len(loaders) > 1
     for loader in loaders:
         kind = type(getattr(loader, "dataset", loader)).__name__
         name = _free_name(getattr(loader, "name", None) or kind, results)
@@ -164,13 +166,13 @@ def evaluate_loaders(
         if limit is not None:
             left = limit if math.isinf(length) else limited(int(length), limit)
             batches = min(eval_iter, max(1, left))  # 0: a rank without batches
-        shown = name if len(loaders) > 1 else ""
+        shown = name if by_name else ""
         results[name] = inference_on_dataset(
             model, loader, batch_size, batches, get_batch, device, evaluator, name=shown
         )
     if is_main_process() and results:
         logger.info("%s", results_table(results), extra={"progress": len(results) == 1 and _in_epoch_line.get()})
-    return next(iter(results.values())) if len(results) == 1 else results
+    return results if by_name or not results else next(iter(results.values()))
 
 
 def _free_name(name: str, taken: Mapping[str, Any]) -> str:

@@ -124,12 +124,16 @@ def test_a_wrong_metric_names_the_right_ones(tmp_path: Path) -> None:
         build(tmp_path, metric_for_best_model="noisy.acuracy")
 
 
-def test_config_files_name_their_loaders(tmp_path: Path, read_rows: Any) -> None:
+@pytest.mark.parametrize(
+    ("names", "metric"), [(("clean", "noisy"), "noisy/Acc@1"), (("noisy",), "noisy/Acc@1"), (("noisy",), "Acc@1")]
+)
+def test_config_files_name_their_loaders(tmp_path: Path, read_rows: Any, names: Any, metric: str) -> None:
     cfg = by_config(tmp_path / "x").cfg
     cfg.train.output_dir = str(tmp_path / "run")
     test = LazyCall(build_image_test_loader)(dataset=LazyCall(columns)(), num_workers=0)
-    cfg.dataloader.test = {"clean": test, "noisy": test}
-    cfg.train.evaluation.eval_metric = "noisy/Acc@1"
+    cfg.dataloader.test = dict.fromkeys(names, test)
+    cfg.train.evaluation.eval_metric = metric
     results = DefaultTrainer(cfg).train()
-    assert set(results) == {"clean", "noisy"}
+    assert set(results) == set(names)
     assert read_rows(tmp_path / "run")[-1]["noisy/Acc@1"] == results["noisy"]["Acc@1"]
+    assert (tmp_path / "run" / "model_best").exists()

@@ -41,6 +41,22 @@ def assert_equal_weights(a: nn.Module, b: nn.Module) -> None:
         assert torch.equal(left, right), name
 
 
+@pytest.mark.parametrize("metrics", [None, ["accuracy"], [{"name": "accuracy", "ignore_index": 255}]])
+def test_metrics_ignore_the_class_that_the_loss_ignores(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, metrics: Any
+) -> None:
+    caplog.set_level("INFO", "trainwright")
+    labels = LABELS.clone()
+    labels[::4] = 255
+    data, given = TensorDataset(INPUTS, labels), {} if metrics is None else {"metrics": metrics}
+    trainer = Trainer(make(), config(tmp_path, loss=nn.CrossEntropyLoss(ignore_index=255), **given), data, data)
+    results = trainer.train()
+    kept = labels != 255
+    right = trainer.model.eval()(INPUTS).argmax(dim=1) == labels
+    assert results["accuracy"] == pytest.approx(right[kept].double().mean().item())
+    assert "No training metric" not in caplog.text
+
+
 def test_soft_labels_in_training_turn_its_metric_off_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     data = [(x, torch.nn.functional.one_hot(label, 3) * 0.9 + 1 / 30) for x, label in PAIRS]
     trainer = Trainer(make(), config(tmp_path, num_epochs=1, metrics=["Accuracy"]), data, PAIRS)

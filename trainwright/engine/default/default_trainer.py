@@ -304,13 +304,15 @@ class DefaultTrainer(RunMethods):
         eval_hook: EvalHook | None = None
         best: BestCheckpointer | None = None
         if evaluation.enabled and self.test_loader:
-            evaluator = self.build_evaluator(self.cfg)
+            evaluator, metric = self.build_evaluator(self.cfg), str(evaluation.eval_metric)
             if not is_overridden(self, "test"):  # a user's may return more results
                 check_eval_metric(evaluation, evaluator)
+                if _names_loaders(self.cfg) and len(self.test_loader) == 1 and "/" not in metric:
+                    metric = f"{getattr(self.test_loader[0], 'name', '')}/{metric}"
             eval_period = self._period(evaluation.eval_period, evaluation.get("eval_after_n_epoch"))
             eval_hook = EvalHook(eval_period, partial(self._evaluate, evaluator))
             best = BestCheckpointer(
-                eval_period, checkpointer, evaluation.eval_metric, evaluation.eval_mode, top_k=saving.save_top_k or 1
+                eval_period, checkpointer, metric, evaluation.eval_mode, top_k=saving.save_top_k or 1
             )
         elif saving.save_top_k is not None:
             logger.warning("train.checkpointer.save_top_k has no effect: nothing is evaluated.")
@@ -375,7 +377,7 @@ class DefaultTrainer(RunMethods):
         model: nn.Module,
         evaluator: DatasetEvaluator | None = None,
     ) -> dict[str, Any]:
-        """Evaluate ``model`` on each loader: the results of a single loader, or of several by data set class."""
+        """Evaluate ``model`` on each loader: the results of a single one in a list, or of each by name."""
         settings = cfg.train
         return evaluate_loaders(
             model,
@@ -384,6 +386,7 @@ class DefaultTrainer(RunMethods):
             batch_size=settings.test_micro_batch_size * get_data_parallel_size(),
             eval_iter=settings.evaluation.eval_iter,
             limit=settings.overfit_batches or settings.limit_eval_batches,
+            are_named=_names_loaders(cfg),
             get_batch=cls.get_batch,
         )
 
@@ -625,3 +628,9 @@ def names_of_settings(train: DictConfig) -> SettingNames:
         save=f"a larger {save}",
         evaluate=f"a larger {evaluate}",
     )
+
+
+def _names_loaders(cfg: DictConfig) -> bool:
+    """Whether the test loaders are a dictionary, whose keys name the results."""
+    is_named = isinstance(try_get_key(cfg, "dataloader.test", default=None), Mapping | DictConfig)
+    return is_named and cfg.train.overfit_batches is None

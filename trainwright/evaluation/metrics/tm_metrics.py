@@ -82,6 +82,11 @@ class TMMetrics:
         return key_of(self.name)
 
     @property
+    def ignores_label(self) -> bool:
+        """Whether labels of -100 are ignored."""
+        return self._factory.ignores_label
+
+    @property
     def has_samples(self) -> bool:
         """Whether this rank has seen any since `reset`."""
         return self._has_seen

@@ -166,6 +166,12 @@ class MetricFactory:
     def higher_is_better(self) -> bool | None:
         return higher_is_better(self.core_class)
 
+    @property
+    def ignores_label(self) -> bool:
+        """Whether it ignores labels of -100, because it can and the user has named no other label."""
+        can_ignore = self.domain == "classification" and "ignore_index" in _parameters(self.core_class)
+        return can_ignore and "ignore_index" not in self.core_arguments
+
     def missing_size(self, task: str) -> str | None:
         """``"num_classes"`` or ``"num_labels"`` if the task needs it and it was not given."""
         size = _SIZE_OF_TASK.get(task)
@@ -184,8 +190,8 @@ class MetricFactory:
             ConfigError: torchmetrics rejects the arguments, or needs a package that is not installed.
         """
         core = {**copy.deepcopy(self.core_arguments), **inferred}
-        if self.domain == "classification" and "ignore_index" in _parameters(self.core_class):
-            core.setdefault("ignore_index", IGNORED_LABEL)
+        if self.ignores_label:
+            core["ignore_index"] = IGNORED_LABEL
         if core.get("task") == "multiclass" and self.core_class.__name__ in _MEANS_OVER_CLASSES:
             core.setdefault("average", "macro")
         metric = _build(self.name, self.core_class, core)
