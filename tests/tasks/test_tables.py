@@ -49,6 +49,20 @@ def test_csv_of_any_spreadsheet(delimiter: str, tmp_path: Path) -> None:
     assert columns_of(path) == ["image_path", "label"]
 
 
+@pytest.mark.parametrize("ending", ["csv", "tsv"])
+@pytest.mark.parametrize(
+    "content", ["\n  \nx;label\na;1\n", "\r\nx;label\r\na;1\r\n", "x;label\ra;1\r", "\rx;label\ra;1"]
+)
+def test_blank_first_lines_and_all_line_ends(content: str, ending: str, tmp_path: Path) -> None:
+    path = tmp_path / f"train.{ending}"
+    path.write_bytes(content.replace(";", "\t" if ending == "tsv" else ";").encode())
+    assert columns_of(path) == ["x", "label"]
+    assert read_rows(path) == [{"x": "a", "label": "1"}]
+    path.write_text("x" * 200_000)
+    with pytest.raises(DataError, match=f"train.{ending}: the header is not valid as CSV"):
+        columns_of(path)
+
+
 def test_stray_quotes_of_a_tsv_merge_no_rows(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text('x\ty\n"Hi\t1\nthere"\t2\n"a ""b"""\t3\n"c" d\t4\n')
     assert [row["x"] for row in read_rows(tmp_path / "a.tsv")] == ['"Hi', 'there"', 'a "b"', '"c" d']

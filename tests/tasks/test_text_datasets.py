@@ -75,6 +75,24 @@ def test_labels_may_be_the_ids_of_named_classes(tmp_path: Path, make: Callable) 
     assert [sample["labels"] for sample in dataset] == [1, 0]
 
 
+def test_numbers_that_may_be_no_classes(tmp_path: Path, make: Callable) -> None:
+    def load(*values: object) -> TextClassificationDataset:
+        make("jsonl", tmp_path / "train.jsonl", [{"text": "a", "label": value} for value in values])
+        return TextClassificationDataset.load(tmp_path, "train", TOKENIZER)
+
+    whole = load(0.0, 1.0, 1, "1")
+    assert (whole.config.id2label, [sample["labels"] for sample in whole]) == ({0: "0", 1: "1"}, [0, 1, 1, 1])
+    assert load(0.5, 1.0, -1).config.id2label == {0: "-1", 1: "0.5", 2: "1"}
+    assert load(True, False).config.id2label == {0: "False", 1: "True"}
+    with pytest.raises(DataError, match="true or false"):
+        load(0, 1, True)
+    for value in (-1, -100):
+        with pytest.raises(DataError, match=f"train.*the label {value} .*missing.*set id2label"):
+            load(0, 1, value)
+        named = TextClassificationDataset.load(tmp_path, "train", TOKENIZER, id2label=[value, 0, 1])
+        assert [sample["labels"] for sample in named] == [1, 2, 0]
+
+
 def test_bad_rows_are_named(reviews: Path) -> None:
     with open(reviews / "train.csv", "a", encoding="utf-8") as file:
         file.write(" ,pos\nfine,posi\n")
@@ -147,6 +165,23 @@ def test_files_of_conll(ending: str, space: str, tmp_path: Path) -> None:
     (tmp_path / f"train.{ending}").write_text("a\n")
     with pytest.raises(DataError, match="line 1: must have a token and its label"):
         SequenceLabelingDataset.load(tmp_path, "train")
+
+
+def test_lines_of_conll_that_are_no_tokens(tmp_path: Path) -> None:
+    text = "# sent 1\r\ntokens labels\r\n# O\r\na\u00a0b B-X\r\n\r\n# sent 2\r\nc O\r\n# note to c\r\n#d\tO\r\n"
+    for name, content in (("train", text), ("test", text.replace("\r\n", "\r"))):
+        (tmp_path / f"{name}.txt").write_bytes(content.encode())
+        dataset = SequenceLabelingDataset.load(tmp_path, name)
+        assert [row["tokens"] for row in dataset.data] == [["#", "a\u00a0b"], ["c", "#d"]]
+        assert [row.where.rpartition(" ")[2] for row in dataset.data] == ["3", "7"]
+        assert dataset.config.id2label == {0: "B-X", 1: "O"}
+
+
+def test_ignored_labels_of_tokens_are_no_class(tmp_path: Path, make: Callable) -> None:
+    make("jsonl", tmp_path / "train.jsonl", [{"tokens": ["a", "b", "d"], "labels": [0, -100, 1]}])
+    dataset = SequenceLabelingDataset.load(tmp_path, "train", TOKENIZER)
+    assert dataset.config.id2label == {0: "0", 1: "1"}
+    assert dataset[0]["labels"] == [-100, 0, -100, 1, -100]  # of special tokens, too
 
 
 def test_bad_labelings_are_named(tmp_path: Path, make: Callable) -> None:

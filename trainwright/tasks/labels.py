@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trainwright.config.errors import ConfigError, ConfigTypeError, did_you_mean
+from trainwright.data.errors import DataError
 
 BLANK = ""
 
@@ -23,13 +24,25 @@ def labels_of(texts: Iterable[str]) -> dict[int, str]:
     return dict(enumerate([BLANK, *characters]))
 
 
-def classes_of(labels: Iterable[Any]) -> dict[int, str]:
+def classes_of(labels: Iterable[Any], where: str) -> dict[int, str]:
     """``id2label`` of all labels, sorted: as numbers if all are whole numbers, otherwise as texts. Missing labels, and
-    white space around a label, do not count.
+    white space around a label, do not count; 1.0 is the class 1.
+
+    Raises:
+        DataError: -1 or -100 is among whole numbers, where it may stand for "no label", or true or false is.
     """
-    found = {str(label).strip() for label in labels if not _is_missing(label)}
-    are_numbers = all(label.isdecimal() for label in found)
-    return dict(enumerate(sorted(found, key=int if are_numbers else str)))
+    kinds = {(_name_of(label), isinstance(label, bool)) for label in labels if not _is_missing(label)}
+    found = {name for name, _ in kinds}
+    numbers = {name for name in found if name.isdecimal()}
+    if numbers and any(is_bool for _, is_bool in kinds):
+        raise DataError(f"{where}: labels are true or false in some rows, and numbers in others. Write all in one way.")
+    unsure = sorted(found & {"-1", "-100"})
+    if unsure and numbers and found == numbers.union(unsure):
+        raise DataError(
+            f"{where}: the label {unsure[0]} is among labels that are whole numbers >= 0. If it means that the label "
+            f"is missing, remove its rows; if it is a class, set id2label, with {unsure[0]!r} in it."
+        )
+    return dict(enumerate(sorted(found, key=int if found == numbers else str)))
 
 
 def checked_labels(value: Any, where: str) -> dict[int, str]:
@@ -108,7 +121,7 @@ def id_of(label: Any, label2id: Mapping[str, int]) -> int | None:
     """The id of a class, by its label or by the id itself; None if it is neither."""
     if label is None or label != label:
         return None
-    name = str(label) if str(label) in label2id else str(label).strip()
+    name = str(label) if str(label) in label2id else _name_of(label)
     if name in label2id:
         return label2id[name]
     is_id = name.isdecimal() and int(name) in label2id.values()  # a CSV file has ids as text
@@ -122,6 +135,10 @@ def class_fault(label: Any, label2id: Mapping[str, int]) -> str | None:
     if _is_missing(label):
         return f"the label is missing (got {label!r}); if that is a class, set id2label with it"
     return f"the label {label!r} is not in id2label. {did_you_mean(str(label), label2id)}"
+
+
+def _name_of(label: Any) -> str:
+    return str(int(label) if isinstance(label, float) and label.is_integer() else label).strip()
 
 
 def _is_missing(label: Any) -> bool:

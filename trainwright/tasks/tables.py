@@ -125,11 +125,12 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def read_text(path: Path) -> str:
-    """The content of a UTF-8 file, without the byte order mark of spreadsheet programs."""
+    """The content of a UTF-8 file, without the byte order mark of spreadsheet programs; lines may end in CR alone."""
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: is not UTF-8 ({error}). Save it as UTF-8.") from error
+    return text if "\n" in text else text.replace("\r", "\n")
 
 
 def columns_of(path: Path) -> list[str]:
@@ -138,8 +139,11 @@ def columns_of(path: Path) -> list[str]:
         return ["text"]
     if path.suffix in (".json", ".jsonl"):
         return list(read_rows(path)[0])
-    header = read_text(path).split("\n", 1)[0]
-    return [name.strip() for name in next(csv.reader([header.rstrip("\r")], delimiter=_delimiter(header)), [])]
+    header = _header(read_text(path))
+    try:
+        return [name.strip() for name in next(csv.reader([header], delimiter=_delimiter(header)), [])]
+    except csv.Error as error:
+        raise DataError(f"{path}: the header is not valid as CSV: {error}") from error
 
 
 def text_of(row: Row, column: str) -> str:
@@ -172,7 +176,9 @@ def raise_faults(faults: Sequence[str], total: int) -> None:
 
 
 def _csv(path: Path, text: str) -> list[Row]:
-    lines = _lines_of_csv(path, text, _delimiter(text.split("\n", 1)[0]))
+    lines = _lines_of_csv(path, text, _delimiter(_header(text)))
+    while lines and not "".join(lines[0][1]).strip():
+        del lines[0]
     header = [name.strip() for name in lines[0][1]] if lines else []
     if twice := next((name for name in header if name and header.count(name) > 1), None):
         raise DataError(f"{path}: has two columns {twice!r}. Remove or rename one.")
@@ -232,6 +238,12 @@ def _parsed(text: str, where: str) -> Any:
         return json.loads(text)
     except ValueError as error:
         raise DataError(f"{where}: not valid JSON: {error}") from error
+
+
+def _header(text: str) -> str:
+    """The first line that is not blank; empty fields are blank, too."""
+    lines = io.StringIO(text, newline="")  # splits at all line ends
+    return next((line.rstrip("\r\n") for line in lines if line.strip(f' "\r\n{_DELIMITERS}')), "")
 
 
 def _delimiter(header: str) -> str:

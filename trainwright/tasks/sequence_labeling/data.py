@@ -1,5 +1,6 @@
 """Sequence labeling: a label for each token of a text.  L tokens."""
 
+import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,8 +47,10 @@ class SequenceLabelingDatasetConfig(LabeledDatasetConfig):
 class SequenceLabelingDataset(TextDataset):
     """Samples ``{"token_ids": (L,), "labels": (L,)}`` of rows ``{"tokens", "labels"}``, two lists of one length.
 
-    Labels are -100 at special tokens, and at all pieces of a word but the first. Files ``.txt`` and ``.tsv`` are in the
-    format of CoNLL: a token in each line, its label at the end of the line, and an empty line after each sentence.
+    Labels are -100 at special tokens, at all pieces of a word but the first, and where the file has -100. Files
+    ``.txt`` and ``.tsv`` are in the format of CoNLL: a token in each line, its label at the end of the line, and an
+    empty line after each sentence. A header of the names of the fields, and lines that start with "#" and have another
+    number of columns than tokens have, are skipped.
     """
 
     forms = ({"tokens": "tokens_field", "labels": "tags_field"},)
@@ -62,7 +65,9 @@ class SequenceLabelingDataset(TextDataset):
         row = self.row(index)
         words = [self.normalized(token) for token in row["tokens"]]
         token_ids, numbers = self.part("tokenizer").encode_words(words, max_length=self.config.max_length)
-        word_labels = [labels.id_of(label, self._label2id) for label in row["labels"]]
+        word_labels = [
+            IGNORED if self._is_ignored(label) else labels.id_of(label, self._label2id) for label in row["labels"]
+        ]
         token_labels, before = [], None
         for number in numbers:
             is_labeled = number is not None and (number != before or self.config.label_all_tokens)
@@ -83,7 +88,12 @@ class SequenceLabelingDataset(TextDataset):
         return path.suffix in _CONLL or super()._is_alike(path, columns)
 
     def _id2label(self, rows: Iterable[Row]) -> dict[int, str]:
-        return labels.classes_of(tag for row in rows for tag in row["labels"] or ())
+        tags = (tag for row in rows for tag in row["labels"] or () if not self._is_ignored(tag))
+        return labels.classes_of(tags, repr(self))
+
+    def _is_ignored(self, tag: Any) -> bool:
+        name = str(tag).strip()
+        return name == str(IGNORED) and name not in (self.config.id2label or {}).values()
 
     def _fault(self, row: Row) -> str | None:
         tokens, tags = row["tokens"], row["labels"]
@@ -93,19 +103,39 @@ class SequenceLabelingDataset(TextDataset):
             return "each token must be text"
         if len(tokens) != len(tags):
             return f"has {len(tokens)} tokens and {len(tags)} labels"
-        return next(filter(None, (labels.class_fault(tag, self._label2id) for tag in tags)), None)
+        faults = (labels.class_fault(tag, self._label2id) for tag in tags if not self._is_ignored(tag))
+        return next(filter(None, faults), None)
 
 
 def _sentences(path: Path, tokens_field: str, tags_field: str) -> Iterator[Row]:
-    lines = [line.strip().split("\t" if "\t" in line.strip() else None) for line in read_text(path).split("\n")]
-    begin = 0
-    for end, parts in enumerate([*lines, []]):
+    lines = _lines(path, (tokens_field, tags_field))
+    sentence: list[tuple[int, list[str]]] = []
+    for number, parts in [*lines, (0, [])]:
         if parts and parts[0] != "-DOCSTART-":
+            sentence.append((number, parts))
             continue
-        sentence = lines[begin:end]
         if sentence:
-            if alone := next((number for number, parts in enumerate(sentence, begin + 1) if len(parts) < 2), None):
+            if alone := next((number for number, parts in sentence if len(parts) < 2), None):
                 raise DataError(f"{path}, line {alone}: must have a token and its label, separated by a space or tab.")
-            row = {tokens_field: [parts[0] for parts in sentence], tags_field: [parts[-1] for parts in sentence]}
-            yield Row(row).at(f"{path}, line {begin + 1}")
-        begin = end + 1
+            row = {tokens_field: [parts[0] for _, parts in sentence], tags_field: [parts[-1] for _, parts in sentence]}
+            yield Row(row).at(f"{path}, line {sentence[0][0]}")
+        sentence = []
+
+
+def _lines(path: Path, header: tuple[str, str]) -> list[tuple[int, list[str]]]:
+    """Numbers and columns of the lines, without a header and comments: "#" and another number of columns."""
+    lines = [(number, _parts(line)) for number, line in enumerate(read_text(path).split("\n"), start=1)]
+    tokens = [parts for _, parts in lines if parts and parts[0] != "-DOCSTART-" and not parts[0].startswith("#")]
+    widths = {len(parts) for parts in tokens}
+    if widths:
+        lines = [(n, parts) for n, parts in lines if not "".join(parts[:1]).startswith("#") or len(parts) in widths]
+    first = next((place for place, (_, parts) in enumerate(lines) if parts), None)
+    if first is not None and (lines[first][1][0], lines[first][1][-1]) == header:
+        del lines[first]
+    return lines
+
+
+def _parts(line: str) -> list[str]:
+    """The columns of a line. Other white space, such as a no-break space, is part of a token."""
+    line = line.strip(" \t\r")
+    return re.split(r"\t" if "\t" in line else " +", line) if line.strip() else []

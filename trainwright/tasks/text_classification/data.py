@@ -53,7 +53,7 @@ class TextClassificationDataset(TextDataset):
         return {"token_ids": token_ids, "labels": labels.id_of(row["label"], self._label2id)}
 
     def _id2label(self, rows: Iterable[Row]) -> dict[int, str]:
-        return labels.classes_of(row["label"] for row in rows)
+        return labels.classes_of((row["label"] for row in rows), repr(self))
 
     def _fault(self, row: Row) -> str | None:
         text, label = row["text"], row["label"]
