@@ -23,6 +23,10 @@ print(f"rank {get_rank()} of {get_world_size()}: {arguments}", flush=True)
 synchronize()
 if get_rank() == 1 and how == "kill":
     os.kill(os.getpid(), 9)
+if how == "refuse":
+    from trainwright.config.errors import ConfigError
+
+    raise ConfigError("all processes refuse")
 if get_rank() == 1 and how == "stop":
     sys.exit(128 + 15)
 if get_rank() == 1 and how == "once" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
@@ -49,6 +53,11 @@ def test_a_killed_process_is_named(launch: Launch) -> None:
     last = done.stderr.splitlines()[-1]
     assert all(fact in last for fact in ("rank 1", "SIGKILL", "out of memory")), done.stderr
     assert "ChildFailedError" not in done.stderr
+
+
+def test_an_error_of_all_processes_is_named_and_is_no_stop(launch: Launch) -> None:
+    done = launch("-n", 2, "script.py", "refuse", code=1)
+    assert "failed with ConfigError, exit code 1" in done.stderr.splitlines()[-1], done.stderr
 
 
 @pytest.mark.exhaustive

@@ -358,7 +358,16 @@ def _report(error: "ChildFailedError") -> int:
     """Name the process that failed first. Of several with the same reason, only one has printed it."""
     rank, failure = error.get_first_failure()
     code = int(failure.exitcode)
-    how = f"ended with exit code {code}; the messages of the job are above"
+    kind = ""
+    told: Any = failure.message
+    if isinstance(told, dict):  # its error file
+        kind = str(told.get("message", "")).partition(":")[0]
+        if code == -signal.SIGTERM:  # torchrun ended it while it reported its error, as another one had ended
+            codes = (int(one.exitcode) for one in error.failures.values())
+            code = next((one for one in codes if one > 0), FAILED)
+    how = f"failed with {kind}, exit code {code}; the messages of the job are above"
+    if not kind:
+        how = f"ended with exit code {code}; the messages of the job are above"
     if code < 0:
         how = f"was ended by {_signal_name(-code)}"
     elif code - 128 in (signal.SIGINT, signal.SIGTERM):

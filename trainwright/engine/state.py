@@ -304,6 +304,13 @@ class TrainerState(TrainingState):
         if not faults and samples[0] != samples[1]:
             steps = state["global_step"]
             faults.append(f"its {steps} steps took {samples[0]} samples, but would take {samples[1]} now")
+            if self._is_elastic and state.get("batch_size") != plan.batch_size:
+                raise ConfigError(
+                    f"The run cannot be resumed: {faults[0]}: an epoch has {plan.samples_per_epoch} samples instead of"
+                    f" {state.get('samples_per_epoch')}, as batches of {plan.batch_size} cut it at another place than"
+                    f" those of {state.get('batch_size')}. Set batch_size so that all processes together have"
+                    f" {state.get('batch_size')} again, or resume on as many processes as before."
+                )
         if faults:
             raise ConfigError(
                 f"The run cannot be resumed: {'; '.join(faults)}. Use the same data, gradient_accumulation_steps and"

@@ -193,7 +193,7 @@ class TrainMetrics(HookBase):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if len(state["ranks"]) != get_world_size():
-            logger.info("Training metrics restart: the checkpoint is from %d processes.", len(state["ranks"]))
+            logger.info("Training metrics restart: another number of processes saved them (%d).", len(state["ranks"]))
             return
         state = state["ranks"][get_rank()]
         self._is_epoch_over = state["is_epoch_over"]

@@ -4,7 +4,7 @@ import logging
 import math
 from typing import Any
 
-from trainwright.config.errors import ConfigError, ConfigKeyError, did_you_mean
+from trainwright.config.errors import ConfigError, ConfigKeyError, nearest_name
 from trainwright.evaluation.objective import objective_of_name
 from trainwright.hooks.callbacks.base import Callback, TrainerControl
 from trainwright.hooks.callbacks.logs import Logs
@@ -178,9 +178,9 @@ class EarlyStoppingCallback(Callback):
             logger.info("Early stopping: this run has no metric, so it watches %s (lower is better).", _LOSS)
             self._watch(_LOSS)
         if self.monitor not in logs:
-            near = did_you_mean(self.monitor, list(logs))
+            near = nearest_name(self.monitor, logs)
             raise ConfigKeyError(
-                f"EarlyStoppingCallback.monitor: there is no metric {self.monitor!r}. {near}"
+                f"EarlyStoppingCallback.monitor: there is no metric {self.monitor!r}.{near}"
                 f" Allowed: {', '.join(sorted(logs))}."
             )
         return True
