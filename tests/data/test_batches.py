@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, Sampler, Subset, TensorDataset
 
+from tests.toys import Stream
 from trainwright.config.errors import ConfigError
 from trainwright.data import build_image_train_loader
 from trainwright.data.batches import Batches
@@ -35,6 +36,12 @@ class Epochs(Dataset[Any]):
 
 def read(batches: Batches, number: int) -> list[Any]:
     return [batches.next() for _ in range(number)]
+
+
+def test_a_loader_of_a_stream_is_read_again_and_again() -> None:
+    batches = Batches(DataLoader(Stream([1, 2, 3]), 2))
+    batches.start(0)
+    assert [batch.tolist() for batch in read(batches, 4)] == [[1, 2], [3], [1, 2], [3]]
 
 
 @pytest.mark.parametrize("done", [0, 2, 3, 4, 7])
