@@ -15,7 +15,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from trainwright.checkpoint.files import atomic_write
 from trainwright.config.errors import ConfigImportError
 from trainwright.config.lazy.allowlist import PLAIN_CONTAINERS, is_never_named
-from trainwright.config.lazy.provenance import is_default, is_trusted, raw_children
+from trainwright.config.lazy.provenance import DefaultNode, is_default, is_trusted, raw_children
 from trainwright.config.lazy.targets import dotted_path, locate, short_name, signature_of
 from trainwright.config.secrets import redact, warn_of_hidden, without_secrets
 from trainwright.config.yaml_file import Dumper
@@ -129,7 +129,7 @@ class _Writer:
             else:
                 own = None if target is None else _Argument(target, str(key), is_code=is_trusted(cfg))
                 plain[key if type(key) is str else _key(key)] = self.plain(child, where, own or argument)
-                if isinstance(key, str) and is_default(child):
+                if isinstance(child, DefaultNode) and isinstance(key, str) and is_default(child):
                     self.defaults.append(where)
         if plain.get("_target_") in PLAIN_CONTAINERS and plain.get("_partial_"):
             self._refused(plain["_target_"], path)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Any, TypeGuard
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.config.lazy.instantiation import TARGET
@@ -130,9 +130,6 @@ def complete(cfg: Mapping[str, Any] | DictConfig) -> DictConfig:
     """
     if not isinstance(cfg, Mapping | DictConfig):
         raise ConfigTypeError(f"a configuration is a mapping of sections, not {type(cfg).__name__}.")
-    from trainwright.config.settings import KEYS, type_of_key  # here: loads pydantic
-    from trainwright.config.validation import converted
-
     full = copy.deepcopy(cfg) if isinstance(cfg, DictConfig) else DictConfig(dict(cfg), flags={"allow_objects": True})
     full._set_flag(["allow_objects", "struct", "readonly"], [True, False, False])
     defaults = get_config("common/defaults.py")
@@ -147,10 +144,9 @@ def complete(cfg: Mapping[str, Any] | DictConfig) -> DictConfig:
     given = raw_children(train).get("evaluation") if isinstance(train, DictConfig) else None
     defaults_of_best = [key for key in ("eval_metric", "eval_mode") if not (_is_section(given) and is_set(given, key))]
     _fill(full, defaults)
-    for path in KEYS:
-        value = value_at(full, path)
-        if type(value) is float and value.is_integer() and (whole := converted(type_of_key(path), value)) is not value:
-            OmegaConf.update(full, path, whole)
+    for name in ("train", "graph"):
+        if _is_section(section := raw_children(full)[name]):
+            _write_whole(section, f"{name}.")
     for key in default_lengths:
         mark_default(full.train, key)  # filling copies only the value
     evaluation = value_at(full, "train.evaluation")
@@ -158,6 +154,18 @@ def complete(cfg: Mapping[str, Any] | DictConfig) -> DictConfig:
         for key in defaults_of_best:
             mark_default(evaluation, key)
     return full
+
+
+def _write_whole(section: DictConfig, path: str) -> None:
+    """Write counts that are floats, such as 1e2, as whole numbers."""
+    from trainwright.config.settings import KEYS, type_of_key  # here: loads pydantic
+    from trainwright.config.validation import converted
+
+    for key, child in raw_children(section).items():
+        if isinstance(child, DictConfig):
+            _write_whole(child, f"{path}{key}.")
+        elif type(value := child._value()) is float and value.is_integer() and f"{path}{key}" in KEYS:
+            section[key] = converted(type_of_key(f"{path}{key}"), value)
 
 
 def _is_section(node: Any) -> TypeGuard[DictConfig]:
