@@ -350,7 +350,7 @@ class Checkpointer:
             check_is_shared(Path(self.save_dir))
 
     def check_newest(self) -> None:
-        """Check that nobody else has saved here since this object was made. Call it on all ranks before a training.
+        """Check that no other process has saved here since this object was made. Call it on all ranks.
 
         Raises:
             CheckpointError: a training would go on from an older state, and delete the newer one.

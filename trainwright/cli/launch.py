@@ -359,9 +359,9 @@ def _report(error: "ChildFailedError") -> int:
     rank, failure = error.get_first_failure()
     code = int(failure.exitcode)
     kind = ""
-    told: Any = failure.message
-    if isinstance(told, dict):  # its error file
-        kind = str(told.get("message", "")).partition(":")[0]
+    message: Any = failure.message
+    if isinstance(message, dict):  # from its error file
+        kind = str(message.get("message", "")).partition(":")[0]
         if code == -signal.SIGTERM:  # torchrun ended it while it reported its error, as another one had ended
             codes = (int(one.exitcode) for one in error.failures.values())
             code = next((one for one in codes if one > 0), FAILED)

@@ -382,7 +382,7 @@ def _not_sendable(value: Any, name: str) -> tuple[str, Any] | None:
     try:
         ForkingPickler.dumps(value)
         return None
-    except Exception:
+    except Exception:  # pickling calls code of the value's class
         parts = getattr(value, "__dict__", {}).items()
         return next(filter(None, (_not_sendable(part, f"{name}.{key}") for key, part in parts)), (name, value))
 

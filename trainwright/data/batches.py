@@ -279,8 +279,7 @@ class Batches(Iterator[Any]):
         sampler = getattr(source, "sampler", None)
         is_known = type(sampler).__module__.startswith("torch.utils.data") or hasattr(sampler, "set_epoch")
         if type(source) is DataLoader and is_known and self._continued is not None:
-            if count:
-                logger.info("The training loader %s: %d batches of this epoch are read again and dropped.", kind, count)
+            logger.info("The training loader %s: %d batches of this epoch are read again and dropped.", kind, count)
             return
         logger.warning(
             "The training loader %s cannot be set to a position: %d batches are read again and dropped. The resumed run"

@@ -193,7 +193,7 @@ class LazyConfig:
 
 
 def _mark_defaults(cfg: DictConfig, filename: str | os.PathLike[str]) -> None:
-    """Mark the defaults in a saved file that nobody has set, also not in the file."""
+    """Mark those values of a saved file that are packaged defaults and were set neither before nor in the file."""
     first, _, _ = Path(filename).read_text(encoding="utf-8").partition("\n")
     for path in first.removeprefix(DEFAULTS).replace(",", " ").split() if first.startswith(DEFAULTS) else ():
         above, _, key = path.rpartition(".")

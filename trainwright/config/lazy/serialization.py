@@ -25,7 +25,7 @@ logger = logging.getLogger("trainwright.config")
 _PLAIN = (bool, int, float, str, bytes)
 _MAX_SHOWN = 200  # characters of the text that stands for an object
 _LINE_LENGTH = 88  # of to_py
-DEFAULTS = "# Defaults:"  # the first line of a file has the keys that nobody set, where that matters
+DEFAULTS = "# Defaults:"  # the first line of a file: the keys that were not set by the user, where that matters
 
 
 def save(cfg: Any, filename: str | os.PathLike[str], *, project_root: str | os.PathLike[str] | None = None) -> None:
