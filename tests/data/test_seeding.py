@@ -163,32 +163,6 @@ def test_saving_within_saved_generators_restores_both():
     assert read_state() == before
 
 
-def test_numpys_generator_may_be_replaced_meanwhile():
-    twister = np.random.get_bit_generator()
-    for make in (np.random.MT19937, np.random.PCG64):
-        seed_numpy(7)
-        outside = SavedGenerators()
-        try:
-            np.random.set_bit_generator(make(3))
-            assert outside.has_drawn()
-            outside.restore()
-        finally:
-            np.random.set_bit_generator(twister)
-
-
-def test_another_kind_of_generator_behind_numpy_random_is_left_alone():
-    twister = np.random.get_bit_generator()
-    np.random.set_bit_generator(np.random.PCG64(3))
-    try:
-        outside = SavedGenerators()
-        seed_generators(bytes(8), "")
-        first = np.random.random()
-        outside.restore()
-        assert first == np.random.Generator(np.random.PCG64(3)).random()
-    finally:
-        np.random.set_bit_generator(twister)
-
-
 def test_seeding_repeats_everything_and_gives_each_generator_numbers_of_its_own():
     def draws(key):
         seed_generators(key, "sample")

@@ -88,18 +88,16 @@ class DirectUpdate(PlainUpdate):
             self._class_step = None
         self._step_hooks = step_hooks(optimizer)
         self._parts: list[_Part] = []
-        self._kept: list[Any] = []  # all states and their parameters when the parts were built
+        self._built_of: list[Any] = []  # what the parts depend on, when they were built
 
     def step(self) -> None:
         """Update the weights."""
-        optimizer = self._optimizer
-        if not self._is_untouched() or any(self._step_hooks):
-            super().step()
-            return
-        gradients = self._gradients()
-        if gradients is None:
-            self._prepare()
+        gradients = None
+        if self._is_untouched() and not any(self._step_hooks):
             gradients = self._gradients()
+            if gradients is None:
+                self._prepare()
+                gradients = self._gradients()
         if gradients is None:
             super().step()
             return
@@ -110,26 +108,20 @@ class DirectUpdate(PlainUpdate):
                 part.run(of_part)
         finally:
             torch.set_grad_enabled(grad_was_enabled)
-        mark_stepped(optimizer)
+        mark_stepped(self._optimizer)
 
     def _gradients(self) -> list[list[Any]] | None:
         """The gradients of each part; None if torch would now build other lists than those of the parts."""
-        groups, parts = self._optimizer.param_groups, self._parts
-        states = _states(self._optimizer)
-        if len(groups) != len(parts) or len(states) != len(self._kept) or not all(map(is_, states, self._kept)):
+        built_of = _lists_depend_on(self._optimizer)
+        if not self._parts or len(built_of) != len(self._built_of) or not all(map(is_, built_of, self._built_of)):
             return None
         gradients = []
-        for group, part in zip(groups, parts, strict=True):
+        for part in self._parts:
             of_part = [*map(_GRADIENT, part.parameters)]
-            params = group["params"]
             if (
-                group is not part.group
-                or len(params) != len(part.all_parameters)
-                or not all(map(is_, params, part.all_parameters))
-                or any(map(is_, of_part, repeat(None)))
+                any(map(is_, of_part, repeat(None)))
                 or (part.others and not all(map(is_, map(_GRADIENT, part.others), repeat(None))))
-                or part.settings != _settings(group)
-                or isinstance(group["lr"], Tensor)
+                or isinstance(part.group["lr"], Tensor)
                 or (part.is_shared and not all(map(_are_shared_alike, of_part, part.parameters)))
             ):
                 return None
@@ -141,7 +133,7 @@ class DirectUpdate(PlainUpdate):
         groups = self._optimizer.param_groups
         parts = [_Part(self._optimizer, group) for group in groups] if all(map(_is_fused, groups)) else []
         self._parts = parts if all(part.is_plain() for part in parts) else []
-        self._kept = _states(self._optimizer)
+        self._built_of = _lists_depend_on(self._optimizer)
 
 
 class _Part:
@@ -149,14 +141,12 @@ class _Part:
 
     def __init__(self, optimizer: Any, group: Group) -> None:
         self.group = group
-        self.settings = _settings(group)
         self.kernel, num_states = _KERNELS[type(optimizer)]
         self.parameters: list[Tensor] = []
         self.states: list[list[Tensor]] = [[] for _ in range(num_states)]
         optimizer._init_group(group, self.parameters, [], *self.states)  # only parameters with a gradient
-        self.all_parameters: list[Tensor] = [*group["params"]]
         taken = {id(parameter) for parameter in self.parameters}
-        self.others = [parameter for parameter in self.all_parameters if id(parameter) not in taken]
+        self.others = [parameter for parameter in group["params"] if id(parameter) not in taken]
         self.is_shared = any(map(is_dtensor, self.parameters))
         self._are_shared = [any(map(is_dtensor, tensors)) for tensors in self.states]
 
@@ -197,19 +187,17 @@ def _are_shared_alike(gradient: Any, parameter: Any) -> bool:
     )
 
 
-def _settings(group: Group) -> tuple[Any, ...]:
-    """The settings on which the lists depend."""
-    return group["fused"], group.get("momentum", 0) != 0, group.get("amsgrad")
+def _lists_depend_on(optimizer: Any) -> list[Any]:
+    """The objects on which torch's lists of tensors depend: states, groups, their parameters and settings."""
+    found = [*optimizer.state, *chain.from_iterable(map(dict.values, optimizer.state.values()))]
+    for group in optimizer.param_groups:
+        found += group, group["fused"], group.get("momentum", 0) != 0, group.get("amsgrad"), *group["params"]
+    return found
 
 
 def _is_fused(group: Group) -> bool:
     is_simple = not (group.get("differentiable") or group.get("capturable"))
     return bool(group["fused"]) and is_simple and not any(isinstance(beta, Tensor) for beta in group.get("betas", ()))
-
-
-def _states(optimizer: Any) -> list[Any]:
-    """All parameters with a state, and all values of the states."""
-    return [*optimizer.state, *chain.from_iterable(map(dict.values, optimizer.state.values()))]
 
 
 def _adam(group: Group, params: list[Tensor], gradients: list[Tensor], states: Sequence[list[Tensor]]) -> None:

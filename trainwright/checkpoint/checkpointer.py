@@ -338,7 +338,7 @@ class Checkpointer:
 
     def has_failed(self) -> bool:
         """Whether a background save of this rank has failed. Does not wait; the next `wait` raises the error."""
-        return self._writer.failure is not None
+        return self._writer.background.failure is not None
 
     def check_folder(self) -> None:
         """Check that all ranks which write or read a share of a checkpoint see the same folder. Call it on all ranks.

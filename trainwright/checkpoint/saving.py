@@ -93,7 +93,7 @@ class CheckpointWriter:
 
     def reset(self) -> None:
         """Discard the thread and the staging memory."""
-        self._background = Background()
+        self.background = Background()
         self._staging = StagingArea()
         self._staged_iteration: int | None = None  # of the staged content
 
@@ -111,13 +111,13 @@ class CheckpointWriter:
             return alike
         self.finish()
         self._staged_iteration = None
-        staged = self._staging.stage(files, beside=self._background.submit)
+        staged = self._staging.stage(files, beside=self.background.submit)
         self._staged_iteration = iteration
         return staged
 
     def staged_alike(self, files: Mapping[str, Writer], iteration: int | None) -> Mapping[str, Writer] | None:
         """``files`` from the staging memory, if a save of them is in flight; None if a tensor has changed since."""
-        if self._background.is_busy() and iteration is not None and iteration == self._staged_iteration:
+        if self.background.is_busy() and iteration is not None and iteration == self._staged_iteration:
             return self._staging.staged_alike(files)
         return None
 
@@ -139,25 +139,25 @@ class CheckpointWriter:
             self._staging.wait_for_arrivals()
             write()
 
-        self._background.submit(wait_and_write)
+        self.background.submit(wait_and_write)
 
     def reserve(self, files: Mapping[str, Writer]) -> None:
         """Allocate the memory for staging these files, in the background."""
-        if not self._background.is_busy():
-            self._background.submit(partial(self._staging.reserve, files))
+        if not self.background.is_busy():
+            self.background.submit(partial(self._staging.reserve, files))
 
     def finish(self) -> None:
         """Wait for the saves in flight, and raise the error of a failed one."""
-        self._background.wait()
-        self._background.raise_failure()
+        self.background.wait()
+        self.background.raise_failure()
 
     def wait(self) -> None:
         """Wait for the saves in flight."""
-        self._background.wait()
+        self.background.wait()
 
     def release(self) -> None:
         """Wait for the saves in flight, and release their thread and memory; the next save allocates both again."""
-        self._background.close()
+        self.background.close()
         self._staging, self._staged_iteration = StagingArea(), None
 
     def look(self) -> None:
@@ -177,11 +177,6 @@ class CheckpointWriter:
             self.finish()
         except Exception as error:
             logger.error("%s", "\n  ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]))
-
-    @property
-    def failure(self) -> BaseException | None:
-        """The error of a save that has failed so far, which `finish` would raise."""
-        return self._background.failure
 
     def write(
         self,

@@ -96,7 +96,7 @@ class BatchReader:
             if self._epoch_setters:
                 samples = [self._sample(indices, number) for number, _ in enumerate(left)]
             else:
-                samples = [dataset[index] for index in left]
+                samples = [*map(dataset.__getitem__, left)]
         except Exception as error:
             self._add_sample_note(error, indices, len(indices) - operator.length_hint(left) - 1)
             raise

@@ -9,6 +9,7 @@ process between two batches, so their states are kept: one draw checks that a ge
 that nothing was drawn while the batch was read, and setting the state again (of numpy: the seed) undoes both.
 """
 
+import functools
 import hashlib
 import random
 from collections.abc import Iterator
@@ -52,8 +53,7 @@ def seed_generators(key: bytes, place: str) -> None:
     """
     words = hashlib.blake2b(place.encode(), digest_size=20, key=key).digest()
     random.seed(int.from_bytes(words[:8]))
-    if _twister() is not None:
-        np.random.seed(int.from_bytes(words[8:12]))
+    np.random.seed(int.from_bytes(words[8:12]))
     torch.default_generator.manual_seed(int.from_bytes(words[12:20]))
 
 
@@ -70,18 +70,15 @@ def seed_numpy(seed: int) -> None:
     """``np.random.seed(seed)``, which is remembered."""
     global _numpy_seed
     np.random.seed(seed)
-    generator = _twister()
-    _numpy_seed = None if generator is None else _Seed(seed, generator.random_raw(), generator.random_raw())
+    _numpy_seed = _Seed(seed, _twister().random_raw(), _twister().random_raw())
     np.random.seed(seed)
 
 
 def read_state() -> tuple[Any, ...]:
     """The state of the three generators: equal states give equal numbers. Draws nothing. Takes 40 us."""
-    words, rest = b"", []
-    if _twister() is not None:
-        _, key, *rest = np.random.get_state()
-        words = np.asarray(key).tobytes()
-    return random.getstate(), words, *rest, torch.default_generator.get_state().numpy().tobytes()
+    _, words, *rest = np.random.get_state()
+    of_numpy = np.asarray(words).tobytes(), *rest
+    return random.getstate(), *of_numpy, torch.default_generator.get_state().numpy().tobytes()
 
 
 class SavedGenerators:
@@ -96,12 +93,11 @@ class SavedGenerators:
         self._python = _python_state()
         self._torch = torch.default_generator.get_state()
         self._numpy_state: Any = None
-        generator = _twister()
-        self._numpy = _numpy_at_its_seed(generator)
-        if self._numpy is None and generator is not None:
+        self._numpy = _numpy_at_its_seed()
+        if self._numpy is None:
             self._numpy_state, self._numpy = np.random.get_state(), _NUMPY_MARK
             np.random.seed(_NUMPY_MARK.seed)
-            generator.random_raw()
+            _twister().random_raw()
 
     def has_drawn(self) -> bool:
         """Whether a generator was drawn from, seeded, or set."""
@@ -109,16 +105,11 @@ class SavedGenerators:
             return True
         if not torch.equal(torch.default_generator.get_state(), self._torch):
             return True
-        if self._numpy is None:  # another kind of generator is left alone
-            return False
-        generator = _twister()
-        return generator is None or generator.random_raw() != self._numpy.second
+        return bool(_twister().random_raw() != self._numpy.second)
 
     def restore(self) -> None:
         random.setstate(self._python.state)
         torch.default_generator.set_state(self._torch)
-        if self._numpy is None or _twister() is None:
-            return
         if self._numpy_state is None:
             np.random.seed(self._numpy.seed)
         else:
@@ -232,16 +223,14 @@ def _python_state() -> _PythonState:
     return found
 
 
-def _numpy_at_its_seed(generator: Any) -> _Seed | None:
+def _numpy_at_its_seed() -> _Seed | None:
     """The seed of numpy's generator if nothing was drawn since it was set; the generator has then given ``first``.
 
     Otherwise None, with its state unchanged.
     """
     global _numpy_seed
     seed = _numpy_seed
-    if seed is None or generator is None:
-        return None
-    if generator.random_raw() == seed.first:
+    if seed is None or _twister().random_raw() == seed.first:
         return seed
     _numpy_seed = None
     state = np.random.get_state(legacy=False)
@@ -250,10 +239,10 @@ def _numpy_at_its_seed(generator: Any) -> _Seed | None:
     return None
 
 
+@functools.cache
 def _twister() -> Any:
-    """The generator of ``numpy.random`` if it is of the usual kind: only this one can be seeded again."""
-    generator = np.random.get_bit_generator()  # type: ignore[attr-defined]  # public, and not in numpy's type stubs
-    return generator if isinstance(generator, np.random.MT19937) else None
+    """The generator of ``numpy.random``."""
+    return np.random.get_bit_generator()  # type: ignore[attr-defined]  # public, and not in numpy's type stubs
 
 
 _python: _PythonState | None = None  # the latest

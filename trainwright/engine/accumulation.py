@@ -28,11 +28,6 @@ from trainwright.parallel.dist import start_sum_over_data
 from trainwright.parallel.simulated import simulation
 
 
-def plain_backward(loss: Tensor, batch: Any = None, **options: Any) -> None:
-    """``loss.backward(**options)``. ``batch`` is not used."""
-    loss.backward(**options)  # type: ignore[no-untyped-call]
-
-
 class HasGroups(Protocol):
     """An object with parameter groups, as optimizers have."""
 
@@ -81,7 +76,7 @@ class WindowMean:
     def __init__(
         self,
         optimizer: HasGroups,
-        differentiate: Callable[..., None] = plain_backward,
+        differentiate: Callable[..., None] = Tensor.backward,
         *,
         targets: TargetCounter,
         count: Callable[[Any], int] | None = None,
@@ -220,7 +215,7 @@ class WindowMean:
             total = torch.full((), weights[0], dtype=wide, device=device)
         else:
             total = torch.stack([torch.as_tensor(weight, dtype=wide, device=device) for weight in weights]).sum()
-        self._total = found = total, start_sum_over_data(total)
+        self._total = found = total, start_sum_over_data(total) if self._num_ranks > 1 else None
         return found
 
     def factor(self) -> Tensor | None:

@@ -20,7 +20,6 @@ from trainwright.engine.accumulation import (
     AllGroups,
     WindowMean,
     part_of_mean,
-    plain_backward,
     weighted_mean,
 )
 from trainwright.engine.extra_parameters import synchronized
@@ -116,7 +115,7 @@ class Update:
             use_kernels_for_parts(one)
         self.closure: Closure | None = None
         self._closure_refusal = ""
-        differentiate = differentiate or plain_backward
+        differentiate = differentiate or Tensor.backward
         if any(map(needs_closure, each_optimizer(optimizer))):
             self._closure_refusal = _closure_refusal(
                 optimizer, accumulates=accumulates, scaler=grad_scaler, skips=skip_non_finite, replica=replica
@@ -136,7 +135,7 @@ class Update:
         )
         self.record = self.mean.record if self.is_weighed else None
         self.begin: Callable[[int], None] | None = self.mean.begin if self.is_weighed else None
-        self._add: Callable[[Tensor, Any], None] = plain_backward if is_plain else self.mean.backward
+        self._add: Callable[[Tensor, Any], None] = _plain_backward if is_plain else self.mean.backward
 
         self.record_loss: Callable[[Tensor], None] | None = None
         self._compose_step(optimizer, model, step)
@@ -432,6 +431,10 @@ def _in_turn(calls: Sequence[Callable[[], Any]]) -> Callable[[], None]:
             call()
 
     return call_all
+
+
+def _plain_backward(loss: Tensor, batch: Any) -> None:
+    loss.backward()  # type: ignore[no-untyped-call]
 
 
 def _scaled_backward(grad_scaler: torch.amp.GradScaler, loss: Tensor, **options: Any) -> None:

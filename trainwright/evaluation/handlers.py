@@ -260,7 +260,8 @@ class TorchMetricsHandler(MetricsHandler):
         """
         if self.is_off:
             return
-        predictions = scores_of(predictions)
+        if not isinstance(predictions, Tensor):
+            predictions = scores_of(predictions)
         try:  # no context manager: this runs in every step
             for metric in self.metrics.values():
                 metric.update(predictions, labels)

@@ -145,10 +145,8 @@ def reduce_over_data(tensor: Any) -> None:
 
 
 def start_sum_over_data(tensor: Any) -> Any:
-    """As `reduce_over_data`, without waiting: call ``wait()`` of the result before the tensor is read; None: done."""
-    if get_data_parallel_size() > 1:
-        return _torch_dist().all_reduce(tensor, group=get_data_parallel_group(), async_op=True)
-    return None
+    """As `reduce_over_data`, of several ranks: call ``wait()`` of the result before the tensor is read."""
+    return _torch_dist().all_reduce(tensor, group=get_data_parallel_group(), async_op=True)
 
 
 def broadcast_over_data(tensor: Any) -> None:

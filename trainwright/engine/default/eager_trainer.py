@@ -237,7 +237,8 @@ class EagerTrainer(TrainerBase):
         return outputs
 
     def _end_window(self, outputs: list[Mapping[str, Any]], data_time: float) -> None:
-        self._end_own_window(outputs, data_time)  # before the update: an output may be a parameter
+        # before the update: an output may be a parameter
+        self.write_metrics(mean_outputs(outputs, self._update.mean.weights), data_time)
         self.update()
 
     def _end_own_window(self, outputs: list[Mapping[str, Any]], data_time: float) -> None:

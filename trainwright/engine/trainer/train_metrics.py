@@ -98,7 +98,7 @@ class TrainMetrics(HookBase):
         """Count a batch. Only the ``step_loss`` of the first batch is read from ``step_logs``."""
         if not self._is_alone and self._is_padding_batch():
             self._is_counted = False
-            if self._has_values:
+            if self._has_values and self._is_epoch_over:
                 self._begin_epoch()
             return
         if self._is_counted:
@@ -121,7 +121,8 @@ class TrainMetrics(HookBase):
                 self._turn_off(self._comparison.refusal)
                 return
         scores, labels = self._comparison.aligned(scores, labels)
-        self._begin_epoch()
+        if self._is_epoch_over:
+            self._begin_epoch()
         try:
             self._handler.update(scores, labels)
         except UserError as error:  # soft labels of mixup, for example; evaluations raise it for theirs
@@ -132,9 +133,8 @@ class TrainMetrics(HookBase):
         self._has_values = True
 
     def _begin_epoch(self) -> None:
-        if self._is_epoch_over:
-            self._is_epoch_over = False
-            self._handler.reset()
+        self._is_epoch_over = False
+        self._handler.reset()
 
     def _turn_off(self, why: str, level: int = logging.INFO) -> None:
         logger.log(level, "No training metric is computed: %s.", why.removesuffix("."))
