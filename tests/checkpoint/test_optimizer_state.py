@@ -10,6 +10,7 @@ from torch import nn
 
 from tests.toys import Tied
 from trainwright.checkpoint import Checkpointer, CheckpointError
+from trainwright.optim.named import NamedOptimizers
 
 
 def trained(groups: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -162,3 +163,22 @@ def test_an_optimizer_that_another_one_holds_is_saved_too(tmp_path, kind):
     Checkpointer(other[0], optimizer=other[1], schedule=other[2]).load(tmp_path / "a")
     train(*other)
     assert torch.equal(other[0].weight, model.weight)
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize(("dtype", "of_state"), [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)])
+def test_the_state_keeps_its_dtype(tmp_path, dtype, of_state, named):
+    model = nn.Linear(4, 2).to(dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for parameter in model.parameters():
+        optimizer.state[parameter]["momentum"] = torch.randn(parameter.shape).to(of_state)
+    saved = Checkpointer(model, tmp_path, optimizer=NamedOptimizers({"a": optimizer}) if named else optimizer)
+    saved.save("a")
+    saved.wait()
+    before = {parameter: dict(values) for parameter, values in optimizer.state.items()}
+    optimizer.state.clear()
+    saved.load(tmp_path / "a")
+    for parameter, values in before.items():
+        momentum = optimizer.state[parameter]["momentum"]
+        assert momentum.dtype == of_state
+        assert torch.equal(momentum, values["momentum"])

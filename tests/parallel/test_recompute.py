@@ -3,6 +3,7 @@
 import copy
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -118,6 +119,36 @@ def test_models_of_transformers_and_timm_do_it_themselves() -> None:
     vit = timm.create_model("vit_tiny_patch16_224", depth=1, embed_dim=12, num_heads=2, img_size=32)
     assert recompute_blocks(vit) == ["set_grad_checkpointing"]
     assert vit.grad_checkpointing
+
+
+@pytest.mark.parametrize("kind", ["timm", "transformers", "instance norm"])
+def test_models_that_do_it_themselves_count_a_batch_once_in_running_statistics(kind: str) -> None:
+    import timm
+    from transformers import Wav2Vec2ConformerConfig, Wav2Vec2ConformerModel
+
+    torch.manual_seed(0)
+    if kind == "timm":
+        model, inputs = timm.create_model("resnet10t", num_classes=2), torch.randn(4, 3, 32, 32)
+    elif kind == "transformers":
+        sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+        convolutions = {"conv_dim": [8], "conv_kernel": [10], "conv_stride": [5], "num_feat_extract_layers": 1}
+        others = {"num_conv_pos_embedding_groups": 2, "layerdrop": 0.0, "mask_time_prob": 0.0}
+        config = Wav2Vec2ConformerConfig(**sizes, **convolutions, **others)
+        model, inputs = Wav2Vec2ConformerModel(config), torch.randn(2, 400)
+    else:
+        blocks = [nn.Sequential(nn.InstanceNorm1d(2, track_running_stats=True), nn.Conv1d(2, 2, 1)) for _ in range(2)]
+        model = nn.Sequential(*blocks)
+        inputs = torch.randn(4, 2, 8)
+    recomputed = copy.deepcopy(model)
+    assert recompute_blocks(recomputed)
+    for one in (model, recomputed):
+        torch.manual_seed(1)
+        output = one(inputs)
+        getattr(output, "last_hidden_state", output).square().mean().backward()
+    for (name, left), right in zip(model.named_buffers(), recomputed.buffers(), strict=True):
+        assert torch.equal(left, right), name
+    for (name, left), right in zip(model.named_parameters(), recomputed.parameters(), strict=True):
+        assert left.grad is None or torch.equal(left.grad, right.grad), name
 
 
 def test_the_setting_of_the_python_api_changes_no_number(tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ from trainwright.checkpoint.verify import identity, read_unchanged
 from trainwright.checkpoint.weights import load_weights, read_weights
 from trainwright.config.errors import MissingFileError, did_you_mean
 from trainwright.optim.fused import keep_possible_kernels
+from trainwright.optim.named import load_state
 from trainwright.parallel import dist
 from trainwright.parallel.dist import raised_together
 from trainwright.parallel.faults import meet
@@ -527,7 +528,7 @@ class Checkpointer:
             is_part = mesh is not None and PIPELINE in (mesh.mesh_dim_names or ())
             state = own_part(state, target, self.model, is_part=is_part)
             with without_compiler():
-                target.load_state_dict(state)
+                load_state(target, state) if isinstance(target, Optimizer) else target.load_state_dict(state)
             if isinstance(target, Optimizer):
                 for one in others:  # an optimizer in another one often has the same groups
                     one.param_groups = target.param_groups

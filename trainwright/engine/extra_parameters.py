@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from trainwright.config.errors import ConfigError
 from trainwright.engine.gradient_sync import average_gradients
-from trainwright.optim.named import each_optimizer
+from trainwright.optim.named import each_optimizer, load_state
 from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.parallelize import share_tensors
 
@@ -152,7 +152,8 @@ def load_extra_state(
         if name not in saved:
             continue
         try:
-            part.load_state_dict(saved[name]["state"])
+            state = saved[name]["state"]
+            load_state(part, state) if isinstance(part, Optimizer) else part.load_state_dict(state)
             load_outside_state(saved[name]["outside"], model, part if isinstance(part, Optimizer) else None, None)
         except Exception as error:
             error.add_note(f"While loading the state of {owner}.{name}.")

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -62,11 +63,27 @@ class NamedOptimizers(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         for name, optimizer in self.optimizers.items():
-            optimizer.load_state_dict(state_dict[name])
+            load_state(optimizer, state_dict[name])
 
     def __repr__(self) -> str:
         parts = ", ".join(f"{name!r}: {type(optimizer).__name__}" for name, optimizer in self.optimizers.items())
         return f"NamedOptimizers({{{parts}}})"
+
+
+def load_state(optimizer: Optimizer, state: Any) -> None:
+    """``optimizer.load_state_dict(state)``, without torch's cast of its tensors to the dtypes of the parameters.
+
+    A momentum in bfloat16, or float32 copies of bfloat16 weights, stay what they were.
+    """
+    optimizer.load_state_dict(state)
+    saved: Any = state.get("state") if isinstance(state, Mapping) else None
+    if not isinstance(saved, Mapping):
+        return  # a format of its own
+    for number, parameter in enumerate(parameters_of(optimizer)):
+        loaded, values = optimizer.state.get(parameter, {}), saved.get(number)
+        for key, value in values.items() if isinstance(values, Mapping) else ():
+            if isinstance(value, Tensor) and isinstance(loaded.get(key), Tensor) and value.dtype != loaded[key].dtype:
+                loaded[key] = value.to(loaded[key].device, copy=True)
 
 
 def each_optimizer(optimizer: Optimizer) -> list[Optimizer]:

@@ -13,25 +13,27 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from trainwright._torch_compat.norm_layers import BATCH_NORMS
+from trainwright._torch_compat.norm_layers import RUNNING_NORMS
 
 
 def recompute_blocks(model: nn.Module) -> list[str]:
     """Recompute the model's repeated blocks in the backward pass; returns the names of these blocks.
 
     A model with a method ``set_activation_checkpoint`` decides itself: it may do the work, or return the modules to
-    recompute. Models of transformers and timm have their own method, whose name is returned. Otherwise the blocks are
-    the children of each ``nn.ModuleList`` and ``nn.Sequential`` that hold parameters (the outermost ones: a block
-    inside a block is recomputed with it).
+    recompute. Models of transformers and timm have their own method, whose name is returned; timm's counts each batch
+    twice in running statistics, so it is used for models without them. Otherwise the blocks are the children of each
+    ``nn.ModuleList`` and ``nn.Sequential`` that hold parameters (the outermost ones: a block inside a block is
+    recomputed with it).
     """
     names = {module: name for name, module in model.named_modules()}
     decide = getattr(type(model), "set_activation_checkpoint", None)
+    options = _options(model)
     if decide is None and getattr(model, "supports_gradient_checkpointing", False):  # transformers, by release
         names_of_method = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
         method = next(name for name in names_of_method if hasattr(model, name))
-        getattr(model, method)({"use_reentrant": False})
+        getattr(model, method)({"use_reentrant": False, **options})
         return [method]
-    if decide is None and callable(method_of_timm := getattr(model, "set_grad_checkpointing", None)):
+    if decide is None and not options and callable(method_of_timm := getattr(model, "set_grad_checkpointing", None)):
         method_of_timm(True)
         return ["set_grad_checkpointing"]
     blocks: Iterable[nn.Module] = repeated_blocks(model) if decide is None else decide(model) or ()
@@ -53,11 +55,7 @@ def repeated_blocks(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _recomputed(block: nn.Module) -> Callable[..., Any]:
-    forward = block.forward
-
-    options: dict[str, Any] = {}
-    if any(isinstance(module, BATCH_NORMS) for module in block.modules()):
-        options["context_fn"] = lambda: (contextlib.nullcontext(), _kept_running_statistics(block))
+    forward, options = block.forward, _options(block)
 
     @functools.wraps(forward)
     def call(*args: Any, **kwargs: Any) -> Any:  # a module's own signature
@@ -70,12 +68,19 @@ def _recomputed(block: nn.Module) -> Callable[..., Any]:
     return call
 
 
+def _options(block: nn.Module) -> dict[str, Any]:
+    """The arguments of ``checkpoint`` for a block whose second computation must not change its running statistics."""
+    if not any(isinstance(module, RUNNING_NORMS) for module in block.modules()):
+        return {}
+    return {"context_fn": lambda: (contextlib.nullcontext(), _kept_running_statistics(block))}
+
+
 @contextlib.contextmanager
 def _kept_running_statistics(block: nn.Module) -> Iterator[None]:
-    """While a block is computed for the second time: its batch norms have counted this batch already."""
+    """While a block is computed for the second time: its norm layers have counted this batch already."""
     # Putting the values back, rather than switching the tracking off: the second pass must save the same tensors as
     # the first.
-    buffers = [b for m in block.modules() if isinstance(m, BATCH_NORMS) for b in m.buffers(recurse=False)]
+    buffers = [b for m in block.modules() if isinstance(m, RUNNING_NORMS) for b in m.buffers(recurse=False)]
     kept = [buffer.clone() for buffer in buffers]
     try:
         yield
