@@ -175,7 +175,7 @@ def gathered() -> list:
         ],
         "text": "x" * RANK,
     }
-    values = gather_values(value) or []
+    values = [read() for read in gather_values(value) or []]
     return [
         [one["rank"], [[str(t.dtype), str(t.tolist())] for t in one["tensors"]], one["text"]]
         for one in values

@@ -18,12 +18,14 @@ from trainwright.config.errors import ConfigError
 from trainwright.engine.accumulation import HasGroups
 from trainwright.events.storage import get_event_storage, has_event_storage
 from trainwright.optim.skip import SkipNonFinite
+from trainwright.parallel import dist as ranks
 from trainwright.parallel.data_parallel import unwrap_model, watch_wrapped, wrap_data_parallel
 from trainwright.parallel.dist import (
-    all_gather_object,
     gather_over_data,
+    get_data_parallel_group,
     get_data_parallel_size,
     get_world_size,
+    is_any,
     reduce_over_data,
 )
 from trainwright.parallel.faults import meet
@@ -133,7 +135,7 @@ class Replica:
             self._is_first = False
             self._wrapped.require_backward_grad_sync = self._wraps  # for batches without a before_batch call
             # The last batch of an update averages: it may leave out parameters that an earlier one uses.
-            all_take_part &= all(all_gather_object(self._is_each_used()))
+            all_take_part &= not is_any(not self._is_each_used())
             if not all_take_part or self._wrapped.find_unused_parameters:
                 # Wrapped again: DistributedDataParallel remembers which parameters this update has used, although it
                 # has not averaged them, and would expect their gradients in the next update.
@@ -327,14 +329,15 @@ def average_gradients(parameters: Iterable[Tensor]) -> bool:
     parameters = [parameter for parameter in parameters if parameter.requires_grad]
     if current_mesh() is not None:
         parameters = [parameter for parameter in parameters if not is_sharded(parameter)]
-    there = gather_over_data([parameter.grad is not None for parameter in parameters])
-    for parameter, everywhere in zip(parameters, zip(*there, strict=True), strict=True):
-        if any(everywhere):
+    missing = [parameter.grad is None for parameter in parameters]
+    found = ranks.largest(*missing, *(not one for one in missing), group=get_data_parallel_group())
+    for parameter, is_anywhere in zip(parameters, found[len(missing) :], strict=True):
+        if is_anywhere:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             parameter.grad /= get_data_parallel_size()
             reduce_over_data(parameter.grad)
-    return all(map(all, there))
+    return not any(found[: len(missing)])
 
 
 class UsedParameters:
@@ -369,10 +372,10 @@ class UsedParameters:
         self._used = used
 
     def _compare(self, used: list[bool]) -> None:
-        ranks = gather_over_data(used)
-        for rank, other in enumerate(ranks):
-            if other != ranks[0]:
-                differ = [name for name, *pair in zip(self._names, ranks[0], other, strict=True) if pair[0] != pair[1]]
+        first, *others = gather_over_data(used)
+        for rank, other in enumerate(others, start=1):
+            if other != first:
+                differ = [name for name, *pair in zip(self._names, first, other, strict=True) if pair[0] != pair[1]]
                 raise ConfigError(
                     f"Data ranks 0 and {rank} have used different parameters in an update, whose gradients would be"
                     f" averaged with those of others: {', '.join(group_names(differ))}. Set find_unused_parameters=True"
@@ -416,7 +419,8 @@ class UnusedParameters:
 
     def drop(self) -> None:
         """Call this when the gradients of an update are averaged."""
-        for parameter, *uses in zip(self._parameters, *gather_over_data(self._used), strict=True):
-            if not any(uses):
+        used = ranks.largest(*self._used, group=get_data_parallel_group())
+        for parameter, is_used in zip(self._parameters, used, strict=True):
+            if not is_used:
                 parameter.grad = None
         self._used = [False] * len(self._parameters)

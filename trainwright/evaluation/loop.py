@@ -32,8 +32,9 @@ from trainwright.evaluation.rank_exchange import EvaluatorOnRanks, even_rounds, 
 from trainwright.events.phases import Activity, activity
 from trainwright.events.storage import EvaluationStorage
 from trainwright.models.eval_mode import evaluation_mode
+from trainwright.parallel import dist
 from trainwright.parallel.data_parallel import unwrap_model
-from trainwright.parallel.dist import all_gather_object, broadcast_over_data, is_main_process
+from trainwright.parallel.dist import broadcast_over_data, is_any, is_main_process
 from trainwright.parallel.faults import meet
 from trainwright.parallel.pipeline import pipeline_of
 from trainwright.parallel.sharding import computes_together, gathered, reshard
@@ -104,7 +105,7 @@ def run_evaluation(
                 if is_counted:
                     progress.update(num_samples(batch))
         reshard(model)
-        if not any(all_gather_object(progress.num_done > 0)):
+        if not is_any(progress.num_done > 0):
             raise ConfigError(without_batches)
         found = results()
         if watched is not None:
@@ -241,7 +242,7 @@ def inference_on_dataset(
         evaluators.results,
         device=device,
         num_samples=lambda _: batch_size,
-        num_batches=max(all_gather_object(None if math.isinf(length) else int(limit)), key=lambda n: n or 0),
+        num_batches=dist.largest(0 if math.isinf(length) else int(limit))[0] or None,
         without_batches="evaluation: the data loader is empty. Give it samples, or turn the evaluation off.",
         loader=data_loader,
         name=name,

@@ -42,8 +42,8 @@ def predict(
     def joined() -> Any:
         if get_tensor_parallel_rank() > 0:
             outputs.clear()  # the first of these ranks has the same
-        ranks = gather_values(outputs, to_all=True) if get_world_size() > 1 else [outputs]
-        return join(in_order(ranks or []))
+        ranks = gather_values(outputs, to_all=True) or [] if get_world_size() > 1 else [lambda: outputs]
+        return join(in_order([read() or [] for read in ranks]))
 
     return run_evaluation(
         model,
@@ -96,7 +96,12 @@ def iterate_predictions(
             if is_alone or is_joint:
                 raise
             error = failure
-        round_ = ([outputs] if outputs else None) if is_alone else gather_values(outputs, error, to_all=True)
+        if is_alone:
+            round_ = None if outputs is None else [outputs]
+        elif (reads := gather_values(outputs, error, to_all=True)) is not None:
+            round_ = [read() for read in reads]
+        else:
+            round_ = None
         if round_ is None:
             return
         yield from (join(values) for values in round_ if values is not None)

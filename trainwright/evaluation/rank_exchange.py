@@ -3,23 +3,25 @@
 import io
 import logging
 import pickle
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from functools import cache, partial
 from itertools import zip_longest
 from types import TracebackType
 from typing import Any, Self, TypeVar
+from zlib import crc32
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
+from torch import distributed as torch_dist
 
 from trainwright.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators, EvaluationError
+from trainwright.parallel import dist
 from trainwright.parallel.dist import (
     all_gather_object,
     broadcast_object,
-    gather_over_data,
+    get_data_parallel_group,
     get_rank,
     get_tensor_parallel_rank,
     get_world_size,
@@ -35,11 +37,12 @@ _METHODS = {"reset", "process", "evaluate"}  # of every evaluator
 
 
 @contextmanager
-def raised_on_all_ranks() -> Iterator[None]:
+def raised_on_all_ranks(numbers: list[int] | None = None) -> Iterator[None]:
     """An exception inside, on any rank, is raised on all: the others would otherwise wait for that rank.
 
-    Every rank enters the block; the ranks synchronize at its end.
+    Every rank enters the block; the ranks synchronize at its end. ``numbers``: as of ``raised_together``.
     """
+    numbers = [] if numbers is None else numbers
     failure: Exception | None = None
     try:
         yield
@@ -47,8 +50,10 @@ def raised_on_all_ranks() -> Iterator[None]:
         failure = error
         if get_world_size() > 1:  # before the others, which finish their batches first
             logger.error("Evaluation failed on rank %d: %s: %s", get_rank(), type(error).__name__, error)
+    is_failed, *numbers[:] = dist.largest(failure is not None, *numbers)
     text = None if failure is None else f"{type(failure).__name__}: {failure}"
-    for rank, (message, notes) in enumerate(all_gather_object((text, getattr(failure, "__notes__", ())))):
+    own = text, getattr(failure, "__notes__", ())
+    for rank, (message, notes) in enumerate(all_gather_object(own) if is_failed else ()):
         if failure is None and message is not None:
             failure = EvaluationError(f"Evaluation failed on rank {rank}: {message}")
             failure.raised_on_rank = rank  # type: ignore[attr-defined]  # see parallel/faults.py
@@ -79,19 +84,17 @@ def even_rounds(batches: Iterable[T], model: nn.Module) -> Iterator[tuple[T, boo
     ]
     try:
         while True:
-            with raised_on_all_ranks():
+            numbers = [0, 0]
+            with raised_on_all_ranks(numbers):
                 batch = next(reader, None)
-            has_batch = all_gather_object(batch is not None)
-            if not any(has_batch):
+                numbers[:] = (0, 1) if batch is None else (get_world_size() - get_rank(), 0)
+            from_last, is_missing = numbers
+            if not from_last:
                 return
-            padding: Any = None
-            if not all(has_batch):  # the first rank with a batch sends it
-                is_sender = get_rank() == has_batch.index(True)
-                padding = next(
-                    v for v in gather_values(batch if is_sender else None, to_all=True) or () if v is not None
-                )
+            padding: Any = _value_of(get_world_size() - from_last, batch) if is_missing else None
             yield (batch, True) if batch is not None else (padding, False)
-            if handles and len({*map(tuple, gather_over_data(calls))}) > 1:
+            place = crc32(repr(calls).encode())
+            if handles and sum(dist.largest(place, -place, group=get_data_parallel_group())):
                 raise EvaluationError(
                     f"Data ranks have called different parts of {type(model).__name__.removeprefix('FSDP')} for their"
                     " batches, whose weights they gather together. Set find_unused_parameters=True"
@@ -163,9 +166,10 @@ class EvaluatorOnRanks:
         self._is_over = True  # after an error
         batches = gather_values(batch, error)
         self._is_over = batches is None
-        for inputs, outputs in filter(None, batches or ()):
-            for evaluator in self._on_rank_0:
-                evaluator.process(inputs, outputs)
+        for read in batches or ():
+            if (values := read()) is not None:
+                for evaluator in self._on_rank_0:
+                    evaluator.process(*values)
 
     def results(self) -> dict[str, Any]:
         """The results over the batches of all ranks. Every rank must call this."""
@@ -179,7 +183,7 @@ class EvaluatorOnRanks:
                 raise
         with raised_on_all_ranks():
             if ranks:
-                for evaluator, _, *states in zip(self._local, *ranks, strict=True):
+                for evaluator, _, *states in zip(self._local, *(read() for read in ranks), strict=True):
                     evaluator.merge_state([_with_state(evaluator, state) for state in states])
             results = self._evaluator.evaluate() if is_main_process() else {}
         return broadcast_object(results)
@@ -232,42 +236,56 @@ def _log_slow_exchange(name: str) -> None:
         )
 
 
-def gather_values(value: Any, error: Exception | None = None, *, to_all: bool = False) -> list[Any] | None:
-    """The values of all ranks, by rank, on rank 0, and an empty list elsewhere; None if every rank has None.
+def gather_values(
+    value: T | None, error: Exception | None = None, *, to_all: bool = False
+) -> list[Callable[[], T | None]] | None:
+    """Functions that return the value of each rank, by rank, on rank 0; none elsewhere. None if every rank has None.
 
     ``to_all``: on every rank.
 
     Tensors in a value are sent as tensors, the rest is pickled. Every rank must call this; if one passes an error, or
     its value cannot be pickled, it is raised on all.
     """
-    with raised_on_all_ranks():
+    sent, numbers = torch.empty(0), [0, 0]
+    with raised_on_all_ranks(numbers):
         if error is not None:
             raise error
-        parts, kinds = _pack(value)
-    sizes = [len(part) for part in parts]
-    ranks = all_gather_object((value is None, sizes, kinds))
-    if all(is_none for is_none, _, _ in ranks):
+        sent = _packed(value)
+        numbers[:] = (value is not None, len(sent))
+    is_any, size = numbers
+    if not is_any:
         return None
-    device = _device_of_collectives()
-    padding = max(sum(sizes) for _, sizes, _ in ranks) - sum(sizes)  # all ranks send equally many bytes
-    sent = torch.cat([part.to(device) for part in (*parts, torch.zeros(padding, dtype=torch.uint8))])
-    received = [torch.empty_like(sent) for _ in ranks] if to_all or is_main_process() else None
+    sent = torch.cat([sent, sent.new_zeros(size - len(sent))])  # all ranks send equally many bytes
+    received = [torch.empty_like(sent) for _ in range(get_world_size())] if to_all or is_main_process() else None
     if to_all:
-        dist.all_gather(received, sent)
+        torch_dist.all_gather(received, sent)
     else:
-        dist.gather(sent, received, dst=0)
-    with raised_on_all_ranks():  # not every value that can be pickled can be read
-        return [
-            value if rank == get_rank() else _unpack(torch.split(buffer[: sum(sizes)], sizes), kinds)
-            for rank, (buffer, (_, sizes, kinds)) in enumerate(zip(received or (), ranks, strict=False))
-        ]
+        torch_dist.gather(sent, received, dst=0)
+    return [
+        (lambda: value) if rank == get_rank() else partial(_unpacked, buffer)
+        for rank, buffer in enumerate(received or ())
+    ]
+
+
+def _value_of(rank: int, value: Any) -> Any:
+    """The value of one rank, on every rank."""
+    sent, numbers = torch.empty(0), [0]
+    with raised_on_all_ranks(numbers):
+        if rank == get_rank():
+            sent = _packed(value)
+            numbers[0] = len(sent)
+    if rank != get_rank():
+        sent = torch.empty(numbers[0], dtype=torch.uint8, device=dist.device_of_collectives())
+    torch_dist.broadcast(sent, rank)
+    return value if rank == get_rank() else _unpacked(sent)
 
 
 _Kind = tuple[torch.dtype, torch.Size, str]  # of a tensor; the last is its device's type
+_PREFIX = 16  # bytes: the lengths of the kinds and of the pickle
 
 
-def _pack(value: Any) -> tuple[list[Tensor], list[_Kind]]:
-    """A value as bytes: a pickle with numbers in place of the tensors, then each tensor; and their kinds."""
+def _packed(value: Any) -> Tensor:
+    """A value as bytes: the kinds of its tensors, a pickle with numbers in place of them, then each tensor."""
     tensors: list[Tensor] = []
 
     class Pickler(pickle.Pickler):
@@ -279,27 +297,28 @@ def _pack(value: Any) -> tuple[list[Tensor], list[_Kind]]:
 
     file = io.BytesIO()
     Pickler(file).dump(value)
+    kinds: list[_Kind] = [(tensor.dtype, tensor.shape, tensor.device.type) for tensor in tensors]
+    heads = pickle.dumps(kinds), file.getvalue()
+    first = torch.frombuffer(bytearray(b"".join([*(len(h).to_bytes(8) for h in heads), *heads])), dtype=torch.uint8)
     flat = [tensor.resolve_conj().resolve_neg().flatten() for tensor in tensors]
     contiguous = [tensor.clone(memory_format=torch.contiguous_format) for tensor in flat]  # as views need it
-    pickled = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
-    kinds = [(tensor.dtype, tensor.shape, tensor.device.type) for tensor in tensors]
-    return [pickled, *(tensor.view(torch.uint8) for tensor in contiguous)], kinds
+    device = dist.device_of_collectives()
+    return torch.cat([part.to(device) for part in (first, *(tensor.view(torch.uint8) for tensor in contiguous))])
 
 
-def _unpack(parts: Sequence[Tensor], kinds: Sequence[_Kind]) -> Any:
-    pickled, *flat = parts
-    tensors = [
-        values.clone().view(dtype).reshape(shape).to(device)
-        for values, (dtype, shape, device) in zip(flat, kinds, strict=True)
-    ]
+def _unpacked(buffer: Tensor) -> Any:
+    prefix = buffer[:_PREFIX].cpu().numpy().tobytes()
+    ends = _PREFIX + int.from_bytes(prefix[:8]), int.from_bytes(prefix[8:])
+    heads = buffer[_PREFIX : sum(ends)].cpu().numpy().tobytes()
+    kinds: list[_Kind] = pickle.loads(heads[: ends[0] - _PREFIX])
+    tensors, begin = list[Tensor](), sum(ends)
+    for dtype, shape, device in kinds:
+        end = begin + shape.numel() * dtype.itemsize
+        tensors.append(buffer[begin:end].clone().view(dtype).reshape(shape).to(device))
+        begin = end
 
     class Unpickler(pickle.Unpickler):
         def persistent_load(self, pid: int) -> Tensor:
             return tensors[pid]
 
-    return Unpickler(io.BytesIO(pickled.cpu().numpy().tobytes())).load()
-
-
-def _device_of_collectives() -> torch.device:
-    devices = [entry.partition(":")[0] for entry in dist.get_backend_config().split(",")]  # "cpu:gloo,cuda:nccl"
-    return torch.device("cpu" if "cpu" in devices else devices[0])
+    return Unpickler(io.BytesIO(heads[ends[0] - _PREFIX :])).load()

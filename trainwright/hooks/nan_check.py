@@ -178,8 +178,8 @@ class FiniteCheck(HookBase):
 
     def _check_parameters(self) -> None:
         names = _non_finite_parameters(self.trainer.model) if hasattr(self.trainer, "model") else []
-        everywhere = sorted({name for names in all_gather_object(names) for name in names})
-        if everywhere:
+        if is_any(bool(names)):
+            everywhere = sorted({name for names in all_gather_object(names) for name in names})
             raise NonFiniteError(
                 f"After iteration {self.trainer.iterations_done}: {_listed(everywhere)} not finite, though every"
                 f" checked loss was. Nothing was saved. {_HELP}"

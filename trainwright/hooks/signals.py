@@ -16,7 +16,7 @@ from trainwright.events.writers.progress import live_bars
 from trainwright.hooks.base import HookBase
 from trainwright.hooks.checkpoint import Saver
 from trainwright.notebook import is_kernel
-from trainwright.parallel.dist import all_gather_object, get_world_size
+from trainwright.parallel import dist
 
 logger = logging.getLogger("trainwright.hooks")
 
@@ -50,7 +50,7 @@ def max_time_of(settings: Any) -> float | None:
 
 def stopped_by_signals() -> AbstractContextManager[None]:
     """A context that SIGTERM and SIGINT end at once, in a single-process training that handles signals."""
-    return _active[-1].stopping_at_once() if _active and get_world_size() == 1 else nullcontext()
+    return _active[-1].stopping_at_once() if _active and dist.get_world_size() == 1 else nullcontext()
 
 
 class Interruptions(HookBase):
@@ -101,7 +101,7 @@ class Interruptions(HookBase):
             for number in (*_STOPPING, *_SAVING):
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._previous[number] = signal.signal(number, self._handle)
-        self._is_alone = get_world_size() == 1
+        self._is_alone = dist.get_world_size() == 1
         if not self._is_alone:
             self._next_check = self.trainer.start_iter + 1
             self._last_check = (self.trainer.start_iter, time.perf_counter())
@@ -148,12 +148,18 @@ class Interruptions(HookBase):
         apart = round(self._period_s * (iteration - before) / max(now - then, 1e-6))
         apart = min(max(1, apart), 2 * max(1, iteration - before), _MAX_ITERATIONS_APART)
         is_over = now >= self._end and iteration > self.trainer.start_iter
-        seen = all_gather_object((self._received.copy(), self._checkpointer.has_failed(), apart, is_over))
-        self._last_check, self._next_check = (iteration, now), iteration + seen[0][2]
-        received = set[int]().union(*(signals for signals, *_ in seen))
-        if received or any(has_failed for _, has_failed, *_ in seen):
+        known = (*_STOPPING, *_SAVING)
+        apart, has_failed, is_over, *signals = dist.largest(
+            apart if dist.is_main_process() else 0,
+            self._checkpointer.has_failed(),
+            is_over,
+            *(number in self._received for number in known),
+        )
+        self._last_check, self._next_check = (iteration, now), iteration + apart
+        received = {number for number, is_received in zip(known, signals, strict=True) if is_received}
+        if received or has_failed:
             self._act(received)
-        if any(is_over for *_, is_over in seen):
+        if is_over:
             self._pause()
 
     def _pause(self) -> None:

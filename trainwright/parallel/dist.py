@@ -112,17 +112,31 @@ def all_gather_object(value: T, group: Any = None) -> list[T]:
     return values
 
 
-def is_any(value: bool) -> bool:
-    """Whether ``value`` is true on any rank. One collective call, of one number; ``all_gather_object`` makes two."""
+def largest(*numbers: int, group: Any = None) -> list[int]:
+    """The largest value of each number over all ranks, which pass equally many: one small collective call.
+
+    Call it as ``dist.largest``: an estimate replaces it.
+    """
     if get_world_size() == 1:
-        return value
+        return [*numbers]
     import torch
 
-    dist = _torch_dist()
-    device = torch.accelerator.current_accelerator() if "nccl" in str(dist.get_backend()) else None
-    number = torch.full((), float(value), device=device or "cpu")
-    dist.all_reduce(number, dist.ReduceOp.MAX)
-    return bool(number.item())
+    found = torch.tensor(numbers, dtype=torch.int64, device=device_of_collectives(group))
+    _torch_dist().all_reduce(found, _torch_dist().ReduceOp.MAX, group=group)
+    result: list[int] = found.tolist()
+    return result
+
+
+def device_of_collectives(group: Any = None) -> str:
+    """The device of tensors that the ranks exchange: the CPU, where its backend is there."""
+    entries = _torch_dist().get_backend_config(group).split(",")  # "cpu:gloo,cuda:nccl"
+    devices = [entry.partition(":")[0] for entry in entries]
+    return "cpu" if "cpu" in devices else str(devices[0])
+
+
+def is_any(value: bool) -> bool:
+    """Whether ``value`` is true on any rank."""
+    return bool(largest(value)[0])
 
 
 def new_cpu_group() -> Any:
@@ -186,14 +200,19 @@ def broadcast_object(value: T) -> T:
 
 
 @contextmanager
-def raised_together() -> Iterator[None]:
-    """A block that every rank enters. The ranks synchronize at its end; the first rank's error is raised on all."""
+def raised_together(numbers: list[int] | None = None) -> Iterator[None]:
+    """A block that every rank enters. The ranks synchronize at its end; the first rank's error is raised on all.
+
+    ``numbers``: equally many on every rank; after the block, the largest of each over all ranks.
+    """
+    numbers = [] if numbers is None else numbers
     error: Exception | None = None
     try:
         yield
     except Exception as raised:
         error = raised
-    if get_world_size() > 1:
+    is_failed, *numbers[:] = largest(error is not None, *numbers)
+    if is_failed and get_world_size() > 1:
         errors = all_gather_object(None if error is None else portable(error))
         first = next((rank for rank, other in enumerate(errors) if other is not None), None)
         if first is not None and first != get_rank():

@@ -15,7 +15,7 @@ from trainwright.engine.targets import Comparison
 from trainwright.hooks.base import HookBase
 from trainwright.hooks.callbacks import RunCallbacks
 from trainwright.hooks.method_overrides import Overrides
-from trainwright.parallel.dist import all_gather_object, get_rank, get_world_size
+from trainwright.parallel.dist import all_gather_object, get_rank, get_world_size, is_any
 
 if TYPE_CHECKING:
     from trainwright.config.settings import TrainingConfig
@@ -167,7 +167,7 @@ class TrainMetrics(HookBase):
     def _put_of_all(self) -> None:
         is_over = self._is_epoch_end()
         self._is_epoch_over = is_over or self._is_epoch_over
-        if not (is_over or self._is_due()) or not any(all_gather_object(self._has_values)):
+        if not (is_over or self._is_due()) or not is_any(self._has_values):
             return
         if hasattr(self._handler, "all_ranks"):
             self._handler.all_ranks = True

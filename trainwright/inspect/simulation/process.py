@@ -17,6 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from trainwright._torch_compat.probing import fault_of, real_tensors
 from trainwright.config.errors import ConfigError
+from trainwright.parallel import dist as ranks
 
 
 @contextmanager
@@ -93,6 +94,7 @@ def _replacements() -> list[AbstractContextManager[Any]]:
         # Objects travel as the data of tensors. All processes have the same in a simulation.
         replaced(dist, "all_gather_object", _gather_objects),
         replaced(dist, "broadcast_object_list", _nothing),
+        replaced(ranks, "largest", lambda *numbers, group=None: [*numbers]),
         replaced(dist, "barrier", _nothing),
         *(replaced(mesh, name, _with_data(getattr(mesh, name))) for name in _OF_RANKS),
         *_of_sharding(),
