@@ -43,17 +43,52 @@ class MeanLoss(DatasetEvaluator):
         return {"loss": sum(self.losses) / len(self.losses)}
 
 
-def objects(folder: Path, ema: Any, *, resume: bool = False, **settings: Any) -> Trainer:
+class ScheduleFree(torch.optim.Optimizer):
+    """SGD of Defazio et al. 2024, "The Road Less Scheduled", with the interface of the package schedulefree."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr, "steps": 0, "trains": False})
+
+    def eval(self) -> None:
+        self._switch(trains=False, weight=1 - 1 / 0.9)
+
+    def train(self) -> None:
+        self._switch(trains=True, weight=1 - 0.9)
+
+    @torch.no_grad()
+    def _switch(self, *, trains: bool, weight: float) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"] if group["trains"] != trains else ():
+                if "z" in self.state[parameter]:
+                    parameter.lerp_(self.state[parameter]["z"], weight)
+            group["trains"] = trains
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            assert group["trains"], "not in train mode"
+            group["steps"] += 1
+            for parameter in group["params"]:
+                z = self.state[parameter].setdefault("z", parameter.clone())
+                parameter.lerp_(z, 1 / group["steps"])
+                parameter.add_(parameter.grad, alpha=group["lr"] * (0.9 * (1 - 1 / group["steps"]) - 1))
+                z.sub_(parameter.grad, alpha=group["lr"])
+
+
+def objects(folder: Path, ema: Any, *, resume: bool = False, optimizer: Any = None, **settings: Any) -> Trainer:
     fields = TrainingConfig(
         output_dir=str(folder), ema=ema, batch_size=BATCH, eval_batch_size=BATCH, num_epochs=1, metrics=[],
         dataloader_shuffle=False, lr_scheduler_type=None, lr=0.1, optimizer="SGD", model_checkpoint=None,
         max_grad_norm=1.0, early_stopping=None, device="cpu", resume_from_checkpoint=resume or None,
         **{"save_steps": 1, "eval_strategy": "step", "eval_steps": 2, "progress_bar": False, **settings},
     )  # fmt: skip
-    return Trainer(WithNorm(), fields, data(), data())
+    model = WithNorm()
+    return Trainer(model, fields, data(), data(), optimizer=optimizer and optimizer(model.parameters(), lr=0.1))
 
 
-def config(folder: Path, ema: Any, *, resume: bool = False, **train: Any) -> DefaultTrainer:
+def config(
+    folder: Path, ema: Any, *, resume: bool = False, optimizer: Any = torch.optim.SGD, **train: Any
+) -> DefaultTrainer:
     cfg = get_config("common/defaults.py")
     cfg._set_flag("allow_objects", True)
     cfg.model = LazyCall(WithNorm)()
@@ -61,7 +96,7 @@ def config(folder: Path, ema: Any, *, resume: bool = False, **train: Any) -> Def
         dataset=LazyCall(data)(), num_workers=0, sampler=partial(CyclicSampler, shuffle=False), test_batch_size=BATCH
     )
     cfg.dataloader = {"train": loader, "test": [DataLoader(data(), BATCH)]}
-    cfg.optim = LazyCall(torch.optim.SGD)(lr=0.1, params={"clip_grad_max_norm": 1.0})
+    cfg.optim = LazyCall(optimizer)(lr=0.1, params={"clip_grad_max_norm": 1.0})
     cfg.graph.enabled = train.pop("graph", False)
     cfg.graph.backend = "aot_eager"
     steps = train.pop("gradient_accumulation_steps", 1)
@@ -213,6 +248,51 @@ def test_interrupted_and_resumed_is_uninterrupted(api: Api, ema: Any, tmp_path: 
         files = [load_file(path / "model.safetensors") for path in paths]
         assert equal(*files), name
     assert equal(resumed.model.state_dict(), whole.model.state_dict())
+
+
+@APIS
+def test_an_optimizer_that_averages_itself_is_switched_around_evaluations_and_saves(api: Api, tmp_path: Path) -> None:
+    model = WithNorm()
+    optimizer = ScheduleFree(model.parameters(), lr=0.1)
+    averages, raw, losses = [], [], []
+    for step, batch in enumerate(DataLoader(data(), BATCH), 1):
+        optimizer.train()
+        model(**batch)["loss"].backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
+        optimizer.step()
+        optimizer.zero_grad()
+        raw.append(copy.deepcopy(model))
+        averaged, other = copy.deepcopy((model, optimizer))
+        other.eval()
+        averages.append(averaged)
+        if step % 2 == 0:
+            averaged.eval()
+            with torch.no_grad():
+                found = [averaged(**batch)["loss"].item() for batch in DataLoader(data(), BATCH)]
+            losses.append(sum(found) / len(found))
+    trainer = api(tmp_path / "whole", None, optimizer=ScheduleFree)
+    trainer.train()
+    for iteration in range(STEPS - 1):
+        saved, training = saved_weights(checkpoint(trainer, iteration))
+        assert equal(saved, averages[iteration].state_dict()), iteration
+        assert equal(training, raw[iteration].state_dict()), iteration
+    assert equal(trainer.model.state_dict(), averages[-1].state_dict())
+    values = trainer.storage.history("evaluation/loss" if api is objects else "loss").values()
+    assert [value for value, _ in values] == pytest.approx(losses, abs=1e-7)
+
+    def leave(trainer: Any) -> None:
+        if trainer.iter == 3:
+            raise KeyboardInterrupt
+
+    cut = api(tmp_path / "cut", None, optimizer=ScheduleFree)
+    cut.register_hooks([CallbackHook(before_step=leave)])
+    with pytest.raises(KeyboardInterrupt):
+        cut.train()
+    resumed = api(tmp_path / "cut", None, optimizer=ScheduleFree, resume=True)
+    resumed.train()
+    assert equal(resumed.model.state_dict(), trainer.model.state_dict())
+    with pytest.raises(ConfigError, match="ema: ScheduleFree averages the weights itself"):
+        api(tmp_path / "both", {"decay": 0.9}, optimizer=ScheduleFree)
 
 
 @APIS

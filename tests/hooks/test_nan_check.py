@@ -221,6 +221,31 @@ def test_a_model_that_comes_in_evaluation_mode_is_trained_in_training_mode(
     assert not mode_warnings(caplog)
 
 
+@pytest.mark.parametrize("api", ["python", "config"])
+def test_a_frozen_part_in_evaluation_mode_stays_in_it(api: str, tmp_path: Path) -> None:
+    class Model(Classifier):
+        def forward(self, inputs: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+            modes.append([part.training for part in self.body])
+            return super().forward(inputs, labels)
+
+    modes: list[list[bool]] = []
+    parts = [nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.5)) for _ in range(3)]
+    model = Model(body=nn.Sequential(*parts, nn.Linear(4, 2)))
+    parts[0].requires_grad_(False).eval()
+    parts[1].requires_grad_(False)  # frozen alone: as torch's train() has it
+    parts[2].eval()  # a pretrained part that is trained
+    data = Samples(inputs=torch.ones(8, 4), labels=torch.arange(8) % 2)
+    if api == "python":
+        settings = {"eval_strategy": "no", "save_enabled": False, "progress_bar": False, "device": "cpu"}
+        Trainer(model, TrainingConfig(output_dir=tmp_path, batch_size=4, num_epochs=2, **settings), data).train()
+    else:
+        DefaultTrainer(
+            file_config(tmp_path, lambda: model, lambda: data, train_iter=4, train_micro_batch_size=4)
+        ).train()
+    assert modes == [[False, True, True, True]] * 4
+    assert parts[0][0].num_batches_tracked == 0
+
+
 def test_a_callback_that_leaves_evaluation_mode_is_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

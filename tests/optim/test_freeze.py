@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 
 from trainwright import Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.models.eval_mode import set_training_mode
 from trainwright.optim import LayerFreezer, build_optimizer, freeze_bn
 
 
@@ -323,6 +324,17 @@ def test_batch_norm_that_is_let_go_has_the_mode_of_the_model() -> None:
     freeze_bn(model, freeze=False)
     assert not any(module.training for module in model.modules())
     model.train()
+    assert all(module.training for module in model.modules())
+
+
+def test_a_layer_that_is_let_go_leaves_evaluation_mode() -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.1)), nn.Linear(6, 2))
+    freezer = LayerFreezer(model)
+    freezer.by_idx(0)
+    model[0].eval()
+    set_training_mode(model)
+    assert [module.training for module in model[0].modules()] == [False] * 3
+    freezer.by_idx(0, freeze=False)
     assert all(module.training for module in model.modules())
 
 

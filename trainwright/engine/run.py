@@ -255,10 +255,7 @@ class Run:
         ``files``: further files of a checkpoint; by default those that load it as a model with its ``preprocessor``.
         """
         only = TrainableNames(self.model) if self.spec.save_trainable_only else None
-        weights = None
-        if (ema := self.spec.ema) is not None:
-            self.average = build_average(self.model, ema, only)
-            weights = self.average.saved_model
+        self.average = build_average(self.model, self.optimizer, self.spec.ema, only)
 
         def attachments() -> dict[str, bytes]:
             if self._model_files is None:
@@ -270,7 +267,7 @@ class Run:
             folder,
             asynchronous=self.spec.asynchronous,
             attachments=attachments,
-            weights=weights,
+            weights=None if self.average is None else self.average.saved_model,
             only=only,
         )
         self.set_checkpoint_parts()

@@ -53,12 +53,12 @@ def averaging_hook(
     update_statistics: Callable[[WeightAverage], None],
     total_steps: int,
 ) -> WeightAveraging | None:
-    """The hook for the settings ``ema`` of a run of ``total_steps`` steps; None without an average.
+    """The hook for ``average``, by the settings ``ema`` if there are any, of a run of ``total_steps`` steps.
 
     ``is_due(start, every)``: whether the steps so far are more than ``start`` and a multiple of ``every``.
     """
     if average is None or ema is None:
-        return None
+        return None if average is None else WeightAveraging(average)
     given = ema.get("start", 0), ema.get("every", 1)
     start, every = (math.ceil(one * total_steps) if isinstance(one, float) else one for one in given)
     if start >= total_steps - total_steps % every:

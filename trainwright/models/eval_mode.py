@@ -1,4 +1,4 @@
-"""Evaluation mode that restores the mode of each submodule."""
+"""Evaluation mode that restores the mode of each submodule, and training mode that respects frozen ones."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,3 +20,25 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
+
+
+def set_training_mode(model: nn.Module) -> None:
+    """``model.train()``; a frozen part of a model in training mode that is in evaluation mode stays so.
+
+    ``backbone.requires_grad_(False).eval()`` is on purpose: its running statistics and its dropout stay off. In a model
+    that is in evaluation mode itself, as pretrained ones are, the mode of a part means nothing.
+    """
+    kept = [*_frozen_in_evaluation(model)] if model.training else []
+    modes = [(module, module.training) for part in kept for module in part.modules()]
+    model.train()
+    for module, training in modes:
+        module.training = training
+
+
+def _frozen_in_evaluation(module: nn.Module) -> Iterator[nn.Module]:
+    """The outermost parts in evaluation mode, if they have parameters and all of these are frozen."""
+    for child in module.children():
+        if child.training:
+            yield from _frozen_in_evaluation(child)
+        elif (trainable := [parameter.requires_grad for parameter in child.parameters()]) and not any(trainable):
+            yield child

@@ -159,6 +159,9 @@ class LayerFreezer:
             parameter.grad = None  # an existing gradient would still be used
         for layer in _layers_of(parts, RUNNING_NORMS):
             _hold(layer, "layer") if freeze else _release(layer, "layer", mode=self.model.training)
+        for part in parts if changing and not freeze else ():
+            if isinstance(part, nn.Module):
+                part.train(self.model.training)  # a frozen part may have stayed in evaluation mode
 
     def _check_exchange(self, count: int, freeze: bool) -> None:
         """Raise if DistributedDataParallel would silently not synchronize gradients after the change."""

@@ -1,4 +1,5 @@
-"""Averages of the weights over a training: exponential (EMA) or equal (SWA), by torch's ``AveragedModel``.
+"""Averages of the weights over a training: exponential (EMA) or equal (SWA), by torch's ``AveragedModel``;
+or of a schedule-free optimizer, which averages by itself.
 
 The average is evaluated and saved; training continues with the weights of the latest update. So there are two sets of
 weights, and the model holds one of them: in steps the weights of the training, in evaluations and after the training
@@ -6,16 +7,18 @@ the averaged ones.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn, update_bn
 
 from trainwright._torch_compat.norm_layers import BATCH_NORMS
 from trainwright.config.errors import ConfigError
+from trainwright.optim.named import each_optimizer
 from trainwright.parallel.dist import mesh_in_use
 from trainwright.parallel.wrappers import load_model_state, model_state
 
@@ -163,10 +166,70 @@ class WeightAverage:
         self.is_applied = not self.is_applied
 
 
-def build_average(model: nn.Module, ema: Mapping[str, Any], only: Collection[str] | None = None) -> WeightAverage:
-    """The average that the settings ``ema`` describe; ``only``: the names of the weights in its state."""
+class OptimizerAverage(WeightAverage):
+    """The weights for evaluations that ``optimizers`` exchange with those of the training: schedule-free ones.
+
+    Their ``eval()`` and ``train()`` do so in place, with rounding: the weights of the training are kept.
+    """
+
+    def __init__(self, model: nn.Module, optimizers: Sequence[Any], *, only: Collection[str] | None = None) -> None:
+        super().__init__(model, only=only)
+        self._averaged.n_averaged.fill_(1)
+        self._optimizers = optimizers
+
+    def update(self) -> None:
+        """A step of the optimizer is an update."""
+
+    def apply(self) -> None:
+        if not self.is_applied:
+            _copy(_tensors(self._model), _tensors(self._averaged.module))
+            for optimizer in self._optimizers:
+                optimizer.eval()
+            self.is_applied = True
+
+    def restore(self) -> None:
+        for optimizer in self._optimizers:
+            optimizer.train()
+        super().restore()
+
+    def saved_model(self) -> nn.Module:
+        if self.is_applied:
+            return self._model
+        self.apply()
+        averaged = [tensor.clone() for tensor in _tensors(self._model)]
+        self.restore()
+        _copy(averaged, _tensors(self._averaged.module))
+        return self._averaged.module
+
+
+def build_average(
+    model: nn.Module, optimizer: Optimizer, ema: Mapping[str, Any] | None, only: Collection[str] | None = None
+) -> WeightAverage | None:
+    """The average that the settings ``ema`` describe, or that the optimizer computes; None without one.
+
+    ``only``: the names of the weights in its state.
+
+    Raises:
+        ConfigError: there are both.
+    """
+    exchanging = exchanging_optimizers(optimizer)
+    if ema is None:
+        return OptimizerAverage(model, exchanging, only=only) if exchanging else None
+    if exchanging:
+        raise ConfigError(f"ema: {type(exchanging[0]).__name__} averages the weights itself. Remove ema.")
     settings: dict[str, Any] = {name: ema[name] for name in ("average", "decay", "buffers") if name in ema}
     return WeightAverage(model, only=only, **settings)
+
+
+def exchanging_optimizers(optimizer: Optimizer) -> list[Any]:
+    """Those that have other weights for evaluations: they have methods ``train`` and ``eval``."""
+
+    def exchanges(one: Any) -> bool:
+        inner = getattr(one, "optimizer", None)  # accelerate's wrapper has the methods in any case
+        has_methods = all(callable(getattr(one, name, None)) for name in ("train", "eval"))
+        return has_methods and (not isinstance(inner, Optimizer) or exchanges(inner))
+
+    return [one for one in each_optimizer(optimizer) if exchanges(one)]
 
 
 class _Called(nn.Module):
@@ -199,6 +262,12 @@ def _weights_of(module: nn.Module, copies: dict[int, Any]) -> nn.Module:
     for name, child in module.named_children():
         copied.add_module(name, _weights_of(child, copies))
     return copied
+
+
+@torch.no_grad()
+def _copy(source: Iterable[Tensor], target: Iterable[Tensor]) -> None:
+    for one, other in zip(source, target, strict=True):
+        other.copy_(one)
 
 
 def _tensors(model: nn.Module) -> Iterator[Tensor]:

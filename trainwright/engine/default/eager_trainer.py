@@ -21,6 +21,7 @@ from trainwright.engine.step import Step
 from trainwright.engine.update import Update, optimizer_calls
 from trainwright.events.storage import get_event_storage
 from trainwright.hooks.method_overrides import is_overridden, overridable
+from trainwright.models.eval_mode import set_training_mode
 from trainwright.models.outputs import scalars_of
 from trainwright.parallel.data_parallel import unwrap_model
 from trainwright.parallel.dist import get_data_parallel_size, get_world_size
@@ -64,7 +65,7 @@ class EagerTrainer(TrainerBase):
         wraps_model: bool = True,
     ) -> None:
         super().__init__()
-        model.train()
+        set_training_mode(model)
         self.model = model
         self.batches = Batches(data_loader)
         self.optimizer = optimizer

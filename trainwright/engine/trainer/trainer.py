@@ -76,9 +76,11 @@ from trainwright.hooks.callbacks import Callback, CallbackList, RunCallbacks, Tr
 from trainwright.hooks.callbacks.progress import EpochProgress, epoch_lines
 from trainwright.hooks.method_overrides import is_overridden, overridable
 from trainwright.hooks.profile import profile_hook
+from trainwright.models.eval_mode import set_training_mode
 from trainwright.optim.freeze import freeze_bn
 from trainwright.optim.named import NamedOptimizers
 from trainwright.optim.schedules import FormulaLR
+from trainwright.optim.weight_average import exchanging_optimizers
 from trainwright.parallel.dist import get_data_parallel_rank, get_world_size, is_main_process
 
 logger = logging.getLogger("trainwright.engine")
@@ -557,6 +559,8 @@ class Trainer(RunMethods):
         if isinstance(self.optimizer, NamedOptimizers):
             raise ConfigError("Trainer.set_optimizer: this run has several optimizers; pass others as optimizers=.")
         checks.check_optimizer(optimizer, self.model)
+        if exchanging_optimizers(optimizer) or exchanging_optimizers(self.optimizer):
+            raise ConfigError("Trainer.set_optimizer: an optimizer with train() and eval() is passed as optimizer=.")
         self.config = self.config.copy_with(optimizer=GivenName(optimizer_name or CUSTOM))  # a copy
         self.optimizer = optimizer
         self.lr_scheduler, self.lr_schedulers = self._schedules.replace(optimizer), {}
@@ -580,8 +584,8 @@ class Trainer(RunMethods):
         self.loss = loss.to(self.device) if isinstance(loss, nn.Module) else loss
 
     def set_train_mode(self, model: nn.Module | None = None) -> None:
-        """Training mode, with batch normalization in evaluation mode if ``config.freeze_bn``."""
-        (model or self.model).train()
+        """Training mode, except for frozen parts in evaluation mode; with ``config.freeze_bn`` for batch norms too."""
+        set_training_mode(model or self.model)
         if self.config.freeze_bn:
             freeze_bn(model or self.model)
 
