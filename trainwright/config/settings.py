@@ -430,6 +430,11 @@ class TrainingConfig(CheckedConfig):
         "1F1B", "device", "In which order the stages work; the micro-batches are those of gradient accumulation.",
         place="train.dist.pipeline_schedule",
     )
+    meta_init: bool = setting(
+        False, "device",
+        "Build the model, a LazyCall, on the meta device: each process allocates only its part.",
+        place="train.dist.meta_init",
+    )
     find_unused_parameters: bool = setting(
         False, "device", "Some parameters take no part in some updates, with several processes. Costs time per step.",
         place="train.dist.find_unused_parameters",
@@ -582,6 +587,7 @@ _DIST = (
     Key("replicate_size", None),
     Key("sequence_parallel", False),
     Key("pipeline_schedule", "1F1B"),
+    Key("meta_init", False),
     Key("elastic", False, None, "A resume on another number of processes keeps the samples per update."),
     Key("pipeline_num_layers", None, types.Count | None, "The number of layers of the model. None: it is counted."),
     Key("custom_pipeline_stage_id", None, _Stages, "The stage of each layer. None: by their number."),

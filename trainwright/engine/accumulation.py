@@ -25,6 +25,7 @@ from trainwright.events.media import wide_dtype
 from trainwright.models.outputs import named_outputs, scalars_of
 from trainwright.optim.named import each_optimizer
 from trainwright.parallel.dist import start_sum_over_data
+from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.simulated import simulation
 
 
@@ -208,8 +209,10 @@ class WindowMean:
     def _start_total(self) -> tuple[Tensor, Any]:
         """Start the sum of the window's weights over all ranks."""
         weights = self.weights if self._divisors is None else self._divisors
-        device = self._optimizer.param_groups[0]["params"][0].device
-        device = next((weight.device for weight in weights if isinstance(weight, Tensor)), device)
+        known = [weight for weight in weights if isinstance(weight, Tensor)]
+        known += [one for group in self._optimizer.param_groups for one in group["params"][:1]]
+        mesh = current_mesh()  # a pipeline stage may train no parameter
+        device = known[0].device if known or mesh is None else torch.device(mesh.device_mesh.device_type)
         wide = wide_dtype(device)
         if len(weights) == 1 and not isinstance(weights[0], Tensor):
             total = torch.full((), weights[0], dtype=wide, device=device)

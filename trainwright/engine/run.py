@@ -32,8 +32,9 @@ from trainwright.models.adapters import TrainableNames, adapter_files
 from trainwright.models.checkpoint_files import checkpoint_files
 from trainwright.optim.named import by_name, each_optimizer
 from trainwright.optim.weight_average import WeightAverage, build_average
-from trainwright.parallel.mesh import current_mesh
+from trainwright.parallel.meta_start import check_filled, has_meta
 from trainwright.parallel.parallelize import parallelize, use_replaced_parameters
+from trainwright.parallel.simulated import simulation
 
 if TYPE_CHECKING:
     from trainwright.config.settings import TrainingConfig
@@ -115,6 +116,7 @@ class Run:
     step_methods: tuple[str, ...] = ()
     calls: Calls
     num_own_hooks = 0
+    _starts_empty = False  # weights were on the meta device
 
     def __init__(self, trainer: TrainerBase, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         self._trainer, self.arguments = weakref.ref(trainer), (arguments, named)
@@ -235,15 +237,23 @@ class Run:
         ``splits_scores``: nothing but the model's loss uses its scores. ``optimizer``: the user's own, which gets the
         parameters that replace its own.
         """
-        spec, before = self.spec, [*self.model.named_parameters(remove_duplicate=False)]
+        spec = self.spec
+        # Kept only for the user's optimizer: they would keep each divided parameter in memory.
+        before = [] if optimizer is None else [*self.model.named_parameters(remove_duplicate=False)]
+        self._starts_empty = has_meta(self.model)
         recomputed = parallelize(
             self.model, self.device, recompute=spec.gradient_checkpointing, autocast=autocast,
             splits_scores=splits_scores, find_unused_parameters=spec.find_unused_parameters,
         )  # fmt: skip
-        for one in each_optimizer(optimizer) if optimizer is not None and current_mesh() is not None else ():
+        for one in () if optimizer is None else each_optimizer(optimizer):
             use_replaced_parameters(one, before, self.model)
         if spec.gradient_checkpointing:
             log_recomputed(recomputed)
+
+    def check_weights(self) -> None:
+        """Raise if a weight has no value, after initial weights or a checkpoint are loaded."""
+        if self._starts_empty and simulation() is None:
+            check_filled(self.model)
 
     # Checkpoints.
 

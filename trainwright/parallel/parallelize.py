@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from trainwright.config.errors import ConfigError
 from trainwright.parallel.dist import get_world_size
 from trainwright.parallel.mesh import Mesh, current_mesh
+from trainwright.parallel.meta_start import allocate, has_meta, initialize, is_meta, shell_of
 from trainwright.parallel.pipeline import Pipeline, pipeline_of
 from trainwright.parallel.precision import run_under
 from trainwright.parallel.rank_checks import check_same_model
@@ -31,7 +32,8 @@ def parallelize(
     """Move ``model`` to the device, in place, with its parts spread over the processes as the current layout says.
 
     Every process calls this with the same model; its weights become those of the first process. Without a mesh (one
-    process, or plain data parallelism) each keeps the whole model.
+    process, or plain data parallelism) each keeps the whole model. The device gets one block after another, of which
+    each process keeps its part. What is on the meta device is divided there, and then filled with initial values.
 
     Args:
         recompute: compute the repeated blocks again in the backward pass.
@@ -53,25 +55,53 @@ def parallelize(
     check_same_model(model)
     check_sync_norms(model, device)
     mesh = current_mesh()
+    complete = shell_of(model) if has_meta(model) else None
     words = {} if mesh is None else _words_of_checked(model, mesh, is_one_unit=find_unused_parameters)
-    pipeline = _pipeline_on(device, model, mesh)
+    if mesh is None and complete is None:
+        model.to(device)
+    share_state(model, device)  # equal weights, even if a model draws from generators of its own
+    pipeline: Pipeline | None = None
+    if mesh is not None and mesh.layout.pipeline > 1:
+        active = simulation()
+        pipeline = (Pipeline if active is None else active.pipeline)(model, mesh, device)
     recomputed = recompute_blocks(model) if recompute else []
-    if mesh is not None and words:
-        from trainwright.parallel.tensor import shard_tensors
-
-        is_sequence_parallel = mesh.layout.sequence_parallel
-        tensor_mesh = mesh.device_mesh["tp"]
-        shard_tensors(model, tensor_mesh, words, sequence_parallel=is_sequence_parallel, splits_scores=splits_scores)
-    if autocast is not None and mesh is not None and mesh.layout.zero_stage == 3:
-        # Its cache would keep a copy of every gathered parameter until the end of the forward pass.
-        autocast = partial(autocast, cache_enabled=False)  # type: ignore[call-arg]  # a partial of torch.autocast
-    for part in [model] if pipeline is None else pipeline.stages:
-        run_under(part, autocast)
-        if mesh is not None:
-            shard_data(part, mesh, is_one_unit=find_unused_parameters)
+    if mesh is None:
+        run_under(model, autocast)
+    else:
+        stages = [model] if pipeline is None else pipeline.stages
+        _divide(model, stages, mesh, words, autocast, splits_scores=splits_scores, is_one_unit=find_unused_parameters)
+    parts = [model] if pipeline is None else [model, *(stage.model for stage in pipeline.stages)]
+    if complete is not None:
+        allocate(parts, device)
+        initialize(complete, parts, device)
+    _move(parts, device)
     if pipeline is not None:
         pipeline.complete()
     return recomputed
+
+
+def _divide(
+    model: nn.Module,
+    stages: Iterable[nn.Module],
+    mesh: Mesh,
+    words: dict[str, str],
+    autocast: Callable[[], torch.autocast] | None,
+    *,
+    splits_scores: bool,
+    is_one_unit: bool,
+) -> None:
+    """Keep this process's part of each parameter; torch moves the blocks to the device, one after another."""
+    if words:
+        from trainwright.parallel.tensor import shard_tensors
+
+        tensor_mesh, is_sequence_parallel = mesh.device_mesh["tp"], mesh.layout.sequence_parallel
+        shard_tensors(model, tensor_mesh, words, sequence_parallel=is_sequence_parallel, splits_scores=splits_scores)
+    if autocast is not None and mesh.layout.zero_stage == 3:
+        # Its cache would keep a copy of every gathered parameter until the end of the forward pass.
+        autocast = partial(autocast, cache_enabled=False)  # type: ignore[call-arg]  # a partial of torch.autocast
+    for stage in stages:
+        run_under(stage, autocast)
+        shard_data(stage, mesh, is_one_unit=is_one_unit)
 
 
 def _words_of_checked(model: nn.Module, mesh: Mesh, *, is_one_unit: bool) -> dict[str, str]:
@@ -90,21 +120,8 @@ def _words_of_checked(model: nn.Module, mesh: Mesh, *, is_one_unit: bool) -> dic
     return words
 
 
-def _pipeline_on(device: torch.device, model: nn.Module, mesh: Mesh | None) -> Pipeline | None:
-    """Move the model, or its stages, to the device, with the weights of the first process; return the stages."""
-    if mesh is None or mesh.layout.pipeline == 1:
-        model.to(device)
-        share_state(model, device)  # equal weights, even if a model draws from generators of its own
-        return None
-    share_state(model, device)
-    active = simulation()
-    pipeline: Pipeline = (Pipeline if active is None else active.pipeline)(model, mesh, device)
-    _move_stages((model, *pipeline.stages), device)
-    return pipeline
-
-
-def _move_stages(parts: Iterable[nn.Module], device: torch.device) -> None:
-    """Move modules to the device. Buffers that several of them hold stay shared."""
+def _move(parts: Iterable[nn.Module], device: torch.device) -> None:
+    """Move to the device what is not there yet. Buffers that several parts hold stay shared."""
     moved: dict[int, tuple[Tensor, Tensor]] = {}
     for part in parts:
         for module in part.modules():
@@ -124,7 +141,7 @@ def share_state(model: nn.Module, device: torch.device | None = None) -> None:
 def share_tensors(tensors: Iterable[Tensor], device: torch.device | None = None) -> None:
     """Broadcast the values of the first process, on ``device`` one after another; None: where they are."""
     dist: Any = torch.distributed
-    for tensor in tensors:
+    for tensor in (tensor for tensor in tensors if not is_meta(tensor)):
         sent = tensor.detach() if device is None else tensor.detach().to(device)
         dist.broadcast(sent, 0)
         if sent.device != tensor.device:

@@ -4,7 +4,6 @@ A model declares where it can be cut (:class:`Cut`). Models of transformers with
 stage keeps the names of the complete model: a module of another stage is replaced by a placeholder without parameters.
 """
 
-import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError
 from trainwright.data.batch import arguments as arguments_of
+from trainwright.parallel.meta_start import has_meta, shell_of
 from trainwright.parallel.simulated import simulation
 from trainwright.parallel.tensor_plan import tied_names
 
@@ -204,7 +204,7 @@ def cut_model(
         _drop_parameters(shell, places, held)
 
     stages = []
-    shells = [model] if len(own) == 1 else [_shell(model) for _ in own]
+    shells = [model] if len(own) == 1 else [shell_of(model) for _ in own]
     for index, shell in zip(own, shells, strict=True):
         keep(shell, {index})
         held = [str(i) for i, stage in enumerate(ids) if stage == index]
@@ -310,14 +310,17 @@ class _OfTransformers:
             raise ConfigError(
                 f"{name} cannot be cut into {number} pipeline stages: {why}, or use tensor parallelism or ZeRO."
             )
-        shell = _shell(model)
+        shell = shell_of(model)
         for name, _ in [*_around(model, self.layers)]:
             shell.set_submodule(name, Absent(name, model.get_submodule(name), passes_input=True))
         layers: Any = model.get_submodule(self.layers)
         for i, layer in enumerate(layers):
             shell.set_submodule(f"{self.layers}.{i}", Absent("", layer, passes_input=True))
-        size = model.config.get_text_config().hidden_size
-        hidden = torch.linspace(-1, 1, 3 * size).reshape(1, 3, size).to(next(model.parameters()).device)
+        if has_meta(shell):  # values of buffers do not matter here
+            shell.to_empty(device=torch.device("cpu"))
+        size, device = model.config.get_text_config().hidden_size, next(model.parameters()).device
+        hidden = torch.linspace(-1, 1, 3 * size, device="cpu").reshape(1, 3, size)
+        hidden = hidden.to("cpu" if device.type == "meta" else device)
         passed = shell.get_submodule(self._base)(inputs_embeds=hidden, use_cache=False, return_dict=False)[0]
         if not (isinstance(passed, Tensor) and passed.shape == hidden.shape and torch.equal(passed, hidden)):
             raise ConfigError(
@@ -417,11 +420,3 @@ def _untie(model: nn.Module, stages: Sequence[Sequence[str]]) -> None:
         for name in names:
             path, _, leaf = name.rpartition(".")
             setattr(model.get_submodule(path), leaf, copied)
-
-
-def _shell(model: nn.Module) -> nn.Module:
-    """Other module objects with the same parameters, buffers and attributes."""
-    shared = [*model.parameters(), *model.buffers()]
-    for module in model.modules():
-        shared += [value for value in vars(module).values() if not isinstance(value, dict | list | set | nn.Module)]
-    return copy.deepcopy(model, {id(value): value for value in shared})

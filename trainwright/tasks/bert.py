@@ -147,8 +147,12 @@ class BertWithHead(BertBase):
         super().__init__(config, **kwargs)
         self.dropout = nn.Dropout(self.config.hidden_dropout_prob)
         self.classifier = nn.Linear(self.config.hidden_size, len(self.config.id2label))
-        nn.init.normal_(self.classifier.weight, std=self.config.initializer_range)
-        nn.init.zeros_(self.classifier.bias)
+        self._init_weights(self.classifier)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if module is self.classifier:
+            nn.init.normal_(self.classifier.weight, std=self.config.initializer_range)
+            nn.init.zeros_(self.classifier.bias)
 
 
 def scores_of(outputs: Any, *, classes_dim: int) -> Tensor | None:

@@ -103,6 +103,7 @@ VALUES: dict[str, list[Any]] = {
     "replicate_size": [None, 2],
     "sequence_parallel": [True, False],
     "pipeline_schedule": ["GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"],
+    "meta_init": [True, False],
     "find_unused_parameters": [True, False],
     "hang_timeout_s": [1800, 0.5],
     "elastic": [True, False],

@@ -80,6 +80,7 @@ from trainwright.optim.build import build_lr_scheduler, build_optimizer
 from trainwright.optim.named import NamedOptimizers
 from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_size, is_main_process
 from trainwright.parallel.mesh import current_mesh
+from trainwright.parallel.meta_start import built_on
 from trainwright.parallel.pipeline import pipeline_of
 from trainwright.parallel.precision import autocast_and_scaler, without_autocast
 from trainwright.parallel.rank_checks import check_same_settings, data_size
@@ -122,6 +123,7 @@ class DefaultTrainer(RunMethods):
         run.state = TrainingState(self, lr=run.spec.learning_rate, seed=cfg.train.seed, num_samples=self._num_samples())
         run.build_checkpointer(cfg.train.output_dir)
         self.resume_or_load(run.folder.resume)
+        run.check_weights()
         run.calls.set_position()
         run.watching_hardest = hardest_samples(run, "train.evaluation.hardest_samples")
         run.folder.prepare(as_given)
@@ -151,7 +153,8 @@ class DefaultTrainer(RunMethods):
     def _build_weights(self) -> None:
         """The model, its optimizers and their schedules."""
         run, cfg = self.run, self.cfg
-        run.model = self.build_model(cfg)
+        with built_on(meta=bool(cfg.train.dist.meta_init)):
+            run.model = self.build_model(cfg)
         run.autocast, run.grad_scaler = autocast_and_scaler(run.device) if cfg.train.amp.enabled else (None, None)
         if not cfg.train.amp.get("evaluation", False):
             run.evaluated_precision = partial(without_autocast, run.model)

@@ -17,6 +17,7 @@ from trainwright.data.errors import data_fault
 from trainwright.data.mixture import mixed
 from trainwright.hooks.callbacks import Callback
 from trainwright.optim.named import NamedOptimizers, check_schedules
+from trainwright.parallel.meta_start import built_on, has_meta
 
 if TYPE_CHECKING:
     from trainwright.config.settings import TrainingConfig
@@ -61,6 +62,7 @@ class Given:
         """The arguments, or an error that names everything wrong with them."""
         refuse_arguments("Trainer", unknown, ARGUMENTS)
         model, config = in_order(model, config, training_config)
+        model = built(model, config)
         has = {name: value is not None for name, value in given.items()}
         check_parts(
             model,
@@ -99,6 +101,22 @@ def in_order(model: Any, config: Any, training_config: Any) -> tuple[Any, Any]:
         config = TrainingConfig(output_dir="tmp_trainer")
         logger.warning("Trainer: no config was passed; training with the defaults, output_dir=%s.", config.output_dir)
     return model, config
+
+
+def built(model: Any, config: Any) -> Any:
+    """The model of a LazyCall, on the meta device if the configuration requests that; another one as it is."""
+    is_on_meta = bool(getattr(config, "meta_init", False))
+    if isinstance(model, Mapping) or type(model).__name__ == "DictConfig":
+        from trainwright.config.lazy.instantiation import instantiate  # loads omegaconf
+
+        with built_on(meta=is_on_meta):
+            return instantiate(model)
+    if is_on_meta and isinstance(model, nn.Module) and not has_meta(model):
+        logger.warning(
+            "TrainingConfig.meta_init has no effect: the model is built already. Pass LazyCall(Net)(...), or build it"
+            " within torch.device('meta')."
+        )
+    return model
 
 
 def refuse_arguments(where: str, unknown: Mapping[str, Any], table: Mapping[str, str]) -> None:

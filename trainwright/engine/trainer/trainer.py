@@ -179,6 +179,7 @@ class Trainer(RunMethods):
         run.folder.recover()
         if (source := resume(self.config, self.checkpointer)) is not None:
             self._saving.continue_from(source)
+        run.check_weights()
         check_folder(self.config, run.folder, evaluates=self._evaluates)
         self._register_hooks()
 

@@ -97,7 +97,7 @@ class GPTTextGeneration(Model):
         self.blocks = nn.ModuleList(_Block(config) for _ in range(config.num_hidden_layers))
         self.norm = nn.LayerNorm(config.hidden_size)
         self.head = nn.Linear(config.hidden_size, config.vocab_size or 0, bias=False)
-        self.apply(self._init)
+        self.apply(self._init_weights)
         self.head.weight = self.token_embedding.weight
 
     def forward(self, token_ids: Tensor, attention_mask: Tensor | None = None) -> dict[str, Tensor]:
@@ -222,7 +222,7 @@ class GPTTextGeneration(Model):
             )
         return count
 
-    def _init(self, module: nn.Module) -> None:
+    def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=self.config.initializer_range)
         if isinstance(module, nn.Linear) and module.bias is not None:
