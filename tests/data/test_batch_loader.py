@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from tests.fork_server import python
 from trainwright.config.errors import ConfigTypeError
 from trainwright.data import ColumnDataset, CyclicSampler, DataError, SingleRoundSampler, build_image_train_loader
 from trainwright.data.batch_loader import BatchLoader, make_loader
+from trainwright.data.batches import Batches
 
 
 class Slow(Dataset):
@@ -252,8 +253,10 @@ def test_workers_of_any_start_method_read_columns(method: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Got pickle error")
-def test_what_workers_cannot_receive_is_named() -> None:
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_what_workers_cannot_receive_is_named(is_ours: bool) -> None:
     data = Slow()
     data.transform = lambda sample: sample
+    torchs = DataLoader(data, num_workers=1, multiprocessing_context="spawn")
     with pytest.raises(ConfigTypeError, match=r"Slow.transform: workers cannot receive .*lambda.*num_workers=0"):
-        iter(loader_of(data, "spawn"))
+        next(iter(loader_of(data, "spawn")) if is_ours else Batches(torchs))

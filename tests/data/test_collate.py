@@ -284,13 +284,18 @@ KNOWN_ERRORS = {
         "device=x.device",
     ),
     "a label on a GPU": (lambda: on_a_gpu("CUDA error: device-side assert triggered"), "device_str='cpu'"),
+    "a worker that ended": (
+        lambda: on_a_gpu("DataLoader worker (pid 7) exited unexpectedly with exit code 9."),
+        "code 9",
+    ),
+    "a pair used as a dict": (lambda: [1, 2].pop("labels"), "a pair (inputs, target)"),
     "a loss per sample": (lambda: torch.zeros(3, requires_grad=True).mul(1).backward(), "such as loss.mean()"),
 }
 
 
 @pytest.mark.parametrize(("call", "fix"), KNOWN_ERRORS.values(), ids=KNOWN_ERRORS)
 def test_errors_of_torch_about_data_get_a_fix(call, fix):
-    with pytest.raises((RuntimeError, IndexError, ValueError)) as raised:
+    with pytest.raises((RuntimeError, IndexError, ValueError, TypeError)) as raised:
         call()
     for _ in range(2):  # noted once
         add_batch_note(raised.value, {"x": SCORES})

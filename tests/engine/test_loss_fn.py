@@ -111,6 +111,25 @@ def test_an_error_of_the_model_tells_the_batch_of_a_trainer(graph: bool, tmp_pat
     assert notes_of(trainer.evaluate) == [NOTE]
 
 
+@pytest.mark.parametrize("is_of_file", [False, True])
+def test_labels_that_the_model_takes_and_the_batch_lacks_are_named(is_of_file: bool, tmp_path: Path) -> None:
+    class Optional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
+            scores = self.layer(x)
+            return {"logits": scores} if labels is None else {"loss": F.cross_entropy(scores, labels)}
+
+    model, rows = Optional(), [{"x": row} for row in torch.randn(3, 4)]
+    trainer: Any = EagerTrainer(model, [{"x": BATCH["x"]}], torch.optim.SGD(model.parameters(), lr=0.1))
+    trainer, arguments = (trainer, (0, 1)) if is_of_file else (Trainer(model, config(tmp_path, batch_size=3), rows), ())
+    with pytest.raises(ConfigError) as caught:
+        trainer.train(*arguments)
+    assert "The batch has no field 'labels', which Optional.forward takes." in caught.value.__notes__
+
+
 def test_an_error_in_a_loss_of_the_users_own_tells_the_pair(tmp_path: Path) -> None:
     class Mine(Trainer):
         def compute_loss(self, model: Any, inputs: Any) -> Tensor:

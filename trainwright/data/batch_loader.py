@@ -9,6 +9,7 @@ import multiprocessing
 import operator
 import os
 import pickle
+import re
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -345,20 +346,9 @@ class WorkerBatches(Iterator[Any]):
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
-        with _ended_with_this_process():
-            try:
-                self._batches: Any = iter(loader)
-            except (AttributeError, TypeError, pickle.PicklingError) as error:
-                reader: Any = loader.dataset
-                sent = {type(reader.dataset).__name__: reader.dataset, "data_collator": reader.collate_fn}
-                found = next(filter(None, (_not_sendable(one, name) for name, one in sent.items())), None)
-                if found is None:
-                    raise
-                name, part = found
-                raise ConfigTypeError(
-                    f"{name}: workers cannot receive {part!r} ({error}). Use a function or class of a module, not a"
-                    " lambda, a local function or an open file; or set num_workers=0."
-                ) from error
+        reader: Any = loader.dataset
+        with _ended_with_this_process(), workers_started(reader.dataset, reader.collate_fn):
+            self._batches: Any = iter(loader)
 
     def __next__(self) -> Any:
         try:
@@ -375,6 +365,23 @@ class WorkerBatches(Iterator[Any]):
 
     def __len__(self) -> int:
         return len(self._batches)
+
+
+@contextmanager
+def workers_started(dataset: Any, collate_fn: Any) -> Iterator[None]:
+    """In this context workers are started: an error names the part that cannot be sent to them."""
+    try:
+        yield
+    except (AttributeError, TypeError, pickle.PicklingError) as error:
+        sent = {type(dataset).__name__: dataset, "data_collator": collate_fn}
+        found = next(filter(None, (_not_sendable(one, name) for name, one in sent.items())), None)
+        if found is None or not re.search("pickle|local object", str(error)):
+            raise
+        name, part = found
+        raise ConfigTypeError(
+            f"{name}: workers cannot receive {part!r} ({error}). Use a function or class of a module, not a lambda, a"
+            " local function or an open file; or set num_workers=0."
+        ) from error
 
 
 def _not_sendable(value: Any, name: str) -> tuple[str, Any] | None:

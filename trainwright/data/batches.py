@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from trainwright.config.errors import ConfigError
-from trainwright.data.batch_loader import BatchLoader, epoch_setters
+from trainwright.data.batch_loader import BatchLoader, epoch_setters, workers_started
 from trainwright.data.prefetch import ahead
 from trainwright.data.sampler import CyclicSampler, EpochSampler
 from trainwright.data.seeding import kept_generators, random_state, set_random_state
@@ -239,7 +239,9 @@ class Batches(Iterator[Any]):
             self._begin_epoch(epoch)
             with kept_generators() if keeps else nullcontext():
                 self._set_generators(source_of(loader), epoch, to_drop)
-                batches = iter(self._with_fresh_workers(loader))
+                source = source_of(loader)
+                with workers_started(getattr(source, "dataset", None), getattr(source, "collate_fn", None)):
+                    batches = iter(self._with_fresh_workers(loader))
                 dropped = sum(1 for _ in islice(batches, to_drop))
             if length is None:
                 yield batches

@@ -179,6 +179,13 @@ _FIXES = {
         " keeps is not. Make tensors on the batch's device (device=x.device), keep constants in the model"
         " (register_buffer), and let an own prepare_input_batch move its batch."
     ),
+    r"DataLoader worker .* (exit code \d+|killed by signal: \w[\w ]*)": (
+        r"A worker of the data loader ended (\1) while it read samples, perhaps for lack of memory. With num_workers=0"
+        r" (dataloader_num_workers=0) the samples are read in this process, which shows their errors."
+    ),
+    r"(?:tuple|list) indices must be integers|'str' object cannot be inter|'(?:tuple|list)' object has no attribute": (
+        "Perhaps the batch is used as a dict and is a pair (inputs, target): unpack it, or let the samples be dicts."
+    ),
     r"device-side assert triggered": (
         "Most often a class label or a token id is out of range, which a GPU does not name. One step on the CPU does:"
         " device_str='cpu', or train.dist.device_type=cpu."
@@ -190,8 +197,13 @@ def add_batch_note(error: BaseException, batch: Any) -> None:
     """Add a note with the names, shapes, types and devices of the batch to an error of a step, once; and a fix."""
     if not any(note.startswith(_NOTE) for note in getattr(error, "__notes__", ())):
         error.add_note(_NOTE + described(batch))
-        if (fix := _fix_of(str(error))) is not None:
-            error.add_note(fix)
+        add_fix(error)
+
+
+def add_fix(error: BaseException) -> None:
+    """Add a note with what to change in the data or the loss, for a known error of torch."""
+    if (fix := _fix_of(str(error))) is not None and fix not in getattr(error, "__notes__", ()):
+        error.add_note(fix)
 
 
 def _fix_of(message: str) -> str | None:

@@ -94,14 +94,17 @@ def log_untrained(model: nn.Module, optimizer: Optimizer | None, loss: Any = Non
         return
     trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     names = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in trained]
-    if names:
-        logger.info(
-            "The optimizer holds no %s of the model: it does not train %s.",
-            f"{', '.join(names[:3])}{' …' if len(names) > 3 else ''}",
-            "it" if len(names) == 1 else f"these {len(names)} parameters",
-        )
     own = {id(parameter) for parameter in model.parameters()}
     of_loss = [p for p in loss.parameters() if p.requires_grad] if isinstance(loss, nn.Module) else []
+    if names:
+        is_replaced = not trained <= own.union(map(id, of_loss))
+        logger.log(
+            logging.WARNING if is_replaced else logging.INFO,
+            "The optimizer holds no %s of the model: it does not train %s.%s",
+            f"{', '.join(names[:3])}{' …' if len(names) > 3 else ''}",
+            "it" if len(names) == 1 else f"these {len(names)} parameters",
+            " It holds others: build optimizer and trainer after the model has been changed." if is_replaced else "",
+        )
     untrained = [p for p in of_loss if id(p) not in trained and id(p) not in own]
     if untrained:
         logger.warning(

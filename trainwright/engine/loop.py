@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright.config.errors import ConfigTypeError, UserError
 from trainwright.config.foreign_names import attribute_hint
+from trainwright.data.errors import add_fix
 from trainwright.events.phases import PhaseTimes
 from trainwright.events.storage import EventStorage
 from trainwright.hooks.base import MOMENTS, HookBase
@@ -280,6 +281,8 @@ class TrainerBase:
 
             if is_out_of_memory(error):
                 add_memory_note(error, self)
+        if str(error).startswith("DataLoader worker"):  # raised by a handler of a signal, anywhere
+            add_fix(error)
         if isinstance(error.__cause__, StopIteration):  # Python's own message names no place
             error.add_note("A hook or the step called next() on an iterator that has ended: see the first traceback.")
         announce(error)

@@ -65,6 +65,14 @@ def explain_forward(error: Exception, model: nn.Module, batch: Any) -> None:
     """Add the batch to an error of a step; raise a clear error if the batch does not fit the model."""
     if isinstance(error, TypeError):
         write_forward_help(error, model, batch)
+    add_notes(error, batch, model)
+
+
+def add_notes(error: BaseException, batch: Any, model: nn.Module) -> None:
+    """Add the batch to an error of a step, and the labels that the model takes and the batch does not have."""
+    if isinstance(error, ConfigError) and isinstance(batch, Mapping):
+        for name in set(_TARGETS).intersection(parameter_names(model.forward) or ()).difference(batch):
+            error.add_note(f"The batch has no field {name!r}, which {type(model).__name__}.forward takes.")
     add_batch_note(error, batch)
 
 

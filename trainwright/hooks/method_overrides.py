@@ -39,16 +39,22 @@ def is_overridden(owner: object, name: str) -> bool:
 
 
 def check_methods(owner: object, moments: Iterable[str], what: str) -> None:
-    """Check the user's methods of ``owner`` that are called at ``moments``; warn of a name that is nearly one of them.
-
-    Raises:
-        ConfigTypeError: a method does not take the arguments of the one that it overrides.
-    """
+    """Check the user's methods of ``owner`` for ``moments``; warn of a name that is nearly one of them."""
     kind, moments = type(owner), tuple(moments)
     if kind.__module__.startswith("trainwright."):
         return
+    check_arguments(owner, moments)
     base = next(each for each in kind.__mro__ if each in _DEFINED)
-    for name in moments:
+    for name in vars(kind):
+        if not hasattr(base, name) and (near := get_close_matches(name, moments, 1, 0.85)):
+            logger.warning("%s.%s is never called: %s have %s.", kind.__name__, name, what, near[0])
+
+
+def check_arguments(owner: object, names: Iterable[str]) -> None:
+    """Raise ConfigTypeError if a method of the user's does not take the arguments of the one that it overrides."""
+    kind = type(owner)
+    base = next(each for each in kind.__mro__ if each in _DEFINED)
+    for name in names:
         arguments = [*signature(getattr(base, name)).parameters][1:]
         method = getattr(owner, name)
         if is_overridden(owner, name) and not _can_be_called(method, arguments):
@@ -56,9 +62,6 @@ def check_methods(owner: object, moments: Iterable[str], what: str) -> None:
                 f"{kind.__name__}.{name} is called with ({', '.join(arguments)}): write"
                 f" def {name}({', '.join(['self', *arguments])})."
             )
-    for name in vars(kind):
-        if not hasattr(base, name) and (near := get_close_matches(name, moments, 1, 0.85)):
-            logger.warning("%s.%s is never called: %s have %s.", kind.__name__, name, what, near[0])
 
 
 def _can_be_called(method: Any, arguments: list[str]) -> bool:

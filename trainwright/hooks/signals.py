@@ -190,7 +190,8 @@ class Interruptions(HookBase):
         what = f"saved after iteration {self.trainer.iterations_done}" if is_trained else "nothing was trained yet"
         logger.info("%s: %s; %s.", names, what, "stopping; a resume continues from there" if stopping else "continuing")
         if stopping:
-            raise TrainingTerminated if stopping[0] == signal.SIGTERM else KeyboardInterrupt
+            fix = "resume_from_checkpoint=True, or --resume, continues from there"
+            raise TrainingTerminated if stopping[0] == signal.SIGTERM else KeyboardInterrupt(f"{what}; {fix}.")
 
     def _wait_for_saves(self) -> None:
         """Wait for pending saves. If one has failed, save the current state; a second failure is raised."""

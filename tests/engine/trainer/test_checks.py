@@ -68,6 +68,30 @@ def test_parts_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
         Trainer(model, settings, DATA, optimizer=optimizer, lr_scheduler=schedule)
 
 
+class WithIndex(Trainer):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.compute_loss(self.model, batch)
+
+
+def test_a_step_with_another_librarys_arguments_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigTypeError, match=r"WithIndex.training_step is called with \(batch\)"):
+        WithIndex(make(), config(tmp_path), DATA)
+
+
+def test_what_changes_after_the_trainer_was_built_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = nn.Sequential(make(), nn.Linear(2, 2))
+    trainer = Trainer(model, config(tmp_path, num_epochs=1), DATA)
+    trainer.config.num_epochs, trainer.config.batch_size = 2, 5
+    model[1] = nn.Linear(2, 2)
+    trainer.train()
+    assert trainer.state.global_step == 10
+    settings, weights = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert "batch_size: changed from 4 to 5" in settings
+    assert "The optimizer holds no 1.weight, 1.bias of the model" in weights
+
+
 def test_settings_beside_a_part_that_is_given_are_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)

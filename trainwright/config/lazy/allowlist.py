@@ -19,6 +19,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from trainwright.config.errors import ConfigError, nearest_name
+from trainwright.config.lazy.provenance import shown
 from trainwright.config.lazy.targets import locate
 
 # Packages of trainwright whose public classes are allowed, and single names. The object itself is allowed, so its other
@@ -342,8 +343,8 @@ def _refusal(path: str, config_file: Path | None = None) -> ConfigError:
         names = [entry.stem for folder in working_folder() for entry in folder.iterdir()]
         return ConfigError(
             f"target {path!r} is refused: the project has no module {first!r}.{nearest_name(first, names)} Start in the"
-            " folder of the project. A folder that a run wrote or that is elsewhere is data: if you trust the code in"
-            f" {config_file.parent} and in the project_root that its configuration names, add --trust-folder."
+            " project's folder, or add --trust-folder if you trust the code in"
+            f" {shown(str(config_file.parent))} and in its project_root."
         )
     return ConfigError(
         f"target {path!r} is refused: a string from YAML, a checkpoint or the command line may only name the parts of "

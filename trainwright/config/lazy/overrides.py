@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, did_you_mean
@@ -112,6 +112,10 @@ def _set(cfg: DictConfig, keys: list[str], value: Any, text: str) -> None:
             for name in value:
                 set_override(there, name, text)
             return
+        if value == "" and isinstance(there, AnyNode) and isinstance(there._value(), int | float):
+            raise ConfigTypeError(
+                f"override {text!r}: got '', and {'.'.join(keys)} is {there._value()!r}. Write a value."
+            )
         parent[key] = value
     set_override(parent, key, text)
     if key == _TARGET:

@@ -29,6 +29,7 @@ from trainwright.config.lazy.provenance import (
     is_trusted,
     origin_of,
     override_at,
+    overrides_of,
     raw_children,
     shown,
     value_at,
@@ -85,16 +86,18 @@ def _section_faults(cfg: DictConfig) -> Iterator[Fault]:
     own = [name for name in children if name not in SECTIONS]
     for name in _REQUIRED:
         node = children.get(name)
-        if node is None or node._is_none():
+        misplaced = [
+            one for one in own if isinstance(children[one], DictConfig) and name in raw_children(children[one])
+        ]
+        if node is None or node._is_none() or (misplaced and overrides_of(node)):  # an override made it
             near = difflib.get_close_matches(name, own, n=1)
             if near:
                 own.remove(near[0])
                 yield Fault(near[0], f"no such section. Did you mean {name!r}?", ConfigKeyError)
             else:
                 text = f"this section is missing. A run needs {' and '.join(_REQUIRED)}."
-                for other in own:
-                    if isinstance(children[other], DictConfig) and name in raw_children(children[other]):
-                        text += f" The variable {other!r} is not read: write {name} = ... instead of {other}.{name}."
+                for other in misplaced:
+                    text += f" The variable {other!r} is not read: write {name} = ... instead of {other}.{name}."
                 if name == _REQUIRED[-1] and children.keys().isdisjoint(_REQUIRED):
                     text += (
                         " (A script of the Python API is not a config file: Python runs it, or trainwright launch on"

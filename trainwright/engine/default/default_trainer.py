@@ -424,7 +424,7 @@ class DefaultTrainer(RunMethods):
             logger.warning("%s holds no checkpoint to resume from: starting from step 0.", self.cfg.train.output_dir)
         elif resume:
             self.run.folder.resume = True  # also if a program calls this method
-        self.checkpointer.resume_or_load(self.cfg.train.load_weight, resume=resume)
+        self.checkpointer.resume_or_load(self.cfg.train.load_weight or "", resume=resume)
 
     # Called by a user's own step.
 

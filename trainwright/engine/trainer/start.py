@@ -23,6 +23,7 @@ from trainwright.engine.trainer.checks import Given
 from trainwright.engine.trainer.loaders import with_length
 from trainwright.engine.trainer.parts import dev_batches
 from trainwright.engine.trainer.processes import check_launch, join
+from trainwright.parallel.data_parallel import launched_rank
 from trainwright.parallel.dist import broadcast_object, get_world_size, is_main_process
 from trainwright.parallel.restarts import is_continued
 
@@ -37,9 +38,9 @@ def start(given: Given, owner: object) -> "tuple[TrainingConfig, torch.device]":
 
     With ``fast_dev_run`` the settings are changed, and a temporary folder is deleted with ``owner``.
     """
+    log_to_console(launched_rank())  # before the first warning
     config, device = join(given.config, given.accelerator, given.data)
     config = apply_dev_run(config, owner)
-    log_to_console()
     config = continued(config, Path(os.path.abspath(config.output_dir)))
     check_launch(config, given.accelerator)
     return config, device

@@ -74,7 +74,7 @@ from trainwright.hooks import (
 )
 from trainwright.hooks.callbacks import Callback, CallbackList, RunCallbacks, TrainerControl
 from trainwright.hooks.callbacks.progress import EpochProgress, epoch_lines
-from trainwright.hooks.method_overrides import is_overridden, overridable
+from trainwright.hooks.method_overrides import check_arguments, is_overridden, overridable
 from trainwright.hooks.profile import profile_hook
 from trainwright.models.eval_mode import set_training_mode
 from trainwright.optim.freeze import freeze_bn
@@ -87,6 +87,11 @@ logger = logging.getLogger("trainwright.engine")
 
 if TYPE_CHECKING:
     from trainwright.config.settings import TrainingConfig
+
+_READ_ONCE = (  # settings that the constructor reads
+    "batch_size", "gradient_accumulation_steps", "learning_rate", "weight_decay", "max_grad_norm",
+    "mixed_precision", "seed", "output_dir", "dataloader_num_workers",
+)  # fmt: skip
 
 
 @overridable
@@ -152,6 +157,7 @@ class Trainer(RunMethods):
         **unknown: Never,
     ) -> None:
         super().__init__()
+        check_arguments(self, [one for one in STEP_METHODS if is_overridden(self, one)][:1])  # it may call the others
         given = Given.checked(  # every error at once, before anything is built
             model, config, training_config=training_config, unknown=unknown,
             train_dataset=train_dataset, eval_dataset=eval_dataset,
@@ -182,6 +188,7 @@ class Trainer(RunMethods):
         run.check_weights()
         check_folder(self.config, run.folder, evaluates=self._evaluates)
         self._register_hooks()
+        self._built_with = {name: getattr(self.config, name) for name in _READ_ONCE}
 
     # The parts of a run, in the order in which they need each other.
 
@@ -444,6 +451,7 @@ class Trainer(RunMethods):
 
         def use_learning_rate(rate: float) -> None:
             me.config.update({"learning_rate": rate})
+            me._built_with["learning_rate"] = rate
 
         def position_of(update: int) -> tuple[int, int] | None:
             sampler, plan = getattr(me.train_dataloader, "batch_sampler", None), me.state.plan
@@ -717,6 +725,12 @@ class Trainer(RunMethods):
             self.load(resume_checkpoint_path)
             self._saving.continue_from(resume_checkpoint_path)
         self._plan_again()
+        for name, before in self._built_with.items():
+            if (now := getattr(self.config, name)) != before:
+                logger.warning(
+                    "TrainingConfig.%s: changed from %r to %r after Trainer(...) was built, without effect. Build the"
+                    " Trainer again.", name, before, now,
+                )  # fmt: skip
         is_done = self.start_iter >= self.max_iter
         with self._training() as run_step:
             if is_overridden(self, "inner_training_loop"):

@@ -13,10 +13,9 @@ from trainwright._torch_compat.tensor_chunks import is_dtensor
 from trainwright.config.errors import ConfigTypeError
 from trainwright.data.batch import to_batch
 from trainwright.data.collate import mixed
-from trainwright.data.errors import add_batch_note
 from trainwright.engine.accumulation import mean_outputs
 from trainwright.engine.gradient_sync import explained
-from trainwright.engine.loss_fn import Contract, contract_for, fields_of, predictions_of
+from trainwright.engine.loss_fn import Contract, add_notes, contract_for, fields_of, predictions_of
 from trainwright.engine.pipeline_step import PipelineStep, pipeline_settings
 from trainwright.engine.run import TrainerRun
 from trainwright.engine.step import Step
@@ -208,7 +207,9 @@ class TrainingStep:
             keep=self._keep,
             begin_batch=self._begin_batch,
             end_batch=self._callbacks.end_batch,
-            explain=explained(add_batch_note, self.model, "TrainingConfig.find_unused_parameters"),
+            explain=explained(
+                partial(add_notes, model=self.model), self.model, "TrainingConfig.find_unused_parameters"
+            ),
         )
         self.placement.on_wrap = partial(setattr, step, "model")
         step.after_batch = self._after_batch()  # all callbacks are registered now

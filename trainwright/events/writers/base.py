@@ -1,6 +1,7 @@
 """The interfaces of a writer, which reads new metrics from the storage, and a wrapper that disables one that fails."""
 
 import logging
+import sys
 from collections.abc import Callable
 from functools import partial
 
@@ -104,7 +105,11 @@ class SafeWriter(FileWriter):
     def _disable(self) -> None:
         """Call it in the ``except`` block of the error."""
         if self._is_on:
-            logger.exception("%r failed and is disabled for the rest of the run; training continues.", self.writer)
+            text, error = (
+                "%r failed and is disabled for the rest of the run; training continues. (%s)",
+                sys.exc_info()[1],
+            )
+            logger.error(text, self.writer, error, exc_info=not isinstance(error, OSError))  # such as a full disk
         self._is_on = False
 
 
