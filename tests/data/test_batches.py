@@ -1,5 +1,6 @@
 """The batches of a training: each epoch is opened by its first batch, with and without workers, and at any position."""
 
+import random
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
@@ -12,7 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampl
 from tests.toys import Stream
 from trainwright.config.errors import ConfigError
 from trainwright.data import build_image_train_loader
-from trainwright.data.batches import Batches
+from trainwright.data.batches import Batches, Repeated
 from trainwright.data.seeding import random_state, seed_everything, set_random_state
 
 
@@ -188,9 +189,35 @@ def shuffled(kind: str) -> Any:
     data, seeded = TensorDataset(torch.arange(24)), torch.Generator().manual_seed(3)
     if kind == "numpy":
         return Iterated(lambda: iter(np.random.permutation(6).tolist()))
+    if kind == "passes":
+        return Repeated(DataLoader(Stream(lambda: (torch.rand(1) for _ in range(5))), None, num_workers=1), 24)
+    if kind in OWN_GENERATORS:
+        return DataLoader(data, 4, sampler=Drawn(OWN_GENERATORS[kind]()))
     return DataLoader(
         data, 4, shuffle=True, generator=seeded if kind == "generator" else None, num_workers=kind == "workers"
     )
+
+
+class Drawn(Sampler[int]):
+    """An order by a generator that is an attribute."""
+
+    def __init__(self, generator: Any) -> None:
+        self.draws = generator
+
+    def __len__(self) -> int:
+        return 24
+
+    def __iter__(self) -> Iterator[int]:
+        order = list(range(24))
+        self.draws.shuffle(order)
+        return iter(order)
+
+
+OWN_GENERATORS: dict[str, Callable[[], Any]] = {
+    "python's own": lambda: random.Random(3),
+    "numpy's own": lambda: np.random.default_rng(3),
+    "numpy's old": lambda: np.random.RandomState(3),
+}
 
 
 class Iterated:
@@ -204,9 +231,9 @@ class Iterated:
 
 
 @pytest.mark.parametrize("done", [2, 6, 8, 12])
-@pytest.mark.parametrize("kind", ["generator", "global", "workers", "numpy"])
+@pytest.mark.parametrize("kind", ["generator", "global", "workers", "numpy", "passes", *OWN_GENERATORS])
 def test_the_order_of_a_users_loader_goes_on_where_its_generators_were(kind: str, done: int) -> None:
-    length = None if kind == "numpy" else 6
+    length = {"numpy": None, "passes": 24}.get(kind, 6)
 
     def draw() -> None:  # as dropout does in each step
         torch.rand(1), np.random.rand()

@@ -8,6 +8,7 @@ import copy
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
@@ -18,7 +19,14 @@ from trainwright.config.errors import ConfigError
 from trainwright.data.batch_loader import BatchLoader, epoch_setters, workers_started
 from trainwright.data.prefetch import ahead
 from trainwright.data.sampler import CyclicSampler, EpochSampler
-from trainwright.data.seeding import kept_generators, random_state, set_random_state
+from trainwright.data.seeding import (
+    generator_state,
+    is_generator,
+    kept_generators,
+    random_state,
+    set_generator_state,
+    set_random_state,
+)
 from trainwright.data.streaming import StreamLoader, has_state
 
 logger = logging.getLogger("trainwright.data")
@@ -133,7 +141,7 @@ class Batches(Iterator[Any]):
             return dict(source.state_dict())
         if self._opened is None:
             return self._continued
-        return {**self._opened, "now": [one.get_state() for one in _generators(source)]}
+        return {**self._opened, "now": [generator_state(one) for one in _generators(source)]}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue the loader, if it can, at a position that was saved."""
@@ -226,20 +234,28 @@ class Batches(Iterator[Any]):
         self._keeps_generators = self._is_positioned = False
         size = length or _length(loader)
         epoch, skipped = divmod(self.done, size) if size else (0, self.done)
-        if self._continued is not None and not size:
-            epoch, skipped = self._continued["epoch"], self.done - self._continued["done"]
+        saved = self._continued
+        if saved is not None and not size:
+            epoch, skipped = saved["epoch"], self.done - saved["done"]
         keeps = keeps and (is_positioned or skipped > 0)  # a later epoch draws from the generators as it is opened
-        if is_positioned and isinstance(loader, Repeated):
-            loader.start = skipped
-        elif skipped and not is_positioned:
-            self._log_dropped_batches(loader, skipped)
-        has_batches = True
+        to_drop = 0 if is_positioned else skipped
+        if isinstance(loader, Repeated):
+            if saved is not None and self.done - skipped <= saved["done"]:
+                to_drop = self.done - saved["done"]  # the batches of the latest pass
+            loader.start = skipped - to_drop
+        if not is_positioned:
+            self._log_start(loader, epoch, to_drop)
+        has_batches, source = True, source_of(loader)
         while True:
-            before, to_drop, had_batches = self.done, 0 if is_positioned else skipped, has_batches
+            before, had_batches = self.done, has_batches
             self._begin_epoch(epoch)
             with kept_generators() if keeps else nullcontext():
-                self._set_generators(source_of(loader), epoch, to_drop)
-                source = source_of(loader)
+                self._set_generators(source, is_inside=skipped > 0 and not is_positioned)
+                record = partial(self._record_generators, source, epoch, self.done - skipped)
+                if isinstance(loader, Repeated) and not getattr(source, "persistent_workers", False):
+                    loader.begin_pass = record
+                else:
+                    record(skipped - to_drop)
                 with workers_started(getattr(source, "dataset", None), getattr(source, "collate_fn", None)):
                     batches = iter(self._with_fresh_workers(loader))
                 dropped = sum(1 for _ in islice(batches, to_drop))
@@ -259,35 +275,52 @@ class Batches(Iterator[Any]):
                         f"Trainer.train_dataloader: {type(loader).__name__} gave {dropped + self.done - before}"
                         f" batches, but its length is {length}."
                     )
-            skipped = to_drop - dropped
+            skipped = to_drop = to_drop - dropped
             epoch, is_positioned, keeps = epoch + 1, False, keeps and skipped > 0
 
-    def _set_generators(self, loader: Any, epoch: int, to_drop: int) -> None:
-        """Before an epoch is opened: record the random generators, which are first set to those that were saved."""
-        own, (saved, self._continued) = _generators(loader), (self._continued, None)
+    def _set_generators(self, loader: Any, *, is_inside: bool) -> None:
+        """Set the random generators to those that were saved; ``is_inside``: to those that opened the epoch."""
+        saved, self._continued = self._continued, None
         if saved is not None:
-            states = saved["opened"] if to_drop else [] if self._fresh else saved["now"]
-            for one, state in zip(own, states, strict=False):
-                one.set_state(state)
-            if to_drop:
+            states = saved["opened"] if is_inside else [] if self._fresh else saved["now"]
+            for one, state in zip(_generators(loader), states, strict=False):
+                set_generator_state(one, state)
+            if is_inside:
                 set_random_state(saved["random"])
-        random = {name: state for name, state in random_state().items() if name != "cuda"}  # loaders draw on the host
-        opened = [one.get_state() for one in own]
-        self._opened = {"epoch": epoch, "done": self.done - to_drop, "random": random, "opened": opened}
 
-    def _log_dropped_batches(self, loader: Any, count: int) -> None:
-        """Log that a resumed run reads batches again that were trained on."""
-        source, kind = source_of(loader), type(loader).__name__
+    def _record_generators(self, loader: Any, epoch: int, start: int, given: int) -> None:
+        """Record the random generators before a pass of an epoch is opened, after ``given`` batches of the epoch.
+
+        ``start``: the batches of the run before the epoch.
+        """
+        random = {name: state for name, state in random_state().items() if name != "cuda"}  # loaders draw on the host
+        opened = [generator_state(one) for one in _generators(loader)]
+        self._opened = {"epoch": epoch, "done": start + given, "random": random, "opened": opened}
+
+    def _log_start(self, loader: Any, epoch: int, count: int) -> None:
+        """Log that a resumed run reads ``count`` batches again, and a loader whose order may be another one."""
+        source, kind, is_resumed = source_of(loader), type(loader).__name__, self._continued is not None
         sampler = getattr(source, "sampler", None)
         is_known = type(sampler).__module__.startswith("torch.utils.data") or hasattr(sampler, "set_epoch")
-        if type(source) is DataLoader and is_known and self._continued is not None:
+        is_known = type(source) is DataLoader and is_resumed and (is_known or len(_generators(source)) > 0)
+        if (
+            is_known
+            and getattr(source, "persistent_workers", False)
+            and self._with_fresh_workers(loader) is loader
+            and epoch
+        ):
+            logger.warning(
+                "The training loader %s keeps its workers (persistent_workers=True), which start anew in a resumed run:"
+                " it is exact if the data set draws no random numbers.", kind,
+            )  # fmt: skip
+        if is_known and count:
             logger.info("The training loader %s: %d batches of this epoch are read again and dropped.", kind, count)
-            return
-        logger.warning(
-            "The training loader %s cannot be set to a position: %d batches are read again and dropped. The resumed run"
-            " is exact if it gives the same batches again: without shuffling, or with the global random generators, or"
-            " with one that is its attribute 'generator'.", kind, count,
-        )  # fmt: skip
+        elif not is_known and (count or (is_resumed and not isinstance(source, list | tuple))):
+            logger.warning(
+                "The training loader %s cannot be set to a position: %d batches are read again and dropped. The resumed"
+                " run is exact if it gives the same batches again: without shuffling, or with the global random"
+                " generators, or with one that is an attribute of the loader or its sampler.", kind, count,
+            )  # fmt: skip
 
     def _begin_epoch(self, epoch: int) -> None:
         """Call ``set_epoch``; our loaders end workers that do not know what has changed."""
@@ -326,12 +359,13 @@ class Repeated:
     def __init__(self, loader: Iterable[Any], length: int) -> None:
         self.loader = loader
         self.start = 0  # batches before the first one of the next iteration
+        self.begin_pass: Callable[[int], None] = lambda given: None  # called before each iteration of the loader
         self._length = length
 
     def of(self, loader: Iterable[Any]) -> "Repeated":
         """The next iteration, of another loader."""
         other = Repeated(loader, self._length)
-        other.start, self.start = self.start, 0
+        other.start, self.start, other.begin_pass = self.start, 0, self.begin_pass
         return other
 
     def __len__(self) -> int:
@@ -339,15 +373,21 @@ class Repeated:
 
     def __iter__(self) -> Iterator[Any]:
         given, self.start = self.start, 0
+        self.begin_pass(given)
+        return self._read(iter(self.loader), given)  # opened here
+
+    def _read(self, batches: Iterator[Any], given: int) -> Iterator[Any]:
         while given < self._length:
             before = given
-            for batch in self.loader:
+            for batch in batches:
                 yield batch
                 given += 1
                 if given == self._length:
                     return
             if given == before:
                 raise ConfigError("Trainer.train_dataset: it yields no sample; it must yield at least one batch.")
+            self.begin_pass(given)
+            batches = iter(self.loader)
 
 
 def source_of(loader: Any) -> Any:
@@ -363,12 +403,13 @@ def _length(loader: Any) -> int:
         return 0
 
 
-def _generators(loader: Any) -> list[torch.Generator]:
-    """The random generators of a loader and its samplers."""
+def _generators(loader: Any) -> list[Any]:
+    """The random generators that are attributes of a loader, its samplers and its data set."""
     batch_sampler = getattr(loader, "batch_sampler", None)
-    parts = loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)
-    found = {id(one): one for one in (getattr(part, "generator", None) for part in parts)}
-    return [one for one in found.values() if isinstance(one, torch.Generator)]
+    samplers = getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)
+    parts = loader, *samplers, getattr(loader, "dataset", None)
+    found = {id(one): one for part in parts for one in getattr(part, "__dict__", {}).values() if is_generator(one)}
+    return [*found.values()]
 
 
 def log_if_workers_restart(data_loader: Any) -> None:

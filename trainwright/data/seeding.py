@@ -176,6 +176,42 @@ def set_random_state(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
+def is_generator(value: Any) -> bool:
+    """Whether it is a random generator of torch, Python or numpy."""
+    return isinstance(value, torch.Generator | random.Random | np.random.Generator | np.random.RandomState)
+
+
+def generator_state(one: Any) -> Any:
+    """Its state: numbers, text and tensors."""
+    if isinstance(one, torch.Generator):
+        return one.get_state()
+    if isinstance(one, random.Random):
+        return [*one.getstate()]
+    if isinstance(one, np.random.RandomState):
+        return _plain(one.get_state(legacy=False))
+    return _plain(one.bit_generator.state)
+
+
+def set_generator_state(one: Any, state: Any) -> None:
+    """Continue the generator at a state from :func:`generator_state`."""
+    if isinstance(one, torch.Generator):
+        one.set_state(state)
+    elif isinstance(one, random.Random):
+        version, words, gauss = state
+        one.setstate((version, tuple(words), gauss))
+    elif isinstance(one, np.random.RandomState):
+        one.set_state({**state, "state": {**state["state"], "key": np.array(state["state"]["key"], np.uint32)}})
+    else:
+        one.bit_generator.state = state
+
+
+def _plain(state: Any) -> Any:
+    """The state of a bit generator of numpy with lists in place of arrays."""
+    if isinstance(state, dict):
+        return {name: _plain(value) for name, value in state.items()}
+    return state.tolist() if isinstance(state, np.ndarray) else state
+
+
 @contextmanager
 def unchanged_afterwards() -> Iterator[None]:
     """``random_state`` returns the present state inside, for a checkpoint; the caller restores it afterwards."""
