@@ -175,23 +175,6 @@ def test_the_traceback_is_there_for_who_asks(mnist_project: Path, train: Callabl
     assert "train.seed" in done.stderr
 
 
-def test_resume_from_nothing_but_damaged_checkpoints_is_an_error(
-    train: Callable, finished, short, contents: Callable, tmp_path: Path
-) -> None:
-    folder = tmp_path / "output"
-    shutil.copytree(finished.folder, folder, symlinks=True)
-    for weights in folder.glob(".model_*/model.safetensors"):
-        weights.write_bytes(b"damaged")
-    for weights in folder.glob("model_0*/model.safetensors"):
-        weights.write_bytes(b"damaged")
-    before = contents(folder)
-    done = train(finished.config, *short, f"train.output_dir={folder}", "--resume", cwd=tmp_path, code=2)
-    for fact in ("none of the checkpoints is valid", "model_final", "model_0000044", "model.safetensors"):
-        assert fact in done.stderr
-    assert "Traceback" not in done.stderr
-    assert contents(folder) == before
-
-
 def test_a_failure_in_the_middle_exits_1_and_keeps_the_checkpoints(
     project: Path, train: Callable, short, tmp_path: Path
 ) -> None:

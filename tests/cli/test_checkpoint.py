@@ -490,15 +490,3 @@ def test_resume_lists_why_none_is_good_and_changes_nothing(
         assert fact in done.stderr, done.stderr
     assert "Traceback" not in done.stderr + done.stdout
     assert contents(run) == before
-
-
-def test_resume_goes_back_to_the_one_before_with_one_warning(
-    train: Callable, finished: Any, short: tuple[str, ...], run: Path
-) -> None:
-    for name in ("model_0000059", "model_final", "model_best"):
-        flip(run / name / "model.safetensors")
-    done = train(finished.config, *short, f"train.output_dir={run}", "--resume", cwd=run.parent)
-    warnings = [line for line in done.stdout.splitlines() if " WARNING]" in line]
-    assert len(warnings) == 1
-    assert "model_final: is damaged" in warnings[0]
-    assert f"Resuming from {run / 'model_0000044'} instead." in done.stdout

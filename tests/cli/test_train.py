@@ -7,7 +7,6 @@ import pty
 import re
 import shlex
 import shutil
-import signal
 import struct
 import subprocess
 import sys
@@ -137,93 +136,7 @@ def test_tools_train_net_is_the_same_program(finished, run_python, short, sha, t
     assert sha(tmp_path / "output" / "model_final") == sha(finished.folder / "model_final")
 
 
-@pytest.mark.exhaustive
-def test_a_fresh_run_moves_the_earlier_one_aside(finished, train, contents, tmp_path: Path) -> None:
-    folder = tmp_path / "output"
-    shutil.copytree(finished.folder, folder, symlinks=True)
-    (folder / "notes.md").write_text("mine")
-    arguments = [finished.config, "train.train_epoch=0", "train.train_iter=5", f"train.output_dir={folder}"]
-    train(*arguments, cwd=tmp_path)
-    assert contents(folder / "earlier_runs" / "001") == contents(finished.folder)
-    assert (folder / "notes.md").read_text() == "mine"
-    assert not (folder / "model_0000059").exists()
-    train(*arguments, cwd=tmp_path)
-    assert sorted(path.name for path in (folder / "earlier_runs").iterdir()) == ["001", "002"]
-    assert contents(folder / "earlier_runs" / "001") == contents(finished.folder)
-
-
 # Going on.
-
-
-@pytest.mark.exhaustive
-def test_resuming_a_finished_run_reports_that_it_is_complete(finished, train, short, contents, tmp_path: Path) -> None:
-    folder = tmp_path / "output"
-    shutil.copytree(finished.folder, folder, symlinks=True)
-    done = train(finished.config, *short, f"train.output_dir={folder}", "--resume", cwd=tmp_path)
-    assert "60 of 60 iterations are done" in done.stdout
-    unchanged = contents(finished.folder)
-    now = contents(folder)
-    unchanged.pop("log.txt"), now.pop("log.txt")
-    assert {name: value for name, value in now.items() if name in unchanged} == unchanged
-
-
-@pytest.mark.exhaustive
-def test_resuming_with_more_iterations_goes_on(finished, train, short, read_rows, tmp_path: Path) -> None:
-    folder = tmp_path / "output"
-    shutil.copytree(finished.folder, folder, symlinks=True)
-    more = [*short, "train.train_iter=80", f"train.output_dir={folder}"]
-    done = train(finished.config, "--resume", *more, cwd=tmp_path)
-    assert "Iterations  61 to 80" in done.stdout
-    rows = read_rows(folder)
-    assert [row["iteration"] for row in rows] == [9, 19, 29, 39, 49, 59, 69, 79, 80]
-    first = read_rows(finished.folder)
-    assert without_timings(rows[:5]) == without_timings(first[:5])
-    # The evaluation that ended the first run is one of many now: it is of iteration 59, as in a run of 80.
-    assert without_timings(rows[5:6]) == [{**without_timings(first[5:6])[0], "Acc@1": first[6]["Acc@1"]}]
-    assert (folder / "last_checkpoint").read_text().strip() == "model_final"
-    assert yaml.safe_load((folder / "config.yaml").read_text())["train"]["train_iter"] == 80
-
-
-KILLER = """
-import os, signal
-from trainwright.hooks import HookBase
-from trainwright import DefaultTrainer
-
-class Kill(HookBase):
-    def after_step(self):
-        if self.trainer.iter == {iteration}:
-            self.trainer.checkpointer.wait()  # else it is a matter of luck which one is there
-            os.kill(os.getpid(), signal.SIGKILL)
-
-build_hooks = DefaultTrainer.build_hooks
-DefaultTrainer.build_hooks = lambda self: [*build_hooks(self), Kill()]
-from trainwright.cli.train import main
-main({arguments!r})
-"""
-
-
-@pytest.mark.parametrize("iteration", [17, 44, 58])
-@pytest.mark.exhaustive(every=3)
-def test_killed_and_resumed_is_as_never_killed(
-    finished, run_python, train, short, sha, read_rows, tmp_path: Path, iteration: int
-) -> None:
-    arguments = [str(finished.config), *short, f"train.output_dir={tmp_path}/output"]
-    killed = run_python("-c", KILLER.format(iteration=iteration, arguments=arguments), cwd=tmp_path, code=None)
-    assert killed.returncode == -signal.SIGKILL
-    assert not (tmp_path / "output" / "model_final").exists()
-
-    done = train(*arguments, "--resume", cwd=tmp_path)
-    # A checkpoint is written when the iteration after it begins, so the one of 44 was not yet.
-    assert f"Iterations  {iteration // 15 * 15 + 1} to 60" in done.stdout
-    assert without_timings(read_rows(tmp_path / "output")) == without_timings(read_rows(finished.folder))
-    for name in ("model_final", "model_best"):
-        assert sha(tmp_path / "output" / name) == sha(finished.folder / name)
-
-
-@pytest.mark.exhaustive
-def test_resume_without_a_checkpoint_begins_the_run(finished, train, short, sha, tmp_path: Path) -> None:
-    train("--resume", finished.config, *short, "train.output_dir=output", cwd=tmp_path)
-    assert sha(tmp_path / "output" / "model_final") == sha(finished.folder / "model_final")
 
 
 # Evaluating only, and a quick look.
@@ -300,24 +213,6 @@ def test_overrides_of_every_kind_reach_the_run(mnist_project: Path, train, tmp_p
     assert "resume" not in saved["train"]
     rows = (tmp_path / "out put" / "metrics.json").read_text()
     assert '"iteration": 3' in rows
-
-
-@pytest.mark.exhaustive
-def test_a_deleted_key_is_gone_and_its_default_holds(mnist_project: Path, train, tmp_path: Path) -> None:
-    arguments = ["train.train_epoch=0", "train.train_iter=2", "train.output_dir=output", "~train.warmup_ratio"]
-    train(mnist_project / "configs" / "config.py", *arguments, cwd=tmp_path)
-    assert yaml.safe_load((tmp_path / "output" / "config.yaml").read_text())["train"]["warmup_ratio"] == 0
-
-
-@pytest.mark.exhaustive
-def test_flags_may_stand_before_between_and_after_overrides(finished, train, tmp_path: Path) -> None:
-    weights = f"train.load_weight={finished.folder}/model_final"
-    for arguments in (
-        ["--eval-only", finished.config, weights, "train.output_dir=a"],
-        [finished.config, weights, "--eval-only", "train.output_dir=a"],
-        [weights, "train.output_dir=a", "--config-file", finished.config, "--eval-only"],
-    ):
-        assert "Acc@1" in train(*arguments, cwd=tmp_path).stdout
 
 
 @pytest.mark.parametrize("name", [b"a\xff", b"a${x}"])

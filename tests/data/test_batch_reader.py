@@ -42,13 +42,6 @@ def restore(states):
     torch.set_rng_state(states[2])
 
 
-@pytest.fixture(autouse=True)
-def _kept_generators():
-    kept = states()
-    yield
-    restore(kept)
-
-
 class Augmented(Dataset):
     """Samples ``(index, what was drawn)``. With ``every`` = 100, one sample in a hundred draws."""
 

@@ -15,15 +15,6 @@ from trainwright.data.collate import mixed
 from trainwright.data.errors import add_batch_note
 
 
-def test_samples_that_are_no_instances_are_batched_as_torch_does():
-    samples = [(np.full((2,), i, dtype=np.float32), i, {"name": str(i)}) for i in range(3)]
-    images, labels, names = collate(samples)
-    expected = default_collate(samples)
-    assert torch.equal(images, expected[0])
-    assert torch.equal(labels, expected[1])
-    assert names == expected[2]
-
-
 class Point(NamedTuple):
     x: torch.Tensor
     name: str
@@ -73,12 +64,6 @@ def test_kinds_that_torch_was_taught_are_batched_so(monkeypatch):
     taught = lambda batch, *, collate_fn_map=None: f"{len(batch)} of them"  # noqa: E731
     monkeypatch.setitem(default_collate_fn_map, Point, taught)
     assert collate([(Point(1, "a"), 1), (Point(2, "b"), 2)])[0] == "2 of them"
-
-
-def test_instances_become_one_instance():
-    batch = collate([Instance(inputs=torch.tensor(i)) for i in range(3)])
-    assert isinstance(batch, Instance)
-    assert batch.inputs.tolist() == [0, 1, 2]
 
 
 def test_an_instance_becomes_the_arguments_of_forward():

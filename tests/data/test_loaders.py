@@ -92,48 +92,12 @@ def test_the_test_loader_reads_each_sample_once_in_order_on_every_pass(build):
     assert len(loader) == 3
 
 
-def test_resuming_by_the_reachable_sampler_continues_the_stream():
-    whole = labels(first(build_image_train_loader(Numbers(37), 4, num_workers=0)[0], 20))
-    loader = build_image_train_loader(Numbers(37), 4, num_workers=0)[0]
-    loader.batch_sampler.set_consumed_samples(36)
-    assert labels(first(loader, 11)) == whole[9:]
-    given = build_image_train_loader(Numbers(37), 4, num_workers=0, consumed_samples=36)[0]
-    assert labels(first(given, 11)) == whole[9:]
-
-
 def test_one_data_set_is_used_itself_and_several_are_mixed():
     data = Numbers()
     assert build_image_test_loader([data], 2, num_workers=0).dataset is data
     assert isinstance(build_image_test_loader((data, data), 2, num_workers=0).dataset, ConcatDataset)
     mixed = build_image_test_loader([data, Numbers(3)], 2, num_workers=0, dataset_mixer=lambda parts: parts[1])
     assert len(mixed.dataset) == 3
-
-
-def test_the_number_of_workers_does_not_change_the_batches():
-    batches = [labels(first(build_image_train_loader(Numbers(), 4, num_workers=n)[0], 5)) for n in (0, 1, 2)]
-    assert batches[0] == batches[1] == batches[2]
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_iterating_draws_nothing_from_the_global_generators(num_workers):
-    loader = build_image_test_loader(Numbers(), 4, num_workers=num_workers)
-    states = (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy())
-    labels(loader)
-    assert torch.equal(states[0], torch.get_rng_state())
-    kept = random.Random()
-    kept.setstate(states[1])  # one state has two forms where a block of numbers ends: what counts is what is drawn
-    assert [kept.random() for _ in range(1000)] == [random.random() for _ in range(1000)]
-    assert np.array_equal(states[2], np.random.get_state()[1])
-
-
-def test_samples_draw_by_seed_and_never_alike():
-    def draws(seed):
-        return torch.cat(list(build_image_test_loader(Draws(), 2, num_workers=2, seed=seed)))
-
-    one = draws(1)
-    assert torch.equal(one, draws(1))
-    assert not torch.equal(one, draws(2))
-    assert len(one.flatten().unique()) == one.numel()
 
 
 def _draw_once(worker_id):

@@ -43,17 +43,6 @@ def test_no_epoch_of_one_seed_is_an_epoch_of_the_next_seed():
     assert len(epochs) == 64
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_the_ranks_of_a_step_together_hold_the_same_samples_on_any_number_of_ranks(world_size):
-    micro = 8 // world_size
-    ranks = [
-        CyclicSampler(range(37), micro, True, data_parallel_rank=rank, data_parallel_size=world_size, seed=5)
-        for rank in range(world_size)
-    ]
-    steps = [list(chain.from_iterable(step)) for step in islice(zip(*ranks, strict=True), 12)]
-    assert steps == take(CyclicSampler(range(37), 8, True, seed=5), 12)
-
-
 @pytest.mark.parametrize("consumed", [0, 8, 36, 40, 72, 7 * 37])
 def test_resuming_continues_the_stream_where_it_was_left(consumed):
     whole = list(chain.from_iterable(take(CyclicSampler(range(37), 4, True, seed=1), 100)))

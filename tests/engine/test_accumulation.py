@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader
 from tests.engine.token_losses import IGNORED, Language, Points, Sentences, assert_same, by_hand, model_of, sgd
 from trainwright import Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError
-from trainwright.data.batch import count_samples
 from trainwright.engine import EagerTrainer
 from trainwright.hooks import CallbackHook
 
@@ -119,13 +118,6 @@ def test_batches_of_tensors_of_several_sizes_count_by_their_labels_or_else_the_s
         (theirs(**batch)["loss"] * share).backward()
     optimizer.step()
     assert_same(ours, theirs)
-
-
-def test_counting_samples() -> None:
-    pair = (torch.zeros(3, 2), torch.zeros(3))
-    assert count_samples(pair) == count_samples({"a": pair[0], "b": pair[1], "name": "x"}) == 3
-    assert count_samples({"a": torch.zeros(3), "temperature": torch.tensor(1.0)}) == 3
-    assert count_samples((torch.zeros(3), torch.zeros(2))) == count_samples({"a": 1}) == count_samples(None) == 0
 
 
 class CountScalings(TorchDispatchMode):

@@ -58,12 +58,6 @@ def test_the_order_of_calls_and_the_iteration_in_each() -> None:
     ]  # fmt: skip
 
 
-def test_iter_equals_max_iter_after_a_training_without_failure() -> None:
-    trainer = Trainer([])
-    trainer.train(0, 4)
-    assert (trainer.iter, trainer.start_iter, trainer.max_iter, trainer.storage.iter) == (4, 0, 4, 4)
-
-
 def test_iterations_done_is_where_a_checkpoint_taken_now_goes_on() -> None:
     seen: list[tuple[str, int]] = []
     moments = ("before_train", "before_step", "after_step", "after_train")
@@ -73,6 +67,7 @@ def test_iterations_done_is_where_a_checkpoint_taken_now_goes_on() -> None:
     trainer.train(3, 5)
     steps = [("before_step", 3), ("after_step", 4), ("before_step", 4), ("after_step", 5)]
     assert seen == [("before_train", 3), *steps, ("after_train", 5)]
+    assert (trainer.iter, trainer.start_iter, trainer.max_iter, trainer.storage.iter) == (5, 3, 5, 5)
 
 
 def test_a_failure_runs_after_train_and_is_raised_with_iter_where_it_failed(caplog: pytest.LogCaptureFixture) -> None:
@@ -114,16 +109,6 @@ def test_the_storage_is_current_in_a_training_and_gone_after_it() -> None:
         trainer.train(0, 2)
     assert not has_event_storage()
     assert trainer.storage.history("x").values() == [(0.0, 0), (1.0, 1)]
-
-
-def test_a_moment_that_no_hook_overrides_is_not_called() -> None:
-    class Quiet(HookBase):
-        pass
-
-    trainer = Trainer([])
-    trainer.register_hooks([Quiet(), CallbackHook(after_step=lambda trainer: None)])
-    assert trainer._calls_of("before_step") == []
-    assert len(trainer._calls_of("after_step")) == 1
 
 
 def test_a_users_own_after_step_decides() -> None:

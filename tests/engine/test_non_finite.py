@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import Dataset
 
 from tests.toys import NanGradient
@@ -19,7 +18,6 @@ from trainwright.checkpoint import verify
 from trainwright.config.errors import ConfigError
 from trainwright.data import build_image_train_loader
 from trainwright.engine import EagerTrainer
-from trainwright.events import get_event_storage
 from trainwright.hooks import FiniteCheck, NonFiniteError
 from trainwright.optim import get_default_optimizer_params
 
@@ -304,32 +302,6 @@ def test_an_own_step_that_skips_nothing_is_not_said_to(tmp_path: Path, caplog: p
     without_step, bad_loss = warnings_of(caplog)
     assert "Training continues, with weights that may be invalid. Samples of update 7: " in bad_loss
     assert "made no optimizer step in 20 iterations" in without_step
-
-
-class CountReads(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.by_iteration: dict[int, int] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default:
-            iteration = get_event_storage().iter
-            self.by_iteration[iteration] = self.by_iteration.get(iteration, 0) + 1
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.exhaustive(every=3)
-@pytest.mark.parametrize("policy", ["stop", "warn"])
-@pytest.mark.parametrize("clip", [True, False], ids=["clipped", "unclipped"])
-@pytest.mark.slow
-def test_nothing_is_read_from_the_device_between_two_looks(tmp_path: Path, policy: str, clip: bool) -> None:
-    for api in (config_files, python_api):
-        # AdamW reads its own counters, which lie on the host.
-        trainer = api(tmp_path / api.__name__, Model(), clip=clip, kind=torch.optim.SGD, non_finite=policy)
-        with CountReads() as counted:
-            trainer.train()
-        looked = {4, 9, 14, 19, 20} | {0, 4, 8, 12, 16}  # rows; and checkpoints, whose state is read
-        assert set(counted.by_iteration) <= looked, api
 
 
 def test_an_infinite_norm_under_a_gradient_scaler_is_its_own_affair(tmp_path: Path) -> None:

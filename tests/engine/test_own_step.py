@@ -257,17 +257,6 @@ def test_two_optimizers_step_in_one_step(accumulation: int, precision: str | Non
         torch.testing.assert_close(ours, other, rtol=1e-4, atol=1e-5)  # sums in another order
 
 
-def test_the_trial_step_of_a_second_optimizer_is_no_bare_step(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    from trainwright._torch_compat import fused_update
-
-    fused_update._is_usable.cache_clear()  # as in a new process, where the second optimizer is tried out in a step
-    model = Pair()
-    optimizer = torch.optim.SGD(model.generator.parameters(), lr=0.02)
-    given = config(tmp_path, num_epochs=1, learning_rate=5e-5, gradient_accumulation_steps=3, max_grad_norm=0.1)
-    Adversarial(model, given, train_dataloader=DataLoader(PAIRS, 8), optimizer=optimizer).train()
-    assert "no effect" not in caplog.text.replace("without effect", "")
-
-
 def test_an_optimizer_may_step_twice_in_an_update(tmp_path: Path) -> None:
     class Twice(Trainer):
         def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:

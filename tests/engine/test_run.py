@@ -1,15 +1,28 @@
-"""A run has its settings under one vocabulary, and copies of itself that change nothing of it, in both APIs."""
+"""A run: its settings, its record, and copies of it that change nothing, in both APIs."""
 
+import json
+import logging
+import os
+import platform
+import subprocess
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.utils.data import TensorDataset
 
 from tests.inspect.check.seeded_bugs import config_files
 from tests.toys import Classifier, file_config, points
 from trainwright import DefaultTrainer, Trainer, TrainingConfig
 from trainwright.config import ConfigError
+from trainwright.engine.folder import record as run_record
+from trainwright.engine.folder.formats import read_starts
+from trainwright.engine.folder.record import git_state, machine, numerics, versions, working_folder
+from trainwright.hooks import CallbackHook
+from trainwright.inspect.report import picture
 
 
 def python(folder: Path) -> Any:
@@ -63,3 +76,155 @@ def test_a_replaced_inner_trainer_is_refused(tmp_path: Path) -> None:
     trainer._trainer = object()
     with pytest.raises(ConfigError, match=r"trainer\._trainer was replaced"):
         trainer.check()
+
+
+DATA = TensorDataset(torch.randn(16, 4, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 2)
+
+
+def trainer(folder: Path, **settings: Any) -> Trainer:
+    config = TrainingConfig(
+        output_dir=str(folder), batch_size=4, tensorboard=None, progress_bar=False, seed=0, **settings
+    )
+    return Trainer(nn.Linear(4, 2), config, DATA, DATA)
+
+
+def test_a_resumed_run_adds_a_start(tmp_path: Path) -> None:
+    trainer(tmp_path, num_epochs=1).train()
+    trainer(tmp_path, num_epochs=2, resume_from_checkpoint=True).train()
+    first, second = read_starts(tmp_path / "run.json")
+    assert (first["first_iteration"], first["last_iteration"], first["iterations_done"]) == (1, 4, 4)
+    assert (second["first_iteration"], second["last_iteration"], second["iterations_done"]) == (5, 8, 8)
+    for start in (first, second):
+        assert start["status"] == "finished"
+        assert start["trainer"] == "Trainer"
+        assert start["samples_per_iteration"] == 4
+        assert start["model"] == {"class": "Linear", "parameters": 10, "trainable": 10}
+        assert start["data"]["train"] == first["data"]["eval"] == second["data"]["train"]
+        assert start["data"]["train"]["samples"] == 16
+        assert sum(start["phases"].values()) > 0
+        assert start["peak_memory_bytes"] > 1e6
+        assert start["best"]["metric"] == "evaluation/loss"
+
+
+def test_a_new_run_in_the_folder_has_its_own_record(tmp_path: Path) -> None:
+    for _ in range(2):
+        trainer(tmp_path, num_epochs=1).train()
+    assert len(read_starts(tmp_path / "run.json")) == 1
+    assert len(read_starts(tmp_path / "earlier_runs" / "001" / "run.json")) == 1
+
+
+def test_a_failed_run_says_so_and_a_running_one_has_no_end(tmp_path: Path) -> None:
+    def fail(one: Trainer) -> None:
+        seen.extend(read_starts(tmp_path / "run.json"))
+        raise RuntimeError("on purpose")
+
+    seen: list[dict[str, Any]] = []
+    one = trainer(tmp_path, num_epochs=1)
+    one.register_hooks([CallbackHook(after_step=fail)])
+    with pytest.raises(RuntimeError, match="on purpose"):
+        one.train()
+    assert "status" not in seen[0]
+    assert read_starts(tmp_path / "run.json")[0]["status"] == "stopped"
+
+
+def test_secrets_of_the_command_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["train.py", "api_key=sk-0123456789abcdef0123456789"])
+    trainer(tmp_path, num_epochs=1).train()
+    text = (tmp_path / "run.json").read_text()
+    assert "0123456789abcdef" not in text
+    assert json.loads(text)["starts"][0]["command"].endswith("train.py 'api_key=***'") or "api_key" in text
+
+
+def test_a_folder_at_its_place_stops_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "run.json").mkdir()
+    with caplog.at_level(logging.WARNING):
+        trainer(tmp_path, num_epochs=1).train()
+    assert (tmp_path / "run.json").is_dir()
+
+
+class TestPicture:
+    """A training of some seconds gets a picture of its curves."""
+
+    def test_it_is_in_the_folder_and_in_the_card(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(run_record, "MIN_SECONDS", 0.0)
+        trainer(tmp_path, num_epochs=1).train()
+        assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+        assert "![Curves of the training](curves.png)" in (tmp_path / "README.md").read_text()
+        trainer(tmp_path, num_epochs=1).train()  # the earlier run keeps its own
+        assert (tmp_path / "earlier_runs" / "001" / "curves.png").exists()
+
+    def test_a_short_training_has_none(self, tmp_path: Path) -> None:
+        trainer(tmp_path, num_epochs=1).train()
+        assert not (tmp_path / "curves.png").exists()
+        assert "curves.png" not in (tmp_path / "README.md").read_text()
+
+    @pytest.mark.parametrize("error", [ImportError("matplotlib"), ValueError("on purpose")])
+    def test_it_fails_no_run(
+        self, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def fail(folder: Path) -> None:
+            raise error
+
+        monkeypatch.setattr(run_record, "MIN_SECONDS", 0.0)
+        monkeypatch.setattr(picture, "draw_curves", fail)
+        trainer(tmp_path, num_epochs=1).train()
+        assert ("on purpose" in caplog.text) == isinstance(error, ValueError)
+
+    def test_a_file_of_the_user_is_kept(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(run_record, "MIN_SECONDS", 0.0)
+        (tmp_path / "curves.png").write_bytes(b"my picture")
+        trainer(tmp_path, num_epochs=1).train()
+        assert (tmp_path / "curves.png").read_bytes() == b"my picture"
+
+
+def git(folder: Path, *arguments: str) -> str:
+    who = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
+    return subprocess.run(
+        ["git", "-C", str(folder), *who, *arguments], check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def test_the_state_of_a_repository(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-b", "work")
+    (tmp_path / "a file.py").write_text("a = 1\n")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "first")
+    (tmp_path / "inside").mkdir()
+    clean = git_state(str(tmp_path / "inside"))
+    commit = git(tmp_path, "rev-parse", "HEAD")
+    assert clean == {"commit": commit, "branch": "work", "changed": [], "num_changed": 0, "diff": None}
+    (tmp_path / "a file.py").write_text("a = 2\n")
+    git_state.cache_clear()
+    changed = git_state(str(tmp_path))
+    assert changed is not None
+    assert (changed["changed"], changed["num_changed"]) == (["a file.py"], 1)
+    assert len(changed["diff"]) == 16
+
+
+def test_no_repository_and_no_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert git_state(str(tmp_path / "nowhere")) is None
+    assert git_state("") is None
+    (tmp_path / ".git").mkdir()
+    assert git_state(str(tmp_path)) is None  # not a repository
+    git_state.cache_clear()
+    monkeypatch.setenv("PATH", "")
+    assert git_state(str(tmp_path)) is None
+
+
+def test_a_deleted_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    assert working_folder() == ""
+
+
+def test_versions_and_machine() -> None:
+    assert versions()["torch"] == metadata.version("torch")
+    assert versions()["python"] == platform.python_version()
+    found = machine()
+    assert found["cpus"] >= 1
+    assert found["memory_bytes"] is None or found["memory_bytes"] > 1e8
+    assert found["host"] == platform.node()
+    assert numerics()["threads"] == torch.get_num_threads()
+    assert os.sep not in found["processor"][:1]

@@ -410,12 +410,6 @@ def test_a_gan_resumes_bitwise(settings: dict[str, Any], tmp_path: Path) -> None
     assert_equal(python_gan(tmp_path / "resumed", 4, resume_from_checkpoint=True, **settings).model, straight.model)
 
 
-def test_a_gan_of_a_config_file_resumes_bitwise(tmp_path: Path) -> None:
-    straight = config_gan(tmp_path / "straight")
-    config_gan(tmp_path / "resumed", 9)
-    assert_equal(config_gan(tmp_path / "resumed", 16, resume=True).model, straight.model)
-
-
 def test_accumulation_gives_the_gradient_of_one_large_batch(tmp_path: Path) -> None:
     """The noise is that of each batch, so only the first update of the discriminator's biases is compared."""
 

@@ -1,16 +1,24 @@
 """A step is what a hand-written loop does: same weights, bit for bit."""
 
-import copy
+import random
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import DataLoader, TensorDataset
 
 from tests.engine.conftest import Classifier, assert_equal_weights, batches, classifier
-from trainwright.engine import EagerTrainer, GraphBase, GraphTrainer
-from trainwright.optim import get_default_optimizer_params
+from tests.engine.token_losses import Language, Sentences, assert_same, by_hand, model_of, sgd
+from tests.ranks import on_ranks
+from trainwright.config.errors import ConfigError
+from trainwright.data.seeding import seed_everything
+from trainwright.engine import EagerTrainer
+from trainwright.engine.state import random_state, set_random_state
+from trainwright.engine.step_plan import make_plan
+from trainwright.parallel.dist import get_rank
 
 
 @pytest.mark.parametrize("grad_acc_steps", [1, 3])
@@ -32,33 +40,6 @@ def test_the_weights_are_those_of_a_hand_written_loop(grad_acc_steps: int) -> No
     assert_equal_weights(ours, theirs)
 
 
-def test_micro_batches_give_the_gradient_of_one_big_batch() -> None:
-    model = classifier().double().eval()
-    big = {k: v.double() if v.is_floating_point() else v for k, v in batches(1, 12)[0].items()}
-    micro = [{k: v[i : i + 4] for k, v in big.items()} for i in (0, 4, 8)]
-    results = []
-    for data, steps in (([big], 1), (micro, 3)):
-        one = copy.deepcopy(model)
-        trainer = EagerTrainer(one, data, torch.optim.SGD(one.parameters(), lr=0.1), steps)
-        one.eval()  # no dropout: the two draw different masks
-        trainer.train(0, 1)
-        results.append(torch.cat([p.detach().flatten() for p in one.parameters()]))
-    torch.testing.assert_close(
-        results[0], results[1], rtol=1e-12, atol=1e-14
-    )  # float64: only the order of sums differs
-
-
-def test_the_metrics_of_an_update_are_the_means_over_its_micro_batches() -> None:
-    model = classifier().eval()
-    data = batches(2)
-    expected = torch.stack([model(**batch)["losses"] for batch in data]).mean().item()
-    trainer = EagerTrainer(model, data, torch.optim.SGD(model.parameters(), lr=0.0), 2)
-    model.eval()
-    trainer.train(0, 1)
-    assert trainer.storage.history("total_loss").latest() == pytest.approx(expected, rel=1e-6)
-    assert trainer.storage.history("data_time").latest() >= 0
-
-
 def test_a_metric_from_inside_the_model_reaches_the_storage() -> None:
     from trainwright.events import get_event_storage
 
@@ -76,47 +57,130 @@ def test_a_metric_from_inside_the_model_reaches_the_storage() -> None:
     assert trainer.storage.history("some_accuracy").values() == expected
 
 
-class CountReads(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.reads = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default:
-            self.reads += 1
-        return func(*args, **(kwargs or {}))
-
-
-def test_a_step_reads_nothing_from_the_device() -> None:
-    model = classifier()
-    groups = get_default_optimizer_params(model, clip_grad_max_norm=1.0, clip_grad_norm_type=2.0)
-    # foreach: torch's loop over single tensors reads its step counter, which lies on the host
-    trainer = EagerTrainer(model, batches(4), torch.optim.AdamW(groups, foreach=True))
-    with CountReads() as counter:
-        trainer.train(0, 20)
-        in_steps = counter.reads
-    counted = CountReads()
-    model = classifier()
-    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
-    with counted:
-        for batch in batches(4) * 5:
-            model(**batch)["losses"].backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    assert in_steps <= counted.reads  # no more than torch itself
+def test_float16_scaling_uses_the_scaler_around_the_update() -> None:
+    """The scaler's own arithmetic in float32 on the CPU: scaled losses, unscaled gradients, the weights of a plain
+    loop.
+    """
+    ours, theirs = classifier(), classifier()
+    data = batches(3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)  # a power of two: scaling and unscaling are exact
+    torch.manual_seed(1)
+    EagerTrainer(ours, data, torch.optim.SGD(ours.parameters(), lr=0.1), grad_scaler=scaler).train(0, 3)
+    torch.manual_seed(1)
+    EagerTrainer(theirs, data, torch.optim.SGD(theirs.parameters(), lr=0.1)).train(0, 3)
+    assert_equal_weights(ours, theirs)
 
 
-def test_graph_mode_gives_the_losses_of_eager_mode() -> None:
-    losses = []
-    for graph in (False, True):
-        model = classifier()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        torch.manual_seed(1)
-        if graph:
-            trainer: EagerTrainer = GraphTrainer(GraphBase(model, optimizer, backend="aot_eager"), batches(5), 2)
-        else:
-            trainer = EagerTrainer(model, batches(5), optimizer, 2)
-        trainer.train(0, 50)
-        losses.append(torch.tensor([value for value, _ in trainer.storage.history("total_loss").values()]))
-    # float32 sums in another order, over 50 updates
-    torch.testing.assert_close(losses[0], losses[1], rtol=1e-5, atol=1e-5)
+def test_gradients_are_clipped_after_the_tokens_have_divided_them() -> None:
+    data = Sentences(8)
+    ours, theirs = model_of(Language), model_of(Language)
+    optimizer = sgd(theirs)
+    theirs(**data.slice(range(8)))["loss"].backward()
+    norm = torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.01)
+    optimizer.step()
+
+    groups = [{"params": list(ours.parameters()), "clip_grad_max_norm": 0.01, "clip_grad_norm_type": 2.0}]
+    trainer = EagerTrainer(
+        ours, [data.slice(range(3)), data.slice(range(3, 8))], torch.optim.SGD(groups, lr=0.3, momentum=0.9), 2
+    )
+    trainer.train(0, 1)
+    assert_same(ours, theirs)
+    assert trainer.storage.history("grad_norm").latest() == pytest.approx(norm.item())
+
+
+def test_a_gradient_scaler_changes_nothing_about_it() -> None:
+    data = Sentences(8)
+    theirs, _ = by_hand(model_of(Language), [data.slice(range(8))])
+    ours = model_of(Language)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    batches = [data.slice(range(3)), data.slice(range(3, 8))]
+    EagerTrainer(ours, batches, sgd(ours), 2, grad_scaler=scaler).train(0, 1)
+    assert_same(ours, theirs)
+
+
+def loader(num_batches: int, batch_size: int = 4, *, short: int = 0) -> DataLoader[Any]:
+    """The last batch of an epoch has ``short`` samples less."""
+    return DataLoader(TensorDataset(torch.arange(num_batches * batch_size - short)), batch_size)
+
+
+def windows(steps_per_epoch: int, accumulation: int, total: int) -> Iterator[int]:
+    """The number of steps after each update: windows end with the epoch, and with the run."""
+    in_window = 0
+    for step in range(1, total + 1):
+        in_window += 1
+        if in_window == accumulation or step % steps_per_epoch == 0 or step == total:
+            in_window = 0
+            yield step
+
+
+@pytest.mark.parametrize("max_steps", [None, 1, 8, 100])
+@pytest.mark.parametrize("accumulation", [1, 2, 3, 9])
+@pytest.mark.parametrize("num_batches", [1, 4, 7])
+def test_steps_and_updates_are_those_of_a_walk(num_batches: int, accumulation: int, max_steps: int | None) -> None:
+    plan = make_plan(loader(num_batches), num_epochs=3, max_steps=max_steps, accumulation=accumulation)
+    total = min(3 * num_batches, max_steps or 100)
+    ends = list(windows(num_batches, accumulation, total))
+    assert plan.total_steps == total
+    assert plan.num_updates == len(ends)
+    assert [plan.steps(update) for update in range(len(ends) + 1)] == [0, *ends]
+    assert [plan.updates(step) for step in (0, *ends)] == list(range(len(ends) + 1))
+
+
+def test_samples_are_counted_with_the_short_batch_of_each_epoch() -> None:
+    class Sampled(DataLoader[Any]):
+        """As ours, whose batch sampler knows how many samples an epoch has."""
+
+        def __init__(self) -> None:
+            super().__init__(TensorDataset(torch.arange(11)), 4)
+            self.batch_sampler.samples_per_epoch = 11  # type: ignore[union-attr]
+
+    plan = make_plan(Sampled(), num_epochs=2, max_steps=None, accumulation=1)
+    assert [plan.samples(step) for step in range(7)] == [0, 4, 8, 11, 15, 19, 22]
+
+
+def test_a_loader_without_a_batch_is_refused() -> None:
+    with pytest.raises(ConfigError, match="list is empty; it must yield a batch"):
+        make_plan([], num_epochs=1, max_steps=None, accumulation=1)
+
+
+def uneven() -> str:
+    try:
+        make_plan([0] * (3 + get_rank()), num_epochs=1, max_steps=None, accumulation=1)
+    except ConfigError as error:
+        return str(error)
+    return "no error"
+
+
+def test_lengths_that_differ_between_processes_are_an_error_on_each() -> None:
+    for message in on_ranks(uneven):
+        assert "its lengths are 3, 4 on the 2 processes; they must be equal" in message
+
+
+def draw() -> tuple[float, float, float, float]:
+    return random.random(), random.gauss(0, 1), float(np.random.randn()), torch.rand(()).item()
+
+
+def test_a_state_that_is_set_again_continues_there() -> None:
+    seed_everything(3)
+    draw()  # an odd number of normal draws: half of a pair is kept in the state
+    state = random_state()
+    expected = [draw() for _ in range(3)]
+    seed_everything(9)
+    set_random_state(state)
+    assert [draw() for _ in range(3)] == expected
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+def test_the_generator_of_a_gpu_is_saved_only_if_this_process_uses_the_gpu(
+    is_used: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To read its state would begin to use the GPU: half a gigabyte of it."""
+    there = [torch.tensor([7], dtype=torch.uint8)]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: is_used)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: there[-1])
+    monkeypatch.setattr(torch.cuda, "set_rng_state", there.append)
+    state = random_state()
+    assert ("cuda" in state) is is_used
+    set_random_state({**state, "cuda": torch.tensor([9], dtype=torch.uint8)})  # of a run on a GPU
+    assert [int(one) for one in there] == ([7, 9] if is_used else [7])

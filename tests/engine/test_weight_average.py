@@ -410,12 +410,6 @@ def test_a_wrong_setting_is_refused(api: Api, ema: Any, message: str, tmp_path: 
         api(tmp_path, ema)
 
 
-@APIS
-def test_without_the_setting_there_is_no_hook(api: Api, tmp_path: Path) -> None:
-    hooks = [type(hook).__name__ for hook in api(tmp_path, None)._hooks]
-    assert "WeightAveraging" not in hooks
-
-
 def test_a_model_that_cannot_be_copied_is_refused(tmp_path: Path) -> None:
     class Fixed(nn.Linear):
         def __deepcopy__(self, memo: Any) -> Any:

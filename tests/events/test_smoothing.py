@@ -26,10 +26,6 @@ def test_averages_agree_with_the_statistics_module():
     assert history.global_avg() == pytest.approx(statistics.fmean(values), rel=1e-12)
 
 
-def test_values_without_an_iteration_are_numbered():
-    assert filled([5.0, 6.0]).values() == [(5.0, 0), (6.0, 1)]
-
-
 def test_only_the_last_max_length_values_are_kept_but_the_global_mean_is_of_all():
     history = filled(range(10), max_length=3)
     assert history.values() == [(7.0, 7), (8.0, 8), (9.0, 9)]
@@ -43,16 +39,6 @@ def test_only_the_last_max_length_values_are_kept_but_the_global_mean_is_of_all(
 def test_trimming_never_shows(length):
     for count in range(1, 40):
         assert filled(range(count), max_length=length).values() == [(float(i), i) for i in range(count)][-length:]
-
-
-def test_a_window_of_iterations_takes_all_values_of_an_iteration_and_skips_gaps():
-    history = HistoryBuffer()
-    for value, iteration in [(1, 0), (2, 10), (3, 10), (4, 14), (5, 19)]:
-        history.update(value, iteration)
-    assert history.values_of_last_iterations(1) == [5]
-    assert history.values_of_last_iterations(9) == [4, 5]
-    assert history.values_of_last_iterations(10) == [2, 3, 4, 5]
-    assert history.values_of_last_iterations(20) == [1, 2, 3, 4, 5]
 
 
 def test_nan_makes_the_median_nan_whatever_its_place_and_inf_is_a_value():
@@ -125,15 +111,6 @@ def test_a_frozen_history_can_only_be_read():
         with pytest.raises(UserError, match="read-only"):
             write()
     assert frozen.values() == [(1.0, 0)]
-
-
-def test_a_frozen_empty_history_stays_empty():
-    history = HistoryBuffer()
-    frozen = history.frozen()
-    history.update(1.0)
-    assert (len(frozen), frozen.values()) == (0, [])
-    with pytest.raises(UserError, match="no value has been added"):
-        frozen.latest()
 
 
 @pytest.mark.parametrize("length", [1, 3, 1000])

@@ -11,8 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainwright.config.errors import ConfigError, ConfigTypeError, UserError
 from trainwright.events import EventStorage, get_event_storage, has_event_storage
-from trainwright.events.scalars import as_number, copied_scalar, to_numbers
-from trainwright.events.snapshot import StorageView, take_snapshot
+from trainwright.events.snapshot import StorageView
 from trainwright.events.storage import EvaluationStorage, NoEventStorageError
 
 
@@ -428,45 +427,6 @@ def test_without_a_training_an_evaluation_has_a_storage_too():
 def test_a_text_must_be_a_text():
     with pytest.raises(ConfigTypeError, match=r"put_text\('x'\): got int"):
         EventStorage().put_text("x", 3)
-
-
-def test_a_copy_is_not_changed_by_a_later_write() -> None:
-    value = torch.tensor([2.0], requires_grad=True)
-    copy = copied_scalar("loss", value)
-    with torch.no_grad():
-        value.zero_()
-    assert (copy.shape, copy.item(), copy.requires_grad) == ((), 2.0, False)
-
-
-def test_values_of_several_types_keep_their_order_and_precision() -> None:
-    exact = 1.0 + 2**-40
-    values = [1.5, torch.tensor(2.5), torch.tensor(exact, dtype=torch.float64), torch.tensor(7), 0.25]
-    assert to_numbers(values) == [1.5, 2.5, exact, 7.0, 0.25]
-    assert to_numbers([]) == []
-
-
-def test_what_is_no_single_number_is_refused_by_its_name() -> None:
-    with pytest.raises(ConfigError, match=r"put_scalar\('loss'\): got a tensor of shape \(2,\)"):
-        copied_scalar("loss", torch.zeros(2))
-    with pytest.raises(ConfigTypeError, match=r"put_scalar\('loss'\): got '3' \(str\)"):
-        as_number("loss", "3")  # type: ignore[arg-type]
-    assert as_number("loss", True) == 1.0
-
-
-def test_a_view_shows_the_moment_of_its_snapshot() -> None:
-    storage = EventStorage()
-    storage.put_scalar("loss", torch.tensor(1.0))
-    storage.put_text("answer", "yes")
-    snapshot, view = take_snapshot(storage), StorageView(storage)
-    storage.step()
-    storage.put_scalar("loss", 2.0)
-    storage.put_text("answer", "no")
-    view.show(snapshot)
-    assert (view.iter, view.latest()) == (0, {"loss": (1.0, 0)})
-    assert len(view.media()) == 1
-    view.show(take_snapshot(storage))
-    assert (view.iter, view.latest()) == (1, {"loss": (2.0, 1)})
-    assert len(view.media()) == 2
 
 
 def test_nothing_can_be_put_into_a_view() -> None:

@@ -29,15 +29,18 @@ class Saver:
 
 
 class Trainer(TrainerBase):
-    """``signals``: which come in the middle of which iteration."""
+    """``signals``: which come in the middle of which iteration; ``hooks`` are called first."""
 
-    def __init__(self, signals: dict[int, list[signal.Signals]] | None = None) -> None:
+    def __init__(
+        self, signals: dict[int, list[signal.Signals]] | None = None, *hooks: HookBase, saver: Saver | None = None
+    ) -> None:
         super().__init__()
         self.signals = signals or {}
-        self.saver = Saver()
+        self.saver = saver or Saver()
         self.done: list[int] = []
         self.saved: list[int] = []
-        self.register_hooks([Interruptions(self.saver, lambda: self.saved.append(self.iterations_done - 1))])
+        save = lambda: self.saved.append(self.iterations_done - 1)  # noqa: E731
+        self.register_hooks([*hooks, Interruptions(self.saver, save)])
 
     def run_step(self) -> None:
         for number in self.signals.get(self.iter, []):
@@ -77,10 +80,9 @@ def test_the_second_sigint_ends_the_process_or_the_cell_of_a_notebook_at_once(
 ) -> None:
     monkeypatch.setattr(signals, "is_kernel", lambda: is_kernel)
     handlers = []
-    trainer = Trainer({3: [signal.SIGINT]})
-    trainer._hooks.insert(0, CallbackHook(after_step=lambda t: handlers.append(signal.getsignal(signal.SIGINT))))
+    look = CallbackHook(after_step=lambda t: handlers.append(signal.getsignal(signal.SIGINT)))
     with pytest.raises(KeyboardInterrupt):
-        trainer.train(0, 8)
+        Trainer({3: [signal.SIGINT]}, look).train(0, 8)
     assert handlers[-1] is handler
     assert signal.SIG_DFL not in handlers[:-1]
 
@@ -100,7 +102,7 @@ def test_sigterm_wins_over_the_others() -> None:
 
 def test_nothing_is_saved_where_nothing_was_trained() -> None:
     trainer = Trainer()
-    trainer._hooks.append(CallbackHook(before_train=lambda t: os.kill(os.getpid(), signal.SIGTERM)))
+    trainer.register_hooks([CallbackHook(before_train=lambda t: os.kill(os.getpid(), signal.SIGTERM))])
     with pytest.raises(SystemExit):
         trainer.train(5, 8)
     assert (trainer.done, trainer.saved) == ([], [])
@@ -121,11 +123,7 @@ def test_the_final_save_and_evaluation_are_finished(number: signal.Signals) -> N
             os.kill(os.getpid(), number)
             finished.append(self.trainer.iter)
 
-    trainer = Trainer()
-    trainer._hooks.insert(0, Evaluation())
-    trainer.register_hooks([])
-    trainer._hooks[0].trainer = trainer
-    trainer.train(0, 3)
+    Trainer(None, Evaluation()).train(0, 3)
     assert finished == [3]
 
 
@@ -136,10 +134,7 @@ def test_a_save_that_failed_in_the_background_is_made_once_more(caplog: pytest.L
             if failure is not None:
                 raise failure
 
-    trainer = Trainer()
-    trainer._hooks.clear()
-    trainer.saver = Recovering()
-    trainer.register_hooks([Interruptions(trainer.saver, lambda: trainer.saved.append(trainer.iterations_done - 1))])
+    trainer = Trainer(saver=Recovering())
 
     def fail(t: Any) -> None:
         if t.iter == 4:

@@ -4,7 +4,6 @@ import itertools
 import json
 import os
 import re
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,7 @@ from trainwright import TrainingConfig
 from trainwright.checkpoint import Checkpointer
 from trainwright.engine.loop import TrainerBase
 from trainwright.events import EventStorage, EventWriter, JSONWriter, get_event_storage
-from trainwright.events.writers import SafeWriter, default_writers
+from trainwright.events.writers import default_writers
 from trainwright.hooks import CallbackHook, EvalHook, PeriodicCheckpointer, PeriodicWriter
 
 
@@ -63,17 +62,6 @@ def longest_step(trainer: TrainerBase, train: Callable[[], object]) -> float:
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-def test_a_slow_writer_slows_no_step() -> None:
-    trainer, asleep = Trainer(), Asleep()
-    put = CallbackHook(after_step=lambda t: t.storage.put_scalar("loss", 1.0))
-    trainer.register_hooks([put, PeriodicWriter([asleep, SafeWriter(Memory())], period=1)])
-    assert longest_step(trainer, lambda: trainer.train(0, 4)) < 0.5
-    assert asleep.rows == [0, 1, 2, 3, 4]
-    assert asleep.closed
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive
 def test_a_slow_disk_slows_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow: list[str] = []
 
@@ -98,18 +86,6 @@ def test_a_slow_disk_slows_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     rows = [json.loads(line) for line in (tmp_path / "metrics.json").read_text().splitlines()]
     assert [row["iteration"] for row in rows] == list(range(20))
     assert {"write", "fsync", "open"} <= set(slow)
-
-
-def test_what_a_writer_raises_ends_the_training() -> None:
-    class Broken(EventWriter):
-        def write(self, storage: EventStorage | None = None) -> None:
-            raise ConnectionError("the tracker is down")
-
-    trainer = Trainer()
-    trainer.register_hooks([PeriodicWriter([Broken()], period=1)])
-    with pytest.raises(ConnectionError, match="the tracker is down"):
-        trainer.train(0, 3)
-    assert not any(thread.name == "trainwright-write" for thread in threading.enumerate())
 
 
 def test_a_checkpoint_is_not_there_before_the_rows_that_it_tells_of(

@@ -60,40 +60,42 @@ def test_nothing_reads_the_store_when_a_process_has_left() -> None:
     assert set(threading.enumerate()) - before == set()
 
 
-def test_an_error_of_this_process_is_printed_in_full(watches: list[FaultWatch]) -> None:
-    assert watches[1].line_for(ValueError("bad data")) is None
-
-
-def test_a_lost_connection_names_the_process_that_failed(watches: list[FaultWatch]) -> None:
-    watches[1].announce(ValueError("bad data"))
-    watches[1].mark_reported()
-    line = watches[0].line_for(LOST)
-    assert line == AFTER_FAULT
-
-
-def test_a_lost_connection_without_a_report(watches: list[FaultWatch]) -> None:
-    line = watches[0].line_for(LOST)
-    assert line is not None
-    assert line.startswith("rank 0: ended in iteration 20. Another process ended without a report: it was killed")
-
-
-def test_an_error_raised_from_a_lost_connection(watches: list[FaultWatch]) -> None:
-    error = ValueError("the evaluation failed")
-    error.__cause__ = LOST
-    watches[1].announce(KeyError("x"))
-    assert "because rank 1 failed" in (watches[0].line_for(error) or "")
-
-
 def raised_on(rank: int, error: Exception) -> Exception:
     error.raised_on_rank = rank  # type: ignore[attr-defined]
     return error
 
 
-def test_an_error_that_another_process_has_raised_is_a_line(watches: list[FaultWatch]) -> None:
-    watches[1].announce(ValueError("bad data"))
-    watches[1].mark_reported()
-    line = watches[0].line_for(raised_on(1, RuntimeError("Evaluation failed on rank 1: ValueError: bad data")))
-    assert line == AFTER_FAULT
+def caused_by_lost(error: Exception) -> Exception:
+    error.__cause__ = LOST
+    return error
+
+
+BAD = ValueError("bad data")
+KILLED = "rank 0: ended in iteration 20. Another process ended without a report: it was killed"
+STILL_RUNS = "because rank 1 failed in iteration 20 (ValueError: bad data), and its program still runs"
+
+
+@pytest.mark.parametrize(
+    ("announced", "is_reported", "error", "expected"),
+    [
+        (None, False, BAD, None),  # of this process: printed in full
+        (BAD, True, LOST, AFTER_FAULT),
+        (None, False, LOST, KILLED),
+        (BAD, True, caused_by_lost(ValueError("the evaluation failed")), AFTER_FAULT),
+        (BAD, True, raised_on(1, RuntimeError("Evaluation failed on rank 1: ValueError: bad data")), AFTER_FAULT),
+        (BAD, False, ValueError("no data"), None),  # another error is printed as well
+        (BAD, False, LOST, STILL_RUNS),
+    ],
+)
+def test_the_line_of_an_error(
+    announced: Exception | None, is_reported: bool, error: Exception, expected: str | None, watches: list[FaultWatch]
+) -> None:
+    if announced is not None:
+        watches[1].announce(announced)
+    if is_reported:
+        watches[1].mark_reported()
+    line = watches[0].line_for(error)
+    assert line == expected if expected in (None, AFTER_FAULT) else str(expected) in str(line)
 
 
 def test_a_refusal_of_another_process_before_the_training_is_printed_once(watches: list[FaultWatch]) -> None:
@@ -118,11 +120,6 @@ def test_a_store_that_is_gone_shows_that_no_program_has_caught_the_error(
         line = watches[1].line_for(LOST)
     assert line is not None
     assert "because rank 0 failed in iteration 20 (ValueError: bad data)" in line
-
-
-def test_another_error_is_printed_as_well(watches: list[FaultWatch]) -> None:
-    watches[1].announce(ValueError("bad data"))
-    assert watches[0].line_for(ValueError("no data")) is None
 
 
 def test_the_same_error_on_all_ranks_is_printed_once(watches: list[FaultWatch]) -> None:
@@ -310,13 +307,6 @@ def test_a_failure_that_the_program_has_caught_does_not_count_in_the_next_traini
     line = watches[0].line_for(LOST)
     assert line is not None
     assert "ended without a report" in line
-
-
-def test_a_failure_without_a_traceback_is_reported_with_its_error(watches: list[FaultWatch]) -> None:
-    watches[1].announce(ValueError("bad data"))
-    line = watches[0].line_for(LOST)
-    assert line is not None
-    assert "because rank 1 failed in iteration 20 (ValueError: bad data), and its program still runs" in line
 
 
 def test_an_error_that_no_training_raises_counts_in_all(watches: list[FaultWatch]) -> None:

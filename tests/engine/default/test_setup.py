@@ -253,3 +253,25 @@ def test_a_configuration_without_default_setup_is_completed_by_the_trainer(tmp_p
     del cfg.train.scheduler
     assert trained(cfg).cfg.train.scheduler.warmup_iter == 0
     assert "scheduler" not in cfg.train
+
+
+@pytest.mark.parametrize(
+    ("given", "warns"),
+    [
+        ({"train_epoch": 0}, True),
+        ({"train_epoch": 0, "train_iter": 10000}, False),
+        ({"train_epoch": 1}, False),
+        ({}, False),
+    ],
+    ids=str,
+)
+def test_no_epochs_warn_where_the_default_number_of_iterations_counts(
+    given: dict[str, int], warns: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cfg = config(tmp_path, train_micro_batch_size=4, **given)
+    cfg.model = LazyCall(Loss)()
+    DefaultTrainer(cfg)
+    said = [text for text in caplog.messages if "train_epoch=0" in text]
+    assert len(said) == warns
+    if warns:
+        assert "the default train.train_iter=10000" in said[0]

@@ -193,13 +193,6 @@ def test_a_given_loader_resumes_exactly_at_an_epochs_end(tmp_path: Path) -> None
     assert torch.equal(weights(resumed), weights(whole))
 
 
-def test_a_run_started_again_moves_the_earlier_one_aside(tmp_path: Path) -> None:
-    Trainer(net(), config(tmp_path), DATA).train()
-    Trainer(net(), config(tmp_path, max_steps=2), DATA).train()
-    assert [path.name for path in (tmp_path / "checkpoints").glob("[0-9]*")] == ["2"]
-    assert (tmp_path / "earlier_runs" / "001" / "checkpoints" / "21" / "model.safetensors").is_file()
-
-
 def test_weights_alone_begin_a_run_of_their_own(tmp_path: Path) -> None:
     first = Trainer(net(), config(tmp_path / "a"), DATA)
     first.train()
@@ -345,30 +338,6 @@ def test_a_file_that_no_run_wrote_is_refused_by_name_before_the_first_step(tmp_p
     assert (tmp_path / name).read_text() == "my own notes\n"
 
 
-def test_of_an_earlier_run_its_own_files_are_moved_and_no_others(tmp_path: Path) -> None:
-    def train() -> None:
-        Trainer(net(), config(tmp_path, logs_dir="logs", tensorboard={"comment": "a"}), DATA).train()
-
-    train()
-    first = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
-    own = [
-        "checkpoints/notes.txt",
-        "logs/mine.csv",
-        "metrics.json.bak",
-        "epoch_notes/a",
-        "logs/a/events.out.tfevents.x",
-    ]
-    for name in own:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("mine")
-    train()
-    moved = {
-        str(path.relative_to(tmp_path / "earlier_runs" / "001")) for path in tmp_path.rglob("earlier_runs/001/**/*")
-    }
-    assert moved == first
-    assert [(tmp_path / name).read_text() for name in own] == ["mine"] * len(own)
-
-
 def test_a_card_of_the_users_that_appears_during_a_run_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class WriteOwn(Callback):
         def on_train_begin(self, logs: Any) -> None:
@@ -408,9 +377,6 @@ def test_what_is_no_file_in_the_place_of_one_ends_no_run_and_stays(
         said = [record.getMessage() for record in caplog.records if str(tmp_path / name) in record.getMessage()]
         assert any("the run continues without it" in message for message in said)
     assert not [record for record in caplog.records if record.exc_info]
-
-
-BY_LOSS = {"eval": True, "metric_for_best_model": "loss"}
 
 
 @pytest.mark.parametrize(

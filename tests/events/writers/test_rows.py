@@ -3,14 +3,10 @@ import errno
 import json
 import math
 import os
-import signal
-import subprocess
-import textwrap
 
 import pytest
 import torch
 
-from tests.fork_server import python
 from trainwright.events import CSVWriter, EventStorage, JSONWriter
 from trainwright.events.writers.rows import LossWriter, RowFile
 from trainwright.events.writers.tensorboard import TensorBoardWriter
@@ -227,33 +223,6 @@ def test_one_writer_may_serve_two_runs_in_a_row(tmp_path):
                 writer.write()
             writer.close()
     assert [row["iteration"] for row in rows(path)] == list(range(8))
-
-
-@pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")
-def test_a_killed_process_leaves_only_whole_rows(tmp_path):
-    path = tmp_path / "metrics.json"
-    program = textwrap.dedent(
-        """
-        import sys
-        from trainwright.events import EventStorage, JSONWriter
-        writer = JSONWriter(sys.argv[1])
-        with EventStorage() as storage:
-            while True:
-                storage.put_scalars(**{f"metric_{i}": 1.0 / (i + 1) for i in range(300)})
-                writer.write()
-                if storage.iter == 3:
-                    print("going", flush=True)
-                storage.step()
-        """
-    )
-    process = subprocess.Popen([python(), "-c", program, str(path)], stdout=subprocess.PIPE)
-    with process:
-        assert process.stdout.readline() == b"going\n"
-        process.send_signal(signal.SIGKILL)
-    assert path.read_bytes().endswith(b"}\n")
-    found = rows(path)
-    assert [row["iteration"] for row in found] == list(range(len(found)))
-    assert len(found) >= 4
 
 
 def test_doubled_rows_and_rows_out_of_order_are_one_per_iteration_after_a_resume(tmp_path, caplog):

@@ -78,21 +78,6 @@ def test_callbacks_that_come_and_go_in_the_middle() -> None:
     assert len([call for call in last.calls if call.startswith("train_batch_begin")]) == 6  # none was skipped
 
 
-def test_a_method_that_is_left_alone_is_never_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Quiet(Callback):
-        def on_train_end(self, logs: Any) -> None:
-            pass
-
-    trainer = SmallTrainer([Quiet()])
-    unused = Recorder()
-    for method in METHODS:
-        call = trainer.callbacks._calls[method]
-        assert len(call) == (method == "on_train_end")
-    trainer.callbacks.add_callback(unused)
-    trainer.callbacks.pop_callback(unused)
-    assert not trainer.callbacks._calls["on_train_batch_end"]
-
-
 def test_an_impossible_epoch_is_refused() -> None:
     with pytest.raises(ConfigError, match="steps_per_epoch: got 0"):
         RunCallbacks(CallbackList(), steps_per_epoch=0)

@@ -1,18 +1,15 @@
 """Callbacks on a training: the order of calls, what they are shown, adding and taking out, their wishes."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
 from tests.hooks.callbacks.conftest import STEPS, Recorder, SmallTrainer
 from tests.ranks import on_ranks
 from trainwright.config.errors import ConfigError
 from trainwright.engine.loop import TrainerBase
-from trainwright.hooks import Callback, CallbackList, EvalHook, Logs, RunCallbacks, TrainerControl
+from trainwright.hooks import Callback, CallbackList, Logs, RunCallbacks, TrainerControl
 from trainwright.parallel.dist import get_rank
 
 
@@ -242,42 +239,6 @@ def test_states_without_a_callback_and_callbacks_without_a_state_are_reported(ca
     assert "does not have: Counting" in caplog.text
     CallbackList([Counting()]).load_state_dict({"callbacks": []})
     assert "no state of Counting" in caplog.text
-
-
-def test_the_trainer_of_the_python_api_is_driven_by_the_same_hook(tmp_path: Path) -> None:
-    from torch.utils.data import TensorDataset
-
-    from trainwright import Trainer, TrainingConfig
-
-    class Wired(Trainer):
-        def build_hooks(self) -> list[Any]:
-            self.bridge = RunCallbacks(CallbackList([recorder]), steps_per_epoch=self.num_batches)
-            hooks = super().build_hooks()
-            hooks.insert(next(n for n, hook in enumerate(hooks) if isinstance(hook, EvalHook)) + 1, self.bridge)
-            self.bridge.is_fed = True
-            return hooks
-
-        def evaluate(self, dataset: Any = None) -> dict[str, Any]:
-            return self.bridge.evaluating(super().evaluate)()  # type: ignore[return-value]
-
-        def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
-            self.bridge.end_batch()
-            self.bridge.begin_batch(inputs)
-            return dict(self.bridge.record(super().train_step(model, inputs)))
-
-    recorder = Recorder()
-    data = TensorDataset(torch.randn(12, 4), torch.randint(2, (12,)))
-    config = TrainingConfig(
-        output_dir=os.fspath(tmp_path), num_epochs=2, batch_size=4, gradient_accumulation_steps=2, progress_bar=False
-    )
-    trainer = Wired(nn.Linear(4, 2), config, data, data)
-    trainer.train()
-    kinds = [call.split()[0] for call in recorder.calls]
-    batches = ["train_batch_begin", "batch_begin", "train_batch_end", "batch_end"] * 3
-    epoch = ["epoch_begin", *batches, "eval_begin", "eval_end", "epoch_end"]
-    assert kinds == ["train_begin", *epoch, *epoch, "train_end"]
-    assert trainer.bridge.logs["global_step"] == trainer.state.global_step == 6
-    assert type(trainer.bridge.logs["step_loss"]) is float
 
 
 def test_a_method_that_is_never_called_is_reported(caplog: pytest.LogCaptureFixture) -> None:
