@@ -36,12 +36,10 @@ def test_pairs(batch: Any) -> None:
     assert arguments(batch)[0] == (X,)
 
 
-def test_a_single_value_is_its_only_part() -> None:
+def test_parts_and_values_of_any_batch() -> None:
     assert parts(X) == [X]
     assert (fields(X), pair(X), first_labels(X)) == (None, None, None)
 
-
-def test_values_are_found_and_replaced_however_nested() -> None:
     batch = {"a": [X, ("text", None)], "b": Instance(c=DistTensorData(Y)), "p": Point(1, 2)}
     assert [type(leaf).__name__ for leaf in leaves(batch)] == ["Tensor", "str", "NoneType", "Tensor", "int", "int"]
     assert len(list(tensors(batch))) == 2

@@ -164,13 +164,11 @@ def test_the_ranks_of_a_step_together_hold_the_same_batch(world_size):
     assert together == list(chain.from_iterable(take(train_loader(Augmented(), 8), 6)))
 
 
-def test_samples_differ_from_each_other_from_epoch_to_epoch_and_by_seed():
+def test_samples_differ_and_their_draws_are_uniform():
     drawn = [value for _, value in by_sample(take(train_loader(Augmented(8)), 20))]
     other = [value for _, value in by_sample(take(train_loader(Augmented(8), seed=6), 20))]
     assert len({*drawn, *other}) == 160
 
-
-def test_what_is_drawn_is_uniform_over_samples_and_epochs():
     drawn = torch.tensor([v for _, v in by_sample(take(train_loader(Augmented(500, "numpy"), 50), 40))])
     counts = torch.histc(drawn, bins=10, min=0, max=1)
     assert counts.min() > 147  # 200 expected, standard deviation 13.4
@@ -401,11 +399,22 @@ def test_the_sample_that_failed_in_a_worker_is_named(index):
     assert f"While reading sample {index} of Fails (epoch 3)." in message
 
 
-def test_the_epoch_named_is_that_of_the_sample_and_not_of_the_batch():
+def test_a_sample_that_fails_alone_or_in_a_batch_is_named():
     loader = train_loader(failing(1, ValueError("mine")), sampler=CyclicSampler(range(12), 5, consumed_samples=10))
     with pytest.raises(ValueError, match="mine") as raised:
         take(loader, 1)
     assert raised.value.__notes__ == ["While reading sample 1 of Fails (epoch 1)."]
+
+    class Fails(WholeBatches):
+        def __getitems__(self, indices):
+            raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone") as raised:
+        take(train_loader(Fails(), sampler=[[3, 5]]), 1)
+    assert raised.value.__notes__ == ["While reading the samples 3, 5 of Fails (epoch 0)."]
+
+    with pytest.raises(DataError, match=r"StopIteration .*sample 7 of Fails \(epoch 0\)"):
+        take(train_loader(failing(7, StopIteration()), sampler=CyclicSampler(range(12), 3)), 4)
 
 
 def test_a_batch_that_cannot_be_made_names_its_samples():
@@ -441,21 +450,6 @@ def test_a_missing_return_and_a_wrong_collate_function_are_named(num_workers):
     samples = [1, None, 3, 4]
     kept = train_loader([samples], sampler=CyclicSampler(samples, 4), collate_fn=lambda s: [x for x in s if x])
     assert next(iter(kept)) == [1, 3, 4]
-
-
-def test_a_whole_batch_that_fails_names_its_samples():
-    class Fails(WholeBatches):
-        def __getitems__(self, indices):
-            raise OSError("gone")
-
-    with pytest.raises(OSError, match="gone") as raised:
-        take(train_loader(Fails(), sampler=[[3, 5]]), 1)
-    assert raised.value.__notes__ == ["While reading the samples 3, 5 of Fails (epoch 0)."]
-
-
-def test_a_data_set_that_stops_does_not_end_the_loop_in_silence():
-    with pytest.raises(DataError, match=r"StopIteration .*sample 7 of Fails \(epoch 0\)"):
-        take(train_loader(failing(7, StopIteration()), sampler=CyclicSampler(range(12), 3)), 4)
 
 
 def test_the_loader_is_torchs_with_what_was_given():

@@ -119,7 +119,7 @@ def test_a_container_is_a_new_one_with_the_same_tensors(batch):
     ]
 
 
-def test_one_tensor_that_is_not_right_is_found_among_others():
+def test_tensors_are_converted_and_moved_wherever_they_are():
     right, label = torch.zeros(2), torch.tensor([1], dtype=torch.int32)
     for batch in ([right, label], (right, label), (right, [label])):
         assert to_batch(batch)[0] is right
@@ -127,16 +127,17 @@ def test_one_tensor_that_is_not_right_is_found_among_others():
     assert to_batch({"x": right, "labels": label, "who": "me"})["labels"].dtype == torch.int64
     assert to_batch((right, [label]))[1][0].dtype == torch.int64
 
-
-def test_arrays_of_text_pass_unchanged():
     words = np.array(["a", "b"])
     assert to_batch({"words": words})["words"] is words
 
-
-def test_tensors_go_to_the_device_asked_for():
     moved = to_batch(Instance(a=torch.zeros(2), b={"label": torch.zeros(1, dtype=torch.int32)}), torch.device("meta"))
     assert moved["a"].device.type == "meta"
     assert (moved["b"]["label"].device.type, moved["b"]["label"].dtype) == ("meta", torch.int64)
+
+    small = torch.ones(2, dtype=torch.int8)
+    assert to_batch({"quantized": small, "y": small})["quantized"].dtype == torch.int8
+    assert [part.dtype for part in to_batch((small, small))] == [torch.int8, torch.int64]
+    assert to_batch(small).dtype == torch.int8
 
 
 def test_lists_of_numbers_become_tensors():
@@ -147,21 +148,10 @@ def test_lists_of_numbers_become_tensors():
     assert torch.equal(collate([([1, 2], 3)] * 2)[0], torch.tensor([[1, 2], [1, 2]]))
     assert torch.equal(collate([UserDict(ids=[1, 2])] * 2)["ids"], torch.tensor([[1, 2], [1, 2]]))
 
-
-def test_a_sample_that_is_a_list_of_numbers_is_taken_apart_as_torch_does():
     assert [part.tolist() for part in collate([[1.0, 2], [3.0, 4]])] == [[1.0, 3.0], [2, 4]]
 
-
-def test_lists_of_several_lengths_are_an_error_that_names_a_collator():
     with pytest.raises(DataError, match=r"sample 1.*'input_ids'.*length 2; sample 0 has 3.*DataCollatorWithPadding"):
         collate([{"input_ids": [1, 2, 3]}, {"input_ids": [1, 2]}])
-
-
-def test_inputs_keep_their_integer_type():
-    small = torch.ones(2, dtype=torch.int8)
-    assert to_batch({"quantized": small, "y": small})["quantized"].dtype == torch.int8
-    assert [part.dtype for part in to_batch((small, small))] == [torch.int8, torch.int64]
-    assert to_batch(small).dtype == torch.int8
 
 
 class Graph:

@@ -52,19 +52,20 @@ def test_batches_are_those_of_samples(workers: int) -> None:
     assert Sample.reads == 23
 
 
-def test_a_part_of_one_as_well() -> None:
+def test_batches_of_a_part_are_those_of_its_samples() -> None:
     part, _ = random_split(TensorDataset(X, Y), [15, 8], torch.Generator().manual_seed(0))
     assert_equal(batches(part), batches(Subset(Sample(X, Y), part.indices)))
     assert_equal(batches(Subset(TensorDataset(X, Y), range(4, 20))), batches(Sample(X[4:20], Y[4:20])))
 
+    inner = Subset(TensorDataset(X, Y), range(2, 20, 2))
+    assert_equal(batches(Subset(inner, [8, 0, 3, 5, 1])), batches(Subset(Sample(X, Y), [18, 2, 8, 12, 4])))
 
-def test_what_is_changed_in_the_tensors_is_read() -> None:
+
+def test_a_batch_is_read_from_the_tensors_and_is_no_view() -> None:
     data = TensorDataset(X.clone(), Y)
     data.tensors[0].zero_()
     assert all(not inputs.any() for inputs, _ in batches(data))
 
-
-def test_a_batch_is_no_view_of_the_data() -> None:
     x = X.clone()
     batch = batches(TensorDataset(x, Y))[0]
     batch[0].zero_()
@@ -86,11 +87,6 @@ def test_indices_beyond_the_end_are_refused() -> None:
     loader = make_loader(TensorDataset(X), [[1, 99]], seed=0, num_workers=0, collate_fn=None, loader_options={})
     with pytest.raises(IndexError):
         list(loader)
-
-
-def test_a_subset_of_a_subset_as_well() -> None:
-    inner = Subset(TensorDataset(X, Y), range(2, 20, 2))
-    assert_equal(batches(Subset(inner, [8, 0, 3, 5, 1])), batches(Subset(Sample(X, Y), [18, 2, 8, 12, 4])))
 
 
 def columns() -> ColumnDataset:

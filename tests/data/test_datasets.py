@@ -36,10 +36,14 @@ def test_files_are_found_in_both_folders_plain_and_gzipped(tmp_path, place, suff
     assert (image.dtype, label, type(label)) == (np.uint8, 4, int)
 
 
-def test_train_and_test_are_different_files(tmp_path):
+def test_train_and_test_are_different_files_with_an_end(tmp_path):
     write_split(tmp_path, "train", 6)
     write_split(tmp_path, "t10k", 3)
     assert (len(MNIST(tmp_path)), len(MNIST(tmp_path, train=False))) == (6, 3)
+
+    write_split(tmp_path)
+    with pytest.raises(IndexError):
+        MNIST(tmp_path)[6]
 
 
 def test_transforms_are_applied_and_cannot_reach_the_data(tmp_path):
@@ -53,12 +57,6 @@ def test_transforms_are_applied_and_cannot_reach_the_data(tmp_path):
     assert torch.equal(data[2][0], torch.zeros(1, 28, 28))
     assert data[2][1] == -2
     np.testing.assert_array_equal(data.data, images)
-
-
-def test_indices_behind_the_end_are_an_index_error(tmp_path):
-    write_split(tmp_path)
-    with pytest.raises(IndexError):
-        MNIST(tmp_path)[6]
 
 
 def test_absent_files_are_named_with_where_they_belong_and_how_to_get_some(tmp_path):
@@ -129,12 +127,10 @@ def test_nothing_is_asked_of_the_network_when_all_is_there(tmp_path, monkeypatch
     assert len(MNIST(tmp_path, download=True, source_url="https://example.invalid/")) == 6
 
 
-def test_plain_http_is_refused(tmp_path):
+def test_files_that_do_not_belong_together_and_plain_http_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="source_url: got 'http://x/'; it must begin with https://"):
         MNIST(tmp_path, download=True, source_url="http://x/")
 
-
-def test_files_that_do_not_belong_together_are_refused(tmp_path):
     write_split(tmp_path)
     write_idx(tmp_path / "train-labels-idx1-ubyte", np.zeros(5, np.uint8))
     with pytest.raises(DataError, match="has 6 pictures, train-labels-idx1-ubyte has 5 labels"):
@@ -211,16 +207,22 @@ def test_written_and_read_is_the_identity(tmp_path, shape, name):
     assert (tmp_path / name).read_bytes().startswith(b"\x1f\x8b") == name.endswith(".gz")
 
 
-def test_the_bytes_are_those_of_the_format(tmp_path):
+def test_the_bytes_are_those_of_the_format_and_equal_for_equal_arrays(tmp_path):
     write_idx(tmp_path / "x", np.array([[1, 2, 3], [4, 5, 6]], np.uint8))
     assert (tmp_path / "x").read_bytes() == struct.pack(">HBBII6B", 0, 8, 2, 2, 3, 1, 2, 3, 4, 5, 6)
 
-
-def test_equal_arrays_give_equal_gzipped_files(tmp_path):
     for name in ("a.gz", "b.gz"):
         write_idx(tmp_path / name, np.arange(9, dtype=np.uint8))
     assert (tmp_path / "a.gz").read_bytes() == (tmp_path / "b.gz").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.gz", "b.gz"]
+
+    write_idx(tmp_path / "x", np.zeros(4, np.uint8))
+    with pytest.raises(DataError, match="1 dimensions; 3 are expected"):
+        read_idx(tmp_path / "x", num_dimensions=3)
+
+    with pytest.raises(DataError, match=r"got an array of int64.*astype\(np.uint8\)"):
+        write_idx(tmp_path / "x", np.zeros(4, np.int64))
+    assert not (tmp_path / "x").exists()
 
 
 WHOLE = struct.pack(">HBBI4B", 0, 8, 1, 4, 1, 2, 3, 4)
@@ -246,19 +248,7 @@ def test_a_damaged_file_is_named_with_what_is_wrong(tmp_path, content, fact):
         read_idx(path)
 
 
-def test_another_number_of_dimensions_is_refused(tmp_path):
-    write_idx(tmp_path / "x", np.zeros(4, np.uint8))
-    with pytest.raises(DataError, match="1 dimensions; 3 are expected"):
-        read_idx(tmp_path / "x", num_dimensions=3)
-
-
-def test_only_bytes_are_written(tmp_path):
-    with pytest.raises(DataError, match=r"got an array of int64.*astype\(np.uint8\)"):
-        write_idx(tmp_path / "x", np.zeros(4, np.int64))
-    assert not (tmp_path / "x").exists()
-
-
-def test_a_sample_is_a_function_of_its_index_alone():
+def test_samples_are_functions_of_their_indices_and_an_offset():
     data, twin = FakeData(20, (3, 4, 5)), FakeData(100, (3, 4, 5))
     state = torch.get_rng_state()
     legacy = np.random.get_state()[1].copy()
@@ -269,26 +259,18 @@ def test_a_sample_is_a_function_of_its_index_alone():
     assert torch.equal(state, torch.get_rng_state())
     assert np.array_equal(legacy, np.random.get_state()[1])
 
-
-def test_samples_differ_and_an_offset_shifts_them():
     data = FakeData(10, (1, 4, 4))
     assert len({data[index][0].tobytes() for index in range(10)}) == 10
     np.testing.assert_array_equal(FakeData(10, (1, 4, 4), random_offset=3)[2][0], data[5][0])
 
-
-def test_shapes_types_and_classes_are_those_asked_for():
     image, label = FakeData(5, (3, 6, 7), num_classes=4)[0]
     assert (image.shape, image.dtype, type(label)) == ((6, 7, 3), np.uint8, int)
     assert FakeData(5, (1, 6, 7))[0][0].shape == (6, 7)
     assert FakeData(5, (3, 6, 7), transform=transforms.ToTensor())[0][0].shape == (3, 6, 7)
     assert {FakeData(200, (1, 1, 1), num_classes=4)[index][1] for index in range(200)} == {0, 1, 2, 3}
 
-
-def test_the_end_is_an_index_error_so_that_a_plain_loop_ends():
     assert len(list(FakeData(5, (1, 2, 2)))) == 5
 
-
-def test_wrong_sizes_are_refused():
     with pytest.raises(ConfigError, match=r"FakeData\.size: got 0"):
         FakeData(0)
     with pytest.raises(ConfigError, match=r"FakeData.image_size: got \(28, 28\)"):

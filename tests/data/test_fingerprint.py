@@ -59,21 +59,17 @@ def test_it_is_the_same_in_every_process(run_python: Any, tmp_path: Path) -> Non
     assert done.stdout.strip() == fingerprint(TensorDataset(torch.arange(12.0).reshape(3, 4), torch.arange(3)))
 
 
-def test_no_random_number_is_drawn() -> None:
+def test_a_fingerprint_ends_and_draws_nothing() -> None:
     before = torch.get_rng_state()
     described_data(tensors())
     assert torch.equal(torch.get_rng_state(), before)
 
-
-def test_a_stream_has_no_length() -> None:
     class Stream(IterableDataset):
         def __iter__(self) -> Any:
             raise AssertionError("nothing is read")
 
     assert described_data(Stream()) == {"class": Stream.__qualname__, "samples": None, "fingerprint": None}
 
-
-def test_values_that_contain_themselves_end() -> None:
     value: list[Any] = [1]
     value.append(value)
     assert fingerprint(value) is not None

@@ -19,17 +19,15 @@ def test_fields_are_read_set_and_removed_by_name_and_as_attributes():
     assert not sample.has("inputs")
     assert repr(sample) == "Instance(labels=4, weights=3)"
 
+    with pytest.raises(NotImplementedError, match="get_fields"):
+        iter(Instance(inputs=1))
+    assert Instance()
+
 
 @pytest.mark.parametrize("access", [lambda s: s.label, lambda s: s.get("label"), lambda s: s.remove("label")])
 def test_an_absent_field_is_named_beside_those_that_are_there(access):
     with pytest.raises(AttributeError, match=r"'label' .*inputs, labels"):
         access(Instance(inputs=1, labels=2))
-
-
-def test_an_instance_is_no_sequence_and_true_even_without_fields():
-    with pytest.raises(NotImplementedError, match="get_fields"):
-        iter(Instance(inputs=1))
-    assert Instance()
 
 
 def test_an_instance_can_be_copied_and_sent_to_another_process():
@@ -71,15 +69,13 @@ def test_stacking_gives_each_kind_of_field_its_batch():
     assert batch.nested["mask"].tolist() == [0, 1, 2]
 
 
-def test_a_batch_of_one_is_a_copy_and_leaves_the_sample_as_it_was():
+def test_a_batch_and_its_samples_share_nothing():
     sample = Instance(inputs=DistTensorData(torch.zeros(2)))
     batch = Instance.stack([sample])
     batch.inputs.tensor.add_(1)
     assert batch.inputs.tensor.shape == (1, 2)
     assert sample.inputs.tensor.tolist() == [0, 0]
 
-
-def test_samples_of_a_batch_do_not_share_their_default_sbp_list():
     first, second = DistTensorData(torch.zeros(1)), DistTensorData(torch.zeros(1))
     first.sbp_list.append("x")
     assert second.sbp_list == ["split_0", "broadcast"]
@@ -97,24 +93,18 @@ def test_a_ragged_sample_is_said_with_field_place_shapes_and_cure(wrapped):
         assert fact in message
 
 
-def test_types_that_differ_are_not_promoted_silently():
+def test_samples_that_cannot_be_batched_are_named():
     samples = [Instance(labels=torch.tensor(1)), Instance(labels=torch.tensor(2.0))]
     with pytest.raises(DataError, match=r"'labels': sample 1 .*torch.float32; sample 0 .*torch.int64"):
         Instance.stack(samples)
 
-
-def test_a_ragged_field_inside_a_dictionary_is_found():
     samples = [Instance(extra={"mask": torch.zeros(3)}), Instance(extra={"mask": torch.zeros(4)})]
     with pytest.raises(DataError, match=r"sample 1 .*'extra.mask' .*\(4,\); sample 0 .*\(3,\)"):
         Instance.stack(samples)
 
-
-def test_a_field_that_cannot_be_batched_is_named():
     with pytest.raises(DataError, match="field 'thing' cannot be batched"):
         Instance.stack([Instance(thing=object()), Instance(thing=object())])
 
-
-def test_samples_with_other_fields_or_placements_are_refused():
     with pytest.raises(DataError, match=r"sample 1 .*\['b'\]; sample 0 .*\['a'\]"):
         Instance.stack([Instance(a=1), Instance(b=1)])
     with pytest.raises(DataError, match="sample 1 of the batch has placement_idx=-1"):
@@ -122,8 +112,6 @@ def test_samples_with_other_fields_or_placements_are_refused():
     with pytest.raises(DataError, match=r"'a': sample 1 .*Tensor; sample 0 .*DistTensorData"):
         Instance.stack([Instance(a=DistTensorData(torch.zeros(1))), Instance(a=torch.zeros(1))])
 
-
-def test_only_tensors_are_wrapped():
     with pytest.raises(ConfigTypeError, match=r"got int; .*torch.Tensor.*torch.tensor"):
         DistTensorData(3)
 

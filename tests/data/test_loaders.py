@@ -99,6 +99,8 @@ def test_one_data_set_is_used_itself_and_several_are_mixed():
     mixed = build_image_test_loader([data, Numbers(3)], 2, num_workers=0, dataset_mixer=lambda parts: parts[1])
     assert len(mixed.dataset) == 3
 
+    assert [batch.tolist() for batch in build_image_test_loader(range(5), 2, num_workers=0)] == [[0, 1], [2, 3], [4]]
+
 
 def _draw_once(worker_id):
     get_worker_info().dataset.drawn = torch.tensor([random.random(), np.random.random(), torch.rand(()).item()])
@@ -127,12 +129,10 @@ def test_workers_stay_and_are_never_more_than_the_cpus(caplog):
     assert "num_workers=10007" in caplog.text
 
 
-def test_options_of_torchs_loader_are_passed_on_with_workers_and_dropped_without():
+def test_options_of_torchs_loader_are_passed_on_and_unknown_ones_named():
     assert build_image_test_loader(Numbers(), 4, num_workers=1, prefetch_factor=5).prefetch_factor == 5
     assert len(labels(build_image_test_loader(Numbers(), 4, num_workers=0, prefetch_factor=5, timeout=9))) == 3
 
-
-def test_an_unknown_option_is_answered_by_the_nearest():
     match = r"'prefetch_facter' is not one of its arguments.*Did you mean 'prefetch_factor'"
     with pytest.raises(ConfigTypeError, match=match):
         build_image_train_loader(Numbers(), 4, prefetch_facter=2)
@@ -165,20 +165,16 @@ def test_a_sampler_may_be_a_class_a_function_a_node_or_an_object(sampler):
     assert labels(first(loader, 4)) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 0, 1]]
 
 
-def test_a_seed_in_the_samplers_node_is_kept():
+def test_a_sampler_node_sets_what_the_loader_does_not():
     node = LazyCall(CyclicSampler)(shuffle=True, seed=7)
     loader, _, _ = build_image_train_loader(Numbers(), 3, num_workers=0, sampler=node, seed=1)
     assert loader.batch_sampler.seed == 7
     assert loader.batch_sampler.micro_batch_size == 3
 
-
-def test_a_samplers_node_may_not_set_what_the_loader_sets():
     node = LazyCall(CyclicSampler)(micro_batch_size=5, data_parallel_rank=0)
     with pytest.raises(ConfigError, match="the loader itself sets micro_batch_size, data_parallel_rank"):
         build_image_train_loader(Numbers(), 3, sampler=node)
 
-
-def test_the_error_of_a_sampler_with_other_arguments_lists_those_it_is_given():
     with pytest.raises(ConfigTypeError, match=r"'SingleRoundSampler' .*dataset, .*consumed_samples"):
         build_image_train_loader(Numbers(), 3, sampler=SingleRoundSampler)
     with pytest.raises(ConfigTypeError, match=r"sampler: got 5 \(int\)"):
@@ -225,8 +221,6 @@ def test_train_val_and_test_come_from_one_cut():
     assert labels(validation) == [[16, 17], [18]]
     assert labels(test) == [[19]]
 
-
-def test_train_val_and_test_are_none_where_there_is_nothing():
     train, validation, test = build_nlp_train_val_test_loader(
         [Numbers(4), Numbers(4, first=100)],
         [[0, 1, 0]],
@@ -243,10 +237,6 @@ def test_train_val_and_test_are_none_where_there_is_nothing():
 def test_a_loader_shows_its_parts():
     loader, _, _ = build_image_train_loader(Numbers(), 4, num_workers=0)
     assert repr(loader).startswith("BatchLoader(<Numbers of 10>, batch_sampler=CyclicSampler(")
-
-
-def test_a_sequence_that_is_no_list_is_one_data_set():
-    assert [batch.tolist() for batch in build_image_test_loader(range(5), 2, num_workers=0)] == [[0, 1], [2, 3], [4]]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -276,15 +266,13 @@ def test_shares_lose_nothing_and_are_within_one_of_exact(weights, total):
     assert all(abs(count - total * w / sum(weights)) < 1 for count, w in zip(counts, weights, strict=True))
 
 
-def test_without_numbers_each_part_holds_every_sample_of_its_ranges_once():
+def test_parts_hold_their_ranges_and_weights_share_out_the_numbers():
     train, val, test = train_val_test_datasets(
         [range(10), range(100, 110)], [[8, 1, 1]], None, None, lambda parts: [x for part in parts for x in part]
     )
     assert train == [*range(8), *range(100, 108)]
     assert (val, test) == ([8, 108], [9, 109])
 
-
-def test_weights_share_out_the_numbers_and_only_training_repeats():
     train, val, test = train_val_test_datasets(
         [range(10), range(100, 200)],
         [[8, 1, 1], [90, 5, 5]],
@@ -297,25 +285,21 @@ def test_weights_share_out_the_numbers_and_only_training_repeats():
     assert test == [9, *range(195, 200)]
 
 
-def test_a_part_without_samples_is_none():
+def test_a_part_without_samples_is_none_and_gives_its_share_to_others():
     train, val, test = train_val_test_datasets([range(10)], [[1, 0, 0]], None, [5, 5, 5], list)
     assert list(train) == [0, 1, 2, 3, 4]
     assert (val, test) == (None, None)
 
-
-def test_a_data_set_with_an_empty_range_gives_its_share_to_the_others():
     train, _, _ = train_val_test_datasets(
         [range(4), range(10, 14)], [[0, 1, 0], [1, 0, 0]], [1, 1], [6, 1, 0], lambda parts: parts
     )
     assert list(train) == [10, 11, 12, 13, 10, 11]
 
-
-def test_a_part_ends():
     with pytest.raises(IndexError, match="sample 5 of a part of 5"):
         DatasetPart("abcdef", 2, 3, 5)[5]
 
 
-def test_all_faults_are_said_at_once():
+def test_all_faults_of_splits_are_said_at_once():
     with pytest.raises(ConfigError) as raised:
         train_val_test_datasets([range(4), range(4), range(4)], [[1, 1], [0, 0, 0]], [1], [1, 2], list)
     message = str(raised.value)
@@ -328,20 +312,16 @@ def test_all_faults_are_said_at_once():
     ):
         assert f"build_nlp_train_val_test_loader.{fact}" in message
 
-
-def test_weights_without_numbers_are_refused():
     with pytest.raises(ConfigError, match="train_val_test_num_samples"):
         train_val_test_datasets([range(4), range(4)], [[1, 1, 1]], [1, 2], None, list)
 
 
-def test_a_loader_of_ours_begins_there() -> None:
+def test_a_loader_of_ours_begins_at_a_position() -> None:
     whole, _, _ = build_image_train_loader(range(10), 4, num_workers=0, seed=3)
     later, _, _ = build_image_train_loader(range(10), 4, num_workers=0, seed=3)
     set_position(later, 8)
     first = [next(batches).tolist() for batches in [iter(whole)] for _ in range(4)]
     assert [next(batches).tolist() for batches in [iter(later)] for _ in range(2)] == first[2:]
 
-
-def test_a_loader_that_cannot_begin_there_is_known() -> None:
     assert set_position(build_image_train_loader(range(10), 4, num_workers=0)[0], 8)
     assert not set_position(DataLoader([1, 2, 3]), 8)

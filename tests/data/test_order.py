@@ -20,7 +20,7 @@ def test_a_bijection_has_every_index_once_in_any_parts(length: int) -> None:
     assert np.concatenate(parts).tolist() == whole.tolist()
 
 
-def test_a_bijection_shuffles() -> None:
+def test_large_orders_are_shuffled_and_small_ones_torchs() -> None:
     one, other_epoch, other_seed = (Bijection(50_000).part(*key, 0, 50_000) for key in ((1, 0), (1, 1), (2, 0)))
     positions = np.arange(50_000)
     # Uncorrelated: 5 standard deviations of the correlation of two random permutations.
@@ -28,8 +28,6 @@ def test_a_bijection_shuffles() -> None:
         assert abs(np.corrcoef(first, second)[0, 1]) < 5 / np.sqrt(50_000)
     assert len(np.unique(one[:1000] // 500)) == pytest.approx(100, abs=2)  # the first 2 % come from everywhere
 
-
-def test_small_data_sets_have_the_permutation_of_torch() -> None:
     assert isinstance(shuffled_order(LARGE - 1), Permutation)
     assert shuffled_order(1000).part(3, 2, 10, 20).tolist() == permutation(1000, 3, 2)[10:20].tolist()
 

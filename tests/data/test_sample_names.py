@@ -49,7 +49,7 @@ def test_other_attributes_are_no_names(names: dict[str, Any]) -> None:
     assert sample_name(Files(**names), 2) is None
 
 
-def test_subsets_concatenations_and_mixtures_ask_their_parts() -> None:
+def test_parts_and_datasets_of_others_have_their_names() -> None:
     named, other = Files(ids=list("abcd")), TensorDataset(torch.zeros(3))
     joined = ConcatDataset([other, Subset(named, [3, 1])])
     assert [sample_name(joined, index) for index in range(5)] == [None, None, None, "d", "b"]
@@ -57,15 +57,11 @@ def test_subsets_concatenations_and_mixtures_ask_their_parts() -> None:
     assert [sample_name(mixture, index) for index in (2, 3, 6)] == [None, "a", "d"]
     assert [sample_name(DatasetPart(named, 1, 2, 5), index) for index in range(4)] == ["b", "c", "b", "c"]
 
-
-def test_columns_of_the_package_datasets() -> None:
     datasets = pytest.importorskip("datasets")
     table = datasets.Dataset.from_dict({"text": ["one", "two"], "id": ["q1", "q2"]})
     assert [sample_name(table, index) for index in range(2)] == ["q1", "q2"]
     assert sample_name(table.remove_columns("id"), 0) is None
 
-
-def test_samples_as_text() -> None:
     assert shown_samples(Files(ids=list("abcd")), [2, 0]) == "2 (c), 0 (a)"
     assert shown_samples(TensorDataset(torch.zeros(3000)), range(2000), at_most=2) == "0, 1, … (2,000 in all)"
 

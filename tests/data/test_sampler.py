@@ -23,18 +23,24 @@ def take(sampler, count):
     return list(islice(sampler, count))
 
 
-def test_batches_run_across_epoch_ends_and_drop_nothing():
+def test_batches_run_across_epoch_ends_and_the_position_stays():
     assert take(CyclicSampler(range(5), 3), 4) == [[0, 1, 2], [3, 4, 0], [1, 2, 3], [4, 0, 1]]
 
+    sampler = CyclicSampler(range(10), 4, consumed_samples=4)
+    take(sampler, 5)
+    assert sampler.consumed_samples == 4
+    assert take(sampler, 1) == [[4, 5, 6, 7]]
 
-def test_each_epoch_is_a_permutation_and_no_two_epochs_are_alike():
+    assert len(CyclicSampler(range(10), 2, data_parallel_size=2)) == 3
+    assert len(CyclicSampler(range(3), 8)) == 1
+
+
+def test_each_epoch_of_each_seed_is_a_permutation_of_its_own():
     order = stream(40, shuffle=True, seed=3)
     epochs = [order[start : start + 10] for start in range(0, 40, 10)]
     assert [sorted(epoch) for epoch in epochs] == [list(range(10))] * 4
     assert len({tuple(epoch) for epoch in epochs}) == 4
 
-
-def test_no_epoch_of_one_seed_is_an_epoch_of_the_next_seed():
     epochs = {}
     for seed in range(8):
         order = stream(80, shuffle=True, seed=seed)
@@ -59,18 +65,6 @@ def test_resuming_with_another_batch_size_and_other_ranks_continues_the_same_str
     ]
     steps = [a + b for a, b in islice(zip(*ranks, strict=True), 5)]
     assert list(chain.from_iterable(steps)) == whole[14:44]
-
-
-def test_iterating_does_not_move_the_position():
-    sampler = CyclicSampler(range(10), 4, consumed_samples=4)
-    take(sampler, 5)
-    assert sampler.consumed_samples == 4
-    assert take(sampler, 1) == [[4, 5, 6, 7]]
-
-
-def test_length_is_the_number_of_steps_that_consume_an_epoch():
-    assert len(CyclicSampler(range(10), 2, data_parallel_size=2)) == 3
-    assert len(CyclicSampler(range(3), 8)) == 1
 
 
 def test_prefetch_of_a_dataset_is_called_for_each_batch_before_it_is_read():
@@ -177,18 +171,15 @@ class NoSamples:
 
 
 @pytest.mark.parametrize("sampler_class", [CyclicSampler, SingleRoundSampler, RangedSampler])
-def test_an_empty_data_set_is_named(sampler_class):
+def test_data_without_samples_or_length_are_named(sampler_class):
     with pytest.raises(DataError, match=f"{sampler_class.__name__}: the data set NoSamples is empty"):
         sampler_class(NoSamples(), 4)
 
-
-@pytest.mark.parametrize("sampler_class", [CyclicSampler, SingleRoundSampler, RangedSampler])
-def test_a_dataset_without_length_is_an_error_that_names_what_is_missing(sampler_class):
     with pytest.raises(DataError, match=r"generator has no len\(\).*define __len__ and __getitem__"):
         sampler_class((x for x in "ab"), 4)
 
 
-def test_all_faults_are_said_at_once():
+def test_wrong_arguments_are_all_named():
     with pytest.raises(ConfigError) as raised:
         CyclicSampler(range(4), 0, consumed_samples=-1, data_parallel_size="2")
     message = str(raised.value)
@@ -196,25 +187,21 @@ def test_all_faults_are_said_at_once():
     assert "CyclicSampler.consumed_samples: got -1" in message
     assert "CyclicSampler.data_parallel_size: got '2' (str)" in message
 
-
-@pytest.mark.parametrize("sampler_class", [CyclicSampler, SingleRoundSampler])
-def test_a_rank_outside_the_world_is_refused(sampler_class):
-    with pytest.raises(ConfigError, match=r"data_parallel_rank: got 2; .*data_parallel_size=2"):
-        sampler_class(range(4), 1, data_parallel_rank=2, data_parallel_size=2)
-
-
-def test_a_position_must_be_a_whole_number():
     with pytest.raises(ConfigError, match=r"set_consumed_samples.consumed_samples: got 1.5"):
         CyclicSampler(range(4), 1).set_consumed_samples(1.5)
 
-
-def test_a_range_is_refused_what_it_cannot_do():
     with pytest.raises(ConfigError, match="shuffle=True needs a seed"):
         RangedSampler(range(4), 2, shuffle=True)
     with pytest.raises(ConfigError, match="end_index: got 5; range has only 4 samples"):
         RangedSampler(range(4), 2, end_index=5)
     with pytest.raises(ConfigError, match="start_index: got -1"):
         RangedSampler(range(4), 2, start_index=-1)
+
+
+@pytest.mark.parametrize("sampler_class", [CyclicSampler, SingleRoundSampler])
+def test_a_rank_outside_the_world_is_refused(sampler_class):
+    with pytest.raises(ConfigError, match=r"data_parallel_rank: got 2; .*data_parallel_size=2"):
+        sampler_class(range(4), 1, data_parallel_rank=2, data_parallel_size=2)
 
 
 def test_a_sampler_shows_how_to_make_it_again():
@@ -229,15 +216,13 @@ def test_a_sampler_shows_how_to_make_it_again():
         assert repr(again) == repr(sampler)
 
 
-def test_every_epoch_holds_each_sample_once_in_another_order() -> None:
+def test_every_epoch_holds_each_sample_once_in_the_order_of_the_cyclic_sampler() -> None:
     batches = take(EpochSampler(range(10), 4, shuffle=True, seed=3), 6)
     assert [len(batch) for batch in batches] == [4, 4, 2] * 2
     first, second = [*chain(*batches[:3])], [*chain(*batches[3:])]
     assert sorted(first) == sorted(second) == list(range(10))
     assert first != second
 
-
-def test_the_order_is_that_of_the_cyclic_sampler() -> None:
     ours = take(EpochSampler(range(12), 4, shuffle=True, seed=3), 9)
     assert ours == list(islice(CyclicSampler(range(12), 4, shuffle=True, seed=3), 9))
 
@@ -290,7 +275,7 @@ def places(batch):
     return [(batch.epoch_of(number), index) for number, index in enumerate(batch)]
 
 
-def test_it_is_a_list_that_keeps_its_place_on_its_way_to_a_worker():
+def test_each_index_knows_its_epoch_and_place():
     batch = SampleIndices([4, 0], epoch=2, position=4, epoch_length=5)
     twin = pickle.loads(pickle.dumps(batch))
     assert isinstance(twin, list)
@@ -298,13 +283,28 @@ def test_it_is_a_list_that_keeps_its_place_on_its_way_to_a_worker():
     assert repr(twin) == "[4, 0]"
     assert places(twin) == [(2, 4), (3, 0)]
 
-
-def test_a_batch_over_the_ends_of_epochs_gives_each_index_its_own_epoch():
     batches = islice(CyclicSampler(range(2), 5), 2)
     assert [places(batch) for batch in batches] == [
         [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)],
         [(2, 1), (3, 0), (3, 1), (4, 0), (4, 1)],
     ]
+
+    sampler = EpochSampler(range(5), 2, drop_last=True)
+    sampler.set_batches_done(1)
+    batches = list(islice(sampler, 3))
+    assert [places(batch) for batch in batches] == [[(0, 2), (0, 3)], [(1, 0), (1, 1)], [(1, 2), (1, 3)]]
+    assert [batch.position for batch in batches] == [2, 0, 2]
+
+    sampler = SingleRoundSampler(range(5), 2, data_parallel_rank=1, data_parallel_size=2)
+    assert [places(batch) for _ in range(2) for batch in sampler] == [[(0, 2), (0, 3)]] * 2
+
+    known = SampleIndices([1], epoch=9, position=0, epoch_length=None)
+    rounds = Rounds([[0, 1], known, (2,)])
+    rounds.round = 3
+    batches = list(rounds)
+    assert len(rounds) == 3
+    assert batches == [[0, 1], [1], [2]]
+    assert [(batch.epoch, batch.position) for batch in batches] == [(3, 0), (9, 0), (3, 2)]
 
 
 def test_the_places_of_training_do_not_depend_on_the_start_the_batch_size_or_the_ranks():
@@ -316,29 +316,6 @@ def test_the_places_of_training_do_not_depend_on_the_start_the_batch_size_or_the
     whole = stream(1, 1, 0) + stream(1, 1, 24)
     for micro, ranks, consumed in [(4, 1, 0), (2, 2, 0), (1, 4, 13), (3, 2, 21), (8, 1, 24)]:
         assert stream(micro, ranks, consumed) == whole[consumed : consumed + 24]
-
-
-def test_the_batches_of_an_epoch_are_of_that_epoch():
-    sampler = EpochSampler(range(5), 2, drop_last=True)
-    sampler.set_batches_done(1)
-    batches = list(islice(sampler, 3))
-    assert [places(batch) for batch in batches] == [[(0, 2), (0, 3)], [(1, 0), (1, 1)], [(1, 2), (1, 3)]]
-    assert [batch.position for batch in batches] == [2, 0, 2]
-
-
-def test_a_single_round_is_epoch_zero_on_every_pass():
-    sampler = SingleRoundSampler(range(5), 2, data_parallel_rank=1, data_parallel_size=2)
-    assert [places(batch) for _ in range(2) for batch in sampler] == [[(0, 2), (0, 3)]] * 2
-
-
-def test_plain_lists_get_their_round_and_lists_with_a_place_keep_it():
-    known = SampleIndices([1], epoch=9, position=0, epoch_length=None)
-    rounds = Rounds([[0, 1], known, (2,)])
-    rounds.round = 3
-    batches = list(rounds)
-    assert len(rounds) == 3
-    assert batches == [[0, 1], [1], [2]]
-    assert [(batch.epoch, batch.position) for batch in batches] == [(3, 0), (9, 0), (3, 2)]
 
 
 SAMPLERS = {

@@ -26,14 +26,12 @@ def restore(states):
     torch.set_rng_state(states[2])
 
 
-def test_neighbouring_inputs_give_seeds_that_share_nothing():
+def test_seeds_of_paths_are_independent():
     seeds = {mixed_seed(seed, *path) for seed in range(50) for path in [(), (0,), (1,), (0, 0), (0, 1), (1, 0)]}
     assert len(seeds) == 300
     flipped = [(mixed_seed(seed, 0) ^ mixed_seed(seed + 1, 0)).bit_count() for seed in range(200)]
     assert 28 < sum(flipped) / len(flipped) < 36  # half of 64 bits, give or take four standard errors and more
 
-
-def test_a_large_seed_is_not_mistaken_for_a_longer_path():
     assert mixed_seed(2**32, 0) != mixed_seed(0, 1, 0)
 
 
@@ -42,8 +40,6 @@ def test_a_permutation_is_a_function_of_seed_and_epoch():
     assert not torch.equal(permutation(100, 5, 2), permutation(100, 5, 3))
     assert not torch.equal(permutation(100, 5, 2), permutation(100, 6, 2))
 
-
-def test_first_places_of_a_permutation_are_uniform_over_epochs():
     counts = torch.bincount(torch.stack([permutation(10, 0, epoch)[0] for epoch in range(3000)]), minlength=10)
     assert counts.min() > 235  # 300 expected, standard deviation 16.4
     assert counts.max() < 365
@@ -167,21 +163,17 @@ def test_seeding_repeats_everything_and_gives_each_generator_numbers_of_its_own(
     assert len({*draws(bytes(8))}) == 3
 
 
-def test_seed_numpy_is_numpys_own_seed():
+def test_seeding_is_numpys_own_and_leaves_accelerators_alone(monkeypatch):
     seed_numpy(7)
     first = np.random.get_state()
     np.random.seed(7)
     assert np.array_equal(first[1], np.random.get_state()[1])
     assert first[2:] == np.random.get_state()[2:]
 
-
-def test_seeding_leaves_the_generators_of_accelerators_alone(monkeypatch):
     monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("touched"))
     monkeypatch.setattr(torch, "manual_seed", lambda seed: pytest.fail("touched"))
     seed_generators(bytes(8), "")
 
-
-def test_the_numbers_that_are_written_out_are_those_that_numpy_gives():
     mark = generators._NUMPY_MARK
     np.random.seed(mark.seed)
     generator = np.random.get_bit_generator()

@@ -120,18 +120,21 @@ def test_no_sample_comes_twice(
     assert sorted(seen) == sorted([*range(23)] * 2)
 
 
-def test_blocks_are_shuffled_and_passes_differ() -> None:
+def test_blocks_are_shuffled_and_batches_run_across_passes() -> None:
     loader = StreamLoader(Numbers(64), 8, shuffle_buffer=16, seed=1)
     first, second = batches(loader, 8), batches(loader, 8)
     assert first != second
     assert first != batches(StreamLoader(Numbers(64), 8, shuffle_buffer=16, seed=2), 8)
     assert [sorted(first[k] + first[k + 1]) for k in (0, 2, 4, 6)] == [list(range(k, k + 16)) for k in range(0, 64, 16)]
 
-
-def test_batches_run_across_passes_or_end_with_them() -> None:
     assert batches(StreamLoader(Numbers(5), 2), 4) == [[0, 1], [2, 3], [4, 0], [1, 2]]
     assert batches(StreamLoader(Numbers(5), 2, drop_last=False), 4) == [[0, 1], [2, 3], [4], [0, 1]]
     assert batches(StreamLoader(Numbers(5), 2, drop_last=True), 3) == [[0, 1], [2, 3], [0, 1]]
+
+    loader, _, _ = build_nlp_train_loader([Numbers(5)], 2, num_workers=0)
+    assert batches(loader, 3) == [[0, 1], [2, 3], [4, 0]]
+    test = build_image_test_loader(Numbers(5), 2, num_workers=0)
+    assert [batch.tolist() for batch in test] == [batch.tolist() for batch in test] == [[0, 1], [2, 3], [4]]
 
 
 def test_reading_leaves_the_generators_as_they_are() -> None:
@@ -204,13 +207,6 @@ class Failing(Numbers):
 def test_an_error_of_the_stream_is_raised(num_workers: int) -> None:
     with pytest.raises(OSError, match="shard 3 is gone"):
         batches(StreamLoader(Failing(), 2, num_workers=num_workers), 3)
-
-
-def test_the_builders_take_streams() -> None:
-    loader, _, _ = build_nlp_train_loader([Numbers(5)], 2, num_workers=0)
-    assert batches(loader, 3) == [[0, 1], [2, 3], [4, 0]]
-    test = build_image_test_loader(Numbers(5), 2, num_workers=0)
-    assert [batch.tolist() for batch in test] == [batch.tolist() for batch in test] == [[0, 1], [2, 3], [4]]
 
 
 class TestDatasets:

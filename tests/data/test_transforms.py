@@ -31,13 +31,11 @@ def test_other_types_keep_type_and_values_and_share_no_memory(dtype):
     np.testing.assert_array_equal(image, before)
 
 
-def test_pil_images_are_taken_too():
+def test_pictures_are_normalized_and_transforms_composed():
     image_module = pytest.importorskip("PIL.Image")
     image = picture(4, 5, 3)
     assert torch.equal(transforms.ToTensor()(image_module.fromarray(image)), transforms.ToTensor()(image))
 
-
-def test_normalize_is_by_channel_and_leaves_its_input():
     image = torch.rand(2, 3, 4, 5)
     before = image.clone()
     result = transforms.Normalize([0.5, 0.4, 0.3], [0.1, 0.2, 0.4])(image)
@@ -45,8 +43,6 @@ def test_normalize_is_by_channel_and_leaves_its_input():
     for channel, (mean, std) in enumerate([(0.5, 0.1), (0.4, 0.2), (0.3, 0.4)]):
         torch.testing.assert_close(result[:, channel], (image[:, channel] - mean) / std)
 
-
-def test_compose_goes_from_first_to_last_and_shows_its_parts():
     compose = transforms.Compose([transforms.ToTensor(), transforms.Normalize([0.5], [0.5])])
     assert compose(np.full((2, 2), 255, np.uint8)).unique().tolist() == [1.0]
     assert repr(compose) == "Compose([ToTensor(), Normalize(mean=[0.5], std=[0.5])])"

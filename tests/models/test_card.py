@@ -71,17 +71,20 @@ def test_the_page_says_all_of_it_and_no_value_breaks_its_form() -> None:
         assert expected in body, expected
 
 
-def test_secrets_are_not_written() -> None:
+def test_cards_hold_what_is_known_and_no_secret() -> None:
     text = ModelCard(**FULL).to_text()
     assert "hf_abc" not in text
     assert "hub_token: ???" in text
 
-
-def test_the_settings_are_yaml_in_a_fence_that_holds() -> None:
     text = ModelCard(training_config={"note": "```\n# not a heading", "rate": 1e-5}).to_text()
     fence = "````"
     inside = text.split(f"{fence}yaml\n")[1].split(f"\n{fence}")[0]
     assert yaml.safe_load(inside)["note"] == "```\n# not a heading"
+
+    text = ModelCard().to_text()
+    assert front(text) == {"library_name": "trainwright"}
+    assert "None" not in text
+    assert "# model\n" in text
 
 
 def test_a_config_object_is_written_by_its_to_dict() -> None:
@@ -97,26 +100,15 @@ def test_a_config_object_is_written_by_its_to_dict() -> None:
         ModelCard(training_config=3).to_text()
 
 
-def test_what_is_not_known_is_left_out() -> None:
-    text = ModelCard().to_text()
-    assert front(text) == {"library_name": "trainwright"}
-    assert "None" not in text
-    assert "# model\n" in text
-
-
-def test_results_without_a_dataset_are_listed_all_the_same() -> None:
+def test_lists_names_and_results_of_a_card(tmp_path: Path) -> None:
     index = front(ModelCard(eval_results={"eval_loss": 1}).to_text())["model-index"]
     assert index[0]["results"][0]["dataset"] == {"name": "evaluation data", "type": "unknown"}
     assert index[0]["results"][0]["metrics"] == [{"type": "loss", "name": "eval_loss", "value": 1}]
 
-
-def test_one_or_several_may_be_given() -> None:
     assert front(ModelCard(datasets="one").to_text()) == front(ModelCard(datasets=["one"]).to_text())
     with pytest.raises(ConfigTypeError, match=r"ModelCard.tags: got \[1\]"):
         ModelCard(tags=[1]).to_text()
 
-
-def test_a_name_that_ends_as_a_page_is_the_file(tmp_path: Path) -> None:
     path = ModelCard(model_name="x").save_model_card(tmp_path / "CARD.md")
     assert path == tmp_path / "CARD.md"
     assert "# x" in path.read_text()

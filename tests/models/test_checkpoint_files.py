@@ -80,15 +80,15 @@ class Wrapped(nn.Module):
         self.config = self.inner.config
 
 
-def test_a_model_that_holds_one_of_transformers_has_other_names_of_weights() -> None:
+def test_names_of_weights_of_others_have_no_config() -> None:
     assert checkpoint_files(Wrapped()) == {}
 
-
-def test_a_model_with_adapters_has_other_names_of_weights() -> None:
     peft = pytest.importorskip("peft")
     model = llama()
     peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["q_proj"]), model)
     assert checkpoint_files(model) == {}
+
+    assert checkpoint_files(llama(), has_all_weights=False) == {}
 
 
 def test_a_config_that_cannot_be_written_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -109,10 +109,6 @@ def test_the_files_are_no_state_and_are_exported(tmp_path: Path, caplog: pytest.
     export_weights(checkpoint, tmp_path / "exported")
     loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
     assert loaded.generation_config.temperature == 0.5
-
-
-def test_a_part_of_the_weights_has_no_config() -> None:
-    assert checkpoint_files(llama(), has_all_weights=False) == {}
 
 
 def test_the_class_of_a_sharded_model_is_that_of_the_user() -> None:

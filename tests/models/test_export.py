@@ -161,12 +161,10 @@ def test_a_number_of_samples_in_the_program_is_found(tmp_path: Path) -> None:
         export_model(Fixed(), tmp_path / "model.pt2", torch.randn(3, 4))
 
 
-def test_other_endings_are_refused(tmp_path: Path) -> None:
+def test_other_endings_and_a_missing_package_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"'model.tflite'; the name must end in .onnx or .pt2"):
         export_model(Net(), tmp_path / "model.tflite", torch.randn(2, 4))
 
-
-def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(ConfigError, match="trainwright\\[onnx\\]"):
         export_model(Net(), tmp_path / "model.onnx", torch.randn(2, 4))

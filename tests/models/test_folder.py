@@ -138,7 +138,7 @@ def test_weights_that_do_not_fit_are_all_named_in_one_message(tiny: Model, tmp_p
     assert "linear.weight: shape (4, 2) there, (3, 2) in the model" in message
 
 
-def test_weights_are_never_matched_by_their_place(tiny: Model, tmp_path: Path) -> None:
+def test_weights_of_another_place_or_precision(tiny: Model, tmp_path: Path) -> None:
     folder = tiny.save(tmp_path / "m")
     renamed = {f"old.{name}": value for name, value in tiny.state_dict().items()}
     torch.save(renamed, folder / "model.pt")
@@ -146,8 +146,6 @@ def test_weights_are_never_matched_by_their_place(tiny: Model, tmp_path: Path) -
     with pytest.raises(CheckpointError, match=r"not in the model: old.linear"):
         Model.load(folder)
 
-
-def test_weights_of_another_precision_are_converted(tiny: Model, tmp_path: Path) -> None:
     folder = tiny.save(tmp_path / "m")
     torch.save(
         {name: v.double() if v.is_floating_point() else v for name, v in tiny.state_dict().items()}, folder / "model.pt"
@@ -235,14 +233,12 @@ def test_a_model_goes_to_a_hub_and_comes_back(
     assert not any(path.endswith("notes.txt") for path in hub.requests)
 
 
-def test_old_weights_on_a_hub_are_found(tiny: Model, hub: HubServer, assert_same: Callable) -> None:
+def test_models_on_a_hub_are_found(tiny: Model, hub: HubServer, assert_same: Callable) -> None:
     folder = tiny.save(hub.folder("models", "someone/old"))
     torch.save(tiny.state_dict(), folder / "model.pt")
     (folder / "model.safetensors").unlink()
     assert_same(Model.load("someone/old"), tiny)
 
-
-def test_an_absent_model_on_a_hub_is_said(hub: HubServer) -> None:
     with pytest.raises(MissingFileError, match="someone/else"):
         Model.load("someone/else")
 
@@ -263,34 +259,30 @@ def classifier() -> BertTextClassification:
     return BertTextClassification(BertTextClassificationConfig(id2label=["no", "yes"], **SMALL))
 
 
-def test_a_classifier_begins_with_the_weights_of_a_base(base: Bert, tmp_path: Path, assert_same: Callable) -> None:
+def test_a_base_gives_what_fits(
+    base: Bert, tmp_path: Path, assert_same: Callable, caplog: pytest.LogCaptureFixture
+) -> None:
     model, untouched = classifier(), classifier()
     assert init_weights(model, tmp_path / "base") == ["classifier.weight", "classifier.bias"]
     assert_same(model.bert, base.bert)
     assert_same(model.classifier, untouched.classifier)
 
-
-def test_what_was_not_loaded_is_one_line(base: Bert, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="trainwright"):
         init_weights(classifier(), tmp_path / "base")
     (record,) = caplog.records
     assert "in the model, not in the file: classifier.{weight, bias}" in record.getMessage()
 
-
-def test_a_base_that_was_saved_without_its_prefix_fits_too(base: Bert, tmp_path: Path, assert_same: Callable) -> None:
     torch.save(base.bert.state_dict(), tmp_path / "bare.pt")
     model = classifier()
     assert init_weights(model, tmp_path / "bare.pt") == ["classifier.weight", "classifier.bias"]
     assert_same(model.bert, base.bert)
 
 
-def test_a_weight_of_another_shape_is_left_as_it_was(base: Bert, tmp_path: Path) -> None:
+def test_weights_that_do_not_fit_a_base(base: Bert, tmp_path: Path, tiny: Model) -> None:
     model = BertTextClassification(BertTextClassificationConfig(id2label=["no", "yes"], **{**SMALL, "vocab_size": 21}))
     left = init_weights(model, tmp_path / "base")
     assert left == ["bert.embeddings.word_embeddings.weight", "classifier.weight", "classifier.bias"]
 
-
-def test_weights_of_which_none_fits_are_an_error(tmp_path: Path, tiny: Model) -> None:
     with pytest.raises(CheckpointError, match="none of the weights fits"):
         init_weights(classifier(), tiny.save(tmp_path / "tiny"))
 

@@ -16,22 +16,26 @@ from trainwright.models.outputs import named_outputs, scalars_of
 from trainwright.tasks.preprocessor import PreprocessorsContainer
 
 
-def test_keyword_arguments_set_fields_of_a_copy_of_the_config(tiny: Model) -> None:
+def test_a_config_is_copied_and_of_its_model(tiny: Model) -> None:
     config = tiny.config
     wider = type(tiny)(config, width=5)
     assert (wider.config.width, wider.linear.in_features, config.width) == (5, 5, 2)
     with pytest.raises(ConfigKeyError, match="Did you mean 'width'"):
         type(tiny)(config, widht=5)
 
-
-def test_a_config_of_another_kind_is_refused(tiny: Model) -> None:
     with pytest.raises(ConfigTypeError, match=r"Tiny.config: got BertConfig; it must be a TinyConfig"):
         type(tiny)(BertConfig())
     with pytest.raises(ConfigTypeError, match="got dict"):
         type(tiny)({"width": 2})
 
+    assert tiny.num_parameters == 2 * 3 + 3 + 3 + 3
+    tiny.linear.weight.requires_grad_(False)
+    assert tiny.num_trainable_parameters == 9
+    assert tiny.device == torch.device("cpu")
+    assert Model(ModelConfig()).device == torch.device("cpu")
 
-def test_the_loss_is_cross_entropy_over_labels_that_count() -> None:
+
+def test_the_loss_is_cross_entropy_in_single_precision() -> None:
     torch.manual_seed(0)
     logits, labels = torch.randn(2, 3, 5), torch.tensor([[1, -100, 4], [0, 2, -100]])
     model = Model(ModelConfig())
@@ -42,24 +46,14 @@ def test_the_loss_is_cross_entropy_over_labels_that_count() -> None:
         model.compute_loss(logits[:, 0], torch.tensor([1, 2])), F.cross_entropy(logits[:, 0], torch.tensor([1, 2]))
     )
 
-
-def test_the_loss_of_half_precision_is_made_in_single() -> None:
     logits = torch.randn(2, 5, dtype=torch.bfloat16)
     assert Model(ModelConfig()).compute_loss(logits, torch.tensor([1, 2])).dtype is torch.float32
-
-
-def test_parameters_are_counted(tiny: Model) -> None:
-    assert tiny.num_parameters == 2 * 3 + 3 + 3 + 3
-    tiny.linear.weight.requires_grad_(False)
-    assert tiny.num_trainable_parameters == 9
-    assert tiny.device == torch.device("cpu")
-    assert Model(ModelConfig()).device == torch.device("cpu")
 
 
 # predict
 
 
-def test_predict_takes_raw_inputs_and_gives_an_output_for_each(tiny: Model) -> None:
+def test_predict_takes_raw_inputs_and_arguments_by_name(tiny: Model) -> None:
     outputs = tiny.predict(["one two", "three", "a b c"])
     tiny.eval()
     batch = {"lengths": torch.tensor([[6.0, 6.0], [10.0, 0.0], [2.0, 2.0]])}
@@ -68,8 +62,6 @@ def test_predict_takes_raw_inputs_and_gives_an_output_for_each(tiny: Model) -> N
     assert tiny.predict("three") == outputs[1:2]
     assert tiny.predict(batch) == outputs
 
-
-def test_arguments_of_predict_go_where_they_are_named(tiny: Model) -> None:
     assert tiny.predict(["a"], as_text=False)[0].label in (0, 1, 2)
     plain = tiny.predict(["a"], post_process=False)["logits"]
     torch.testing.assert_close(tiny.predict(["a"], post_process=False, bias=2.0)["logits"], plain + 2)
@@ -78,13 +70,9 @@ def test_arguments_of_predict_go_where_they_are_named(tiny: Model) -> None:
     with pytest.raises(ConfigTypeError, match=r"Tiny.predict: no argument 'ofset'. Did you mean 'offset'"):
         tiny.predict(["a"], ofset=1.0)
 
-
-def test_a_batch_may_have_more_than_forward_takes(tiny: Model) -> None:
     batch = {"lengths": torch.ones(2, 2), "labels": torch.tensor([0, 1])}
     assert len(tiny.predict(batch)) == 2
 
-
-def test_a_tensor_is_taken_as_it_is_where_nothing_else_can_be_meant(tiny: Model) -> None:
     tensor = torch.tensor([[2.0, 2.0]])
     expected = tiny.predict({"lengths": tensor})
     assert tiny.predict(tensor, preprocess=False) == expected
@@ -92,10 +80,15 @@ def test_a_tensor_is_taken_as_it_is_where_nothing_else_can_be_meant(tiny: Model)
     assert tiny.predict(tensor) == expected
 
 
-def test_raw_inputs_without_a_preprocessor_are_an_error_that_says_what_to_do(tiny: Model) -> None:
+def test_what_a_model_lacks_is_an_error_that_says_what_to_do(tiny: Model) -> None:
     tiny.preprocessor = None
     with pytest.raises(ConfigError, match=r"list of str.*\n?.*model.preprocessor"):
         tiny.predict(["a"])
+
+    with pytest.raises(NotImplementedError, match="Model has no forward"):
+        Model(ModelConfig())(1)
+    with pytest.raises(NotImplementedError, match="generates nothing"):
+        Model(ModelConfig()).generate(1)
 
 
 def test_several_preprocessors_become_a_container(tiny: Model) -> None:
@@ -103,13 +96,6 @@ def test_several_preprocessors_become_a_container(tiny: Model) -> None:
     tiny.preprocessor = [single]
     assert isinstance(tiny.preprocessor, PreprocessorsContainer)
     assert tiny.preprocessor["lengths_of_words"] is single
-
-
-def test_a_model_without_forward_or_generate_says_so() -> None:
-    with pytest.raises(NotImplementedError, match="Model has no forward"):
-        Model(ModelConfig())(1)
-    with pytest.raises(NotImplementedError, match="generates nothing"):
-        Model(ModelConfig()).generate(1)
 
 
 def test_a_generative_model_is_asked_to_generate() -> None:
@@ -172,38 +158,32 @@ def test_a_model_is_built_by_name_from_nothing_a_mapping_or_a_config() -> None:
     assert model(torch.ones(1, 6))["logits"].shape == (1, 1)
 
 
-def test_an_unknown_name_tells_the_nearest() -> None:
+def test_wrong_names_and_configs_are_refused() -> None:
     with pytest.raises(ConfigKeyError, match=r"'crnn_image2txt'.*'crnn_image2text'"):
         build_model("crnn_image2txt")
 
-
-def test_the_config_of_another_model_is_refused() -> None:
     make("registry_first")
     with pytest.raises(ConfigTypeError, match="config: got BertConfig"):
         build_model("registry_first", find_model("bert").config_class())
 
 
-def test_a_class_that_is_defined_again_replaces_the_first() -> None:
+def test_names_belong_to_one_class() -> None:
     make("registry_again")
     second = make("registry_again")
     assert find_model("registry_again") is second
 
-
-def test_a_name_that_another_class_has_is_refused() -> None:
     with pytest.raises(ConfigError, match="BertTextClassification has this name"):
         register_model("bert_text_classification", find_model("bert_text_classification").config_class)(
             make("registry_other")
         )
 
-
-def test_a_config_with_another_name_is_refused() -> None:
     with pytest.raises(ConfigError, match="write `name = 'registry_x'`"):
         make("registry_x", "registry_y")
     with pytest.raises(ConfigTypeError, match="subclass of ModelConfig"):
         register_model("registry_x", config_class=dict)  # type: ignore[arg-type]
 
 
-def test_predict_leaves_modes_and_gradients_as_they_were(tiny: Model) -> None:
+def test_predict_restores_modes_and_gradients(tiny: Model) -> None:
     tiny.train()
     tiny.norm.eval()
     before = tiny.norm.running_mean.clone()
@@ -213,8 +193,6 @@ def test_predict_leaves_modes_and_gradients_as_they_were(tiny: Model) -> None:
     assert not tiny.predict(["a"], post_process=False)["logits"].requires_grad
     assert torch.is_grad_enabled()
 
-
-def test_predict_restores_the_mode_after_an_error(tiny: Model) -> None:
     tiny.train()
     with pytest.raises(RuntimeError):
         tiny.predict({"lengths": torch.ones(1, 7)})
@@ -231,15 +209,11 @@ class Fields:
     logits: Any
 
 
-def test_dicts_dataclasses_and_named_tuples_have_names() -> None:
+def test_outputs_have_names_and_scalars() -> None:
     expected = {"loss": 1, "logits": 2}
     assert named_outputs(Named(1, 2)) == named_outputs(Fields(1, 2)) == named_outputs(OrderedDict(expected)) == expected
 
-
-def test_other_outputs_have_none() -> None:
     assert [named_outputs(other) for other in (torch.ones(2), (1, 2), [1], None, Fields)] == [None] * 5
 
-
-def test_scalars_are_numbers_and_tensors_of_one_element() -> None:
     outputs = {"a": 1, "b": 0.5, "c": torch.ones(1, 1), "d": torch.ones(2), "e": True, "f": "x", "g": None}
     assert list(scalars_of(outputs)) == ["a", "b", "c"]

@@ -55,7 +55,7 @@ def test_the_documented_optimizer_trains_the_model_it_is_given():
     optimizer.step()
 
 
-def test_it_can_be_built_from_a_part_of_a_locked_configuration():
+def test_a_configuration_may_be_locked_or_plain():
     root = DictConfig({"base": 0.5, "optim": documented(lr="${base}")}, flags={"allow_objects": True})
     OmegaConf.set_struct(root, True)
     OmegaConf.set_readonly(root, True)
@@ -64,14 +64,6 @@ def test_it_can_be_built_from_a_part_of_a_locked_configuration():
     assert OmegaConf.is_readonly(root.optim)
     assert OmegaConf.is_struct(root.optim)
 
-
-def test_a_fault_of_the_optimizers_arguments_says_where_it_is():
-    root = DictConfig({"optim": documented(weigth_decay=1.0)}, flags={"allow_objects": True})
-    with pytest.raises(ConfigTypeError, match=r"(?s)optim.*weigth_decay"):
-        build_optimizer(root.optim, model())
-
-
-def test_dotted_strings_and_plain_dicts_do_as_well():
     cfg = {
         "_target_": "torch.optim.SGD",
         "params": {"_target_": "trainwright.optim.get_default_optimizer_params", "base_lr": 0.3},
@@ -80,14 +72,16 @@ def test_dotted_strings_and_plain_dicts_do_as_well():
     assert [group["lr"] for group in build_optimizer(cfg, model()).param_groups] == [0.3]
     assert set(cfg["params"]) == {"_target_", "base_lr"}
 
+    root = DictConfig({"optim": documented(weigth_decay=1.0)}, flags={"allow_objects": True})
+    with pytest.raises(ConfigTypeError, match=r"(?s)optim.*weigth_decay"):
+        build_optimizer(root.optim, model())
 
-def test_without_params_the_whole_model_is_trained():
+
+def test_parameters_are_those_of_the_model_or_those_given():
     net = model()
     optimizer = build_optimizer({"_target_": torch.optim.SGD, "lr": 0.1, "do_bias_correction": True}, net)
     assert {id(p) for p in optimizer.param_groups[0]["params"]} == {id(p) for p in net.parameters()}
 
-
-def test_parameters_that_are_given_are_used_as_they_are():
     net = model()
     optimizer = build_optimizer({"_target_": torch.optim.SGD, "params": net[0].parameters(), "lr": 0.1}, net)
     assert optimizer.param_groups[0]["params"] == list(net[0].parameters())
@@ -95,8 +89,6 @@ def test_parameters_that_are_given_are_used_as_they_are():
     optimizer = build_optimizer({"_target_": torch.optim.SGD, "params": groups, "lr": 0.1}, net)
     assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.1]
 
-
-def test_params_from_a_call_that_takes_no_model():
     parameter = nn.Parameter(torch.ones(1))
     optimizer = build_optimizer(
         {"_target_": torch.optim.SGD, "params": {"_target_": lambda: [parameter]}, "lr": 0.1}, model()
@@ -104,12 +96,10 @@ def test_params_from_a_call_that_takes_no_model():
     assert optimizer.param_groups[0]["params"][0] is parameter
 
 
-def test_objects_in_the_configuration_are_not_copied():
+def test_objects_are_not_copied_and_built_ones_given_back():
     cfg = LazyCall(sgd_with)(lr=0.1, carried=Uncopyable(), do_bias_correction=True)
     assert isinstance(build_optimizer(cfg, model()), torch.optim.SGD)
 
-
-def test_a_built_optimizer_and_a_built_schedule_are_given_back():
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     assert build_optimizer(optimizer, net) is optimizer
@@ -117,7 +107,7 @@ def test_a_built_optimizer_and_a_built_schedule_are_given_back():
     assert build_lr_scheduler(schedule, optimizer) is schedule
 
 
-def test_an_optimizer_that_takes_do_bias_correction_gets_it():
+def test_do_bias_correction_is_for_optimizers_that_take_it():
     class Adam(torch.optim.SGD):
         def __init__(self, params, lr, do_bias_correction):
             super().__init__(params, lr=lr)
@@ -126,8 +116,6 @@ def test_an_optimizer_that_takes_do_bias_correction_gets_it():
     cfg = {"_target_": Adam, "lr": 0.1, "do_bias_correction": False}
     assert build_optimizer(cfg, model()).corrects is False
 
-
-def test_do_bias_correction_cannot_be_turned_off_where_there_is_no_such_choice():
     with pytest.raises(ConfigError, match=r"optim.do_bias_correction: got False; AdamW"):
         build_optimizer(documented(do_bias_correction=False), model())
 
@@ -239,7 +227,7 @@ def test_biases_of_other_names_are_not_decayed_as_transformers_decides():
     assert {"attention.in_proj_bias", "attention.bias_k", "lstm.bias_ih_l0"} <= found.keys() - decayed
 
 
-def test_every_trainable_parameter_is_in_exactly_one_group():
+def test_every_trainable_parameter_is_in_one_group():
     model = Block()
     model.norm.requires_grad_(False)
     groups = get_default_optimizer_params(model, weight_decay=0.5, weight_decay_bias=0.0)
@@ -247,40 +235,32 @@ def test_every_trainable_parameter_is_in_exactly_one_group():
     assert len(grouped) == len(set(grouped))
     assert set(grouped) == {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
 
-
-def test_without_settings_all_parameters_are_one_group_and_the_optimizer_keeps_its_defaults():
     model = Block()
     (group,) = get_default_optimizer_params(model)
     assert set(group) == {"params"}
     assert torch.optim.AdamW([group], lr=0.5).param_groups[0]["lr"] == 0.5
 
 
-def test_overrides_of_the_caller_stay_as_they_are():
+def test_overrides_stay_as_they_are_and_name_parameters():
     overrides = {"weight": {"lr": 0.2}}
     model = nn.Linear(2, 2)
     groups = get_default_optimizer_params(model, weight_decay_bias=0.0, overrides=overrides)
     assert overrides == {"weight": {"lr": 0.2}}
     assert settings_by_name(model, groups)["bias"] == {"weight_decay": 0.0}
 
-
-def test_an_override_of_a_name_that_does_not_exist_names_the_nearest():
     with pytest.raises(ConfigKeyError, match=r"overrides\['positon'\].*Block.*Did you mean 'position'"):
         get_default_optimizer_params(Block(), overrides={"positon": {"lr": 1.0}})
 
 
-def test_clipping_settings_are_written_into_every_group():
+def test_clipping_settings_are_complete_and_in_every_group():
     groups = get_default_optimizer_params(
         Block(), weight_decay_bias=0.0, weight_decay_norm=0.0, clip_grad_max_norm=1.0, clip_grad_norm_type=1
     )
     assert {(group["clip_grad_max_norm"], group["clip_grad_norm_type"]) for group in groups} == {(1.0, 1.0)}
 
-
-def test_a_norm_type_alone_is_no_clipping_and_a_maximum_alone_uses_the_two_norm():
     assert set(get_default_optimizer_params(Block(), clip_grad_norm_type=2.0)[0]) == {"params"}
     assert get_default_optimizer_params(Block(), clip_grad_max_norm=0.5)[0]["clip_grad_norm_type"] == 2.0
 
-
-def test_clipping_values_out_of_range_are_all_named_at_once():
     with pytest.raises(ConfigError, match=r"(?s)clip_grad_max_norm: got 0.*clip_grad_norm_type: got -1"):
         get_default_optimizer_params(Block(), clip_grad_max_norm=0, clip_grad_norm_type=-1)
 

@@ -19,10 +19,19 @@ def group(parameter: nn.Parameter, max_norm: float, norm_type: float = 2.0, **se
     return {"params": [parameter], "clip_grad_max_norm": max_norm, "clip_grad_norm_type": norm_type, **settings}
 
 
-def test_groups_without_both_values_are_not_clipped():
+def test_groups_without_limits_and_small_gradients_stay():
     (parameter,) = with_gradients([3.0])
     assert gradient_clipper(torch.optim.SGD([parameter], lr=0.1)) is None
     assert gradient_clipper(torch.optim.SGD([{"params": [parameter], "clip_grad_max_norm": 1.0}], lr=0.1)) is None
+
+    (parameter,) = with_gradients([0.3, -0.4])
+    gradient_clipper(torch.optim.SGD([group(parameter, 1.0)], lr=0.1))()
+    assert torch.equal(parameter.grad, torch.tensor([0.3, -0.4]))
+
+    first, second = with_gradients([math.nan], [1.0])
+    second.grad = None
+    optimizer = torch.optim.SGD([group(first, 1.0), group(second, 1.0)], lr=0.1)
+    assert math.isnan(gradient_clipper(optimizer)().item())
 
 
 @pytest.mark.parametrize(("norm_type", "norm"), [(2.0, 5.0), (1.0, 7.0), (math.inf, 4.0)])
@@ -37,24 +46,11 @@ def test_all_groups_are_clipped_by_their_common_norm(norm_type, norm):
     assert second.grad.tolist() == pytest.approx([0.0, 4.0 / norm], rel=1e-5)
 
 
-def test_small_gradients_stay_bit_for_bit():
-    (parameter,) = with_gradients([0.3, -0.4])
-    gradient_clipper(torch.optim.SGD([group(parameter, 1.0)], lr=0.1))()
-    assert torch.equal(parameter.grad, torch.tensor([0.3, -0.4]))
-
-
 def test_settings_that_differ_are_clipped_apart_and_report_the_norm_of_all():
     first, second, free = with_gradients([3.0], [4.0], [12.0])
     optimizer = torch.optim.SGD([group(first, 1.0), group(second, 2.0), {"params": [free]}], lr=0.1)
     assert gradient_clipper(optimizer)().item() == pytest.approx(5.0)
     assert [p.grad.item() for p in (first, second, free)] == pytest.approx([1.0, 2.0, 12.0], rel=1e-5)
-
-
-def test_parameters_without_a_gradient_are_passed_over_and_nan_does_not_stop_the_step():
-    first, second = with_gradients([math.nan], [1.0])
-    second.grad = None
-    optimizer = torch.optim.SGD([group(first, 1.0), group(second, 1.0)], lr=0.1)
-    assert math.isnan(gradient_clipper(optimizer)().item())
 
 
 def test_the_default_groups_clip_a_real_model_like_torch_does():

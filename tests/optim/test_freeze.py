@@ -177,7 +177,7 @@ def test_dropout_of_a_frozen_layer_goes_on() -> None:
 # What the freezer says.
 
 
-def test_layers_are_reported_by_name_and_index(capsys: pytest.CaptureFixture[str]) -> None:
+def test_layers_are_reported_as_they_are_now(capsys: pytest.CaptureFixture[str]) -> None:
     freezer = LayerFreezer(Net())
     assert (freezer.layer_names, freezer.layer_count) == (LAYERS, 5)
     freezer.by_idx([-1])
@@ -186,8 +186,6 @@ def test_layers_are_reported_by_name_and_index(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out.splitlines()[-1] == "layer norm: unfrozen, unfrozen"
     assert LayerFreezer(nn.Sequential(nn.ReLU())).status(0) == []
 
-
-def test_a_layer_is_shown_when_any_of_its_parameters_is_frozen() -> None:
     model = Net()
     freezer = LayerFreezer(model)
     freezer.by_names(["blocks.1.linear"])
@@ -196,8 +194,6 @@ def test_a_layer_is_shown_when_any_of_its_parameters_is_frozen() -> None:
     assert freezer.show_frozen_layers() == ["encode", "blocks", "decode"], "its weight stands in decode, too"
     assert freezer.status("decode") == ["frozen", "unfrozen"]
 
-
-def test_layers_that_were_put_in_later_are_found() -> None:
     model = Net()
     freezer = LayerFreezer(model)
     freezer.by_names(["head"])
@@ -207,15 +203,13 @@ def test_layers_that_were_put_in_later_are_found() -> None:
     assert freezer.layer_names[-1] == "extra"
 
 
-def test_set_all_takes_the_parameters_outside_of_layers_and_set_slice_does_not() -> None:
+def test_slices_sets_and_whole_numbers() -> None:
     model = Net()
     LayerFreezer(model).set_slice(-1)
     assert [n for n, p in model.named_parameters() if p.requires_grad] == ["shift", "head.weight", "head.bias"]
     LayerFreezer(model).set_all()
     assert not any(p.requires_grad for p in model.parameters())
 
-
-def test_parameters_of_whole_numbers_are_let_be() -> None:
     model = nn.Sequential(nn.Linear(2, 2))
     model[0].codes = nn.Parameter(torch.ones(2, dtype=torch.int8), requires_grad=False)
     LayerFreezer(model).set_all()
@@ -261,14 +255,12 @@ def test_a_model_without_layers_is_said(model: nn.Module) -> None:
         LayerFreezer(model)
 
 
-def test_a_model_that_is_none_is_said() -> None:
+def test_a_model_that_is_none_or_wholly_frozen_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigTypeError, match=r"LayerFreezer.model: got dict"):
         LayerFreezer({})
     with pytest.raises(ConfigTypeError, match=r"freeze_bn.model: got dict"):
         freeze_bn({})
 
-
-def test_a_wholly_frozen_model_is_not_trained(tmp_path: Path) -> None:
     model = Net()
     LayerFreezer(model).set_all()
     with pytest.raises(ConfigError, match="nothing to train"):
@@ -312,7 +304,7 @@ def test_batch_norm_normalizes_by_statistics_that_stay_and_learns_its_scale_as_b
     assert {name for name in after if torch.equal(after[name], before[name])} == {n for n, _ in model.named_buffers()}
 
 
-def test_batch_norm_that_is_let_go_has_the_mode_of_the_model() -> None:
+def test_batch_norms_follow_the_model_once_let_go() -> None:
     model = norms()
     freeze_bn(model)
     assert [module.training for module in model[1:]] == [False, True]
@@ -353,8 +345,6 @@ def test_letting_a_layer_go_leaves_batch_norm_as_freeze_bn_has_it_and_the_other_
         second(False)
         assert model[1].training
 
-
-def test_layers_inside_a_batch_norm_follow_the_model() -> None:
     class WithActivation(nn.BatchNorm1d):
         def __init__(self, width: int) -> None:
             super().__init__(width)

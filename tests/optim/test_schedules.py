@@ -202,15 +202,11 @@ def progress(t: int) -> float:
     return min(1.0, (t - W) / (N - W))
 
 
-def test_constant():
+def test_constant_and_linear():
     assert_follows(configure_constant_scheduler(two_groups()), lambda t, b: b, warmup=0)
 
-
-def test_constant_with_warmup():
     assert_follows(configure_constant_scheduler_with_warmup(two_groups(), W), lambda t, b: b)
 
-
-def test_linear():
     assert_follows(configure_linear_scheduler_with_warmup(two_groups(), W, N), lambda t, b: b * (1 - progress(t)))
 
 
@@ -222,21 +218,17 @@ def test_cosine(cycles):
     )
 
 
-def test_cosine_with_hard_restarts_starts_again_at_the_full_rate():
+def test_cosine_and_polynomial_restart_and_end():
     def decay(t: int, b: float) -> float:
         return b * (1 + math.cos(math.pi * ((t - W) % 8) / 8)) / 2 if t < N else 0.0  # two cycles of 8 steps
 
     assert_follows(configure_cosine_with_hard_restarts_scheduler_with_warmup(two_groups(), W, N, num_cycles=2), decay)
 
-
-def test_polynomial_also_after_an_earlier_schedule_of_the_optimizer():
     optimizer = two_groups()
     for _ in range(2):
         schedule = configure_polynomial_decay_scheduler_with_warmup(optimizer, W, N, lr_end=1e-3, power=2.0)
         assert_follows(schedule, lambda t, b: (b - 1e-3) * (1 - progress(t)) ** 2 + 1e-3)
 
-
-def test_a_warm_up_as_long_as_the_run_ends_at_zero_after_it():
     assert_follows(configure_linear_scheduler_with_warmup(two_groups(), N, N), lambda t, b: 0.0, warmup=N)
 
 
