@@ -1,4 +1,4 @@
-"""``trainwright check CONFIG``: a table or JSON, and the exit code."""
+"""``trainwright check``, ``find`` and ``estimate``: what they print, and their exit codes."""
 
 import json
 from pathlib import Path
@@ -72,3 +72,90 @@ def test_undecided_exits_3(config: str, capsys: Any) -> None:
 def test_a_wrong_argument_exits_2(config: str, arguments: list[str], fact: str, capsys: Any) -> None:
     assert main(["check", config, *arguments]) == 2
     assert fact in capsys.readouterr().err
+
+
+def test_a_learning_rate_with_the_command_to_type(config: str, capsys: Any, tmp_path: Path) -> None:
+    assert main(["find", "lr", config, "--updates", "60", "--plot", "curve.png"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["rate", "loss", "smoothed"]
+    assert lines[-1].startswith("  trainwright train config.py optim.lr=")
+    assert (tmp_path / "curve.png").stat().st_size > 1000
+    assert not (tmp_path / "output").exists()
+
+
+@pytest.mark.slow
+def test_a_batch_size_within_a_memory(config: str, capsys: Any) -> None:
+    assert main(["find", "batch-size", config, "--memory", "4KiB", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["limited_by"] == "memory"
+    assert 1 < found["largest"] < 128
+    assert main(["find", "batch-size", config, "--max-size", "16"]) == 0
+    assert "train.train_micro_batch_size=16" in capsys.readouterr().out.splitlines()[-1]
+    assert main(["find", "batch-size", config, "--memory", "1B"]) == 1
+    assert "Not even one sample fits" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fact"),
+    [
+        (["find"], "trainwright find: got ''"),
+        (["find", "batchsize", "CONFIG"], "Did you mean 'batch-size'?"),
+        (["find", "batch-size", "CONFIG"], "Give --memory 24GiB"),
+        (["find", "lr", "CONFIG", "--lowest", "1", "--highest", "0.1"], "lowest < highest"),
+    ],
+)
+def test_a_wrong_argument_of_find_exits_2(config: str, arguments: list[str], fact: str, capsys: Any) -> None:
+    assert main([config if one == "CONFIG" else one for one in arguments]) == 2
+    assert fact in capsys.readouterr().err
+
+
+@pytest.fixture
+def estimate(run_python: Any, mnist_project: Path, tmp_path: Path) -> Any:
+    config = mnist_project / "configs" / "config.py"
+    return lambda *arguments, code=0: run_python(
+        "-m", "trainwright.cli.main", "estimate", config, *arguments, cwd=tmp_path, code=code
+    )
+
+
+def test_memory_and_traffic_of_64_processes(estimate: Any, tmp_path: Path) -> None:
+    found = json.loads(estimate("--world", 64, "--json", "train.train_micro_batch_size=8").stdout)
+    assert found["layout"]["data"] == 64
+    (cost,) = found["ranks"]
+    assert cost["rank"] == 0
+    assert cost["peak"] == sum(cost[name] for name in ("parameters", "gradients", "optimizer", "activations"))
+    assert cost["traffic"]["all-reduce"] == cost["trainable"] == 4 * 669_706
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_the_text_names_the_rank_and_the_layout(estimate: Any) -> None:
+    lines = estimate("--world", 4, "--rank", 3).stdout.splitlines()
+    assert lines[0] == "4 processes: 4 data"
+    assert lines[1].split()[-2:] == ["rank", "3"]
+    assert [line.split()[0] for line in lines[2:]] == [
+        *("parameters", "gradients", "optimizer", "activations", "peak", "exchanged", "all-reduce")
+    ]
+
+
+@pytest.mark.exhaustive
+def test_layouts_that_fit(estimate: Any) -> None:
+    lines = estimate("--memory", "80GiB").stdout.splitlines()
+    assert lines[0] == "1 process with 80.0 GiB each, best layout first"
+    assert lines[2].endswith("fits")
+    assert "parameters and states alone" in estimate("--memory", "1MiB", code=1).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "facts"),
+    [
+        (["--memory", "much"], ["--memory: got 'much'", "80GiB"]),
+        (["--memory", "80"], ["--memory: got '80', which is a number of bytes. Give a unit: 80GiB."]),
+        (["--world", "0"], ["--world: got '0'", ">= 1"]),
+        (["--world", "4", "--rank", "4"], ["--rank: got 4", "0 to 3"]),
+        (["train.sed=1"], ["train.sed", "Did you mean 'seed'?"]),
+    ],
+)
+def test_a_wrong_argument_of_estimate_exits_2(estimate: Any, arguments: list[str], facts: list[str]) -> None:
+    said = estimate(*arguments, code=2).stderr
+    assert "Traceback" not in said
+    for fact in facts:
+        assert fact in said
