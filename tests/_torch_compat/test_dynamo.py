@@ -99,7 +99,7 @@ def another(graph: Any, flat: Any, options: Any) -> Any:
     return lambda *inputs: [output + 1 for output in graph(*inputs)]
 
 
-@pytest.mark.exhaustive(every=2)
+@pytest.mark.exhaustive(every=8)
 @pytest.mark.parametrize("change", CHANGES)
 def test_the_compiler_of_graphs(change: str, monkeypatch: pytest.MonkeyPatch, lines_of_training: Trained) -> None:
     monkeypatch.setattr("trainwright.graph.program.ahead_of_time", lambda *_: None)

@@ -330,7 +330,7 @@ def test_a_zero_grad_of_somebodys_own_is_called(kind: Any) -> None:
     assert parameter.grad is not None
 
 
-@pytest.mark.exhaustive(every=3)
+@pytest.mark.exhaustive(every=6)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize(
     ("name", "kernel"),
@@ -399,7 +399,7 @@ def trained_shards(name: str, is_direct: bool) -> list[list[float]]:
 
 
 # Torch's kernels of the others do not take parts.
-@pytest.mark.exhaustive(every=3)
+@pytest.mark.exhaustive(every=5)
 @pytest.mark.parametrize("name", [name for name, (kind, _) in CASES.items() if "Adam" in kind.__name__])
 def test_parts_of_parameters_are_stepped_as_torch_does(name: str) -> None:
     assert on_ranks(trained_shards, name, True) == on_ranks(trained_shards, name, False)

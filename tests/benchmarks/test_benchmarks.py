@@ -44,7 +44,7 @@ EAGER = ("tiny", "batches", "tensors", "columns", "own_step", "accumulation", "b
     ("case", "peer"),
     [(case, peer) for case in EAGER for peer in ("plain", "objects", "config") if peer in CASES[case].peers],
 )
-@pytest.mark.exhaustive(every=11)
+@pytest.mark.exhaustive(every=22)
 def test_a_step_of_the_plain_loop_and_of_ours(case: str, peer: str) -> None:
     found = worker.measure(peer, CASES[case].job | {"steps": 4 if case == "gpt" else 12})
     assert found["us"] > 0

@@ -15,6 +15,7 @@ from benchmarks.gpu_table import Suite
 REPOSITORY = Path(__file__).parents[2]
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize("name", ["prefetch", "saves", "fp16", "layout"])
 @pytest.mark.slow
 def test_a_row_of_one_process(name: str, tmp_path: Path) -> None:

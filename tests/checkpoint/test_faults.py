@@ -86,7 +86,7 @@ SAVES = {
 }
 
 
-@pytest.mark.exhaustive(every=8)
+@pytest.mark.exhaustive(every=16)
 @pytest.mark.parametrize("saves", SAVES.values(), ids=SAVES)
 @pytest.mark.parametrize("asynchronous", [True, False], ids=["asynchronous", "synchronous"])
 @pytest.mark.parametrize(("code", "can_exchange"), [(code, True) for code in CODES] + [(errno.ENOSPC, False)], ids=str)

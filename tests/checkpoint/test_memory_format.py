@@ -24,6 +24,7 @@ def train(folder: Path, kind: str, **settings: Any) -> nn.Module:
     return model
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize("kind", ["adam", "adamw", "sgd", "adagrad"])
 def test_channels_last_goes_on_bit_for_bit(tmp_path: Path, kind: str) -> None:
     settings: dict[str, Any] = {"optimizer": {"name_": kind, "momentum": 0.9}} if kind == "sgd" else {}

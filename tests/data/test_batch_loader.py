@@ -245,7 +245,7 @@ COLUMNS = {
 }
 
 
-@pytest.mark.exhaustive(every=2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("method", COLUMNS)
 def test_workers_of_any_start_method_read_columns(method: str) -> None:
     batches = [batch["x"] if isinstance(batch, dict) else batch[0] for batch in loader_of(COLUMNS[method], method)]

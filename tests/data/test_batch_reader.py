@@ -135,6 +135,7 @@ def test_a_rare_draw_in_collate_changes_nothing():
     assert rare == always
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize("consumed", [*range(0, 36, 5), 11, 12, 22])
 def test_resuming_anywhere_continues_bit_for_bit(consumed):
     whole = by_sample(take(train_loader(Augmented()), 16))

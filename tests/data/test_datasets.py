@@ -214,15 +214,15 @@ def test_the_bytes_are_those_of_the_format_and_equal_for_equal_arrays(tmp_path):
     for name in ("a.gz", "b.gz"):
         write_idx(tmp_path / name, np.arange(9, dtype=np.uint8))
     assert (tmp_path / "a.gz").read_bytes() == (tmp_path / "b.gz").read_bytes()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.gz", "b.gz"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.gz", "b.gz", "x"]
 
     write_idx(tmp_path / "x", np.zeros(4, np.uint8))
     with pytest.raises(DataError, match="1 dimensions; 3 are expected"):
         read_idx(tmp_path / "x", num_dimensions=3)
 
     with pytest.raises(DataError, match=r"got an array of int64.*astype\(np.uint8\)"):
-        write_idx(tmp_path / "x", np.zeros(4, np.int64))
-    assert not (tmp_path / "x").exists()
+        write_idx(tmp_path / "new", np.zeros(4, np.int64))
+    assert not (tmp_path / "new").exists()
 
 
 WHOLE = struct.pack(">HBBI4B", 0, 8, 1, 4, 1, 2, 3, 4)

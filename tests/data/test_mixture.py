@@ -94,6 +94,7 @@ class StatefulStream(Stream):
         self.start = state["done"]
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize("kind", [Stream, StatefulStream])
 @pytest.mark.parametrize("settings", [{}, {"shuffle_buffer": 5, "data_parallel_rank": 1, "data_parallel_size": 2}])
 @pytest.mark.slow

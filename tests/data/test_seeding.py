@@ -91,6 +91,7 @@ BEGINNINGS = {
 }
 
 
+@pytest.mark.exhaustive(every=8)
 @pytest.mark.parametrize("beginning", BEGINNINGS)
 @pytest.mark.parametrize("name", [None, *DRAWS])
 def test_what_happens_while_they_are_set_aside_is_noticed_and_undone(name, beginning):

@@ -93,6 +93,7 @@ def test_the_position_of_batches_read_ahead_is_known() -> None:
     assert batches(later, 2) == read[7:]
 
 
+@pytest.mark.exhaustive(every=4)
 @pytest.mark.parametrize(
     ("kind", "settings", "num_ranks"),
     [

@@ -73,6 +73,7 @@ def test_every_sample_is_a_position(tmp_path: Path) -> None:
             assert list(later) == list(range(8))  # the next pass
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize(
     ("settings", "num_ranks"), [({}, 2), ({}, 5), ({"num_workers": 2}, 2), ({"shuffle_buffer": 3}, 5)]
 )

@@ -54,7 +54,7 @@ def trained(folder: Path, accelerator: Any = None, **settings: Any) -> Trainer:
     return trainer
 
 
-@pytest.mark.exhaustive(every=3)
+@pytest.mark.exhaustive(every=9)
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.usefixtures("fresh")

@@ -43,7 +43,7 @@ def train(folder: Path, *arguments: str) -> Run:
     ],
     ids=["in a period", "seen by one rank", "before a save", "in a window", "gradient"],
 )
-@pytest.mark.exhaustive(every=3)
+@pytest.mark.exhaustive(every=6)
 def test_what_one_rank_meets_ends_all_of_them(
     tmp_path: Path, spoils: str, at: int, arguments: tuple[str, ...], says: str, saved: int
 ) -> None:

@@ -58,7 +58,7 @@ def test_one_process_writes(uneven: tuple[Run, Run]) -> None:
     assert two.output.count("TrainingConfig(") == 1
 
 
-@pytest.mark.exhaustive(every=4)
+@pytest.mark.exhaustive(every=8)
 @pytest.mark.parametrize(
     ("config", "said"),
     [

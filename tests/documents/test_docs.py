@@ -64,7 +64,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=page_name)
-@pytest.mark.exhaustive(every=6)
+@pytest.mark.exhaustive(every=12)
 def test_the_programs_of_a_page_run(page: Path, run_python: Callable, tmp_path: Path) -> None:
     write_files(page, tmp_path / "work")
     program = tmp_path / "work" / f"{page.stem}.md.py"
@@ -99,7 +99,7 @@ def project(mnist_project: Path, train: Callable, tmp_path_factory: pytest.TempP
 
 
 @pytest.mark.parametrize(("page", "command"), COMMANDS, ids=[f"{page}-{command}" for page, command in COMMANDS])
-@pytest.mark.exhaustive(every=7)
+@pytest.mark.exhaustive(every=12)
 def test_the_commands_of_a_page_run(
     page: str, command: str, project: Path, train: Callable, run_python: Callable, tmp_path: Path
 ) -> None:

@@ -87,6 +87,7 @@ def test_a_model_can_be_configured_by_a_dict(
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize(
     ("lengths", "iterations"),
     [

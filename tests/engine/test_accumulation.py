@@ -162,6 +162,7 @@ def epoch_windows(length: int, batch_size: int, accumulation: int) -> list[list[
     return [list(chain(*batches[i : i + accumulation])) for i in range(0, len(batches), accumulation)]
 
 
+@pytest.mark.exhaustive(every=5)
 @pytest.mark.parametrize("is_given", [False, True], ids=["own loader", "given loader"])
 @pytest.mark.parametrize("accumulation", [1, 2, 3, 5])
 @pytest.mark.parametrize(("kind", "data"), [(Classifier, Points(11)), (Language, Sentences(11))], ids=["", "tokens"])

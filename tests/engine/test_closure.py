@@ -141,6 +141,7 @@ def test_an_own_training_step_is_evaluated_as_often(tmp_path: Path) -> None:
     assert_equal(trainer.model, python(tmp_path / "plain", 2).model)
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize("run", [python, config_files])
 def test_a_resumed_run_continues_bitwise(run: Callable[..., Any], tmp_path: Path) -> None:
     straight = run(tmp_path / "straight", 6)

@@ -136,7 +136,7 @@ def best_of(folder: Path) -> str:
     return next(folder.rglob("model_best")).resolve().name
 
 
-@pytest.mark.exhaustive(every=3)
+@pytest.mark.exhaustive(every=6)
 @pytest.mark.parametrize("scores", [None, [0.5, 0.9, 0.6, 0.7]])
 @RUNS
 def test_two_epochs_extended_to_four_are_four_at_once(
@@ -177,6 +177,7 @@ def test_a_plateau_schedule_has_seen_the_final_evaluation(tmp_path: Path) -> Non
     assert state_of(extended) == state_of(whole)
 
 
+@pytest.mark.exhaustive(every=2)
 @RUNS
 def test_the_second_save_of_the_end_writes_no_weights_again(run: Callable[..., Any], tmp_path: Path) -> None:
     trainer = run(tmp_path, 1)
@@ -188,7 +189,7 @@ def end_again(trainer: Any) -> list[str]:
     return list(trainer.callbacks[0].events[:-1])
 
 
-@pytest.mark.exhaustive(every=3)
+@pytest.mark.exhaustive(every=6)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, None)])
 @RUNS
 def test_a_signal_in_the_final_evaluation_ends_the_run_and_a_resume_evaluates(
@@ -224,6 +225,7 @@ def interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.exhaustive(every=2)
 @RUNS
 def test_a_resume_for_the_final_evaluation_that_fails_at_its_start_leaves_the_checkpoint_as_it_is(
     run: Callable[..., Any], tmp_path: Path, read_rows: Any
@@ -241,6 +243,7 @@ def test_a_resume_for_the_final_evaluation_that_fails_at_its_start_leaves_the_ch
     assert rows_of(tmp_path / "cut", read_rows) == rows_of(tmp_path / "whole", read_rows)
 
 
+@pytest.mark.exhaustive(every=2)
 @RUNS
 def test_train_again_with_more_epochs_on_the_config_is_a_resume_of_the_longer_run(
     run: Callable[..., Any], tmp_path: Path, read_rows: Any
@@ -267,7 +270,7 @@ def test_train_again_with_more_epochs_on_the_config_is_a_resume_of_the_longer_ru
     assert "iteration: 16/16" in text
 
 
-@pytest.mark.exhaustive(every=3)
+@pytest.mark.exhaustive(every=6)
 @pytest.mark.parametrize("ema", [None, {"decay": 0.5}])
 @pytest.mark.parametrize("is_resumed", [False, True])
 def test_train_again_continues_with_the_latest_weights_not_the_best(ema: Any, is_resumed: bool, tmp_path: Path) -> None:

@@ -105,6 +105,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
+@pytest.mark.exhaustive(every=2)
 @BOTH
 def test_the_mislabelled_sample_is_the_hardest_by_name(api: str, folders: dict[str, Path]) -> None:
     found = rows(folders[api])
@@ -131,6 +132,7 @@ def test_both_apis_have_the_exact_loss(folders: dict[str, Path]) -> None:
         assert [int(row["sample"]) for row in found] == losses.topk(3).indices.tolist()
 
 
+@pytest.mark.exhaustive(every=2)
 @BOTH
 @pytest.mark.slow
 def test_a_run_that_is_killed_and_resumed_has_the_same_file(

@@ -162,6 +162,7 @@ def test_the_largest_tensors_have_names(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.exhaustive(every=4)
 @pytest.mark.parametrize(
     ("build", "settings"),
     [

@@ -153,7 +153,7 @@ def test_bad_gradients_show_in_their_norm_where_they_are_clipped(tmp_path: Path,
     assert len(checkpoints(tmp_path)) == 1
 
 
-@pytest.mark.exhaustive(every=3)
+@pytest.mark.exhaustive(every=9)
 @APIS
 @pytest.mark.parametrize("bad", [6, 7, 15, 19])
 @pytest.mark.slow
@@ -184,6 +184,7 @@ def test_a_user_who_saves_finds_it_too(tmp_path: Path, api: Run) -> None:
     assert checkpoints(tmp_path) == []
 
 
+@pytest.mark.exhaustive(every=2)
 @APIS
 def test_warn_goes_on_to_the_end_and_saves(tmp_path: Path, api: Run, caplog: pytest.LogCaptureFixture) -> None:
     trainer = api(tmp_path, Model((6, 7)), non_finite="warn")
@@ -193,7 +194,7 @@ def test_warn_goes_on_to_the_end_and_saves(tmp_path: Path, api: Run, caplog: pyt
     assert len(checkpoints(tmp_path)) == 5
 
 
-@pytest.mark.exhaustive(every=3)
+@pytest.mark.exhaustive(every=9)
 @APIS
 @CLIPPED
 @pytest.mark.parametrize("what", ["loss", "gradient"])
@@ -240,7 +241,7 @@ def test_skip_leaves_out_that_update_tells_it_and_saves(
     assert trainer.lr_scheduler.last_epoch == 20
 
 
-@pytest.mark.exhaustive(every=5)
+@pytest.mark.exhaustive(every=10)
 @APIS
 @pytest.mark.parametrize(
     ("spoils", "expected"),
@@ -264,6 +265,7 @@ def test_the_end_of_a_run_counts_skipped_updates(
     assert next((line for line in lines if line.startswith("Skipped")), None) == expected
 
 
+@pytest.mark.exhaustive(every=2)
 @APIS
 def test_skip_in_an_accumulation_window_leaves_out_all_of_it(tmp_path: Path, api: Run) -> None:
     model = Model((3 * 3 + 1,), "gradient")
@@ -274,6 +276,7 @@ def test_skip_in_an_accumulation_window_leaves_out_all_of_it(tmp_path: Path, api
     assert all(parameter.isfinite().all() for parameter in model.parameters())
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
 def test_skip_leaves_out_a_bad_sample_in_each_epoch(tmp_path: Path, graph: bool) -> None:
     """With a fused optimizer, which nobody waits for."""

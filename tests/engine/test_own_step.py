@@ -87,6 +87,7 @@ def assert_equal(a: Trainer, b: Trainer) -> None:
         assert torch.equal(left, right), name
 
 
+@pytest.mark.exhaustive(every=5)
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("kind", [Helped, Cleared])
 def test_the_helpers_do_what_the_trainers_own_step_does(

@@ -337,7 +337,7 @@ def train_stages_by_config(folder: Path, schedule: str, fails_at: int | None = N
 
 
 @pytest.mark.parametrize("schedule", ["1F1B", "ZBVZeroBubble"])
-@pytest.mark.exhaustive(every=2)
+@pytest.mark.exhaustive
 def test_config_files_train_and_evaluate_as_one_process(tmp_path: Path, schedule: str) -> None:
     alone = train_by_config(tmp_path / "alone")
     ranks = on_ranks(train_stages_by_config, tmp_path / "stages", schedule)
@@ -353,6 +353,7 @@ def test_config_files_train_and_evaluate_as_one_process(tmp_path: Path, schedule
             )
 
 
+@pytest.mark.exhaustive
 def test_the_stages_of_a_config_file_are_estimated(tmp_path: Path) -> None:
     found = estimate(DefaultTrainer, described(tmp_path, dist={"pipeline_parallel_size": 2}), world_size=2)
     assert [*found.costs] == [0, 1]
@@ -369,6 +370,7 @@ def test_an_error_of_a_stage_names_it_and_ends_the_others(tmp_path: Path) -> Non
     assert "In pipeline stage 1 of stages 0 to 1 (layers 2 to 3), micro-batch 3 of 4." in last
 
 
+@pytest.mark.exhaustive
 def test_float16_with_a_fused_optimizer(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"precision": "fp16", "updates": 3, "accumulation": 2}
     expected = train("objects", tmp_path / "alone", **settings)

@@ -121,6 +121,7 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize("run", [python, config_files])
 def test_without_an_own_step_all_step_on_the_loss(
     run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -149,6 +150,7 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.exhaustive(every=4)
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.slow
 def test_a_resumed_run_continues_bitwise(settings: dict[str, Any], tmp_path: Path) -> None:
@@ -351,6 +353,7 @@ def gan_by_hand(trainer: Any, batches: list[Tensor], **settings: Any) -> Gan:
     return gan
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize("run", [python_gan, config_gan])
 def test_a_gan_has_the_weights_of_a_plain_loop(
     run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -402,6 +405,7 @@ def test_one_gradient_scaler_scales_all_losses(tmp_path: Path) -> None:
     assert trainer.run.grad_scaler.state_dict() == scaler.state_dict()
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize("settings", [{}, {"mixed_precision": "fp16", "gradient_accumulation_steps": 2}], ids=str)
 @pytest.mark.slow
 def test_a_gan_resumes_bitwise(settings: dict[str, Any], tmp_path: Path) -> None:
@@ -511,6 +515,7 @@ class Counter:
         self.count = state["count"]
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize("api", ["python", "config files"])
 def test_a_checkpointable_that_is_added_to_a_trainer_is_resumed(api: str, tmp_path: Path) -> None:
     def make(length: int, *, resume: bool) -> Any:

@@ -175,7 +175,7 @@ def test_a_stateful_data_loader_resumes_exactly(api: Any, num_workers: int, tmp_
     assert torch.equal(api(tmp_path / "killed", data(), None), whole)
 
 
-@pytest.mark.exhaustive(every=2)
+@pytest.mark.exhaustive(every=4)
 @pytest.mark.parametrize("api", [python_api, config_api])
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [3, None])

@@ -179,6 +179,7 @@ def assert_equal(found: tuple[list[list[float]], float], kind: str) -> None:
     assert found[1] == pytest.approx(loss, rel=1e-6)
 
 
+@pytest.mark.exhaustive(every=5)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("batch_size", "accumulation"), [(8, 1), (1, 8), (3, 3)])
 def test_any_micro_batches_give_the_update_of_one_batch(

@@ -114,6 +114,7 @@ def test_parts_that_only_some_ranks_use_are_named(tmp_path: Path, layout: str) -
         assert "Set find_unused_parameters=True" in message
 
 
+@pytest.mark.exhaustive(every=8)
 @pytest.mark.skipif(not hasattr(torch.distributed.fsdp.FSDPModule, REDUCES_UNUSED), reason="needs torch 2.13")
 @pytest.mark.parametrize(
     "layout",

@@ -157,7 +157,7 @@ def equal(left: Weights, right: Weights) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
-@pytest.mark.exhaustive(every=3)
+@pytest.mark.exhaustive(every=9)
 @APIS
 @pytest.mark.parametrize(
     ("ema", "settings"),
@@ -188,6 +188,7 @@ def test_checkpoints_hold_the_average_and_the_weights_of_the_training(
     assert equal(trainer.model.state_dict(), averages[-1].state_dict())
 
 
+@pytest.mark.exhaustive(every=2)
 @APIS
 def test_the_average_is_evaluated_and_chosen_as_best(api: Api, tmp_path: Path) -> None:
     trainer = api(tmp_path, {"decay": 0.7})
@@ -206,6 +207,7 @@ def test_the_average_is_evaluated_and_chosen_as_best(api: Api, tmp_path: Path) -
     assert equal(load_file(Path(trainer.checkpointer.save_dir, "model_best/model.safetensors")), best.state_dict())
 
 
+@pytest.mark.exhaustive(every=2)
 @APIS
 def test_the_training_continues_with_its_own_weights(api: Api, tmp_path: Path) -> None:
     trainer = api(tmp_path, {"decay": 0.7})
@@ -250,6 +252,7 @@ def test_interrupted_and_resumed_is_uninterrupted(api: Api, ema: Any, tmp_path: 
     assert equal(resumed.model.state_dict(), whole.model.state_dict())
 
 
+@pytest.mark.exhaustive(every=2)
 @APIS
 def test_an_optimizer_that_averages_itself_is_switched_around_evaluations_and_saves(api: Api, tmp_path: Path) -> None:
     model = WithNorm()

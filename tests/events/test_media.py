@@ -43,6 +43,7 @@ def test_equal_values_fall_into_one_bin():
     assert (low, high, counts) == (-0.5, 0.5, [0, 7, 0])
 
 
+@pytest.mark.exhaustive
 def test_a_histogram_is_taken_without_reading_the_device():
     class Reads(TorchDispatchMode):
         names = ()

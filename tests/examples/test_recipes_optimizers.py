@@ -121,7 +121,7 @@ def test_a_recipe_has_the_losses_of_a_plain_loop(name: str, tmp_path: Path) -> N
     assert_equal(trainer.model, fresh.model)
 
 
-@pytest.mark.exhaustive(every=3)
+@pytest.mark.exhaustive(every=5)
 @pytest.mark.parametrize("name", LOOPS)
 @pytest.mark.slow
 def test_a_resumed_recipe_continues_bitwise(name: str, tmp_path: Path) -> None:

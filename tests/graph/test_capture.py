@@ -34,6 +34,7 @@ class Optional(nn.Module):
         return {"loss": losses.mean() * (3.0 if task is True else 1.0)}
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize("fixed", [{"task": "a"}, {}], ids=["beside a text", "beside tensors"])
 def test_a_field_that_comes_later_is_looked_at(fixed: dict[str, Any]) -> None:
     mask = torch.full((8,), 0.1)
@@ -50,6 +51,7 @@ def test_a_field_that_comes_later_beside_one_that_nobody_looks_at() -> None:
     assert layout.take({**first, "mask": torch.ones(2)}) is None
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize("order", [(1, True), (True, 1), (True, 1.0)])
 def test_numbers_that_are_equal_and_of_other_types(order: tuple[Any, Any]) -> None:
     data = [{**batch, "task": order[index > 3]} for index, batch in enumerate(batches(8))]
@@ -97,6 +99,7 @@ LAYERS: dict[str, list[nn.Module]] = {
 }
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_of_images_are_written_down(name: str, caplog: pytest.LogCaptureFixture) -> None:
     eager, graph = losses(None, *LAYERS[name])[0], losses("aot_eager", *LAYERS[name])[0]

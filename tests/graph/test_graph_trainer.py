@@ -99,6 +99,7 @@ class PartlyUsed(Net):
         return super().forward(inputs, labels) | {"aside": self.aside.detach().sum()}
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_a_parameter_without_a_gradient_is_left_alone(accumulation: int, caplog: pytest.LogCaptureFixture) -> None:
     data = [*batches(6), *batches(1, size=3)]
@@ -299,7 +300,7 @@ def test_a_resumed_program_goes_on_bit_for_bit(
     assert not refusals(caplog)
 
 
-@pytest.mark.exhaustive(every=2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("modes", [(True, False), (False, True)], ids=["graph-eager", "eager-graph"])
 def test_a_run_may_change_its_mode(tmp_path: Path, modes: tuple[bool, bool]) -> None:
     whole, resumed = trained(tmp_path / "whole", False), trained(tmp_path / "resumed", *modes)

@@ -64,7 +64,7 @@ STATES: dict[str, Callable[[Any, Any], Any]] = {
 
 @pytest.mark.parametrize("optimizer", [adamw, sgd, plain], ids=["adamw", "sgd", "not fused"])
 @pytest.mark.parametrize("change", STATES)
-@pytest.mark.exhaustive(every=5)
+@pytest.mark.exhaustive(every=8)
 def test_states_that_are_others_are_those_of_the_next_step(
     change: str, optimizer: Callable[[Any], Optimizer], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -113,7 +113,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.exhaustive(every=5)
+@pytest.mark.exhaustive(every=10)
 def test_the_steps_of_torchs_optimizers_can_be_in_a_program(name: str, caplog: pytest.LogCaptureFixture) -> None:
     settings: dict[str, Any] = {"optimizer": OPTIMIZERS[name], "hooks": lambda optimizer: [Schedule(optimizer)]}
     eager, graph = Run(None, updates=60, **settings), Run("aot_eager", updates=60, **settings)

@@ -198,6 +198,7 @@ def test_a_resumed_program_of_inductor_goes_on_bit_for_bit(
         assert all(torch.equal(value, ours[key][name]) for name, value in state.items())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not has_compiler(), reason="no C++ compiler")
 def test_a_second_start_compiles_nothing(compiled: tuple[Path, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     folder, losses = compiled

@@ -101,6 +101,7 @@ def _one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize("contract", CONTRACTS)
 def test_the_losses_and_metrics_are_those_of_eager_steps(
     tmp_path: Path, contract: str, caplog: pytest.LogCaptureFixture
@@ -126,7 +127,7 @@ def test_the_losses_and_metrics_are_those_of_eager_steps(
     ],
     ids=lambda settings: next(iter(settings)),
 )
-@pytest.mark.exhaustive(every=6)
+@pytest.mark.exhaustive(every=12)
 def test_what_a_configuration_asks_of_a_step(
     tmp_path: Path, settings: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -88,7 +88,7 @@ def test_many_parameters(caplog: pytest.LogCaptureFixture) -> None:
     assert captures(caplog)[0].endswith("the step of AdamW, which for 102 parameters takes long to compile.")
 
 
-@pytest.mark.exhaustive(every=5)
+@pytest.mark.exhaustive(every=6)
 @pytest.mark.usefixtures("outside")
 @pytest.mark.parametrize("accumulation", [1, 3])
 @pytest.mark.parametrize("settings", [{}, {"optimizer": Clipped()}, {"net": Net}], ids=["plain", "clipped", "buffers"])
@@ -102,6 +102,7 @@ def test_updates_are_those_of_eager_steps(
         torch.testing.assert_close(graph.values("grad_norm"), eager.values("grad_norm"), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.usefixtures("outside")
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_means_over_tokens(accumulation: int, caplog: pytest.LogCaptureFixture) -> None:
@@ -110,6 +111,7 @@ def test_means_over_tokens(accumulation: int, caplog: pytest.LogCaptureFixture) 
     assert len(captures(caplog)) == 1
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.usefixtures("outside")
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_a_parameter_without_a_gradient(accumulation: int, caplog: pytest.LogCaptureFixture) -> None:
@@ -131,6 +133,7 @@ def test_an_update_that_is_not_finite_is_skipped(caplog: pytest.LogCaptureFixtur
         torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.exhaustive(every=4)
 @pytest.mark.usefixtures("outside")
 @pytest.mark.parametrize(
     "settings",
@@ -247,6 +250,7 @@ class KeepsGradients(torch.optim.Optimizer):
                 parameter.sub_((state["momentum"] + 0.5 * (gradient - before)) * group["lr"])
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_an_optimizer_may_keep_gradients(accumulation: int, caplog: pytest.LogCaptureFixture) -> None:
     """Also where the last micro-batch of a window is a shorter one, which is eager."""
@@ -261,6 +265,7 @@ class OwnZeroGrad(torch.optim.SGD):
         pass
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_a_zero_grad_of_an_optimizer_is_called(accumulation: int) -> None:
     both(optimizer=lambda p: OwnZeroGrad(p, lr=0.01), accumulation=accumulation)
@@ -277,7 +282,7 @@ class Partly(Small):
         return super().forward(inputs if flag is None else inputs + self.third(inputs), labels)
 
 
-@pytest.mark.exhaustive(every=5)
+@pytest.mark.exhaustive(every=12)
 @pytest.mark.parametrize("is_outside", [False, True])
 @pytest.mark.parametrize("accumulation", [1, 2, 3])
 @pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), torch.optim.AdamW])
@@ -303,6 +308,7 @@ class Words(nn.Module):
         return {"loss": nn.functional.cross_entropy(self.words(ids), labels)}
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.usefixtures("outside")
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_sparse_gradients(accumulation: int, caplog: pytest.LogCaptureFixture) -> None:
@@ -330,7 +336,7 @@ def clipped_sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD([group], lr=2.0, momentum=0.9)
 
 
-@pytest.mark.exhaustive(every=3)
+@pytest.mark.exhaustive(every=4)
 @pytest.mark.parametrize("is_outside", [False, True])
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_parameters_with_one_gradient_are_clipped_once(

@@ -114,6 +114,7 @@ def test_a_step_put_in_place_of_the_classs(when: str, caplog: pytest.LogCaptureF
     assert run.trainer.iter == FEW_UPDATES
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_a_gradient_that_is_there_is_added_to(accumulation: int, caplog: pytest.LogCaptureFixture) -> None:
     def change(model: Any, _: Any) -> None:
@@ -140,6 +141,7 @@ def slowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.perf_counter", lambda: clock() + seconds[0])
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize("api", ["python_api", "config_files"])
 def test_the_making_of_programs_is_a_phase_of_its_own(
     api: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -219,7 +221,7 @@ def evaluation_mode(trainer: Any) -> None:
     ("event", "programs"),
     [(thaw, 2), (less_dropout, 2), (other_decay, 2), (reload, 1), (other_values, 1), (evaluation_mode, 2)],
 )
-@pytest.mark.exhaustive(every=6)
+@pytest.mark.exhaustive(every=12)
 def test_what_happens_to_the_model_between_steps_is_noticed(
     event: Callable[[Any], None], programs: int, caplog: pytest.LogCaptureFixture
 ) -> None:

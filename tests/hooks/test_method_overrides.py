@@ -100,7 +100,7 @@ def ways_of(names: list[str], built_with: tuple[str, ...]) -> list[Any]:
     ]
 
 
-@pytest.mark.exhaustive(every=4)
+@pytest.mark.exhaustive(every=12)
 @pytest.mark.parametrize(
     ("name", "way"),
     ways_of(TRAINER_METHODS, ("create_train_dataloader", "create_eval_dataloader", "build_hooks")),
@@ -243,7 +243,7 @@ def test_every_moment_of_a_hook(name: str, way: Any, tmp_path: Path, monkeypatch
 CALLBACK_METHODS = [name for name in dir(Callback) if name.startswith("on_")]
 
 
-@pytest.mark.exhaustive(every=4)
+@pytest.mark.exhaustive(every=12)
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 @pytest.mark.parametrize("name", CALLBACK_METHODS)
 def test_every_moment_of_a_callback(name: str, way: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

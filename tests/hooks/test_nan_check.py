@@ -259,6 +259,7 @@ def test_a_callback_that_leaves_evaluation_mode_is_one_warning(
     assert "Call model.train()" in warning
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize("own_step", [False, True])
 def test_a_step_of_the_users_own_that_trains_in_evaluation_mode_is_warned_of(
     own_step: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture

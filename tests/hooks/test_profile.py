@@ -305,6 +305,7 @@ def files_config(folder: Path) -> Any:
     return file_config(folder, Squares, lambda: Samples(x=torch.ones(64, 4)), train_iter=20, train_micro_batch_size=4)
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize(
     ("asked", "recorded"), [(True, [12, 13, 14]), ({"wait": 2, "active": 2}, [4, 5]), (None, None), (False, None)]
 )

@@ -80,6 +80,7 @@ def equal(left: nn.Module, right: nn.Module) -> bool:
     return all(torch.equal(one, other) for one, other in pairs)
 
 
+@pytest.mark.exhaustive(every=2)
 @APIS
 @pytest.mark.parametrize(
     ("schedule", "stages"),
@@ -96,7 +97,7 @@ def test_layers_are_trained_from_their_step_on(api: Api, schedule: Any, stages: 
     assert equal(trainer.model, reference(stages))
 
 
-@pytest.mark.exhaustive(every=3)
+@pytest.mark.exhaustive(every=6)
 @APIS
 @pytest.mark.parametrize("stop", [2, 3])
 @pytest.mark.slow
@@ -117,6 +118,7 @@ def test_interrupted_and_resumed_is_uninterrupted(api: Api, stop: int, tmp_path:
     assert equal(resumed.model, reference({2: ["norm", "last.bias"], 4: ["first"]}))
 
 
+@pytest.mark.exhaustive
 def test_graph_mode_trains_the_same_layers(tmp_path: Path) -> None:
     trainer = config(tmp_path, SCHEDULE, graph=True)
     trainer.train()

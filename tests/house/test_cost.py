@@ -100,6 +100,7 @@ class TestCalls:
         trainer = config_files_with_clipping(tmp_path, WithLoss(), ColumnDataset(x=x, labels=labels))
         assert calls_of_a_step(trainer.train, WithLoss) <= self.CLIPPED
 
+    @pytest.mark.exhaustive(every=2)
     @pytest.mark.parametrize("api", [python_api, config_files])
     def test_any_data_set_takes_no_more_than_the_plain_loop(self, api: Callable[..., Any], tmp_path: Path) -> None:
         x, labels = tensors()

@@ -47,6 +47,7 @@ def frames_of(trainer: Any) -> list[str]:
     return later[0]
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize(
     "train",
     [

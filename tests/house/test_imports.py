@@ -146,7 +146,7 @@ def test_events_models_and_metrics_need_no_optional_package() -> None:
 class TestWholeTrainings:
     """From the first step over a checkpoint to a resumed run."""
 
-    @pytest.mark.exhaustive(every=5)
+    @pytest.mark.exhaustive(every=6)
     @pytest.mark.parametrize("api", APIS)
     @pytest.mark.parametrize(("optimizer", "window"), [("Adam", 1), ("SGD", 2), ("RMSprop", 1)])
     def test_load_neither_the_compiler_nor_what_they_do_not_use(self, api: str, optimizer: str, window: int) -> None:

@@ -186,7 +186,7 @@ def test_counted_tensors_are_those_of_the_allocator() -> None:
     assert counted("gpt", updates=3) == pytest.approx(measured("gpt", {}), rel=0.01)
 
 
-@pytest.mark.exhaustive(every=3)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts_of_two_processes(layout: str, on_two_processes: list[dict[str, int]]) -> None:
     name, settings = LAYOUTS[layout]

@@ -94,6 +94,7 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize("api", BUILD)
 @pytest.mark.parametrize("step", [1, 3, 13, 24])
 def test_an_update_has_the_same_bits_and_nothing_is_written(

@@ -68,7 +68,7 @@ def last(trainer: Any) -> Path:
     return folder / "model_final" if (folder / "model_final").exists() else folder / "6"
 
 
-@pytest.mark.exhaustive(every=3)
+@pytest.mark.exhaustive(every=6)
 @APIS
 @pytest.mark.parametrize("ema", [None, {"decay": 0.5}], ids=["plain", "averaged"])
 @pytest.mark.slow
@@ -80,7 +80,7 @@ def test_peft_loads_the_adapters_of_a_checkpoint(api: Any, ema: Any, tmp_path: P
     assert not (last(trainer) / "config.json").exists(), "from_pretrained of transformers cannot load it"
 
 
-@pytest.mark.exhaustive(every=3)
+@pytest.mark.exhaustive(every=8)
 @APIS
 @pytest.mark.parametrize("ema", [None, {"decay": 0.5}], ids=["plain", "averaged"])
 @pytest.mark.slow
@@ -168,7 +168,7 @@ def test_a_frozen_backbone_is_left_out_of_checkpoints(tmp_path: Path) -> None:
     assert names == {name for name in model.state_dict() if not name.startswith("0.")}
 
 
-@pytest.mark.exhaustive(every=2)
+@pytest.mark.exhaustive(every=4)
 @pytest.mark.parametrize("ema", [None, {"decay": 0.5}], ids=["plain", "averaged"])
 def test_a_layer_that_is_trained_for_a_while_only_is_saved_with_the_trainable_weights(ema: Any, tmp_path: Path) -> None:
     inputs = torch.randn(32, 3, generator=torch.Generator().manual_seed(0))
@@ -208,6 +208,7 @@ def sharded(folder: str) -> dict[str, Tensor]:
     return {name: value.full_tensor().detach() for name, value in weights.items()}
 
 
+@pytest.mark.exhaustive
 def test_adapters_of_a_sharded_model_are_complete(tmp_path: Path) -> None:
     weights = on_ranks(sharded, str(tmp_path))[0]
     names = {path.name for path in (tmp_path / "checkpoints").iterdir()}

@@ -45,6 +45,7 @@ def train_by_config(model: Any, data: Any, folder: Path) -> Path:
     return folder / "model_final"
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize("train", [train_by_objects, train_by_config])
 def test_a_checkpoint_is_a_folder_of_transformers(train: Any, tmp_path: Path) -> None:
     tokens = torch.randint(0, 16, (8, 6))

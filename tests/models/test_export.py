@@ -67,7 +67,7 @@ def run(path: Path, inputs: Tensor) -> list[Tensor]:
     return [*other(inputs).values()]
 
 
-@pytest.mark.exhaustive(every=2)
+@pytest.mark.exhaustive(every=8)
 @pytest.mark.filterwarnings(
     "ignore::FutureWarning",
     "ignore::DeprecationWarning",

@@ -267,6 +267,7 @@ def test_a_base_gives_what_fits(
     assert_same(model.bert, base.bert)
     assert_same(model.classifier, untouched.classifier)
 
+    caplog.clear()
     with caplog.at_level("INFO", logger="trainwright"):
         init_weights(classifier(), tmp_path / "base")
     (record,) = caplog.records

@@ -86,6 +86,7 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 # Against a loop by hand.
 
 
+@pytest.mark.exhaustive(every=6)
 @pytest.mark.parametrize("draw", range(12))
 @pytest.mark.parametrize("how", ["by_names", "by_idx", "set_slice"])
 def test_frozen_layers_stay_and_the_others_learn_as_in_a_loop_by_hand(draw: int, how: str) -> None:
@@ -404,6 +405,7 @@ def compiled(model: nn.Module) -> nn.Module:
     return torch.compile(model, backend="eager")
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize("wrap", [DataParallel, compiled, lambda m: DataParallel(compiled(m))])
 def test_wrapped_models_are_frozen_by_their_own_names(wrap: Callable) -> None:
     model, plain = Net(), Net()

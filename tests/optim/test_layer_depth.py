@@ -46,6 +46,7 @@ def vit_of_timm() -> nn.Module:
     return timm.create_model("vit_tiny_patch16_224", depth=3, embed_dim=12, num_heads=2, img_size=32)
 
 
+@pytest.mark.exhaustive(every=5)
 @pytest.mark.parametrize(
     ("make", "first", "last"),
     [

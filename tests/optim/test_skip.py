@@ -60,6 +60,7 @@ def everything(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tenso
     return copy.deepcopy([*weights, *states])
 
 
+@pytest.mark.exhaustive(every=6)
 @pytest.mark.parametrize("spoil", ["input", "loss", "gradient"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("bad", [0, 2])

@@ -174,7 +174,7 @@ def with_ragged_batches(norm_type: float) -> list[Any]:
 
 
 @pytest.mark.parametrize("norm_type", [1.0, float("inf")])
-@pytest.mark.exhaustive(every=2)
+@pytest.mark.exhaustive(every=4)
 def test_batches_of_changing_shapes(norm_type: float) -> None:
     """torch's schedules hang, or compute with the wrong values, if a shape changes."""
     for runs in zip(*on_ranks(with_ragged_batches, norm_type), strict=True):

@@ -44,6 +44,7 @@ def test_gradients_and_running_statistics_are_those_of_a_plain_model() -> None:
         assert torch.equal(a, b)
 
 
+@pytest.mark.exhaustive
 def test_a_compiled_model_recomputes_with_the_same_numbers() -> None:
     class Block(nn.Module):
         def __init__(self) -> None:

@@ -56,7 +56,12 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], dict
     ("api", "world_size", "runs"),
     [
         ("objects", 2, [(ZERO_3, "plain"), (ZERO_2, "accumulation"), ({"zero_stage": 1}, "plain"), (ZERO_3, "plain")]),
-        ("files", 2, [(ZERO_3, "accumulation"), ({"zero_stage": 1}, "accumulation")]),
+        pytest.param(
+            "files",
+            2,
+            [(ZERO_3, "accumulation"), ({"zero_stage": 1}, "accumulation")],
+            marks=pytest.mark.exhaustive,
+        ),
         pytest.param(
             "files",
             4,
@@ -624,6 +629,7 @@ class _Losses(nn.Module):
         return {"loss": F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("world_size", [3, *(pytest.param(size, marks=pytest.mark.exhaustive) for size in (2, 4))])
 def test_evaluations_are_exact_for_each_length(world_size: int, tmp_path: Path) -> None:
     expected = evaluate_all(tmp_path / "one")

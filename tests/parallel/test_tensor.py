@@ -317,6 +317,7 @@ def accumulated_gradients(split: str) -> list[Any]:
     return found
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize("split", ["one module", "two modules"])
 def test_a_gradient_of_two_parameters_is_accumulated_for_each(split: str) -> None:
     once, twice = [[2.0] * 3] * 2, [[4.0] * 3] * 2

@@ -342,6 +342,7 @@ def batch() -> dict[str, Tensor]:
     return {"input_features": features, "attention_mask": mask, "labels": LABELS}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_it_learns_to_write_down_what_it_hears(speech: CTCSpeechRecognition, learns: Callable[..., float]) -> None:
     assert learns(speech, batch(), steps=120) < 0.1

@@ -28,14 +28,14 @@ def torture(run_python: Callable, tmp_path: Path) -> Callable[..., dict[str, str
     return run
 
 
-@pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.exhaustive)])
-def test_a_run_that_is_killed_at_any_moment_becomes_what_it_would_have_become(torture: Callable, kills: int) -> None:
-    found = torture("--only", "kills", "--kills", str(kills))
-    assert found["kills"].startswith(f"{kills} (")
-    assert int(found["inside a save"]) >= 2 * kills // 5
+@pytest.mark.exhaustive
+def test_a_run_that_is_killed_at_any_moment_becomes_what_it_would_have_become(torture: Callable) -> None:
+    found = torture("--only", "kills", "--kills", "20")
+    assert found["kills"].startswith("20 (")
+    assert int(found["inside a save"]) >= 8
     assert "1 command" in found["kills"]
-    assert int(found["resumes"]) >= kills // 4
-    assert int(found["lines of history compared"]) >= 5 * kills
+    assert int(found["resumes"]) >= 5
+    assert int(found["lines of history compared"]) >= 100
     for name in (
         "lost committed checkpoints",
         "differing lines and files",

@@ -128,7 +128,7 @@ def test_values_of_every_field_are_tried_here() -> None:
     assert set(VALUES) == set(TrainingConfig.model_fields) == set(TrainerConfig.model_fields)
 
 
-@pytest.mark.exhaustive(every=3)
+@pytest.mark.exhaustive(every=6)
 @pytest.mark.parametrize("name", VALUES)
 def test_a_value_of_any_field_comes_back(name: str, tmp_path: Path) -> None:
     has_own_default = name in vars(TrainerConfig)["__annotations__"]  # the other fields are those of TrainingConfig

@@ -18,6 +18,7 @@ from trainwright.models import BertTextClassification, BertTextClassificationCon
 from trainwright.optim import LayerFreezer
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize("metric", ["loss", "evaluation.cer", "score", "evaluation.score", "eval_loss"])
 @pytest.mark.slow
 def test_the_best_checkpoint_is_kept_and_loaded(metric: str, tmp_path: Path) -> None:

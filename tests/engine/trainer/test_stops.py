@@ -65,6 +65,7 @@ def same(one: Any, other: Any) -> bool:
     return all(torch.equal(a, b) for a, b in zip(weights(one), weights(other), strict=True))
 
 
+@pytest.mark.exhaustive(every=2)
 @APIS
 @pytest.mark.slow
 def test_max_time_saves_stops_and_continues_exactly(build: Build, tmp_path: Path, read_rows: Any, caplog: Any) -> None:
@@ -111,6 +112,7 @@ def test_lightnings_dict_is_a_time() -> None:
         TrainingConfig(max_time={"hrs": 12})
 
 
+@pytest.mark.exhaustive(every=2)
 @APIS
 @pytest.mark.slow
 def test_eval_on_start_adds_an_evaluation_and_changes_no_weight(build: Build, tmp_path: Path, read_rows: Any) -> None:

@@ -62,6 +62,7 @@ CONTRACTS = {
 }
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize("accumulation", [1, 3])  # 7 batches an epoch: windows of 3, 3 and 1
 @pytest.mark.parametrize("contract", CONTRACTS)
 def test_the_weights_are_those_of_a_hand_written_loop(contract: str, accumulation: int, tmp_path: Path) -> None:
@@ -154,6 +155,7 @@ def test_without_a_config_it_trains_in_a_folder_of_its_own(
     assert "tmp_trainer" in caplog.text
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize(("dtype", "device"), [(torch.float64, None), (torch.float32, "meta")])
 @pytest.mark.slow
 def test_the_users_default_dtype_and_device_change_no_training(

@@ -379,6 +379,7 @@ def test_what_is_no_file_in_the_place_of_one_ends_no_run_and_stays(
     assert not [record for record in caplog.records if record.exc_info]
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [

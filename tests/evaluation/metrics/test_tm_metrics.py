@@ -120,6 +120,7 @@ def inputs_for(name):
     return LOGITS, CLASSES
 
 
+@pytest.mark.exhaustive(every=8)
 @pytest.mark.parametrize("name", PAIRS)
 def test_updating_with_many_batches_at_once_gives_what_updating_with_each_gives(name):
     predictions, targets = inputs_for(name)

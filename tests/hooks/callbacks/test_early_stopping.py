@@ -133,6 +133,7 @@ def test_the_training_stops(tmp_path: Path) -> None:
     assert (tmp_path / "model_final").exists()
 
 
+@pytest.mark.exhaustive(every=4)
 @pytest.mark.parametrize("fails_at", range(1, 4 * STEPS))
 def test_a_resumed_training_stops_where_the_uninterrupted_one_does(tmp_path: Path, fails_at: int) -> None:
     first = ScoredTrainer(tmp_path, stopper(patience=2), scores=SCORES, fails_at=fails_at)

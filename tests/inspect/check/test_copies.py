@@ -62,6 +62,7 @@ def test_a_copy_has_later_changes(tmp_path: Path) -> None:
     assert held == {id(one) for one in new.model.parameters()}
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize("build", [objects, config_files])
 def test_a_copy_has_the_current_weights(build: Any, tmp_path: Path) -> None:
     trainer = build(tmp_path / "run")

@@ -98,6 +98,7 @@ class Noisy(Dataset[Any]):
         return torch.as_tensor(numbers[self.source](), dtype=torch.float32), index % 2
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize(("source", "result"), [("own", "problem"), ("numpy", "passed"), ("none", "passed")])
 def test_workers_of_a_plain_loader(source: str, result: str, tmp_path: Path) -> None:
     loader = DataLoader(Noisy(source), batch_size=8, num_workers=2)

@@ -16,6 +16,7 @@ from trainwright.inspect.find.learning_rate import RateCurve
 BOTH = pytest.mark.parametrize("build", [objects, config_files])
 
 
+@pytest.mark.exhaustive(every=2)
 @BOTH
 def test_the_suggestion_trains_and_the_trainer_is_not_changed(build: Any, tmp_path: Path) -> None:
     trainer = build(tmp_path / "run")
@@ -31,6 +32,7 @@ def test_the_suggestion_trains_and_the_trainer_is_not_changed(build: Any, tmp_pa
     assert not any(one.suffix == ".json" for one in tmp_path.rglob("metrics*"))
 
 
+@pytest.mark.exhaustive(every=2)
 @BOTH
 def test_apply_sets_the_rate_of_optimizer_and_schedule(build: Any, tmp_path: Path) -> None:
     trainer = build(tmp_path / "run")

@@ -11,6 +11,7 @@ from trainwright.cli.main import main
 from trainwright.inspect.report.picture import draw_curves
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize(("run", "width"), [("files", 1080), ("objects", 768)])
 def test_a_run_of_each_api_has_a_picture(
     run: str, width: int, runs_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
