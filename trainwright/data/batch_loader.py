@@ -98,6 +98,8 @@ class BatchReader:
                 samples = [self._sample(indices, number) for number, _ in enumerate(left)]
             else:
                 samples = [*map(dataset.__getitem__, left)]
+                if len(samples) < len(indices):  # map takes a StopIteration of the data set for its own end
+                    raise StopIteration
         except Exception as error:
             self._add_sample_note(error, indices, len(indices) - operator.length_hint(left) - 1)
             raise
