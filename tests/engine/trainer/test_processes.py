@@ -1,10 +1,16 @@
 """What comes back of several GPUs is joined as one batch's: here with the GPUs left out."""
 
+import logging
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from trainwright.engine.trainer.processes import AllGPUs, has_all_gpus
+from tests.ranks import on_ranks
+from trainwright.engine.trainer.processes import AllGPUs, has_all_gpus, warn_unsharded_loader
+from trainwright.parallel.data_parallel import setup_dist_util
 
 CPU = torch.device("cpu")
 
@@ -46,3 +52,42 @@ def test_one_gpu_and_other_devices_are_left_as_they_are(monkeypatch: pytest.Monk
     monkeypatch.delenv("WORLD_SIZE")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert not has_all_gpus("cuda")
+
+
+class OwnBatches(BatchSampler):
+    """It may know the processes."""
+
+
+def warned_of() -> list[bool]:
+    setup_dist_util({"device_type": "cpu", "data_parallel_size": None})
+    data, rank = torch.arange(8), torch.distributed.get_rank()
+    weighted, part = WeightedRandomSampler([1.0] * 8, 4), DistributedSampler(data)
+    loaders = [
+        DataLoader(data, 2),
+        DataLoader(data, 2, sampler=weighted),
+        DataLoader(data, batch_sampler=BatchSampler(weighted, 2, drop_last=False)),
+        DataLoader(data, 2, sampler=SubsetRandomSampler(range(4))),
+        DataLoader(data, 2, sampler=SubsetRandomSampler(range(rank, 8, 2))),
+        DataLoader(data, 2, sampler=part),
+        DataLoader(data, batch_sampler=OwnBatches(part, 2, drop_last=False)),
+    ]
+    found: list[str] = []
+    logging.getLogger("trainwright.engine").addHandler(Kept(found))
+    counts = []
+    for loader in loaders:
+        warn_unsharded_loader(loader)
+        counts.append(len(found))
+    return [after > before for before, after in pairwise([0, *counts])]
+
+
+class Kept(logging.Handler):
+    def __init__(self, found: list[str]) -> None:
+        super().__init__(logging.WARNING)
+        self.found = found
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.found.append(record.getMessage())
+
+
+def test_a_loader_that_gives_each_process_all_samples_is_warned_of() -> None:
+    assert on_ranks(warned_of) == [[True, True, True, True, False, False, False]] * 2

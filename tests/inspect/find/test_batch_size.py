@@ -37,8 +37,15 @@ def test_sizes_are_doubled_and_then_halved_between(tmp_path: Path) -> None:
     found = limited(tmp_path).find_batch_size()
     assert (found.largest, found.limited_by) == (36, "memory")
     assert [size for size, needed in found.trials.items() if needed is None] == [40, 48, 64]
-    assert {1, 2, 4, 8, 16, 32, 36} < {*found.trials}
+    assert {2, 4, 8, 16, 32, 36} < {*found.trials}
     assert found.settings == {"batch_size": 34, "gradient_accumulation_steps": 3}  # 102 samples, before 100
+
+
+def test_a_batch_norm_that_needs_two_samples_is_no_limit(tmp_path: Path) -> None:
+    trainer = limited(tmp_path)
+    model = nn.Sequential(nn.BatchNorm1d(4), trainer.model)
+    found = Trainer(model, trainer.config, trainer.train_dataset).find_batch_size(max_size=4)
+    assert (found.largest, found.limited_by) == (4, "max_size")
 
 
 def test_the_trainer_is_not_changed(tmp_path: Path) -> None:
@@ -87,7 +94,7 @@ def test_a_loader_of_the_user_is_refused(tmp_path: Path) -> None:
     data = TensorDataset(torch.rand(50, 4), torch.zeros(50, dtype=torch.int64))
     config = TrainingConfig(output_dir=str(tmp_path))
     trainer = Trainer(nn.Linear(4, 2), config, train_dataloader=DataLoader(data, batch_size=10))
-    with pytest.raises(ConfigError, match="gives 10 samples instead of 1"):
+    with pytest.raises(ConfigError, match="gives 10 samples instead of 2"):
         trainer.find_batch_size()
 
 

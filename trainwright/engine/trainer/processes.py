@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data.batch import tensors
@@ -19,7 +19,7 @@ from trainwright.engine.run import TrainerRun
 from trainwright.engine.trainer import loaders
 from trainwright.hooks.method_overrides import Overrides
 from trainwright.parallel.data_parallel import leave_at_exit, num_launched, setup_dist_util
-from trainwright.parallel.dist import get_world_size, use_mesh
+from trainwright.parallel.dist import all_gather_object, get_data_parallel_size, get_world_size, use_mesh
 from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.pipeline import Pipeline, pipeline_of
 from trainwright.parallel.rank_checks import check_same_settings, data_size
@@ -36,6 +36,8 @@ LAYOUT_SETTINGS = (
 )
 
 _OWN_LAYOUTS = ("tensor_parallel_size", "pipeline_parallel_size", "zero_stage")
+
+_SAMPLES_OF = {SubsetRandomSampler: "indices", WeightedRandomSampler: "weights"}
 
 _PRECISIONS = ("no", "bf16", "fp16")
 
@@ -281,11 +283,18 @@ def refuse_assigned_steps(pipeline: Pipeline | None, overrides: Overrides) -> No
 
 
 def warn_unsharded_loader(loader: Any) -> None:
-    """Warn if each of several processes reads all batches of a user's loader."""
-    is_whole = isinstance(getattr(loader, "sampler", None), RandomSampler | SequentialSampler)
-    if get_world_size() > 1 and is_whole and not loaders.is_own_loader(loader):
+    """Warn if each of several processes reads all batches of a user's loader, with a sampler of torch."""
+    num_processes = get_data_parallel_size()
+    if num_processes == 1 or loaders.is_own_loader(loader):
+        return
+    batches, sampler = getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None)
+    if batches is not None:
+        sampler = batches.sampler if type(batches) is BatchSampler else None  # another one may know the processes
+    name = _SAMPLES_OF.get(type(sampler))
+    held = all_gather_object(hash(tuple(map(float, getattr(sampler, name)))) if name else None)
+    if isinstance(sampler, RandomSampler | SequentialSampler) or (name and len(set(held)) == 1):
         logger.warning(
-            "Trainer.train_dataloader: each of the %d processes reads all of its batches. Use a"
-            " torch.utils.data.DistributedSampler, so that each reads its share.",
-            get_world_size(),
-        )
+            "Trainer.train_dataloader: each of the %d processes reads all of its batches (%s). Use a"
+            " torch.utils.data.DistributedSampler, or another one that gives each its share.",
+            num_processes, type(sampler).__name__,
+        )  # fmt: skip

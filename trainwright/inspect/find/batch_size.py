@@ -62,7 +62,7 @@ def find_batch_size(
         reason = "data" if bound == most else "max_size"
         try:
             fits, fails = 0, None
-            size = 1
+            size = min(2, bound)  # batch norms need two samples
             while fails is None and fits < bound:
                 if _fits(copies, size, memory, trials):
                     fits, size = size, min(2 * size, bound)
