@@ -37,7 +37,8 @@ def direct(optimizer: Optimizer) -> "DirectUpdate | PlainUpdate":
     kind = type(optimizer)
     parameter = next((p for group in optimizer.param_groups for p in group["params"]), None)
     has_kernel = kind in _KERNELS and is_torchs(kind.step)
-    if has_kernel and parameter is not None and _is_usable(kind.__name__, parameter.device.type):
+    is_fused = has_kernel and all(map(_is_fused, optimizer.param_groups))
+    if is_fused and parameter is not None and _is_usable(kind.__name__, parameter.device.type):
         return DirectUpdate(optimizer)
     return PlainUpdate(optimizer)
 
