@@ -395,10 +395,15 @@ class TrainingConfig(CheckedConfig):
         "Keep the k best checkpoints by metric_for_best_model, in addition to the newest, as model_best_{step}.",
         place="train.checkpointer.save_top_k",
     )
-    gradient_checkpointing: bool = setting(
+    gradient_checkpointing: bool | Literal["selective"] = setting(
         False, "device",
-        "Compute activations again in the backward pass instead of storing them: less memory, more time.",
+        "Compute activations again in the backward pass instead of storing them: less memory, more time. 'selective'"
+        " stores the results of matrix products and attention.",
         place="train.activation_checkpoint.enabled",
+    )
+    compile_blocks: bool = setting(
+        False, "device", "Compile each repeated block of the model, in any layout; equal blocks are compiled once.",
+        place="train.compile_blocks", copy=False,
     )
     distributed: bool = setting(False, "device", "Train in the processes of `accelerate launch`.")
     data_parallel_size: types.Count | None = setting(
@@ -417,6 +422,12 @@ class TrainingConfig(CheckedConfig):
         0, "device",
         "What the data-parallel processes share: 0 nothing, 1 the optimizer state, 2 gradients too, 3 parameters too.",
         place="train.zero_optimization.stage",
+    )
+    zero_gather_precision: Literal["bf16", "fp16"] | None = setting(
+        None, "device",
+        "With a zero_stage: gather parameters and compute in this type; gradients are summed, and weights updated, in"
+        " float32. None: the type of the parameters.",
+        place="train.zero_optimization.gather_precision",
     )
     replicate_size: types.Count | None = setting(
         None, "device", "Copies of the model among the data-parallel processes, with a zero_stage. None: one copy.",
@@ -632,12 +643,14 @@ _TRAIN = (
     )),
     Key("float32_matmul_precision", None),
     Key("activation_checkpoint", keys=(Key("enabled", False),)),
+    Key("compile_blocks", False, copy=False),
     Key("nccl_fusion_threshold_mb", 16, types.NotNegative, has_effect=False),
     Key("nccl_fusion_max_ops", 24, types.CountOrZero, has_effect=False),
     Key("rdma_enabled", True, bool, has_effect=False),
     Key("zero_optimization", keys=(
         Key("enabled", False, bool, "Share the states of the training between the data-parallel processes."),
         Key("stage", 1, _Stage, "1: the optimizer state, 2: gradients too, 3: parameters too."),
+        Key("gather_precision", None),
     )),
     Key("checkpointer", keys=_CHECKPOINTER),
     Key("test_micro_batch_size", 32, types.Count, "Samples per rank in one batch of evaluation."),

@@ -244,6 +244,7 @@ class Run:
         recomputed = parallelize(
             self.model, self.device, recompute=spec.gradient_checkpointing, autocast=autocast,
             splits_scores=splits_scores, find_unused_parameters=spec.find_unused_parameters,
+            compiles_blocks=spec.compile_blocks, gathered_as=spec.zero_gather_precision,
         )  # fmt: skip
         for one in () if optimizer is None else each_optimizer(optimizer):
             use_replaced_parameters(one, before, self.model)

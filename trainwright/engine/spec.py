@@ -38,7 +38,9 @@ class RunSpec:
     mixed_precision: str | None
     float32_matmul_precision: Literal["highest", "high", "medium"] | None
     find_unused_parameters: bool
-    gradient_checkpointing: bool
+    gradient_checkpointing: bool | Literal["selective"]
+    compile_blocks: bool
+    zero_gather_precision: Literal["bf16", "fp16"] | None
     graph: bool
     output_dir: str
     save_trainable_only: bool
@@ -84,6 +86,7 @@ def spec_of_cfg(cfg: "DictConfig", device: torch.device) -> RunSpec:
         "gradient_accumulation_steps": train.num_accumulation_steps,
         "mixed_precision": precision if train.amp.enabled else None,
         "gradient_checkpointing": train.activation_checkpoint.enabled,
+        "zero_gather_precision": train.zero_optimization.gather_precision,
         "graph": cfg.graph.enabled,
         "learning_rate": (cfg.get("optim") or {}).get("lr"),
     }

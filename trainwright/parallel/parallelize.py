@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from trainwright.parallel.meta_start import allocate, has_meta, initialize, is_m
 from trainwright.parallel.pipeline import Pipeline, pipeline_of
 from trainwright.parallel.precision import run_under
 from trainwright.parallel.rank_checks import check_same_model
-from trainwright.parallel.recompute import recompute_blocks
+from trainwright.parallel.recompute import compile_blocks, recompute_blocks
 from trainwright.parallel.sharding import check_dense, check_shardable, check_sync_norms, shard_data
 from trainwright.parallel.simulated import simulation
 from trainwright.parallel.tensor_plan import check_plan, tensor_plan
@@ -24,10 +24,12 @@ def parallelize(
     model: nn.Module,
     device: torch.device,
     *,
-    recompute: bool = False,
+    recompute: bool | Literal["selective"] = False,
     autocast: Callable[[], torch.autocast] | None = None,
     splits_scores: bool = True,
     find_unused_parameters: bool = False,
+    compiles_blocks: bool = False,
+    gathered_as: Literal["bf16", "fp16"] | None = None,
 ) -> list[str]:
     """Move ``model`` to the device, in place, with its parts spread over the processes as the current layout says.
 
@@ -36,11 +38,13 @@ def parallelize(
     each process keeps its part. What is on the meta device is divided there, and then filled with initial values.
 
     Args:
-        recompute: compute the repeated blocks again in the backward pass.
+        recompute: compute the repeated blocks again in the backward pass; "selective": but for matrix products.
         autocast: the context of every call of the model; None: none, and an earlier one is removed.
         splits_scores: with tensor parallel, a model may leave the scores of classes apart in training, because nothing
             but its own cross-entropy uses them.
         find_unused_parameters: processes may use different parameters in an update.
+        compiles_blocks: compile the repeated blocks, each when it is first called.
+        gathered_as: the type in which ZeRO gathers parameters; None: their own.
 
     Returns the names of the recomputed blocks.
 
@@ -64,12 +68,15 @@ def parallelize(
     if mesh is not None and mesh.layout.pipeline > 1:
         active = simulation()
         pipeline = (Pipeline if active is None else active.pipeline)(model, mesh, device)
-    recomputed = recompute_blocks(model) if recompute else []
+    recomputed = recompute_blocks(model, recompute) if recompute else []
+    if compiles_blocks:
+        compile_blocks(model)
     if mesh is None:
         run_under(model, autocast)
     else:
         stages = [model] if pipeline is None else pipeline.stages
-        _divide(model, stages, mesh, words, autocast, splits_scores=splits_scores, is_one_unit=find_unused_parameters)
+        sharding: dict[str, Any] = {"is_one_unit": find_unused_parameters, "gathered_as": gathered_as}
+        _divide(model, stages, mesh, words, autocast, splits_scores=splits_scores, **sharding)
     parts = [model] if pipeline is None else [model, *(stage.model for stage in pipeline.stages)]
     if complete is not None:
         allocate(parts, device)
@@ -88,7 +95,7 @@ def _divide(
     autocast: Callable[[], torch.autocast] | None,
     *,
     splits_scores: bool,
-    is_one_unit: bool,
+    **sharding: Any,
 ) -> None:
     """Keep this process's part of each parameter; torch moves the blocks to the device, one after another."""
     if words:
@@ -101,7 +108,7 @@ def _divide(
         autocast = partial(autocast, cache_enabled=False)  # type: ignore[call-arg]  # a partial of torch.autocast
     for stage in stages:
         run_under(stage, autocast)
-        shard_data(stage, mesh, is_one_unit=is_one_unit)
+        shard_data(stage, mesh, **sharding)
 
 
 def _words_of_checked(model: nn.Module, mesh: Mesh, *, is_one_unit: bool) -> dict[str, str]:

@@ -1,23 +1,36 @@
 """Activation checkpointing: keep a block's input, and compute the block again in the backward pass.
 
 Less memory for more computation (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"); the numbers do
-not change.
+not change. Selective: results of matrix products and of attention, which take longest to compute, are kept (Korthikanti
+et al. 2022, "Reducing Activation Recomputation in Large Transformer Models").
 """
 
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from trainwright._torch_compat.norm_layers import RUNNING_NORMS
+from trainwright.config.errors import ConfigError
+
+_Which = Literal[True, "selective"]
+
+# Operations of torch whose results a selective recomputation keeps, where this torch has them.
+_KEPT = (
+    "mm addmm bmm baddbmm convolution _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention"
+    " _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention"
+).split()
 
 
-def recompute_blocks(model: nn.Module) -> list[str]:
+def recompute_blocks(model: nn.Module, which: _Which = True) -> list[str]:
     """Recompute the model's repeated blocks in the backward pass; returns the names of these blocks.
+
+    ``which``: True recomputes all of them, "selective" keeps the results of matrix products and attention.
 
     A model with a method ``set_activation_checkpoint`` decides itself: it may do the work, or return the modules to
     recompute. Models of transformers and timm have their own method, whose name is returned; timm's counts each batch
@@ -27,7 +40,7 @@ def recompute_blocks(model: nn.Module) -> list[str]:
     """
     names = {module: name for name, module in model.named_modules()}
     decide = getattr(type(model), "set_activation_checkpoint", None)
-    options = _options(model)
+    options = _options(model, which)
     if decide is None and getattr(model, "supports_gradient_checkpointing", False):  # transformers, by release
         names_of_method = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
         method = next(name for name in names_of_method if hasattr(model, name))
@@ -39,9 +52,27 @@ def recompute_blocks(model: nn.Module) -> list[str]:
     blocks: Iterable[nn.Module] = repeated_blocks(model) if decide is None else decide(model) or ()
     recomputed = []
     for block in blocks:
-        block.forward = _recomputed(block)
+        block.forward = _recomputed(block, which)
         recomputed.append(names[block])
     return recomputed
+
+
+def compile_blocks(model: nn.Module) -> None:
+    """Compile each repeated block in place, when it is first called; its names in the state dict stay.
+
+    Equal blocks share a program. Dropout draws the numbers of a block that is not compiled.
+
+    Raises:
+        ConfigError: the model has no repeated blocks, or there is no C++ compiler for a CPU.
+    """
+    blocks = [*repeated_blocks(model)]
+    if not blocks:
+        raise ConfigError(
+            f"compile_blocks: {type(model).__name__} has no repeated blocks (children of nn.ModuleList or nn.Sequential"
+            " with parameters); nothing can be compiled. Use graph mode, or set it to False."
+        )
+    for block in blocks:
+        block.compile(options={"fallback_random": True})
 
 
 def repeated_blocks(module: nn.Module) -> Iterator[nn.Module]:
@@ -54,25 +85,51 @@ def repeated_blocks(module: nn.Module) -> Iterator[nn.Module]:
             yield from repeated_blocks(child)
 
 
-def _recomputed(block: nn.Module) -> Callable[..., Any]:
-    forward, options = block.forward, _options(block)
+def _recomputed(block: nn.Module, which: _Which) -> Callable[..., Any]:
+    forward, options = block.forward, _options(block, which)
+    in_program = {} if which is True else {"context_fn": _keep_products}
 
     @functools.wraps(forward)
     def call(*args: Any, **kwargs: Any) -> Any:  # a module's own signature
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         if torch.compiler.is_compiling():  # a compiled program updates its statistics once, outside what it repeats
-            return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+            return checkpoint(forward, *args, use_reentrant=False, **in_program, **kwargs)
         return checkpoint(forward, *args, use_reentrant=False, **options, **kwargs)
 
     return call
 
 
-def _options(block: nn.Module) -> dict[str, Any]:
-    """The arguments of ``checkpoint`` for a block whose second computation must not change its running statistics."""
-    if not any(isinstance(module, RUNNING_NORMS) for module in block.modules()):
-        return {}
-    return {"context_fn": lambda: (contextlib.nullcontext(), _kept_running_statistics(block))}
+_Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]  # of the first and the second computation
+
+
+def _options(block: nn.Module, which: _Which) -> dict[str, Any]:
+    """The arguments of ``checkpoint``; a second computation must not change running statistics."""
+    keep = _keep_nothing if which is True else _keep_products
+    if any(isinstance(module, RUNNING_NORMS) for module in block.modules()):
+        return {"context_fn": lambda: _with_kept_statistics(keep(), block)}
+    return {} if which is True else {"context_fn": keep}
+
+
+def _keep_nothing() -> _Contexts:
+    return contextlib.nullcontext(), contextlib.nullcontext()
+
+
+def _keep_products() -> _Contexts:
+    found = (getattr(torch.ops.aten, name, None) for name in _KEPT)
+    contexts: _Contexts = create_selective_checkpoint_contexts([one.default for one in found if one is not None])
+    return contexts
+
+
+def _with_kept_statistics(contexts: _Contexts, block: nn.Module) -> _Contexts:
+    first, second = contexts
+
+    @contextlib.contextmanager
+    def both() -> Iterator[None]:
+        with second, _kept_running_statistics(block):
+            yield
+
+    return first, both()
 
 
 @contextlib.contextmanager

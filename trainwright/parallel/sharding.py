@@ -9,7 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,11 +27,14 @@ logger = logging.getLogger("trainwright.parallel")
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
+_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _FULL_UNIT = 1_000_000  # parameters that are worth an exchange of their own
 _NEED_WHOLE_PARAMETERS = (torch.optim.Adafactor, torch.optim.Rprop)
 
 
-def shard_data(model: nn.Module, mesh: Mesh, *, is_one_unit: bool = False) -> None:
+def shard_data(
+    model: nn.Module, mesh: Mesh, *, is_one_unit: bool = False, gathered_as: Literal["bf16", "fp16"] | None = None
+) -> None:
     """Share ``model`` between the data ranks, in place; its parameters are replaced.
 
     Stage 3 gathers parameters for the forward pass and again for the backward pass; stages 1 and 2 keep them from the
@@ -40,6 +43,8 @@ def shard_data(model: nn.Module, mesh: Mesh, *, is_one_unit: bool = False) -> No
     Args:
         is_one_unit: gather all parameters together, and average also those without gradients: ranks may call different
             blocks for the same batch.
+        gathered_as: the type in which parameters are gathered, so that blocks compute in it; gradients are summed in
+            float32. None: their own.
 
     Raises:
         ConfigError: a parameter is a single number, which cannot be shared.
@@ -47,11 +52,13 @@ def shard_data(model: nn.Module, mesh: Mesh, *, is_one_unit: bool = False) -> No
     layout = mesh.layout
     if layout.data == 1:
         return
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     dims = ("shard",) if layout.replicate == 1 else ("replicate", "shard")
     is_resharded = layout.zero_stage == 3
     settings: dict[str, Any] = {"mesh": mesh.device_mesh[dims]}
+    if gathered_as is not None:
+        settings["mp_policy"] = MixedPrecisionPolicy(param_dtype=_TYPES[gathered_as], reduce_dtype=torch.float32)
     for unit in () if is_one_unit else sharded_units(model):
         fully_shard(unit, **settings, reshard_after_forward=is_resharded)
     for root in _roots(model):
