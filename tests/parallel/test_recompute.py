@@ -2,15 +2,19 @@
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import TensorDataset
 
+from tests.toys import layers
 from trainwright import Trainer, TrainingConfig
+from trainwright.config.errors import ConfigError
 from trainwright.parallel.precision import apply_autocast
-from trainwright.parallel.recompute import recompute_blocks
+from trainwright.parallel.recompute import compile_blocks, recompute_blocks
 
 
 class Counting(nn.Module):
@@ -42,6 +46,52 @@ def test_gradients_and_running_statistics_are_those_of_a_plain_model() -> None:
     recompute_blocks(recomputed)
     for a, b in zip(train_once(plain), train_once(recomputed), strict=True):
         assert torch.equal(a, b)
+
+
+class Products(TorchDispatchMode):
+    """Counts matrix products."""
+
+    number = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.number += function in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_selective_recomputation_repeats_no_matrix_product() -> None:
+    models = [network() for _ in range(3)]
+    recompute_blocks(models[1])
+    recompute_blocks(models[2], "selective")
+    numbers, found = [], []
+    for model in models:
+        with Products() as products:
+            found.append(train_once(model))
+        numbers.append(products.number)
+    assert numbers[1] > numbers[0] == numbers[2]
+    for left, right in zip(found[0], found[2], strict=True):
+        assert torch.equal(left, right)
+    assert models[2][2][0].calls == 2  # the rest is computed again
+
+
+def test_equal_blocks_are_compiled_once_with_the_numbers_of_plain_ones() -> None:
+    import torch._dynamo
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Flatten(), *(layers([8, 8], dropout=0.3) for _ in range(4)))
+    compiled = copy.deepcopy(plain)
+    compile_blocks(compiled)
+    for model in (plain, compiled):
+        torch.manual_seed(1)
+        model(torch.randn(16, 8, requires_grad=True)).square().mean().backward()
+    for left, right in zip(plain.parameters(), compiled.parameters(), strict=True):
+        torch.testing.assert_close(left.grad, right.grad)
+    assert counters["stats"]["unique_graphs"] == 1
+    assert list(compiled.state_dict()) == list(plain.state_dict())
+    with pytest.raises(ConfigError, match="no repeated blocks"):
+        compile_blocks(nn.Linear(2, 2))
 
 
 @pytest.mark.exhaustive
@@ -84,6 +134,15 @@ def test_blocks_are_computed_again_in_the_backward_pass_only() -> None:
 
 def test_blocks_are_the_outermost_children_with_parameters() -> None:
     assert recompute_blocks(network()) == ["0", "2"]
+
+
+def test_a_copy_computes_with_its_own_weights() -> None:
+    model = network()
+    recompute_blocks(model)
+    kept = copy.deepcopy(model)
+    train_once(kept)
+    assert all(parameter.grad is not None for parameter in kept.parameters())
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_a_model_without_repeated_blocks_has_none() -> None:

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import TensorDataset
 
-from tests.distributed.layout_runs import assert_equal_runs, build_language, train, train_on_ranks
+from tests.distributed.layout_runs import Texts, assert_equal_runs, build_language, train, train_on_ranks
 from tests.ranks import on_ranks
 from tests.toys import Samples
 from trainwright import Trainer, TrainingConfig
@@ -26,6 +26,7 @@ from trainwright.engine import EagerTrainer
 from trainwright.engine.accumulation import part_of_mean
 from trainwright.evaluation import DatasetEvaluator, EvaluationError, PPLEvaluator, inference_on_dataset
 from trainwright.events import EventStorage
+from trainwright.hooks import CallbackHook
 from trainwright.hooks.callbacks import Callback
 from trainwright.hooks.callbacks.logs import Logs
 from trainwright.parallel.dist import get_rank, get_world_size
@@ -435,16 +436,19 @@ def test_what_is_logged_of_a_divided_value_is_all_of_it() -> None:
 
 
 class CountExchanges(TorchDispatchMode):
-    """Counts the calls of each collective."""
+    """Counts the calls of each collective, and the bytes that it is given."""
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: Counter[str] = Counter()
+        self.bytes: Counter[str] = Counter()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         namespace, name = function._schema.name.split("::")
         if "c10d" in namespace and name != "wait_tensor":
-            self.calls[name.strip("_").removesuffix("_base")] += 1
+            name = name.strip("_").removesuffix("_base")
+            self.calls[name] += 1
+            self.bytes[name] += args[1].nbytes if isinstance(args[1], Tensor) else 0
         return function(*args, **(kwargs or {}))
 
 
@@ -474,6 +478,35 @@ def test_stages_1_and_2_exchange_once_for_each_window() -> None:
     units = 5  # four blocks and the rest
     assert first == second == {"allgather": units, "reduce_scatter": units}
     assert third == {"allgather": 4 * (4 + units), "reduce_scatter": 4 * units}  # the rest stays gathered
+
+
+def losses_and_bytes(folder: str, gather: str | None) -> tuple[list[float], dict[str, int], bool]:
+    settings = TrainingConfig(
+        output_dir=f"{folder}/{gather}", zero_stage=3, zero_gather_precision=gather, num_epochs=4, batch_size=4,
+        learning_rate=1e-2, device_str="cpu", save_enabled=False, metrics=[], progress_bar=False,
+    )  # fmt: skip
+    trainer = Trainer(build_language(), settings, Texts(16))
+    losses: list[float] = []
+    put = CallbackHook(after_step=lambda one: losses.append(float(one.storage.latest()["total_loss"][0])))
+    trainer.register_hooks([put])
+    with CountExchanges() as counter:
+        trainer.train()
+    states = [value for state in trainer.optimizer.state.values() for value in state.values()]
+    are_wide = all(one.dtype is torch.float32 for one in (*trainer.model.parameters(), *states))
+    return losses, {name: counter.bytes[name] for name in ("allgather", "reduce_scatter")}, are_wide
+
+
+def gather_both(folder: str) -> Any:
+    return [losses_and_bytes(folder, gather) for gather in (None, "bf16")]
+
+
+def test_parameters_are_gathered_in_half_the_bytes_and_updated_in_float32(tmp_path: Path) -> None:
+    (losses, sent, _), (of_half, sent_of_half, are_wide) = on_ranks(gather_both, str(tmp_path))[0]
+    assert are_wide
+    assert sent_of_half["allgather"] * 2 == sent["allgather"] > 0
+    assert sent_of_half["reduce_scatter"] == sent["reduce_scatter"] > 0
+    torch.testing.assert_close(of_half, losses, rtol=2e-2, atol=0)
+    assert of_half != losses
 
 
 def test_blocks_are_gathered_on_their_own() -> None:

@@ -360,6 +360,12 @@ class TrainingConfig(CheckedConfig):
         50, "logging", "Steps between lines of metrics; a share: of all steps; None: the ends of epochs alone.",
         trainer=None, place="train.log_period", names="log_period logging_steps log_every_n_steps",
     )
+    log_throughput: bool = setting(
+        False, "logging",
+        "Log tokens and floating-point operations per second, counted in the first forward pass, and their share of"
+        " what the device can do.",
+        place="train.log_throughput", copy=False,
+    )
     logs_dir: types.Folder = setting(".", "logging", "The folder of logs inside output_dir.", trainer="logs")
     progress_bar: bool = setting(
         True, "logging", "Show a progress bar on a terminal or in a notebook.",
@@ -659,6 +665,7 @@ _TRAIN = (
     Key("load_weight", "", types.Text | None, "A checkpoint to begin from: its weights only.", copy=""),
     Key("log_period", 20, types.Period, "Iterations between lines of metrics, or a share of all iterations.",
         dev_run=1),
+    Key("log_throughput", False, copy=False),
     Key("progress_bar", True, None,
         "Show a bar on a terminal and a table in a notebook. False: only the lines of the log."),
     Key("non_finite", "stop"),

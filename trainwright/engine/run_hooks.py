@@ -17,10 +17,12 @@ from trainwright.hooks import FiniteCheck, Float32MatmulPrecision, HookBase, Int
 from trainwright.hooks.base import Period
 from trainwright.hooks.signals import max_time_of
 from trainwright.hooks.tensor_parallel import tensor_parallel_hook
+from trainwright.hooks.throughput import Throughput
 from trainwright.hooks.timer import Facts, SettingNames
 from trainwright.hooks.torch_settings import deterministic_hook
 from trainwright.hooks.unfreezing import unfreezing_hook
 from trainwright.hooks.weight_average import averaging_hook
+from trainwright.parallel.pipeline import pipeline_of
 
 
 def run_hooks(
@@ -52,6 +54,7 @@ def run_hooks(
         OpenRunFolder(run.folder),
         own_step,
         FiniteCheck(check_period, spec.non_finite),
+        _throughput(run) if spec.log_throughput else None,
         averaging_hook(run.average, spec.ema, has_passed, run.update_statistics, total_steps),
         unfreezing_hook(run.model, spec.unfreeze, steps_done, **lengths),
         RunRecord(run.folder, lambda: of_run.record()),
@@ -59,6 +62,16 @@ def run_hooks(
         RunSummary(spec.output_dir, run.calls.next_commands),
         Interruptions(run.checkpointer, save, max_time_s=max_time_of(spec)),
     ]
+
+
+def _throughput(run: Run) -> HookBase:
+    of_run, pipeline = weakref.proxy(run), pipeline_of(run.model)
+    return Throughput(
+        [run.model] if pipeline is None else pipeline.stages,
+        lambda: of_run.update.batch,
+        run.spec.gradient_accumulation_steps,
+        torch.device(run.device),
+    )
 
 
 def timing_facts(run: Run, names: SettingNames) -> Facts:

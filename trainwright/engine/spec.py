@@ -52,6 +52,7 @@ class RunSpec:
     ema: Mapping[str, Any] | None
     unfreeze: Sequence[Any] | None
     seed: int
+    log_throughput: bool
     deterministic: bool | Literal["warn"]
     non_finite: Literal["stop", "skip", "warn"]
 

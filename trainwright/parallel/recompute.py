@@ -9,6 +9,8 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
+from types import MethodType
 from typing import Any, Literal
 
 import torch
@@ -21,10 +23,8 @@ from trainwright.config.errors import ConfigError
 _Which = Literal[True, "selective"]
 
 # Operations of torch whose results a selective recomputation keeps, where this torch has them.
-_KEPT = (
-    "mm addmm bmm baddbmm convolution _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention"
-    " _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention"
-).split()
+_ATTENTIONS = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
+_KEPT = ("mm", "addmm", "bmm", "baddbmm", "convolution", *(f"_scaled_dot_product_{name}" for name in _ATTENTIONS))
 
 
 def recompute_blocks(model: nn.Module, which: _Which = True) -> list[str]:
@@ -52,7 +52,8 @@ def recompute_blocks(model: nn.Module, which: _Which = True) -> list[str]:
     blocks: Iterable[nn.Module] = repeated_blocks(model) if decide is None else decide(model) or ()
     recomputed = []
     for block in blocks:
-        block.forward = _recomputed(block, which)
+        has_statistics = any(isinstance(module, RUNNING_NORMS) for module in block.modules())
+        _replace_forward(block, partial(_recomputed, which=which, has_statistics=has_statistics))
         recomputed.append(names[block])
     return recomputed
 
@@ -72,7 +73,7 @@ def compile_blocks(model: nn.Module) -> None:
             " with parameters); nothing can be compiled. Use graph mode, or set it to False."
         )
     for block in blocks:
-        block.compile(options={"fallback_random": True})
+        _replace_forward(block, partial(torch.compile, options={"fallback_random": True}))
 
 
 def repeated_blocks(module: nn.Module) -> Iterator[nn.Module]:
@@ -85,17 +86,26 @@ def repeated_blocks(module: nn.Module) -> Iterator[nn.Module]:
             yield from repeated_blocks(child)
 
 
-def _recomputed(block: nn.Module, which: _Which) -> Callable[..., Any]:
-    forward, options = block.forward, _options(block, which)
+def _replace_forward(block: nn.Module, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace the method of this one object. It is a method still, so that a copy computes with its own weights."""
+    own: Any = vars(block).get("forward")
+    function = (
+        type(block).forward if own is None else getattr(own, "__func__", lambda _, *args, **named: own(*args, **named))
+    )
+    block.forward = MethodType(wrap(function), block)
+
+
+def _recomputed(forward: Callable[..., Any], which: _Which, has_statistics: bool) -> Callable[..., Any]:
     in_program = {} if which is True else {"context_fn": _keep_products}
 
     @functools.wraps(forward)
-    def call(*args: Any, **kwargs: Any) -> Any:  # a module's own signature
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # a module's own signature
         if not torch.is_grad_enabled():
-            return forward(*args, **kwargs)
+            return forward(self, *args, **kwargs)
         if torch.compiler.is_compiling():  # a compiled program updates its statistics once, outside what it repeats
-            return checkpoint(forward, *args, use_reentrant=False, **in_program, **kwargs)
-        return checkpoint(forward, *args, use_reentrant=False, **options, **kwargs)
+            return checkpoint(forward, self, *args, use_reentrant=False, **in_program, **kwargs)
+        options = _options(self, which) if has_statistics else in_program
+        return checkpoint(forward, self, *args, use_reentrant=False, **options, **kwargs)
 
     return call
 
@@ -126,7 +136,7 @@ def _with_kept_statistics(contexts: _Contexts, block: nn.Module) -> _Contexts:
 
     @contextlib.contextmanager
     def both() -> Iterator[None]:
-        with second, _kept_running_statistics(block):
+        with _kept_running_statistics(block), second:
             yield
 
     return first, both()
