@@ -73,7 +73,7 @@ def test_a_selective_recomputation_repeats_no_matrix_product() -> None:
     assert models[2][2][0].calls == 2  # the rest is computed again
 
 
-def test_equal_blocks_are_compiled_once_with_the_numbers_of_plain_ones() -> None:
+def test_equal_blocks_are_compiled_once_with_the_numbers_of_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch._dynamo
     from torch._dynamo.utils import counters
 
@@ -82,7 +82,7 @@ def test_equal_blocks_are_compiled_once_with_the_numbers_of_plain_ones() -> None
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Flatten(), *(layers([8, 8], dropout=0.3) for _ in range(4)))
     compiled = copy.deepcopy(plain)
-    compile_blocks(compiled)
+    compile_blocks(compiled, torch.device("cpu"))
     for model in (plain, compiled):
         torch.manual_seed(1)
         model(torch.randn(16, 8, requires_grad=True)).square().mean().backward()
@@ -91,7 +91,10 @@ def test_equal_blocks_are_compiled_once_with_the_numbers_of_plain_ones() -> None
     assert counters["stats"]["unique_graphs"] == 1
     assert list(compiled.state_dict()) == list(plain.state_dict())
     with pytest.raises(ConfigError, match="no repeated blocks"):
-        compile_blocks(nn.Linear(2, 2))
+        compile_blocks(nn.Linear(2, 2), torch.device("cpu"))
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ConfigError, match="install one"):
+        compile_blocks(plain, torch.device("cpu"))
 
 
 @pytest.mark.exhaustive

@@ -362,8 +362,7 @@ class TrainingConfig(CheckedConfig):
     )
     log_throughput: bool = setting(
         False, "logging",
-        "Log tokens and floating-point operations per second, counted in the first forward pass, and their share of"
-        " what the device can do.",
+        "Log floating-point operations and tokens per second, and the share of the device's peak.",
         place="train.log_throughput", copy=False,
     )
     logs_dir: types.Folder = setting(".", "logging", "The folder of logs inside output_dir.", trainer="logs")
@@ -404,11 +403,11 @@ class TrainingConfig(CheckedConfig):
     gradient_checkpointing: bool | Literal["selective"] = setting(
         False, "device",
         "Compute activations again in the backward pass instead of storing them: less memory, more time. 'selective'"
-        " stores the results of matrix products and attention.",
+        " stores matrix products.",
         place="train.activation_checkpoint.enabled",
     )
     compile_blocks: bool = setting(
-        False, "device", "Compile each repeated block of the model, in any layout; equal blocks are compiled once.",
+        False, "device", "Compile each repeated block of the model by itself.",
         place="train.compile_blocks", copy=False,
     )
     distributed: bool = setting(False, "device", "Train in the processes of `accelerate launch`.")
@@ -429,10 +428,9 @@ class TrainingConfig(CheckedConfig):
         "What the data-parallel processes share: 0 nothing, 1 the optimizer state, 2 gradients too, 3 parameters too.",
         place="train.zero_optimization.stage",
     )
-    zero_gather_precision: Literal["bf16", "fp16"] | None = setting(
+    zero_gather_precision: Literal["bf16"] | None = setting(
         None, "device",
-        "With a zero_stage: gather parameters and compute in this type; gradients are summed, and weights updated, in"
-        " float32. None: the type of the parameters.",
+        "With a zero_stage: gather parameters, and compute, in this type; gradients and updates keep theirs.",
         place="train.zero_optimization.gather_precision",
     )
     replicate_size: types.Count | None = setting(

@@ -1,6 +1,7 @@
 """``Run``: the parts of a run, and what is done with them. Checks, finders, replay and estimates work on a run."""
 
 import copy
+import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -38,6 +39,8 @@ from trainwright.parallel.simulated import simulation
 
 if TYPE_CHECKING:
     from trainwright.config.settings import TrainingConfig
+
+logger = logging.getLogger("trainwright.engine")
 
 _DATA = ("train_dataset", "eval_dataset", "train_dataloader", "eval_dataloader", "preprocessor", "model_card")
 
@@ -244,12 +247,14 @@ class Run:
         recomputed = parallelize(
             self.model, self.device, recompute=spec.gradient_checkpointing, autocast=autocast,
             splits_scores=splits_scores, find_unused_parameters=spec.find_unused_parameters,
-            compiles_blocks=spec.compile_blocks, gathered_as=spec.zero_gather_precision,
+            compiles_blocks=spec.compile_blocks and not spec.graph, gathered_as=spec.zero_gather_precision,
         )  # fmt: skip
         for one in () if optimizer is None else each_optimizer(optimizer):
             use_replaced_parameters(one, before, self.model)
         if spec.gradient_checkpointing:
             log_recomputed(recomputed)
+        if spec.graph and spec.compile_blocks:
+            logger.warning("compile_blocks=True has no effect in graph mode, which compiles the whole update.")
 
     def check_weights(self) -> None:
         """Raise if a weight has no value, after initial weights or a checkpoint are loaded."""

@@ -40,7 +40,7 @@ class RunSpec:
     find_unused_parameters: bool
     gradient_checkpointing: bool | Literal["selective"]
     compile_blocks: bool
-    zero_gather_precision: Literal["bf16", "fp16"] | None
+    zero_gather_precision: Literal["bf16"] | None
     graph: bool
     output_dir: str
     save_trainable_only: bool

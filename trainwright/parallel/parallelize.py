@@ -1,5 +1,6 @@
 """Put a model on the processes of a run, once, before its optimizer is built. Both APIs call it here."""
 
+import logging
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Literal
@@ -19,6 +20,8 @@ from trainwright.parallel.sharding import check_dense, check_shardable, check_sy
 from trainwright.parallel.simulated import simulation
 from trainwright.parallel.tensor_plan import check_plan, tensor_plan
 
+logger = logging.getLogger("trainwright.parallel")
+
 
 def parallelize(
     model: nn.Module,
@@ -29,7 +32,7 @@ def parallelize(
     splits_scores: bool = True,
     find_unused_parameters: bool = False,
     compiles_blocks: bool = False,
-    gathered_as: Literal["bf16", "fp16"] | None = None,
+    gathered_as: Literal["bf16"] | None = None,
 ) -> list[str]:
     """Move ``model`` to the device, in place, with its parts spread over the processes as the current layout says.
 
@@ -59,6 +62,8 @@ def parallelize(
     check_same_model(model)
     check_sync_norms(model, device)
     mesh = current_mesh()
+    if gathered_as is not None and (mesh is None or mesh.layout.zero_stage == 0):
+        logger.warning("zero_gather_precision=%r has no effect without a zero_stage.", gathered_as)
     complete = shell_of(model) if has_meta(model) else None
     words = {} if mesh is None else _words_of_checked(model, mesh, is_one_unit=find_unused_parameters)
     if mesh is None and complete is None:
@@ -70,7 +75,7 @@ def parallelize(
         pipeline = (Pipeline if active is None else active.pipeline)(model, mesh, device)
     recomputed = recompute_blocks(model, recompute) if recompute else []
     if compiles_blocks:
-        compile_blocks(model)
+        compile_blocks(model, device)
     if mesh is None:
         run_under(model, autocast)
     else:

@@ -7,6 +7,7 @@ et al. 2022, "Reducing Activation Recomputation in Large Transformer Models").
 
 import contextlib
 import functools
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
@@ -19,6 +20,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from trainwright._torch_compat.norm_layers import RUNNING_NORMS
 from trainwright.config.errors import ConfigError
+from trainwright.lazy_names import ring
 
 _Which = Literal[True, "selective"]
 
@@ -58,7 +60,7 @@ def recompute_blocks(model: nn.Module, which: _Which = True) -> list[str]:
     return recomputed
 
 
-def compile_blocks(model: nn.Module) -> None:
+def compile_blocks(model: nn.Module, device: torch.device) -> None:
     """Compile each repeated block in place, when it is first called; its names in the state dict stay.
 
     Equal blocks share a program. Dropout draws the numbers of a block that is not compiled.
@@ -72,6 +74,9 @@ def compile_blocks(model: nn.Module) -> None:
             f"compile_blocks: {type(model).__name__} has no repeated blocks (children of nn.ModuleList or nn.Sequential"
             " with parameters); nothing can be compiled. Use graph mode, or set it to False."
         )
+    compilers = ring("graph.compile_graph").cpp_compilers() if device.type == "cpu" else []
+    if compilers and not any(map(shutil.which, compilers)):
+        raise ConfigError(f"compile_blocks: there is none of the C++ compilers {', '.join(compilers)}; install one.")
     for block in blocks:
         _replace_forward(block, partial(torch.compile, options={"fallback_random": True}))
 

@@ -27,13 +27,12 @@ logger = logging.getLogger("trainwright.parallel")
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
-_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _FULL_UNIT = 1_000_000  # parameters that are worth an exchange of their own
 _NEED_WHOLE_PARAMETERS = (torch.optim.Adafactor, torch.optim.Rprop)
 
 
 def shard_data(
-    model: nn.Module, mesh: Mesh, *, is_one_unit: bool = False, gathered_as: Literal["bf16", "fp16"] | None = None
+    model: nn.Module, mesh: Mesh, *, is_one_unit: bool = False, gathered_as: Literal["bf16"] | None = None
 ) -> None:
     """Share ``model`` between the data ranks, in place; its parameters are replaced.
 
@@ -58,7 +57,7 @@ def shard_data(
     is_resharded = layout.zero_stage == 3
     settings: dict[str, Any] = {"mesh": mesh.device_mesh[dims]}
     if gathered_as is not None:
-        settings["mp_policy"] = MixedPrecisionPolicy(param_dtype=_TYPES[gathered_as], reduce_dtype=torch.float32)
+        settings["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for unit in () if is_one_unit else sharded_units(model):
         fully_shard(unit, **settings, reshard_after_forward=is_resharded)
     for root in _roots(model):

@@ -186,8 +186,8 @@ class DefaultTrainer(RunMethods):
             self._trainer: Any = EagerTrainer(run.model, self.train_loader, run.optimizer, steps, **settings)
         elif current_mesh() is not None:
             raise ConfigError(
-                "graph.enabled: got True with tensor parallel, pipeline parallel or ZeRO, which are not compiled; set"
-                " it to False."
+                "graph.enabled: got True with tensor parallel, pipeline parallel or ZeRO, which are not compiled as one"
+                " program; use train.compile_blocks=True."
             )
         else:
             graph = self.build_graph(cfg, run.model, run.optimizer, run.lr_scheduler)

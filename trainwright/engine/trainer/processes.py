@@ -252,7 +252,10 @@ def _refuse_with_mesh(config: "TrainingConfig", model: nn.Module, accelerator: A
         )
     sizes = "tensor parallel, pipeline parallel or ZeRO"
     if config.graph:
-        raise ConfigError(f"TrainingConfig.graph: got True with {sizes}, which are not compiled; set it to False.")
+        raise ConfigError(
+            f"TrainingConfig.graph: got True with {sizes}, which are not compiled as one program; use"
+            " compile_blocks=True."
+        )
     if accelerator is not None:
         raise ConfigError(f"Trainer.accelerator: got one with {sizes} of TrainingConfig; use one of the two.")
 
