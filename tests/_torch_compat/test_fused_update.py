@@ -424,6 +424,7 @@ def stepped_by_a_sum(is_direct: bool) -> list[float]:
     return values
 
 
+@pytest.mark.exhaustive
 def test_a_gradient_that_is_to_be_added_up_is_left_to_torch() -> None:
     results = on_ranks(stepped_by_a_sum, True)
     assert results == on_ranks(stepped_by_a_sum, False)

@@ -123,6 +123,7 @@ print(hashlib.sha256(weights(net)).hexdigest())
     assert output_of(program) == output_of(reference)
 
 
+@pytest.mark.exhaustive
 def test_hooks_and_the_sign_for_schedules() -> None:
     program = """
 with without_compiler():
@@ -139,6 +140,7 @@ assert calls == ["before", "after"] and torch.is_grad_enabled() and not is_loade
     output_of(program)
 
 
+@pytest.mark.exhaustive
 def test_an_error_in_a_step_or_in_a_block_leaves_torch_as_it_was() -> None:
     program = """
 with without_compiler():

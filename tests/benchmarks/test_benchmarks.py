@@ -115,6 +115,7 @@ def test_start() -> None:
     assert start.first_step("objects")["s"] > start.seconds_of(start.HELP) > 0
 
 
+@pytest.mark.exhaustive
 def test_the_hardest_samples_of_an_evaluation(tmp_path: Path) -> None:
     found = hardest.measured("tiny MLP", 2, str(tmp_path))
     assert found["without_us"] > 0

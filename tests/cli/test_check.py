@@ -83,6 +83,7 @@ def test_a_learning_rate_with_the_command_to_type(config: str, capsys: Any, tmp_
     assert not (tmp_path / "output").exists()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_batch_size_within_a_memory(config: str, capsys: Any) -> None:
     assert main(["find", "batch-size", config, "--memory", "4KiB", "--json"]) == 0

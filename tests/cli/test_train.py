@@ -81,7 +81,7 @@ def test_in_a_pipe_lines_are_plain(finished) -> None:
 
 
 @pytest.mark.parametrize("streams", ["| head -1", "<&- >&- 2>&-"])
-@pytest.mark.exhaustive(every=2)
+@pytest.mark.exhaustive(every=4)
 def test_where_nothing_reads_its_lines_a_run_is_as_ever(
     finished, environment, short, sha, read_rows, tmp_path: Path, streams: str
 ) -> None:

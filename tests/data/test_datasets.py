@@ -154,6 +154,7 @@ def prepare_digits(tmp_path, monkeypatch, capsys):
     return run
 
 
+@pytest.mark.exhaustive
 def test_the_digits_script_holds_out_every_fifth_picture(tmp_path, prepare_digits):
     from sklearn.datasets import load_digits
 

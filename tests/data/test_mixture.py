@@ -136,6 +136,7 @@ def rows(value: float, length: int) -> Samples:
     return Samples(value + torch.arange(length).repeat(3, 1).T, lambda index: index % 2, length=length)
 
 
+@pytest.mark.exhaustive
 def test_both_apis_take_a_dict_with_weights_and_resume(tmp_path: Path) -> None:
     def weights(folder: str, **settings: Any) -> torch.Tensor:
         torch.manual_seed(0)

@@ -150,6 +150,7 @@ def train_saved(folder: Path) -> None:
     Trainer(build_language(plain=True), config, train_dataset=Texts(24)).train()
 
 
+@pytest.mark.exhaustive
 def test_a_weight_that_two_stages_hold_is_exported_once(tmp_path: Path) -> None:
     on_ranks(train_saved, tmp_path, world_size=2)
     assert main(["checkpoint", "export", str(tmp_path / "run"), "--output", str(tmp_path / "out")]) == 0

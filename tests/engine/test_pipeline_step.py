@@ -142,6 +142,7 @@ def losses_at_log_lines(folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.exhaustive
 def test_losses_travel_between_stages_at_log_lines_or_when_something_reads_each(tmp_path: Path) -> None:
     first, last = on_ranks(losses_at_log_lines, tmp_path)
     assert first["hook"]["history"] == last["hook"]["history"] == first["callback"]["history"]

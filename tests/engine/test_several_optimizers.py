@@ -539,6 +539,7 @@ def test_a_checkpointable_that_is_added_to_a_trainer_is_resumed(api: str, tmp_pa
         assert counter.count == expected
 
 
+@pytest.mark.exhaustive
 def test_the_schedules_of_a_longer_run_continue(tmp_path: Path) -> None:
     """As those of a run of this length, after the same iterations."""
 

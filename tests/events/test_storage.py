@@ -256,6 +256,7 @@ def test_a_distributed_tensor_is_put_as_its_full_value():
 
 
 # torch's compiler itself looks at .grad of every tensor that crosses a graph break.
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 def test_a_compiled_model_may_put_metrics():
     class Model(torch.nn.Module):

@@ -28,6 +28,7 @@ def test_the_shortest_program_learns_to_read_digits(run: Callable[[str], str], t
     assert (tmp_path / "output" / "objects" / "shortest" / "final_epoch" / "model.safetensors").exists()
 
 
+@pytest.mark.exhaustive
 def test_a_small_model_learns_from_a_larger_one(run: Callable[[str], str]) -> None:
     accuracies = {
         name: float(value) for name, value in re.findall(r"(\w+) {.*'accuracy': ([\d.]+)}", run("own_trainer.py"))
@@ -36,6 +37,7 @@ def test_a_small_model_learns_from_a_larger_one(run: Callable[[str], str]) -> No
     assert min(accuracies.values()) > 0.85
 
 
+@pytest.mark.exhaustive
 def test_a_callback_remembers_over_a_resume(run: Callable[[str], str], tmp_path: Path) -> None:
     lines = run("own_callback.py").splitlines()
     assert [line.partition(":")[0] for line in lines[:-1]] == [f"epoch {epoch}" for epoch in range(1, 11)]

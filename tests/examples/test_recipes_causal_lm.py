@@ -4,6 +4,7 @@ import runpy
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, get_linear_schedule_with_warmup
 
@@ -34,6 +35,7 @@ def by_hand(num_epochs: int) -> tuple[Any, list[float]]:
     return model, losses
 
 
+@pytest.mark.exhaustive
 def test_losses_and_weights_are_those_of_the_plain_loop(tmp_path: Path) -> None:
     trainer = RECIPE["main"](str(tmp_path), 1)
     model, losses = by_hand(1)

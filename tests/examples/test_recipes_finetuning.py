@@ -137,6 +137,7 @@ def test_ddpm(train: Any) -> None:
     assert losses[-1] < 0.9 * losses[0]
 
 
+@pytest.mark.exhaustive
 def test_distillation(train: Any) -> None:
     its = recipe("distillation")
     mine, losses = train(its)

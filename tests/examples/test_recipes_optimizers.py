@@ -137,6 +137,7 @@ def test_a_resumed_recipe_continues_bitwise(name: str, tmp_path: Path) -> None:
         assert torch.equal(resumed.keys.queue_QF, straight.keys.queue_QF)
 
 
+@pytest.mark.exhaustive
 def test_the_policy_learns(tmp_path: Path) -> None:
     trainer = recipe("reinforce").make(tmp_path, 8, progress_bar=False)
     trainer.train()

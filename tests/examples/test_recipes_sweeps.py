@@ -20,6 +20,7 @@ def load(name: str) -> ModuleType:
     return recipe
 
 
+@pytest.mark.exhaustive
 def test_a_sweep_with_optuna_ends_bad_trials_early(tmp_path: Path) -> None:
     pytest.importorskip("optuna", reason="pip install 'trainwright[sweeps]'")
     recipe = load("sweep_optuna")

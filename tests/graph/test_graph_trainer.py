@@ -286,7 +286,7 @@ def everything(trainer: DefaultTrainer) -> Iterator[Tensor]:
         yield from state.values()
 
 
-@pytest.mark.exhaustive(every=2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_a_resumed_program_goes_on_bit_for_bit(
     tmp_path: Path, accumulation: int, caplog: pytest.LogCaptureFixture

@@ -184,6 +184,7 @@ class Changing(Trainer):
             self.set_loss(nn.CrossEntropyLoss(label_smoothing=0.2))
 
 
+@pytest.mark.exhaustive
 def test_another_optimizer_and_another_loss_are_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     eager, graph = run(tmp_path / "eager", False, kind=Changing), run(tmp_path / "graph", True, kind=Changing)
     torch.testing.assert_close(values(graph), values(eager), rtol=1e-5, atol=1e-5)

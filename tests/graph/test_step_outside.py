@@ -73,6 +73,7 @@ def test_other_optimizers(optimizer: Any, why: str, caplog: pytest.LogCaptureFix
     assert not refusals(caplog)
 
 
+@pytest.mark.exhaustive
 def test_many_parameters(caplog: pytest.LogCaptureFixture) -> None:
     class Deep(nn.Module):
         def __init__(self) -> None:

@@ -248,6 +248,7 @@ def test_other_processes_record_only_where_all_do(tmp_path: Path, monkeypatch: p
     assert names(tmp_path) == ["rank1.12.pt.trace.json"]
 
 
+@pytest.mark.exhaustive
 def test_a_compiled_step(tmp_path: Path) -> None:
     net = Squares()
     graph = GraphBase(net, torch.optim.SGD(net.parameters(), lr=0.1), backend="aot_eager")

@@ -181,6 +181,7 @@ def on_two_processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str,
     return on_ranks(counted_each, tmp_path_factory.mktemp("estimated"), world_size=2, timeout=180)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_counted_tensors_are_those_of_the_allocator() -> None:
     assert counted("gpt", updates=3) == pytest.approx(measured("gpt", {}), rel=0.01)
@@ -214,6 +215,7 @@ def test_the_traffic_of_layouts() -> None:
     assert first.traffic["send"] == last.traffic["receive"] == hidden
 
 
+@pytest.mark.exhaustive
 def test_zero_3_in_mixed_precision_keeps_no_copy_of_all_parameters() -> None:
     def build(config: Any) -> Trainer:
         model = nn.Sequential(*(nn.Sequential(nn.Linear(512, 512), nn.ReLU()) for _ in range(16)))

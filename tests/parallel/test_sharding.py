@@ -378,7 +378,7 @@ def train_with_fused(folder: Path, name: str, zero_stage: int) -> tuple[list[flo
     return torch.cat([value.detach().flatten() for value in whole]).tolist(), messages.getvalue()
 
 
-@pytest.mark.exhaustive(every=2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["SGD", "Adagrad"])
 def test_a_fused_step_that_torch_has_not_for_parts_is_a_plain_one(name: str, tmp_path: Path) -> None:
     plain = on_ranks(train_with_fused, tmp_path / "plain", name, 0)
@@ -411,6 +411,7 @@ def step_with_muon() -> list[float]:
     return [float((complete - other).abs().max()) for other in others]
 
 
+@pytest.mark.exhaustive
 def test_muon_orthogonalizes_complete_matrices() -> None:
     for rounding, apart, update in on_ranks(step_with_muon):
         assert rounding < 0.1 * update  # torch computes in bfloat16; in float32 the difference is 2e-7

@@ -99,6 +99,7 @@ ODD_NAMES = (
 )
 
 
+@pytest.mark.exhaustive
 def test_names_that_mlflow_refuses_are_changed_and_stay_apart() -> None:
     validation = pytest.importorskip("mlflow.utils.validation", reason="pip install 'trainwright[trackers]'")
     names = unique_names(ODD_NAMES, TRACKERS["mlflow"].allowed_name)

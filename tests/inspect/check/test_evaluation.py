@@ -55,6 +55,7 @@ def test_an_evaluation_that_is_not_neutral(kind: Any, model: Any, fact: str, tmp
     assert fact in finding.evidence
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_labels_of_noise_are_undecided_or_a_problem_of_the_data(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
