@@ -3,6 +3,7 @@ import os
 import socket
 import subprocess
 import tempfile
+import time
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -353,6 +354,7 @@ def test_a_reader_of_a_name_that_is_saved_again_reads_one_checkpoint(tmp_path, n
         checkpointer = Checkpointer(model, memory=memory)
         while not (tmp_path / name).exists():
             assert writer.poll() is None
+            time.sleep(0.01)
         loads = values = 0
         while writer.poll() is None:
             before = memory.value
