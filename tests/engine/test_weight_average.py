@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from tests.toys import Samples, WithNorm
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
-from trainwright.checkpoint import CheckpointError
+from trainwright.checkpoint import Checkpointer, CheckpointError
 from trainwright.config.errors import ConfigError
 from trainwright.data import CyclicSampler, build_image_train_loader
 from trainwright.evaluation import DatasetEvaluator
@@ -75,14 +75,16 @@ class ScheduleFree(torch.optim.Optimizer):
                 z.sub_(parameter.grad, alpha=group["lr"])
 
 
-def objects(folder: Path, ema: Any, *, resume: bool = False, optimizer: Any = None, **settings: Any) -> Trainer:
+def objects(
+    folder: Path, ema: Any, *, resume: bool = False, optimizer: Any = None, kind: Any = WithNorm, **settings: Any
+) -> Trainer:
     fields = TrainingConfig(
         output_dir=str(folder), ema=ema, batch_size=BATCH, eval_batch_size=BATCH, num_epochs=1, metrics=[],
         dataloader_shuffle=False, lr_scheduler_type=None, lr=0.1, optimizer="SGD", model_checkpoint=None,
         max_grad_norm=1.0, early_stopping=None, device="cpu", resume_from_checkpoint=resume or None,
         **{"save_steps": 1, "eval_strategy": "step", "eval_steps": 2, "progress_bar": False, **settings},
     )  # fmt: skip
-    model = WithNorm()
+    model = kind()
     return Trainer(model, fields, data(), data(), optimizer=optimizer and optimizer(model.parameters(), lr=0.1))
 
 
@@ -253,6 +255,37 @@ def test_interrupted_and_resumed_is_uninterrupted(api: Api, ema: Any, tmp_path: 
 
 
 @pytest.mark.exhaustive(every=2)
+class Counting(WithNorm):
+    """The number of its training passes is a part of its state, and scales the loss."""
+
+    passes = 0
+
+    def forward(self, **batch: Tensor) -> dict[str, Tensor]:
+        self.passes += self.training
+        return {"loss": super().forward(**batch)["loss"] * (1 + self.passes)}
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"passes": self.passes}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.passes = state["passes"]
+
+
+def test_extra_state_is_that_of_the_training(tmp_path: Path) -> None:
+    whole = objects(tmp_path / "whole", {"decay": 0.8}, kind=Counting)
+    whole.train()
+    objects(tmp_path / "cut", {"decay": 0.8}, kind=Counting, max_steps=4).train()
+    resumed = objects(tmp_path / "cut", {"decay": 0.8}, kind=Counting, resume=True)
+    resumed.train()
+    assert resumed.model.passes == STEPS
+    for folder in (Path(trainer.checkpointer.save_dir) for trainer in (whole, resumed)):
+        again = Counting()
+        Checkpointer(again).load(folder / "5", checkpointables=[])
+        assert again.passes == 5
+    weights = [{n: t for n, t in one.model.state_dict().items() if "extra" not in n} for one in (whole, resumed)]
+    assert equal(*weights)
+
+
 @APIS
 def test_an_optimizer_that_averages_itself_is_switched_around_evaluations_and_saves(api: Api, tmp_path: Path) -> None:
     model = WithNorm()

@@ -111,7 +111,12 @@ class WeightAverage:
 
     def saved_model(self) -> nn.Module:
         """The module whose weights a checkpoint stores as the model's: the averaged ones as soon as there are any."""
-        return self._model if self.is_applied or not self.num_averaged else self._averaged.module
+        if self.is_applied or not self.num_averaged:
+            return self._model
+        for one, other in zip(self._model.modules(), self._averaged.module.modules(), strict=True):
+            if type(one).get_extra_state is not nn.Module.get_extra_state and type(other) is type(one):
+                other.set_extra_state(one.get_extra_state())  # as the training has it: it cannot be averaged
+        return self._averaged.module
 
     def update_statistics(self, batches: Callable[[], Iterable[Any]], forward: Callable[[Any], object]) -> None:
         """Compute the statistics of the averaged model's batch norms: ``forward(batch)`` with each of ``batches()``.
@@ -199,7 +204,7 @@ class OptimizerAverage(WeightAverage):
         averaged = [tensor.clone() for tensor in _tensors(self._model)]
         self.restore()
         _copy(averaged, _tensors(self._averaged.module))
-        return self._averaged.module
+        return super().saved_model()
 
 
 def build_average(
