@@ -93,9 +93,10 @@ class SavedGenerators:
         self._python = _python_state()
         self._torch = torch.default_generator.get_state()
         self._numpy_state: Any = None
-        self._numpy = _numpy_at_its_seed()
-        if self._numpy is None:
-            self._numpy_state, self._numpy = np.random.get_state(), _NUMPY_MARK
+        seed = _numpy_at_its_seed()
+        self._numpy = _NUMPY_MARK if seed is None else seed
+        if seed is None:
+            self._numpy_state = np.random.get_state()
             np.random.seed(_NUMPY_MARK.seed)
             _twister().random_raw()
 

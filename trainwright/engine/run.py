@@ -255,6 +255,9 @@ class Run:
             log_recomputed(recomputed)
         if spec.graph and spec.compile_blocks:
             logger.warning("compile_blocks=True has no effect in graph mode, which compiles the whole update.")
+        mesh = current_mesh()
+        if spec.zero_gather_precision and (mesh is None or mesh.layout.zero_stage == 0):
+            logger.warning("zero_gather_precision=%r has no effect without ZeRO.", spec.zero_gather_precision)
 
     def check_weights(self) -> None:
         """Raise if a weight has no value, after initial weights or a checkpoint are loaded."""

@@ -39,7 +39,7 @@ class Throughput(HookBase):
     ) -> None:
         self._parts, self._batch, self._num_batches = parts, batch, num_batches
         self._peak = peak_tflops(device)
-        self._counter = FlopCounterMode(display=False)
+        self._counter: Any = FlopCounterMode(display=False)
         self._handles: list[RemovableHandle] = []
         self._tflop = 0.0  # of an iteration
 

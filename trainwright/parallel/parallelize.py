@@ -1,6 +1,5 @@
 """Put a model on the processes of a run, once, before its optimizer is built. Both APIs call it here."""
 
-import logging
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Literal
@@ -19,8 +18,6 @@ from trainwright.parallel.recompute import compile_blocks, recompute_blocks
 from trainwright.parallel.sharding import check_dense, check_shardable, check_sync_norms, shard_data
 from trainwright.parallel.simulated import simulation
 from trainwright.parallel.tensor_plan import check_plan, tensor_plan
-
-logger = logging.getLogger("trainwright.parallel")
 
 
 def parallelize(
@@ -54,16 +51,10 @@ def parallelize(
     Raises:
         ConfigError: a process has another model, or it cannot be spread as the layout requires. Raised on all of them.
     """
-    if pipeline_of(model) is not None or any(hasattr(parameter, "full_tensor") for parameter in model.parameters()):
-        raise ConfigError(
-            "The model is divided between the processes already, by an earlier trainer. Build it"
-            " again, or continue with that trainer."
-        )
+    _check_whole(model)
     check_same_model(model)
     check_sync_norms(model, device)
     mesh = current_mesh()
-    if gathered_as is not None and (mesh is None or mesh.layout.zero_stage == 0):
-        logger.warning("zero_gather_precision=%r has no effect without a zero_stage.", gathered_as)
     complete = shell_of(model) if has_meta(model) else None
     words = {} if mesh is None else _words_of_checked(model, mesh, is_one_unit=find_unused_parameters)
     if mesh is None and complete is None:
@@ -90,6 +81,14 @@ def parallelize(
     if pipeline is not None:
         pipeline.complete()
     return recomputed
+
+
+def _check_whole(model: nn.Module) -> None:
+    if pipeline_of(model) is not None or any(hasattr(parameter, "full_tensor") for parameter in model.parameters()):
+        raise ConfigError(
+            "The model is divided between the processes already, by an earlier trainer. Build it"
+            " again, or continue with that trainer."
+        )
 
 
 def _divide(

@@ -94,14 +94,13 @@ def repeated_blocks(module: nn.Module) -> Iterator[nn.Module]:
 def _replace_forward(block: nn.Module, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     """Replace the method of this one object. It is a method still, so that a copy computes with its own weights."""
     own: Any = vars(block).get("forward")
-    function = (
-        type(block).forward if own is None else getattr(own, "__func__", lambda _, *args, **named: own(*args, **named))
-    )
+    called = lambda _, *args, **named: own(*args, **named)  # noqa: E731  # a function that is not the block's method
+    function = type(block).forward if own is None else getattr(own, "__func__", called)
     block.forward = MethodType(wrap(function), block)
 
 
 def _recomputed(forward: Callable[..., Any], which: _Which, has_statistics: bool) -> Callable[..., Any]:
-    in_program = {} if which is True else {"context_fn": _keep_products}
+    in_program: dict[str, Any] = {} if which is True else {"context_fn": _keep_products}
 
     @functools.wraps(forward)
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # a module's own signature
@@ -132,7 +131,8 @@ def _keep_nothing() -> _Contexts:
 
 def _keep_products() -> _Contexts:
     found = (getattr(torch.ops.aten, name, None) for name in _KEPT)
-    contexts: _Contexts = create_selective_checkpoint_contexts([one.default for one in found if one is not None])
+    make: Any = create_selective_checkpoint_contexts
+    contexts: _Contexts = make([one.default for one in found if one is not None])
     return contexts
 
 
