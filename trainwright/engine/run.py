@@ -33,6 +33,7 @@ from trainwright.models.adapters import TrainableNames, adapter_files
 from trainwright.models.checkpoint_files import checkpoint_files
 from trainwright.optim.named import by_name, each_optimizer
 from trainwright.optim.weight_average import WeightAverage, build_average
+from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.meta_start import check_filled, has_meta
 from trainwright.parallel.parallelize import parallelize, use_replaced_parameters
 from trainwright.parallel.simulated import simulation
