@@ -142,7 +142,7 @@ class Polled(FaultWatch):
 
     def __init__(self, store: dist.Store) -> None:
         self.num_looks, self.has_ended, self.lines = 0, threading.Event(), list[str]()
-        super().__init__(store, 0, 2, timeout_s=1.0)
+        super().__init__(store, 0, 2, timeout_s=0.5)
 
     def _place(self) -> tuple[int, ...]:
         self.num_looks += 1
@@ -173,12 +173,12 @@ def test_the_failure_of_another_process_is_the_reason_and_not_a_hang(
     watches: list[FaultWatch], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """On a GPU no connection is lost: the others stay where they read a number, longer than ``hang_timeout_s``."""
-    monkeypatch.setattr("trainwright.parallel.faults._ENDS_ITSELF_S", 2.0)
+    monkeypatch.setattr("trainwright.parallel.faults._ENDS_ITSELF_S", 1.0)
     store = dist.HashStore()
     watches[1]._store = store
     watches[1].announce(ValueError("bad data"))
     watches[1].mark_reported()
-    watch = Polled(store)  # a hang is reported after 1 s
+    watch = Polled(store)  # a hang is reported after 0.5 s
     watch.moves = False
     watch.training = Training()
     assert watch.has_ended.wait(60)
@@ -263,7 +263,7 @@ def test_where_each_process_hangs(
     watch = Logging(store)
     watch.training = Training()
     assert watch.has_ended.wait(60)
-    _, _, summary = capsys.readouterr().err.partition("A process has waited at one place for 1 s")
+    _, _, summary = capsys.readouterr().err.partition("A process has waited at one place for 0.5 s")
     what = "waits for its GPU" if has_gpu else "did not come"
     assert f"rank 0: {what} in iteration 20, at scalars.py:56 in to_numbers" in summary
     assert "rank 1: does not answer, or has ended" in summary
@@ -348,7 +348,7 @@ class Staying(FaultWatch):
 
     def __init__(self, store: dist.Store, rank: int, stack: list[str]) -> None:
         self.stack, self.lines, self.has_ended = stack, list[str](), threading.Event()
-        super().__init__(store, rank, 2, timeout_s=1.0)
+        super().__init__(store, rank, 2, timeout_s=0.5)
 
     def _place(self) -> tuple[int, ...]:
         return (0, *self.stack)  # type: ignore[arg-type]
