@@ -6,16 +6,14 @@ import pytest
 from pydantic import BaseModel, ConfigDict, ValidationError, with_config
 from typing_extensions import TypedDict
 
-from trainwright.config import ConfigError, ConfigKeyError, ConfigTypeError
+from trainwright.config import ConfigError, ConfigTypeError
 from trainwright.config.errors import error_of
 from trainwright.config.validation import (
     Allowed,
     Amount,
     Count,
-    Lazy,
     ProfileOrNone,
     StepsOrFraction,
-    Words,
     faults_of,
     section_faults,
 )
@@ -31,10 +29,8 @@ class Outer(TypedDict, total=False):
     seed: Count
     steps: StepsOrFraction
     amount: Amount
-    words: Words
     names: Annotated[list[str] | None, Allowed("a list of names, or None")]
     numbers: Annotated[list[int] | None, Allowed("a list of numbers, or None")]
-    lazy: Lazy
     profile: ProfileOrNone
     inner: Inner
 
@@ -47,7 +43,7 @@ def faults(**values: Any) -> dict[str, tuple[str, type[ConfigError]]]:
     "values",
     [
         {},
-        {"seed": 1, "steps": 0.5, "words": "a", "lazy": object(), "inner": {"enabled": True, "period": 1}},
+        {"seed": 1, "steps": 0.5, "inner": {"enabled": True, "period": 1}},
         *({"amount": amount} for amount in (1, 1e9, float("inf"))),
         *({"profile": profile} for profile in (True, False, None, {}, {"wait": 0, "active": 2})),
         *({"steps": steps} for steps in (None, 1, 1.0)),
@@ -60,21 +56,10 @@ def test_allowed_values_have_no_faults(values: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("values", "path", "text", "kind"),
     [
-        ({"seed": 0}, "seed", "got 0 (int); it must be a whole number >= 1.", ConfigError),
-        ({"seed": True}, "seed", "got True (bool); it must be a whole number >= 1.", ConfigTypeError),
-        ({"seed": 1.0}, "seed", "got 1.0 (float); it must be a whole number >= 1.", ConfigTypeError),
         ({"steps": "x"}, "steps", "got 'x' (str); it must be a whole number >= 1, a fraction", ConfigTypeError),
         ({"steps": 0}, "steps", "got 0 (int); it must be a whole number >= 1, a fraction", ConfigError),
         ({"amount": 2.5}, "amount", "got 2.5 (float); it must be a whole number >= 1", ConfigError),
-        ({"amount": float("nan")}, "amount", "got nan (float)", ConfigError),
-        ({"words": "  "}, "words", "got '  ' (str); it must be text that is not empty.", ConfigError),
         ({"names": "x"}, "names", "got 'x' (str); it must be a list of names, or None. Write ['x'].", ConfigTypeError),
-        ({"lazy": "x"}, "lazy", "got 'x' (str); it must be a LazyCall, or an object.", ConfigTypeError),
-        ({"sede": 1}, "sede", "no such key. Did you mean 'seed'?", ConfigKeyError),
-        ({"inner": 3}, "inner", "a section, for example inner=dict(enabled=...).", ConfigTypeError),
-        ({"inner": {"period": 0}}, "inner.period", "got 0 (int); it must be a whole number >= 1.", ConfigError),
-        ({"inner": {"periud": 1}}, "inner.periud", "no such key. Did you mean 'period'?", ConfigKeyError),
-        ({"period": 1}, "period", "no such key. Did you mean 'inner.period'?", ConfigKeyError),
         ({"profile": {"wait": -1}}, "profile.wait", "got -1 (int); it must be a whole number >= 0.", ConfigError),
         ({"profile": "x"}, "profile", "got 'x' (str); it must be True, False, a dict", ConfigTypeError),
     ],

@@ -10,9 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
-from tests.toys import NanGradient
+from tests.toys import NanGradient, Samples, points
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
 from trainwright.checkpoint import verify
 from trainwright.config.errors import ConfigError
@@ -22,18 +21,11 @@ from trainwright.hooks import FiniteCheck, NonFiniteError
 from trainwright.optim import get_default_optimizer_params
 
 
-class Points(Dataset):
-    def __init__(self, length: int = 80, bad_sample: int | None = None) -> None:
-        self.points = torch.randn(length, 4, generator=torch.Generator().manual_seed(0))
-        self.labels = (self.points.sum(1) > 0).long().tolist()
-        if bad_sample is not None:
-            self.points[bad_sample, 2] = math.nan
-
-    def __len__(self) -> int:
-        return len(self.points)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"inputs": self.points[index], "labels": self.labels[index]}
+def data(bad_sample: int | None = None) -> Samples:
+    samples = points(80)
+    if bad_sample is not None:
+        samples.named["inputs"][bad_sample, 2] = math.nan
+    return samples
 
 
 class Model(nn.Module):
@@ -68,7 +60,7 @@ def config_files(
     """20 iterations, a row each 5, a checkpoint each 4."""
     cfg = get_config("common/defaults.py")
     cfg.model = LazyCall(lambda: model)()
-    cfg.dataloader = {"train": LazyCall(build_image_train_loader)(dataset=LazyCall(Points)(), num_workers=0)}
+    cfg.dataloader = {"train": LazyCall(build_image_train_loader)(dataset=LazyCall(data)(), num_workers=0)}
     cfg.optim = LazyCall(kind)(lr=1e-3, **({"params": {"clip_grad_max_norm": 1.0}} if clip else {}))
     cfg.train.update({"output_dir": str(folder), "train_iter": 20, "train_micro_batch_size": 4, "log_period": 5})
     cfg.train.update({"num_accumulation_steps": accumulation, "checkpointer": {"period": 4}, **train})
@@ -99,7 +91,7 @@ def python_api(
         **settings,
     )
     optimizer = kind(groups or model.parameters(), lr=1e-3)
-    return Trainer(model, config, train_dataset=Points(), optimizer=optimizer)
+    return Trainer(model, config, train_dataset=data(), optimizer=optimizer)
 
 
 APIS = pytest.mark.parametrize("api", [config_files, python_api])
@@ -282,8 +274,8 @@ def test_skip_leaves_out_a_bad_sample_in_each_epoch(tmp_path: Path, graph: bool)
     """With a fused optimizer, which nobody waits for."""
     cfg = get_config("common/defaults.py")
     cfg.model = LazyCall(Model)()
-    data = LazyCall(Points)(bad_sample=7)
-    cfg.dataloader = {"train": LazyCall(build_image_train_loader)(dataset=data, num_workers=0)}
+    bad = LazyCall(data)(bad_sample=7)
+    cfg.dataloader = {"train": LazyCall(build_image_train_loader)(dataset=bad, num_workers=0)}
     cfg.optim.fused = True
     cfg.graph = {"enabled": graph, "backend": "aot_eager"}
     cfg.train.update({"output_dir": str(tmp_path), "train_iter": 40, "train_micro_batch_size": 4, "non_finite": "skip"})
@@ -301,7 +293,7 @@ def test_an_own_step_that_skips_nothing_is_not_said_to(tmp_path: Path, caplog: p
 
     config = TrainingConfig(output_dir=str(tmp_path), num_epochs=1, batch_size=4, non_finite="skip", progress_bar=False)
     config.lr_scheduler_type = None
-    Own(Model((6,)), config, train_dataset=Points()).train()
+    Own(Model((6,)), config, train_dataset=data()).train()
     without_step, bad_loss = warnings_of(caplog)
     assert "Training continues, with weights that may be invalid. Samples of update 7: " in bad_loss
     assert "made no optimizer step in 20 iterations" in without_step

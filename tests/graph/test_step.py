@@ -71,7 +71,6 @@ def run(
     graph: bool,
     contract: str = "pairs",
     kind: type[Trainer] = Trainer,
-    resume: Any = None,
     **settings: Any,
 ) -> Trainer:
     net, data = CONTRACTS[contract]
@@ -81,7 +80,7 @@ def run(
         "eval_strategy": "no", "save_enabled": False, "progress_bar": False, "log_steps": 10,
         "dataloader_drop_last": False,
     } | settings  # fmt: skip
-    config = TrainingConfig(output_dir=str(folder), graph=graph, resume_from_checkpoint=resume, **settings)
+    config = TrainingConfig(output_dir=str(folder), graph=graph, **settings)
     trainer = kind(net(), config, train_dataset=data, eval_dataset=pairs(24))
     trainer.train()
     return trainer
@@ -195,29 +194,6 @@ def test_another_optimizer_and_another_loss_are_taken(tmp_path: Path, caplog: py
 
 def checkpoints(folder: Path) -> Path:
     return sorted(path for path in (folder / "checkpoints").iterdir() if path.is_dir() and not path.is_symlink())[0]
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("accumulation", [1, 2])
-def test_a_resumed_program_goes_on_bit_for_bit(tmp_path: Path, accumulation: int) -> None:
-    saving: dict[str, Any] = {
-        "save_enabled": True, "save_steps": 30, "save_total_limit": 9, "gradient_accumulation_steps": accumulation,
-    }  # fmt: skip
-    whole = run(tmp_path / "whole", True, **saving)
-    resumed = run(tmp_path / "resumed", True, resume=str(checkpoints(tmp_path / "whole")), **saving)
-    assert resumed.state.global_step == whole.state.global_step
-    assert len(values(resumed)) == len(values(whole))
-    for left, right in zip(resumed.model.state_dict().values(), whole.model.state_dict().values(), strict=True):
-        assert torch.equal(left, right)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("modes", [(True, False), (False, True)], ids=["graph-eager", "eager-graph"])
-def test_a_run_may_change_its_mode(tmp_path: Path, modes: tuple[bool, bool]) -> None:
-    saving: dict[str, Any] = {"save_enabled": True, "save_steps": 30, "save_total_limit": 9}
-    first = run(tmp_path / "first", modes[0], **saving)
-    second = run(tmp_path / "second", modes[1], resume=str(checkpoints(tmp_path / "first")), **saving)
-    torch.testing.assert_close(values(second), values(first), rtol=1e-5, atol=1e-5)
 
 
 def test_nothing_is_read_from_tensors_in_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,23 +10,16 @@ import torch
 import torch.nn.functional as F
 from omegaconf import DictConfig
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
-from tests.toys import Results, file_config
+from tests.toys import Results, Samples, file_config, points
 from trainwright import DefaultTrainer, LazyCall, get_config
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.hooks import HookBase
 
 
-class Points(Dataset):
-    def __init__(self, length: int = 32, seed: int = 0) -> None:
-        self.points = torch.randn(length, 2, generator=torch.Generator().manual_seed(seed))
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"inputs": self.points[index], "labels": int(self.points[index].sum() > 0)}
-
-    def __len__(self) -> int:
-        return len(self.points)
+def data(length: int = 32, seed: int = 0) -> Samples:
+    return points(length, 2, seed)
 
 
 class Model(nn.Module):
@@ -42,7 +35,7 @@ class Model(nn.Module):
 
 def config(folder: Path, **train: Any) -> DictConfig:
     given = {"train_iter": 6, "train_micro_batch_size": 8, "log_period": 1, **train}
-    cfg = file_config(folder, Model, Points, LazyCall(Points)(seed=1), **given)
+    cfg = file_config(folder, Model, data, LazyCall(data)(seed=1), **given)
     cfg.train.evaluation.evaluator.topk = (1,)
     return cfg
 
@@ -124,10 +117,10 @@ def test_several_test_sets_are_named_by_class_and_number(tmp_path: Path, caplog:
     cfg = config(tmp_path)
     cfg.dataloader.test = [cfg.dataloader.test[0], cfg.dataloader.test[0]]
     with caplog.at_level("INFO", "trainwright.evaluation"):
-        assert set(DefaultTrainer(cfg).train()) == {"Points", "Points_2"}
+        assert set(DefaultTrainer(cfg).train()) == {"Samples", "Samples_2"}
     (table,) = [message for message in caplog.messages if message.startswith("Evaluation  Acc@1")]
-    assert [line.split()[0] for line in table.splitlines()] == ["Evaluation", "Points", "Points_2"]
-    assert {"Points/Acc@1", "Points_2/Acc@1"} <= set(rows(tmp_path)[-1])
+    assert [line.split()[0] for line in table.splitlines()] == ["Evaluation", "Samples", "Samples_2"]
+    assert {"Samples/Acc@1", "Samples_2/Acc@1"} <= set(rows(tmp_path)[-1])
 
 
 def test_mixup_of_the_loader_is_applied_to_images_and_labels() -> None:
@@ -167,7 +160,7 @@ def test_torchs_own_schedules_and_a_scheduler_in_epochs_of_milestones(tmp_path: 
 
 def test_a_loader_of_torch_is_used_as_it_is(tmp_path: Path) -> None:
     cfg = config(tmp_path)
-    loader = DataLoader(Points(), batch_size=8)
+    loader = DataLoader(data(), batch_size=8)
     cfg.dataloader.train = loader
     trainer = DefaultTrainer(cfg)
     trainer.train()
@@ -276,10 +269,10 @@ def test_a_resume_without_a_checkpoint_says_that_it_begins_again(
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"model": LazyCall(Points)()}, ConfigTypeError, r"model: got Points.*torch\.nn\.Module"),
+        ({"model": LazyCall(data)()}, ConfigTypeError, r"model: got Samples.*torch\.nn\.Module"),
         ({"model": {"width": 4}}, ConfigTypeError, r"model: has no _target_.*LazyCall\(Net\)"),
         ({"dataloader.train": None}, ConfigError, "dataloader.train: missing"),
-        ({"train.evaluation.evaluator": LazyCall(Points)()}, ConfigTypeError, "evaluator: got Points"),
+        ({"train.evaluation.evaluator": LazyCall(data)()}, ConfigTypeError, "evaluator: got Samples"),
         ({"train.global_batch_size": 64}, ConfigError, "got 64, but the training set has 32 samples"),
         ({"train.global_batch_size": 9}, ConfigError, "divisible"),
     ],
