@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from tests.distributed.layout_runs import train, train_on_ranks
 from tests.parallel.test_pipeline import VOCABULARY, build_gpt
 from tests.ranks import on_ranks
+from tests.toys import Samples
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
 from trainwright.config import ConfigError
 from trainwright.data import build_image_test_loader, build_image_train_loader
@@ -279,16 +280,9 @@ class Tower(nn.Module):
         return self.after_layers(hidden, token_ids, labels)
 
 
-class Rows(torch.utils.data.Dataset[Any]):
-    def __init__(self, number: int) -> None:
-        self.rows = samples(number)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        row = self.rows[index]["token_ids"]
-        return {"token_ids": row, "labels": row[0]}
+def rows_of(number: int) -> Samples:
+    rows = torch.stack([sample["token_ids"] for sample in samples(number)])
+    return Samples(token_ids=rows, labels=rows[:, 0])
 
 
 class Order(DatasetEvaluator):
@@ -308,8 +302,8 @@ def described(folder: Path, *, fails_at: int | None = None, **settings: Any) -> 
     cfg = get_config("common/defaults.py")
     cfg.model = LazyCall(Tower)(fails_at=fails_at)
     cfg.dataloader = {
-        "train": LazyCall(build_image_train_loader)(dataset=LazyCall(Rows)(number=30), num_workers=0),
-        "test": [LazyCall(build_image_test_loader)(dataset=LazyCall(Rows)(number=7), num_workers=0)],
+        "train": LazyCall(build_image_train_loader)(dataset=LazyCall(rows_of)(number=30), num_workers=0),
+        "test": [LazyCall(build_image_test_loader)(dataset=LazyCall(rows_of)(number=7), num_workers=0)],
     }
     cfg.optim.lr = 0.01
     cfg.train.update({"output_dir": str(folder), "train_iter": 6, "train_micro_batch_size": 2, "log_period": 1})

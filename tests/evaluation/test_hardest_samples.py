@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from tests.ranks import on_ranks
+from tests.toys import Samples
 from trainwright.data import SingleRoundSampler, build_image_test_loader
 from trainwright.evaluation import inference_on_dataset
 from trainwright.evaluation.hardest_samples import HardestSamples, Row
@@ -23,20 +24,17 @@ def loss_of(index: int) -> float:
     return float(index * 7 % LENGTH % 20)
 
 
-class Known(Dataset):
+def known() -> Samples:
     """Samples whose losses are known."""
-
-    def __len__(self) -> int:
-        return LENGTH
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"values": torch.tensor(loss_of(index)), "labels": torch.tensor(0.0)}
+    return Samples(
+        values=lambda index: torch.tensor(loss_of(index)), labels=lambda index: torch.tensor(0.0), length=LENGTH
+    )
 
 
 class Stream(IterableDataset):
     def __iter__(self) -> Any:
         for index in range(LENGTH):
-            yield {**Known()[index], "path": f"{index}.png"}
+            yield {**known()[index], "path": f"{index}.png"}
 
 
 class Identity(nn.Module):
@@ -70,10 +68,10 @@ def hardest(loader: Any, model: nn.Module | None = None, number: int = 6) -> lis
 
 def on_this_rank(shuffle: bool) -> list[Row]:
     sampler = SingleRoundSampler(
-        Known(), 3, shuffle=shuffle,
+        known(), 3, shuffle=shuffle,
         data_parallel_rank=get_data_parallel_rank(), data_parallel_size=get_data_parallel_size(),
     )  # fmt: skip
-    return hardest(DataLoader(Known(), batch_sampler=sampler))
+    return hardest(DataLoader(known(), batch_sampler=sampler))
 
 
 EXPECTED = sorted(range(LENGTH), key=lambda index: (-loss_of(index), index))[:6]
@@ -83,8 +81,8 @@ EXPECTED = sorted(range(LENGTH), key=lambda index: (-loss_of(index), index))[:6]
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_the_losses_and_indices_are_exact(model: nn.Module, num_workers: int) -> None:
     for loader in (
-        build_image_test_loader(dataset=[Known()], test_batch_size=4, num_workers=num_workers),
-        DataLoader(Known(), 5, num_workers=num_workers),
+        build_image_test_loader(dataset=[known()], test_batch_size=4, num_workers=num_workers),
+        DataLoader(known(), 5, num_workers=num_workers),
     ):
         rows = hardest(loader, model)
         assert [row["sample"] for row in rows] == EXPECTED
@@ -122,7 +120,7 @@ def test_a_loss_without_a_value_for_each_sample_is_one_warning(caplog: pytest.Lo
     samples = HardestSamples(3, lambda rows, dataset: pytest.fail("there are no rows"))
     with samples.watching():
         for _ in range(2):
-            loader = DataLoader(Known(), 4)
+            loader = DataLoader(known(), 4)
             inference_on_dataset(Unknown(), loader, 4, 1e9, lambda data, device: data, "cpu", None)
     found = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(found) == 1
@@ -130,9 +128,9 @@ def test_a_loss_without_a_value_for_each_sample_is_one_warning(caplog: pytest.Lo
 
 
 def test_outside_of_watching_nothing_is_kept() -> None:
-    assert hardest(DataLoader(Known(), 4))
+    assert hardest(DataLoader(known(), 4))
     model = Identity()
-    inference_on_dataset(model, DataLoader(Known(), 4), 4, 1e9, lambda data, device: data, "cpu", None)
+    inference_on_dataset(model, DataLoader(known(), 4), 4, 1e9, lambda data, device: data, "cpu", None)
     assert not model._forward_hooks
 
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
+from tests.toys import Samples
 from trainwright import Trainer, TrainingConfig
 
 SAMPLES = 203  # the last batch of an epoch is a short one
@@ -39,18 +40,11 @@ class WithOwnLoss(Net):
         return (F.cross_entropy(logits, labels, reduction="none") * weights).mean()
 
 
-class Named(Dataset):
+def named(pairs: TensorDataset) -> Samples:
     """Fields by name; one of them is a text, which no model looks at."""
-
-    def __init__(self, pairs: TensorDataset) -> None:
-        self._pairs = pairs
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        inputs, labels = self._pairs[index]
-        return {"inputs": inputs, "labels": labels, "weights": torch.tensor(1.0 + index % 3), "text": f"sample {index}"}
-
-    def __len__(self) -> int:
-        return len(self._pairs)
+    inputs, labels = pairs.tensors
+    weights, text = lambda index: torch.tensor(1.0 + index % 3), "sample {}".format
+    return Samples(inputs=inputs, labels=labels, weights=weights, text=text)
 
 
 def pairs(count: int = SAMPLES) -> TensorDataset:
@@ -61,8 +55,8 @@ def pairs(count: int = SAMPLES) -> TensorDataset:
 
 CONTRACTS: dict[str, tuple[type[nn.Module], Any]] = {
     "pairs": (Net, pairs()),
-    "losses": (WithLoss, Named(pairs())),
-    "own-loss": (WithOwnLoss, Named(pairs())),
+    "losses": (WithLoss, named(pairs())),
+    "own-loss": (WithOwnLoss, named(pairs())),
 }
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 from benchmarks.counted_peak import counted_peak
 from tests.ranks import on_ranks
@@ -26,18 +26,10 @@ from trainwright.tasks.text_generation.model import GPTTextGeneration, GPTTextGe
 LENGTH, VOCABULARY = 64, 512
 
 
-class Texts(Dataset[dict[str, Tensor]]):
-    def __init__(self, name: str) -> None:
-        self._name = name
-        ids = torch.randint(1, VOCABULARY, (1024, LENGTH), generator=torch.Generator().manual_seed(0))
-        self._ids = ids.numpy()  # is no tensor of a step
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        ids = torch.from_numpy(self._ids[index])
-        return {self._name: ids, "labels": ids}
+def texts(name: str) -> Samples:
+    ids = torch.randint(1, VOCABULARY, (1024, LENGTH), generator=torch.Generator().manual_seed(0))
+    rows = ids.numpy()  # is no tensor of a step
+    return Samples(**dict.fromkeys((name, "labels"), lambda index: torch.from_numpy(rows[index])), length=1024)
 
 
 class Residual(nn.Module):
@@ -81,23 +73,17 @@ def llama() -> nn.Module:
     return LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, num_key_value_heads=2, **sizes))
 
 
-class Pairs(Dataset[tuple[Tensor, int]]):
-    def __init__(self, *shape: int) -> None:
-        self._x = np.random.default_rng(0).standard_normal((24, *shape), dtype=np.float32)
-
-    def __len__(self) -> int:
-        return len(self._x)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return torch.from_numpy(self._x[index]), index % 10
+def pairs(*shape: int) -> Samples:
+    x = np.random.default_rng(0).standard_normal((24, *shape), dtype=np.float32)
+    return Samples(lambda index: torch.from_numpy(x[index]), lambda index: index % 10, length=24)
 
 
 MODELS: dict[str, Any] = {
-    "mlp": (MLP, lambda: Pairs(256)),
-    "resnet": (ResNet, lambda: Pairs(3, 32, 32)),
-    "gpt": (gpt, lambda: Texts("token_ids")),
-    "bert": (bert, lambda: Texts("input_ids")),
-    "llama": (llama, lambda: Texts("input_ids")),
+    "mlp": (MLP, lambda: pairs(256)),
+    "resnet": (ResNet, lambda: pairs(3, 32, 32)),
+    "gpt": (gpt, lambda: texts("token_ids")),
+    "bert": (bert, lambda: texts("input_ids")),
+    "llama": (llama, lambda: texts("input_ids")),
 }
 
 
@@ -264,7 +250,7 @@ def test_a_step_that_reads_a_value_is_named() -> None:
 
     config, _ = run_of("mlp")
     with pytest.raises(ConfigError, match=r"test_estimate.py:\d+ uses the value of a tensor"):
-        estimate(lambda config: Trainer(Reads(), config, train_dataset=Pairs(256)), config)
+        estimate(lambda config: Trainer(Reads(), config, train_dataset=pairs(256)), config)
 
 
 def test_an_own_step_is_estimated() -> None:
@@ -274,7 +260,7 @@ def test_an_own_step_is_estimated() -> None:
             return nn.functional.cross_entropy(model(both), inputs[1].repeat(2))
 
     config, build = run_of("mlp", batch_size=12)
-    own = estimate(lambda config: Twice(MLP(), config, train_dataset=Pairs(256)), config)
+    own = estimate(lambda config: Twice(MLP(), config, train_dataset=pairs(256)), config)
     assert own.costs[0].activations > estimate(build, config).costs[0].activations
 
 
@@ -282,7 +268,7 @@ def test_a_frozen_part_has_no_gradients_and_no_state() -> None:
     def build(config: Any) -> Trainer:
         model = MLP()
         model[2].requires_grad_(False)
-        return Trainer(model, config, train_dataset=Pairs(256))
+        return Trainer(model, config, train_dataset=pairs(256))
 
     config, _ = run_of("mlp")
     found = estimate(build, config).costs[0]
@@ -307,7 +293,7 @@ def test_the_sizes_are_those_that_both_apis_read() -> None:
     cfg: Any = {"train": get_config("common/train.py").train}
     found = with_layout(cfg, layout).train
     assert [found.dist[name] for name in names[:3]] == [2, 4, 2]
-    assert dict(found.zero_optimization) == {"enabled": True, "stage": 3}
+    assert {"enabled": True, "stage": 3}.items() <= dict(found.zero_optimization).items()
     assert not with_layout(cfg, Layout(data=2, replicate=2)).train.zero_optimization.enabled
     layout = Layout(data=4, tensor=2, replicate=2, zero_stage=1, sequence_parallel=True)
     config, dist = with_layout(config, layout), with_layout(cfg, layout).train.dist

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, Subset, TensorDataset, WeightedRandomSampler
 
 from tests.inspect.check.test_steps import one_finding
+from tests.toys import Samples
 from trainwright import Trainer, TrainingConfig
 
 DATA = TensorDataset(torch.rand(200, 4, generator=torch.Generator().manual_seed(0)), torch.arange(200) % 2)
@@ -86,20 +87,14 @@ def test_natural_duplicates_are_no_problem(tmp_path: Path) -> None:
     assert "have duplicates, too" in finding.evidence
 
 
-class Noisy(Dataset[Any]):
-    def __init__(self, source: str) -> None:
-        self.source, self.own = source, np.random.default_rng(0)
-
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, index: int) -> Any:
-        numbers = {"own": lambda: self.own.random(4), "numpy": lambda: np.random.rand(4), "none": lambda: np.ones(4)}
-        return torch.as_tensor(numbers[self.source](), dtype=torch.float32), index % 2
+def noisy(source: str) -> Samples:
+    own = np.random.default_rng(0)
+    draw = {"own": lambda: own.random(4), "numpy": lambda: np.random.rand(4), "none": lambda: np.ones(4)}[source]
+    return Samples(lambda index: torch.as_tensor(draw(), dtype=torch.float32), lambda index: index % 2, length=64)
 
 
 @pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize(("source", "result"), [("own", "problem"), ("numpy", "passed"), ("none", "passed")])
 def test_workers_of_a_plain_loader(source: str, result: str, tmp_path: Path) -> None:
-    loader = DataLoader(Noisy(source), batch_size=8, num_workers=2)
+    loader = DataLoader(noisy(source), batch_size=8, num_workers=2)
     assert one_finding(trainer(tmp_path, loader), "workers").result == result
