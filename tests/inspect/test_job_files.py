@@ -70,15 +70,29 @@ class TestSlurm:
         assert "#SBATCH --cpus-per-task=4" in text
         assert "--gpus-per-node" not in text
 
+    def test_cpus_and_memory_of_a_host_reach_the_step(self, capsys: Any) -> None:
+        text = job_file(capsys, "slurm", "--cpus-per-task", "24", "--mem", "64G", "--exclusive")
+        settings = {"--gpus-per-node=4", "--cpus-per-task=24", "--mem=64G", "--exclusive"}
+        assert {f"#SBATCH {setting}" for setting in settings} <= {*text.splitlines()}
+        assert "--cpus-per-task=24" in next(line for line in text.splitlines() if line.startswith("srun"))
+
     def test_an_elastic_job_keeps_its_hosts_when_one_fails(self, capsys: Any) -> None:
         text = job_file(capsys, "slurm", nodes="1:2")
         assert "#SBATCH --nodes=1-2" in text
         assert text.count("--no-kill") == 2
         assert '--nnodes 1:"$SLURM_NNODES"' in text
 
-    def test_a_run_that_was_stopped_after_a_save_is_queued_again(self, capsys: Any, tmp_path: Path) -> None:
-        calls_of(job_file(capsys, "slurm"), tmp_path, SLURM_NNODES="2", SLURM_JOB_ID="7", CODE="143")
-        assert (tmp_path / "requeued").read_text() == "7\n"
+    @pytest.mark.parametrize(
+        ("code", "restarts", "is_queued"),
+        [("143", "9", True), ("1", "0", True), ("75", "2", True), ("1", "3", False), ("2", "0", False)],
+        ids=["stopped after a save", "failed", "lost", "failed too often", "wrong arguments"],
+    )
+    def test_when_it_is_queued_again(
+        self, code: str, restarts: str, is_queued: bool, capsys: Any, tmp_path: Path
+    ) -> None:
+        variables = {"SLURM_NNODES": "2", "SLURM_JOB_ID": "7", "CODE": code, "SLURM_RESTART_COUNT": restarts}
+        calls_of(job_file(capsys, "slurm"), tmp_path, **variables)
+        assert (tmp_path / "requeued").exists() == is_queued
 
 
 class TestKubernetes:
@@ -100,7 +114,20 @@ class TestKubernetes:
         assert option(command, "--rdzv-endpoint") == "my-run-0.my-run:29500"
         assert option(command, "--local-addr") == f"$({container['env'][0]['name']})"
         assert command[-5:] == [*TRAIN, "--resume"]
-        assert container["resources"]["limits"] == {"nvidia.com/gpu": 4}
+        assert container["resources"] == {"limits": {"nvidia.com/gpu": 4}}
+
+    def test_cpus_and_memory_are_requested(self, capsys: Any) -> None:
+        validator = pytest.importorskip("kubernetes_validate")
+        _, job = yaml.safe_load_all(
+            job_file(capsys, "kubernetes", *KUBERNETES, "--cpus-per-task", "24", "--mem", "64G")
+        )
+        validator.validate(job, validator.latest_version(), strict=True)
+        (container,) = job["spec"]["template"]["spec"]["containers"]
+        memory = {"memory": "64Gi"}
+        assert container["resources"] == {
+            "requests": {"cpu": 24, **memory},
+            "limits": {"nvidia.com/gpu": 4, **memory},
+        }
 
     def test_volumes_are_mounted(self, capsys: Any) -> None:
         _, job = yaml.safe_load_all(job_file(capsys, "kubernetes", *KUBERNETES))
@@ -180,10 +207,11 @@ def test_a_job_is_written_into_a_file_once(
         (["--to", "kubernetes"], ["needs --image", "need --volume"]),
         (["--to", "skypilot"], ["--accelerator", "H100", "need --volume"]),
         (["--to", "slurm", "--name", "My_Run"], ["--name", "'My_Run'"]),
+        (["--to", "slurm", "--mem", "64 GB"], ["--mem", "'64 GB'", "64G"]),
         (["--to", "ray", "--volume", "output"], ["--volume", "'output'", "NAME:PATH"]),
         (["--to", "slurm", "--rdzv-endpoint", "a:1"], ["--rdzv-endpoint", "remove it"]),
     ],
-    ids=["image", "accelerator", "name", "volume", "hosts"],
+    ids=["image", "accelerator", "name", "memory", "volume", "hosts"],
 )
 def test_what_a_cluster_needs(options: list[str], facts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["launch", "-n", "4", "--nnodes", "2", *options, *TRAIN]) == 2

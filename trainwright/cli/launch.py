@@ -121,6 +121,14 @@ def parser() -> TrainingArgumentParser:
     jobs.add_argument(
         "--gpus-per-node", type=whole_number(), metavar="N", help="default: --nproc-per-node; 0: train on CPUs"
     )
+    jobs.add_argument(
+        "--cpus-per-task",
+        type=whole_number(1),
+        metavar="N",
+        help="CPUs of a host; without GPUs by default one a process",
+    )
+    jobs.add_argument("--mem", metavar="SIZE", help="memory of a host, such as 64G")
+    jobs.add_argument("--exclusive", action="store_true", default=None, help="slurm: no other job on these hosts")
     jobs.add_argument("--accelerator", metavar="TYPE", help="skypilot: type of the GPUs, such as H100")
     jobs.add_argument("--image", help="kubernetes, skypilot: container image with the environment and the code")
     jobs.add_argument("--volume", metavar="NAME:PATH", help="kubernetes, skypilot: shared volume of the output folder")

@@ -16,10 +16,13 @@ from trainwright.config.errors import ConfigError, did_you_mean
 
 GRACE_S = 120  # from SIGTERM to SIGKILL: time for the last checkpoint
 REJOINS = ("--rejoin", "10")
-_SAVED, _LOST = 143, 75  # exit codes: stopped by SIGTERM after a save; the connection was lost
+_SAVED, _LOST, _WRONG = 143, 75, 2  # exit codes: stopped by SIGTERM after a save; connection lost; wrong arguments
+_MOST_FAILURES = 3  # after which a job ends
 
 _USED_BY = {
     "time": ("slurm",),
+    "exclusive": ("slurm",),
+    "mem": ("slurm", "kubernetes", "skypilot"),
     "image": ("kubernetes", "skypilot"),
     "volume": ("kubernetes", "skypilot"),
     "accelerator": ("skypilot",),
@@ -27,7 +30,9 @@ _USED_BY = {
 
 
 def _complete(args: argparse.Namespace) -> None:
-    """Check the arguments, and add ``nodes``, ``processes`` and ``gpus`` (of a host); ``volume`` becomes (name, path).
+    """Check the arguments, and add ``nodes``, ``processes``, ``gpus`` and ``cpus`` (None: unknown) of a host.
+
+    ``volume`` becomes (name, path).
 
     Raises:
         ConfigError: the cluster needs an argument that is missing, or an argument is wrong.
@@ -42,6 +47,9 @@ def _complete(args: argparse.Namespace) -> None:
         faults.append(f"--volume: got {args.volume!r}; it must be NAME:PATH, such as checkpoints:/output")
     args.processes = int(args.nproc_per_node)
     args.gpus = args.processes if args.gpus_per_node is None else args.gpus_per_node
+    args.cpus = args.cpus_per_task or (None if args.gpus else args.processes)
+    if args.mem is not None and not re.fullmatch(r"[0-9]+[KMGT]", args.mem):
+        faults.append(f"--mem: got {args.mem!r}; it must be a whole number with K, M, G or T, such as 64G.")
     args.nodes = f"{args.min_nodes}:{args.max_nodes}" if args.min_nodes < args.max_nodes else str(args.max_nodes)
     if args.to == "kubernetes" and not args.image:
         faults.append("--to kubernetes: needs --image, a container image with trainwright and your project.")
@@ -80,17 +88,22 @@ def slurm(job: argparse.Namespace, arguments: Sequence[str]) -> str:
         "job-name": job.name,
         "nodes": job.nodes.replace(":", "-"),
         "ntasks-per-node": 1,  # each starts its processes itself
-        "gpus-per-node" if job.gpus else "cpus-per-task": job.gpus or job.processes,
+        "gpus-per-node": job.gpus or None,
+        "cpus-per-task": job.cpus,
+        "mem": job.mem,
         "time": job.time,
         "output": "%x-%j.log",
         "open-mode": "append",
         "signal": f"TERM@{GRACE_S}",
     }
     lines = [f"#SBATCH --{name}={value}" for name, value in settings.items() if value is not None]
-    lines += ["#SBATCH --requeue", *(["#SBATCH --no-kill"] if elastic else [])]
+    flags = {"exclusive": job.exclusive, "requeue": True, "no-kill": elastic}
+    lines += [f"#SBATCH --{name}" for name, is_on in flags.items() if is_on]
     nodes = f'{job.min_nodes}:"$SLURM_NNODES"' if elastic else '"$SLURM_NNODES"'
     hosts = f'--nnodes {nodes} --rdzv-endpoint "$head:{job.port}" --rdzv-id "$SLURM_JOB_ID"'
+    # A step does not inherit the CPUs of a task, since Slurm 22.05.
     settings_of_srun = "--kill-on-bad-exit=0" + (" --no-kill" if elastic else "")
+    settings_of_srun += f" --cpus-per-task={job.cpus}" if job.cpus else ""
     return f"""\
 #!/bin/bash
 {chr(10).join(lines)}
@@ -102,10 +115,12 @@ srun {settings_of_srun} trainwright launch {hosts} \\
     {shlex.join(arguments)}
 code=$?
 
-# Stopped before the time limit, after a save: continue in a new place of the queue.
-if [ "$code" -eq {_SAVED} ]; then
-    scontrol requeue "$SLURM_JOB_ID"
-fi
+# Stopped before the time limit, after a save: continue in a new place of the queue. After a failure, too, a few times.
+case "$code:${{SLURM_RESTART_COUNT:-0}}" in
+    {_SAVED}:*) scontrol requeue "$SLURM_JOB_ID" ;;
+    0:* | {_WRONG}:*) ;;
+    *:[0-{_MOST_FAILURES - 1}]) scontrol requeue "$SLURM_JOB_ID" ;;
+esac
 exit "$code"
 """
 
@@ -124,7 +139,7 @@ def kubernetes(job: argparse.Namespace, arguments: Sequence[str]) -> str:
         "image": job.image,
         "command": ["trainwright", "launch", *hosts, "--local-addr", "$(POD_IP)", *arguments],
         "env": [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
-        "resources": {"limits": {"nvidia.com/gpu": job.gpus} if job.gpus else {"cpu": job.processes}},
+        "resources": _resources(job),
         "volumeMounts": mounts,
     }
     pod = {
@@ -157,6 +172,14 @@ def kubernetes(job: argparse.Namespace, arguments: Sequence[str]) -> str:
     )
 
 
+def _resources(job: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """What a pod needs, and the most that it gets: all of its memory and GPUs, and CPUs that are free."""
+    memory = {"memory": f"{job.mem}i"} if job.mem else {}
+    requests = ({"cpu": job.cpus} if job.cpus else {}) | memory
+    limits = memory | ({"nvidia.com/gpu": job.gpus} if job.gpus else {"cpu": job.cpus})
+    return ({"requests": requests} if requests else {}) | {"limits": limits}
+
+
 def skypilot(job: argparse.Namespace, arguments: Sequence[str]) -> str:
     """A task, for ``sky jobs launch``, which starts it again after a preemption."""
     hosts = f'--nnodes {job.nodes} --rdzv-endpoint "$head:{job.port}" --rdzv-id {job.name}'
@@ -166,7 +189,9 @@ trainwright launch {hosts} \\
   {shlex.join(arguments)}
 """
     resources: dict[str, Any] = {
-        "accelerators" if job.gpus else "cpus": f"{job.accelerator}:{job.gpus}" if job.gpus else f"{job.processes}+",
+        **({"accelerators": f"{job.accelerator}:{job.gpus}"} if job.gpus else {}),
+        **({"cpus": f"{job.cpus}+"} if job.cpus else {}),
+        **({"memory": f"{job.mem}B+"} if job.mem else {}),
         "job_recovery": {"max_restarts_on_errors": 10, "recover_on_exit_codes": [_LOST, _SAVED]},
     }
     task: dict[str, Any] = {"name": job.name, "num_nodes": job.max_nodes, "resources": resources, "workdir": "."}
@@ -181,7 +206,7 @@ trainwright launch {hosts} \\
 
 def ray(job: argparse.Namespace, arguments: Sequence[str]) -> str:
     """A program for ``ray job submit``: one task on each host runs ``trainwright launch``."""
-    bundle = {"CPU": job.processes, **({"GPU": job.gpus} if job.gpus else {})}
+    bundle = {"CPU": job.cpus or job.processes, **({"GPU": job.gpus} if job.gpus else {})}
     return f'''\
 """Runs `trainwright launch` on each of {job.max_nodes} hosts of a Ray cluster."""
 
