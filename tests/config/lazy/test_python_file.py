@@ -10,7 +10,7 @@ from trainwright.config import ConfigImportError, LazyConfig, get_config
 
 
 def test_threads_that_load_at_once_leave_imports_as_they_were():
-    before = builtins.__import__, sys.dont_write_bytecode
+    before = builtins.__import__
     failures = []
 
     def load():
@@ -26,7 +26,7 @@ def test_threads_that_load_at_once_leave_imports_as_they_were():
     for thread in threads:
         thread.join()
     assert not failures
-    assert (builtins.__import__, sys.dont_write_bytecode) == before
+    assert builtins.__import__ is before
 
 
 def test_pythons_own_import_is_not_replaced_while_a_file_runs(tmp_path):

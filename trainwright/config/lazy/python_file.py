@@ -2,17 +2,15 @@
 
 ``from .a.b import x`` in a config file runs ``a/b.py`` relative to its folder, without a package or a cache, so that
 changes to ``x`` in one file do not affect another. Other imports are ordinary Python imports, except that settings from
-the file's own folder (``from configs.train import train`` in ``configs/config.py``) are fresh at each load, too.
+the file's own folder (``from configs.train import train`` in ``configs/config.py``) are copies.
 """
 
 import builtins
 import copy
 import importlib
-import inspect
 import os
 import re
 import sys
-import threading
 import traceback
 import uuid
 from collections.abc import Mapping, Sequence
@@ -34,11 +32,8 @@ _running: ContextVar[tuple[Path, ...]] = ContextVar("trainwright_running", defau
 def load_python(filename: str | os.PathLike[str]) -> dict[str, Any]:
     """Run a config file and return its globals."""
     path = Path(os.path.abspath(regular_file(filename)))
-    load = _Load(path.parent)
-    try:
-        return load.run(path)
-    finally:
-        load.finish()
+    importlib.invalidate_caches()  # the file may import one that was written just now
+    return _Load(path.parent).run(path)
 
 
 def as_node(value: Any, name: str, file: str | os.PathLike[str]) -> Any:
@@ -91,8 +86,6 @@ class _Load:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._fresh: set[str] = set()  # modules of settings that were imported from the own folder
-        self._is_running = True
         self._builtins = {**vars(builtins), "__import__": self._import}
 
     def run(self, path: Path) -> dict[str, Any]:
@@ -125,10 +118,6 @@ class _Load:
         # A copy, because functions of the file use `namespace`, and imports from C code look for its builtins.
         return {name: value for name, value in namespace.items() if name != "__builtins__"}
 
-    def finish(self) -> None:
-        self._is_running = False
-        _forget(self._fresh)
-
     def _import(
         self,
         name: str,
@@ -141,16 +130,11 @@ class _Load:
             assert globals is not None
             importer = Path(globals["__file__"])
             return SimpleNamespace(**self._import_by_path(importer, name, level, fromlist or ()))
-        if level or not self._is_running or name.partition(".")[0] in sys.stdlib_module_names:
-            return builtins.__import__(name, globals, locals, fromlist or (), level)
-        known = set(sys.modules)
-        with _no_bytecode:
-            module = builtins.__import__(name, globals, locals, fromlist or (), level)
-        new = {m for m in set(sys.modules) - known if m == name or name.startswith(m + ".")}
-        self._fresh.update(m for m in new if _lies_in(m, self._folder) and _holds_only_settings(sys.modules[m]))
-        if fromlist and name not in self._fresh and _lies_in(name, self._folder):
-            return _with_copied_settings(module)
-        return module
+        module = builtins.__import__(name, globals, locals, fromlist or (), level)
+        if level or not fromlist or not _running.get() or not _lies_in(module, self._folder):
+            return module
+        copies = {key: _copy(value) for key, value in vars(module).items()}
+        return SimpleNamespace(**copies)
 
     def _import_by_path(self, importer: Path, name: str, level: int, fromlist: Sequence[str]) -> dict[str, Any]:
         statement = f"from {'.' * level}{name} import {', '.join(fromlist)}"
@@ -178,75 +162,16 @@ class _Load:
         return values
 
 
-class _NoBytecode:
-    """Disable the bytecode cache, which misses changes within a second that keep the size of a file.
-
-    The flag is global, so the last thread that leaves the context restores it.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._inside = 0
-        self._before = False
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if self._inside == 0:
-                self._before = sys.dont_write_bytecode
-                sys.dont_write_bytecode = True
-            self._inside += 1
-        importlib.invalidate_caches()
-
-    def __exit__(self, *error: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if self._inside == 0:
-                sys.dont_write_bytecode = self._before
-
-
-_no_bytecode = _NoBytecode()
-
-
-def _lies_in(module: str, folder: Path) -> bool:
-    loaded = sys.modules.get(module)
-    file = getattr(loaded, "__file__", None)
-    places = [Path(place) for place in ([file] if file else getattr(loaded, "__path__", ()))]
-    return bool(places) and all(
-        place.resolve().is_relative_to(folder.resolve()) and "site-packages" not in place.parts for place in places
-    )
-
-
-def _holds_only_settings(module: ModuleType) -> bool:
-    """A module that defines a class or function stays loaded: another run would create a second, different one."""
-    return not any(
-        (inspect.isclass(value) or inspect.isfunction(value)) and value.__module__ == module.__name__
-        for value in vars(module).values()
-    )
-
-
-def _with_copied_settings(module: ModuleType) -> Any:
-    """The names of a module that stays loaded, with copies of its dicts and configs, so that changes are temporary."""
-    return SimpleNamespace(
-        **{
-            name: _copy(value) if isinstance(value, DictConfig | ListConfig | dict) else value
-            for name, value in vars(module).items()
-        }
-    )
+def _lies_in(module: ModuleType, folder: Path) -> bool:
+    file = getattr(module, "__file__", None)
+    place = Path(file).resolve() if file else None
+    return place is not None and place.is_relative_to(folder.resolve()) and "site-packages" not in place.parts
 
 
 def _copy(value: Any) -> Any:
+    """Settings as a copy, so that changes do not reach their module; any other value unchanged."""
     if isinstance(value, DictConfig | ListConfig):
         return copy.deepcopy(value)  # shares the objects in it
     if type(value) is dict:
         return {key: _copy(child) for key, child in value.items()}
     return [_copy(child) for child in value] if type(value) is list else value
-
-
-def _forget(names: set[str]) -> None:
-    for name in sorted(names, key=lambda name: -name.count(".")):
-        if any(other.startswith(name + ".") for other in list(sys.modules)):
-            continue  # the package of a module that stays loaded
-        module = sys.modules.pop(name, None)
-        parent, _, last = name.rpartition(".")
-        if parent in sys.modules and vars(sys.modules[parent]).get(last) is module:
-            delattr(sys.modules[parent], last)
