@@ -149,7 +149,7 @@ def test_each_load_is_fresh(tmp_path):
     assert LazyConfig.load(tmp_path / "c.py").train.seed == 1
 
 
-def test_settings_imported_from_the_files_own_folder_are_copies_in_each_load(project):
+def test_settings_imported_from_the_files_own_folder_are_fresh_at_each_load(project):
     write(
         project,
         {
@@ -160,19 +160,21 @@ def test_settings_imported_from_the_files_own_folder_are_copies_in_each_load(pro
     )
     for _ in range(2):
         assert LazyConfig.load(project / "configs/config.py").train == {"seed": 1, "extra": 1, "log": {"period": 2}}
+    write(project, {"configs/train.py": "train = dict(seed=20, log=dict(period=1))\n"})
+    assert LazyConfig.load(project / "configs/config.py").train.extra == 20
+    assert "configs.train" not in sys.modules
 
 
-def test_a_module_with_classes_stays_the_same_and_gives_copies_of_its_settings(project):
+def test_a_module_with_classes_stays_the_same(project):
     write(
         project,
         {
-            "room_of_nets.py": "train = dict(seed=1)\nclass Net: pass\n",
-            "config.py": "from room_of_nets import Net, train\nfrom trainwright.config import LazyCall\n"
-            "train['seed'] += 1\nmodel = LazyCall(Net)()\n",
+            "room_of_nets.py": "class Net: pass\n",
+            "config.py": "from room_of_nets import Net\nfrom trainwright.config import LazyCall\n"
+            "model = LazyCall(Net)()\n",
         },
     )
     one, two = (LazyConfig.load(project / "config.py") for _ in range(2))
-    assert one.train.seed == two.train.seed == 2
     assert one.model._target_ is two.model._target_
 
 

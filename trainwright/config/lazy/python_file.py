@@ -2,12 +2,12 @@
 
 ``from .a.b import x`` in a config file runs ``a/b.py`` relative to its folder, without a package or a cache, so that
 changes to ``x`` in one file do not affect another. Other imports are ordinary Python imports, except that settings from
-the file's own folder (``from configs.train import train`` in ``configs/config.py``) are copies.
+the file's own folder (``from configs.train import train`` in ``configs/config.py``) are fresh at each load, too.
 """
 
 import builtins
-import copy
 import importlib
+import inspect
 import os
 import re
 import sys
@@ -16,10 +16,10 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
-from types import CodeType, ModuleType, SimpleNamespace
+from types import CodeType, SimpleNamespace
 from typing import Any
 
-from omegaconf import DictConfig, ListConfig
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from trainwright.config.errors import ConfigImportError, ConfigSyntaxError, ConfigTypeError, nearest_name
@@ -32,8 +32,12 @@ _running: ContextVar[tuple[Path, ...]] = ContextVar("trainwright_running", defau
 def load_python(filename: str | os.PathLike[str]) -> dict[str, Any]:
     """Run a config file and return its globals."""
     path = Path(os.path.abspath(regular_file(filename)))
+    known = set(sys.modules)
     importlib.invalidate_caches()  # the file may import one that was written just now
-    return _Load(path.parent).run(path)
+    try:
+        return _Load().run(path)
+    finally:
+        _forget_settings(set(sys.modules) - known, path.parent.resolve())
 
 
 def as_node(value: Any, name: str, file: str | os.PathLike[str]) -> Any:
@@ -84,8 +88,7 @@ class _Load:
     several threads are independent, and a function of a file can still import when it is called after the load.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self) -> None:
         self._builtins = {**vars(builtins), "__import__": self._import}
 
     def run(self, path: Path) -> dict[str, Any]:
@@ -130,11 +133,7 @@ class _Load:
             assert globals is not None
             importer = Path(globals["__file__"])
             return SimpleNamespace(**self._import_by_path(importer, name, level, fromlist or ()))
-        module = builtins.__import__(name, globals, locals, fromlist or (), level)
-        if level or not fromlist or not _running.get() or not _lies_in(module, self._folder):
-            return module
-        copies = {key: _copy(value) for key, value in vars(module).items()}
-        return SimpleNamespace(**copies)
+        return builtins.__import__(name, globals, locals, fromlist or (), level)
 
     def _import_by_path(self, importer: Path, name: str, level: int, fromlist: Sequence[str]) -> dict[str, Any]:
         statement = f"from {'.' * level}{name} import {', '.join(fromlist)}"
@@ -162,16 +161,18 @@ class _Load:
         return values
 
 
-def _lies_in(module: ModuleType, folder: Path) -> bool:
-    file = getattr(module, "__file__", None)
-    place = Path(file).resolve() if file else None
-    return place is not None and place.is_relative_to(folder.resolve()) and "site-packages" not in place.parts
+def _forget_settings(names: set[str], folder: Path) -> None:
+    """Forget those modules of a folder that hold only settings: another class would be a second, different one."""
+    for name in sorted(names, key=lambda name: -name.count(".")):
+        module = sys.modules.get(name)
+        file = getattr(module, "__file__", None)
+        places = [Path(place).resolve() for place in ([file] if file else getattr(module, "__path__", ()))]
+        is_own = all(place.is_relative_to(folder) and "site-packages" not in place.parts for place in places)
+        is_package = any(other.startswith(name + ".") for other in list(sys.modules))  # of a module that stays
+        if places and is_own and not is_package and not _defines_code(vars(module)):
+            del sys.modules[name]
 
 
-def _copy(value: Any) -> Any:
-    """Settings as a copy, so that changes do not reach their module; any other value unchanged."""
-    if isinstance(value, DictConfig | ListConfig):
-        return copy.deepcopy(value)  # shares the objects in it
-    if type(value) is dict:
-        return {key: _copy(child) for key, child in value.items()}
-    return [_copy(child) for child in value] if type(value) is list else value
+def _defines_code(names: Mapping[str, Any]) -> bool:
+    values = (value for value in names.values() if inspect.isclass(value) or inspect.isfunction(value))
+    return any(value.__module__ == names["__name__"] for value in values)
