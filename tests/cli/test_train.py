@@ -215,12 +215,11 @@ def test_overrides_of_every_kind_reach_the_run(mnist_project: Path, train, tmp_p
     assert '"iteration": 3' in rows
 
 
-@pytest.mark.parametrize("name", [b"a\xff", b"a${x}"])
 @pytest.mark.exhaustive
 def test_a_folder_with_an_odd_name_and_a_deleted_working_folder(
-    finished, environment, short, sha, read_rows, tmp_path: Path, name: bytes
+    finished, environment, short, sha, read_rows, tmp_path: Path
 ) -> None:
-    folder = tmp_path / os.fsdecode(name)
+    folder = tmp_path / "a${x}"
     # Deleted after the imports: torch itself asks for it in some of them.
     program = (
         "import os, sys, torch._dynamo, trainwright.engine; from trainwright.cli.train import main;"

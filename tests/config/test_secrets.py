@@ -155,15 +155,6 @@ def test_a_file_with_a_secret_in_it_is_a_path_like_others(tmp_path: Path) -> Non
     assert written == {"part": {"private_key": str(tmp_path / "id_rsa")}}
 
 
-def test_a_secret_is_found_under_a_second_key_too(tmp_path: Path) -> None:
-    text = saved(
-        {"headers": {"X-Custom": "s3cr3t-of-mine", "s3cr3t-of-mine": 1}, "api_key": "s3cr3t-of-mine"}, tmp_path
-    )
-    assert "s3cr3t" not in text
-    weak = saved({"task": "training", "folder": "runs/training", "password": "training"}, tmp_path)
-    assert yaml.safe_load(weak) == {"task": "training", "folder": "runs/training", "password": MISSING}
-
-
 def test_an_object_that_is_written_as_text_is_written_without_its_secrets(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -73,23 +73,6 @@ def test_a_named_pipe_in_place_of_a_python_file_is_refused(tmp_path):
         LazyConfig.load(tmp_path / "config.py")
 
 
-REPEATED = {
-    "text": ["a0: xxxxxxxxxx", *(f"a{i}: '${{a{i - 1}}}${{a{i - 1}}}'" for i in range(1, 40))],
-    "lists": ["a0: x", *(f"a{i}: ['${{a{i - 1}}}', '${{a{i - 1}}}']" for i in range(1, 40))],
-    "relative": ["b:", "  a0: x", *(f"  a{i}: '${{.a{i - 1}}}${{.a{i - 1}}}'" for i in range(1, 40))],
-    "selected": ["a0: x", *(f"a{i}: '${{oc.select:a{i - 1}}}${{oc.select:a{i - 1}}}'" for i in range(1, 40))],
-    "deep": ["a0: x", *(f"a{i}: '${{a{i - 1}}}'" for i in range(3999, 0, -1))],
-}
-
-
-@pytest.mark.parametrize("kind", REPEATED)
-@pytest.mark.slow
-def test_interpolations_that_repeat_each_other_without_bounds_are_refused_at_once(tmp_path, kind):
-    (tmp_path / "c.yaml").write_text("\n".join(REPEATED[kind]))
-    with pytest.raises(ConfigError, match=r"c\.yaml: .*(more than 10,000 values|too many interpolations)"):
-        LazyConfig.load(tmp_path / "c.yaml")
-
-
 def test_interpolations_that_people_write_are_read(tmp_path):
     rows = [f"name{i}: '${{root}}/${{.kind}}_{i}'" for i in range(300)]
     (tmp_path / "c.yaml").write_text(

@@ -152,7 +152,6 @@ def _refuse_unread(cfg: "DictConfig", overrides: Sequence[str], file: str) -> No
     """Raise for an override without a value, or that would add a key at the top level, which nothing reads."""
     from trainwright.config.key_hints import key_hint
     from trainwright.config.lazy.lazy_config import SECTIONS, get_config
-    from trainwright.config.lazy.overrides import override_key
 
     for text, following in zip(overrides, [*overrides, "="][1:], strict=True):
         if text.endswith((".py", ".yaml", ".yml")) and "=" not in text:
@@ -162,7 +161,7 @@ def _refuse_unread(cfg: "DictConfig", overrides: Sequence[str], file: str) -> No
             raise ConfigError(
                 f"override {text!r}: has no value. An override is written key=value, without spaces{example}"
             )
-        key = override_key(text)
+        key = text.lstrip("+~").partition("=")[0]
         top = key.partition(".")[0]
         if text.startswith(("+", "~")) or top in SECTIONS or top in cfg:
             continue

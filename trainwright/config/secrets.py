@@ -93,7 +93,7 @@ def redact(text: str) -> str:
     text = _redact_by_form(text, _of_environment())
     for value in sorted(_of_configs, key=len, reverse=True):
         if value in text:
-            text = _word(value).sub(REDACTED, text)
+            text = re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", REDACTED, text)
     return text
 
 
@@ -123,12 +123,8 @@ def without_secrets(tree: Any) -> tuple[Any, list[str]]:
 
     The values are remembered: log lines of this process do not contain them either.
     """
-    while True:
-        num_known, mask = len(_of_configs), _Mask()
-        shown = mask.applied(tree)
-        if len(_of_configs) == num_known:
-            return shown, mask.hidden
-        # A new secret may also be the value of a key that came before its own.
+    mask = _Mask()
+    return mask.applied(tree), mask.hidden
 
 
 def remember_secrets(config: Any) -> None:
@@ -177,9 +173,6 @@ class _Mask:
     def __init__(self) -> None:
         self.hidden: list[str] = []
         self._environment = _of_environment()
-        known = map(re.escape, (*self._environment, *_of_configs))
-        # Most text contains none of these, and is not examined further.
-        self._may_have_secret = re.compile("|".join([_HINTS.pattern, _MARKS.pattern, *known])).search
 
     def applied(self, value: Any, path: str = "", is_secret: bool = False) -> Any:
         """``is_secret``: the name of the key, or of a key above it, is that of a secret."""
@@ -199,9 +192,6 @@ class _Mask:
             name = str(key)
             # A list of ``tokens`` is secret; text under this name is that of a column.
             inner = below or is_secret_name(name) or (name.lower() == "tokens" and not isinstance(child, str))
-            if isinstance(key, str) and self._may_have_secret(key) and self._is_secret_text(key):
-                self.hidden.append(f"a key of {path or 'the configuration'}")
-                key = REDACTED
             if inner or isinstance(child, _HOLDING):
                 child = self.applied(child, f"{path}.{name}" if path else name, inner)
             found[key] = child
@@ -217,16 +207,7 @@ class _Mask:
             if len(text) >= _MIN_WORD:
                 _of_configs.add(text)
             return True
-        return bool(self._may_have_secret(text)) and self._is_secret_text(text)
-
-    def _is_secret_text(self, text: str) -> bool:
-        if _redact_by_form(text, self._environment) != text:
-            return True
-        # A remembered value counts if other settings do not contain it by chance: a password may be "training".
-        return any(
-            value in text and len(value) >= _MIN_LENGTH and not value.isalpha() and _word(value).search(text)
-            for value in tuple(_of_configs)
-        )
+        return _redact_by_form(text, self._environment) != text
 
 
 def _redact_by_form(text: str, environment: list[str]) -> str:
@@ -243,10 +224,6 @@ def _redact_pair(match: re.Match[str]) -> str:
     if not is_secret_name(name) or _NO_SECRET.fullmatch(value):
         return match[0]
     return f"{match['name']}{match['between']}{quote}{REDACTED}{quote}"
-
-
-def _word(value: str) -> re.Pattern[str]:
-    return re.compile(rf"(?<!\w){re.escape(value)}(?!\w)")
 
 
 def _of_environment() -> list[str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, Any, Literal, Required, get_args, get_origin, get_type_hints
 
-from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError, WithJsonSchema, WrapValidator
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError, WithJsonSchema
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict, is_typeddict  # pydantic takes no others before Python 3.12
 
@@ -171,20 +171,7 @@ def _right_place(path: Sequence[str], fields: Mapping[str, Any]) -> str:
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
-def _check_replaced(value: Any, check: Callable[[Any], Any]) -> Any:
-    """pydantic refuses text that is not UTF-8, which a path may be: its other characters are checked."""
-    try:
-        str.encode(value)
-    except UnicodeEncodeError:
-        check(str.encode(value, errors="replace").decode())
-        return value
-    except TypeError:  # no text
-        pass
-    return check(value)
-
-
-_AnyText = WrapValidator(_check_replaced)
-_Name = Annotated[str, Field(min_length=1), _AnyText]
+_Name = Annotated[str, Field(min_length=1)]
 
 
 def _check_whole(value: float) -> float:
@@ -241,8 +228,8 @@ def _as_whole(value: Any) -> Any:
 
 _Whole = BeforeValidator(_as_whole)  # 1e4 is a usual way to write a count
 Anything = Annotated[Any, Allowed("anything")]
-Text = Annotated[str, _AnyText, Allowed("text")]
-Words = Annotated[str, Field(pattern=r"\S"), _AnyText, Allowed("text that is not empty")]
+Text = Annotated[str, Allowed("text")]
+Words = Annotated[str, Field(pattern=r"\S"), Allowed("text that is not empty")]
 Key = Annotated[_Name, Allowed("a name")]
 FieldNames = Annotated[list[_Name], Field(min_length=1), Allowed("a list of names of fields")]
 FieldName = Annotated[_Name, Allowed("the name of a field")]

@@ -152,7 +152,6 @@ def load_yaml(filename: str | os.PathLike[str]) -> "DictConfig":
 
     content = read_mapping(filename)
     check_interpolations(content, str(filename))
-    check_expansion(content, str(filename))
     cfg = DictConfig(content, flags={"allow_objects": True})
     distrust(cfg)
     set_origin(cfg, os.path.abspath(filename))
@@ -194,8 +193,6 @@ def regular_file(filename: str | os.PathLike[str]) -> Path:
     raise missing_path(path, text) if path.parent.is_dir() else MissingFileError(f"{filename}: {text}")
 
 
-MAX_EXPANDED = 10_000  # values that one interpolation may expand to, with those that it refers to
-_REFERENCE = re.compile(r"\$\{\s*(?:oc\.[\w.]+:)?\s*([\w.\[\]-]+)")
 _ALLOWED = ("oc.select", "oc.dict.keys", "oc.dict.values")
 # A dict or list inside ${...}, for example as a resolver's default, looks like one from trusted code.
 _LITERALS = ("DictContainerContext", "ListContainerContext")
@@ -203,7 +200,7 @@ _LITERALS = ("DictContainerContext", "ListContainerContext")
 
 def check_interpolations(value: Any, where: str) -> None:
     """Raise ConfigError if an interpolation in ``value`` (text, lists and dicts) does more than read other keys."""
-    for _, text in _texts(value, ()):
+    for text in _texts(value):
         from omegaconf.errors import GrammarParseError  # here: most files have no interpolation
         from omegaconf.grammar_parser import parse
 
@@ -223,64 +220,15 @@ def check_interpolations(value: Any, where: str) -> None:
                 )
 
 
-def check_expansion(content: Any, where: str) -> None:
-    """Raise ConfigError if nested interpolations expand to too many values.
-
-    The values are counted without expanding them; each key is measured once.
-    """
-    sizes: dict[tuple[str, ...], int] = {}
-
-    def size_of(path: tuple[str, ...]) -> int:
-        if path not in sizes:
-            sizes[path] = 1  # OmegaConf reports circular references
-            sizes[path] = min(_measure(path), MAX_EXPANDED + 1)
-        return sizes[path]
-
-    def _measure(path: tuple[str, ...]) -> int:
-        value = _at(content, path)
-        if isinstance(value, dict | list):
-            return 1 + sum(size_of((*path, key)) for key, _ in _children(value))
-        return 1 + sum(map(size_of, _references(value, path)))
-
-    for path, text in _texts(content, ()):
-        try:
-            size = size_of(path)
-        except RecursionError as error:
-            raise ConfigError(f"{where}: {'.'.join(path)}: too many interpolations refer to one another.") from error
-        if size > MAX_EXPANDED:
-            raise ConfigError(
-                f"{where}: {'.'.join(path)}: {text!r} expands to more than {MAX_EXPANDED:,} values, because the"
-                " interpolations that it refers to repeat each other. Write the value itself."
-            )
-
-
-def _texts(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
-    if isinstance(value, dict | list | tuple):
-        for key, child in _children(value):
-            yield from _texts(key, path)
-            yield from _texts(child, (*path, key))
+def _texts(value: Any) -> Iterator[str]:
+    """The texts with an interpolation."""
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    if isinstance(value, list | tuple):
+        for child in value:
+            yield from _texts(child)
     elif isinstance(value, str) and "${" in value:
-        yield path, value
-
-
-def _children(value: Any) -> Iterator[tuple[str, Any]]:
-    pairs = value.items() if isinstance(value, dict) else enumerate(value)
-    return ((str(key), child) for key, child in pairs)
-
-
-def _at(content: Any, path: tuple[str, ...]) -> Any:
-    for key in path:
-        content = dict(_children(content)).get(key) if isinstance(content, dict | list) else None
-    return content
-
-
-def _references(text: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """The absolute paths of the keys that a text refers to; ``${.key}`` is relative to the node of the text."""
-    for reference in _REFERENCE.findall(text) if isinstance(text, str) else ():
-        name = reference.lstrip(".")
-        num_dots = len(reference) - len(name)
-        base = path[: len(path) - num_dots] if num_dots else ()
-        yield (*base, *filter(None, re.split(r"[.\[\]]+", name)))
+        yield value
 
 
 _SUGGESTION = "Write the value itself, or use a Python configuration file."

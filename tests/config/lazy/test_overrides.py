@@ -111,12 +111,6 @@ def test_parents_that_are_interpolations_are_followed():
     assert LazyConfig.apply_overrides(cfg, ["b.x=2"]).a.x == 2
 
 
-@pytest.mark.parametrize("value", ["/data/a b\udc80", '/data/\udc80"q"', "'/data/\udc80'"])
-def test_a_path_with_bytes_that_are_no_utf_8_needs_no_quotes(cfg, value):
-    LazyConfig.apply_overrides(cfg, [f"train.path={value}"])
-    assert cfg.train.path == value.strip("'")
-
-
 @pytest.mark.parametrize(
     "text", ["a" + ".a" * 5000 + "=1", "x=" + "[" * 5000 + "]" * 5000, "x=" + "{a:" * 150 + "1" + "}" * 150]
 )

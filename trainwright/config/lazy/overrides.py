@@ -3,7 +3,6 @@
 hydra-core parses them, and is imported for the first override. Nothing is evaluated as code.
 """
 
-import json
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -55,11 +54,6 @@ def apply_overrides(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
     return cfg
 
 
-def override_key(text: str) -> str:
-    """The dotted key of an override."""
-    return text.lstrip("+~").partition("=")[0]
-
-
 def _parse(text: str) -> "Override":
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -69,7 +63,7 @@ def _parse(text: str) -> "Override":
             f"override {text!r}: got {type(text).__name__}; an override is text, such as 'train.seed=1'."
         )
     try:
-        override = OverridesParser.create().parse_overrides([_quoted(text)])[0]
+        override = OverridesParser.create().parse_overrides([text])[0]
     except (HydraException, ValueError, AssertionError, RecursionError) as error:
         reason = str(error).partition("\nSee https")[0]
         raise ConfigError(
@@ -88,17 +82,6 @@ def _parse(text: str) -> "Override":
     if not override.is_delete():
         check_interpolations(override.value(), f"override {text!r}")
     return override
-
-
-def _quoted(text: str) -> str:
-    """``text`` with quotes around a value with bytes that are not UTF-8, such as the name of a folder.
-
-    Python decodes these to lone surrogates, which hydra's lexer only accepts in quotes.
-    """
-    key, equals, value = text.partition("=")
-    if value[:1] in ("'", '"') or not any("\ud800" <= character <= "\udfff" for character in value):
-        return text
-    return f"{key}{equals}" + json.dumps(value, ensure_ascii=False)
 
 
 def _set(cfg: DictConfig, keys: list[str], value: Any, text: str) -> None:

@@ -2,10 +2,8 @@
 
 import dataclasses
 import enum
-import inspect
 import logging
 import os
-import re
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -13,10 +11,9 @@ import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from trainwright.checkpoint.files import atomic_write
-from trainwright.config.errors import ConfigImportError
 from trainwright.config.lazy.allowlist import PLAIN_CONTAINERS, is_never_named
-from trainwright.config.lazy.provenance import DefaultNode, is_default, is_trusted, raw_children
-from trainwright.config.lazy.targets import dotted_path, locate, short_name, signature_of
+from trainwright.config.lazy.provenance import DefaultNode, is_default, raw_children
+from trainwright.config.lazy.targets import dotted_path, short_name
 from trainwright.config.secrets import redact, warn_of_hidden, without_secrets
 from trainwright.config.yaml_file import Dumper
 
@@ -57,7 +54,7 @@ def to_yaml(cfg: Any, filename: str | os.PathLike[str], *, project_root: str | o
     if left_out:
         logger.warning(
             "%s: not restored when a run starts from this file: %s. Move functions and classes into an importable "
-            "module, describe objects with LazyCall, and let targets accept text for paths; or start from the Python"
+            "module, describe objects with LazyCall; or start from the Python"
             " file.",
             filename,
             "; ".join(left_out),
@@ -72,13 +69,6 @@ def to_plain(cfg: Any) -> tuple[Any, list[str]]:
     return writer.plain(cfg, ""), writer.left_out
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Argument:
-    target: Any
-    name: str
-    is_code: bool  # targets of data are not imported
-
-
 class _Writer:
     """Converts a configuration; collects the values that YAML cannot represent, and the keys of packaged defaults."""
 
@@ -86,14 +76,14 @@ class _Writer:
         self.left_out: list[str] = []
         self.defaults: list[str] = []
 
-    def plain(self, value: Any, path: str, argument: _Argument | None = None) -> Any:
-        """``argument``: the argument of a call that is or contains ``value``; None in plain settings."""
+    def plain(self, value: Any, path: str, *, in_call: bool = False) -> Any:
+        """``in_call``: it is an argument of a call, or in one."""
         if isinstance(value, DictConfig):
-            return self._mapping(value, path, argument)
+            return self._mapping(value, path, in_call)
         if isinstance(value, ListConfig):
             children = raw_children(value)
             return (
-                [self.plain(child, f"{path}[{index}]", argument) for index, child in children.items()]
+                [self.plain(child, f"{path}[{index}]", in_call=in_call) for index, child in children.items()]
                 if isinstance(value._value(), list)
                 else value._value()
             )
@@ -101,34 +91,31 @@ class _Writer:
             value = value._value()
         if value is None or type(value) in _PLAIN:
             return value
-        if isinstance(value, tuple) and hasattr(value, "_fields") and argument:
-            return self._named_tuple(value, path, argument)
         if isinstance(value, dict | list | tuple) and type(value) not in (dict, list, tuple):
             form = "dict" if isinstance(value, dict) else "list"
             self.left_out.append(f"{path} = {_short_repr(value)}, written as a plain {form}")
         if isinstance(value, dict):
-            return {_key(key): self.plain(child, f"{path}.{key}", argument) for key, child in value.items()}
+            return {_key(key): self.plain(child, f"{path}.{key}", in_call=in_call) for key, child in value.items()}
         if isinstance(value, list | tuple):
-            return [self.plain(child, f"{path}[{index}]", argument) for index, child in enumerate(value)]
-        return self._leaf(value, path, argument)
+            return [self.plain(child, f"{path}[{index}]", in_call=in_call) for index, child in enumerate(value)]
+        return self._leaf(value, path, in_call)
 
-    def _mapping(self, cfg: DictConfig, path: str, argument: _Argument | None) -> Any:
+    def _mapping(self, cfg: DictConfig, path: str, in_call: bool) -> Any:
         if not isinstance(cfg._value(), dict):
             return cfg._value()
         plain: dict[Any, Any] = {}
         children = raw_children(cfg)
-        target = children["_target_"]._value() if "_target_" in children else None
+        is_call = "_target_" in children
         object_type = cfg._metadata.object_type
-        if dataclasses.is_dataclass(object_type) and target is None and (name := dotted_path(object_type)):
+        if dataclasses.is_dataclass(object_type) and not is_call and (name := dotted_path(object_type)):
             plain["_target_"] = name  # fields of a dataclass: instantiating the node restores it
-            target = object_type
+            is_call = True
         for key, child in children.items():
             where = f"{path}.{key}" if path else str(key)
             if key == "_target_":
                 plain[key] = self._target(child, where)
             else:
-                own = None if target is None else _Argument(target, str(key), is_code=is_trusted(cfg))
-                plain[key if type(key) is str else _key(key)] = self.plain(child, where, own or argument)
+                plain[key if type(key) is str else _key(key)] = self.plain(child, where, in_call=in_call or is_call)
                 if isinstance(child, DefaultNode) and isinstance(key, str) and is_default(child):
                     self.defaults.append(where)
         if plain.get("_target_") in PLAIN_CONTAINERS and plain.get("_partial_"):
@@ -145,19 +132,17 @@ class _Writer:
             self._refused(raw, where)
         return raw
 
-    def _leaf(self, value: Any, path: str, argument: _Argument | None) -> Any:
+    def _leaf(self, value: Any, path: str, in_call: bool) -> Any:
         if isinstance(value, enum.Enum):
-            return self._member(value, path) if argument else value.name
+            return self._member(value, path) if in_call else value.name
         if isinstance(value, PurePath):
-            if argument and not _takes_text(argument):
-                self.left_out.append(f"{path} = {value!r}, written as text, and passed as text to its target")
             return str(value)
         for plain_type in (int, float, str):  # subclasses, such as numpy.float64
             if isinstance(value, plain_type):
                 return plain_type(value)
         if type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0:
-            return self.plain(value.item(), path, argument)
-        if argument and (node := _torch_node(value)):
+            return self.plain(value.item(), path)
+        if in_call and (node := _torch_node(value)):
             return node
         if callable(value) and (name := dotted_path(value)):
             if is_never_named(name):
@@ -172,15 +157,6 @@ class _Writer:
             self.left_out.append(f"{path} = {member!r}, written as its name")
             return member.name
         return {"_target_": name, "value": member.value}
-
-    def _named_tuple(self, value: Any, path: str, argument: _Argument) -> Any:
-        """A call of the class with the fields."""
-        fields = {key: self.plain(child, f"{path}.{key}", argument) for key, child in value._asdict().items()}
-        name = dotted_path(type(value))
-        if name is None or is_never_named(name):
-            self.left_out.append(f"{path} = {_short_repr(value)}, written as a plain list")
-            return list(fields.values())
-        return {"_target_": name, **fields}
 
     def _refused(self, name: str, path: str) -> None:
         self.left_out.append(f"{path} = {name}, which a YAML file may not name")
@@ -208,23 +184,6 @@ def _torch_node(value: Any) -> dict[str, Any] | None:
         index = {} if value.index is None else {"index": value.index}
         return {"_target_": kind, "type": value.type, **index}
     return None
-
-
-def _takes_text(argument: _Argument) -> bool:
-    """Whether the annotation of the parameter accepts text."""
-    target = argument.target
-    if isinstance(target, str):
-        try:
-            target = locate(target) if argument.is_code else None
-        except ConfigImportError:
-            return False
-    signature = signature_of(target) if target is not None else None
-    parameter = signature.parameters.get(argument.name) if signature else None
-    if parameter is None:
-        return False
-    annotation = parameter.annotation
-    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-    return re.search(r"\b(str|StrPath|PathLike|Any|object)\b", text) is not None
 
 
 def _key(key: Any) -> Any:

@@ -23,7 +23,6 @@ from trainwright.config.errors import (
 )
 from trainwright.config.lazy.instantiation import SPECIAL_KEYS, TARGET, find_target
 from trainwright.config.lazy.lazy_config import PACKAGED, SECTIONS, section_fault
-from trainwright.config.lazy.overrides import override_key
 from trainwright.config.lazy.provenance import (
     are_several,
     is_trusted,
@@ -35,7 +34,6 @@ from trainwright.config.lazy.provenance import (
     value_at,
 )
 from trainwright.config.lazy.targets import unknown_arguments
-from trainwright.config.schema.aliases import canonical_key
 from trainwright.config.schema.sections import milestone_fault
 from trainwright.config.secrets import is_secret_name
 
@@ -49,32 +47,24 @@ _OPTIMIZER_NUMBERS = ("lr", "weight_decay", "eps", "momentum")
 _ALSO_ACCEPTED = {"do_bias_correction"}
 
 
-def validate(cfg: DictConfig, *, source: str | None = None, overrides: Sequence[str] = ()) -> None:
+def validate(cfg: DictConfig, *, source: str | None = None) -> None:
     """Check a configuration that :func:`~trainwright.config.schema.sections.complete` has completed.
 
-    ``source`` is its file, ``overrides`` are those of the command line: the message names the one that set a wrong
-    value. Targets are imported but not called.
+    ``source`` is its file. A message names the override that set a wrong value. Targets are imported but not called.
     """
     faults = [*_section_faults(cfg), *_setting_faults(cfg), *_rate_faults(cfg), *_target_faults(cfg)]
     if not faults:
         return
     source = source or origin_of(cfg)
-    lines = [_line(cfg, fault, source, overrides) for fault in faults]
+    lines = [_line(cfg, fault, source) for fault in faults]
     if len(lines) == 1:
         raise error_of(faults, lines[0])
     raise error_of(faults, "\n  ".join([f"{len(lines)} faults in the configuration:", *lines]))
 
 
-def _line(cfg: DictConfig, fault: Fault, source: str | None, overrides: Sequence[str]) -> str:
-    def touches(text: str) -> bool:
-        key = canonical_key(override_key(text))
-        return key == fault.path or fault.path.startswith(key + ".") or key.startswith(fault.path + ".")
-
-    by = [text for text in overrides if touches(text)]
-    if not by and (text := override_at(cfg, fault.path)) is not None:
-        by = [text]
-    if by:
-        place = f" (set by an override on the command line: {by[-1]!r})"
+def _line(cfg: DictConfig, fault: Fault, source: str | None) -> str:
+    if (override := override_at(cfg, fault.path)) is not None:
+        place = f" (set by an override on the command line: {override!r})"
     else:
         file = fault.origin or source
         place = f" (in {shown(file)})" if file and not Path(file).is_relative_to(PACKAGED) else ""
@@ -144,7 +134,7 @@ def _loader_faults(cfg: DictConfig) -> Iterator[Fault]:
 
 
 def _setting_faults(cfg: DictConfig) -> Iterator[Fault]:
-    """Faults of the train and graph sections, in the order of the configuration."""
+    """Faults of the train and graph sections."""
     from trainwright.config.settings import KEYS, SECTIONS, type_of_sections  # here: loads pydantic
     from trainwright.config.validation import section_faults
 
@@ -153,7 +143,7 @@ def _setting_faults(cfg: DictConfig) -> Iterator[Fault]:
     values = {k: _plain(v, k, faults) for k, v in sections.items() if v is not None and section_fault(k, v) is None}
     without_value = {fault.path for fault in faults}
     faults += [fault for fault in section_faults(type_of_sections(), values, _hint) if fault.path not in without_value]
-    yield from sorted(faults, key=lambda fault: _position(values, fault.path))
+    yield from faults
     yield from _faults_together(values.get("train", {}), faults)
     milestones = value_at(value_at(sections["train"], "scheduler"), "milestones")
     if milestones is not None:
@@ -205,15 +195,6 @@ def _plain(value: Any, path: str, faults: list[Fault]) -> Any:
         if fault is not None:
             faults.append(fault)
     return list(plain.values()) if isinstance(value, ListConfig) else {str(key): item for key, item in plain.items()}
-
-
-def _position(values: Any, path: str) -> list[int]:
-    found = []
-    for key in path.split("."):
-        keys = list(values) if isinstance(values, dict) else []
-        found.append(keys.index(key) if key in keys else len(keys))
-        values = values[key] if key in keys else None
-    return found
 
 
 def _rate_faults(cfg: DictConfig) -> Iterator[Fault]:
@@ -299,16 +280,8 @@ def _missing_fault(where: str) -> Fault:
 
 def _is_one_typo_apart(name: str, known: str) -> bool:
     """Whether one letter is missing, wrong or added, or two are exchanged. A plural is another name."""
-    if name == known or name == known + "s":
-        return False
-    if len(name) == len(known):
-        unequal = [i for i in range(len(known)) if name[i] != known[i]]
-        if len(unequal) == 2 and unequal[1] == unequal[0] + 1:
-            first, second = unequal
-            return name[first] == known[second] and name[second] == known[first]
-        return len(unequal) == 1
-    shorter, longer = sorted((name, known), key=len)
-    return len(longer) == len(shorter) + 1 and any(longer[:i] + longer[i + 1 :] == shorter for i in range(len(longer)))
+    is_plural, is_as_long = name == known + "s", abs(len(name) - len(known)) <= 1
+    return not is_plural and is_as_long and difflib.SequenceMatcher(None, name, known).ratio() >= 0.8
 
 
 @functools.cache  # once for each key

@@ -126,9 +126,8 @@ def default_setup(cfg: DictConfig, args: argparse.Namespace | None = None) -> No
         ConfigError: the configuration cannot run; the message lists every fault.
     """
     source: str | None = getattr(args, "config_file", None) or None
-    overrides: Sequence[str] = getattr(args, "opts", None) or ()
     log_to_console(launched_rank())  # before the first warning
-    whole = checked(cfg, source=source, overrides=overrides)
+    whole = checked(cfg, source=source)
     with open_dict(cfg):
         for section in whole:
             cfg[section] = whole[section]
@@ -223,14 +222,14 @@ def started(cfg: DictConfig) -> tuple[DictConfig, torch.device]:
     return whole, device
 
 
-def checked(cfg: DictConfig, *, source: str | None = None, overrides: Sequence[str] = ()) -> DictConfig:
+def checked(cfg: DictConfig, *, source: str | None = None) -> DictConfig:
     """A complete copy of ``cfg``, in which everything is resolved that needs neither processes nor data.
 
-    ``source`` and ``overrides``: where its settings come from, for messages.
+    ``source``: its file, for messages.
     """
     whole = complete(cfg)
     remember_secrets(whole)
-    validate(whole, source=source, overrides=overrides)
+    validate(whole, source=source)
     apply_dev_run(whole)
     whole.train.output_dir = _as_text(os.path.expanduser(whole.train.output_dir))
     resolve_eval_mode(whole)
