@@ -252,19 +252,3 @@ def test_expanded_buffers_come_back(tmp_path):
     for name, value in saved.state_dict().items():
         assert torch.equal(model.state_dict()[name], value), name
     assert model.layer.weight is weight
-
-
-@pytest.mark.parametrize("name", ["metadata", "__metadata__", "\ud800", "\\ud800", "weight#2"])
-def test_a_parameter_may_have_any_name(name, tmp_path):
-    model = nn.Module()
-    for number, there in enumerate([name, "__metadata__#2", "weight"]):
-        model.register_parameter(there, nn.Parameter(torch.full((3,), float(number))))
-    model.register_parameter("tied", model._parameters[name])
-    Checkpointer(model, tmp_path).save("a")
-    checkpoint.verify(tmp_path / "a", deep=True)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.fill_(5)
-    Checkpointer(model).load(tmp_path / "a")
-    for number, there in enumerate([name, "__metadata__#2", "weight"]):
-        assert model._parameters[there].tolist() == [number] * 3

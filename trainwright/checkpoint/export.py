@@ -11,7 +11,7 @@ from trainwright.checkpoint.files import commit_folder, temporary_sibling
 from trainwright.checkpoint.folder import WEIGHTS_NAME
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.safetensors_file import TensorFile, bytes_of
-from trainwright.checkpoint.safetensors_header import RENAMED, TIED
+from trainwright.checkpoint.safetensors_header import TIED
 from trainwright.checkpoint.shard_index import state_of, tensor_files
 from trainwright.checkpoint.shards import ShardReader, StoredTensor
 from trainwright.checkpoint.state_files import EXTRA, MODEL, MODEL_EXTRA, state_names
@@ -42,12 +42,12 @@ def _export(checkpoint: Path, folder: Path) -> dict[str, StoredTensor]:
     for name in copies:  # of a weight that several pipeline stages hold: other programs expect it once
         del tensors[name]
     tied = {name: copies.get(first, first) for name, first in reader.index.tied.items()} | copies
-    metadata = {TIED: tied, RENAMED: reader.index.renamed}
+    metadata = {TIED: json.dumps(tied)} if tied else {}
     temporary = temporary_sibling(folder)
     try:
         temporary.mkdir()
         with open(temporary / WEIGHTS_NAME, "xb") as file:
-            _write(tensors, {key: json.dumps(names) for key, names in metadata.items() if names}, file)
+            _write(tensors, metadata, file)
         for name in _attached(manifest):
             (temporary / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(checkpoint / name, temporary / name)

@@ -83,6 +83,7 @@ class TensorFile:
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+        assert "__metadata__" not in tensors, "the format has this name for other things"
         # Wide elements first, so that each tensor starts at a multiple of its element size.
         ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
         entries: dict[str, object] = {"__metadata__": {"format": "pt", **(metadata or {})}}

@@ -7,9 +7,7 @@ makes the same checks when it reads tensors, except that it silently uses the la
 import json
 import math
 import os
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,6 @@ TIED = "tied"  # metadata key: JSON of {name that is not in the file: name that 
 COPIES = (
     "copies"  # metadata key: JSON of {name of a copy on a later pipeline stage: name of the tensor that it repeats}
 )
-RENAMED = "renamed"  # metadata key: JSON of {name in the file: name that the format cannot hold}
 _BITS = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
     **dict.fromkeys(("F32", "I32", "U32"), 32),
@@ -71,14 +68,13 @@ def read_header(path: Path) -> Header:
 def open_tensors(path: Path) -> Any:  # a safe_open, which has no annotations
     """The file, to read single tensors by ``get_tensor(name)``."""
     try:
-        with _utf8_name(path) as name_of_file:
-            return safe_open(name_of_file, "pt")
+        return safe_open(str(path), "pt")
     except SafetensorError as error:
         raise CheckpointError(f"{path}: not a safetensors file ({error}).") from error
 
 
 def names_in(metadata: Mapping[str, str], key: str) -> dict[str, str]:
-    """The names in a file's metadata under ``key``, which is TIED, COPIES or RENAMED."""
+    """The names in a file's metadata under ``key``, which is TIED or COPIES."""
     try:
         names = json.loads(metadata.get(key, "{}"))
     except (ValueError, RecursionError):
@@ -132,17 +128,3 @@ def _check_places(tensors: dict[str, TensorEntry], data_bytes: int) -> None:
         reached = entry.end
     if reached != data_bytes:
         raise ValueError(f"its tensors have {reached:,} bytes, the file has {data_bytes:,} for them")
-
-
-@contextmanager
-def _utf8_name(path: Path) -> Iterator[str]:
-    """A name of the file that the library can open: it requires UTF-8."""
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        with tempfile.TemporaryDirectory() as folder:
-            link = Path(folder, "tensors")
-            link.symlink_to(path.resolve())
-            yield str(link)
-    else:
-        yield str(path)

@@ -15,7 +15,7 @@ from typing import Any
 
 from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.manifest import Manifest
-from trainwright.checkpoint.safetensors_header import COPIES, RENAMED, TIED, Header, names_in, read_header
+from trainwright.checkpoint.safetensors_header import COPIES, TIED, Header, names_in, read_header
 
 OFFSETS = "DCP_SHARDING_INFO"  # metadata key: JSON of {name: {"saved_offsets": [...]}}, as torch writes it
 SHAPES = "shapes"  # metadata key: JSON of {name: shape of the complete tensor}
@@ -90,7 +90,6 @@ class Index:
 
     tensors: dict[str, IndexEntry]
     tied: dict[str, str]  # {name that is in no file: name that holds the same tensor}
-    renamed: dict[str, str]  # {name in the files: name that the format cannot hold}
     copies: dict[str, str]  # {name of a copy on another pipeline stage: name of the tensor that it repeats}
 
 
@@ -100,11 +99,10 @@ def read_index(folder: Path, files: Iterable[str]) -> Index:
     Raises:
         CheckpointError: a value of a tensor is in no file or in several.
     """
-    index = Index({}, {}, {}, {})
+    index = Index({}, {}, {})
     for file in files:
         header = read_header(folder / file)
         index.tied.update(names_in(header.metadata, TIED))
-        index.renamed.update(names_in(header.metadata, RENAMED))
         index.copies.update(names_in(header.metadata, COPIES))
         try:
             _add(index.tensors, file, header)

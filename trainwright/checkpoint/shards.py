@@ -160,9 +160,7 @@ class ShardReader:
     def stored(self) -> dict[str, StoredTensor]:
         """The tensors by name, tied ones under each of their names."""
         index = self.index
-        found = {
-            index.renamed.get(name, name): StoredTensor(self, name, entry) for name, entry in index.tensors.items()
-        }
+        found = {name: StoredTensor(self, name, entry) for name, entry in index.tensors.items()}
         return {**found, **{name: found[first] for name, first in index.tied.items() if first in found}}
 
     def path_of(self, entry: IndexEntry) -> Path:

@@ -44,8 +44,7 @@ ALLOWED = (
 )
 _ALLOWED_KEYS = "str, int, float, bool, None, bytes, and tuples of these"
 _DICT_TAGS: dict[type, str] = {dict: "$dict", OrderedDict: "$ordered_dict", Counter: "$counter"}
-_MAX_BITS = 14_000
-_ARRAY_DTYPE = re.compile(r"[<>|=][biufcSUmM]\d+(\[\d*[A-Za-z]+\])?")  # no objects, no nested formats
+_ARRAY_DTYPE = re.compile(r"[<>|=][biufcSUmM][1-9]\d*(\[\d*[A-Za-z]+\])?")  # no objects, no nested formats
 
 
 class Stateful(Protocol):
@@ -160,10 +159,6 @@ class _Encoder:
     def encode(self, value: Any, path: tuple[str, ...]) -> Any:
         kind = type(value)
         if value is None or kind in (bool, int, str):
-            if kind is int and value.bit_length() > _MAX_BITS:  # Python does not convert longer ints to text
-                raise CheckpointTypeError(
-                    f"{_shown(path)}: got an int of {value.bit_length():,} bits; at most {_MAX_BITS:,}."
-                )
             return value
         if kind is float:
             return value if math.isfinite(value) else {"$float": str(value)}
@@ -204,11 +199,6 @@ class _Encoder:
 
     def _encode_array(self, array: Any, path: tuple[str, ...]) -> dict[str, object]:
         scalar = isinstance(array, np.generic)
-        if scalar and isinstance(array, bytes | str):  # arrays drop trailing zeros, and hold no empty strings
-            text = base64.b64encode(array).decode() if isinstance(array, bytes) else "".join(array)
-            plain = np.bytes_ if isinstance(array, bytes) else np.str_
-            if type(array) is plain:
-                return {"$numpy_bytes" if plain is np.bytes_ else "$numpy_str": text}
         is_plain = not scalar or type(array) is array.dtype.type
         if not _ARRAY_DTYPE.fullmatch(array.dtype.str) or array.dtype.names or not is_plain:
             raise CheckpointTypeError(
@@ -257,8 +247,6 @@ class _Decoder:
             "$counter": lambda pairs: Counter(dict(self._pairs(pairs))),
             "$tensor": self._decode_tensor,
             "$array": self._decode_array,
-            "$numpy_bytes": lambda text: np.bytes_(_decode_bytes(text)),
-            "$numpy_str": np.str_,
         }
 
     def decode(self, tree: Any) -> Any:

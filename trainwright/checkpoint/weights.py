@@ -6,7 +6,6 @@ import re
 import warnings
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.files import irregular
 from trainwright.checkpoint.safetensors_file import check_tensor, local_of, read_tensors, tensor_key
-from trainwright.checkpoint.safetensors_header import COPIES, RENAMED, TIED, names_in, read_header
+from trainwright.checkpoint.safetensors_header import COPIES, TIED, names_in, read_header
 from trainwright.checkpoint.shard_index import is_share
 from trainwright.parallel.dist import TIED_COPY
 from trainwright.parallel.wrappers import load_model_state, model_state, plain_name, unwrap
@@ -51,13 +50,10 @@ def split_model_state(
             tensors[name] = value
         else:
             tied[name] = first
-    renamed = {_name_in_file(name, tensors): name for name in tensors if not _is_file_name(name)}
-    stored = {name: stored for stored, name in renamed.items()}
     copies = _copies_on_stages(model) if is_sharded else {}
     metadata = {TIED: json.dumps(tied)} if tied else {}
     metadata |= {COPIES: json.dumps(copies)} if copies else {}
-    metadata |= {RENAMED: json.dumps(renamed)} if renamed else {}
-    return {stored.get(name, name): tensor for name, tensor in tensors.items()}, metadata, extra_state
+    return tensors, metadata, extra_state
 
 
 def _copies_on_stages(model: nn.Module) -> dict[str, str]:
@@ -67,20 +63,6 @@ def _copies_on_stages(model: nn.Module) -> dict[str, str]:
         for name, parameter in unwrap(model).named_parameters()
         if (first := getattr(parameter, TIED_COPY, None)) is not None
     }
-
-
-def _is_file_name(name: str) -> bool:
-    """Whether a tensor can have this name in a safetensors file."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:  # a lone surrogate
-        return False
-    return name != "__metadata__"
-
-
-def _name_in_file(name: str, taken: Iterable[str]) -> str:
-    base = name.encode(errors="backslashreplace").decode()
-    return next(free for number in count(2) if (free := f"{base}#{number}") not in taken)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -97,8 +79,6 @@ def read_weights(path: Path) -> dict[str, Tensor]:
                 f"{path}: holds the parts of the tensors that one process had; give the checkpoint, {path.parent}."
             )
         tensors, metadata = read_tensors(path)
-        renamed = names_in(metadata, RENAMED)
-        tensors = {renamed.get(name, name): tensor for name, tensor in tensors.items()}
         tied = names_in(metadata, TIED)
         return {**tensors, **{name: tensors[first] for name, first in tied.items() if first in tensors}}
     if path.suffix in (".pt", ".pth"):

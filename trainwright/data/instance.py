@@ -1,7 +1,6 @@
 """Instance: a sample or a batch as named fields, the arguments of the model's ``forward``."""
 
-import copy
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -11,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from trainwright.config.errors import ConfigTypeError
+from trainwright.data.batch import rebuilt
 from trainwright.data.errors import DataError, difference
 
 
@@ -64,17 +64,7 @@ class DistTensorData:
 
 def pinned(batch: Any) -> Any:
     """The batch with its tensors copied to page-locked memory."""
-    if isinstance(batch, Tensor) or hasattr(batch, "pin_memory"):
-        return batch.pin_memory()
-    if isinstance(batch, Mapping):
-        copied = copy.copy(batch) if isinstance(batch, MutableMapping) else dict(batch)
-        copied.update((name, pinned(value)) for name, value in batch.items())
-        return copied
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*map(pinned, batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(map(pinned, batch))
-    return batch
+    return rebuilt(lambda value: value.pin_memory() if hasattr(value, "pin_memory") else value, batch)
 
 
 class Instance:
@@ -137,7 +127,8 @@ class Instance:
 
     def pin_memory(self, device: object = None) -> "Instance":
         """A copy in page-locked memory, for asynchronous copies to an accelerator. Called by the loader."""
-        return Instance(**{name: pinned(value) for name, value in self.__dict__.items()})
+        batch: Instance = pinned(self)
+        return batch
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(

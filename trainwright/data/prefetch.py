@@ -4,15 +4,15 @@ Order and content of the batches do not change. Reading is one batch ahead of tr
 a resumed run counts the batches trained on, not the batches read.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from trainwright.data.batch import moved_object
-from trainwright.data.instance import DistTensorData, Instance
+from trainwright.data.batch import moved_object, rebuilt
 
 _WITH_STREAMS = ("cuda", "xpu")
 
@@ -75,7 +75,7 @@ class SideStream:
         """Start the copy: the batch on the device, and its tensors that are still being copied."""
         tensors: list[Tensor] = []
         with self._stream:
-            return _on(self._device, batch, tensors), tensors
+            return rebuilt(partial(_on, self._device, tensors), batch), tensors
 
     def wait_for(self, tensors: list[Tensor]) -> None:
         """Make all later computations wait for these tensors."""
@@ -86,29 +86,17 @@ class SideStream:
                 tensor.record_stream(current)  # its memory must not be reused for the next copy while a step reads it
 
 
-def _on(device: torch.device, value: Any, moved: list[Tensor]) -> Any:
-    """``value`` on the device. Tensors that had to be copied are added to ``moved``."""
-    kind = type(value)
+def _on(device: torch.device, moved: list[Any], value: Any) -> Any:
+    """A value on the device. If it had to be copied, its tensors are added to ``moved``."""
     if isinstance(value, Tensor):
         if value.device.type == device.type:  # created there, on the stream of the step
             return value
         moved.append(value.to(device, non_blocking=value.is_pinned()))
         return moved[-1]
-    if isinstance(value, Mapping):
-        return {name: _on(device, item, moved) for name, item in value.items()}
-    if kind is list:
-        return [_on(device, item, moved) for item in value]
     if isinstance(value, PackedSequence):
         packed = moved_object(value, device)
         moved.extend(part for part in packed if isinstance(part, Tensor) and part.device.type == device.type)
         return packed
-    if isinstance(value, tuple):
-        items = [_on(device, item, moved) for item in value]
-        return kind(*items) if hasattr(value, "_fields") else tuple(items)
-    if isinstance(value, Instance):
-        return Instance(**{name: _on(device, item, moved) for name, item in value.get_fields().items()})
-    if isinstance(value, DistTensorData):
-        return DistTensorData(_on(device, value.tensor, moved), value.sbp_list, value.placement_idx)
     if hasattr(value, "to") and hasattr(value, "record_stream"):  # without the second, the step copies it
         moved.append(moved_object(value, device))
         return moved[-1]

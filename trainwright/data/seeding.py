@@ -1,12 +1,11 @@
 """Random seeds as pure functions of (seed, place), and the three global generators that data sets draw from.
 
 The generators are ``random``, ``numpy.random`` and torch's on the CPU. Before a batch is read, their states are saved
-(`SavedGenerators`). If each generator then returns the number that follows its state, nothing was drawn. That takes
-about 7 us per batch and uses only public functions.
+(`SavedGenerators`). If they are the same afterwards, nothing was drawn.
 
-The states of Python and numpy are slow to read (7 and 30 us). Usually no code draws from these two in the training
-process between two batches, so their states are kept: one draw checks that a generator is still there, a second one
-that nothing was drawn while the batch was read, and setting the state again (of numpy: the seed) undoes both.
+The state of numpy is slow to read and to set (110 us). Usually no code draws from it in the training process between
+two batches, so its seed is kept: one draw checks that the generator is still at its seed, a second one that nothing was
+drawn while the batch was read, and seeding it again undoes both.
 """
 
 import functools
@@ -59,9 +58,7 @@ def seed_generators(key: bytes, place: str) -> None:
 
 def seed_everything(seed: int) -> None:
     """Seed Python's, numpy's and torch's generators (all devices) of this process."""
-    global _python
     random.seed(seed)
-    _python = None
     seed_numpy(seed % 2**32)  # the legacy generator, which is the one that transforms draw from, takes 32 bits
     torch.manual_seed(seed)
 
@@ -90,7 +87,7 @@ class SavedGenerators:
     __slots__ = ("_numpy", "_numpy_state", "_python", "_torch")
 
     def __init__(self) -> None:
-        self._python = _python_state()
+        self._python = random.getstate()
         self._torch = torch.default_generator.get_state()
         self._numpy_state: Any = None
         seed = _numpy_at_its_seed()
@@ -102,14 +99,12 @@ class SavedGenerators:
 
     def has_drawn(self) -> bool:
         """Whether a generator was drawn from, seeded, or set."""
-        if random.getrandbits(32) != self._python.second:
-            return True
-        if not torch.equal(torch.default_generator.get_state(), self._torch):
+        if random.getstate() != self._python or not torch.equal(torch.default_generator.get_state(), self._torch):
             return True
         return bool(_twister().random_raw() != self._numpy.second)
 
     def restore(self) -> None:
-        random.setstate(self._python.state)
+        random.setstate(self._python)
         torch.default_generator.set_state(self._torch)
         if self._numpy_state is None:
             np.random.seed(self._numpy.seed)
@@ -224,40 +219,12 @@ def unchanged_afterwards() -> Iterator[None]:
         _state_afterwards = before
 
 
-class _PythonState(NamedTuple):
-    """A state of Python's generator, and the next two numbers of 32 bits."""
-
-    state: tuple[Any, ...]
-    first: int
-    second: int
-
-
 class _Seed(NamedTuple):
     """A seed of numpy's generator, and the first two numbers that the generator gives after it."""
 
     seed: int
     first: int
     second: int
-
-
-def _python_state() -> _PythonState:
-    """The state of Python's generator, which then has given its ``first`` number.
-
-    The state is read only if the number differs from that of the latest state, so if there were draws in between.
-    """
-    global _python
-    before = random.getstate() if _python is None else None
-    first = random.getrandbits(32)
-    if _python is not None and _python.first == first:
-        return _python
-    version, words, normal = random.getstate()
-    second = random.getrandbits(32)
-    if before is None:
-        before = version, (*words[:-1], words[-1] - 1), normal  # the number that was drawn here: the next one again
-    random.setstate((version, words, None))  # a second normal number would be given without a draw
-    found = _PythonState(before, first, second)
-    _python = found if normal is None else None
-    return found
 
 
 def _numpy_at_its_seed() -> _Seed | None:
@@ -282,7 +249,6 @@ def _twister() -> Any:
     return np.random.get_bit_generator()  # type: ignore[attr-defined]  # public, and not in numpy's type stubs
 
 
-_python: _PythonState | None = None  # the latest
 _numpy_seed: _Seed | None = None
 _state_afterwards: dict[str, Any] | None = None
 _NUMPY_MARK = _Seed(0x7A3C59E1, 2034890414, 4134651746)  # any seed; so that numpy.random is not imported here

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from trainwright.data.batch import count_samples, fields, first_labels
 from trainwright.data.sample_names import index_of_place, sample_name
 from trainwright.evaluation.prediction_table import ID_FIELDS
-from trainwright.evaluation.sample_losses import LossesOfTorch, losses_of_samples, plain_losses, scores_of
+from trainwright.evaluation.sample_losses import LossesOfTorch, losses_of_samples, scores_of
 from trainwright.events.media import wide_dtype
 from trainwright.parallel.dist import (
     all_gather_object,
@@ -96,26 +96,10 @@ class WatchedEvaluation:
                 handle.remove()
             found = losses_of_samples(batch, outputs[-1] if outputs else None, size, losses)
             if mode is not None and not self._sizes:
-                # Without a loss in the first batch, there are none. One that scores and labels give as well is computed
-                # from these: the mode costs a call of Python for each operation.
-                self._reads_losses = bool(losses) and not self._is_plain(batch, outputs, size, losses, mode, found)
+                self._reads_losses = bool(losses)  # without a loss in the first batch, there are none
             self._add(batch, size, found, outputs)
 
         return watched_step
-
-    def _is_plain(
-        self,
-        batch: Any,
-        outputs: list[Any],
-        size: int,
-        losses: list[Tensor | None],
-        mode: LossesOfTorch,
-        found: Tensor | None,
-    ) -> bool:
-        if len(losses) != 1 or mode.has_arguments or found is None or not outputs:
-            return False
-        plain = plain_losses(batch, outputs[-1], size)
-        return plain is not None and torch.equal(plain, found)
 
     def _add(self, batch: Any, size: int, losses_B: Tensor | None, outputs: list[Any]) -> None:
         number = len(self._sizes)

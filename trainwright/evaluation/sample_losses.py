@@ -37,7 +37,6 @@ class LossesOfTorch(TorchFunctionMode):
     def __init__(self, num_samples: Callable[[], int], record: Callable[[Tensor | None], object]) -> None:
         super().__init__()
         self._num_samples, self._record, self._is_inside = num_samples, record, False
-        self.has_arguments = False  # a loss had others than its input and its target, such as weights of classes
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -54,11 +53,6 @@ class LossesOfTorch(TorchFunctionMode):
     @torch.no_grad()
     def _of_samples(self, function: Any, args: Any, kwargs: Any) -> Tensor | None:
         bound = _signature(function).bind(*args, **kwargs)
-        plain = {"input", "target", "reduction"}
-        self.has_arguments |= any(
-            name not in plain and value != bound.signature.parameters[name].default
-            for name, value in bound.arguments.items()
-        )
         bound.arguments |= {"reduction": "none", "size_average": None, "reduce": None}
         bound.arguments = {
             name: bound.arguments[name] for name in bound.signature.parameters if name in bound.arguments
@@ -88,11 +82,6 @@ def losses_of_samples(batch: Any, outputs: Any, size: int, recorded: Sequence[Te
     of_torch = [losses for losses in recorded if losses is not None and losses.shape == (size,)]
     if of_torch:
         return torch.stack(of_torch).sum(0)
-    return plain_losses(batch, outputs, size)
-
-
-def plain_losses(batch: Any, outputs: Any, size: int) -> Tensor | None:
-    """As :func:`losses_of_samples`, from scores and labels alone."""
     scores, labels = scores_of(outputs), first_labels(batch)
     if scores is None or labels is None or len(scores) != size or len(labels) != size:
         return None

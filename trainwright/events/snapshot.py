@@ -1,12 +1,12 @@
 """What writer threads read: the contents of a storage at one moment, while the training puts further values."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from trainwright.config.errors import ConfigError
 from trainwright.events.media import MediaView, Medium
 from trainwright.events.smoothing import HistoryBuffer
-from trainwright.events.storage import EventStorage, Scalar
+from trainwright.events.storage import EventStorage
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +55,10 @@ class StorageView(EventStorage):
     def media(self, after: int = 0) -> list[Medium]:
         return self._media_view.after(after)
 
-    def put_scalar(self, name: str, value: Scalar, smoothing_hint: bool = True) -> None:
-        raise self._refusal(f"put_scalar({name!r})")
-
-    def put_image(self, name: str, image: Any) -> None:
-        raise self._refusal(f"put_image({name!r})")
-
-    def put_histogram(self, name: str, values: Any, bins: int = 1000) -> None:
-        raise self._refusal(f"put_histogram({name!r})")
-
-    def put_text(self, name: str, text: str) -> None:
-        raise self._refusal(f"put_text({name!r})")
-
-    @staticmethod
-    def _refusal(call: str) -> ConfigError:
-        return ConfigError(
-            f"{call}: a writer runs in a background thread and reads a snapshot, which cannot be changed. Put metrics"
-            " in a hook, or set in_background = False in the writer's class: training then waits for this writer."
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise ConfigError(
+            "A writer runs in a background thread and reads a snapshot, which cannot be changed. Put metrics in a hook,"
+            " or set in_background = False in the writer's class: training then waits for this writer."
         )
+
+    put_scalar = put_image = put_histogram = put_text = _refuse
