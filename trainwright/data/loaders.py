@@ -99,16 +99,16 @@ def build_image_train_loader(
             **loader_options,
         )
         return loader, None, None
-    made = _train_loader(
+    # Only then: a sampler of the user's own takes the others.
+    more = {"lengths": sample_lengths(joined, bucket_by_length)} if bucket_by_length else {}
+    sampler = functools.partial(CyclicSampler, shuffle=True) if sampler is None else sampler
+    made = make_loader(
         joined,
-        train_batch_size,
-        sampler,
-        consumed_samples=consumed_samples,
+        _make_sampler(sampler, joined, train_batch_size, seed=seed, consumed_samples=consumed_samples, **more),
         seed=seed,
         num_workers=num_workers,
-        collate_fn=collate_fn,
-        mixup_func=mixup_func,
-        bucket_by_length=bucket_by_length,
+        collate_fn=_instantiated(collate_fn),
+        mixup_func=_instantiated(mixup_func),
         loader_options=loader_options,
     )
     return made, None, None
@@ -131,13 +131,13 @@ def build_image_test_loader(
         loader = eval_stream_loader(part, test_batch_size, num_workers, _instantiated(collate_fn))
         loader.is_sharded = True
         return loader
-    return _test_loader(
+    made = _make_sampler(SingleRoundSampler if sampler is None else sampler, joined, test_batch_size, seed=seed)
+    return make_loader(
         joined,
-        test_batch_size,
-        sampler,
+        made,
         seed=seed,
         num_workers=num_workers,
-        collate_fn=collate_fn,
+        collate_fn=_instantiated(collate_fn),
         loader_options=loader_options,
     )
 
@@ -150,43 +150,19 @@ def build_nlp_train_loader(
     num_workers: int = 4,
     consumed_samples: int = 0,
     seed: int = 0,
-    collate_fn: Callable[[list[Any]], Any] | None = None,
-    dataset_mixer: Callable[[list[Any]], Any] = ConcatDataset,
-    bucket_by_length: bool | str = False,
-    shuffle_buffer: int | None = None,
-    **loader_options: Any,
+    **options: Any,
 ) -> tuple[BatchLoader | StreamLoader, None, None]:
-    """As `build_image_train_loader`, without ``mixup_func``."""
+    """As `build_image_train_loader`."""
     return build_image_train_loader(
-        dataset,
-        train_batch_size,
-        test_batch_size,
-        sampler,
-        num_workers,
-        consumed_samples,
-        seed,
-        collate_fn,
-        dataset_mixer,
-        bucket_by_length=bucket_by_length,
-        shuffle_buffer=shuffle_buffer,
-        **loader_options,
+        dataset, train_batch_size, test_batch_size, sampler, num_workers, consumed_samples, seed, **options
     )
 
 
 def build_nlp_test_loader(
-    dataset: Any,
-    test_batch_size: int,
-    sampler: Any = None,
-    num_workers: int = 4,
-    seed: int = 0,
-    collate_fn: Callable[[list[Any]], Any] | None = None,
-    dataset_mixer: Callable[[list[Any]], Any] = ConcatDataset,
-    **loader_options: Any,
+    dataset: Any, test_batch_size: int, sampler: Any = None, num_workers: int = 4, seed: int = 0, **options: Any
 ) -> Any:
     """As `build_image_test_loader`."""
-    return build_image_test_loader(
-        dataset, test_batch_size, sampler, num_workers, seed, collate_fn, dataset_mixer, **loader_options
-    )
+    return build_image_test_loader(dataset, test_batch_size, sampler, num_workers, seed, **options)
 
 
 def build_nlp_train_val_test_loader(
@@ -205,7 +181,7 @@ def build_nlp_train_val_test_loader(
     dataset_mixer: Callable[[list[Any]], Any] = ConcatDataset,
     bucket_by_length: bool | str = False,
     **loader_options: Any,
-) -> tuple[BatchLoader | None, BatchLoader | None, BatchLoader | None]:
+) -> tuple[BatchLoader | StreamLoader | None, Any, Any]:
     """Train, validation and test loader over contiguous parts of each data set; None for a part without samples.
 
     ``splits`` has a row of three proportions for each data set, or one row for all: ``[[949, 50, 1]]``. The
@@ -218,42 +194,18 @@ def build_nlp_train_val_test_loader(
     """
     given = _dataset_list(dataset)
     train, *rest = train_val_test_datasets(given, splits, weights, train_val_test_num_samples, dataset_mixer)
-    shared: dict[str, Any] = {"seed": seed, "num_workers": num_workers, "collate_fn": collate_fn}
-    shared["loader_options"] = loader_options
-    of_train = {"consumed_samples": consumed_samples, "bucket_by_length": bucket_by_length, **shared}
-    train_loader = None if train is None else _train_loader(train, train_batch_size, train_sampler, **of_train)
+    shared: dict[str, Any] = {"num_workers": num_workers, "seed": seed, "collate_fn": collate_fn, **loader_options}
+    train_loader = None
+    if train is not None:
+        position: dict[str, Any] = {"consumed_samples": consumed_samples, "bucket_by_length": bucket_by_length}
+        train_loader, _, _ = build_image_train_loader(
+            train, train_batch_size, sampler=train_sampler, **position, **shared
+        )
     validation_loader, test_loader = (
-        None if part is None else _test_loader(part, test_batch_size, test_sampler, **shared) for part in rest
+        None if part is None else build_image_test_loader(part, test_batch_size, test_sampler, **shared)
+        for part in rest
     )
     return train_loader, validation_loader, test_loader
-
-
-def _train_loader(
-    dataset: Any,
-    batch_size: int,
-    sampler: Any,
-    *,
-    consumed_samples: int,
-    seed: int,
-    bucket_by_length: bool | str = False,
-    **rest: Any,
-) -> BatchLoader:
-    # Only then: a sampler of the user's own takes the others.
-    more = {"lengths": sample_lengths(dataset, bucket_by_length)} if bucket_by_length else {}
-    sampler = functools.partial(CyclicSampler, shuffle=True) if sampler is None else sampler
-    made = _make_sampler(sampler, dataset, batch_size, seed=seed, consumed_samples=consumed_samples, **more)
-    return _loader(dataset, made, seed=seed, **rest)
-
-
-def _test_loader(dataset: Any, batch_size: int, sampler: Any, *, seed: int, **rest: Any) -> BatchLoader:
-    made = _make_sampler(SingleRoundSampler if sampler is None else sampler, dataset, batch_size, seed=seed)
-    return _loader(dataset, made, seed=seed, **rest)
-
-
-def _loader(dataset: Any, sampler: Any, *, collate_fn: Any, mixup_func: Any = None, **rest: Any) -> BatchLoader:
-    return make_loader(
-        dataset, sampler, collate_fn=_instantiated(collate_fn), mixup_func=_instantiated(mixup_func), **rest
-    )
 
 
 def _make_sampler(sampler: Any, dataset: Any, batch_size: int, **settings: Any) -> Any:
