@@ -430,7 +430,7 @@ class Checkpointer:
 
     def _share(self, sharing: Sharing | None, extra: Mapping[str, Any], attached: Mapping[str, bytes]) -> Share:
         return serialize(
-            self._saved_model(),
+            self.model if self._weights is None else self._weights(),
             self.checkpointables,
             extra,
             attached,
@@ -455,9 +455,6 @@ class Checkpointer:
             return alike
         with raised_together():
             return self._writer.stage(files, iteration)
-
-    def _saved_model(self) -> nn.Module:
-        return self.model if self._weights is None else self._weights()
 
     @property
     def _is_writer(self) -> bool:

@@ -315,7 +315,9 @@ def write_checkpoint(
     with contextlib.ExitStack() as stack:
 
         def begin() -> tuple[str, Manifest]:
-            _check_replaceable(path)
+            is_replaceable = path.is_dir() and (is_checkpoint(path) or path.is_symlink() or not any(path.iterdir()))
+            if path.exists() and not is_replaceable:
+                raise CheckpointError(f"{path}: exists and is not a checkpoint; save under another name.")
             manifest = new_manifest()
             stack.enter_context(locked(path.parent))
             temporary = temporary_sibling(path)
@@ -344,12 +346,6 @@ def _commit(path: Path, temporary: Path, manifest: Manifest, before: Committed |
         (temporary / MANIFEST_NAME).write_bytes(manifest.to_bytes())
         commit_folder(temporary, folder)
     return Committed(real_path(path), manifest)
-
-
-def _check_replaceable(path: Path) -> None:
-    """Raise unless ``path`` is free, or a checkpoint that a new one may replace."""
-    if path.exists() and not (path.is_dir() and (is_checkpoint(path) or path.is_symlink() or not any(path.iterdir()))):
-        raise CheckpointError(f"{path}: exists and is not a checkpoint; save under another name.")
 
 
 def _committed_alike(path: Path, manifest: Manifest, before: Committed) -> Committed | None:

@@ -95,7 +95,10 @@ class BatchReader:
         dataset, left = self.dataset, iter(indices)
         try:
             if self._epoch_setters:
-                samples = [self._sample(indices, number) for number, _ in enumerate(left)]
+                samples = []
+                for number, index in enumerate(left):
+                    self._set_epoch(indices.epoch_of(number))
+                    samples.append(dataset[index])
             else:
                 samples = [*map(dataset.__getitem__, left)]
                 if len(samples) < len(indices):  # map takes a StopIteration of the data set for its own end
@@ -129,10 +132,6 @@ class BatchReader:
             raise
         self._record_draws()
         return sample
-
-    def _sample(self, indices: SampleIndices, number: int) -> Any:
-        self._set_epoch(indices.epoch_of(number))
-        return self.dataset[indices[number]]
 
     def _set_epoch(self, epoch: int) -> None:
         """Tell the data set. What it draws is the same in each worker."""

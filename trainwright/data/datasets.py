@@ -156,7 +156,12 @@ class MNIST(_Images):
 
 
 def _find_files(root: Path, names: tuple[str, ...], *, download: bool, source_url: str | None) -> list[Path]:
-    sources = MIRRORS if source_url is None else (_checked_url(source_url),)
+    if source_url is not None and not source_url.startswith(("https://", "file://")):
+        raise ConfigError(
+            f"MNIST.source_url: got {source_url!r}; it must begin with https:// (or file:// for a copy on your own"
+            " disk)."
+        )
+    sources = MIRRORS if source_url is None else (f"{source_url.removesuffix('/')}/",)
     found = {name: _find_file(root, name) for name in names}
     failures: list[str] = []
     for name in names:
@@ -180,14 +185,6 @@ def _find_file(root: Path, name: str) -> Path | None:
             if path.is_file():
                 return path
     return None
-
-
-def _checked_url(url: str) -> str:
-    if not url.startswith(("https://", "file://")):
-        raise ConfigError(
-            f"MNIST.source_url: got {url!r}; it must begin with https:// (or file:// for a copy on your own disk)."
-        )
-    return url if url.endswith("/") else f"{url}/"
 
 
 def _download(folder: Path, file_name: str, sources: tuple[str, ...], failures: list[str]) -> Path | None:

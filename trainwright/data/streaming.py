@@ -377,7 +377,10 @@ class StreamLoader:
 
     def __iter__(self) -> Iterator[Any]:
         self.load_state_dict(self.state_dict())  # workers that have read ahead are closed
-        self._log_dropped()
+        dropped = sum(position["samples"] for position in self._positions.values())
+        if dropped and not has_state(self.reader.dataset):
+            name = type(self.dataset).__name__
+            logger.info("%s has no state_dict: %d samples are read again and dropped.", name, dropped)
         self.reader.infinite = self.infinite
         loader = DataLoader(self.reader, None, num_workers=self.num_workers, collate_fn=unchanged, **self._options)
         items = iter(loader) if self.num_workers == 0 else WorkerBatches(loader)
@@ -431,13 +434,6 @@ class StreamLoader:
             self._positions = {worker: {**_START, "epoch": epoch} for worker in range(max(1, self.num_workers))}
             self._trained = (-1, state["batches"])
         self.reader.starts, self.reader.last_worker = self._positions.copy(), self._trained[0]
-
-    def _log_dropped(self) -> None:
-        dropped = sum(position["samples"] for position in self._positions.values())
-        if dropped and not has_state(self.reader.dataset):
-            logger.info(
-                "%s has no state_dict: %d samples are read again and dropped.", type(self.dataset).__name__, dropped
-            )
 
     def __repr__(self) -> str:
         name = type(self.dataset).__name__

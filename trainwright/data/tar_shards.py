@@ -190,14 +190,10 @@ def _image(content: bytes) -> Any:
     return image
 
 
-def _array(content: bytes) -> Any:
-    return np.load(io.BytesIO(content), allow_pickle=False)
-
-
 DECODERS: dict[str, Callable[[bytes], Any]] = {
     "cls": int,
     "json": json.loads,
     "txt": bytes.decode,
-    "npy": _array,
+    "npy": lambda content: np.load(io.BytesIO(content), allow_pickle=False),
     **dict.fromkeys(("jpg", "jpeg", "png", "webp"), _image),
 }

@@ -6,7 +6,7 @@ B batch, C classes, K the largest k asked for.
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 from operator import add, mul
 from typing import Any, Self
 
@@ -55,7 +55,11 @@ class ClsEvaluator(DatasetEvaluator):
         labels_B: Tensor = required(inputs, "labels", evaluator=self, where="the batch")
         _check(scores_BC, labels_B)
         num_classes = scores_BC.shape[1]
-        self._say_once_if_capped(num_classes)
+        if not self._capped and max(self.topk) > num_classes:
+            self._capped = True
+            names = ", ".join(f"Acc@{k}" for k in self.topk if k > num_classes)
+            text = "%s: there are only %d classes, so all of them count and it is always 100."
+            logger.warning(text, names, num_classes)
 
         best_BK = scores_BC.topk(min(max(self.topk), num_classes), dim=1).indices
         labels_B = labels_B.to(best_BK.device, torch.int64)
@@ -94,13 +98,6 @@ class ClsEvaluator(DatasetEvaluator):
         before = labels.new_zeros(1) if self._labels is None else self._labels.to(labels.device)
         self._labels = torch.stack(torch.cat([before, labels]).aminmax())
         self._num_classes = max(self._num_classes, num_classes)
-
-    def _say_once_if_capped(self, num_classes: int) -> None:
-        if self._capped or max(self.topk) <= num_classes:
-            return
-        self._capped = True
-        names = ", ".join(f"Acc@{k}" for k in self.topk if k > num_classes)
-        logger.warning("%s: there are only %d classes, so all of them count and it is always 100.", names, num_classes)
 
 
 def _check(scores_BC: Tensor, labels_B: Tensor) -> None:
@@ -183,16 +180,12 @@ class BLEUEvaluator(DatasetEvaluator):
                 f"but got {_length(candidates)} and {_length(references)}."
             )
         if self._metric is None:
-            self._metric = self._build_metric()
+            text = load_package("torchmetrics.text", "BLEUEvaluator", _INSTALL)
+            settings: dict[str, Any] = {"n_gram": self.n_gram, "smooth": self.smooth, "sync_on_compute": False}
+            sacre = partial(text.SacreBLEUScore, tokenize=self.tokenize)
+            self._metric = (text.BLEUScore if self.tokenize is None else sacre)(**settings)
         self._metric.update(candidates, [[one] if isinstance(one, str) else list(one) for one in references])
         self._num_samples += len(candidates)
-
-    def _build_metric(self) -> Any:
-        text = load_package("torchmetrics.text", "BLEUEvaluator", _INSTALL)
-        settings: dict[str, Any] = {"n_gram": self.n_gram, "smooth": self.smooth, "sync_on_compute": False}
-        if self.tokenize is None:
-            return text.BLEUScore(**settings)
-        return text.SacreBLEUScore(tokenize=self.tokenize, **settings)
 
     def merge_state(self, others: Sequence[Self]) -> None:
         for other in others:

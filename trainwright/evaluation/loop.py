@@ -85,7 +85,10 @@ def run_evaluation(
     if watched is not None:
         step = watched.around(step)
     step, pad = _on_stages(model, step, pad, skip)
-    _share_buffers(model)
+    # Checkpoints hold the buffers of rank 0, and training continues with them: batch norms count different batches on
+    # each rank, and data parallelism takes rank 0's at its next forward, too.
+    for buffer in model.buffers():
+        broadcast_over_data(buffer.detach())
     is_joint = computes_together(model)
     weights = gathered(model) if is_joint and pad is None else nullcontext()
     is_joint, without_count = is_joint and pad is not None, pad or step
@@ -250,15 +253,6 @@ def inference_on_dataset(
         skip=evaluators.skip,
         pad=pad,
     )
-
-
-def _share_buffers(model: nn.Module) -> None:
-    """Evaluate with rank 0's buffers on every rank: checkpoints hold these, and training continues with them.
-
-    Batch norms count different batches on each rank; data parallelism takes rank 0's at its next forward, too.
-    """
-    for buffer in model.buffers():
-        broadcast_over_data(buffer.detach())
 
 
 def _as_one(evaluator: DatasetEvaluator | Iterable[DatasetEvaluator] | None) -> DatasetEvaluators:

@@ -101,7 +101,8 @@ class IterationTimer(HookBase):
         seconds = trainer.step_seconds
         self._steps_total += seconds
         if self._timed_from is None:
-            self._end_first_iteration()
+            self._timed_from, self._first_step = time.perf_counter(), seconds
+            self._phases_of_first = dataclasses.replace(trainer.phases)
         if trainer.iter >= self._warmup_iter - 1:
             trainer.storage.put_scalar("time", seconds)
 
@@ -110,7 +111,9 @@ class IterationTimer(HookBase):
         if iterations <= 0 or not is_main_process():
             return
         total = time.perf_counter() - self._train_start
-        first = self._slow_first_iteration(iterations)
+        rest = (self._steps_total - self._first_step) / max(1, iterations - 1)
+        # The first iteration, if it would distort the mean; else 0.
+        first = self._first_step if iterations > 1 and self._first_step > max(1.0, 10 * rest) else 0.0
         compiling = self.trainer.phases.compile - self._before.compile
         without = f", after a first one of {_clock(first)}" if first else ""
         if compiling:
@@ -127,17 +130,9 @@ class IterationTimer(HookBase):
         if self._timed_from is not None and iterations > 1:
             self._show_phases(iterations, time.perf_counter() - self._timed_from)
 
-    def _end_first_iteration(self) -> None:
-        self._timed_from, self._first_step = time.perf_counter(), self.trainer.step_seconds
-        self._phases_of_first = dataclasses.replace(self.trainer.phases)
-
-    def _slow_first_iteration(self, iterations: int) -> float:
-        """The seconds of the first iteration, if it would distort the mean; else 0."""
-        rest = (self._steps_total - self._first_step) / max(1, iterations - 1)
-        return self._first_step if iterations > 1 and self._first_step > max(1.0, 10 * rest) else 0.0
-
     def _show_phases(self, iterations: int, seconds: float) -> None:
-        phases = _since(self._phases_of_first, self.trainer.phases)
+        before, now = dataclasses.asdict(self._phases_of_first), dataclasses.asdict(self.trainer.phases)
+        phases = PhaseTimes(**{name: now[name] - before[name] for name in now})
         if phases.total == 0 or seconds < _MIN_SHOWN:
             return
         shares = shares_of(phases, seconds)
@@ -164,11 +159,6 @@ def shares_of(phases: PhaseTimes, seconds: float) -> dict[str, float]:
     times["hooks"] = hooks - rare
     times |= {"other": seconds - phases.step - hooks, "compile": times.pop("compile")}
     return {name: value / seconds for name, value in times.items()}
-
-
-def _since(before: PhaseTimes, now: PhaseTimes) -> PhaseTimes:
-    names = [phase.name for phase in dataclasses.fields(PhaseTimes)]
-    return PhaseTimes(**{name: getattr(now, name) - getattr(before, name) for name in names})
 
 
 def _time_line(shares: Mapping[str, float], facts: Facts) -> str:

@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from trainwright.parallel.dist import get_pipeline_parallel_size
 from trainwright.parallel.wrappers import model_state
@@ -53,7 +53,10 @@ def adapter_files(model: nn.Module) -> dict[str, bytes]:
         weights = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
         prefix = "" if name == "default" else f"{name}/"
         files[prefix + WEIGHTS_NAME] = save(
-            {key: _whole(value).detach().cpu().clone() for key, value in weights.items()}
+            {
+                key: (value.full_tensor() if hasattr(value, "full_tensor") else value).detach().cpu().clone()
+                for key, value in weights.items()
+            }
         )
         written = copy.copy(config)
         written.inference_mode = True
@@ -63,9 +66,3 @@ def adapter_files(model: nn.Module) -> dict[str, bytes]:
             written.save_pretrained(folder)
             files |= {prefix + path.name: path.read_bytes() for path in Path(folder).iterdir()}
     return files
-
-
-def _whole(value: Any) -> Tensor:
-    """A tensor, gathered if each process has a part of it."""
-    whole: Tensor = value.full_tensor() if hasattr(value, "full_tensor") else value
-    return whole

@@ -146,7 +146,9 @@ class ModelCard:
                 summary = "\n".join(f"* **{_inline(n)}**: {_inline(v)}" for n, v in self.training_summary.items())
             sections.append(f"## Training\n\n{summary}\n")
         if self.training_config is not None:
-            sections.append("## Training configuration\n\n" + _code(settings_text(self.training_config)))
+            text = settings_text(self.training_config).rstrip()
+            fence = "`" * max([3, *(len(run) + 1 for run in re.findall(r"`+", text))])
+            sections.append(f"## Training configuration\n\n{fence}yaml\n{text}\n{fence}\n")
         return [*sections, f"Written by the {LIBRARY} {_inline(self.source)}.\n"]
 
 
@@ -182,9 +184,3 @@ def settings_text(config: Any) -> str:
             f"ModelCard.training_config: got {type(config).__name__}; it must be a mapping, a text, or have to_dict()."
         )
     return to_text(without_secrets(plain(tree, others_as_text=True))[0])
-
-
-def _code(text: str) -> str:
-    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}yaml\n{text.rstrip()}\n{fence}\n"

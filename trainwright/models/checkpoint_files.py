@@ -28,9 +28,12 @@ def checkpoint_files(model: nn.Module, preprocessor: Any = None, *, has_all_weig
     config: Any = None
     with suppress(Exception):  # of a property: it must not prevent a save
         config = getattr(model, "config", None)
-    if _is_own(config):
+    own = sys.modules.get("trainwright.config.yaml_config")  # not imported for a config of another kind
+    # Not a model that holds one of transformers: from_pretrained would not find the weights by their names.
+    is_of_transformers = any(kind.__name__ == "PreTrainedModel" for kind in type(model).__mro__)
+    if own is not None and isinstance(config, own.YamlConfig):
         files[getattr(model, "config_filename", "model_config.yaml")] = config.to_yaml().encode()
-    elif has_all_weights and _is_of_transformers(model) and not _has_adapters(model):
+    elif has_all_weights and is_of_transformers and not _has_adapters(model):
         try:
             files |= _files_of_transformers(model, config)
         except Exception as error:  # such as a setting that JSON does not have: it must not prevent a save
@@ -48,17 +51,6 @@ def class_name(model: nn.Module) -> str:
     kind = type(model)
     is_sharded = any(base.__name__ == "FSDPModule" for base in kind.__bases__)
     return kind.__bases__[-1].__name__ if is_sharded else kind.__name__
-
-
-def _is_own(config: Any) -> bool:
-    """Whether it is a `YamlConfig`, without loading the package for YAML files."""
-    module = sys.modules.get("trainwright.config.yaml_config")
-    return module is not None and isinstance(config, module.YamlConfig)
-
-
-def _is_of_transformers(model: nn.Module) -> bool:
-    """Not one that holds a model of transformers: ``from_pretrained`` would not find the weights by their names."""
-    return any(kind.__name__ == "PreTrainedModel" for kind in type(model).__mro__)
 
 
 def _has_adapters(model: nn.Module) -> bool:

@@ -94,11 +94,9 @@ class Words:
     _JOINERS = "\u200c\u200d"  # stand inside words of Persian and Indic scripts
 
     def tokenize(self, text: str) -> list[str]:
-        kept = "".join(one if self._is_of_a_word(one) else " " for one in text.lower())
+        is_kept = (one in self._JOINERS or unicodedata.category(one)[0] in "LMN" for one in text.lower())
+        kept = "".join(one if is_part else " " for one, is_part in zip(text.lower(), is_kept, strict=True))
         return [word for word in (part.strip(self._JOINERS) for part in self._EACH.sub(r" \1 ", kept).split()) if word]
-
-    def _is_of_a_word(self, character: str) -> bool:
-        return character in self._JOINERS or unicodedata.category(character)[0] in "LMN"
 
 
 class Bleu(Metric):

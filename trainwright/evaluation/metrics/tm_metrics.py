@@ -166,7 +166,11 @@ class TMMetrics:
             EvaluationError: no samples were seen.
         """
         self.flush()
-        metric = self._over_all_ranks() if all_ranks and get_world_size() > 1 else self._over_this_rank()
+        if all_ranks and get_world_size() > 1:
+            metric = self._over_all_ranks()
+        else:
+            metric = self._over_indices(self._buffer) if self._has_seen and self._metric is None else self._metric
+            metric = metric if self._has_seen else None
         if metric is None:
             raise EvaluationError(f"metric {self.name} has seen no samples.")
         try:
@@ -293,11 +297,6 @@ class TMMetrics:
             with self._described(pair):
                 metric.update(*(value.to(metric.device) for value in pair))
         return metric
-
-    def _over_this_rank(self) -> Any:
-        if not self._has_seen:
-            return None
-        return self._over_indices(self._buffer) if self._metric is None else self._metric
 
     def _over_all_ranks(self) -> Any:
         """The metric over what all ranks have seen; None if none has seen anything.

@@ -113,7 +113,8 @@ class RowFile:
         size = os.fstat(self._descriptor).st_size
         try:
             self._is_synced = False
-            _write_all(self._descriptor, block)
+            while block:  # os.write may write only a part
+                block = block[os.write(self._descriptor, block) :]
         except OSError as error:
             with suppress(OSError):  # the first error is raised
                 os.ftruncate(self._descriptor, size)
@@ -177,11 +178,6 @@ def is_blocked(path: Path) -> bool:
     if kind is not None:
         logger.warning("%s: not written, because %s is %s; the run continues without it.", path, place, kind)
     return kind is not None
-
-
-def _write_all(descriptor: int, block: bytes) -> None:
-    while block:  # os.write may write only a part
-        block = block[os.write(descriptor, block) :]
 
 
 class JSONWriter(RowWriter):

@@ -91,7 +91,8 @@ class Tracker(EventWriter):
 
     def _rows_to_begin_with(self, storage: EventStorage) -> dict[int, Row]:
         """Begin the run, or continue it; the rows of ``metrics.json`` that it does not have."""
-        record = self._record() if storage.start_iter else {}
+        record = self._records().get(self.name) if storage.start_iter else None
+        record = record if isinstance(record, dict) else {}
         self._names = dict(record.get("names") or {})
         self._run_id = self.begin_run(record.get("id"))
         there = self._last_written = self.last_iteration(self._run_id, record) if record else -1
@@ -136,10 +137,6 @@ class Tracker(EventWriter):
     def last_iteration(self, run_id: str, record: Mapping[str, Any]) -> int:
         """The last iteration that the run of the tracker has; -1: none."""
         return int(record.get("last_iteration", -1))
-
-    def _record(self) -> dict[str, Any]:
-        found = self._records().get(self.name)
-        return found if isinstance(found, dict) else {}
 
     def _records(self) -> dict[str, Any]:
         try:

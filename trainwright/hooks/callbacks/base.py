@@ -230,7 +230,12 @@ class CallbackList:
         """Collect the calls of each moment: only methods that are overridden on the class or the object."""
         # New tuples: a change of the list during a call applies from the next one.
         self._calls = {
-            moment: tuple(call for callback in self._callbacks for call in _overridden(callback, methods))
+            moment: tuple(
+                getattr(callback, method)
+                for callback in self._callbacks
+                for method in methods
+                if is_overridden(callback, method)
+            )
             for moment, methods in _METHODS.items()
         }
 
@@ -294,12 +299,6 @@ class CallbackList:
         self._given[setter] = value
         for callback in self._callbacks:
             getattr(callback, setter)(value)
-
-
-def _overridden(callback: Callback, methods: Iterable[str]) -> Iterator[Callable[..., None]]:
-    for method in methods:
-        if is_overridden(callback, method):
-            yield getattr(callback, method)
 
 
 def _name(callback: Callback) -> str:

@@ -81,7 +81,7 @@ class RunCallbacks(HookBase):
         self._save_by = self._save_iteration if save is None else save
         self._actions = {"should_epoch_stop": end_epoch, "should_evaluate": evaluate, "should_log": log}
         self._checkpointers: dict[str, Checkpointer] = {}  # for folders other than the run's own
-        self._is_due = _never if is_due is None else is_due
+        self._is_due = (lambda: False) if is_due is None else is_due
         self._shares_requests = False  # several processes, of which one has callbacks
         self._metric = metric
         self._mean_loss = EpochMean(loss_name)
@@ -377,10 +377,6 @@ class RunCallbacks(HookBase):
         if folder not in self._checkpointers:
             self._checkpointers[folder] = own.in_folder(folder)
         self._save_by(self._checkpointers[folder])
-
-
-def _never() -> bool:
-    return False
 
 
 def named_results(results: Mapping[str, Any], metric: str | None = None) -> dict[str, Any]:
