@@ -357,10 +357,8 @@ def odd_entry(path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
-@pytest.mark.parametrize(
-    "name", ["metrics.json", "log.txt", "training_config.yaml", "README.md", "logs/metrics.csv", "logs"]
-)
-@pytest.mark.exhaustive(every=6)
+@pytest.mark.parametrize("name", ["log.txt", "training_config.yaml", "README.md"])
+@pytest.mark.exhaustive(every=3)
 def test_what_is_no_file_in_the_place_of_one_ends_no_run_and_stays(
     tmp_path: Path, name: str, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -373,9 +371,8 @@ def test_what_is_no_file_in_the_place_of_one_ends_no_run_and_stays(
     assert trainer.state.global_step == 14
     assert (tmp_path / "checkpoints" / "last_checkpoint").is_file()
     assert (tmp_path / name).stat().st_mode == mode
-    if (name, kind) != ("logs", "folder"):
-        said = [record.getMessage() for record in caplog.records if str(tmp_path / name) in record.getMessage()]
-        assert any("the run continues without it" in message for message in said)
+    said = [record.getMessage() for record in caplog.records if str(tmp_path / name) in record.getMessage()]
+    assert any("the run continues without it" in message for message in said)
     assert not [record for record in caplog.records if record.exc_info]
 
 

@@ -59,38 +59,6 @@ def test_files_kept_beside_are_numbered(tmp_path):
     assert not file.has_content()
 
 
-ODD = [
-    (os.mkfifo, "a pipe"),
-    (os.mkdir, "a folder"),
-    (lambda path: path.symlink_to(os.devnull), "a device"),
-    (lambda path: path.symlink_to(path.name), "a link in a circle of links"),
-]
-
-
-@pytest.mark.parametrize(
-    ("place", "make", "kind"),
-    [  # in the place of the file, or of its folder
-        *(("rows", *odd) for odd in ODD),
-        *((".", *odd) for odd in ODD if odd[1] != "a folder"),
-    ],
-)
-def test_where_something_else_is_in_its_place_nothing_is_written_and_one_warning_says_so(
-    tmp_path, caplog, make, kind, place
-):
-    odd = tmp_path / "logs" / place
-    odd.parent.mkdir(exist_ok=True)
-    make(odd)
-    file = RowFile(tmp_path / "logs" / "rows")
-    assert not file.has_content()
-    file.append(b"first\n")
-    file.replace(b"second\n")
-    file.append(b"third\n")
-    file.sync()
-    file.close()
-    (record,) = caplog.records
-    assert record.getMessage() == f"{file.path}: not written, because {odd} is {kind}; the run continues without it."
-
-
 def rows(path):
     def refuse(constant):
         raise AssertionError(f"{constant} is not strict JSON")

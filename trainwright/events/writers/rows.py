@@ -13,7 +13,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from trainwright.checkpoint.files import atomic_write, irregular, is_at, named, open_regular, remove_stale, sync_folder
+from trainwright.checkpoint.files import atomic_write, is_at, named, open_regular, remove_stale, sync_folder
 from trainwright.events.storage import EventStorage
 from trainwright.events.writers.base import FileWriter
 
@@ -90,22 +90,16 @@ class RowWriter(FileWriter):
 
 
 class RowFile:
-    """A file that grows by complete blocks: each is written completely or not at all, and is on disk after ``sync``.
-
-    If its path or a parent folder is something else, such as a pipe, it writes nothing and warns once.
-    """
+    """A file that grows by complete blocks: each is written completely or not at all, and is on disk after ``sync``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._descriptor: int | None = None
         self._is_synced = True
-        self._is_blocked = False
 
     def append(self, block: bytes) -> None:
         """Write a block. If that fails, for example on a full disk, truncate the file to its previous size."""
         if self._descriptor is None:
-            if not self.is_possible():
-                return
             self.path.parent.mkdir(parents=True, exist_ok=True)
             remove_stale(self.path.parent)  # temporary files of a killed process
             self._descriptor = open_regular(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -135,15 +129,8 @@ class RowFile:
     def replace(self, content: bytes) -> None:
         """Replace the content atomically: the path always holds the complete previous or the complete new content."""
         self.close()
-        if self.is_possible():  # a rename would replace a device by a file
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            atomic_write(self.path, content)
-
-    def is_possible(self) -> bool:
-        """Whether a file can be at the path. If something else is there, warn once."""
-        if not self._is_blocked:
-            self._is_blocked = is_blocked(self.path)
-        return not self._is_blocked
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(self.path, content)
 
     def rename_to_backup(self) -> Path:
         """Rename the file to ``name.old``, or to ``name.old.1``, … if that exists, and return the new path."""
@@ -168,16 +155,6 @@ class RowFile:
             finally:
                 os.close(self._descriptor)
                 self._descriptor = None
-
-
-def is_blocked(path: Path) -> bool:
-    """Whether something other than a file is at ``path``, or something other than a folder above it; logs a warning."""
-    folders = [folder for folder in path.parents if os.path.lexists(folder) and not folder.is_dir()]
-    kinds = {folder: irregular(folder) or "no folder" for folder in folders} | {path: irregular(path)}
-    place, kind = next(((place, kind) for place, kind in kinds.items() if kind is not None), (None, None))
-    if kind is not None:
-        logger.warning("%s: not written, because %s is %s; the run continues without it.", path, place, kind)
-    return kind is not None
 
 
 class JSONWriter(RowWriter):

@@ -13,7 +13,7 @@ from trainwright.config.errors import ConfigError, import_optional
 from trainwright.events.media import Medium
 from trainwright.events.storage import EventStorage
 from trainwright.events.writers.base import FileWriter
-from trainwright.events.writers.rows import is_blocked, rows_after
+from trainwright.events.writers.rows import rows_after
 from trainwright.events.writers.trackers import flat
 
 logger = logging.getLogger("trainwright.events")
@@ -45,7 +45,6 @@ class TensorBoardWriter(FileWriter):
         self._window_size = window_size
         self._last_written = -1
         self._last_media = 0
-        self._is_blocked = False
         self._storage: EventStorage | None = None
         self._writer: Any = None  # a SummaryWriter
         self._file = Path()  # the current event file
@@ -67,10 +66,6 @@ class TensorBoardWriter(FileWriter):
         rows = rows_after(storage, self._last_written, self._window_size)
         media = storage.media(after=self._last_media)
         if not (rows or media):
-            return
-        if self._writer is None and not self._is_blocked:
-            self._is_blocked = is_blocked(Path(self._log_dir, "events.out.tfevents"))
-        if self._is_blocked:
             return
         if self._writer is None:
             self._open()
