@@ -98,7 +98,7 @@ def _index(found: CheckpointReport, faults: list[str]) -> Index:
         fault = f"{Path(error.filename or WEIGHTS_NAME).name} cannot be read ({error.strerror})"
     if not any(fault.startswith(known.partition(" ")[0]) for known in faults):
         faults.append(fault)
-    return Index({}, {}, {}, {})
+    return Index({}, {}, {})
 
 
 def _sizes(found: CheckpointReport) -> dict[str, int]:

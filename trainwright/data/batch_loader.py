@@ -100,9 +100,7 @@ class BatchReader:
                     self._set_epoch(indices.epoch_of(number))
                     samples.append(dataset[index])
             else:
-                samples = [*map(dataset.__getitem__, left)]
-                if len(samples) < len(indices):  # map takes a StopIteration of the data set for its own end
-                    raise StopIteration
+                samples = [dataset[index] for index in left]
         except Exception as error:
             self._add_sample_note(error, indices, len(indices) - operator.length_hint(left) - 1)
             raise

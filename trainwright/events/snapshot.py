@@ -19,7 +19,6 @@ class Snapshot:
     histories: dict[str, HistoryBuffer]
     hints: dict[str, bool]
     media: MediaView
-    shown: dict[int, dict[str, tuple[float, int]]]  # by window size; computed by the first reader
 
 
 def take_snapshot(storage: EventStorage) -> Snapshot:
@@ -32,7 +31,6 @@ def take_snapshot(storage: EventStorage) -> Snapshot:
         histories,
         storage.smoothing_hints(),
         storage._media.until_now(),
-        storage._shown,
     )
 
 
@@ -49,7 +47,7 @@ class StorageView(EventStorage):
     def show(self, snapshot: Snapshot) -> None:
         """Return the values of ``snapshot`` from now on."""
         self.iter, self.samples, self.written = snapshot.iter, snapshot.samples, snapshot.written
-        self._histories, self._hints, self._shown = snapshot.histories, snapshot.hints, snapshot.shown
+        self._histories, self._hints = snapshot.histories, snapshot.hints
         self._media_view = snapshot.media
 
     def media(self, after: int = 0) -> list[Medium]:

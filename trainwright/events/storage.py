@@ -114,7 +114,6 @@ class EventStorage:
         self._is_difference_logged = False
         self.alike: dict[str, Callable[[], Mapping[str, float]]] = {}
         self._media = MediaBuffer()
-        self._shown: dict[int, dict[str, tuple[float, int]]] = {}  # by window size: results since the last flush
 
     def __repr__(self) -> str:
         return f"EventStorage(start_iter={self.start_iter})"
@@ -209,7 +208,7 @@ class EventStorage:
             return
         self._late = {}  # their values become known now
         self._flush()
-        local, self._local, self._num_parts, self._shown = self._local, {}, 0, {}
+        local, self._local, self._num_parts = self._local, {}, 0
         kept = {name: self._histories[name].newest(len(means.parts)) for name, means in local.items()}
         parts = {
             (name, iteration, place): part
@@ -298,13 +297,10 @@ class EventStorage:
     def latest_with_smoothing_hint(self, window_size: int = 20) -> dict[str, tuple[float, int]]:
         """``latest``, with noisy metrics replaced by the median over their last ``window_size`` iterations."""
         latest = self.latest()
-        known = self._shown
-        if window_size not in known:
-            for name, (_, iteration) in latest.items():
-                if self._hints[name]:
-                    latest[name] = (_smoothed(self._histories[name].values_of_last_iterations(window_size)), iteration)
-            known[window_size] = latest
-        return known[window_size].copy()
+        for name, (_, iteration) in latest.items():
+            if self._hints[name]:
+                latest[name] = (_smoothed(self._histories[name].values_of_last_iterations(window_size)), iteration)
+        return latest
 
     def read_so_far(self, window_size: int = 20) -> dict[str, tuple[float, int]]:
         """As ``latest_with_smoothing_hint``, of values already converted to numbers. Any thread may call it.
@@ -356,7 +352,7 @@ class EventStorage:
         """Restore the metrics of a checkpoint; ``iter`` and ``start_iter`` stay unchanged."""
         self._pending.clear()
         self._local, self._late, self._num_parts = {}, {}, 0
-        self._histories, self._hints, self._shown = {}, {}, {}
+        self._histories, self._hints = {}, {}
         self.samples, self.written = state["samples"], state.get("written")
         self.first_unwritten = self.start_iter if self.written is None else min(self.start_iter, self.written + 1)
         for name, scalar in state["scalars"].items():
@@ -395,7 +391,6 @@ class EventStorage:
             self._max_pending += len(self._pending)
         if self._num_parts:
             pending = with_parts(pending)
-        self._shown = {}
         columns: dict[str, tuple[list[float], list[int]]] = {}
         numbers = to_numbers(values_of([value for _, value, _ in pending]))
         for (name, _, iteration), number in zip(pending, numbers, strict=True):

@@ -11,8 +11,9 @@ import operator
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
+from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.folder import check_name, keep_named, keep_newest
 from trainwright.config.errors import ConfigError
@@ -49,23 +50,6 @@ def check_prefix(prefix: str, where: str) -> None:
         raise ConfigError(f"{where}: {error}") from error
 
 
-class Saver(Protocol):
-    """The methods of a :class:`~trainwright.checkpoint.Checkpointer` that these hooks use."""
-
-    save_dir: Any
-    save_to_disk: bool
-
-    def save(self, name: str, **extra: Any) -> None: ...
-
-    def wait(self, *, alone: bool = False) -> None: ...
-
-    def check_folder(self) -> None: ...
-
-    def prepare(self, *, reserve: bool = True) -> None: ...
-
-    def has_failed(self) -> bool: ...
-
-
 class PeriodicCheckpointer(HookBase):
     """Save ``{file_prefix}_{iter:07d}`` when ``period`` is over and ``{file_prefix}_final`` after the last iteration.
 
@@ -87,7 +71,7 @@ class PeriodicCheckpointer(HookBase):
 
     def __init__(
         self,
-        checkpointer: Saver,
+        checkpointer: Checkpointer,
         period: Period,
         max_iter: int | None = None,
         max_to_keep: int | None = None,
@@ -199,7 +183,7 @@ class BestCheckpointer(HookBase):
     def __init__(
         self,
         eval_period: Period,
-        checkpointer: Saver,
+        checkpointer: Checkpointer,
         val_metric: str,
         mode: str = "max",
         file_prefix: str = "model_best",

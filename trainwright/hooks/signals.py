@@ -12,9 +12,9 @@ from datetime import timedelta
 from types import FrameType
 from typing import Any
 
+from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.events.writers.progress import live_bars
 from trainwright.hooks.base import HookBase
-from trainwright.hooks.checkpoint import Saver
 from trainwright.notebook import is_kernel
 from trainwright.parallel import dist
 
@@ -78,7 +78,12 @@ class Interruptions(HookBase):
     in_copies, ends_run = False, True
 
     def __init__(
-        self, checkpointer: Saver, save: Callable[[], None], *, period_s: float = 1.0, max_time_s: float | None = None
+        self,
+        checkpointer: Checkpointer,
+        save: Callable[[], None],
+        *,
+        period_s: float = 1.0,
+        max_time_s: float | None = None,
     ) -> None:
         self._checkpointer = checkpointer
         self._save = save

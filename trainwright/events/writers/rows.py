@@ -286,24 +286,6 @@ class LossWriter(CSVWriter):
         values = [] if history is None else history.values_since(iteration + 1)
         return {at: {LOSS: value} for value, at in values}
 
-    def _keep_before(self, first: int) -> int | None:
-        # The rows are in order and may be millions, so the file is cut without being read row by row.
-        content = self._file.path.read_bytes()
-        header, end = f"iteration,{LOSS}\n".encode(), content.rfind(b"\n") + 1
-        if not content.startswith(header):
-            return None
-        last = -1
-        while end > len(header) and last < 0:
-            start = content.rfind(b"\n", 0, end - 1) + 1
-            at = re.match(rb"([0-9]{1,18}),", content[start:end])  # None: a damaged line
-            if at is not None and int(at[1]) < first:
-                last = int(at[1])
-            else:
-                end = start
-        self._file.replace(content[:end])
-        self._columns = ["iteration", LOSS]
-        return last
-
 
 def _encode(lines: list[list[str]]) -> bytes:
     text = io.StringIO(newline="")
