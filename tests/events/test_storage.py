@@ -11,8 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainwright.config.errors import ConfigError, ConfigTypeError, UserError
 from trainwright.events import EventStorage, get_event_storage, has_event_storage
-from trainwright.events.snapshot import StorageView
-from trainwright.events.storage import EvaluationStorage, NoEventStorageError
+from trainwright.events.storage import EvaluationStorage, NoEventStorageError, StorageView
 
 
 class Operations(TorchDispatchMode):

@@ -10,7 +10,7 @@ import torch
 from trainwright.engine.loop import TrainerBase
 from trainwright.events.smoothing import HistoryBuffer
 from trainwright.hooks import FiniteCheck
-from trainwright.hooks.loss_spikes import largest_spike
+from trainwright.hooks.nan_check import largest_spike
 
 
 def history(values: list[float]) -> HistoryBuffer:

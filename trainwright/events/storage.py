@@ -5,16 +5,17 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, SupportsFloat, TypedDict
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsFloat, TypedDict
 
 import torch
 from torch import Tensor
 
-from trainwright.config.errors import ConfigError, ConfigKeyError, UserError, did_you_mean
-from trainwright.events.media import MediaBuffer, Medium
+from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, UserError, did_you_mean
+from trainwright.events.media import MediaBuffer, MediaView, Medium, wide_dtype
 from trainwright.events.process_means import LocalMeans, common_keys, is_part, means_of, values_of, with_parts
-from trainwright.events.scalars import as_number, copied_scalar, to_numbers
 from trainwright.events.smoothing import HistoryBuffer, HistoryState, median
 
 if TYPE_CHECKING:
@@ -443,3 +444,105 @@ class EvaluationStorage(EventStorage):
 def _smoothed(values: list[float]) -> float:
     """The median. If the newest value is finite, values that are not finite are ignored."""
     return median([value for value in values if math.isfinite(value)] if math.isfinite(values[-1]) else values)
+
+
+def copied_scalar(name: str, value: Tensor) -> Tensor:
+    """A detached copy of shape (): the step may write into ``value`` later."""
+    if value.numel() != 1:
+        raise ConfigError(
+            f"put_scalar({name!r}): got a tensor of shape {tuple(value.shape)}; a scalar has exactly one element. "
+            "Put its mean, value.mean(), or all values with put_histogram."
+        )
+    if value.is_complex():
+        raise ConfigTypeError(f"put_scalar({name!r}): got a complex tensor; put value.abs() or value.real.")
+    if type(value) is not Tensor and hasattr(value, "full_tensor"):
+        value = value.full_tensor()  # a DTensor: every rank puts, so every rank takes part
+    copy = value.detach().clone()
+    return copy if copy.dim() == 0 else copy.reshape(())
+
+
+def as_number(name: str, value: SupportsFloat) -> float:
+    """A value that is not a tensor, as a float: a Python or numpy number, or another object with ``__float__``."""
+    if not isinstance(value, str | bytes | bytearray):  # float("3") would be 3.0
+        try:
+            return float(value)
+        except (TypeError, ValueError, OverflowError):  # also an array of several elements
+            pass
+    raise ConfigTypeError(
+        f"put_scalar({name!r}): got {value!r:.80} ({type(value).__name__}); "
+        "it must be a number or a tensor of one element."
+    )
+
+
+def to_numbers(values: list[float | Tensor]) -> list[float]:
+    """The values as floats, in order.
+
+    One device-to-host copy per device: a copy per tensor would stop the device's queue each time.
+    """
+    numbers = [value if isinstance(value, float) else 0.0 for value in values]
+    columns: dict[torch.device, dict[torch.dtype, list[Tensor]]] = {}
+    places: dict[torch.device, dict[torch.dtype, list[int]]] = {}
+    for place, value in enumerate(values):
+        if isinstance(value, Tensor):
+            columns.setdefault(value.device, {}).setdefault(value.dtype, []).append(value)
+            places.setdefault(value.device, {}).setdefault(value.dtype, []).append(place)
+    for device, by_dtype in columns.items():
+        with torch.no_grad():
+            wide = [torch.stack(column).to(wide_dtype(device)) for column in by_dtype.values()]
+            on_host: list[float] = torch.cat(wide).tolist()
+        for place, number in zip(chain.from_iterable(places[device].values()), on_host, strict=True):
+            numbers[place] = number
+    return numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The contents of a storage at one moment. It copies no values, so taking one costs microseconds."""
+
+    iter: int
+    samples: int
+    written: int | None
+    histories: dict[str, HistoryBuffer]
+    hints: dict[str, bool]
+    media: MediaView
+
+
+def take_snapshot(storage: EventStorage) -> Snapshot:
+    """The current contents of ``storage``. Reads pending values and images to the host: this waits for the device."""
+    histories = {name: history.frozen() for name, history in storage.histories().items()}
+    return Snapshot(
+        storage.iter,
+        storage.samples,
+        storage.written,
+        histories,
+        storage.smoothing_hints(),
+        storage._media.until_now(),
+    )
+
+
+class StorageView(EventStorage):
+    """A read-only storage that shows one snapshot of a run's storage after the other."""
+
+    def __init__(self, storage: EventStorage) -> None:
+        super().__init__(storage.start_iter)
+        self.first_unwritten = storage.first_unwritten
+
+    def __repr__(self) -> str:
+        return f"StorageView({self.iter})"
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Return the values of ``snapshot`` from now on."""
+        self.iter, self.samples, self.written = snapshot.iter, snapshot.samples, snapshot.written
+        self._histories, self._hints = snapshot.histories, snapshot.hints
+        self._media_view = snapshot.media
+
+    def media(self, after: int = 0) -> list[Medium]:
+        return self._media_view.after(after)
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise ConfigError(
+            "A writer runs in a background thread and reads a snapshot, which cannot be changed. Put metrics in a hook,"
+            " or set in_background = False in the writer's class: training then waits for this writer."
+        )
+
+    put_scalar = put_image = put_histogram = put_text = _refuse

@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal, TypeAlias, get_args
 
@@ -10,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError, UserError
+from trainwright.events.smoothing import HistoryBuffer, median
 from trainwright.hooks.base import HookBase, Period, condition
-from trainwright.hooks.loss_spikes import largest_spike
 from trainwright.parallel.dist import all_gather_object, is_any, is_main_process
 
 logger = logging.getLogger("trainwright.hooks")
@@ -20,6 +21,8 @@ NonFinitePolicy: TypeAlias = Literal["stop", "skip", "warn"]
 Found: TypeAlias = dict[int, dict[str, float]]  # by iteration, then by name
 
 _MAX_SPIKES = 10  # in a training
+WINDOW, MIN_VALUES = 100, 30  # values before a spike
+_TIMES, _DEVIATIONS = 3.0, 20.0
 
 _HELP = (
     "Try a smaller learning rate or gradient clipping, and check the data of that iteration; non_finite='skip'"
@@ -47,7 +50,7 @@ class FiniteCheck(HookBase):
     * "skip": report the updates that the trainer has skipped (``skipped_update``). Parameters are checked as above.
     * "warn": warn at the start of a sequence of such iterations.
 
-    A loss far above those before it is reported as a warning (:func:`~.loss_spikes.largest_spike`), and as the text
+    A loss far above those before it is reported as a warning (:func:`largest_spike`), and as the text
     ``loss_spikes`` of the storage; after ten of them no more. Both messages name the samples of the update, if the
     trainer knows them.
 
@@ -233,3 +236,46 @@ def _more(found: Found) -> str:
 def _listed(names: list[str], at_most: int = 3) -> str:
     text = ", ".join(names[:at_most]) + (f" and {len(names) - at_most} more" if len(names) > at_most else "")
     return f"{len(names)} parameter{'s' if len(names) > 1 else ''} ({text}) {'are' if len(names) > 1 else 'is'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Spike:
+    """The largest of ``count`` losses above the limit; ``typical`` is the median of the ``window`` values before."""
+
+    iteration: int
+    value: float
+    typical: float
+    window: int
+    count: int
+
+    def __str__(self) -> str:
+        times = f"{self.value / self.typical:.3g} times " if self.typical > 0 else ""
+        against = f"the median of the last {self.window}" + ("" if times else f" is {self.typical:.4g}")
+        return f"{self.value:.4g}, {times}{against}"
+
+
+def largest_spike(history: HistoryBuffer, first: int) -> Spike | None:
+    """The largest of the values from iteration ``first`` on that is far above the 100 values before ``first``.
+
+    Far above: above three times their median, and more than 20 standard deviations away from it, estimated as 1.4826
+    times the median absolute deviation (Rousseeuw and Croux 1993), so that earlier spikes do not count. None, too, with
+    fewer than 30 values before.
+    """
+    new = history.values_since(first)
+    if not new:
+        return None
+    before = [value for value in history.last_values(len(new) + WINDOW)[: -len(new)] if math.isfinite(value)]
+    if len(before) < MIN_VALUES:
+        return None
+    typical = median(before)
+    margin = (_TIMES - 1) * abs(typical)
+    found = [(value, at) for value, at in new if math.isfinite(value) and value > typical + margin]
+    if not found:
+        return None
+    deviation = 1.4826 * median([abs(value - typical) for value in before])
+    limit = typical + max(margin, _DEVIATIONS * deviation)
+    found = [(value, at) for value, at in found if value > limit > typical]
+    if not found:
+        return None
+    value, iteration = max(found)
+    return Spike(iteration, value, typical, len(before), len(found))

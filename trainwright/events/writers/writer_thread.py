@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainwright.config.errors import ConfigTypeError
-from trainwright.events.snapshot import Snapshot, StorageView, take_snapshot
-from trainwright.events.storage import EventStorage, storages_of_threads
+from trainwright.events.storage import EventStorage, Snapshot, StorageView, storages_of_threads, take_snapshot
 from trainwright.events.writers.base import EventWriter, FileWriter, SafeWriter, is_file_writer
 
 logger = logging.getLogger("trainwright.events")

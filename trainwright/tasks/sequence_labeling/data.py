@@ -8,10 +8,9 @@ from typing import Any
 
 from trainwright.data.errors import DataError
 from trainwright.tasks import labels
-from trainwright.tasks.dataset import LabeledDatasetConfig, register_dataset
+from trainwright.tasks.dataset import LabeledDatasetConfig, TextDataset, register_dataset
 from trainwright.tasks.padding import IGNORED, Batch, Samples, TextCollator, pad
 from trainwright.tasks.tables import Row, read_text
-from trainwright.tasks.texts import TextDataset
 
 _CONLL = (".txt", ".tsv")
 

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 
 from trainwright.tasks import labels
-from trainwright.tasks.dataset import LabeledDatasetConfig, register_dataset
+from trainwright.tasks.dataset import LabeledDatasetConfig, TextDataset, register_dataset
 from trainwright.tasks.padding import Batch, Samples, TextCollator
 from trainwright.tasks.tables import Row
-from trainwright.tasks.texts import TextDataset
 
 
 class TextPaddingDataCollator(TextCollator):

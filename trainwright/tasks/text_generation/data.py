@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.config.yaml_config import check_positive
-from trainwright.tasks.dataset import DatasetConfig, register_dataset
+from trainwright.tasks.dataset import DatasetConfig, TextDataset, register_dataset
 from trainwright.tasks.padding import IGNORED
 from trainwright.tasks.sequence_labeling.data import SequenceLabelingDataCollator
 from trainwright.tasks.tables import Row, read_text
-from trainwright.tasks.texts import TextDataset
 
 _NO_LIMIT = 2**31 - 1
 
