@@ -9,8 +9,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.toys import Stream
 from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.data.seeding import kept_generators
 from trainwright.evaluation import ClsEvaluator, DatasetEvaluator, EvaluationError, PPLEvaluator, inference_on_dataset
-from trainwright.evaluation.loop import evaluate_loaders, preserve_rng
+from trainwright.evaluation.loop import evaluate_loaders
 from trainwright.models.eval_mode import evaluation_mode
 
 
@@ -252,7 +253,7 @@ def test_draws_inside_change_nothing_after():
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
 
     def draw_and_fail() -> None:
-        with preserve_rng(torch.device("cpu")):
+        with kept_generators(torch.device("cpu")):
             draw()
             raise KeyError
 

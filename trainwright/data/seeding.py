@@ -113,13 +113,18 @@ class SavedGenerators:
 
 
 @contextmanager
-def kept_generators() -> Iterator[None]:
-    """The three generators have the same state afterwards."""
-    states = rng_states()
+def kept_generators(device: torch.device | None = None, *, in_checkpoints: bool = False) -> Iterator[None]:
+    """The generators, with that of ``device``, have the same state afterwards; ``in_checkpoints``: also in those that
+    are saved inside."""
+    global _state_afterwards
+    states, before = rng_states(device), _state_afterwards
+    if in_checkpoints:
+        _state_afterwards = random_state()
     try:
         yield
     finally:
-        set_rng_states(states)
+        _state_afterwards = before
+        set_rng_states(states, device)
 
 
 def rng_states(device: torch.device | None = None) -> tuple[Any, ...]:
@@ -146,7 +151,7 @@ def _generator_indices(device: torch.device | None) -> list[int]:
 
 
 def random_state() -> dict[str, Any]:
-    """The state of all generators of this process: numbers and tensors. See also ``unchanged_afterwards``."""
+    """The state of all generators of this process: numbers and tensors; within ``kept_generators`` that of before."""
     if _state_afterwards is not None:
         return _state_afterwards
     version, words, gauss = random.getstate()
@@ -206,17 +211,6 @@ def _plain(state: Any) -> Any:
     if isinstance(state, dict):
         return {name: _plain(value) for name, value in state.items()}
     return state.tolist() if isinstance(state, np.ndarray) else state
-
-
-@contextmanager
-def unchanged_afterwards() -> Iterator[None]:
-    """``random_state`` returns the present state inside, for a checkpoint; the caller restores it afterwards."""
-    global _state_afterwards
-    before, _state_afterwards = _state_afterwards, random_state()
-    try:
-        yield
-    finally:
-        _state_afterwards = before
 
 
 class _Seed(NamedTuple):

@@ -18,13 +18,13 @@ from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.config.errors import ConfigError
 from trainwright.data.batch_loader import BatchLoader
 from trainwright.data.batches import Batches
+from trainwright.data.seeding import kept_generators
 from trainwright.engine.folder.run_folder import RunFolder
 from trainwright.engine.folder.summary import RunFacts, log_recomputed
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.spec import RunSpec
 from trainwright.engine.state import TrainerState, TrainingState
 from trainwright.engine.update import Update
-from trainwright.evaluation.loop import preserve_rng
 from trainwright.evaluation.prediction import iterate_predictions, predict
 from trainwright.events.storage import EventStorage
 from trainwright.hooks.base import HookBase
@@ -304,7 +304,7 @@ class Run:
         """Compute the statistics of normalization layers for averaged weights, by a pass over the training data."""
         from trainwright.data.loaders import one_pass  # here: loads omegaconf
 
-        with preserve_rng(self.device):
+        with kept_generators(self.device, in_checkpoints=True):
             average.update_statistics(lambda: map(self.prepare, one_pass(self.batches.loader)), self.forward)
 
     # Copies.

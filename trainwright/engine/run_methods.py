@@ -14,11 +14,11 @@ from torch.optim import Optimizer
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.config.errors import ConfigError
 from trainwright.data.sample_names import shown_samples
+from trainwright.data.seeding import kept_generators
 from trainwright.engine.folder.formats import RECORD_NAME, read_starts
 from trainwright.engine.folder.summary import log_start
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.run import Run
-from trainwright.evaluation.loop import preserve_rng
 from trainwright.lazy_names import ring
 
 logger = logging.getLogger("trainwright.engine")
@@ -195,7 +195,7 @@ class RunMethods(TrainerBase):
 
         if batch is None:
             batches = self.run.calls.examples()
-            with preserve_rng(self.device):
+            with kept_generators(self.device, in_checkpoints=True):
                 batch = next(iter(batches))
         with self.run.evaluated_weights():
             return export_of_run(self.model, path, self.run.prepare_eval(batch), tolerance=tolerance)

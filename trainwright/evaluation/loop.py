@@ -19,7 +19,7 @@ from torch import nn
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data.errors import add_batch_note
 from trainwright.data.sampler import limited
-from trainwright.data.seeding import rng_states, set_rng_states, unchanged_afterwards
+from trainwright.data.seeding import kept_generators
 from trainwright.evaluation.evaluator import (
     DatasetEvaluator,
     DatasetEvaluators,
@@ -92,7 +92,12 @@ def run_evaluation(
     is_joint = computes_together(model)
     weights = gathered(model) if is_joint and pad is None else nullcontext()
     is_joint, without_count = is_joint and pad is not None, pad or step
-    with evaluation_mode(model), preserve_rng(device), weights, activity("evaluation", num_batches) as shown:
+    with (
+        evaluation_mode(model),
+        kept_generators(device, in_checkpoints=True),
+        weights,
+        activity("evaluation", num_batches) as shown,
+    ):
         progress = _Progress(num_batches, shown)
         # Ranks that compute a batch together wait for each other within it: an error ends a process, and so the others.
         together = nullcontext() if is_joint or pipeline_of(model) is not None else raised_on_all_ranks()
@@ -317,14 +322,3 @@ class _Progress:
         rate = self._num_samples / max(now - self._start, 1e-9)
         extra = {"progress": is_progress}  # a progress bar shows it, too
         logger.log(level, "Evaluation: %s batches, %.1f samples/s%s", done, rate, time_text, extra=extra)
-
-
-@contextmanager
-def preserve_rng(device: torch.device) -> Iterator[None]:
-    """Restore the states of Python's, NumPy's and torch's generators afterwards; checkpoints inside have these."""
-    states = rng_states(device)
-    try:
-        with unchanged_afterwards():
-            yield
-    finally:
-        set_rng_states(states, device)

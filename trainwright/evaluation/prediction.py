@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from trainwright.config.errors import ConfigError
 from trainwright.data.batch import count_samples, joined, like, mapped
 from trainwright.data.errors import add_batch_note
-from trainwright.data.seeding import rng_states, set_rng_states
+from trainwright.data.seeding import kept_generators, rng_states, set_rng_states
 from trainwright.evaluation.evaluator import described
-from trainwright.evaluation.loop import preserve_rng, run_evaluation
+from trainwright.evaluation.loop import run_evaluation
 from trainwright.evaluation.rank_exchange import even_rounds, gather_values, in_order
 from trainwright.events.storage import EvaluationStorage
 from trainwright.models.eval_mode import evaluation_mode
@@ -81,7 +81,7 @@ def iterate_predictions(
     while True:
         outputs, error = None, None
         try:
-            with weights(), evaluation_mode(model), preserve_rng(device), EvaluationStorage():
+            with weights(), evaluation_mode(model), kept_generators(device, in_checkpoints=True), EvaluationStorage():
                 set_rng_states(states, device)  # each batch continues the draws of the one before
                 if reader is None:  # a shuffled loader draws
                     reader = even_rounds(read_batches(), model) if is_joint else zip(read_batches(), repeat(True))
