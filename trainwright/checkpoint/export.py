@@ -23,10 +23,6 @@ def export_weights(checkpoint: Path, folder: Path) -> dict[str, StoredTensor]:
     """Write ``model.safetensors`` and the attached files of a checkpoint, such as ``config.json``, to a new folder.
 
     One process reads a checkpoint of any layout; at most one tensor is in memory. Returns what was written.
-
-    Raises:
-        ConfigError: the folder is not empty.
-        CheckpointError: the checkpoint is damaged.
     """
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ConfigError(f"{folder}: exists; export to a new folder.")

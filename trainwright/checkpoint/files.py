@@ -304,11 +304,7 @@ def open_regular(path: PathLike, flags: int = os.O_RDONLY) -> int:
 
 
 def read_regular(path: PathLike) -> bytes:
-    """The content of a regular file.
-
-    Raises:
-        OSError: it cannot be read, or is not a regular file, such as a pipe, which would block.
-    """
+    """The content of a regular file."""
     with open(open_regular(path), "rb") as file:
         return file.read()
 

@@ -59,11 +59,7 @@ def has_other_order(state: Any, optimizer: Any, model: nn.Module) -> bool:
 
 
 def by_name(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A numbered state from :func:`with_names` with names in the place of the numbers.
-
-    Raises:
-        CheckpointError: it has no names.
-    """
+    """A numbered state from :func:`with_names` with names in the place of the numbers."""
     if NAMES not in state:
         raise CheckpointError(
             "optimizer: its state has no names of parameters: the class of the optimizer has a state of its own format."
@@ -79,9 +75,6 @@ def numbered(state: Any, optimizer: Optimizer, model: nn.Module, *, is_part: boo
     """The state that ``optimizer.load_state_dict`` takes, from one of :func:`with_names` or :func:`by_name`.
 
     ``is_part``: the optimizer may have fewer parameters than the state.
-
-    Raises:
-        CheckpointError: the optimizer has other parameters.
     """
     if not isinstance(state, Mapping) or "param_groups" not in state:
         return state

@@ -102,9 +102,6 @@ class CheckpointWriter:
 
         It does not wait if that save is of the same iteration and no tensor has changed since: then both share the
         memory.
-
-        Raises:
-            OSError: the save in flight has failed (or another error that it raised).
         """
         alike = self.staged_alike(files, iteration)
         if alike is not None:
@@ -303,14 +300,12 @@ def write_checkpoint(
 ) -> Committed:
     """Write a checkpoint to ``path`` atomically: readers never see a partial checkpoint.
 
-    Each of ``ranks`` writes its share into one temporary folder, which the first one commits.
+    Each of ``ranks`` writes its share into one temporary folder, which the first one commits. If one of them cannot, or
+    does not see the folder of rank 0, all raise the error.
 
     Args:
         new_manifest: called by the first rank; the manifest without its files.
         before: a checkpoint of the same iteration; files equal to its files become hard links to them.
-
-    Raises:
-        OSError: a process could not write its files, or does not see the folder of rank 0. Raised on every rank.
     """
     with contextlib.ExitStack() as stack:
 

@@ -94,11 +94,7 @@ class Index:
 
 
 def read_index(folder: Path, files: Iterable[str]) -> Index:
-    """The index of the given files, from their headers.
-
-    Raises:
-        CheckpointError: a value of a tensor is in no file or in several.
-    """
+    """The index of the given files, from their headers."""
     index = Index({}, {}, {})
     for file in files:
         header = read_header(folder / file)

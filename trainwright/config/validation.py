@@ -186,9 +186,6 @@ def seconds_of(duration: str | float | timedelta) -> float:
 
     >>> seconds_of("01:30:00"), seconds_of("00:12:00:00"), seconds_of(90)
     (5400.0, 43200.0, 90.0)
-
-    Raises:
-        ValueError: it is not a duration > 0.
     """
     if isinstance(duration, timedelta):
         seconds = duration.total_seconds()

@@ -74,11 +74,7 @@ def batch_picker(dataset: Any, collate_fn: Any) -> "BatchPicker | None":
 
 
 def _places(subsets: Sequence[Any]) -> Tensor | None:
-    """The indices in the data set of the samples of (nested) subsets: int64 (N,); None without any subset.
-
-    Raises:
-        TypeError: indices that are no whole numbers, such as those of a mask.
-    """
+    """The indices in the data set of the samples of (nested) subsets: int64 (N,); None without any subset."""
     places_N: Tensor | None = None
     for subset in reversed(subsets):
         inner_N = torch.as_tensor(subset.indices, device="cpu")

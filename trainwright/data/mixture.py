@@ -197,11 +197,7 @@ _DRAWS = 1024  # choices of one generator
 
 
 def checked_weights(datasets: Sequence[Any], weights: Sequence[float]) -> list[float]:
-    """The weights as a list.
-
-    Raises:
-        ConfigError: there is not one positive number for each data set.
-    """
+    """The weights as a list, if there is a positive number for each data set."""
     weights = list(weights)
     if not datasets or len(weights) != len(datasets):
         raise ConfigError(f"weights: got {len(weights)} for {len(datasets)} data sets; give one for each.")

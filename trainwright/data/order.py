@@ -179,9 +179,6 @@ def sample_lengths(dataset: Any, by: bool | str) -> Any:
 
     It is the data set's ``lengths``, if it has them, otherwise the field ``by`` of each sample, or its length. With
     True the field is the first of ``length``, ``input_ids``, ``token_ids``, ``inputs``, ``input_features``.
-
-    Raises:
-        DataError: the data set has no ``lengths``, and a sample has no such field.
     """
     if not by:
         return None

@@ -277,11 +277,7 @@ class _StreamReader(IterableDataset[Any]):
 def eval_stream_loader(
     stream: Any, batch_size: int, num_workers: int, collate_fn: Callable[[list[Any]], Any] | None
 ) -> Any:
-    """A loader of one pass over a stream, for evaluation: each iteration yields all its samples, in its order.
-
-    Raises:
-        ConfigError: the stream is a mixture, which has no end.
-    """
+    """A loader of one pass over a stream, for evaluation: each iteration yields all its samples, in its order."""
     if getattr(stream, "is_endless", False):
         raise ConfigError(
             f"{type(stream).__name__}: it has no end, so no evaluation or prediction of it would end; evaluate each of"
@@ -301,11 +297,7 @@ class _Iterable(IterableDataset[Any]):
 
 
 def check_stream(stream: Any) -> Any:
-    """``stream``.
-
-    Raises:
-        ConfigTypeError: it is an iterator, which can be iterated only once.
-    """
+    """``stream``, unless it is an iterator, which can be iterated only once."""
     if isinstance(stream, Iterator):
         raise ConfigTypeError(
             f"Trainer: got a data set that is an iterator ({type(stream).__name__}), which can be iterated only once;"

@@ -39,11 +39,7 @@ def is_finished(trainer: Any) -> bool:
 
 
 def check_prefix(prefix: str, where: str) -> None:
-    """Check before the training that a checkpoint can have this name.
-
-    Raises:
-        ConfigError: it cannot; ``where`` names the argument.
-    """
+    """Check before the training that a checkpoint can have this name."""
     try:
         check_name(prefix)
     except CheckpointError as error:

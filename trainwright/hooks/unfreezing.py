@@ -80,11 +80,7 @@ def unfreezing_hook(
     total_steps: int,
     steps_per_epoch: int | None,
 ) -> Unfreezing | None:
-    """The hook for the setting ``unfreeze`` of a run; None without one.
-
-    Raises:
-        ConfigError: an epoch is given, and the length of an epoch is unknown.
-    """
+    """The hook for the setting ``unfreeze`` of a run; None without one."""
     if not settings:
         return None
     stages = []

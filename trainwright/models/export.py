@@ -34,11 +34,7 @@ class ExportError(UserError):
 
 
 def export_of_run(model: nn.Module, path: str | os.PathLike[str], batch: Any, *, tolerance: float) -> Path:
-    """:func:`export_model` by the main process, with one log line.
-
-    Raises:
-        ConfigError: the processes hold parts of the model.
-    """
+    """:func:`export_model` by the main process, with one log line."""
     if current_mesh() is not None:
         raise ConfigError(
             "export: each process holds a part of the model. Use `trainwright checkpoint export RUN` on a checkpoint,"
@@ -65,11 +61,6 @@ def export_model(
         tolerance: the largest difference of an output, relative to the largest value of that output.
 
     Returns the path and the largest difference found.
-
-    Raises:
-        ExportError: the model cannot be exported, or the exported model differs. Nothing is left at ``path`` that was
-            not there before.
-        ConfigError: a package is missing, the ending of ``path`` is unknown, or nothing can be written there.
     """
     path = Path(path)
     if path.suffix and path.suffix not in FORMATS:

@@ -83,11 +83,7 @@ def fetch_model(path_or_id: str | os.PathLike[str], config: str, weights: str, r
 
 
 def read_model_weights(folder: Path, filename: str = WEIGHTS_NAME) -> tuple[dict[str, Tensor], Path]:
-    """The weights in a model's folder or a checkpoint, and the file they come from. A checkpoint is verified first.
-
-    Raises:
-        MissingFileError: there are none. CheckpointError: they are damaged.
-    """
+    """The weights in a model's folder or a checkpoint, and the file they come from. A checkpoint is verified first."""
     if not (folder / MANIFEST_NAME).exists():
         return _read_weights_file(folder, filename)
 
@@ -116,9 +112,6 @@ def load_all_weights(model: nn.Module, weights: Mapping[str, Tensor], source: st
 
     Args:
         skip: names, or beginnings of names up to a dot, of weights that are left out, and need not be there.
-
-    Raises:
-        CheckpointError: lists all names that are missing, not expected, or of another shape. Nothing is loaded then.
     """
     own = model_state(model)
     weights = {name: _as(weight, own.get(name)) for name, weight in weights.items() if not _is_below(name, skip)}

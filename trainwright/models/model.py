@@ -303,11 +303,7 @@ def register_model(name: str, config_class: type[ModelConfig]) -> Callable[[M], 
 
 
 def find_model(name: str, where: str = "build_model") -> type[Model]:
-    """The class registered under ``name``.
-
-    Raises:
-        ConfigKeyError: there is none; the message suggests the nearest name.
-    """
+    """The class registered under ``name``."""
     return _registry.find(name, where)
 
 

@@ -27,9 +27,6 @@ def labels_of(texts: Iterable[str]) -> dict[int, str]:
 def classes_of(labels: Iterable[Any], where: str) -> dict[int, str]:
     """``id2label`` of all labels, sorted: as numbers if all are whole numbers, otherwise as texts. Missing labels, and
     white space around a label, do not count; 1.0 is the class 1.
-
-    Raises:
-        DataError: -1 or -100 is among whole numbers, where it may stand for "no label", or true or false is.
     """
     kinds = {(_name_of(label), isinstance(label, bool)) for label in labels if not _is_missing(label)}
     found = {name for name, _ in kinds}

@@ -67,11 +67,7 @@ class Row:
         schema["category"] = self.category
 
     def canonical(self, value: Any) -> Any:
-        """A value in plain types and in its canonical spelling.
-
-        Raises:
-            ConfigError: the settings of a metric are wrong.
-        """
+        """A value in plain types and in its canonical spelling."""
         value = self.read(value)
         for word, meaning in self.words.items():
             if type(value) is type(word) and value == word:

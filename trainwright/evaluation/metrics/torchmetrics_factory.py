@@ -184,11 +184,7 @@ class MetricFactory:
         return self.missing_size(self.task)
 
     def build(self, inferred: Mapping[str, Any]) -> Any:
-        """The metric; ``inferred`` are task arguments that were not given.
-
-        Raises:
-            ConfigError: torchmetrics rejects the arguments, or needs a package that is not installed.
-        """
+        """The metric; ``inferred`` are task arguments that were not given."""
         core = {**copy.deepcopy(self.core_arguments), **inferred}
         if self.ignores_label:
             core["ignore_index"] = IGNORED_LABEL

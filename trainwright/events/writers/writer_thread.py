@@ -273,9 +273,6 @@ class WriterDispatcher:
         """Write the current values of ``storage``, or queue them for the writer threads.
 
         ``keep``: if a queue is full, drop rows without ``keep`` before this one.
-
-        Raises:
-            Exception: the first error of a writer, now or in the background since the last call.
         """
         for writer in self._synchronous:
             writer.write()
@@ -297,11 +294,7 @@ class WriterDispatcher:
         self._held = take_snapshot(storage)
 
     def close(self) -> None:
-        """Wait until all rows are written, and close the writers.
-
-        Raises:
-            Exception: the first error of a writer since the last call.
-        """
+        """Wait until all rows are written, and close the writers."""
         for thread in self._threads:
             thread.finish()
         try:

@@ -167,11 +167,7 @@ class EarlyStoppingCallback(Callback):
         self.monitor = monitor
 
     def _find_monitor(self, logs: Logs) -> bool:
-        """Whether the logs have the monitor.
-
-        Raises:
-            ConfigKeyError: there is no such metric.
-        """
+        """Whether the logs have the monitor."""
         if self.monitor not in logs and f"eval_{self.monitor}" in logs:
             self._watch(f"eval_{self.monitor}")  # the name without prefix, as in metric_for_best_model
         if self.monitor == _FIRST_METRIC and self.monitor not in logs and _LOSS in logs:
