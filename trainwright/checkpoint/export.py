@@ -9,7 +9,6 @@ from typing import BinaryIO
 
 from trainwright.checkpoint.files import commit_folder, temporary_sibling
 from trainwright.checkpoint.folder import WEIGHTS_NAME
-from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.safetensors_file import TensorFile, bytes_of
 from trainwright.checkpoint.safetensors_header import TIED
 from trainwright.checkpoint.shard_index import state_of, tensor_files
@@ -44,7 +43,9 @@ def _export(checkpoint: Path, folder: Path) -> dict[str, StoredTensor]:
         temporary.mkdir()
         with open(temporary / WEIGHTS_NAME, "xb") as file:
             _write(tensors, metadata, file)
-        for name in _attached(manifest):
+        states = {MODEL, EXTRA, MODEL_EXTRA, *state_names(manifest)}
+        others = (n for n in manifest.files if os.path.splitext(n)[0] not in states and state_of(n) not in states)
+        for name in others:
             (temporary / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(checkpoint / name, temporary / name)
         commit_folder(temporary, folder)
@@ -62,9 +63,3 @@ def _write(tensors: Mapping[str, StoredTensor], metadata: Mapping[str, str], fil
     for meta, begin, end in layout.places:
         if begin < end:
             file.write(bytes_of(stored_of[id(meta)].whole()))
-
-
-def _attached(manifest: Manifest) -> list[str]:
-    """The files of a checkpoint that are no state of the training."""
-    states = {MODEL, EXTRA, MODEL_EXTRA, *state_names(manifest)}
-    return [name for name in manifest.files if os.path.splitext(name)[0] not in states and state_of(name) not in states]

@@ -329,18 +329,15 @@ def write_checkpoint(
             entries = _write_files(temporary, merged_states([trees for _, trees in parts]), before, is_shared=is_shared)
             for files, _ in parts:
                 entries |= files
-            return _commit(path, temporary, replace(manifest, files=entries), before)
+            complete = replace(manifest, files=entries)
+            if before and (same := _committed_alike(path, complete, before)) is not None:
+                return same
+            with _placed(path, manifest.iteration) as folder:
+                (temporary / MANIFEST_NAME).write_bytes(complete.to_bytes())
+                commit_folder(temporary, folder)
+            return Committed(real_path(path), complete)
 
         return ranks.first(commit)
-
-
-def _commit(path: Path, temporary: Path, manifest: Manifest, before: Committed | None) -> Committed:
-    if before and (same := _committed_alike(path, manifest, before)) is not None:
-        return same
-    with _placed(path, manifest.iteration) as folder:
-        (temporary / MANIFEST_NAME).write_bytes(manifest.to_bytes())
-        commit_folder(temporary, folder)
-    return Committed(real_path(path), manifest)
 
 
 def _committed_alike(path: Path, manifest: Manifest, before: Committed) -> Committed | None:

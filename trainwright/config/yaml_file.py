@@ -126,16 +126,13 @@ def plain(value: Any, *, others_as_text: bool = False) -> Any:
         return inner(value.to_dict())
     if hasattr(value, "tolist") and not isinstance(value, numbers.Number):  # a tensor or an array
         return inner(value.tolist())
-    found = _plain_leaf(value)
-    return str(value) if others_as_text and found is value else found
-
-
-def _plain_leaf(value: Any) -> Any:
     if isinstance(value, str) or type(value).__name__ == "device":  # a torch.device; torch need not be imported here
         return str(value)
     if isinstance(value, numbers.Integral) and not isinstance(value, bool):
         return int(value)
-    return float(value) if isinstance(value, numbers.Real) else value
+    if isinstance(value, numbers.Real):
+        return float(value)
+    return str(value) if others_as_text else value
 
 
 def to_text(content: Any) -> str:

@@ -9,7 +9,7 @@ together hold the same samples for any W.
 import copy
 import inspect
 from collections.abc import Iterable, Iterator
-from itertools import count, islice, starmap
+from itertools import count, islice
 from numbers import Integral
 from typing import Any
 
@@ -104,7 +104,12 @@ class _BatchSampler(Sampler[list[int]]):
 
     def index_tensors(self) -> Iterator[Tensor]:
         """The batches of ``iter(sampler)``, each int64 (B,): for data that are read by whole batches."""
-        return starmap(self._index_tensor, self._places())
+        for epoch, position, size in self._places():
+            stop = position + size
+            if stop > self.num_used:
+                yield torch.tensor(self._indices(epoch, position, size), device="cpu")
+            else:
+                yield torch.from_numpy(self._order.part(self.seed, epoch, position, stop))
 
     def micro_batches(self, first: int, number: int) -> list[list[int]]:
         """The indices of ``number`` micro-batches of all ranks together. Nothing is read or prefetched.
@@ -126,12 +131,6 @@ class _BatchSampler(Sampler[list[int]]):
             indices += self._order.part(self.seed, epoch, position, stop).tolist()
             epoch, position = epoch + 1, 0
         return indices
-
-    def _index_tensor(self, epoch: int, position: int, size: int) -> Tensor:
-        stop = position + size
-        if stop > self.num_used:
-            return torch.tensor(self._indices(epoch, position, size), device="cpu")
-        return torch.from_numpy(self._order.part(self.seed, epoch, position, stop))
 
 
 class CyclicSampler(_BatchSampler):

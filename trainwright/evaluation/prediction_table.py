@@ -6,7 +6,7 @@ B samples, C classes.
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from trainwright.checkpoint.files import atomic_write
 from trainwright.config.errors import ConfigError, import_optional, nearest_name
+from trainwright.config.yaml_file import plain
 from trainwright.data.batch import count_samples, fields, is_label, pair
 from trainwright.data.sample_names import index_of_place, sample_name
 from trainwright.evaluation.evaluator import DatasetEvaluator
@@ -83,7 +84,7 @@ def with_facts(rows: Sequence[Row], dataset: Any) -> list[Row]:
         for field, value in named.items():
             value = torch.as_tensor(value) if isinstance(value, np.ndarray | np.generic) else value
             if (field in ID_FIELDS or is_label(field)) and _num_values(value) <= _MAX_VALUES:
-                facts[field] = _plain(value)
+                facts[field] = plain(value, others_as_text=True)
         outputs = {name if name not in facts else f"output_{name}": v for name, v in _without_sample(row).items()}
         found.append({"sample": index, **facts, **outputs})
     return found
@@ -108,17 +109,7 @@ def _add(columns: dict[str, list[Any]], name: str, value: Any, number: int) -> N
         if value[0].numel() > _MAX_VALUES or value.is_complex():
             return
         value = (value.float() if value.dtype in (torch.bfloat16, torch.float16) else value).tolist()
-    columns[name] = [_plain(item) for item in value]
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.tolist()
-    if isinstance(value, Mapping):
-        return {str(name): _plain(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value if isinstance(value, str | int | float | bool | None) else str(value)
+    columns[name] = [plain(item, others_as_text=True) for item in value]
 
 
 class PredictionRecorder(DatasetEvaluator):

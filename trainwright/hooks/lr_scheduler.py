@@ -124,7 +124,8 @@ class ReduceOnPlateau(HookBase):
         self._seen = self.trainer.last_eval_results  # not that of the initial weights
 
     def after_step(self) -> None:
-        if not (self._has_new_results() if self._is_due is None else self._is_due(self.trainer)):
+        seen, self._seen = self._seen, self.trainer.last_eval_results
+        if not (self._seen is not seen if self._is_due is None else self._is_due(self.trainer)):
             return
         several = getattr(self.trainer, "lr_schedulers", None) or {}
         schedulers = [s for s in (self.trainer.lr_scheduler, *several.values()) if isinstance(s, ReduceLROnPlateau)]
@@ -137,10 +138,6 @@ class ReduceOnPlateau(HookBase):
         # Use the final evaluation, as a longer run would at this point.
         if self._is_due is None and not has_failed(self.trainer):
             self.after_step()
-
-    def _has_new_results(self) -> bool:
-        seen, self._seen = self._seen, self.trainer.last_eval_results
-        return self._seen is not seen
 
 
 def _settings(group: Mapping[str, Any]) -> str:

@@ -105,9 +105,10 @@ class FiniteCheck(HookBase):
         found = self._found_on_any_rank()
         if found and self._policy == "stop":
             first = min(found)
+            names = _non_finite_parameters(self.trainer.model) if hasattr(self.trainer, "model") else []
+            now = f"Now {_listed(names)} not finite." if names else "All parameters are still finite."
             raise NonFiniteError(
-                f"{_iterations(found)}: {_values(found[first])}{_more(found)}. {self._about_parameters()}"
-                f"{self._samples(first)} {_HELP}"
+                f"{_iterations(found)}: {_values(found[first])}{_more(found)}. {now}{self._samples(first)} {_HELP}"
             )
         if found:
             skipped = {iteration for value, iteration in self._values_of("skipped_update") if value}
@@ -187,10 +188,6 @@ class FiniteCheck(HookBase):
                 f"After iteration {self.trainer.iterations_done}: {_listed(everywhere)} not finite, though every"
                 f" checked loss was. Nothing was saved. {_HELP}"
             )
-
-    def _about_parameters(self) -> str:
-        names = _non_finite_parameters(self.trainer.model) if hasattr(self.trainer, "model") else []
-        return f"Now {_listed(names)} not finite." if names else "All parameters are still finite."
 
 
 def _non_finite_parameters(model: nn.Module) -> list[str]:

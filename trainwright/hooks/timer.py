@@ -172,11 +172,21 @@ def advice(shares: Mapping[str, float], seconds: float, facts: Facts) -> str | N
     """One sentence about the setting that saves most time; None if none saves much, or the run is too short."""
     if seconds < _MIN_SECONDS or facts.iterations < _MIN_ITERATIONS:
         return None
-    rules = (_about_data(shares, seconds, facts), _about_evaluation(shares, facts), _about_saves(shares, facts))
+    names, (evaluation, save) = facts.names, (shares["evaluation"], shares["save"])
+    background = "" if facts.saves_async else f"{names.asynchronous} writes them in the background, and "
+    # An estimate of the part of the time that can be saved, and how to save it.
+    rules = (
+        _about_data(shares, seconds, facts),
+        (
+            0.5 * evaluation,
+            f"Evaluations take {percent(evaluation)} of the time: {names.evaluate} makes them less frequent.",
+        ),
+        (
+            0.9 * save,
+            f"Saves take {percent(save)} of the time: {background}{names.save} makes them less frequent.",
+        ),
+    )
     return max((rule for rule in rules if rule[0] >= _MIN_SAVING), default=(0.0, None))[1]
-
-
-# A rule returns an estimate of the part of the time that can be saved, and how to save it.
 
 
 def _about_data(shares: Mapping[str, float], seconds: float, facts: Facts) -> tuple[float, str]:
@@ -202,17 +212,6 @@ def _about_data(shares: Mapping[str, float], seconds: float, facts: Facts) -> tu
     if num_workers < facts.num_cpus:
         return saving, f"{takes}, {by_workers} for {facts.num_cpus} CPUs: raise {names.workers}."
     return saving, f"{takes}, with a worker for each CPU: prepare samples once, before the training."
-
-
-def _about_evaluation(shares: Mapping[str, float], facts: Facts) -> tuple[float, str]:
-    takes = f"Evaluations take {percent(shares['evaluation'])} of the time"
-    return 0.5 * shares["evaluation"], f"{takes}: {facts.names.evaluate} makes them less frequent."
-
-
-def _about_saves(shares: Mapping[str, float], facts: Facts) -> tuple[float, str]:
-    takes = f"Saves take {percent(shares['save'])} of the time"
-    background = "" if facts.saves_async else f"{facts.names.asynchronous} writes them in the background, and "
-    return 0.9 * shares["save"], f"{takes}: {background}{facts.names.save} makes them less frequent."
 
 
 def percent(share: float) -> str:

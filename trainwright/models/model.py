@@ -102,8 +102,10 @@ class Model(nn.Module):
             ConfigError: the model has none.
         """
         if self.preprocessor is None:
+            first = inputs[0] if isinstance(inputs, list | tuple) and inputs else inputs
+            kind = f"a {type(inputs).__name__}" + ("" if first is inputs else f" of {type(first).__name__}")
             raise ConfigError(
-                f"{type(self).__name__}.predict: got {_kind(inputs)}, and the model has no preprocessor to make a "
+                f"{type(self).__name__}.predict: got {kind}, and the model has no preprocessor to make a "
                 "batch of it. Set model.preprocessor, or give a batch: a dict of tensors."
             )
         return self._part(self.preprocessor_kind)(inputs, return_tensors="torch", **kwargs)
@@ -336,8 +338,3 @@ def _named_by(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[s
     """Those of ``values`` that a function has a parameter for."""
     parameters = inspect.signature(function).parameters
     return {name: value for name, value in values.items() if name in parameters}
-
-
-def _kind(inputs: Any) -> str:
-    first = inputs[0] if isinstance(inputs, list | tuple) and inputs else inputs
-    return f"a {type(inputs).__name__}" + ("" if first is inputs else f" of {type(first).__name__}")

@@ -148,7 +148,9 @@ class _Writer:
             if is_never_named(name):
                 self._refused(name, path)
             return {"_target_": name, "_partial_": True}
-        return self._text(value, path)
+        text = _short_repr(value)
+        self.left_out.append(f"{path or 'the configuration'} = {text}, written as text")
+        return text.replace("${", "$ {")  # otherwise it would be an interpolation
 
     def _member(self, member: enum.Enum, path: str) -> Any:
         """A call of the enum with the value of the member."""
@@ -160,11 +162,6 @@ class _Writer:
 
     def _refused(self, name: str, path: str) -> None:
         self.left_out.append(f"{path} = {name}, which a YAML file may not name")
-
-    def _text(self, value: Any, path: str) -> str:
-        text = _short_repr(value)
-        self.left_out.append(f"{path or 'the configuration'} = {text}, written as text")
-        return text.replace("${", "$ {")  # otherwise it would be an interpolation
 
 
 def _short_repr(value: Any) -> str:

@@ -87,7 +87,12 @@ class Tracker(EventWriter):
         if new:
             self.send({iteration: self._renamed(row) for iteration, row in new.items()})
             self._last_written = max(new)
-            self._save_record()
+            renamed = {name: other for name, other in self._names.items() if name != other}
+            record: dict[str, Any] = {"id": self._run_id, "last_iteration": self._last_written}
+            record |= {"names": renamed} if renamed else {}
+            with _record_lock:
+                content = json.dumps({**self._records(), self.name: record})
+                atomic_write(self._folder / RECORD_NAME, content.encode())
 
     def _rows_to_begin_with(self, storage: EventStorage) -> dict[int, Row]:
         """Begin the run, or continue it; the rows of ``metrics.json`` that it does not have."""
@@ -144,12 +149,6 @@ class Tracker(EventWriter):
         except (OSError, ValueError):  # none yet, or not ours
             return {}
         return found if isinstance(found, dict) else {}
-
-    def _save_record(self) -> None:
-        renamed = {name: other for name, other in self._names.items() if name != other}
-        record = {"id": self._run_id, "last_iteration": self._last_written} | ({"names": renamed} if renamed else {})
-        with _record_lock:
-            atomic_write(self._folder / RECORD_NAME, json.dumps({**self._records(), self.name: record}).encode())
 
 
 class WandbTracker(Tracker):

@@ -79,7 +79,10 @@ class TextGenerationDataset(TextDataset):
 
         if "text" in row:
             return begin, [], [], ids(row["text"])
-        return begin, ids(row["source"]), _separator_ids(tokenizer, self.config.separator), ids(row["target"])
+        text = self.config.separator
+        own = tokenizer.token_id(text) if text else None  # such as a special token
+        separator = tokenizer.encode(text, add_special_tokens=False) if own is None and text else [own] * bool(text)
+        return begin, ids(row["source"]), separator, ids(row["target"])
 
     def _table(self, path: Path) -> list[Row]:
         if path.suffix != ".txt":
@@ -93,12 +96,3 @@ class TextGenerationDataset(TextDataset):
             getattr(self.config, f"{name}_field") for name, text in row.items() if not isinstance(text, str) or not text
         ]
         return f"{', '.join(wrong)} must be text, and not empty" if wrong else None
-
-
-def _separator_ids(tokenizer: Any, separator: str) -> list[int]:
-    """The tokens of the separator. One that is a token of the vocabulary, such as a special token, is one token."""
-    if not separator:
-        return []
-    own = tokenizer.token_id(separator)
-    ids: list[int] = tokenizer.encode(separator, add_special_tokens=False) if own is None else [own]
-    return ids
