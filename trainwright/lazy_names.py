@@ -2,10 +2,13 @@
 
 import gc
 import importlib
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
+
+_DECLARED = re.compile(r"from ([\w.]+) import \(?\s*(\w+) as \2\b")
 
 
 def on_first_use(package: str, names_of: Mapping[str, str]) -> Callable[[str], object]:
@@ -31,6 +34,21 @@ def on_first_use(package: str, names_of: Mapping[str, str]) -> Callable[[str], o
         return value
 
     return load
+
+
+def names_of(package: str) -> dict[str, str]:
+    """For :func:`on_first_use`: the names that a package imports for type checkers, as ``from module import A as A``.
+
+    >>> names_of("trainwright.config")["trainwright.config.arguments"]
+    'default_argument_parser'
+    """
+    with open(str(sys.modules[package].__file__), encoding="utf-8") as file:
+        text = file.read()
+    found: dict[str, str] = {}
+    for module, name in _DECLARED.findall(text):
+        place = name if module == package else module
+        found[place] = f"{found.get(place, '')} {name}".lstrip()
+    return found
 
 
 def ring(name: str) -> ModuleType:

@@ -74,20 +74,6 @@ def test_type_checkers_see_the_same_names() -> None:
     assert declared == trainwright._ROOM_OF
 
 
-@pytest.mark.parametrize("room", ["config", "data", "engine", "evaluation", "models", "optim"])
-def test_type_checkers_see_the_same_names_of_a_package(room: str) -> None:
-    module = importlib.import_module(f"trainwright.{room}")
-    tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
-    block = next(n for n in tree.body if isinstance(n, ast.If) and getattr(n.test, "id", "") == "TYPE_CHECKING")
-    declared: dict[str, set[str]] = {}
-    for node in block.body:
-        assert isinstance(node, ast.ImportFrom)
-        for alias in node.names:
-            file = alias.name if node.module == module.__name__ else str(node.module)
-            declared.setdefault(file.removeprefix(f"{module.__name__}."), set()).add(alias.name)
-    assert declared == {file: set(names.split()) for file, names in module._NAMES_OF.items()}
-
-
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="Trainr"):
         trainwright.Trainr  # noqa: B018

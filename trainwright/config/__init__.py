@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from trainwright.lazy_names import on_first_use
+from trainwright.lazy_names import names_of, on_first_use
 
 if TYPE_CHECKING:
     from trainwright.config.arguments import default_argument_parser as default_argument_parser
@@ -29,19 +29,6 @@ if TYPE_CHECKING:
     from trainwright.config.torch_names import TaskType as TaskType
     from trainwright.config.training.metric_config import MetricConfig as MetricConfig
 
-# The block above is for type checkers; a test compares the two.
-_NAMES_OF = {
-    "arguments": "default_argument_parser",
-    "errors": (
-        "ConfigError ConfigImportError ConfigKeyError ConfigSyntaxError ConfigTypeError MissingFileError UserError"
-    ),
-    "lazy.instantiation": "instantiate",
-    "lazy.lazy_config": "LazyCall LazyConfig get_config try_get_key",
-    "lazy.targets": "configurable",
-    "torch_names": "LRSchedulerType OptimizerType PrecisionType TaskType",
-    "training.metric_config": "MetricConfig",
-    "settings": "dump_default_yaml get_config_help TrainerConfig TrainingConfig",
-}
-
+_NAMES_OF = names_of(__name__)  # those of the block above
 __all__ = [*" ".join(_NAMES_OF.values()).split()]
 __getattr__ = on_first_use(__name__, _NAMES_OF)

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from trainwright.data.batch import to_batch
 from trainwright.data.collate import collate
-from trainwright.lazy_names import on_first_use
+from trainwright.lazy_names import names_of, on_first_use
 
 if TYPE_CHECKING:
     from trainwright.data import datasets as datasets
@@ -69,46 +69,6 @@ if TYPE_CHECKING:
     from trainwright.tasks.tokenizer import Tokenizer as Tokenizer
     from trainwright.tasks.tokenizer import TokenizerConfig as TokenizerConfig
 
-# The block above says the same to type checkers; tests/house holds the two together.
-_NAMES_OF = {
-    "columns": "ColumnDataset",
-    "datasets": "datasets",
-    "errors": "DataError",
-    "instance": "DistTensorData Instance",
-    "loaders": (
-        "build_image_test_loader build_image_train_loader build_nlp_test_loader build_nlp_train_loader "
-        "build_nlp_train_val_test_loader"
-    ),
-    "mixture": "MixedDataset MixedStream",
-    "sample_names": "sample_name",
-    "sampler": "EpochSampler CyclicSampler RangedSampler SingleRoundSampler",
-    "streaming": "StreamLoader",
-    "tar_shards": "TarShards",
-    "transforms": "transforms",
-    "trainwright.tasks.dataset": "Dataset DatasetConfig register_dataset",
-    "trainwright.tasks.image2text.data": (
-        "CharLevelOCRDataCollator ImageCaptioningDataCollator OCRDataset OCRDatasetConfig"
-    ),
-    "trainwright.tasks.image2text.image_processor": "ImageProcessor ImageProcessorConfig",
-    "trainwright.tasks.preprocessor": "Preprocessor PreprocessorConfig PreprocessorsContainer register_preprocessor",
-    "trainwright.tasks.sequence_labeling.data": (
-        "SequenceLabelingDataCollator SequenceLabelingDataset SequenceLabelingDatasetConfig"
-    ),
-    "trainwright.tasks.speech_recognition.audio_features": "AudioFeatureExtractor AudioFeatureExtractorConfig",
-    "trainwright.tasks.speech_recognition.data": (
-        "SpeechRecognitionDataCollator SpeechRecognitionDataset SpeechRecognitionDatasetConfig"
-    ),
-    "trainwright.tasks.text_classification.data": (
-        "TextPaddingDataCollator TextClassificationDataset TextClassificationDatasetConfig"
-    ),
-    "trainwright.tasks.text_generation.data": (
-        "TextGenerationDataCollator TextGenerationDataset TextGenerationDatasetConfig"
-    ),
-    "trainwright.tasks.tokenizer": (
-        "TextNormalizer TextNormalizerConfig HFTokenizer HFTokenizerConfig TextTokenizer "
-        "TextTokenizerConfig Tokenizer TokenizerConfig"
-    ),
-}
-
+_NAMES_OF = names_of(__name__)  # those of the block above
 __all__ = ["collate", "to_batch", *" ".join(_NAMES_OF.values()).split()]
 __getattr__ = on_first_use(__name__, _NAMES_OF)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from trainwright.lazy_names import on_first_use
+from trainwright.lazy_names import names_of, on_first_use
 
 if TYPE_CHECKING:
     from trainwright.engine.default.default_trainer import DefaultTrainer as DefaultTrainer
@@ -18,18 +18,6 @@ if TYPE_CHECKING:
     from trainwright.inspect.estimate import estimate as estimate
     from trainwright.inspect.estimate import fitting_layouts as fitting_layouts
 
-# The block above repeats the names for type checkers; a test keeps the two equal.
-_NAMES_OF = {
-    "trainwright.graph.graph_trainer": "GraphBase GraphTrainer",
-    "default.default_trainer": "DefaultTrainer",
-    "default.eager_trainer": "EagerTrainer",
-    "default.setup": "default_setup",
-    "trainwright.inspect.estimate": "Estimate estimate fitting_layouts",
-    "loop": "TrainerBase",
-    "trainer.trainer": "Trainer",
-    "own_loop": "TrainingLoop",
-    "trainwright.hooks.base": "HookBase",
-}
-
+_NAMES_OF = names_of(__name__)  # those of the block above
 __all__ = [*" ".join(_NAMES_OF.values()).split()]
 __getattr__ = on_first_use(__name__, _NAMES_OF)

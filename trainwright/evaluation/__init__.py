@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from trainwright.lazy_names import on_first_use
+from trainwright.lazy_names import names_of, on_first_use
 
 if TYPE_CHECKING:
     from trainwright.evaluation.evaluator import DatasetEvaluator as DatasetEvaluator
@@ -37,23 +37,6 @@ if TYPE_CHECKING:
     )
     from trainwright.tasks.text_generation.metrics import TextGenerationMetricsHandler as TextGenerationMetricsHandler
 
-# The block above is the same for type checkers; tests/house compares the two.
-_NAMES_OF = {
-    "evaluator": "DatasetEvaluator DatasetEvaluators EvaluationError flatten_results_dict print_csv_format",
-    "evaluators": "BLEUEvaluator ClsEvaluator PPLEvaluator RegEvaluator",
-    "handlers": "MetricsHandler TorchMetricsHandler",
-    "loop": "inference_on_dataset",
-    "metrics.build_metric": "build_metric",
-    "metrics.metric": "Metric",
-    "metrics.tm_metrics": "TMMetrics get_metric_by_name show_avaliable_metrics",
-    "objective": "objective_of",
-    "trainwright.tasks.image2text.metrics": "Image2TextMetricHandler Image2TextMetricsHandler",
-    "trainwright.tasks.metrics": "metrics_handler_for",
-    "trainwright.tasks.sequence_labeling.metrics": "SequenceLabelingMetricsHandler",
-    "trainwright.tasks.speech_recognition.metrics": "SpeechRecognitionMetricsHandler",
-    "trainwright.tasks.text_classification.metrics": "TextClassificationMetricsHandler",
-    "trainwright.tasks.text_generation.metrics": "TextGenerationMetricsHandler",
-}
-
+_NAMES_OF = names_of(__name__)  # those of the block above
 __all__ = [*" ".join(_NAMES_OF.values()).split()]
 __getattr__ = on_first_use(__name__, _NAMES_OF)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from trainwright.lazy_names import on_first_use
+from trainwright.lazy_names import names_of, on_first_use
 
 if TYPE_CHECKING:
     from trainwright.models import vit as vit
@@ -27,20 +27,6 @@ if TYPE_CHECKING:
     from trainwright.tasks.text_generation.model import GPTTextGeneration as GPTTextGeneration
     from trainwright.tasks.text_generation.model import GPTTextGenerationConfig as GPTTextGenerationConfig
 
-# The block above is the same for type checkers; tests/house compares the two.
-_NAMES_OF = {
-    "card": "ModelCard",
-    "config": "ModelConfig",
-    "folder": "init_weights",
-    "model": "Model register_model build_model model_files ModelOutput",
-    "vit": "vit",
-    "trainwright.tasks.bert": "Bert BertConfig",
-    "trainwright.tasks.image2text.model": "CRNNImage2Text CRNNImage2TextConfig",
-    "trainwright.tasks.sequence_labeling.model": "BertSequenceLabeling BertSequenceLabelingConfig",
-    "trainwright.tasks.speech_recognition.model": "CTCSpeechRecognition CTCSpeechRecognitionConfig",
-    "trainwright.tasks.text_classification.model": "BertTextClassification BertTextClassificationConfig",
-    "trainwright.tasks.text_generation.model": "GPTTextGeneration GPTTextGenerationConfig",
-}
-
+_NAMES_OF = names_of(__name__)  # those of the block above
 __all__ = [*" ".join(_NAMES_OF.values()).split()]
 __getattr__ = on_first_use(__name__, _NAMES_OF)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from trainwright.lazy_names import on_first_use
+from trainwright.lazy_names import names_of, on_first_use
 
 if TYPE_CHECKING:
     from trainwright.optim.build import build_lr_scheduler as build_lr_scheduler
@@ -36,21 +36,6 @@ if TYPE_CHECKING:
         configure_polynomial_decay_scheduler_with_warmup as configure_polynomial_decay_scheduler_with_warmup,
     )
 
-# The block above says the same to type checkers; tests/house holds the two together.
-_NAMES_OF = {
-    "build": "build_lr_scheduler build_optimizer get_default_optimizer_params reduce_param_groups",
-    "clip": "gradient_clipper",
-    "freeze": "LayerFreezer freeze_bn",
-    "layer_depth": "layer_depths",
-    "schedules": (
-        "configure_constant_scheduler configure_constant_scheduler_with_warmup "
-        "configure_cosine_scheduler_with_warmup "
-        "configure_cosine_with_hard_restarts_scheduler_with_warmup "
-        "configure_linear_scheduler_with_warmup configure_polynomial_decay_scheduler_with_warmup "
-        "WarmupCosineAnnealingLR WarmupCosineLR WarmupExponentialLR WarmupMultiStepLR "
-        "WarmupPolynomialLR WarmupStepLR"
-    ),
-}
-
+_NAMES_OF = names_of(__name__)  # those of the block above
 __all__ = [*" ".join(_NAMES_OF.values()).split()]
 __getattr__ = on_first_use(__name__, _NAMES_OF)
