@@ -57,7 +57,7 @@ def test_the_frames_of_a_thread_and_of_an_error() -> None:
 
 
 def test_what_waits_for_its_gpu() -> None:
-    logged = Frame(f"{OURS}/events/scalars.py", 56, "to_numbers")
+    logged = Frame(f"{OURS}/events/storage.py", 56, "to_numbers")
     scaled = Frame(f"{TORCH}/amp/grad_scaler.py", 380, "_maybe_opt_step")
     assert reads_gpu([logged, STEP, MAIN])
     assert reads_gpu([Frame(f"{TORCH}/amp/grad_scaler.py", 379, "<genexpr>"), scaled, STEP])
