@@ -6,6 +6,7 @@ import types
 
 import pytest
 
+from trainwright.events.phases import PhaseTimes
 from trainwright.lazy_names import on_first_use
 
 
@@ -17,12 +18,15 @@ def room(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     return module
 
 
-NAMES = {"errors": "errors UserError ConfigError", "trainwright.events.phases": "PhaseTimes"}
+NAMES = {
+    "ConfigError": "trainwright.config.errors",
+    "UserError": "trainwright.config.errors",
+    "PhaseTimes": "trainwright.events.phases",
+    "errors": "trainwright.config",
+}
 
 
 def test_a_name_is_loaded_once_and_found_directly_from_then_on(room: types.ModuleType) -> None:
-    from trainwright.events.phases import PhaseTimes
-
     get = on_first_use("trainwright.config", NAMES)
     errors = sys.modules["trainwright.config.errors"]
     assert get("ConfigError") is errors.ConfigError
@@ -41,7 +45,7 @@ def test_an_unknown_name_is_an_attribute_error(room: types.ModuleType) -> None:
 def test_the_garbage_collector_is_left_as_it_was_also_by_a_failed_import(
     room: types.ModuleType, was_enabled: bool
 ) -> None:
-    get = on_first_use("trainwright.config", {"absent_file": "Name"})
+    get = on_first_use("trainwright.config", {"Name": "trainwright.config.absent_file"})
     try:
         (gc.enable if was_enabled else gc.disable)()
         with pytest.raises(ModuleNotFoundError, match="absent_file"):

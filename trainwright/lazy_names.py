@@ -11,44 +11,39 @@ from types import ModuleType
 _DECLARED = re.compile(r"from ([\w.]+) import \(?\s*(\w+) as \2\b")
 
 
-def on_first_use(package: str, names_of: Mapping[str, str]) -> Callable[[str], object]:
-    """The ``__getattr__`` of ``package``. ``names_of`` has, for each of its files, the names it holds.
+def on_first_use(package: str, module_of: Mapping[str, str]) -> Callable[[str], object]:
+    """The ``__getattr__`` of ``package``. ``module_of`` has the module of each name; a module is in ``package`` itself.
 
-    A file's own name stands for the file; what it holds under that name cannot be had so, as importing a file puts the
-    file there. A whole path, ``trainwright.package.file``, is a file of another package.
-
-    >>> __getattr__ = on_first_use("trainwright.config", {"errors": "UserError ConfigError"})
+    >>> __getattr__ = on_first_use("trainwright.config", {"ConfigError": "trainwright.config.errors"})
     >>> __getattr__("ConfigError")
     <class 'trainwright.config.errors.ConfigError'>
     """
-    file_of = {name: file for file, names in names_of.items() for name in names.split()}
 
     def load(name: str) -> object:
-        if name not in file_of:
+        if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        file = file_of[name]
+        is_module = module_of[name] == package
         with _collector_paused():
-            module = importlib.import_module(file if file.startswith("trainwright.") else f"{package}.{file}")
-        value: object = module if name == file else getattr(module, name)
+            module = importlib.import_module(f"{package}.{name}" if is_module else module_of[name])
+        value: object = module if is_module else getattr(module, name)
         setattr(sys.modules[package], name, value)  # found directly from now on
         return value
 
     return load
 
 
-def names_of(package: str) -> dict[str, str]:
-    """For :func:`on_first_use`: the names that a package imports for type checkers, as ``from module import A as A``.
+def declared_names(package: str) -> tuple[list[str], Callable[[str], object]]:
+    """``__all__`` and ``__getattr__`` of a package whose names are those that it imports for type checkers.
 
-    >>> names_of("trainwright.config")["trainwright.config.arguments"]
-    'default_argument_parser'
+    There they are written as ``from module import Name as Name``.
+
+    >>> names, __getattr__ = declared_names("trainwright")
+    >>> "DefaultTrainer" in names
+    True
     """
     with open(str(sys.modules[package].__file__), encoding="utf-8") as file:
-        text = file.read()
-    found: dict[str, str] = {}
-    for module, name in _DECLARED.findall(text):
-        place = name if module == package else module
-        found[place] = f"{found.get(place, '')} {name}".lstrip()
-    return found
+        module_of = {name: module for module, name in _DECLARED.findall(file.read())}
+    return [*module_of], on_first_use(package, module_of)
 
 
 def ring(name: str) -> ModuleType:

@@ -2,10 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from trainwright.lazy_names import on_first_use
+from trainwright.lazy_names import declared_names
 
 if TYPE_CHECKING:
     from trainwright.inspect.report.page import Run as Run
 
-__all__ = ["Run"]
-__getattr__ = on_first_use(__name__, {"trainwright.inspect.report.page": "Run"})
+__all__, __getattr__ = declared_names(__name__)

@@ -22,4 +22,4 @@ __all__ = [
 ]
 
 # The only name that needs torch: inspecting a checkpoint does not import it.
-__getattr__ = on_first_use(__name__, {"checkpointer": "Checkpointer"})
+__getattr__ = on_first_use(__name__, {"Checkpointer": "trainwright.checkpoint.checkpointer"})

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from trainwright.data.batch import to_batch
 from trainwright.data.collate import collate
-from trainwright.lazy_names import names_of, on_first_use
+from trainwright.lazy_names import declared_names
 
 if TYPE_CHECKING:
     from trainwright.data import datasets as datasets
@@ -69,6 +69,5 @@ if TYPE_CHECKING:
     from trainwright.tasks.tokenizer import Tokenizer as Tokenizer
     from trainwright.tasks.tokenizer import TokenizerConfig as TokenizerConfig
 
-_NAMES_OF = names_of(__name__)  # those of the block above
-__all__ = ["collate", "to_batch", *" ".join(_NAMES_OF.values()).split()]
-__getattr__ = on_first_use(__name__, _NAMES_OF)
+__all__, __getattr__ = declared_names(__name__)
+__all__ += ["collate", "to_batch"]

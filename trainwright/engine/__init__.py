@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from trainwright.lazy_names import names_of, on_first_use
+from trainwright.lazy_names import declared_names
 
 if TYPE_CHECKING:
     from trainwright.engine.default.default_trainer import DefaultTrainer as DefaultTrainer
@@ -18,6 +18,4 @@ if TYPE_CHECKING:
     from trainwright.inspect.estimate import estimate as estimate
     from trainwright.inspect.estimate import fitting_layouts as fitting_layouts
 
-_NAMES_OF = names_of(__name__)  # those of the block above
-__all__ = [*" ".join(_NAMES_OF.values()).split()]
-__getattr__ = on_first_use(__name__, _NAMES_OF)
+__all__, __getattr__ = declared_names(__name__)

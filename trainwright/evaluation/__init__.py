@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from trainwright.lazy_names import names_of, on_first_use
+from trainwright.lazy_names import declared_names
 
 if TYPE_CHECKING:
     from trainwright.evaluation.evaluator import DatasetEvaluator as DatasetEvaluator
@@ -23,20 +23,12 @@ if TYPE_CHECKING:
     from trainwright.evaluation.metrics.tm_metrics import get_metric_by_name as get_metric_by_name
     from trainwright.evaluation.metrics.tm_metrics import show_avaliable_metrics as show_avaliable_metrics
     from trainwright.evaluation.objective import objective_of as objective_of
-    from trainwright.tasks.image2text.metrics import Image2TextMetricHandler as Image2TextMetricHandler
-    from trainwright.tasks.image2text.metrics import Image2TextMetricsHandler as Image2TextMetricsHandler
+    from trainwright.tasks.metrics import Image2TextMetricHandler as Image2TextMetricHandler
+    from trainwright.tasks.metrics import Image2TextMetricsHandler as Image2TextMetricsHandler
+    from trainwright.tasks.metrics import SequenceLabelingMetricsHandler as SequenceLabelingMetricsHandler
+    from trainwright.tasks.metrics import SpeechRecognitionMetricsHandler as SpeechRecognitionMetricsHandler
+    from trainwright.tasks.metrics import TextClassificationMetricsHandler as TextClassificationMetricsHandler
+    from trainwright.tasks.metrics import TextGenerationMetricsHandler as TextGenerationMetricsHandler
     from trainwright.tasks.metrics import metrics_handler_for as metrics_handler_for
-    from trainwright.tasks.sequence_labeling.metrics import (
-        SequenceLabelingMetricsHandler as SequenceLabelingMetricsHandler,
-    )
-    from trainwright.tasks.speech_recognition.metrics import (
-        SpeechRecognitionMetricsHandler as SpeechRecognitionMetricsHandler,
-    )
-    from trainwright.tasks.text_classification.metrics import (
-        TextClassificationMetricsHandler as TextClassificationMetricsHandler,
-    )
-    from trainwright.tasks.text_generation.metrics import TextGenerationMetricsHandler as TextGenerationMetricsHandler
 
-_NAMES_OF = names_of(__name__)  # those of the block above
-__all__ = [*" ".join(_NAMES_OF.values()).split()]
-__getattr__ = on_first_use(__name__, _NAMES_OF)
+__all__, __getattr__ = declared_names(__name__)

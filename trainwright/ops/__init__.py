@@ -2,11 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from trainwright.lazy_names import on_first_use
+from trainwright.lazy_names import declared_names
 
 if TYPE_CHECKING:
     from trainwright.ops import image_embedding as image_embedding
     from trainwright.ops.operator import NNOperator as NNOperator
 
-__all__ = ["NNOperator", "image_embedding"]
-__getattr__ = on_first_use(__name__, {"operator": "NNOperator", "image_embedding": "image_embedding"})
+__all__, __getattr__ = declared_names(__name__)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from trainwright.lazy_names import names_of, on_first_use
+from trainwright.lazy_names import declared_names
 
 if TYPE_CHECKING:
     from trainwright.optim.build import build_lr_scheduler as build_lr_scheduler
@@ -36,6 +36,4 @@ if TYPE_CHECKING:
         configure_polynomial_decay_scheduler_with_warmup as configure_polynomial_decay_scheduler_with_warmup,
     )
 
-_NAMES_OF = names_of(__name__)  # those of the block above
-__all__ = [*" ".join(_NAMES_OF.values()).split()]
-__getattr__ = on_first_use(__name__, _NAMES_OF)
+__all__, __getattr__ = declared_names(__name__)

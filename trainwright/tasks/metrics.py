@@ -1,5 +1,6 @@
-"""The metrics handler of each task, and the base of those that compare texts."""
+"""The metrics handler of each task."""
 
+import re
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any
@@ -10,9 +11,8 @@ from torch import Tensor
 
 from trainwright.config.errors import ConfigError, did_you_mean
 from trainwright.evaluation.evaluator import EvaluationError
-from trainwright.evaluation.handlers import IGNORED_LABEL, MetricsHandler
+from trainwright.evaluation.handlers import IGNORED_LABEL, MetricsHandler, paired_rows
 from trainwright.evaluation.metrics.task_inference import shape_and_type
-from trainwright.lazy_names import ring
 
 
 class TextsMetricsHandler(MetricsHandler):
@@ -79,12 +79,117 @@ def _padding_id(model: Any) -> int:
     return next((value for value in found if isinstance(value, int)), 0)
 
 
-_HANDLERS = {
-    "text_classification": "TextClassificationMetricsHandler",
-    "sequence_labeling": "SequenceLabelingMetricsHandler",
-    "image2text": "Image2TextMetricHandler",
-    "speech_recognition": "SpeechRecognitionMetricsHandler",
-    "text_generation": "TextGenerationMetricsHandler",
+class Image2TextMetricHandler(TextsMetricsHandler):
+    """Error rates of the texts read in images."""
+
+    valid_metrics = ("cer", "wer")
+    default_metrics = ("cer",)
+
+
+Image2TextMetricsHandler = Image2TextMetricHandler
+
+
+class SpeechRecognitionMetricsHandler(TextsMetricsHandler):
+    """Error rates of transcribed speech."""
+
+    valid_metrics = default_metrics = ("cer", "wer")
+
+
+class TextGenerationMetricsHandler(TextsMetricsHandler):
+    """Overlap of generated texts with their references."""
+
+    shifts_labels = True
+
+    valid_metrics = ("rouge", "bleu")
+    default_metrics = ("rouge",)
+
+
+class TextClassificationMetricsHandler(MetricsHandler):
+    """Scores (B, C) or class ids (B), and labels (B). Samples whose label is -100 do not count."""
+
+    valid_metrics = ("accuracy", "recall", "precision", "f1")
+    default_metrics = ("accuracy",)
+
+    def process(self, predictions: Any, labels: Any, **batch: Any) -> tuple[list[Any], list[Any]]:
+        pairs = [(_class(row), np.asarray(label)) for row, label in paired_rows(predictions, labels, self)]
+        if any(found is None or label.size != 1 for found, label in pairs):
+            raise EvaluationError(
+                f"{type(self).__name__}: predictions {shape_and_type(predictions)} and labels {shape_and_type(labels)} "
+                "do not fit; they must be scores (B, C) or class ids (B), and class ids (B)."
+            )
+        kept = [(found, label.item()) for found, label in pairs if label.item() != IGNORED_LABEL]
+        return [found for found, _ in kept], [label for _, label in kept]
+
+
+def _class(row: Any) -> Any:
+    """The class of one sample: that with the highest score, or the value itself; None if it is neither."""
+    scores = np.asarray(row)
+    if scores.ndim == 1 and (scores.size > 1 or scores.dtype.kind == "f"):
+        return int(scores.argmax())
+    return scores.item() if scores.size == 1 and scores.dtype.kind != "f" else None
+
+
+_IOB_LABEL = re.compile(r"O|[BIESLU]-.+")
+
+
+class SequenceLabelingMetricsHandler(MetricsHandler):
+    """Scores (B, L, C) or label ids (B, L), and label ids (B, L); tokens whose label is -100 do not count.
+
+    ``trainer.model.config.id2label`` holds the labels' names. If they follow no scheme such as IOB
+    (``trainer.train_dataset.config.is_iob_schema`` is False; if it is not set, this follows from the names), each
+    labeled token is its own span: ``name`` counts as ``B-name``, and ``O`` stays outside.
+    """
+
+    valid_metrics = ("seqeval",)
+    default_metrics = ("seqeval",)
+
+    def process(self, predictions: Any, labels: Any, **batch: Any) -> tuple[list[Any], list[Any]]:
+        names = self._names()
+        found: list[list[str]] = []
+        true: list[list[str]] = []
+        for scores, row in paired_rows(predictions, labels, self):
+            found_L, true_L = np.asarray(scores), np.asarray(row)
+            found_L = found_L.argmax(axis=-1) if found_L.ndim == 2 else found_L
+            if found_L.shape != true_L.shape or true_L.ndim != 1:
+                raise EvaluationError(
+                    f"{type(self).__name__}: a sample has predictions of shape {np.asarray(scores).shape} and labels "
+                    f"of shape {true_L.shape}; they must be (L, C) or (L,), and (L,)."
+                )
+            counted_L = true_L != IGNORED_LABEL
+            found.append([_name(names, label) for label in found_L[counted_L]])
+            true.append([_name(names, label) for label in true_L[counted_L]])
+        return found, true
+
+    def _names(self) -> dict[int, str]:
+        id2label = getattr(getattr(getattr(self.trainer, "model", None), "config", None), "id2label", None)
+        if not id2label:
+            raise ConfigError(
+                f"{type(self).__name__}: the names of the labels are not known. Give the model a config with id2label, "
+                'for example {0: "O", 1: "B-name", 2: "I-name"}, and the handler its trainer.'
+            )
+        pairs = id2label.items() if hasattr(id2label, "items") else enumerate(id2label)
+        names = {int(number): str(name) for number, name in pairs}
+        is_iob = getattr(getattr(getattr(self.trainer, "train_dataset", None), "config", None), "is_iob_schema", None)
+        if is_iob is None:
+            is_iob = all(_IOB_LABEL.fullmatch(name) for name in names.values())
+        return names if is_iob else {n: name if name == "O" else f"B-{name}" for n, name in names.items()}
+
+
+def _name(names: dict[int, str], label: Any) -> str:
+    try:
+        return names[int(label)]
+    except KeyError:
+        raise EvaluationError(
+            f"label {int(label)} is not in id2label, which has {min(names)} to {max(names)}."
+        ) from None
+
+
+_HANDLERS: dict[str, type[MetricsHandler]] = {
+    "text_classification": TextClassificationMetricsHandler,
+    "sequence_labeling": SequenceLabelingMetricsHandler,
+    "image2text": Image2TextMetricHandler,
+    "speech_recognition": SpeechRecognitionMetricsHandler,
+    "text_generation": TextGenerationMetricsHandler,
 }
 
 
@@ -100,5 +205,4 @@ def metrics_handler_for(task: str | Enum) -> type[MetricsHandler]:
             f"task: there are no metrics for {name!r}. {did_you_mean(name, _HANDLERS)} For another task give the "
             "Trainer a metrics_handler of your own, a subclass of MetricsHandler."
         )
-    handler: type[MetricsHandler] = getattr(ring(f"tasks.{name}.metrics"), _HANDLERS[name])
-    return handler
+    return _HANDLERS[name]
