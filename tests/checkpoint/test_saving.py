@@ -383,7 +383,7 @@ def test_a_checkpointer_that_is_gone_leaves_no_thread_and_loses_no_save(tmp_path
         training = Training()
         training.step()
         checkpointer = training.checkpointer(tmp_path / str(number))
-        writer = weakref.ref(checkpointer._writer._background)
+        writer = weakref.ref(checkpointer._writer.background)
         checkpointer.save("a", iteration=0)
         del checkpointer, training  # with the save in flight
     deadline = time.monotonic() + 60

@@ -101,6 +101,7 @@ class TestCommandLine:
             "trainwright.cli",
             "trainwright.cli.commands",
             "trainwright.cli.main",
+            "trainwright.lazy_names",
             "trainwright.terminal",
         }
 

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from trainwright.checkpoint.files import atomic_write
 from trainwright.config.errors import ConfigError, import_optional, nearest_name
-from trainwright.config.yaml_file import plain
 from trainwright.data.batch import count_samples, fields, is_label, pair
 from trainwright.data.sample_names import index_of_place, sample_name
 from trainwright.evaluation.evaluator import DatasetEvaluator
@@ -84,7 +83,7 @@ def with_facts(rows: Sequence[Row], dataset: Any) -> list[Row]:
         for field, value in named.items():
             value = torch.as_tensor(value) if isinstance(value, np.ndarray | np.generic) else value
             if (field in ID_FIELDS or is_label(field)) and _num_values(value) <= _MAX_VALUES:
-                facts[field] = plain(value, others_as_text=True)
+                facts[field] = _plain(value)
         outputs = {name if name not in facts else f"output_{name}": v for name, v in _without_sample(row).items()}
         found.append({"sample": index, **facts, **outputs})
     return found
@@ -109,7 +108,13 @@ def _add(columns: dict[str, list[Any]], name: str, value: Any, number: int) -> N
         if value[0].numel() > _MAX_VALUES or value.is_complex():
             return
         value = (value.float() if value.dtype in (torch.bfloat16, torch.float16) else value).tolist()
-    columns[name] = [plain(item, others_as_text=True) for item in value]
+    columns[name] = [_plain(item) for item in value]
+
+
+def _plain(value: Any) -> Any:
+    from trainwright.config.yaml_file import plain  # here: loads yaml
+
+    return plain(value, others_as_text=True)
 
 
 class PredictionRecorder(DatasetEvaluator):

@@ -539,10 +539,10 @@ class StorageView(EventStorage):
     def media(self, after: int = 0) -> list[Medium]:
         return self._media_view.after(after)
 
-    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+    def _refuse(self, name: str, *_: Any, **__: Any) -> NoReturn:
         raise ConfigError(
-            "A writer runs in a background thread and reads a snapshot, which cannot be changed. Put metrics in a hook,"
-            " or set in_background = False in the writer's class: training then waits for this writer."
+            f"{name!r}: a writer runs in a background thread and reads a snapshot, which cannot be changed. Put metrics"
+            " in a hook, or set in_background = False in the writer's class: training then waits for this writer."
         )
 
     put_scalar = put_image = put_histogram = put_text = _refuse
