@@ -4,9 +4,8 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
-from torch import Tensor
-
 from trainwright.config.errors import UserError
+from trainwright.data.batch import described
 from trainwright.models.outputs import named_outputs
 
 logger = logging.getLogger("trainwright.evaluation")
@@ -101,15 +100,6 @@ def required(values: Any, key: str, *, evaluator: DatasetEvaluator, where: str) 
     if named is not None and key in named:
         return named[key]
     raise EvaluationError(f"{type(evaluator).__name__} needs {key!r} in {where}, but got {described(values)}.")
-
-
-def described(values: Any) -> str:
-    """A short description of a model's or a loader's output, for an error message."""
-    if isinstance(values, Mapping):
-        return "a dictionary with the keys " + ", ".join(map(repr, values)) if values else "an empty dictionary"
-    if isinstance(values, Tensor):
-        return f"a Tensor of shape {tuple(values.shape)}"
-    return type(values).__name__
 
 
 def print_csv_format(results: Mapping[str, Any]) -> None:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from trainwright.config.errors import ConfigError
-from trainwright.data.batch import count_samples
-from trainwright.evaluation.evaluator import DatasetEvaluator, EvaluationError, described, required
+from trainwright.data.batch import count_samples, described
+from trainwright.evaluation.evaluator import DatasetEvaluator, EvaluationError, required
 from trainwright.evaluation.metrics.metric import load_package
 from trainwright.evaluation.metrics.torchmetrics_factory import IGNORED_LABEL
 from trainwright.evaluation.rank_exchange import in_order

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.data.batch import described
 from trainwright.data.errors import add_batch_note
 from trainwright.data.sampler import limited
 from trainwright.data.seeding import kept_generators
@@ -24,7 +25,6 @@ from trainwright.evaluation.evaluator import (
     DatasetEvaluator,
     DatasetEvaluators,
     EvaluationError,
-    described,
     results_table,
 )
 from trainwright.evaluation.hardest_samples import watched_evaluation

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError
-from trainwright.data.batch import count_samples, joined, like, mapped
+from trainwright.data.batch import count_samples, described, joined, like, mapped
 from trainwright.data.errors import add_batch_note
 from trainwright.data.seeding import kept_generators, rng_states, set_rng_states
-from trainwright.evaluation.evaluator import described
 from trainwright.evaluation.loop import run_evaluation
 from trainwright.evaluation.rank_exchange import even_rounds, gather_values, in_order
 from trainwright.events.storage import EvaluationStorage

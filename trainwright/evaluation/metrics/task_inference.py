@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainwright.evaluation.evaluator import EvaluationError, described
+from trainwright.data.batch import described
+from trainwright.evaluation.evaluator import EvaluationError
 
 Pair = tuple[Tensor, Tensor]  # predictions and targets
 
