@@ -13,15 +13,15 @@ from trainwright.data.seeding import permutation
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 17, 1000, 40_000])
 def test_a_bijection_has_every_index_once_in_any_parts(length: int) -> None:
-    whole = Bijection(length).part(7, 3, 0, length)
+    whole = Bijection(length)(7, 3, 0, length)
     assert sorted(whole.tolist()) == list(range(length))
     order, step = Bijection(length), max(1, length // 7)
-    parts = [order.part(7, 3, start, min(start + step, length)) for start in range(0, length, step)]
+    parts = [order(7, 3, start, min(start + step, length)) for start in range(0, length, step)]
     assert np.concatenate(parts).tolist() == whole.tolist()
 
 
 def test_large_orders_are_shuffled_and_small_ones_torchs() -> None:
-    one, other_epoch, other_seed = (Bijection(50_000).part(*key, 0, 50_000) for key in ((1, 0), (1, 1), (2, 0)))
+    one, other_epoch, other_seed = (Bijection(50_000)(*key, 0, 50_000) for key in ((1, 0), (1, 1), (2, 0)))
     positions = np.arange(50_000)
     # Uncorrelated: 5 standard deviations of the correlation of two random permutations.
     for first, second in [(one, positions), (one, other_epoch), (one, other_seed), (one[:-1], one[1:])]:
@@ -29,7 +29,7 @@ def test_large_orders_are_shuffled_and_small_ones_torchs() -> None:
     assert len(np.unique(one[:1000] // 500)) == pytest.approx(100, abs=2)  # the first 2 % come from everywhere
 
     assert isinstance(shuffled_order(LARGE - 1), Permutation)
-    assert shuffled_order(1000).part(3, 2, 10, 20).tolist() == permutation(1000, 3, 2)[10:20].tolist()
+    assert shuffled_order(1000)(3, 2, 10, 20).tolist() == permutation(1000, 3, 2)[10:20].tolist()
 
 
 def test_a_hundred_million_samples_need_no_memory_for_their_order() -> None:

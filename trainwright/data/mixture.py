@@ -86,8 +86,8 @@ class _MixedOrder:
         self._places = Bijection(int(self._ends[-1]))  # which source has which place of an epoch
         self._orders = [Bijection(length) for length in lengths]
 
-    def part(self, seed: int, epoch: int, start: int, stop: int) -> Indices:
-        places = self._places.part(seed, epoch, start, stop) if self._shuffle else np.arange(start, stop)
+    def __call__(self, seed: int, epoch: int, start: int, stop: int) -> Indices:
+        places = self._places(seed, epoch, start, stop) if self._shuffle else np.arange(start, stop)
         sources = np.searchsorted(self._ends, places, side="right")
         indices = np.empty(stop - start, np.int64)
         for source, (length, count) in enumerate(zip(self._lengths, self._counts, strict=True)):

@@ -8,9 +8,9 @@ A data set with an order of its own, as a mixture has, gives it with the method 
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,12 +29,8 @@ _ROUNDS = 6
 _POOL = 64  # batches that are grouped by length together
 
 
-class Order(Protocol):
-    """The order of the samples in each epoch."""
-
-    def part(self, seed: int, epoch: int, start: int, stop: int) -> Indices:
-        """The indices at the positions ``[start, stop)`` of an epoch."""
-        ...
+# The indices at the positions [start, stop) of an epoch, by (seed, epoch, start, stop).
+Order = Callable[[int, int, int, int], Indices]
 
 
 def shuffled_order(length: int) -> Order:
@@ -50,7 +46,7 @@ class Permutation:
         self._key: tuple[int, int] | None = None
         self._indices: Indices = np.empty(0, np.int64)
 
-    def part(self, seed: int, epoch: int, start: int, stop: int) -> Indices:
+    def __call__(self, seed: int, epoch: int, start: int, stop: int) -> Indices:
         """A view. As an array: converting it to a list takes a quarter of the time that a tensor takes."""
         if self._key != (seed, epoch):
             self._indices = permutation(self._length, seed, epoch).numpy()
@@ -70,11 +66,11 @@ class Bijection:
         self._block: tuple[int, int, int] | None = None
         self._indices: Indices = np.empty(0, np.int64)
 
-    def part(self, seed: int, epoch: int, start: int, stop: int) -> Indices:
+    def __call__(self, seed: int, epoch: int, start: int, stop: int) -> Indices:
         first, last = start // _BLOCK, max(start, stop - 1) // _BLOCK
         if first != last:
             cuts = [start, *((number + 1) * _BLOCK for number in range(first, last)), stop]
-            return np.concatenate([self.part(seed, epoch, a, b) for a, b in pairwise(cuts)])
+            return np.concatenate([self(seed, epoch, a, b) for a, b in pairwise(cuts)])
         if self._block != (seed, epoch, first):
             positions = np.arange(first * _BLOCK, min((first + 1) * _BLOCK, self._length), dtype=np.int64)
             self._indices = self.at(positions, seed, epoch)
@@ -106,21 +102,14 @@ def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return values ^ (values >> np.uint64(31))
 
 
-class InOrder:
+def in_order(_seed: int, _epoch: int, start: int, stop: int) -> Indices:
     """The order of the data set."""
-
-    def part(self, seed: int, epoch: int, start: int, stop: int) -> Indices:
-        return np.arange(start, stop)
+    return np.arange(start, stop)
 
 
-class FirstEpoch:
-    """The order ``base`` of the first epoch, in each epoch."""
-
-    def __init__(self, base: Order) -> None:
-        self._base = base
-
-    def part(self, seed: int, epoch: int, start: int, stop: int) -> Indices:
-        return self._base.part(seed, 0, start, stop)
+def first_epoch(order: Order) -> Order:
+    """The order of the first epoch, in each epoch."""
+    return lambda seed, _, start, stop: order(seed, 0, start, stop)
 
 
 class LengthGroups:
@@ -143,7 +132,7 @@ class LengthGroups:
         self._pool: tuple[int, int, int] | None = None
         self._indices: Indices = np.empty(0, np.int64)
 
-    def part(self, seed: int, epoch: int, start: int, stop: int) -> Indices:
+    def __call__(self, seed: int, epoch: int, start: int, stop: int) -> Indices:
         size, length = self._batch_size, self._length
         head = min(-epoch * length % size if self.crosses_epochs else 0, length)
         end = head + (length - head) // size * size
@@ -151,7 +140,7 @@ class LengthGroups:
         while start < stop:
             if start < head or start >= end:
                 until = min(stop, head if start < head else length)
-                parts.append(self._base.part(seed, epoch, start, until))
+                parts.append(self._base(seed, epoch, start, until))
             else:
                 number, within = divmod(start - head, size * _POOL)
                 first = head + number * size * _POOL
@@ -163,7 +152,7 @@ class LengthGroups:
 
     def _sorted(self, seed: int, epoch: int, first: int, end: int) -> Indices:
         if self._pool != (seed, epoch, first):
-            pool = self._base.part(seed, epoch, first, end)
+            pool = self._base(seed, epoch, first, end)
             batches = pool[np.argsort(self._lengths[pool], kind="stable")].reshape(-1, self._batch_size)
             order = np.random.Generator(np.random.Philox(mixed_seed(seed, ORDER_STREAM, epoch, 1, first)))
             self._indices = batches[order.permutation(len(batches))].ravel()

@@ -19,7 +19,7 @@ from torch.utils.data import Sampler
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data.errors import DataError, data_fault
-from trainwright.data.order import FirstEpoch, InOrder, LengthGroups, Order, shuffled_order
+from trainwright.data.order import LengthGroups, Order, first_epoch, in_order, shuffled_order
 
 _RANKS = ("data_parallel_rank", "data_parallel_size")
 _BLOCK = 65536  # indices turned into Python ints at a time: a whole epoch at once would delay the first batch
@@ -109,7 +109,7 @@ class _BatchSampler(Sampler[list[int]]):
             if stop > self.num_used:
                 yield torch.tensor(self._indices(epoch, position, size), device="cpu")
             else:
-                yield torch.from_numpy(self._order.part(self.seed, epoch, position, stop))
+                yield torch.from_numpy(self._order(self.seed, epoch, position, stop))
 
     def micro_batches(self, first: int, number: int) -> list[list[int]]:
         """The indices of ``number`` micro-batches of all ranks together. Nothing is read or prefetched.
@@ -128,7 +128,7 @@ class _BatchSampler(Sampler[list[int]]):
         indices: list[int] = []
         while len(indices) < size:  # over the end of an epoch, or of several if the data set is smaller than a batch
             stop = min(position + size - len(indices), self.num_used)
-            indices += self._order.part(self.seed, epoch, position, stop).tolist()
+            indices += self._order(self.seed, epoch, position, stop).tolist()
             epoch, position = epoch + 1, 0
         return indices
 
@@ -189,7 +189,7 @@ class CyclicSampler(_BatchSampler):
         whole = self.micro_batch_size * self.data_parallel_size
         self.num_used = self._epoch_length = min(self.data_size, limited(len(self), num_batches) * whole)
         if keeps_batches:
-            self._order = FirstEpoch(_order_of(self.dataset, self.data_size, False))
+            self._order = first_epoch(_order_of(self.dataset, self.data_size, False))
         elif isinstance(self._order, LengthGroups) and self.num_used < self.data_size:
             self._order.crosses_epochs = False  # an epoch now has complete batches only
         return self.num_used
@@ -303,7 +303,7 @@ class EpochSampler(_BatchSampler):
             dataset, shuffle, data_parallel_rank, data_parallel_size, seed, lengths, batch_size=(batch_size, 1)
         )
         if keeps_batches:
-            self._order = FirstEpoch(self._order)
+            self._order = first_epoch(self._order)
         self.drop_last = drop_last
         self.global_batch_size = whole = batch_size * data_parallel_size
         self.samples_per_epoch = self.data_size // whole * whole if drop_last else self.data_size
@@ -440,7 +440,7 @@ class RangedSampler(Sampler[int]):
             yield from part
             return
         for start in range(part.start, part.stop, _BLOCK):
-            yield from self._order.part(self.seed, 0, start, min(start + _BLOCK, part.stop)).tolist()
+            yield from self._order(self.seed, 0, start, min(start + _BLOCK, part.stop)).tolist()
 
     def __repr__(self) -> str:
         return _repr(self, self.data, "batch_size", "start_index", "end_index", "drop_last", "shuffle", "seed")
@@ -450,7 +450,7 @@ def _order_of(dataset: Any, length: int, shuffle: bool) -> Order:
     if hasattr(dataset, "sample_order"):
         order: Order = dataset.sample_order(shuffle=shuffle)
         return order
-    return shuffled_order(length) if shuffle else InOrder()
+    return shuffled_order(length) if shuffle else in_order
 
 
 def _num_samples(where: str, dataset: Any) -> int:
