@@ -174,7 +174,7 @@ def test_a_hopeless_loss_is_cut_and_nan_is_not_hidden():
 
 
 def test_a_model_without_a_loss_is_named():
-    with pytest.raises(EvaluationError, match="{prediction_scores: float32"):
+    with pytest.raises(EvaluationError, match=r"{prediction_scores: float32"):
         PPLEvaluator().process(batch(2), {"prediction_scores": torch.zeros(2, 3)})
     with pytest.raises(EvaluationError, match="no samples"):
         PPLEvaluator().evaluate()

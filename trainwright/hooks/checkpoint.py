@@ -295,9 +295,9 @@ class BestCheckpointer(HookBase):
             delete = partial(_delete, keep_named, self._checkpointer.save_dir, self._file_prefix, names)
             for value, at, name in self.top:
                 if at == iteration:
-                    self._checkpointer.save(name, on_commit=delete, **settings, **{self.metric: value})
+                    self._checkpointer.save(name, on_commit=delete, **settings | {self.metric: value})
             if self.best_iter == iteration:
-                self._checkpointer.save(self._file_prefix, **settings, **{self.metric: self.best})
+                self._checkpointer.save(self._file_prefix, **settings | {self.metric: self.best})
         if self.best_iter == iteration:
             self._log_best(iteration)
 

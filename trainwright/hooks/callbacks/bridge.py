@@ -81,7 +81,7 @@ class RunCallbacks(HookBase):
         self._save_by = self._save_iteration if save is None else save
         self._actions = {"should_epoch_stop": end_epoch, "should_evaluate": evaluate, "should_log": log}
         self._checkpointers: dict[str, Checkpointer] = {}  # for folders other than the run's own
-        self._is_due = (lambda: False) if is_due is None else is_due
+        self._is_due: Callable[[], bool] = (lambda: False) if is_due is None else is_due
         self._shares_requests = False  # several processes, of which one has callbacks
         self._metric = metric
         self._mean_loss = EpochMean(loss_name)

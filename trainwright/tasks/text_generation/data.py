@@ -81,7 +81,7 @@ class TextGenerationDataset(TextDataset):
             return begin, [], [], ids(row["text"])
         text = self.config.separator
         own = tokenizer.token_id(text) if text else None  # such as a special token
-        separator = tokenizer.encode(text, add_special_tokens=False) if own is None and text else [own] * bool(text)
+        separator = [own] if own is not None else tokenizer.encode(text, add_special_tokens=False) if text else []
         return begin, ids(row["source"]), separator, ids(row["target"])
 
     def _table(self, path: Path) -> list[Row]:
