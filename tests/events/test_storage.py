@@ -437,5 +437,5 @@ def test_nothing_can_be_put_into_a_view() -> None:
         lambda: view.put_image("image", torch.zeros(1, 4, 4)),
         lambda: view.put_histogram("weights", torch.zeros(4)),
     ):
-        with pytest.raises(ConfigError, match="A writer runs in a background thread"):
+        with pytest.raises(ConfigError, match="a writer runs in a background thread"):
             put()
