@@ -13,9 +13,7 @@ from torch.optim import Optimizer
 
 from tests._torch_compat.conftest import CHANGES, Trained, change_torch, changed
 from tests.ranks import on_ranks
-from trainwright._torch_compat import (
-    fused_update,
-)
+from trainwright._torch_compat import fused_update
 from trainwright._torch_compat.fused_update import DirectUpdate, direct
 from trainwright._torch_compat.optimizer_import import PlainUpdate
 
@@ -98,6 +96,7 @@ def twins(request: pytest.FixtureRequest) -> Twins:
 
 def test_it_is_torchs_step_to_the_last_bit(twins: Twins) -> None:
     twins.run(5)
+    assert torch.is_grad_enabled()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -140,7 +139,33 @@ def test_a_step_put_in_place_of_the_classs_is_called(settings: dict[str, Any]) -
     twins.run()
 
 
+def set_all(**values: Any) -> Callable[[nn.Module, Optimizer], Any]:
+    return lambda _, optimizer: [group.update(values) for group in optimizer.param_groups]
+
+
+def replace_one_state(_: nn.Module, optimizer: Optimizer) -> None:
+    state = next(iter(optimizer.state.values()))
+    state["exp_avg"] = torch.ones_like(state["exp_avg"])
+
+
+BETWEEN_STEPS: dict[str, tuple[str, Callable[[nn.Module, Optimizer], Any]]] = {
+    "states in place": ("adam", lambda _, optimizer: [s["exp_avg"].mul_(0.5) for s in optimizer.state.values()]),
+    "one state": ("adam", replace_one_state),
+    "settings that ask for another state": ("sgd", set_all(momentum=0.9)),
+    "settings": ("adam", set_all(weight_decay=0.1, betas=(0.5, 0.6))),
+    "fused no more": ("momentum", set_all(fused=False)),
+    "a rate that is a tensor": ("adam", lambda _, optimizer: optimizer.param_groups[0].update(lr=torch.tensor(0.01))),
+}
+
+
 class TestWhatChangesBetweenSteps:
+    @pytest.mark.parametrize("name", BETWEEN_STEPS)
+    def test_any_of_these(self, name: str) -> None:
+        case, change = BETWEEN_STEPS[name]
+        twins = Twins(*CASES[case])
+        twins.run()
+        twins.both(change)
+
     def test_a_loaded_state(self, twins: Twins) -> None:
         twins.run()
         saved = copy.deepcopy(twins.plain.state_dict())
@@ -155,46 +180,12 @@ class TestWhatChangesBetweenSteps:
 
         twins.both_without_state(reset)
 
-    def test_a_state_changed_in_place(self) -> None:
-        twins = Twins(torch.optim.Adam, {})
-        twins.run()
-
-        def halve(_: nn.Module, optimizer: Optimizer) -> None:
-            for state in optimizer.state.values():
-                state["exp_avg"].mul_(0.5)
-
-        twins.both(halve)
-
-    def test_one_state_replaced(self) -> None:
-        twins = Twins(torch.optim.Adam, {})
-        twins.run()
-
-        def replace(_: nn.Module, optimizer: Optimizer) -> None:
-            state = next(iter(optimizer.state.values()))
-            state["exp_avg"] = torch.ones_like(state["exp_avg"])
-
-        twins.both(replace)
-
     def test_settings(self, twins: Twins) -> None:
         twins.run()
 
         def change(_: nn.Module, optimizer: Optimizer) -> None:
             optimizer.param_groups[0]["lr"] = 0.001
             optimizer.param_groups[1]["weight_decay"] = 0.3
-
-        twins.both(change)
-
-    @pytest.mark.parametrize("case", ["adam", "sgd"])
-    def test_settings_that_ask_for_other_states(self, case: str) -> None:
-        twins = Twins(*CASES[case])
-        twins.run()
-
-        def change(_: nn.Module, optimizer: Optimizer) -> None:
-            for group in optimizer.param_groups:
-                if case == "sgd":
-                    group["momentum"] = 0.9
-                else:
-                    group["weight_decay"], group["betas"] = 0.1, (0.5, 0.6)
 
         twins.both(change)
 
@@ -214,16 +205,6 @@ class TestWhatChangesBetweenSteps:
             optimizer.add_param_group({"params": [parameter], "lr": 0.1})
 
         twins.both_without_state(add)
-
-    def test_fused_no_more(self) -> None:
-        twins = Twins(torch.optim.SGD, {"momentum": 0.9})
-        twins.run()
-
-        def change(_: nn.Module, optimizer: Optimizer) -> None:
-            for group in optimizer.param_groups:
-                group["fused"] = False
-
-        twins.both(change)
 
 
 class TestWhatIsLeftToTorch:
@@ -259,15 +240,6 @@ class TestWhatIsLeftToTorch:
         twins.other.step = step  # type: ignore[method-assign, assignment]
         twins.run(2)
         assert len(calls) == 2
-
-    def test_a_learning_rate_that_is_a_tensor(self) -> None:
-        twins = Twins(torch.optim.Adam, {})
-        twins.run()
-
-        def change(_: nn.Module, optimizer: Optimizer) -> None:
-            optimizer.param_groups[0]["lr"] = torch.tensor(0.01)
-
-        twins.both(change)
 
     def test_parameters_of_several_types(self) -> None:
         twins = Twins(torch.optim.Adam, {})
@@ -312,12 +284,6 @@ def test_a_schedule_sees_the_step() -> None:
     assert twins.other.param_groups[0]["lr"] == 0.02 / 8
 
 
-def test_gradients_are_enabled_again() -> None:
-    twins = Twins(torch.optim.Adam, {})
-    twins.run(1)
-    assert torch.is_grad_enabled()
-
-
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.RMSprop])
 def test_a_zero_grad_of_somebodys_own_is_called(kind: Any) -> None:
     parameter = nn.Parameter(torch.ones(2))
@@ -359,10 +325,9 @@ def test_the_lists_that_an_optimizer_makes(
     assert len(lines) == (change != "other result")
 
 
-@pytest.mark.parametrize("name", ["_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"])
-def test_the_hooks_of_an_optimizer(name: str, monkeypatch: pytest.MonkeyPatch, lines_of_training: Trained) -> None:
+def test_the_hooks_of_an_optimizer(monkeypatch: pytest.MonkeyPatch, lines_of_training: Trained) -> None:
     def missing(optimizer: Optimizer) -> Any:
-        raise AttributeError(name)
+        raise AttributeError("_optimizer_step_pre_hooks")
 
     monkeypatch.setattr(fused_update, "step_hooks", missing)
     (line,) = lines_of_training()

@@ -13,9 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from tests._torch_compat.conftest import CHANGES, Trained, changed
-from trainwright._torch_compat import (
-    optimizer_import,
-)
+from trainwright._torch_compat import optimizer_import
 from trainwright._torch_compat.optimizer_import import PlainUpdate, steps_as_its_class, without_compiler
 
 COMMON = """
