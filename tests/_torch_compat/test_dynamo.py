@@ -1,6 +1,7 @@
 """Whatever becomes of the parts of torch that graph mode stands on, a training completes, eagerly, with one line."""
 
 import functools
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
@@ -21,69 +22,54 @@ def test_todays_torch_is_as_expected() -> None:
     assert traced_step.fault() is None
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_the_guards(change: str, monkeypatch: pytest.MonkeyPatch, lines_of_training: Trained) -> None:
-    path = "_dynamo.eval_frame._debug_get_cache_entry_list"
-    change_torch(monkeypatch, dynamo, path, change, lambda code: [])
+def notices_all_but_frozen(check: Any = dynamo.guard_check) -> Any:
+    return lambda function: check(function) if "layer" in function.__code__.co_freevars else bool
+
+
+def raises(graph: Any) -> Any:
+    raise KeyError("grapharg")
+
+
+def without_flag(patch: pytest.MonkeyPatch, change: str) -> None:
+    patch.setattr(torch.compiler, "_is_compiling_flag", torch.compiler._is_compiling_flag)
+    change_torch(patch, traced_step, "compiler._is_compiling_flag", change, bool)
+
+
+GUARDS, GUARD_CHECK, SOURCES = "_dynamo.eval_frame._debug_get_cache_entry_list", "guard_check", "argument_sources"
+FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], Any], str]] = {
+    **{
+        f"guards: {c}": (lambda patch, c=c: change_torch(patch, dynamo, GUARDS, c, lambda code: []), "")
+        for c in CHANGES
+    },
+    "guards that notice nothing": (
+        lambda patch: patch.setattr(dynamo, GUARD_CHECK, lambda function: lambda scope: True),
+        "the guards do not detect a change",
+    ),
+    "guards that do not notice frozen parameters": (
+        lambda patch: patch.setattr(dynamo, GUARD_CHECK, notices_all_but_frozen()),
+        "the guards do not detect a frozen parameter",
+    ),
+    "no settings": (lambda patch: change_torch(patch, dynamo, "_dynamo.config", "missing", functools.partial), ""),
+    "no compiler": (lambda patch: change_torch(patch, dynamo, "_dynamo", "missing", functools.partial), ""),
+    "a capture that says nothing of what is written": (
+        lambda patch: patch.setattr(dynamo, "_STRICT", {}),
+        "a write to an object is not detected",
+    ),
+    "no sources of arguments": (lambda patch: patch.setattr(dynamo, SOURCES, raises), ""),
+    "one source twice": (lambda patch: patch.setattr(dynamo, SOURCES, lambda graph: ["L['x']", "L['x']"]), ""),
+    "another source": (lambda patch: patch.setattr(dynamo, SOURCES, lambda graph: ["nothing['x']", "L['x']"]), ""),
+    "no flag of a compiler at work": (lambda patch: without_flag(patch, "missing"), ""),
+    "a flag without effect": (lambda patch: without_flag(patch, "error"), ""),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_leaves_the_steps_eager(name: str, monkeypatch: pytest.MonkeyPatch, lines_of_training: Trained) -> None:
+    change, why = FAULTS[name]
+    change(monkeypatch)
     (line,) = lines_of_training(graph=True)
     assert line.startswith(EAGER)
-
-
-def test_guards_that_notice_nothing(monkeypatch: pytest.MonkeyPatch, lines_of_training: Trained) -> None:
-    monkeypatch.setattr(dynamo, "guard_check", lambda function: lambda scope: True)
-    (line,) = lines_of_training(graph=True)
-    assert "the guards do not detect a change" in line
-
-
-def test_guards_that_do_not_notice_frozen_parameters(
-    monkeypatch: pytest.MonkeyPatch, lines_of_training: Trained
-) -> None:
-    check = dynamo.guard_check
-    monkeypatch.setattr(
-        dynamo,
-        "guard_check",
-        lambda function: check(function) if "layer" in function.__code__.co_freevars else bool,
-    )
-    (line,) = lines_of_training(graph=True)
-    assert "the guards do not detect a frozen parameter" in line
-
-
-@pytest.mark.parametrize("path", ["_dynamo.config", "_dynamo"])
-def test_the_settings_of_the_compiler(path: str, monkeypatch: pytest.MonkeyPatch, lines_of_training: Trained) -> None:
-    change_torch(monkeypatch, dynamo, path, "missing", functools.partial)
-    (line,) = lines_of_training(graph=True)
-    assert line.startswith(EAGER)
-
-
-def test_a_capture_that_says_nothing_of_what_is_written(
-    monkeypatch: pytest.MonkeyPatch, lines_of_training: Trained
-) -> None:
-    monkeypatch.setattr(dynamo, "_STRICT", {})
-    (line,) = lines_of_training(graph=True)
-    assert "a write to an object is not detected" in line
-
-
-@pytest.mark.parametrize("sources", [KeyError("grapharg"), ["L['x']", "L['x']"], ["nothing['x']", "L['x']"]])
-def test_where_arguments_come_from(sources: Any, monkeypatch: pytest.MonkeyPatch, lines_of_training: Trained) -> None:
-    def other(graph: Any) -> Any:
-        if isinstance(sources, Exception):
-            raise sources
-        return sources
-
-    monkeypatch.setattr(dynamo, "argument_sources", other)
-    (line,) = lines_of_training(graph=True)
-    assert line.startswith(EAGER)
-
-
-@pytest.mark.parametrize("change", ["missing", "no effect"])
-def test_the_flag_of_a_compiler_at_work(
-    change: str, monkeypatch: pytest.MonkeyPatch, lines_of_training: Trained
-) -> None:
-    path, kind = "compiler._is_compiling_flag", "missing" if change == "missing" else "error"
-    monkeypatch.setattr(torch.compiler, "_is_compiling_flag", torch.compiler._is_compiling_flag)
-    change_torch(monkeypatch, traced_step, path, kind, bool)
-    (line,) = lines_of_training(graph=True)
-    assert line.startswith(EAGER)
+    assert why in line
 
 
 @pytest.mark.parametrize("name", ["HOOKS", "LATE_HOOKS"])
