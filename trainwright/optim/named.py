@@ -122,7 +122,8 @@ def check_schedules(
     for name, schedule in schedules.items():
         if name not in optimizers:
             raise ConfigError(f"{where}: there is no optimizer {name!r}. {did_you_mean(name, optimizers)}")
-        if not (hasattr(schedule, "step") and hasattr(schedule, "last_epoch")):
+        is_alike = hasattr(schedule, "step") and hasattr(schedule, "last_epoch")
+        if not isinstance(schedule, LRScheduler) and not is_alike:  # torch's ChainedScheduler has no last_epoch
             raise ConfigTypeError(
                 f"{where}[{name!r}]: got {schedule!r:.60} ({type(schedule).__name__}); it must be a schedule of"
                 " torch.optim.lr_scheduler."

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ChainedScheduler, ExponentialLR, LinearLR
 
 from tests.engine.trainer import contracts
 from tests.engine.trainer.conftest import INPUTS, LABELS, PAIRS, Scripted, config, equal, make
@@ -113,6 +114,32 @@ def test_a_schedule_is_stepped_alike_by_name_and_as_an_object(tmp_path: Path) ->
         trainer.train()
         rates.append([rate for rate, _ in trainer.storage.history("lr").values()])
     assert rates[0] == rates[1] == pytest.approx([5e-5] * 5 + [2.5e-5] * 5 + [1.25e-5] * 5)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_chained_schedules_are_a_schedule(named: bool, tmp_path: Path) -> None:
+    def chained(optimizer: torch.optim.Optimizer) -> Any:  # it has no last_epoch
+        parts = [ExponentialLR(optimizer, 0.5), LinearLR(optimizer, 0.1, total_iters=2)]
+        return ChainedScheduler(parts, optimizer=optimizer)
+
+    def run(epochs: int, **settings: Any) -> list[float]:
+        model = make()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        schedule = chained(optimizer)
+        parts: Any = {"optimizers": {"one": optimizer}, "lr_schedulers": {"one": schedule}}
+        parts = parts if named else {"optimizer": optimizer, "lr_scheduler": schedule}
+        trainer = Trainer(model, config(tmp_path, num_epochs=epochs, **settings), PAIRS, **parts)
+        trainer.train()
+        return [rate for rate, _ in trainer.storage.history("lr/one" if named else "lr").values()]
+
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    schedule, expected = chained(optimizer), []
+    for _ in range(3):
+        expected += [optimizer.param_groups[0]["lr"]] * 5
+        optimizer.step()
+        schedule.step()
+    run(1)
+    assert run(3, resume_from_checkpoint=True)[-10:] == expected[-10:]
 
 
 def test_a_plateau_of_a_metric_that_shall_rise(tmp_path: Path) -> None:

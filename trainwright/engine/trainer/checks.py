@@ -217,6 +217,7 @@ def check_kinds(**given: Any) -> None:
         fits = all(hasattr(value, attribute) for attribute in attributes) if attributes else callable(value)
         if name == "metrics_handler" and all(hasattr(value, method) for method in ("reset", "update", "compute")):
             fits = True
+        fits = fits or (name == "lr_scheduler" and isinstance(value, LRScheduler))  # torch's ChainedScheduler
         if value is not None and not fits:
             faults.append(f"Trainer.{name}: got {value!r:.60} ({type(value).__name__}); it must be {kind}.")
     if faults:
