@@ -293,6 +293,28 @@ def test_batches_without_a_target_have_no_part_in_a_loss_that_returns_no_scores(
     assert losses[0] == pytest.approx(losses[1])
 
 
+class WithStatistics(ByItems):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.frozen = nn.BatchNorm1d(7).double(), nn.Sequential(nn.BatchNorm1d(7).double())
+        self.frozen.requires_grad_(False).eval()
+
+    def forward(self, inputs: Tensor, labels: Tensor, num_items_in_batch: Any = None) -> Any:  # type: ignore[override]
+        self.frozen(self.norm(inputs.double()))
+        return super().forward(inputs, labels, num_items_in_batch)
+
+
+def test_counting_the_targets_changes_no_statistics_and_no_mode(tmp_path: Path) -> None:
+    model = WithStatistics()
+    config = TrainingConfig(
+        output_dir=str(tmp_path), batch_size=2, num_epochs=1, gradient_accumulation_steps=2, save_enabled=False,
+        eval_strategy="no", metrics=[], device="cpu", progress_bar=False,
+    )  # fmt: skip
+    Trainer(model, config, Tokens()).train()
+    assert (model.norm.num_batches_tracked, model.frozen[0].num_batches_tracked) == (4, 0)
+    assert not model.frozen[0].training
+
+
 class Smoothed(nn.Module):
     """Its loss looks like the mean over the targets as long as the scores are alike, and later like no mean."""
 

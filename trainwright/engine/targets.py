@@ -147,7 +147,7 @@ def _mean_loss(targets: Targets, scores: Tensor, labels: Tensor) -> float:
 @torch.no_grad()
 def _by_sum_and_mean(model: nn.Module, batch: Mapping[str, Any], labels: Tensor) -> Targets | None:
     """By the number of targets that a model itself counts: the sum of its losses divided by their mean."""
-    states, was_training = rng_states(labels.device), model.training
+    states, buffers = rng_states(labels.device), [(buffer, buffer.clone()) for buffer in model.buffers()]
     _, fields = arguments(batch, parameter_names(model.forward))
     try:
         found = []
@@ -157,7 +157,8 @@ def _by_sum_and_mean(model: nn.Module, batch: Mapping[str, Any], labels: Tensor)
             found.append(float((losses or {}).get("loss", torch.nan)))
     finally:
         set_rng_states(states, labels.device)
-        model.train(was_training)
+        for buffer, value in buffers:  # running statistics count a batch once
+            buffer.copy_(value)
     number = found[0] / found[1] if found[1] else 0.0
     return next((one for one in _candidates(model, labels) if abs(float(one.count(labels)) - number) < 0.5), None)
 
