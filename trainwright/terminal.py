@@ -83,6 +83,33 @@ def shows_live_text(stream: TextIO | None) -> bool:
     return is_terminal(stream) and os.environ.get("TERM", "") not in ("dumb", "unknown")
 
 
+def columns_of(stream: TextIO | None) -> int:
+    """The width of a terminal; 120 where lines go into a pipe or a file."""
+    if not is_terminal(stream):
+        return 120
+    try:
+        return int(os.environ.get("COLUMNS") or 0) or os.get_terminal_size(cast(TextIO, stream).fileno()).columns or 80
+    except (AttributeError, OSError, ValueError):
+        return 80
+
+
+def fitted(text: str, width: int, indent: int) -> str:
+    """``text`` in lines of at most ``width`` characters, broken between fields, where it has them, or between words.
+
+    >>> print(fitted("Epoch 1/2  total_loss 0.25  lr 1.00e-03", 28, indent=2))
+    Epoch 1/2  total_loss 0.25
+      lr 1.00e-03
+    """
+    between = "  " if "  " in text else " "
+    lines: list[str] = []
+    for part in text.split(between):
+        if lines and len(lines[-1]) + len(between) + len(part) <= width:
+            lines[-1] += between + part
+        else:
+            lines.append(" " * indent * bool(lines) + part)
+    return "\n".join(lines)
+
+
 def coloured(text: str, colour: int, stream: TextIO) -> str:
     """``text`` in a colour of ANSI (31 red, 33 yellow) on a terminal, unless ``NO_COLOR`` is set."""
     if not shows_live_text(stream) or os.environ.get("NO_COLOR"):

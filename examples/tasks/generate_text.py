@@ -3,7 +3,7 @@
     python examples/tasks/generate_text.py [--quick]
 
 The words come from names with underscores in the sources of Python's standard library. Training and evaluation use
-different names. Needs pip install 'trainwright[texts,metrics]'.
+different names. Needs pip install '.[texts,metrics]' in a clone.
 """
 
 import argparse

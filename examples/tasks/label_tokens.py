@@ -3,7 +3,7 @@
     python examples/tasks/label_tokens.py [--quick]
 
 The model sees only tokens; the labels come from the syntax tree of the complete file. Training and evaluation use lines
-of different files. Needs pip install 'trainwright[texts,metrics]'.
+of different files. Needs pip install '.[texts,metrics]' in a clone.
 """
 
 import argparse

@@ -90,4 +90,4 @@ def test_without_argcomplete_the_command_to_install_it_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "argcomplete", None)
     assert main(["completion", "bash"]) == 2
-    assert "pip install 'trainwright[completion]'" in capsys.readouterr().err
+    assert "pip install argcomplete" in capsys.readouterr().err

@@ -61,4 +61,4 @@ def test_without_plotly_the_error_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     assert main(["report", str(tmp_path)]) == 2
-    assert "pip install 'trainwright[report]'" in capsys.readouterr().err
+    assert "pip install plotly" in capsys.readouterr().err

@@ -102,7 +102,7 @@ def test_the_simple_example(
     assert [verify(output / name).iteration for name in ("epoch_1", "epoch_2")] == [0, 1]
     assert verify(output / "checkpoints" / "model_best")
     assert list((output / "logs").glob("events.out.tfevents.*"))
-    assert trainer.load_csv_logs()["evaluation/cer"]
+    assert trainer.load_csv_logs()["eval_cer"]
     # A checkpoint is a model: loaded with its preprocessor, it reads pictures by their paths.
     model = Model.load(output / "final_epoch")
     picture = next((Path(names["train_dataset"].folder()) / "images").glob("train0.png"))

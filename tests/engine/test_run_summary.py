@@ -34,11 +34,15 @@ def test_lines_of_one_iteration_agree_on_its_number(tmp_path: Path, caplog: pyte
     lines = [record.getMessage() for record in caplog.records]
     (stop,) = [line for line in lines if line.startswith("A callback stops")]
     assert stop == "A callback stops the training after iteration 10."
-    shown = [found[0] for line in lines if (found := re.findall(r"iteration: (\d+/\d+)", line))]
-    assert shown == ["5/15", "10/15", "10/15"]  # the last line is that of the final evaluation
-    best = [found[0] for line in lines if (found := re.findall(r"Best .*iteration (\d+)\)", line))]
-    assert best
-    assert set(best) <= {"5", "10"}
+    assert lines[-1].startswith("Finished after iteration 10\n")
+    assert re.findall(r"iteration (\d+)/15", "\n".join(lines)) == [
+        "5",
+        "5",
+        "10",
+        "10",
+    ]  # values of the training, and of the evaluation
+    (best,) = re.findall(r"Best .*iteration (\d+)\)", lines[-1])
+    assert (tmp_path / f"checkpoints/{best.zfill(2)}").is_dir()
 
 
 def test_settings_are_shown_as_far_as_they_differ(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -93,7 +97,7 @@ def test_the_start_and_the_end_of_a_run(api: str, tmp_path: Path, caplog: pytest
     trainer = run(tmp_path, api)
     start, end = [rows(record) for record in caplog.messages if record.startswith(("Training\n", "Finished after"))]
     assert start.keys() >= {"Model", "Data", "Iterations", "Batch", "Optimizer", "Device", "Folder", "Settings"}
-    assert re.search(r"[\d,]+ parameters \([\d.]+ k?B\): ", start["Model"])
+    assert re.search(r"[\d,]+ parameters \([\d.]+ k?B\)", start["Model"])
     assert re.fullmatch(r"\d+ samples = \d+ x 1 accumulation x 1 process", start["Batch"])
     assert re.match(r"1 to \d+ \([\d.]+ epochs\)", start["Iterations"])
     assert end.keys() == {"Best", "Last", "Folder", "Next"}
@@ -110,22 +114,28 @@ def test_the_parts_of_a_model_are_the_largest_ones() -> None:
     parts = nn.ModuleDict({f"part{size}": nn.Linear(size, 1, bias=False) for size in range(1, 7)})
     parts["part1"].requires_grad_(False)
     described = described_model(parts)
-    facts = ("21 parameters", "84 B", "20 trainable", "part6 6, part5 5, part4 4, part3 3, others 3")
+    facts = ("21 parameters", "84 B", "20 trainable", "6 in part6, 5 in part5, 4 in part4, 3 in part3, 3 in others")
     assert all(fact in described for fact in facts)
 
 
 def test_a_shared_parameter_is_in_one_part() -> None:
     tied = nn.ModuleDict({"words": nn.Embedding(5, 4), "head": nn.Linear(4, 5)})
     tied["head"].weight = tied["words"].weight
-    assert described_model(tied) == "ModuleDict: 25 parameters (100 B): words 20, head 5"
+    assert described_model(tied) == "ModuleDict: 25 parameters (100 B): 20 in words, 5 in head"
+
+
+def test_a_model_in_a_wrapper_has_the_parts_of_the_model() -> None:
+    model = nn.Sequential(nn.ModuleDict({"stack": nn.Sequential(nn.Linear(4, 2), nn.ReLU(), nn.Linear(2, 1))}))
+    assert described_model(model).endswith(": 10 in Linear 0, 3 in Linear 2")
+    assert described_model(nn.ModuleDict({"l": nn.Linear(4, 3)})) == "ModuleDict: 15 parameters (60 B)"
 
 
 def test_a_long_value_continues_below_and_a_list_has_a_line_for_each_item() -> None:
-    words, commands = ("word " * 30).strip(), ["first " * 30, "second"]
+    words, commands = ("word " * 40).strip(), ["first " * 30, "second"]
     lines = table("Title", {"Name": words, "Nothing": None, "Commands": commands}).splitlines()
     assert lines[0] == "Title"
     assert [line[:12].strip() for line in lines[1:]] == ["Name", "", "Commands", ""]
-    assert max(map(len, lines[1:3])) <= 106
+    assert max(map(len, lines[1:3])) <= 120
     assert " ".join(line[12:].strip() for line in lines[1:3]) == words
     assert lines[3][12:] == commands[0]
 

@@ -202,7 +202,7 @@ def test_the_average_is_evaluated_and_chosen_as_best(api: Api, tmp_path: Path) -
         with torch.no_grad():
             found = [model(**batch)["loss"].item() for batch in DataLoader(data(), BATCH)]
         losses[iteration] = sum(found) / len(found)
-    name = "evaluation/loss" if api is objects else "loss"
+    name = "eval_loss" if api is objects else "loss"
     values = [value for value, _ in trainer.storage.history(name).values()]
     assert values == pytest.approx(list(losses.values()), abs=1e-7)
     best = averages[min(losses, key=lambda iteration: losses[iteration])]

@@ -63,10 +63,10 @@ def test_a_period_may_be_a_function_and_results_may_have_a_prefix() -> None:
     evaluated: list[int] = []
     trainer = Trainer()
     evaluate = lambda: evaluated.append(trainer.iter) or {"acc": 1.0}  # noqa: E731
-    trainer.register_hooks([EvalHook(lambda: trainer.iter in (1, 4, 7), evaluate, name_scope="evaluation")])
+    trainer.register_hooks([EvalHook(lambda: trainer.iter in (1, 4, 7), evaluate, prefix="eval_")])
     trainer.train(0, 8)
     assert evaluated == [1, 4, 8]  # not twice at the end
-    assert list(trainer.storage.latest()) == ["evaluation/acc"]
+    assert list(trainer.storage.latest()) == ["eval_acc"]
 
 
 class Nothing(TrainerBase):

@@ -20,7 +20,7 @@ set up, once:
   fish   trainwright completion fish > ~/.config/fish/completions/trainwright.fish
 
 Completes commands, options, files, the settings of config files (train.lo<TAB>) and checkpoints.
-Needs argcomplete: pip install 'trainwright[completion]'
+Needs argcomplete: pip install argcomplete
 """
 
 
@@ -43,7 +43,7 @@ def complete() -> None:
 
 
 def _argcomplete() -> Any:
-    message = "completion: needs argcomplete: pip install 'trainwright[completion]'"
+    message = "completion: needs argcomplete: pip install argcomplete"
     return import_optional("argcomplete", message, ConfigError)
 
 

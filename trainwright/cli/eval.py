@@ -160,7 +160,7 @@ def _evaluate(evaluate: Callable[[], Results], checkpoint: Path, args: argparse.
 
 def lines_of(facts: Mapping[str, Any]) -> list[str]:
     """The metrics as a table; of several data sets with a column for each."""
-    from trainwright.events.writers.console import unit_of
+    from trainwright.events.writers.progress import unit_of
 
     found = facts["metrics"]
     several = {name: value for name, value in found.items() if isinstance(value, Mapping)}

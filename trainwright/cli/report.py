@@ -59,7 +59,7 @@ def _draw(paths: list[str]) -> int:
     from trainwright.inspect.report.picture import draw_curves
     from trainwright.inspect.report.run_data import find_runs
 
-    message = "matplotlib is not installed. Install it with `pip install 'trainwright[report]'`."
+    message = "matplotlib is not installed. Install it with `pip install matplotlib`."
     import_optional("matplotlib", f"trainwright report --png: {message}", ConfigError)
     for run in find_runs(paths):
         print(draw_curves(run.folder) or f"{run.folder}: no losses to draw.")

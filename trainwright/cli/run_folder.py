@@ -113,7 +113,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _loss(row: dict[str, Any]) -> float | None:
-    names = ["total_loss", *(name for name in row if "loss" in name and "/" not in name)]
+    names = ["total_loss", *(name for name in row if "loss" in name and not name.startswith("eval_"))]
     return next((float(row[name]) for name in names if is_number(row.get(name))), None)
 
 
@@ -121,7 +121,7 @@ def _best(path: Path, last: dict[str, Any], log: str) -> tuple[str | None, float
     """The name, the value and the direction of the metric that selects the best checkpoint."""
     if isinstance(found := last.get("best"), dict):
         return found.get("metric"), found.get("value"), found.get("is_higher_better")
-    lines = re.findall(r"Best (\S+) so far: (\S+).* \((higher|lower) is better", log)
+    lines = re.findall(r"Best \S+ so far \((higher|lower) is better", log)
     for folder in (path, path / "checkpoints"):
         try:
             extra = json.loads((folder / "model_best" / "extra.json").read_bytes())
@@ -129,7 +129,7 @@ def _best(path: Path, last: dict[str, Any], log: str) -> tuple[str | None, float
             continue
         for name, value in extra.items() if isinstance(extra, dict) else ():
             if name != "iteration" and is_number(value):
-                return name, float(value), lines[-1][2] == "higher" if lines else "loss" not in name
+                return name, float(value), lines[-1] == "higher" if lines else "loss" not in name
     return None, None, None
 
 

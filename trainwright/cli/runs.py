@@ -147,9 +147,7 @@ def _lines(runs: Sequence[Run], settings: Sequence[str]) -> list[str]:
         "name": lambda run: shown(run.name),
         "state": lambda run: run.state,
         "progress": lambda run: "?" if run.progress is None else f"{100 * min(1.0, run.progress):.0f} %",
-        "best": lambda run: (
-            "" if run.best is None else f"{shown(run.metric).removeprefix('evaluation/')} {run.best:.4g}"
-        ),
+        "best": lambda run: "" if run.best is None else f"{shown(run.metric)} {run.best:.4g}",
         "loss": lambda run: "" if run.loss is None else f"{run.loss:.4g}",
         **{shown(key): lambda run, key=key: _text(setting(run.path, key)) for key in settings},  # type: ignore[misc]
         "duration": lambda run: "?" if run.seconds is None else str(timedelta(seconds=round(run.seconds))),

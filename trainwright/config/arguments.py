@@ -26,7 +26,7 @@ _COMMON: dict[str, dict[str, Any]] = {
         "help": "import modules from the folder of the configuration also if a run wrote it, or it is elsewhere",
     },
     "traceback": {"action": "store_true", "help": "show the complete traceback of an error"},
-    "opts": {"nargs": "*", "metavar": "key=value", "help": "overrides of the configuration"},
+    "opts": {"nargs": "*", "metavar": "CONFIG key=value", "help": "a configuration file, and overrides of it"},
 }
 
 

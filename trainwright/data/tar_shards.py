@@ -184,7 +184,7 @@ def shard_paths(shards: str | Path | Sequence[str | Path]) -> list[Path]:
 
 
 def _image(content: bytes) -> Any:
-    pillow = import_optional("PIL.Image", "TarShards: images need Pillow: pip install trainwright[images].", DataError)
+    pillow = import_optional("PIL.Image", "TarShards: images need Pillow: pip install pillow.", DataError)
     image = pillow.open(io.BytesIO(content))
     image.load()
     return image

@@ -15,9 +15,8 @@ from typing import Any
 from trainwright.checkpoint.files import is_at, open_regular
 from trainwright.config.secrets import RedactingFormatter, redact
 from trainwright.events.writers.console import ProgressAwareHandler
-from trainwright.notebook import is_kernel
 from trainwright.parallel.dist import get_rank
-from trainwright.terminal import is_terminal, open_standard_streams, print_line
+from trainwright.terminal import open_standard_streams, print_line
 
 LOG_FORMAT = "[%(asctime)s %(name)s %(levelname)s] %(message)s"
 _MAX_WAITING = 10_000  # lines
@@ -115,15 +114,14 @@ def log_to_console(rank: int | None = None) -> None:
     if logging.getLogger().handlers or any(isinstance(h, ProgressAwareHandler) for h in library.handlers):
         return
     handler = ProgressAwareHandler(sys.stdout)
-    for_file = RedactingFormatter(LOG_FORMAT, datefmt="%H:%M:%S")
-    handler.setFormatter(_TerminalFormatter() if is_terminal(sys.stdout) or is_kernel() else for_file)
+    handler.setFormatter(_ConsoleFormatter())
     handler.setLevel(logging.INFO if (get_rank() if rank is None else rank) == 0 else logging.ERROR)
     handler.addFilter(lambda record: not getattr(record, "file_only", False))
     library.addHandler(handler)
     _redact_python_output()
 
 
-class _TerminalFormatter(RedactingFormatter):
+class _ConsoleFormatter(RedactingFormatter):
     """``12:30:01 Training``: short, as a person reads it; warnings and errors with their level."""
 
     def __init__(self) -> None:

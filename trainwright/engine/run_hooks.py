@@ -32,6 +32,7 @@ def run_hooks(
     own_step: OwnStep | None,
     check_period: Period,
     save: Callable[[], None],
+    resume: str,
     steps_done: Callable[[], int],
     has_passed: Callable[[int, int], bool],
     total_steps: int,
@@ -41,6 +42,7 @@ def run_hooks(
 
     Args:
         own_step: for a step of the user's own.
+        resume: what a user sets to continue.
         steps_done: the number of steps before the next iteration, for settings that count steps.
         has_passed: whether the steps so far are more than the first number and, just now, a multiple of the second.
     """
@@ -60,7 +62,7 @@ def run_hooks(
         RunRecord(run.folder, lambda: of_run.record()),
         *inner,
         RunSummary(spec.output_dir, run.calls.next_commands),
-        Interruptions(run.checkpointer, save, max_time_s=max_time_of(spec)),
+        Interruptions(run.checkpointer, save, resume=resume, max_time_s=max_time_of(spec)),
     ]
 
 

@@ -23,8 +23,6 @@ from trainwright.models.outputs import scalars_of
 
 logger = logging.getLogger("trainwright.evaluation")
 
-_INSTALL = "pip install torchmetrics"
-
 
 class ClsEvaluator(DatasetEvaluator):
     """``{"Acc@1": percent, "Acc@5": percent}``: how often the label is among the k best scored classes.
@@ -146,7 +144,7 @@ class RegEvaluator(DatasetEvaluator):
         if num_samples < 2:
             raise EvaluationError(f"RegEvaluator has seen {num_samples} samples; a correlation needs at least two.")
         predictions, labels = (torch.cat(parts).cpu().double() for parts in zip(*self._batches, strict=True))
-        functions = load_package("torchmetrics.functional.regression", "RegEvaluator", _INSTALL)
+        functions = load_package("torchmetrics.functional.regression", "RegEvaluator")
         pearson = float(functions.pearson_corrcoef(predictions, labels))
         spearman = float(functions.spearman_corrcoef(predictions, labels))
         return {"pearson": pearson, "spearman": spearman, "corr": (pearson + spearman) / 2}
@@ -180,7 +178,7 @@ class BLEUEvaluator(DatasetEvaluator):
                 f"but got {_length(candidates)} and {_length(references)}."
             )
         if self._metric is None:
-            text = load_package("torchmetrics.text", "BLEUEvaluator", _INSTALL)
+            text = load_package("torchmetrics.text", "BLEUEvaluator")
             settings: dict[str, Any] = {"n_gram": self.n_gram, "smooth": self.smooth, "sync_on_compute": False}
             sacre = partial(text.SacreBLEUScore, tokenize=self.tokenize)
             self._metric = (text.BLEUScore if self.tokenize is None else sacre)(**settings)

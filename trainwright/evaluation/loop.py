@@ -42,7 +42,7 @@ from trainwright.parallel.sharding import computes_together, gathered, reshard
 logger = logging.getLogger("trainwright.evaluation")
 
 LOG_PERIOD_S = 5.0
-_in_epoch_line = ContextVar("_in_epoch_line", default=False)
+_logs_table = ContextVar("_logs_table", default=True)
 
 T = TypeVar("T")
 
@@ -133,13 +133,13 @@ def _on_stages(
 
 
 @contextmanager
-def shown_in_epoch_line(is_shown: bool) -> Iterator[None]:
-    """The line of an epoch follows and has the results: beside a progress bar, they have no line of their own."""
-    before = _in_epoch_line.set(is_shown)
+def without_table() -> Iterator[None]:
+    """Log no results: those of an evaluation in a training have a line of its hooks."""
+    before = _logs_table.set(False)
     try:
         yield
     finally:
-        _in_epoch_line.reset(before)
+        _logs_table.reset(before)
 
 
 def evaluate_loaders(
@@ -179,8 +179,8 @@ def evaluate_loaders(
         results[name] = inference_on_dataset(
             model, loader, batch_size, batches, get_batch, device, evaluator, name=shown
         )
-    if is_main_process() and results:
-        logger.info("%s", results_table(results), extra={"progress": len(results) == 1 and _in_epoch_line.get()})
+    if is_main_process() and results and _logs_table.get():
+        logger.info("%s", results_table(results))
     return results if by_name or not results else next(iter(results.values()))
 
 

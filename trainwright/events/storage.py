@@ -94,11 +94,13 @@ class EventStorage:
     """
 
     is_over = False  # the last iteration is done: ``iter`` is their total number
+    line_at = -1  # the iterations done when a line with all new values was logged
 
     def __init__(self, start_iter: int = 0) -> None:
         self.start_iter = start_iter
         self.iter = start_iter
         self.samples = 0
+        self.results: set[str] = set()  # the names of values that evaluations put
         self.written: int | None = None
         self.first_unwritten = start_iter
         self._prefix = ""
@@ -303,6 +305,14 @@ class EventStorage:
                 latest[name] = (_smoothed(self._histories[name].values_of_last_iterations(window_size)), iteration)
         return latest
 
+    def means_since(self, iteration: int) -> dict[str, tuple[float, int]]:
+        """``latest`` of the metrics with a value of ``iteration`` or later, noisy ones replaced by their mean since."""
+        return {
+            name: (_finite_mean(history.values_since(iteration)) if self._hints[name] else history.latest(), at)
+            for name, history in self.histories().items()
+            if (at := history.latest_iteration()) >= iteration
+        }
+
     def read_so_far(self, window_size: int = 20) -> dict[str, tuple[float, int]]:
         """As ``latest_with_smoothing_hint``, of values already converted to numbers. Any thread may call it.
 
@@ -444,6 +454,13 @@ class EvaluationStorage(EventStorage):
 def _smoothed(values: list[float]) -> float:
     """The median. If the newest value is finite, values that are not finite are ignored."""
     return median([value for value in values if math.isfinite(value)] if math.isfinite(values[-1]) else values)
+
+
+def _finite_mean(points: list[tuple[float, int]]) -> float:
+    """The mean, as in :func:`_smoothed`."""
+    is_finite = math.isfinite(points[-1][0])
+    values = [value for value, _ in points if math.isfinite(value) or not is_finite]
+    return sum(values) / len(values)
 
 
 def copied_scalar(name: str, value: Tensor) -> Tensor:

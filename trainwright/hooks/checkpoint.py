@@ -18,7 +18,7 @@ from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.folder import check_name, keep_named, keep_newest
 from trainwright.config.errors import ConfigError
 from trainwright.evaluation.evaluator import flatten_results_dict
-from trainwright.events.writers.console import unit_of
+from trainwright.events.writers.progress import unit_of
 from trainwright.hooks.base import BestResult, HookBase, Period, condition, has_failed
 from trainwright.parallel.dist import get_world_size
 
@@ -193,7 +193,6 @@ class BestCheckpointer(HookBase):
         self._is_check_due = condition(eval_period)
         self._checkpointer = checkpointer
         self.metric = val_metric
-        self.is_in_epoch_lines = False  # a new best value is shown there while a progress bar is on the terminal
         self._direction = "higher" if mode == "max" else "lower"
         self._is_better = operator.gt if mode == "max" else operator.lt
         if top_k < 1:
@@ -257,8 +256,7 @@ class BestCheckpointer(HookBase):
     def _check_metric(self) -> bool:
         """Record a new best value. Returns whether there is a value of this iteration."""
         last, storage = self._last_iteration(), self.trainer.storage
-        of_both = f"evaluation/{self.metric}"  # the training has values of this name, too
-        metric = of_both if of_both in storage.smoothing_hints() else self.metric
+        metric = next(name for name in self.names if name in storage.smoothing_hints() or name == self.metric)
         if storage.first_local_iteration(metric) <= last:
             storage.reduce()  # all processes decide by the same value
         value, put_at = storage.latest().get(metric, (math.nan, -1))
@@ -274,6 +272,11 @@ class BestCheckpointer(HookBase):
                 self.top.insert(place, (value, last, f"{self._file_prefix}_{self._number()}"))
                 self.top, self._due = self.top[: self._top_k], last
         return True
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """The names that the metric may have: ``eval_…`` where the training has values of the other one."""
+        return f"eval_{self.metric}", self.metric
 
     def _check_again(self) -> None:
         """After every hook of the iteration."""
@@ -302,16 +305,9 @@ class BestCheckpointer(HookBase):
             self._log_best(iteration)
 
     def _log_best(self, iteration: int) -> None:
-        logger.info(
-            "Best %s so far: %.5g%s (%s is better; iteration %d), saved as %s.",
-            self.metric,
-            self.best,
-            unit_of(self.metric),
-            self._direction,
-            iteration + 1,
-            self._file_prefix,
-            extra={"progress": self.is_in_epoch_lines},
-        )
+        is_marked = self.trainer.storage.line_at == iteration + 1  # in the line of the epoch
+        text = "Best %s so far (%s is better), saved as %s."
+        logger.info(text, self.metric, self._direction, self._file_prefix, extra={"file_only": is_marked})
 
     def best_result(self) -> BestResult | None:
         if self.best is None or self.best_iter is None:

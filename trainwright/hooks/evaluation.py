@@ -2,11 +2,11 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from typing import Any
 
 from trainwright.config.errors import ConfigError
 from trainwright.evaluation.evaluator import flatten_results_dict
+from trainwright.events.writers.progress import shown_values
 from trainwright.hooks.base import HookBase, Period, condition, has_failed
 from trainwright.hooks.signals import stopped_by_signals
 
@@ -16,8 +16,9 @@ logger = logging.getLogger("trainwright.hooks")
 class EvalHook(HookBase):
     """Run ``eval_function`` when ``eval_period`` is over and once after the last iteration.
 
-    Stores the result, a dict of numbers that may be nested, under flattened names (``"a/b"``), with the prefix
-    ``name_scope``. None and an empty dict store nothing. The final evaluation counts as iteration ``max_iter``.
+    Stores the result, a dict of numbers that may be nested, under flattened names (``"a/b"``) behind ``prefix``, and
+    logs them, unless the line of an epoch does. A name of the training's gets the prefix ``eval_``. None and an empty
+    dict store nothing. The final evaluation counts as iteration ``max_iter``.
 
     With ``trainer.evaluates_on_start`` also the initial weights, before the first step; no schedule is stepped with
     that result.
@@ -27,14 +28,13 @@ class EvalHook(HookBase):
     """
 
     in_copies = False
-    _has_logged = False  # that results have other names
 
     def __init__(
-        self, eval_period: Period, eval_function: Callable[[], Mapping[str, Any] | None], *, name_scope: str = ""
+        self, eval_period: Period, eval_function: Callable[[], Mapping[str, Any] | None], *, prefix: str = ""
     ) -> None:
         self._is_due = condition(eval_period)
         self._eval_function = eval_function
-        self._name_scope = name_scope
+        self._prefix = prefix
 
     def before_first_step(self) -> None:
         if self.trainer.evaluates_on_start and self.trainer.start_iter == 0:
@@ -67,13 +67,11 @@ class EvalHook(HookBase):
                 ) from error
         self.trainer.last_eval_results = results
         storage = self.trainer.storage
-        if not self._name_scope:
-            hints = storage.smoothing_hints()
-            taken = [name for name in scalars if hints.get(name)]  # values of the training
-            scalars = {f"evaluation/{name}" if name in taken else name: value for name, value in scalars.items()}
-            if taken and not self._has_logged:
-                self._has_logged = True
-                names = ", ".join(taken)
-                logger.info("Training and evaluation both compute %s: the evaluation's is 'evaluation/…'.", names)
-        with storage.name_scope(self._name_scope) if self._name_scope else nullcontext():
-            storage.put_scalars(**scalars, smoothing_hint=False)
+        hints, prefix = storage.smoothing_hints(), self._prefix
+        scalars = {f"{prefix or 'eval_' * hints.get(name, False)}{name}": value for name, value in scalars.items()}
+        storage.put_scalars(**scalars, smoothing_hint=False)
+        storage.results |= scalars.keys()
+        if not any(hook.shows_results for hook in self.trainer.hooks):
+            at = f"iteration {self.trainer.iterations_done}/{self.trainer.max_iter}"
+            shown = shown_values({name: (value, 0) for name, value in scalars.items()})
+            logger.info("%s", "  ".join(["Evaluation", at, *(f"{name} {value}" for name, value in shown.items())]))

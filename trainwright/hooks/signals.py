@@ -4,6 +4,7 @@ import logging
 import math
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -39,6 +40,13 @@ class TrainingPaused(Exception):  # noqa: N818  # not an error: ``train`` return
     """The time of the training is over, and the training is saved. Ends ``train`` without an error."""
 
 
+def _interrupted(text: str = "") -> KeyboardInterrupt:
+    """To be raised where the log says how to continue: Python prints no traceback of it."""
+    error, hook = KeyboardInterrupt(text), sys.excepthook
+    sys.excepthook = lambda kind, value, traceback: None if value is error else hook(kind, value, traceback)
+    return error
+
+
 def max_time_of(settings: Any) -> float | None:
     """``settings.max_time`` in seconds."""
     if settings.max_time is None:
@@ -71,6 +79,7 @@ class Interruptions(HookBase):
 
     Args:
         save: saves the current training state, named by the last completed iteration.
+        resume: what a user sets to continue, for messages.
         max_time_s: after this time, counted from ``before_train``, save and end the training: ``train`` returns.
             Several processes end at the same iteration, when the first of them has trained so long.
     """
@@ -82,11 +91,13 @@ class Interruptions(HookBase):
         checkpointer: Checkpointer,
         save: Callable[[], None],
         *,
+        resume: str = "a resume",
         period_s: float = 1.0,
         max_time_s: float | None = None,
     ) -> None:
         self._checkpointer = checkpointer
         self._save = save
+        self._resume = resume
         self._period_s = period_s
         self._max_time_s = max_time_s
         self._end = math.inf  # time in seconds
@@ -135,14 +146,14 @@ class Interruptions(HookBase):
             yield
         except (TrainingTerminated, KeyboardInterrupt) as stop:
             name = "SIGTERM" if isinstance(stop, TrainingTerminated) else "SIGINT"
-            logger.info("%s: the final evaluation is stopped. The training is saved; a resume evaluates.", name)
+            logger.info("%s: the final evaluation is stopped. The training is saved; %s evaluates.", name, self._resume)
             raise
         finally:
             self._stops_at_once = False
 
     def _stop(self) -> None:
         if self._received.intersection(_STOPPING):
-            raise TrainingTerminated if signal.SIGTERM in self._received else KeyboardInterrupt
+            raise TrainingTerminated if signal.SIGTERM in self._received else _interrupted()
 
     def _check_together(self) -> None:
         iteration = self.trainer.iter
@@ -170,8 +181,8 @@ class Interruptions(HookBase):
     def _pause(self) -> None:
         self._wait_for_saves()
         self._save_progress()
-        text = "max_time: %s have passed; stopped after iteration %d. A resume continues the training."
-        logger.info(text, timedelta(seconds=self._max_time_s or 0), self.trainer.iterations_done)
+        text = "max_time: %s have passed; stopped after iteration %d; %s continues the training."
+        logger.info(text, timedelta(seconds=self._max_time_s or 0), self.trainer.iterations_done, self._resume)
         raise TrainingPaused
 
     def _save_progress(self) -> bool:
@@ -193,10 +204,10 @@ class Interruptions(HookBase):
         stopping = [number for number in _STOPPING if number in received]
         names = ", ".join(signal.Signals(number).name for number in sorted(received))
         what = f"saved after iteration {self.trainer.iterations_done}" if is_trained else "nothing was trained yet"
-        logger.info("%s: %s; %s.", names, what, "stopping; a resume continues from there" if stopping else "continuing")
+        then = f"stopped; {self._resume} continues from there" if stopping else "continuing"
+        logger.info("%s: %s; %s.", names, what, then)
         if stopping:
-            fix = "resume_from_checkpoint=True, or --resume, continues from there"
-            raise TrainingTerminated if stopping[0] == signal.SIGTERM else KeyboardInterrupt(f"{what}; {fix}.")
+            raise TrainingTerminated if stopping[0] == signal.SIGTERM else _interrupted(f"{what}; {then}.")
 
     def _wait_for_saves(self) -> None:
         """Wait for pending saves. If one has failed, save the current state; a second failure is raised."""

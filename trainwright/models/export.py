@@ -167,7 +167,7 @@ def _to_onnx(model: nn.Module, path: Path, arguments: Inputs, by_name: bool) -> 
         import onnxruntime
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise ConfigError(f"export: ONNX needs packages: pip install 'trainwright[onnx]' ({error}).") from error
+        raise ConfigError(f"export: ONNX needs packages: pip install onnx onnxscript onnxruntime ({error}).") from error
     names = [name for name, value in arguments.items() if isinstance(value, Tensor)]
     try:
         torch.onnx.export(

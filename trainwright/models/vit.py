@@ -27,7 +27,7 @@ def create_model(
     Raises:
         ConfigImportError: timm is not installed. CheckpointError: the weights do not fit.
     """
-    message = "vit.create_model needs the package timm: pip install 'trainwright[operators]'."
+    message = "vit.create_model needs the package timm: pip install timm."
     timm = import_optional("timm", message, ConfigImportError)
     model: nn.Module = timm.create_model(model_name, pretrained=pretrained, **kwargs)
     if checkpoint_path is not None:

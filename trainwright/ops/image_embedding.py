@@ -73,7 +73,7 @@ class TimmEmbedding(NNOperator):
 
 
 def _create(model_name: str, options: dict[str, Any]) -> nn.Module:
-    timm = import_optional("timm", "This operator needs timm: pip install 'trainwright[operators]'.")
+    timm = import_optional("timm", "This operator needs timm: pip install timm.")
     if not timm.is_model(model_name.split(".")[0]):
         raise ConfigError(
             f"ops.image_embedding.timm: got {model_name!r}. {did_you_mean(model_name, timm.list_models())}"

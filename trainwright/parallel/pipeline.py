@@ -49,16 +49,23 @@ class ModelSize:
     @classmethod
     def of(cls, model: nn.Module) -> "ModelSize":
         parameters, counted, parts = [*model.parameters()], set[int](), dict[str, int]()
-        for name, child in model.named_children():
+        children = _parts_of(model)
+        while len(children) == 1:  # a wrapper
+            children = _parts_of(children[0][1])
+        for name, child in children:
             of_part = {id(p): p.numel() for p in child.parameters() if id(p) not in counted}
             counted |= of_part.keys()
-            parts[name] = sum(of_part.values())
+            parts[f"{type(child).__name__} {name}" if name.isdigit() else name] = sum(of_part.values())
         return cls(
             sum(p.numel() for p in parameters),
             sum(p.numel() for p in parameters if p.requires_grad),
             sum(p.numel() * p.element_size() for p in parameters),
             parts,
         )
+
+
+def _parts_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    return [(name, child) for name, child in model.named_children() if any(True for _ in child.parameters())]
 
 
 class Pipeline:

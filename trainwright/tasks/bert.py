@@ -78,7 +78,7 @@ class BertBase(Model):
 
     def __init__(self, config: BertConfig, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)
-        message = "BERT needs the package transformers: pip install 'trainwright[texts]'."
+        message = "BERT needs the package transformers: pip install transformers."
         transformers = import_optional("transformers", message)
         sizes = {field: getattr(self.config, field) for field in BertConfig.__dataclass_fields__}
         settings = transformers.BertConfig(**sizes, attn_implementation="sdpa")

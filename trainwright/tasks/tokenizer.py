@@ -371,7 +371,7 @@ def _special_tokens(path: Path) -> dict[str, str]:
 
 
 def _library() -> Any:
-    return import_optional("tokenizers", "Tokenizers need the package tokenizers: pip install 'trainwright[texts]'.")
+    return import_optional("tokenizers", "Tokenizers need the package tokenizers: pip install tokenizers.")
 
 
 def _tokenizer_of(level: str, ids: dict[str, int], unk_token: str) -> Any:

@@ -43,8 +43,6 @@ optim.lr = 1e-3
 
 train.update(
     dict(
-        recompute_grad=dict(enabled=True),
-        amp=dict(enabled=True),  # automatic mixed precision
         output_dir="output/MNIST/",  # checkpoints, metrics.json, log.txt
         train_micro_batch_size=32,
         test_micro_batch_size=32,

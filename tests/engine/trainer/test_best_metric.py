@@ -57,18 +57,16 @@ def test_less_is_better_where_the_user_says_so(
 ) -> None:
     run(tmp_path, **settings).train()
     assert best_step(tmp_path) == 12
-    assert "Best evaluation/nll so far" in caplog.text
-    assert "lower is better" in caplog.text
+    assert "Best eval_nll so far (lower is better)" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["F1Score", "f1score", "eval_F1_Score"])
 def test_a_metric_may_be_named_as_in_metrics(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
     trainer = run(tmp_path, None, metrics=["Accuracy", "F1Score"], metric_for_best_model=name)
     trainer.train()
-    assert "Best evaluation/f1_score so far" in caplog.text
-    assert "higher is better" in caplog.text
+    assert "Best eval_f1_score so far (higher is better)" in caplog.text
     rows = [json.loads(line) for line in (tmp_path / "metrics.json").read_text().splitlines()]
-    found = {row["iteration"]: row["evaluation/f1_score"] for row in rows if "evaluation/f1_score" in row}
+    found = {row["iteration"]: row["eval_f1_score"] for row in rows if "eval_f1_score" in row}
     steps = {at if at == 12 else at + 1: value for at, value in found.items()}
     assert best_step(tmp_path) == max(steps, key=lambda step: (steps[step], -step))
 

@@ -99,8 +99,8 @@ def test_train_returns_the_last_evaluation_and_writes_it(tmp_path: Path, read_ro
     assert results == trainer.evaluate()
     rows = read_rows(tmp_path)
     assert [row["iteration"] for row in rows] == [2, 5, 6, 8, 11, 13, 14]
-    assert rows[-1]["evaluation/accuracy"] == results["accuracy"]
-    assert rows[2]["evaluation/loss"] > results["loss"]
+    assert rows[-1]["eval_accuracy"] == results["accuracy"]
+    assert rows[2]["eval_loss"] > results["loss"]
     assert (tmp_path / "metrics.csv").is_file()
     assert next(tmp_path.glob("events.out.tfevents.*"))
     assert TrainingConfig.load_from_yaml(tmp_path / "training_config.yaml") == trainer.config
@@ -190,7 +190,7 @@ def test_callbacks_see_loss_and_metric_of_an_evaluation_so_far(tmp_path: Path) -
     assert seen[1][1] == pytest.approx((seen[0][0] + seen[1][0]) / 2)
     assert [epoch[1:] for epoch in seen[2::3]] == [pytest.approx(end) for end in ends]
     tags = events_in(tmp_path)
-    assert {"eval_epoch_loss", "eval_epoch_metric", "evaluation/loss", "evaluation/accuracy"} <= tags
+    assert {"eval_epoch_loss", "eval_epoch_metric", "eval_loss", "eval_accuracy"} <= tags
 
 
 def events_in(folder: Path) -> set[str]:

@@ -108,8 +108,8 @@ def test_load_csv_logs_gives_columns(tmp_path: Path) -> None:
     trainer = Trainer(make(), config(tmp_path, log_steps=5), PAIRS, PAIRS)
     trainer.train()
     columns = trainer.load_csv_logs()
-    assert len(columns["iteration"]) == len(columns["evaluation/loss"])
-    assert columns["evaluation/loss"][-1] == pytest.approx(trainer.last_eval_results["loss"])
+    assert len(columns["iteration"]) == len(columns["eval_loss"])
+    assert columns["eval_loss"][-1] == pytest.approx(trainer.last_eval_results["loss"])
 
 
 def test_save_writes_a_folder_with_a_card_and_refuses_to_overwrite(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_results_are_those_of_each_data_set(tmp_path: Path, read_rows: Any) -> N
     alone = {name: trainer.evaluate(data) for name, data in SETS.items()}
     assert results == {f"{name}/{key}": value for name, found in alone.items() for key, value in found.items()}
     assert trainer.evaluate() == trainer.evaluate(SETS) == results
-    assert read_rows(tmp_path)[-1]["evaluation/noisy/accuracy"] == results["noisy/accuracy"]
+    assert read_rows(tmp_path)[-1]["eval_noisy/accuracy"] == results["noisy/accuracy"]
     assert logs.seen["eval_noisy/loss"] == results["noisy/loss"]
     assert logs.seen["eval_epoch_loss"] == results["clean/loss"]
     assert logs.seen["eval_epoch_metric"] == results["clean/accuracy"]
@@ -55,7 +55,7 @@ def test_a_name_may_have_blanks_dots_and_slashes(tmp_path: Path, read_rows: Any)
     data = {"val set": CLEAN, "glue/m.x": NOISY}
     results = build(tmp_path, data, num_epochs=1, metric_for_best_model="glue/m.x.loss").train()
     assert list(results) == ["val set/loss", "val set/accuracy", "glue/m.x/loss", "glue/m.x/accuracy"]
-    assert read_rows(tmp_path)[-1]["evaluation/glue/m.x/loss"] == results["glue/m.x/loss"]
+    assert read_rows(tmp_path)[-1]["eval_glue/m.x/loss"] == results["glue/m.x/loss"]
 
 
 def test_loaders_by_name_are_evaluated_too(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_loaders_by_name_are_evaluated_too(tmp_path: Path) -> None:
 def test_the_best_checkpoint_is_chosen_by_one_of_them(name: str, tmp_path: Path, read_rows: Any) -> None:
     trainer = build(tmp_path, metric_for_best_model=name, load_best_model_at_end=True)
     trainer.train()
-    values = [row["evaluation/noisy/accuracy"] for row in read_rows(tmp_path) if "evaluation/noisy/accuracy" in row]
+    values = [row["eval_noisy/accuracy"] for row in read_rows(tmp_path) if "eval_noisy/accuracy" in row]
     assert trainer.evaluate()["noisy/accuracy"] == max(values)
 
 
@@ -79,7 +79,7 @@ def test_a_metric_without_a_data_set_is_of_the_first(tmp_path: Path) -> None:
     trainer = build(tmp_path, metric_for_best_model="accuracy")
     trainer.train()
     best = next(hook for hook in trainer._hooks if hasattr(hook, "best_iter"))
-    assert best.state_dict()["metric"] == "evaluation/clean/accuracy"
+    assert best.state_dict()["metric"] == "eval_clean/accuracy"
 
 
 @pytest.mark.parametrize("monitor", ["noisy.loss", "eval_noisy/loss", "eval_noisy_loss"])

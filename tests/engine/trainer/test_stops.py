@@ -120,7 +120,7 @@ def test_eval_on_start_adds_an_evaluation_and_changes_no_weight(build: Build, tm
     plain.train()
     trainer = build(tmp_path / "start", eval_on_start=True, max_time=1e-6)
     trainer.train()
-    name = "evaluation/accuracy" if build is by_objects else "Acc@1"
+    name = "eval_accuracy" if build is by_objects else "Acc@1"
     first = read_rows(tmp_path / "start")[0]
     assert first["iteration"] == 0
     with torch.no_grad():

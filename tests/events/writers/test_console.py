@@ -1,8 +1,11 @@
+import io
 import logging
+import re
+import time
 
 import pytest
 
-from trainwright.events import ConsoleWriter, EventStorage
+from trainwright.events import ConsoleWriter, EventStorage, ProgressAwareHandler
 
 
 @pytest.fixture
@@ -18,14 +21,24 @@ def put_step(storage, iteration, **scalars):
     storage.put_scalar("lr", 0.01, smoothing_hint=False)
 
 
-def test_a_line_shows_where_the_run_is_and_how_fast(lines, caplog):
-    storage = EventStorage()
-    put_step(storage, 0)
+@pytest.fixture
+def clock(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_line_shows_where_the_run_is_and_how_fast(lines, caplog, clock):
+    storage, writer = EventStorage(), ConsoleWriter(32, 100)
+    put_step(storage, 0, accuracy=0.75)
+    writer.write(storage)
     put_step(storage, 1)
-    ConsoleWriter(32, 100).write(storage)
+    clock[0] = 0.5
+    writer.write(storage)
+    values = "total_loss 1.235  accuracy 0.7500  lr 1.00e-02  2.00 it/s  64 samples/s"
     assert lines() == [
-        "eta: 0:00:49  iteration: 2/100  consumed_samples: 64  total_loss: 1.235  "
-        "time: 0.5000 s/iter  data_time: 0.0100 s/iter  total_throughput: 64.00 samples/s  lr: 1.00e-02"
+        f"iteration 1/100  {values}",  # no rate is known
+        f"iteration 2/100  {values.replace('accuracy 0.7500  ', '')}  ETA 0:49",
     ]
     assert caplog.records[0].progress is True
     assert caplog.records[0].name == "trainwright.events"
@@ -37,45 +50,39 @@ def test_losses_are_the_median_of_the_last_twenty_iterations(lines):
         storage.iter = iteration
         storage.put_scalar("losses/box_loss", float(iteration))
     ConsoleWriter(1, 50).write(storage)
-    assert "losses/box_loss: 39.5" in lines()[0]
+    assert lines() == ["iteration 50/50  losses/box_loss 39.50"]
 
 
-def test_without_iteration_times_there_is_no_eta_and_no_speed(lines):
-    storage = EventStorage()
-    storage.put_scalar("loss", 1.0)
-    ConsoleWriter(8, 10).write(storage)
-    assert lines() == ["iteration: 1/10  consumed_samples: 0  loss: 1"]
-
-
-def test_the_eta_is_the_median_time_of_a_thousand_iterations_not_the_mean(lines):
-    storage = EventStorage()
-    for iteration in range(9):
+def test_the_eta_is_that_of_this_process_and_of_its_last_lines(lines, clock):
+    storage, writer = EventStorage(100), ConsoleWriter(0, 4_100)
+    storage.put_scalar("time", 1000.0)  # of another machine
+    for iteration in range(100, 4_100):
         storage.iter = iteration
-        storage.put_scalar("time", 1.0 if iteration else 500.0)
-    ConsoleWriter(8, 69).write(storage)
-    assert lines()[0].startswith("eta: 0:01:00  ")
+        storage.put_scalar("total_loss", 1.0)
+        clock[0] += 1.0 if iteration < 1_600 else 2.0
+        if iteration % 100 == 99:
+            writer.write(storage)
+    etas = [line.partition("ETA ")[2] for line in lines()]
+    assert etas[0] == ""
+    assert etas[14] == "41:40"  # 2500 iterations of a second
+    assert etas[-5] == "13:20"  # 400 of two
+    assert etas[-1] == ""
 
 
-def test_the_final_evaluation_is_shown_alone_at_the_end(lines):
-    storage = EventStorage()
-    writer = ConsoleWriter(32, 2)
+def test_results_of_evaluations_and_what_the_line_of_an_epoch_has_are_not_repeated(lines):
+    storage, writer = EventStorage(), ConsoleWriter(32, 3)
     put_step(storage, 0)
-    put_step(storage, 1)
-    writer.write(storage)
-    storage.iter = 2
     storage.put_scalar("Acc@1", 98.765, smoothing_hint=False)
+    storage.results.add("Acc@1")
     writer.write(storage)
-    assert lines()[1:] == ["iteration: 2/2  consumed_samples: 64  Acc@1: 98.77 %"]
-
-
-def test_nothing_new_is_no_line(lines):
-    storage = EventStorage()
-    writer = ConsoleWriter(32, 10)
+    put_step(storage, 1)
+    storage.line_at = 2
     writer.write(storage)
-    put_step(storage, 0)
+    put_step(storage, 2)
     writer.write(storage)
     writer.write(storage)
-    assert len(lines()) == 1
+    assert [line.split()[1] for line in lines()] == ["1/3", "3/3"]
+    assert "Acc@1" not in lines()[0]
 
 
 def test_a_resumed_run_does_not_show_what_was_put_before(lines):
@@ -92,21 +99,20 @@ def test_a_resumed_run_does_not_show_what_was_put_before(lines):
     assert "Acc@1" not in lines()[0]
 
 
-def test_the_eta_follows_a_run_that_becomes_slower(lines):
-    storage, writer = EventStorage(), ConsoleWriter(8, 4_000)
-    for iteration in range(4_000):
-        storage.iter = iteration
-        storage.put_scalar("time", 1.0 if iteration < 1_500 else 2.0)
-        if iteration % 100 == 99:
-            writer.write(storage)
-    etas = [line.split()[1] for line in lines()]
-    assert etas[14] == "0:41:40"  # 2500 iterations of a second
-    assert etas[29] == "0:33:20"  # 1000 of two
+@pytest.mark.parametrize(("columns", "is_terminal"), [(80, True), (100, True), (160, True), (120, False)])
+def test_lines_fit_and_are_broken_between_fields(columns, is_terminal, monkeypatch):
+    class Stream(io.StringIO):
+        def isatty(self):
+            return is_terminal
 
-
-def test_an_unknown_batch_size_leaves_samples_and_speed_out(lines):
-    storage = EventStorage()
-    storage.put_scalar("loss", 1.0)
-    storage.put_scalar("time", 0.5)
-    ConsoleWriter(0, 10).write(storage)
-    assert lines() == ["eta: 0:00:04  iteration: 1/10  loss: 1  time: 0.5000 s/iter"]
+    monkeypatch.setenv("COLUMNS", str(columns if is_terminal else 50))
+    stream, fields = Stream(), [f"a_metric_{n} 0.{n}" for n in range(20)]
+    handler = ProgressAwareHandler(stream)
+    handler.setFormatter(logging.Formatter("12:34:56 %(message)s"))
+    for text in ("  ".join(fields), "word " * 60):
+        handler.handle(logging.LogRecord("trainwright", logging.INFO, __file__, 1, text, (), None))
+    *broken, prose = stream.getvalue().splitlines() if not is_terminal else [*stream.getvalue().splitlines(), ""]
+    assert max(map(len, broken)) <= columns
+    assert re.findall(r"a_metric_\d+ [\d.]+", stream.getvalue()) == fields
+    assert [line[:9].strip() for line in broken[1:3]] == ["", ""] if columns < 160 else True
+    assert len(prose) == (0 if is_terminal else len("12:34:56 " + "word " * 60))

@@ -16,9 +16,9 @@ import pytest
 from tests.fork_server import python
 from trainwright.events import EventStorage, ProgressAwareHandler, ProgressWriter
 from trainwright.events.phases import activity
-from trainwright.events.writers import default_writers, progress
+from trainwright.events.writers import default_writers
 from trainwright.events.writers.progress import LiveBar, bar_stream, live_bars, shown_values
-from trainwright.events.writers.rate import Position, Rate
+from trainwright.events.writers.rate import Position, Rate, speed
 from trainwright.terminal import coloured
 
 
@@ -163,7 +163,7 @@ def test_the_time_left_falls_between_two_slow_steps() -> None:
     clock.now = 55.0
     rate.update(2, is_aside=False)
     assert rate.left_s(3, with_evaluations=True) == 45
-    assert progress._speed(rate.per_s or 0) == "20.0 s/it"
+    assert speed(rate.per_s or 0) == "20.0 s/it"
 
 
 # While a training runs.
@@ -318,10 +318,11 @@ def test_where_the_bar_goes(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_values_of_both_apis() -> None:
-    values = {"total_loss": 0.25, "aux_loss": 1.0, "Acc@1": 98.6111, "lr": 0.01, "evaluation/f1": 0.5, "time": 0.1}
-    shown = {"loss": "0.2500", "Acc@1": "98.61", "lr": "1.00e-02", "eval f1": "0.5000"}
-    assert shown_values(values) == shown
-    assert shown_values({"loss": 0.5}) == {"loss": "0.5000"}
+    values = {"aux_loss": 1.0, "lr": 0.01, "eval_f1": 0.5, "total_loss": 0.25, "Acc@1": 98.6111, "time": 0.1}
+    shown = shown_values({name: (value, 0) for name, value in values.items()})
+    assert [*shown.items()] == [
+        ("total_loss", "0.2500"), ("aux_loss", "1.000"), ("Acc@1", "98.61 %"), ("eval_f1", "0.5000"), ("lr", "1.00e-02")
+    ]  # fmt: skip
 
 
 # Complete programs in a terminal.
@@ -376,7 +377,7 @@ def in_terminal(action: str, columns: int = 80) -> tuple[Screen, int]:
 
 @pytest.mark.parametrize(
     ("action", "status", "last"),
-    [("raises", 1, "ValueError: a fault of the model"), ("2", -2, "KeyboardInterrupt"), ("15", 143, "")],
+    [("raises", 1, "ValueError: a fault of the model"), ("2", -2, ""), ("15", 143, "")],
     ids=["exception", "ctrl_c", "sigterm"],
 )
 @pytest.mark.exhaustive(every=3)
@@ -408,5 +409,5 @@ def test_a_pipe_gets_lines() -> None:
     shown = (done.stdout + done.stderr).decode()
     assert "\r" not in shown
     assert "\x1b" not in shown
-    assert len(re.findall(r"iteration: 8/8  .*total_loss: ", shown)) == 1
-    assert len(re.findall(r"Epoch 2/2: loss ", shown)) == 1
+    assert len(re.findall(r"Epoch 2/2  total_loss ", shown)) == 1
+    assert "iteration 8/8" not in shown  # the line of the epoch has its values

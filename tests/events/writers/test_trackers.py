@@ -247,7 +247,7 @@ def records(path):  # blocks of 32768 bytes, after a header of 7: parts of recor
             yield record
             parts = b""
 
-found, settings = {"total_loss": [], "evaluation/loss": []}, {}
+found, settings = {"total_loss": [], "eval_loss": []}, {}
 paths = sorted((folder / "run" / "wandb").glob("offline-run*/*.wandb"))
 ids = {path.stem for path in paths}
 for path in paths[-1:]:  # the newest one is complete
@@ -298,7 +298,7 @@ def test_a_killed_and_resumed_run_is_one_run_with_single_steps(name: str, tracke
     assert found["runs"] == 1
     assert found["batch_size"] == 8
     assert found["steps"]["total_loss"] == [*range(1, 24, 2)]
-    assert found["steps"]["evaluation/loss"] == [7, 15, 24]
+    assert found["steps"]["eval_loss"] == [7, 15, 24]
 
 
 def test_a_config_file_names_trackers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 from tests.hooks.callbacks.conftest import SCORES, STEPS, ScoredTrainer
 from trainwright import Trainer, TrainingConfig, hooks
 from trainwright.engine.loop import TrainerBase
+from trainwright.events import EventStorage
 from trainwright.events.writers.progress import live_bars
 from trainwright.hooks import CallbackHook, HookBase, Logs, PrintCallback, ProgressBarCallback
 from trainwright.hooks.callbacks.progress import epoch_lines
@@ -46,17 +47,16 @@ def lines(folder: Path, caplog: pytest.LogCaptureFixture, **settings: Any) -> li
     trainer._hooks.insert(0, Slow())
     with caplog.at_level(logging.INFO):
         trainer.train()
-    return [r.getMessage() for r in caplog.records if r.getMessage().startswith("[epoch")]
+    return [r.getMessage() for r in caplog.records if "  step " in r.getMessage()]
 
 
 @pytest.mark.usefixtures("clock")
 def test_a_line_every_half_minute(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     found = lines(tmp_path, caplog)
     assert 5 <= len(found) <= 7  # 200 seconds
-    assert found[0].startswith("[epoch 1/2] step 31/100 (31 %), loss=")
-    assert found[0].endswith("0:01:09 left in the epoch.")
-    assert any("[epoch 2/2]" in line for line in found)
-    assert "\r" not in "".join(found)
+    assert found[0].startswith("Epoch 1/2  step 31/100  total_loss ")
+    assert found[0].endswith("1:09")
+    assert any("Epoch 2/2 " in line for line in found)
 
 
 @pytest.mark.usefixtures("clock")
@@ -68,15 +68,8 @@ def test_not_where_lines_are_asked_for_by_steps(
 
 
 def test_short_epochs_have_their_own_line_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    trainer = Trainer(
-        nn.Linear(4, 2),
-        TrainingConfig(output_dir=tmp_path, num_epochs=2, metrics=None, early_stopping=None, log_steps=None),
-        DATA,
-    )
-    with caplog.at_level(logging.INFO):
-        trainer.train()
-    found = [r.getMessage() for r in caplog.records if "iteration: " in r.getMessage()]
-    assert [line.partition("iteration: ")[2].split()[0] for line in found] == ["50/100", "100/100"]
+    assert lines(tmp_path, caplog) == []
+    assert [line.split()[1] for line in epochs(caplog)] == ["1/2", "2/2"]
 
 
 def test_printed_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,7 +122,7 @@ def test_the_other_spelling_is_the_same_class(kind: str) -> None:
 
 
 def epochs(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [re.sub(r", [\d.]+ s$", "", m) for m in caplog.messages if m.startswith("Epoch ")]
+    return [re.sub(r"  [\d.]+ s(  ETA .*)?$", "", m) for m in caplog.messages if m.startswith("Epoch ")]
 
 
 class Counts(TrainerBase):
@@ -144,9 +137,9 @@ class Counts(TrainerBase):
 @pytest.mark.parametrize(
     ("log_period", "expected"),
     [
-        (0, ["Epoch 1/3: loss 0.5000", "Epoch 2/3: loss 1.500", "Epoch 3/3: loss 2.000"]),
-        (3, ["Epoch 2/3: 4 iterations", "Epoch 3/3: loss 2.000"]),  # nothing has been read before the end
-        (100, ["Epoch 3/3: loss 2.000"]),
+        (0, ["Epoch 1/3  total_loss 0.5000", "Epoch 2/3  total_loss 2.500", "Epoch 3/3  total_loss 4.000"]),
+        (3, ["Epoch 2/3  total_loss 1.500", "Epoch 3/3  total_loss 4.000"]),
+        (100, ["Epoch 3/3  total_loss 2.000"]),
     ],
 )
 def test_a_line_after_each_epoch_or_log_period(
@@ -164,7 +157,7 @@ def test_a_line_after_each_evaluation_between_two_log_periods(caplog: pytest.Log
     trainer.register_hooks([epoch_lines(2, 6, 100, eval_period=4)])
     with caplog.at_level(logging.INFO):
         trainer.train(0, 6)
-    assert epochs(caplog) == ["Epoch 2/3: loss 1.500", "Epoch 3/3: loss 2.500"]
+    assert epochs(caplog) == ["Epoch 2/3  total_loss 1.500", "Epoch 3/3  total_loss 4.500"]
 
 
 def test_epochs_that_end_within_an_iteration(caplog: pytest.LogCaptureFixture) -> None:
@@ -190,8 +183,18 @@ def test_an_epoch_line_has_the_final_evaluation(tmp_path: Path, caplog: pytest.L
     with caplog.at_level(logging.INFO):
         Trainer(nn.Linear(4, 2), config, DATA, DATA).train()
     first, last = epochs(caplog)
-    assert re.fullmatch(r"Epoch 1/2: loss [\d.]+, lr [\d.e+-]+, eval loss [\d.]+ \(best\)", first)
-    assert re.fullmatch(r"Epoch 2/2: loss [\d.]+, lr [\d.e+-]+, eval loss [\d.]+( \(best\))?", last)
-    bests = [record for record in caplog.records if record.message.startswith("Best ")]
-    assert len(bests) == first.count("(best)") + last.count("(best)")
-    assert all(record.progress for record in bests)  # no lines of their own beside a bar
+    assert re.fullmatch(r"Epoch 1/2  total_loss [\d.]+  eval_loss [\d.]+ \(best\)", first)
+    assert re.fullmatch(r"Epoch 2/2  total_loss [\d.]+  eval_loss [\d.]+( \(best\))?", last)
+    others = [record for record in caplog.records if record.message.startswith(("Best ", "Evaluation "))]
+    assert all(record.file_only for record in others)
+
+
+def test_the_line_of_a_resumed_epoch_has_the_mean_of_all_of_it(caplog: pytest.LogCaptureFixture) -> None:
+    first, second = Counts(), Counts()
+    first.train(0, 3)
+    second.storage = EventStorage(3)
+    second.register_hooks([CallbackHook(before_train=lambda t: t.storage.load_state_dict(first.storage.state_dict()))])
+    second.register_hooks([epoch_lines(4, 8, 0)])
+    with caplog.at_level(logging.INFO):
+        second.train(3, 8)
+    assert epochs(caplog) == ["Epoch 1/2  total_loss 1.500", "Epoch 2/2  total_loss 5.500"]

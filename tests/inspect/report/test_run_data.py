@@ -28,12 +28,21 @@ def test_a_run_of_each_api_is_read(runs_folder: Path) -> None:
     assert len(files.curves["total_loss"].x) == 24
     assert list(objects.curves["total_loss"].x) == list(range(1, 33))
     assert list(files.curves["Acc@1"].x) == [8, 16, 24]
-    assert objects.curves["evaluation/loss"].x[-1] == 32
+    assert objects.curves["eval_loss"].x[-1] == 32
     assert files.settings["train.train_iter"] == 24
     assert objects.settings["learning.learning_rate"] == 0.1
     assert {entry.path.name for entry in files.checkpoints} >= {"model_0000007", "model_best", "model_final"}
     assert all(entry.is_complete for entry in [*files.checkpoints, *objects.checkpoints])
     assert objects.checkpoints
+
+
+def test_a_metric_of_the_training_has_the_values_of_complete_epochs(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"starts": [{"iterations_per_epoch": 4.0}]}')
+    rows = [{"iteration": n, "total_loss": 1.0, "accuracy": n, "eval_accuracy": n} for n in (1, 3, 5, 7, 8)]
+    (tmp_path / "metrics.json").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    (run,) = find_runs([str(tmp_path)])
+    assert list(run.curves["accuracy"].x) == [4, 8, 9]
+    assert len(run.curves["eval_accuracy"].x) == len(run.curves["total_loss"].x) == 5
 
 
 def test_the_loss_is_that_of_each_update(runs_folder: Path) -> None:

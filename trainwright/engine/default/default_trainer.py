@@ -59,7 +59,7 @@ from trainwright.engine.spec import spec_of_cfg
 from trainwright.engine.state import TrainingState
 from trainwright.engine.trainer.loaders import batches_of_rank, is_dataset, num_rounds
 from trainwright.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators
-from trainwright.evaluation.loop import evaluate_loaders, shown_in_epoch_line
+from trainwright.evaluation.loop import evaluate_loaders, without_table
 from trainwright.events.writers import EventWriter, default_writers
 from trainwright.hooks import (
     BestCheckpointer,
@@ -527,6 +527,7 @@ class DefaultTrainer(RunMethods):
                 own_step=run.own_step if self._has_own_step else None,
                 check_period=self.cfg.train.log_period,
                 save=run.calls.save,
+                resume="--resume",
                 steps_done=lambda: self.iter,
                 has_passed=lambda start, every: self.iter >= start and (self.iter + 1) % every == 0,
                 total_steps=self.max_iter,
@@ -605,8 +606,7 @@ class DefaultTrainer(RunMethods):
 
     def _evaluate(self, evaluator: DatasetEvaluator) -> dict[str, Any]:
         self.storage.reduce()  # writers write a row for the evaluation
-        line_follows = any(hook.shows_results for hook in self.hooks)
-        with self.run.evaluated_weights(), self.run.watching_hardest(), shown_in_epoch_line(line_follows):
+        with self.run.evaluated_weights(), self.run.watching_hardest(), without_table():
             return self.test(self.cfg, self.test_loader, self.model, evaluator)
 
     def _iterations_per_epoch(self) -> int | Fraction | None:

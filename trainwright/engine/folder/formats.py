@@ -96,6 +96,7 @@ _START: dict[str, Any] = {
     "started": _is_moment,
     "ended": _is_moment,
     "seconds": _is_positive,
+    "iterations_per_epoch": _is_positive,
     "best": {"metric": _is_text, "value": is_number, "iteration": is_count},
     "model": {"class": _is_text, "parameters": is_count},
     "git": {"commit": _is_text, "changed": _are_texts, "num_changed": is_count},

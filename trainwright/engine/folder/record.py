@@ -58,10 +58,25 @@ class RunRecord(HookBase):
         if not is_main_process():
             return
         self._start = self.describe()
+        if self.trainer.start_iter and self._folder.resume:
+            self._warn_of_other_data()
         if self._folder.is_open:
             self._write()
         else:
             self._folder.record = self._write
+
+    def _warn_of_other_data(self) -> None:
+        """Compare the fingerprints of the data with those of the start before; another size is an error elsewhere."""
+        starts = read_starts(self._folder.path / RECORD_NAME)
+        known = (starts[-1].get("data") or {}) if starts else {}
+        for name, data in self._start["data"].items():
+            before = known.get(name) or {}
+            if None not in (one := [before.get("fingerprint"), data["fingerprint"]]) and one[0] != one[1]:
+                logger.warning(
+                    "The data %r are not those that this run had before. If a random split made them, give it a fixed"
+                    " seed: a run that continues with other samples evaluates some that it was trained on.",
+                    name,
+                )
 
     def after_end(self) -> None:
         self._folder.record = None

@@ -1,6 +1,7 @@
 """What a run logs about itself before it starts, and how its log reaches the console."""
 
 import logging
+import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +14,8 @@ from torch import nn
 
 from trainwright.config.secrets import redact
 from trainwright.events.storage import EventStorage
-from trainwright.events.writers.console import unit_of
 from trainwright.events.writers.notebook import LossPicture
+from trainwright.events.writers.progress import shown_values
 from trainwright.hooks.base import HookBase, has_failed
 from trainwright.models.checkpoint_files import class_name
 from trainwright.notebook import summary
@@ -22,12 +23,12 @@ from trainwright.optim.named import NamedOptimizers
 from trainwright.parallel.dist import get_data_parallel_size, get_world_size, is_main_process
 from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.pipeline import ModelSize, pipeline_of
+from trainwright.terminal import columns_of
 
 logger = logging.getLogger("trainwright.engine")
 
 _MAX_PARTS = 4  # of the model that are shown
-_MAX_WIDTH = 100  # characters of a line, without the time before it
-_NOT_RESULTS = ("time", "data_time", "lr", "eta_seconds", "grad_norm")
+_NOT_RESULTS = ("lr", "grad_norm")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,16 +109,16 @@ def described_model(model: nn.Module) -> str:
     """The class, the parameters and their memory, and the largest of its parts.
 
     >>> described_model(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)))
-    'Sequential: 58 parameters (232 B): 0 40, 1 18'
+    'Sequential: 58 parameters (232 B): 40 in Linear 0, 18 in Linear 1'
     """
 
     pipeline = pipeline_of(model)
     size = ModelSize.of(model) if pipeline is None else pipeline.complete_size  # modules of other stages are absent
     frozen = "" if size.trainable == size.total else f", {size.trainable:,} trainable"
     parts = sorted(((number, name) for name, number in size.parts.items()), reverse=True)
-    shown = [f"{name} {number:,}" for number, name in parts[:_MAX_PARTS] if number]
+    shown = [f"{number:,} in {name}" for number, name in parts[:_MAX_PARTS] if number]
     others = sum(number for number, _ in parts[_MAX_PARTS:])
-    shown += [f"others {others:,}"] if others else []
+    shown += [f"{others:,} in others"] if others else []
     text = f"{class_name(model)}: {size.total:,} parameters ({_bytes(size.num_bytes)}{frozen})"
     return text + (f": {', '.join(shown)}" if shown else "")
 
@@ -147,9 +148,10 @@ def table(title: str, rows: Mapping[str, object]) -> str:
     """A title and the rows that have a value. Long text continues below, aligned; a list has an item a line."""
     rows = {name: value for name, value in rows.items() if value}
     width = max((len(name) for name in rows), default=0)
+    room = columns_of(sys.stdout) - width - 4
     lines = [title]
     for name, value in rows.items():
-        shown = [str(line) for line in value] if isinstance(value, list) else _wrapped(str(value), _MAX_WIDTH - width)
+        shown = [str(line) for line in value] if isinstance(value, list) else _wrapped(str(value), room)
         lines += [f"  {place:<{width}}  {text}" for place, text in zip(chain([name], repeat("")), shown, strict=False)]
     return "\n".join(lines)
 
@@ -185,10 +187,10 @@ class RunSummary(HookBase):
 def _results(hooks: Iterable[HookBase], storage: EventStorage) -> dict[str, object]:
     """The best and the last metrics."""
     best = next(filter(None, (hook.best_result() for hook in hooks)), None)
-    shown = {name: value for name, (value, _) in storage.latest().items() if name not in _NOT_RESULTS}
+    last = {n: found for n, found in storage.latest_with_smoothing_hint().items() if n not in _NOT_RESULTS}
     return {
         "Best": None if best is None else [best.text],
-        "Last": ", ".join(f"{name} {value:.4g}{unit_of(name)}" for name, value in shown.items()),
+        "Last": ", ".join(f"{name} {value}" for name, value in shown_values(last).items()),
     }
 
 

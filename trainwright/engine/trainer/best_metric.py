@@ -47,7 +47,7 @@ class BestMetric:
         """Its storage key."""
         prefix, key = self._split(self._name, evaluates=self._evaluates)
         if prefix == "evaluation":
-            return f"evaluation/{key}"
+            return f"eval_{key}"
         return "total_loss" if key == "loss" else key
 
     def mode(self) -> str:
@@ -80,7 +80,7 @@ class BestMetric:
         """The name in the logs of callbacks of a monitor that may lack its data set."""
         if not self._datasets or monitor.startswith(("epoch_", "eval_epoch_")):
             return monitor
-        return self._name_in_logs(f"evaluation/{self._split(monitor, evaluates=True)[1]}")
+        return f"eval_{self._split(monitor, evaluates=True)[1]}"
 
     def mode_of_monitor(self, monitor: str) -> str:
         """The mode of a monitor, or "auto" if only its name can decide.
@@ -128,8 +128,6 @@ class BestMetric:
         return getattr(getattr(self._handler(), "first", None), "key", default)
 
     def _name_in_logs(self, key: str) -> str:
-        if key.startswith("evaluation/"):
-            return f"eval_{key.removeprefix('evaluation/')}"
         return {"total_loss": "epoch_loss", self._first_key(""): "epoch_metric"}.get(key, key)
 
     def _split(self, name: str, *, evaluates: bool) -> tuple[str, str]:
@@ -188,7 +186,7 @@ class BestMetric:
 
 def raise_missing(key: str, results: Mapping[str, Any]) -> None:
     """Called if an evaluation has not computed the metric with this storage key."""
-    name = key.removeprefix("evaluation/")
+    name = key.removeprefix("eval_")
     raise ConfigKeyError(
         f"TrainingConfig.metric_for_best_model: the evaluation computed no {name!r}, which load_best_model_at_end"
         f" needs. {did_you_mean(name, sorted(results))}"

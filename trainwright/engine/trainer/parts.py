@@ -135,7 +135,6 @@ def _early_stopping(
         callback = EarlyStoppingCallback(control, **settings)
     else:
         if not evaluates and not config.is_set("metric_for_best_model"):
-            logger.info("Early stopping: off, because nothing is evaluated.")
             return []
         settings |= {"monitor": best.name_in_logs(), "mode": given.get("mode", best.mode())}
         callback = DefaultEarlyStopping(control, **settings)
@@ -144,20 +143,13 @@ def _early_stopping(
 
 
 class DefaultEarlyStopping(EarlyStoppingCallback):
-    """Early stopping by default: turns itself off if its metric is missing."""
-
-    _is_off = False
+    """Early stopping by default: does nothing if its metric is missing."""
 
     def on_train_end(self, logs: Logs) -> None:
         """Does not warn about a missing monitor: the user did not request early stopping."""
 
     def _find_monitor(self, logs: Logs) -> bool:
-        if self.monitor in logs:
-            return True
-        if not self._is_off:
-            self._is_off = True
-            logger.info("Early stopping: off, the evaluation computes no %s.", self.monitor.removeprefix("eval_"))
-        return False
+        return self.monitor in logs and super()._find_monitor(logs)
 
 
 def next_commands(config: "TrainingConfig", total_steps: int, callbacks: Iterable[Callback]) -> list[str]:

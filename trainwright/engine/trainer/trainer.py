@@ -320,6 +320,7 @@ class Trainer(RunMethods):
             own_step=run.own_step,
             check_period=periods.check_is_due if get_world_size() > 1 else periods.log_is_due,
             save=self._saving.save_step if config.save_enabled else lambda: None,
+            resume="resume_from_checkpoint=True",
             steps_done=lambda: state.global_step,
             has_passed=lambda start, every: state.global_step > start and state.has_passed(every),
             total_steps=self.total_steps,
@@ -333,7 +334,7 @@ class Trainer(RunMethods):
         config, periods, evaluates = self.config, self._periods, self._evaluates
         best = self._best_checkpointer()
         evaluation = self._run_callbacks.evaluating(self._evaluate_in_training)
-        self._evaluate_hook = EvalHook(periods.eval_is_due, evaluation, name_scope="evaluation")
+        self._evaluate_hook = EvalHook(periods.eval_is_due, evaluation, prefix="eval_")
         # With the settings of each training.
         self._write_hook = PeriodicWriter(lambda: self.build_writers(), periods.log_is_due)
         save = PeriodicCheckpointer(
@@ -353,7 +354,7 @@ class Trainer(RunMethods):
             best,
             self._run_callbacks,
             profile_hook(config.profile, self.output_dir),
-            self._progress_lines(best),
+            *self._progress_lines(best),
             self._write_hook if is_main_process() else None,
             CallbackHook(after_end=lambda _: self._finish()),
         ]
@@ -391,22 +392,23 @@ class Trainer(RunMethods):
             value, _ = self.storage.latest().get(metric, (None, 0))
             return value
 
-        if metric.startswith("evaluation/"):
+        if metric.startswith("eval_"):
             return ReduceOnPlateau(latest)
         mean_loss = self._run_callbacks.epoch_loss_of_all
         return ReduceOnPlateau(mean_loss if metric == "total_loss" else latest, self.state.is_epoch_end)
 
-    def _progress_lines(self, best: BestCheckpointer | None) -> HookBase | None:
-        """A line per epoch beside a bar and beside lines by steps; in place of a bar, a line every half minute."""
+    def _progress_lines(self, best: BestCheckpointer | None) -> list[HookBase | None]:
+        """A line per epoch; without a bar and lines by steps also one every half minute."""
         config, state, plan, periods = self.config, self.state, self.state.plan, self._periods
         if not config.progress_bar or config.print_steps is not None or not is_main_process():
-            return None
+            return []
+        period = plan.updates(periods.evaluate or plan.steps_per_epoch) if self._evaluates else None
+        log_period = plan.updates(periods.log)
+        lines = epoch_lines(plan.updates_per_epoch, plan.num_updates, log_period, eval_period=period, best=best)
         if config.log_steps or bar_stream() is not None:
-            period = plan.updates(periods.evaluate or plan.steps_per_epoch) if self._evaluates else None
-            log_period = plan.updates(periods.log)
-            return epoch_lines(plan.updates_per_epoch, plan.num_updates, log_period, eval_period=period, best=best)
+            return [lines]
         position = lambda: (state.epoch, state.epoch_step, plan.steps_per_epoch)  # noqa: E731
-        return EpochProgress(config.num_epochs, position, steps_per_update=plan.accumulation)
+        return [EpochProgress(config.num_epochs, position, steps_per_update=plan.accumulation), lines]
 
     def build_writers(self) -> list[EventWriter]:
         """The writers of metrics: the console, ``metrics.json``, ``metrics.csv``, TensorBoard."""
@@ -415,7 +417,7 @@ class Trainer(RunMethods):
 
         first = "accuracy" if handler is None else getattr(getattr(handler, "first", None), "key", None)
         config, logs, (settings, _) = self.config, self.logs_dir, without_secrets(self.config.to_dict())
-        aliases = {"evaluation/loss": "eval_epoch_loss", f"evaluation/{first}": "eval_epoch_metric"}
+        aliases = {"eval_loss": "eval_epoch_loss", f"eval_{first}": "eval_epoch_metric"}
         tensorboard = config.tensorboard
         return default_writers(
             self.output_dir,
@@ -502,6 +504,7 @@ class Trainer(RunMethods):
         named = {name if name == "eval" else f"eval {name}": one for name, one in tests.items()}
         return {
             "samples_per_iteration": self.state.plan.samples(self.state.plan.steps(1)),
+            "iterations_per_epoch": float(self.state.plan.updates_per_epoch),
             "data": {"train": train} | named,
         }
 
@@ -703,7 +706,7 @@ class Trainer(RunMethods):
         columns = read_csv_logs(Path(self.logs_dir if logs_dir is None else logs_dir) / CSV_NAME)
         if not isinstance(self.config, TrainerConfig):
             return columns
-        plan, first = self.state.plan, "evaluation/"
+        plan, first = self.state.plan, "eval_"
         steps: list[float | None] = [float(plan.steps(int(at or 0) + 1)) for at in columns.get("iteration", [])]
         named = {f"evaluation.{name.removeprefix(first)}": columns[name] for name in columns if name.startswith(first)}
         loss = {"train.loss": columns["total_loss"]} if "total_loss" in columns else {}
@@ -738,7 +741,7 @@ class Trainer(RunMethods):
             for _ in self._iterations():
                 run_step()
         if is_done and not self.last_eval_results:  # no hook has evaluated
-            self.last_eval_results = self.run.folder.last_results("evaluation/")
+            self.last_eval_results = self.run.folder.last_results("eval_")
             if self.config.load_best_model_at_end:
                 self.last_eval_results = self._saving.load_best() or self.last_eval_results
         return self.last_eval_results

@@ -89,10 +89,10 @@ class Metric:
 
 
 @importing()
-def load_package(name: str, needed_for: str, install: str = "pip install 'trainwright[metrics]'") -> Any:
+def load_package(name: str, needed_for: str) -> Any:
     """The module ``name`` of an optional package, imported when a metric is first used."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
         package = name.partition(".")[0]
-        raise UserError(f"{needed_for} needs the package {package}: {install} ({error}).") from error
+        raise UserError(f"{needed_for} needs the package {package}: pip install {package} ({error}).") from error

@@ -10,7 +10,7 @@ from trainwright.notebook import BLUE, GREEN, RED, CellOutput, curves, table
 if TYPE_CHECKING:
     from trainwright.events.storage import EventStorage
 
-_CURVES = {"total_loss": "training loss", "evaluation/loss": "evaluation loss"}
+_CURVES = {"total_loss": "training loss", "eval_loss": "evaluation loss"}
 _MAX_POINTS = 200  # of a curve
 _MAX_ROWS, _MAX_COLUMNS = 50, 12  # of the table, so that a saved notebook stays small
 

@@ -5,6 +5,7 @@ So it costs nothing per step.
 
 import logging
 import os
+import re
 import sys
 import threading
 import time
@@ -17,7 +18,7 @@ from trainwright.events.phases import activities
 from trainwright.events.storage import EventStorage, get_event_storage
 from trainwright.events.writers.base import EventWriter
 from trainwright.events.writers.notebook import Content, NotebookDisplay
-from trainwright.events.writers.rate import Position, Rate
+from trainwright.events.writers.rate import Position, Rate, clock, speed, throughput
 from trainwright.notebook import at_end_of_cell, is_kernel
 from trainwright.stacks import stack_of
 from trainwright.terminal import guarded, is_terminal, printable, shows_live_text
@@ -203,12 +204,11 @@ class LiveBar:
         self._rate.update(at.done, is_aside=now is not None)
         metrics = [f"{name} {value}" for name, value in self._values().items()]
         if self._batch_size and self._rate.per_s:
-            per_s = self._batch_size * self._rate.per_s
-            metrics.append(f"{per_s:,.0f} samples/s" if per_s >= 1000 else f"{per_s:.4g} samples/s")
+            metrics.append(throughput(self._batch_size * self._rate.per_s))
         activity = ""
         if now is not None or (at.done == at.start and not self._is_over):
             name = "starting" if now is None else now.name
-            seconds = _clock(self._rate.elapsed_s if now is None else time.monotonic() - now.start)
+            seconds = clock(self._rate.elapsed_s if now is None else time.monotonic() - now.start)
             part = f" {now.done}/{now.total}" if now is not None and now.total else ""
             activity = f"{name}{part}  {seconds}"
         label = f"Epoch {at.epoch}/{at.num_epochs}" if at.num_epochs > 1 else self._title
@@ -242,14 +242,14 @@ class LiveBar:
     def _times(self, at: Position) -> list[str]:
         rate = self._rate.per_s
         if self._is_over or at.done >= at.total:
-            return [*([] if rate is None else [_speed(rate)]), f"in {_clock(self._rate.elapsed_s)}"]
+            return [*([] if rate is None else [speed(rate)]), f"in {clock(self._rate.elapsed_s)}"]
         if rate is None:  # before two iterations
-            return [_clock(self._rate.elapsed_s)]
+            return [clock(self._rate.elapsed_s)]
         (done, total), run = at.of_epoch, self._rate.left_s(at.total - at.done, with_evaluations=True)
         if at.num_epochs <= 1:
-            return [_speed(rate), f"ETA {_clock(run)}"]
+            return [speed(rate), f"ETA {clock(run)}"]
         epoch = self._rate.left_s(total - done, with_evaluations=False)
-        return [_speed(rate), f"ETA {_clock(epoch)}, run {_clock(run)}"]
+        return [speed(rate), f"ETA {clock(epoch)}, run {clock(run)}"]
 
 
 class ProgressWriter(EventWriter):
@@ -321,39 +321,40 @@ class ProgressWriter(EventWriter):
         if self._storage is not None and not activities and now >= self._next_read:
             self._next_read = now + _READ_S
             found = self._storage.read_so_far(self._window_size)
-            self._shown = shown_values({name: value for name, (value, _) in found.items()})
+            self._shown = shown_values(found)
             self._storage.convert_soon()
         return self._shown
 
 
-def shown_values(values: Mapping[str, float]) -> dict[str, str]:
-    """The loss, metrics, the learning rate and the results of evaluations, as text in this order.
+def shown_values(found: Mapping[str, tuple[float, int]]) -> dict[str, str]:
+    """Losses, metrics, results of evaluations and the learning rate as text, in this order, by their names.
 
-    >>> shown_values({"lr": 0.1, "evaluation/loss": 0.5, "total_loss": 0.25, "time": 0.1})
-    {'loss': '0.2500', 'lr': '1.00e-01', 'eval loss': '0.5000'}
+    ``found``: each value and its iteration.
+
+    >>> shown_values({"lr": (0.1, 3), "eval_loss": (0.5, 3), "total_loss": (0.25, 3), "time": (0.1, 3)})
+    {'total_loss': '0.2500', 'eval_loss': '0.5000', 'lr': '1.00e-01'}
     """
-    rates = {"lr": f"{values['lr']:.2e}"} if "lr" in values else {}
-    results = {name: value for name, value in values.items() if name.startswith("evaluation/")}
-    losses = [name for name in values if "loss" in name and name not in results]
-    main = "total_loss" if "total_loss" in values else next(iter(losses), None)
-    others = {n: f"{v:#.4g}" for n, v in values.items() if n not in (*_TIMES, *results, *losses, "lr")}
-    return (
-        ({} if main is None else {"loss": f"{values[main]:#.4g}"})
-        | others
-        | rates
-        | {shown_name(name): f"{value:#.4g}" for name, value in results.items()}
-    )
+    names = sorted((name for name in found if name not in _TIMES), key=_place)
+    return {name: shown(name, found[name][0]) for name in names}
 
 
-def shown_name(metric: str) -> str:
-    """The name in :func:`shown_values` of a metric in the storage.
+def _place(name: str) -> int:
+    """Where a value is among others."""
+    if name == "total_loss":
+        return 0
+    return 3 if name == "lr" else 2 if name.startswith("eval_") else 1
 
-    >>> shown_name("evaluation/accuracy")
-    'eval accuracy'
-    """
-    if metric == "total_loss":
-        return "loss"
-    return f"eval {metric.removeprefix('evaluation/')}" if metric.startswith("evaluation/") else metric
+
+def shown(name: str, value: float) -> str:
+    """A value as text. Top-k accuracies, ``Acc@k``, are in percent, as in LiBai."""
+    if name == "lr":
+        return f"{value:.2e}"
+    return f"{value:#.4g}".rstrip(".") + unit_of(name)
+
+
+def unit_of(name: str) -> str:
+    """The unit shown behind a value."""
+    return " %" if re.fullmatch(r"Acc@\d+", name.rpartition("/")[2].removeprefix("eval_")) else ""
 
 
 def bar_stream() -> TextIO | None:
@@ -394,18 +395,6 @@ def _fitting(fields: list[str], width: int) -> str:
             break
         line = longer
     return line or fields[0]
-
-
-def _speed(rate: float) -> str:
-    """``12.3 it/s``, ``1.25 s/it``."""
-    number, unit = (rate, "it/s") if rate >= 1 else (1 / rate, "s/it")
-    return f"{number:#.3g}".rstrip(".") + f" {unit}" if number < 999.5 else f"{number:.0f} {unit}"
-
-
-def _clock(seconds: float) -> str:
-    """``0:14``, ``1:02:03``."""
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
 
 
 def _is_debugged(thread: int) -> bool:

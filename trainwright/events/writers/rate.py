@@ -90,3 +90,34 @@ class Rate:
         since = self._last - self._aside_s - last_s
         aside = self._aside_s / max(1, done - self._first_done) * iterations if with_evaluations else 0.0
         return max(0.0, iterations / (self.per_s or math.inf) - since) + aside
+
+
+class TimeLeft:
+    """The time left by the rate of the last lines of this process, with evaluations and saves."""
+
+    def __init__(self) -> None:
+        self._points: deque[tuple[float, int]] = deque(maxlen=20)  # seconds, iterations
+
+    def text(self, done: int, total: int) -> str:
+        """``ETA 1:02``; empty while no rate is known, and for less than a second."""
+        now = time.monotonic()
+        start_s, start = self._points[0] if self._points else (now, done)
+        self._points.append((now, done))
+        left_s = (now - start_s) / (done - start) * (total - done) if done > start else 0.0
+        return f"ETA {clock(left_s)}" if left_s >= 1 else ""
+
+
+def speed(rate: float) -> str:
+    """``12.3 it/s``, ``1.25 s/it``."""
+    number, unit = (rate, "it/s") if rate >= 1 else (1 / rate, "s/it")
+    return f"{number:#.3g}".rstrip(".") + f" {unit}" if number < 999.5 else f"{number:.0f} {unit}"
+
+
+def clock(seconds: float) -> str:
+    """``0:14``, ``1:02:03``."""
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
+
+
+def throughput(per_s: float) -> str:
+    return f"{per_s:,.0f} samples/s" if per_s >= 1000 else f"{per_s:.4g} samples/s"

@@ -83,10 +83,6 @@ class EarlyStoppingCallback(Callback):
 
     def on_train_begin(self, logs: Logs) -> None:
         self._reset()
-        logger.info(
-            "Early stopping: stops after %d epochs without a better %s (%s); %s.",
-            max(1, self.patience), self.monitor, "higher" if self.mode == "max" else "lower", self.turned_off_by,
-        )  # fmt: skip
 
     def on_eval_end(self, logs: Logs) -> None:
         self._is_evaluated = True
@@ -148,6 +144,7 @@ class EarlyStoppingCallback(Callback):
         self.wait = 0
         self.stopped_epoch = None
         self._is_evaluated = False  # since the last end of an epoch
+        self._is_logged = False  # what it does
         self._counted_epoch = None
 
     def _is_better(self, value: float, other: float) -> bool:
@@ -171,7 +168,6 @@ class EarlyStoppingCallback(Callback):
         if self.monitor not in logs and f"eval_{self.monitor}" in logs:
             self._watch(f"eval_{self.monitor}")  # the name without prefix, as in metric_for_best_model
         if self.monitor == _FIRST_METRIC and self.monitor not in logs and _LOSS in logs:
-            logger.info("Early stopping: this run has no metric, so it watches %s (lower is better).", _LOSS)
             self._watch(_LOSS)
         if self.monitor not in logs:
             near = nearest_name(self.monitor, logs)
@@ -179,7 +175,16 @@ class EarlyStoppingCallback(Callback):
                 f"EarlyStoppingCallback.monitor: there is no metric {self.monitor!r}.{near}"
                 f" Allowed: {', '.join(sorted(logs))}."
             )
+        self._log_once()
         return True
+
+    def _log_once(self) -> None:
+        if not self._is_logged:
+            self._is_logged = True
+            logger.info(
+                "Early stopping ends the run after %d epochs without a %s %s; %s.",
+                max(1, self.patience), "higher" if self.mode == "max" else "lower", self.monitor, self.turned_off_by,
+            )  # fmt: skip
 
 
 def _resolve_mode(mode: str, monitor: str) -> str:

@@ -5,12 +5,11 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sized
-from datetime import timedelta
 from fractions import Fraction
 from typing import Any, Literal
 
-from trainwright.events.writers.progress import LiveBar, bar_stream, live_bars, shown_name, shown_values
-from trainwright.events.writers.rate import Position
+from trainwright.events.writers.progress import LiveBar, bar_stream, live_bars, shown_values
+from trainwright.events.writers.rate import Position, TimeLeft, clock
 from trainwright.hooks.base import HookBase, has_failed
 from trainwright.hooks.callbacks.base import Callback
 from trainwright.hooks.callbacks.logs import Logs
@@ -125,12 +124,10 @@ class ProgressBarCallback(Callback):
 
 
 class EpochLines(HookBase):
-    """Log a line after every ``every`` epochs: loss, metrics, learning rate, results of the evaluation, time.
+    """Log a line after every ``every`` epochs: the means of the losses, metrics, results of the evaluation, time.
 
-    Register it after the hooks that evaluate and ``best``, and before the one that writes. ``reads``: read the current
-    values, which synchronizes; else the line has those of the last log line. ``best``: its metric is marked in the
-    epoch of a new best value; it logs no line of its own beside a progress bar. ``unit``: what the lines are numbered
-    by.
+    Register it after the hooks that evaluate and ``best``, and before the one that writes. ``best``: its metric is
+    marked in the epoch of a new best value. ``unit``: what the lines are numbered by.
     """
 
     def __init__(
@@ -138,62 +135,65 @@ class EpochLines(HookBase):
         iterations_per_epoch: int | Fraction,
         *,
         every: int = 1,
-        reads: bool = True,
         best: BestCheckpointer | None = None,
         unit: Literal["epoch", "iteration"] = "epoch",
     ) -> None:
-        self._per_epoch, self._every, self._reads, self._unit = iterations_per_epoch, every, reads, unit
-        self._best = best
-        if best is not None:
-            best.is_in_epoch_lines = True
+        self._per_epoch, self._every, self._unit, self._best = iterations_per_epoch, every, unit, best
         self._next = self._last = 0  # iterations done
         self._start = 0.0  # seconds
+        self._time_left = TimeLeft()
 
     @property
     def shows_results(self) -> bool:
         return bool(self.trainer.iterations_done >= min(self._next, self.trainer.max_iter))
 
     def before_train(self) -> None:
-        self._start, self._last = time.monotonic(), self.trainer.start_iter
-        self._plan_next()
+        done = self.trainer.start_iter
+        self._start, self._time_left = time.monotonic(), TimeLeft()
+        self._time_left.text(done, self.trainer.max_iter)
+        self._last = math.ceil(done // self._per_epoch * self._per_epoch)  # of a resumed epoch all values
+        self._plan_next(done)
 
     def after_step(self) -> None:
-        if self.trainer.iterations_done >= self._next:
-            self._log(reads=self._reads)
+        done = self.trainer.iterations_done
+        if done >= self._next:
+            self._log()
+        elif done >= self.trainer.max_iter:
+            self.trainer.storage.line_at = done  # that of after_train
 
     def after_train(self) -> None:
-        if not has_failed(self.trainer) and self.trainer.iterations_done > self._last:  # with the final evaluation
-            self._log(reads=True)
+        trainer = self.trainer
+        if not has_failed(trainer) and trainer.iterations_done > max(self._last, trainer.start_iter):
+            self._log()  # with the final evaluation
 
-    def _plan_next(self) -> None:
+    def _plan_next(self, done: int) -> None:
         period = self._per_epoch * self._every
-        self._next = math.ceil((self._last // period + 1) * period)
+        self._next = math.ceil((done // period + 1) * period)
         if self._next >= self.trainer.max_iter:
             self._next = sys.maxsize  # after_train logs the last epoch
 
-    def _log(self, *, reads: bool) -> None:
-        trainer, now, storage = self.trainer, time.monotonic(), self.trainer.storage
-        found = (storage.latest_with_smoothing_hint() if reads else storage.read_so_far()).items()
-        values = shown_values({name: value for name, (value, iteration) in found if iteration >= self._last})
-        at = Position(trainer.iterations_done, trainer.max_iter, per_epoch=self._per_epoch)
-        best = self._best
+    def _log(self) -> None:
+        trainer, now, storage, best = self.trainer, time.monotonic(), self.trainer.storage, self._best
+        found = storage.means_since(self._last)
+        # Results of an evaluation within the epoch had a line.
+        found = {
+            n: one for n, one in found.items() if n not in storage.results or one[1] >= trainer.iterations_done - 1
+        }
+        values = shown_values(found)
         if best is not None and best.best_iter is not None and best.best_iter >= self._last:
-            values |= {name: f"{value} (best)" for name, value in values.items() if name == shown_name(best.metric)}
+            values |= {n: f"{values[n]} (best)" for n in best.names if n in found and found[n][0] == best.best}
+        at = Position(trainer.iterations_done, trainer.max_iter, per_epoch=self._per_epoch)
         number, total = (at.epoch, at.num_epochs) if self._unit == "epoch" else (at.done, at.total)
-        row = {self._unit: str(number), **values, "time": f"{now - self._start:.1f} s"}
+        seconds = f"{now - self._start:.1f} s"
+        row = {self._unit: str(number), **values, "time": seconds}
         is_in_table = any(bar.add_row(row) for bar in live_bars)
-        logger.info(
-            "%s %*d/%d: %s, %.1f s",
-            self._unit.capitalize(),
-            len(str(total)),
-            number,
-            total,
-            ", ".join(f"{name} {value}" for name, value in values.items()) or f"{at.done} iterations",
-            now - self._start,
-            extra={"progress": is_in_table},
-        )
-        self._start, self._last = now, trainer.iterations_done
-        self._plan_next()
+        left = "" if live_bars else self._time_left.text(at.done, at.total)
+        shown = [f"{n} {value}" for n, value in values.items() if n != "lr"] or [f"{at.done} iterations"]
+        head = f"{self._unit.capitalize()} {number:{len(str(total))}}/{total}"
+        text = "  ".join(filter(None, [head, *shown, seconds, left]))
+        logger.info("%s", text, extra={"progress": is_in_table})
+        storage.line_at, self._start, self._last = at.done, now, at.done
+        self._plan_next(at.done)
 
 
 def epoch_lines(
@@ -216,12 +216,11 @@ def epoch_lines(
             return None
         return EpochLines(eval_period, best=best, unit="iteration")
     period = 0 if is_kernel() else min(log_period, eval_period or log_period)
-    every = max(1, math.ceil(period / iterations_per_epoch))
-    return EpochLines(iterations_per_epoch, every=every, reads=not period or bool(eval_period), best=best)
+    return EpochLines(iterations_per_epoch, every=max(1, math.ceil(period / iterations_per_epoch)), best=best)
 
 
 class EpochProgress(HookBase):
-    """Log a line every 30 seconds: epoch, step, loss, remaining time. Shorter epochs log none.
+    """Log a line every 30 seconds: the latest values, and the time left in the epoch. Shorter epochs log none.
 
     ``position()`` returns the epoch, the steps done in it, and its number of steps. Between two lines an iteration
     costs one comparison: the iteration of the next line is estimated from the rate so far.
@@ -259,21 +258,11 @@ class EpochProgress(HookBase):
         epoch, step, num_steps = self._position()
         if step >= num_steps:  # the line of the completed epoch follows
             return
-        logger.info(
-            "[epoch %d/%d] step %d/%d (%.0f %%)%s, %s left in the epoch.",
-            epoch,
-            self._num_epochs,
-            step,
-            num_steps,
-            100 * step / num_steps,
-            self._loss(),
-            timedelta(seconds=round((num_steps - step) / self._steps_per_update * seconds_each)),
-            extra={"progress": True},
-        )
-
-    def _loss(self) -> str:
-        value = self.trainer.storage.latest().get("total_loss")
-        return "" if value is None else f", loss={value[0]:.4g}"
+        found = self.trainer.storage.latest_with_smoothing_hint()
+        values = (f"{name} {value}" for name, value in shown_values(found).items())
+        left = clock(round((num_steps - step) / self._steps_per_update * seconds_each))
+        fields = [f"Epoch {epoch}/{self._num_epochs}", f"step {step}/{num_steps}", *values, f"ETA of the epoch {left}"]
+        logger.info("%s", "  ".join(fields), extra={"progress": True})
 
 
 def _shown(logs: Mapping[str, Any], *names: str) -> dict[str, Any]:

@@ -138,7 +138,7 @@ def _arg(y: Array, bounds: npt.NDArray[np.intp], sign: int) -> npt.NDArray[np.in
 def _key(metric: str) -> str:
     if metric == LOSS:
         return "loss"
-    return metric.removeprefix("evaluation/").removeprefix("eval_")
+    return metric.removeprefix("eval_")
 
 
 def _unit(key: str, has_samples: bool) -> str:

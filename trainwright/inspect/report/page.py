@@ -57,7 +57,7 @@ def plotly_script() -> str:
     Raises:
         ConfigError: plotly is not installed.
     """
-    message = "the package plotly is not installed. Install it with `pip install 'trainwright[report]'`."
+    message = "the package plotly is not installed. Install it with `pip install plotly`."
     return str(import_optional("plotly.offline", f"trainwright report: {message}", ConfigError).get_plotlyjs())
 
 

@@ -40,7 +40,7 @@ def draw_curves(folder: Path) -> Path | None:
         _draw(axes[0], line)
     _finish(axes[0], "Loss")
     if other is not None:
-        key = other.removeprefix("evaluation/").removeprefix("eval_")
+        key = other.removeprefix("eval_")
         for line in charts[key].lines:
             _draw(axes[1], line)
         _finish(axes[1], title_of(key) + (f" ({unit_of(key)})" if unit_of(key) else ""))
@@ -68,8 +68,11 @@ def _title(run: RunData) -> str:
 
 
 def _finish(axis: Any, title: str) -> None:
+    from matplotlib.ticker import EngFormatter
+
     axis.set_title(title, fontsize=10, loc="left")
     axis.set_xlabel("iterations", fontsize=9)
+    axis.xaxis.set_major_formatter(EngFormatter(sep=""))  # 80k
     axis.tick_params(labelsize=8, colors=_GREY)
     axis.grid(axis="y", alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)

@@ -81,7 +81,12 @@ class RunData:
             found[LOSS] = exact
         done = found[LOSS].x[-1] if LOSS in found and len(found[LOSS].x) else math.inf
         # The final evaluation has the number of the update that would follow.
-        return {name: Curve(np.minimum(one.x, done), one.y, one.num_bad) for name, one in found.items()}
+        shown = {name: Curve(np.minimum(one.x, done), one.y, one.num_bad) for name, one in found.items()}
+        per_epoch = self.latest.get("iterations_per_epoch")
+        if per_epoch and done >= 2 * per_epoch:
+            # Within an epoch a metric of the training is that of its first batches.
+            shown |= {name: _at_ends(one, per_epoch) for name, one in shown.items() if f"eval_{name}" in shown}
+        return shown
 
     @cached_property
     def evaluated(self) -> set[str]:
@@ -91,8 +96,7 @@ class RunData:
         return {
             name
             for name, curve in self._metrics.items()
-            if name.startswith(("evaluation/", "eval_"))
-            or (len(curve.x) and (curve.x[-1] > last or 2 * len(curve.x) <= num_rows))
+            if name.startswith("eval_") or (len(curve.x) and (curve.x[-1] > last or 2 * len(curve.x) <= num_rows))
         } - {LOSS, "lr", "time"}
 
     @cached_property
@@ -126,6 +130,13 @@ class RunData:
             return []
         found = [line for line in lines if " WARNING] " in line or " ERROR] " in line]
         return found[-_MAX_WARNINGS:]
+
+
+def _at_ends(curve: Curve, per_epoch: float) -> Curve:
+    """The values at the ends of epochs, and the last one."""
+    is_end = np.floor(curve.x / per_epoch) > np.floor((curve.x - 1) / per_epoch)
+    is_end[-1:] = True
+    return Curve(curve.x[is_end], curve.y[is_end], curve.num_bad)
 
 
 def find_runs(paths: list[str]) -> list[RunData]:

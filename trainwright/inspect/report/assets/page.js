@@ -48,12 +48,13 @@ function layoutOf(chart) {
   const grid = css("--line"), isLog = byId("log").checked && chart.lines.every((l) => l.y.every((y) => y > 0));
   const axis = { gridcolor: grid, linecolor: grid, zerolinecolor: grid, automargin: true, tickfont: { size: 11 } };
   const fromZero = ["throughput", "data_time"].includes(chart.key) && !isLog;
+  const isLarge = chart.lines.some((l) => l.y.some((y) => Math.abs(y) >= 1000));
   return {
     margin: { l: 46, r: 10, t: 10, b: 34 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false,
     font: { color: css("--soft"), family: getComputedStyle(document.body).fontFamily, size: 12 }, hovermode: "x unified",
     hoverlabel: { bgcolor: css("--card"), bordercolor: grid, font: { color: css("--text"), size: 12 } }, uirevision: chart.key + isLog + byId("x").value,
-    xaxis: { ...axis, title: { text: byId("x").value, font: { size: 11 }, standoff: 6 }, showgrid: false, rangemode: "tozero", zeroline: false },
-    yaxis: { ...axis, type: isLog ? "log" : "linear", exponentformat: "power", hoverformat: ".4~g", ticksuffix: chart.unit === "%" ? " %" : "", rangemode: fromZero ? "tozero" : "normal" },
+    xaxis: { ...axis, exponentformat: "SI", title: { text: byId("x").value, font: { size: 11 }, standoff: 6 }, showgrid: false, rangemode: "tozero", zeroline: false },
+    yaxis: { ...axis, type: isLog ? "log" : "linear", exponentformat: isLarge ? "SI" : "power", hoverformat: ".4~g", ticksuffix: chart.unit === "%" ? " %" : "", rangemode: fromZero ? "tozero" : "normal" },
   };
 }
 
