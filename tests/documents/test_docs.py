@@ -132,3 +132,19 @@ def test_links_lead_somewhere() -> None:
 def anchors(page: Path) -> set[str]:
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def without_numbers(line: str) -> str:
+    return re.sub(r"\d[\d.,:e-]*", "N", re.sub(r"^[\d:]{8} ", "", line)).replace("  N/N", " N/N").rstrip(" …")
+
+
+@pytest.mark.slow
+def test_the_output_of_the_demo_is_what_it_prints(train: Callable, mnist_project: Path, tmp_path: Path) -> None:
+    project = tmp_path / "mnist"
+    shutil.copytree(mnist_project, project, symlinks=True)
+    config = project / "configs" / "config.py"
+    config.write_text(config.read_text().replace("train_epoch=40", "train_epoch=3"))
+    done = train("configs/config.py", "train.output_dir=output/MNIST", cwd=project)
+    printed = [without_numbers(line) for line in done.stdout.splitlines()]
+    (shown,) = [lines for _, lines in blocks(REPOSITORY / "README.md", "text") if lines[0] == "Training"]
+    assert [line for line in shown if not any(one.startswith(without_numbers(line)) for one in printed)] == []

@@ -46,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
         "--trainer", metavar="FILE.py:NAME", help="Python API: a function that returns the Trainer (build_trainer)"
     )
     parser.add_common("json", "allow-module", "trust-folder", "traceback")
-    parser.set_defaults(fast_dev_run=False, eval_only=True, resume=False, resumes=False)
+    parser.set_defaults(fast_dev_run=False, eval_only=True, resume=False)
     return parser
 
 

@@ -58,7 +58,6 @@ def main(
     args = parser(prog).parse_args(argv)
     if not args.config_file:  # `trainwright train CONFIG …`, in any position among the overrides
         args.config_file, args.opts = split_config(args.opts)
-    args.resumes = not args.eval_only
     return run(args, lambda: load(args), lambda cfg: _prepare(cfg, args, trainer_class))
 
 
@@ -90,11 +89,7 @@ def _run(args: argparse.Namespace, load: Callable[[], T], prepare: Callable[[T],
     except UserError as error:
         return print_error(error, args)
     except KeyboardInterrupt:
-        from trainwright.config.lazy.lazy_config import try_get_key
-
-        folder = try_get_key(loaded, "train.output_dir")
-        hint = f" --resume continues from the latest checkpoint in {folder}." if args.resumes and folder else ""
-        print_line(f"Interrupted.{hint}", file=sys.stderr)
+        print_line("Interrupted.", file=sys.stderr)  # the log says how to continue
         return INTERRUPTED
     except OSError as error:
         print_error(error, args, with_traceback=error.errno not in _OF_THE_DISK)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("trainwright.events")
 
 _MAX_PENDING = 1000  # values kept as tensors before they are converted to numbers: bounds memory on the device
-_MAX_SAVED = 1000  # values per metric in a checkpoint: the longest displayed window (the ETA's)
+_MAX_SAVED = 1000  # values per metric in a checkpoint
 
 Scalar = SupportsFloat | Tensor  # Tensor: exactly one element
 

@@ -392,6 +392,20 @@ def test_the_terminal_is_complete_after(action: str, status: int, last: str) -> 
     assert all("━" not in line for line in screen.lines[bars[0] + 1 :])
 
 
+@pytest.mark.parametrize("columns", [80, 100, 160])
+@pytest.mark.exhaustive(every=3)
+def test_lines_end_at_the_width_between_values(columns: int) -> None:
+    screen, code = in_terminal("ends", columns)
+    assert code == 0
+    shown = "\n".join(screen.lines)
+    assert len(re.findall(r"^[\d:]{8} Epoch \d/2  total_loss [\d.]+  [\d.]+ s$", shown, re.M)) == 2
+    for whole in ("Linear: 10 parameters (40 B)", "num_epochs=2, ", "early_stopping=None)", " it/s  in 0:0"):
+        assert whole.strip() in shown
+    settings = next(n for n, line in enumerate(screen.lines) if line.startswith("  Settings    TrainingConfig("))
+    assert ("early_stopping" in screen.lines[settings]) == (columns == 160)
+    assert screen.lines[settings + 1].startswith(" " * 14 if columns < 160 else "printed by")
+
+
 def test_a_terminal_without_a_size() -> None:
     screen, code = in_terminal("ends", columns=0)
     assert code == 0

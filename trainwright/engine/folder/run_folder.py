@@ -83,9 +83,9 @@ class RunFolder:
         ]
         return any(name.split(os.sep)[0] not in (os.curdir, os.pardir, EARLIER_RUNS) for name in inside)
 
-    def last_results(self, prefix: str) -> dict[str, float]:
-        """The metrics in the last row of metrics.json whose names start with ``prefix``, without the prefix."""
-        return {name.removeprefix(prefix): x for name, x in self._last_row().items() if name.startswith(prefix)}
+    def last_results(self) -> dict[str, float]:
+        """The results of an evaluation in the last row of metrics.json, without ``eval_``."""
+        return {name.removeprefix("eval_"): x for name, x in self._last_row().items() if name.startswith("eval_")}
 
     def _last_row(self) -> dict[str, Any]:
         """The last row of metrics.json; empty if there is none, or if it is incomplete or not a metrics row."""

@@ -741,7 +741,7 @@ class Trainer(RunMethods):
             for _ in self._iterations():
                 run_step()
         if is_done and not self.last_eval_results:  # no hook has evaluated
-            self.last_eval_results = self.run.folder.last_results("eval_")
+            self.last_eval_results = self.run.folder.last_results()
             if self.config.load_best_model_at_end:
                 self.last_eval_results = self._saving.load_best() or self.last_eval_results
         return self.last_eval_results
