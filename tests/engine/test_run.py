@@ -103,7 +103,25 @@ def test_a_resumed_run_adds_a_start(tmp_path: Path) -> None:
         assert start["data"]["train"]["samples"] == 16
         assert sum(start["phases"].values()) > 0
         assert start["peak_memory_bytes"] > 1e6
-        assert start["best"]["metric"] == "evaluation/loss"
+        assert start["best"]["metric"] == "eval_loss"
+
+
+def test_a_resume_with_other_data_of_the_same_size_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer(tmp_path, num_epochs=1).train()
+    for epochs, data in ((2, DATA), (3, TensorDataset(torch.randn(16, 4), torch.randint(2, (16,))))):
+        settings = TrainingConfig(
+            output_dir=tmp_path,
+            batch_size=4,
+            num_epochs=epochs,
+            progress_bar=False,
+            seed=0,
+            resume_from_checkpoint=True,
+        )
+        Trainer(nn.Linear(4, 2), settings, data, DATA).train()
+        warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert [("'train'" in text, "seed" in text) for text in warnings] == ([] if data is DATA else [(True, True)])
 
 
 def test_a_new_run_in_the_folder_has_its_own_record(tmp_path: Path) -> None:

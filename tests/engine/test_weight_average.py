@@ -313,7 +313,7 @@ def test_an_optimizer_that_averages_itself_is_switched_around_evaluations_and_sa
         assert equal(saved, averages[iteration].state_dict()), iteration
         assert equal(training, raw[iteration].state_dict()), iteration
     assert equal(trainer.model.state_dict(), averages[-1].state_dict())
-    values = trainer.storage.history("evaluation/loss" if api is objects else "loss").values()
+    values = trainer.storage.history("eval_loss" if api is objects else "loss").values()
     assert [value for value, _ in values] == pytest.approx(losses, abs=1e-7)
 
     def leave(trainer: Any) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import re
 from pathlib import Path
 from typing import Any
 
@@ -404,7 +405,7 @@ def test_a_value_of_the_model_and_a_result_of_one_name_are_two_values(tmp_path: 
     trainer = DefaultTrainer(cfg)
     assert trainer.train() == {"score": 0.2}
     latest = trainer.storage.latest()
-    assert (latest["score"][0], latest["evaluation/score"][0]) == (7, 0.2)
+    assert (latest["score"][0], latest["eval_score"][0]) == (7, 0.2)
     assert (tmp_path / "model_best").is_dir()
 
 
@@ -415,15 +416,14 @@ def test_save_top_k_without_evaluation_is_a_warning(tmp_path: Path, caplog: pyte
     assert "train.checkpointer.save_top_k has no effect: nothing is evaluated" in caplog.text
 
 
-def test_beside_a_bar_the_line_of_an_epoch_alone_shows_its_evaluation(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_results_of_an_evaluation_are_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     cfg = config(tmp_path, train_iter=0, train_epoch=2, log_period=1)
     cfg.train.evaluation.eval_period = 2
     with caplog.at_level("INFO"):
         trainer = DefaultTrainer(cfg)
         trainer.train()
-    results = [record for record in caplog.records if record.getMessage().startswith("Evaluation: ")]
+    lines = [message.split()[0] for message in caplog.messages if re.match(r"[EI].* Acc@1 ", message)]
     per_epoch = trainer.max_iter // 2
-    assert [record.progress for record in results] == [at % per_epoch == 0 for at in range(2, trainer.max_iter + 1, 2)]
-    assert {record.progress for record in results} == {False, True}
+    ends = [at % per_epoch == 0 for at in range(2, trainer.max_iter + 1, 2)]
+    assert lines == ["Epoch" if is_end else "Evaluation" for is_end in ends]
+    assert {*ends} == {False, True}

@@ -218,7 +218,7 @@ def test_freeze_bn_keeps_running_statistics(tmp_path: Path) -> None:
 def test_each_evaluation_is_a_row_however_rarely_is_logged(tmp_path: Path) -> None:
     Scripted(make(), config(tmp_path, num_epochs=4, log_steps=1000), PAIRS, PAIRS).train()
     rows = [json.loads(line) for line in (tmp_path / "metrics.json").read_text().splitlines()]
-    found = [(row["iteration"], row["evaluation/loss"]) for row in rows if "evaluation/loss" in row]
+    found = [(row["iteration"], row["eval_loss"]) for row in rows if "eval_loss" in row]
     assert dict(found) == {4: 3.0, 9: 1.0, 14: 2.0, 20: 1.5}
 
 
@@ -239,7 +239,7 @@ def test_a_callback_may_wish_for_an_evaluation_and_for_a_row(
     trainer.train()
     assert len(seen) == 2
     rows = [json.loads(line) for line in (tmp_path / "metrics.json").read_text().splitlines()]
-    assert [row["evaluation/loss"] for row in rows if "evaluation/loss" in row] == pytest.approx(seen)
+    assert [row["eval_loss"] for row in rows if "eval_loss" in row] == pytest.approx(seen)
     assert capsys.readouterr().out.count("eval_epoch_loss=") == 2
 
 
