@@ -77,7 +77,7 @@ def test_the_programs_of_a_page_run(page: Path, run_python: Callable, tmp_path: 
 def test_the_configuration_file_of_a_page_trains_as_it_is_pasted(page: Path, train: Callable, tmp_path: Path) -> None:
     write_files(page, tmp_path / "pasted")
     done = train("config.py", cwd=tmp_path / "pasted")
-    assert re.search(r"Acc@1: \d", done.stdout)
+    assert re.search(r"Acc@1 \d", done.stdout)
 
 
 def test_the_pages_that_begin_with_a_configuration_file_are_among_them() -> None:

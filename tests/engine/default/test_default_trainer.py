@@ -117,10 +117,9 @@ def test_every_build_method_may_be_overridden(tmp_path: Path) -> None:
 def test_several_test_sets_are_named_by_class_and_number(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     cfg = config(tmp_path)
     cfg.dataloader.test = [cfg.dataloader.test[0], cfg.dataloader.test[0]]
-    with caplog.at_level("INFO", "trainwright.evaluation"):
+    with caplog.at_level("INFO", "trainwright"):
         assert set(DefaultTrainer(cfg).train()) == {"Samples", "Samples_2"}
-    (table,) = [message for message in caplog.messages if message.startswith("Evaluation  Acc@1")]
-    assert [line.split()[0] for line in table.splitlines()] == ["Evaluation", "Samples", "Samples_2"]
+    assert any(re.match("E.*  Samples/Acc@1 .*  Samples_2/Acc@1 ", message) for message in caplog.messages)
     assert {"Samples/Acc@1", "Samples_2/Acc@1"} <= set(rows(tmp_path)[-1])
 
 
