@@ -69,7 +69,7 @@ def test_sigterm_finishes_the_iteration_saves_and_ends_with_143(caplog: pytest.L
 
 def test_sigint_ends_as_ctrl_c_does() -> None:
     trainer = Trainer({3: [signal.SIGINT]})
-    with pytest.raises(KeyboardInterrupt, match="saved after iteration 4; .* resume continues"):
+    with pytest.raises(KeyboardInterrupt, match=r"saved after iteration 4; .* resume continues"):
         trainer.train(0, 8)
     assert (trainer.done, trainer.saved) == ([0, 1, 2, 3], [3])
 
