@@ -51,7 +51,12 @@ class Absent(nn.Module):
         name: the name of that module.
         original: the module; its attributes that are plain values are kept.
         passes_input: whether a call returns its first argument; otherwise it raises.
+
+    Attributes:
+        value: what a call returns in place of its argument; None: the argument.
     """
+
+    value: Any = None
 
     def __init__(self, name: str, original: nn.Module, *, passes_input: bool) -> None:
         super().__init__()
@@ -65,7 +70,7 @@ class Absent(nn.Module):
                 f"{self._name} is on another pipeline stage. before_layers may use modules that the model assigns"
                 " before its layers, after_layers those that it assigns after them."
             )
-        return hidden
+        return hidden if self.value is None else self.value
 
 
 class AbsentParameter:
@@ -279,12 +284,21 @@ class _OfTransformers:
     def __init__(self, model: Any, base: str, layers: str) -> None:
         self.layers, self._base = f"{base}.{layers}".lstrip("."), base
         self._takes = _names_of(type(model).forward)
+        # Its head finds the last token of each sequence by the ids.
+        self._reads_ids = type(model).__name__.endswith("ForSequenceClassification")
         self._base_takes = _names_of(type(model.get_submodule(base)).forward)
 
     def run(self, model: Any, stage: Stage, hidden: Tensor, batch: Any) -> Any:
         arguments, fields = arguments_of(batch, self._takes)
         if arguments:
             fields = {"input_ids": arguments[0]}
+        if stage.is_last and self._reads_ids and "input_ids" in fields:
+            embedding = model.get_input_embeddings()  # of another stage
+            embedding.value = hidden
+            try:
+                return type(model).forward(model, **fields, use_cache=False)
+            finally:
+                embedding.value = None
         if not stage.is_first:
             fields = {**fields, "inputs_embeds": hidden}
             fields.pop("input_ids", None)
@@ -298,17 +312,11 @@ class _OfTransformers:
     @torch.no_grad()
     def check(self, model: Any, number: int) -> None:
         """Check that hidden states pass a stage without layers unchanged: some models scale their embeddings."""
-        why, name = None, type(model).__name__
         if getattr(model.config, "output_router_logits", False):
-            why = (
-                "with output_router_logits=True its loss needs the routers of all layers. Set it to False in its config"
-            )
-        elif name.endswith("ForSequenceClassification"):
-            why = "it finds the last token of each sequence by the input ids, which the first stage alone has. Declare"
-            why += " pipeline_layers (see docs/parallel.md)"
-        if why is not None:
             raise ConfigError(
-                f"{name} cannot be cut into {number} pipeline stages: {why}, or use tensor parallelism or ZeRO."
+                f"{type(model).__name__} cannot be cut into {number} pipeline stages: with output_router_logits=True"
+                " its loss needs the routers of all layers. Set it to False in its config, or use tensor parallelism or"
+                " ZeRO."
             )
         shell = shell_of(model)
         for name, _ in [*_around(model, self.layers)]:
