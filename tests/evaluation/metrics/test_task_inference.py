@@ -82,15 +82,19 @@ def test_tokens_may_have_their_classes_last_or_in_the_middle():
         assert fed("Accuracy", predictions, targets, (0, 2, 6)).compute() == expected
 
 
-def test_how_classes_lie_is_remembered_where_a_batch_has_as_many_tokens_as_classes():
+@pytest.mark.parametrize("lengths", [(7, C, 3), (C, 7, 3), (C, C, 3)])
+def test_another_batch_shows_how_classes_lie_where_one_has_as_many_tokens_as_classes(lengths):
     metric, right, total = TMMetrics("Accuracy"), 0, 0
-    for length in (7, C, 3):
+    for length in lengths:
         scores, targets = (
             torch.randn(4, length, C, generator=rng(length)),
             torch.randint(C, (4, length), generator=rng()),
         )
         metric.update(scores, targets)
         right, total = right + int((scores.argmax(-1) == targets).sum()), total + targets.numel()
+        saved = metric.state_dict()
+        metric = metric.fresh()
+        metric.load_state_dict(saved)
     assert float(metric.compute()) == pytest.approx(right / total)
 
 

@@ -66,6 +66,7 @@ class TMMetrics:
         # Without a metric these are class indices of an unknown number of classes, kept until `compute`.
         self._buffer: list[Pair] = []
         self._num_elements = 0
+        self._undecided: list[Pair] = []  # the first batches, if classes may lie in dimension 1 or the last
 
     def __repr__(self) -> str:
         arguments = "".join(f", {key}={value!r}" for key, value in self.arguments.items())
@@ -113,6 +114,7 @@ class TMMetrics:
     def to(self, device: torch.device | str) -> Self:
         self._device = torch.device(device)
         self._buffer = [(predictions.to(device), targets.to(device)) for predictions, targets in self._buffer]
+        self._undecided = [(predictions.to(device), targets.to(device)) for predictions, targets in self._undecided]
         if self._metric is not None:
             self._metric.to(device)
         return self
@@ -166,6 +168,7 @@ class TMMetrics:
             EvaluationError: no samples were seen.
         """
         self.flush()
+        self._count_undecided()
         if all_ranks and get_world_size() > 1:
             metric = self._over_all_ranks()
         else:
@@ -186,6 +189,7 @@ class TMMetrics:
             "channels_last": self._channels_last,
             "has_seen": self._has_seen,
             "buffer": {"pairs": [list(pair) for pair in self._buffer]},
+            "undecided": {"pairs": [list(pair) for pair in self._undecided]},
             "metric": None if self._metric is None else take_state(self._metric),
         }
 
@@ -200,6 +204,7 @@ class TMMetrics:
         self._channels_last = state["channels_last"]
         self._buffer = [(predictions, targets) for predictions, targets in state["buffer"]["pairs"]]
         self._num_elements = sum(value.numel() for pair in self._buffer for value in pair)
+        self._undecided = [(predictions, targets) for predictions, targets in state["undecided"]["pairs"]]
         if state["inferred"] is not None:
             self._build(state["inferred"])
             put_state(self._metric, state["metric"])
@@ -217,14 +222,21 @@ class TMMetrics:
         return is_buffered and self._has_seen
 
     def _count(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        given: Pair | None = None
         with self._described(inputs), torch.no_grad():
             inputs = tuple(value.detach() if isinstance(value, Tensor) else value for value in inputs)
             if len(inputs) >= 2 and isinstance(inputs[0], Tensor) and isinstance(inputs[1], Tensor):
-                inputs = (*self._converted(inputs[0], inputs[1]), *inputs[2:])
+                given = inputs[0], inputs[1]
+                inputs = (*self._converted(*given), *inputs[2:])
             elif self._metric is None:
                 raise EvaluationError(f"it takes two tensors, or {self._factory.missing()}=... in advance")
             if self._metric is not None:
-                self._metric.update(*inputs, **named)
+                if given is not None and self._is_undecided(*given):
+                    self._undecided.append((given[0].clone(), given[1].clone()))
+                else:
+                    self._metric.update(*inputs, **named)
+                if self._channels_last is not None or len(self._undecided) > MAX_BATCHES:
+                    self._count_undecided()
         if self._metric is None:
             if not self._has_seen:
                 self._over_indices([(inputs[0], inputs[1])])  # errors are raised with the first batch
@@ -232,6 +244,18 @@ class TMMetrics:
         if not self._has_seen:
             self._has_seen = True
             self._is_buffering = self._may_buffer()
+
+    def _is_undecided(self, predictions: Tensor, targets: Tensor) -> bool:
+        """Whether classes of several positions may lie in dimension 1 or the last: later batches show it."""
+        is_of_positions = predictions.dim() == targets.dim() + 1 > 2
+        return self._factory.domain == "classification" and self._channels_last is None and is_of_positions
+
+    def _count_undecided(self) -> None:
+        """Count the batches whose dimension of classes was open, as the later ones, or with dimension 1."""
+        pairs, self._undecided = self._undecided, []
+        for pair in pairs:
+            with self._described(pair), torch.no_grad():
+                self._metric.update(*self._converted(*pair))
 
     @contextmanager
     def _described(self, inputs: tuple[Any, ...]) -> Iterator[None]:
