@@ -4,16 +4,15 @@ B samples, L tokens or characters, T frames, F features; L and T are the longest
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from trainwright.config.errors import ConfigError
 
-
-def pad(sequences: Sequence[Any], value: float, *, side: Literal["right", "left"] = "right") -> Tensor:
-    """Pad B sequences (l,) or (l, F) with ``value`` to a tensor (B, L) or (B, L, F).
+def pad(sequences: Sequence[Any], value: float) -> Tensor:
+    """Pad B sequences (l,) or (l, F) with ``value`` on the right to a tensor (B, L) or (B, L, F).
 
     Whole numbers give int64. The sequences are not changed. L is at least 1, so that an empty text is a row, too.
 
@@ -21,24 +20,16 @@ def pad(sequences: Sequence[Any], value: float, *, side: Literal["right", "left"
     tensor([[5, 6, 7],
             [8, 0, 0]])
     """
-    if side not in ("right", "left"):
-        raise ConfigError(f"side: got {side!r}; 'right' or 'left' is allowed.")
     rows = [_as_tensor(row) for row in sequences]
-    filled = next((row for row in rows if row.numel()), rows[0])
-    length = max(1, *(len(row) for row in rows))
-    padded = torch.full((len(rows), length, *filled.shape[1:]), value, dtype=filled.dtype, device=filled.device)
-    for number, row in enumerate(rows):
-        if len(row):
-            padded[number, : len(row)] = row
-    if side == "right":
-        return padded
-    shifts = [length - len(row) for row in rows]
-    return torch.stack([row.roll(shift, dims=0) for row, shift in zip(padded, shifts, strict=True)])
+    filled = next((row for row in rows if row.numel()), None)
+    if filled is None:
+        return rows[0].new_full((len(rows), 1, *rows[0].shape[1:]), value)
+    return pad_sequence([row if len(row) else filled[:0] for row in rows], batch_first=True, padding_value=value)
 
 
-def pad_mask(sequences: Sequence[Any], *, side: Literal["right", "left"] = "right") -> Tensor:
+def pad_mask(sequences: Sequence[Any]) -> Tensor:
     """The attention mask of `pad`, int64 (B, L): 1 at values, 0 at padding."""
-    return pad([torch.ones(len(row), dtype=torch.int64, device="cpu") for row in sequences], 0, side=side)
+    return pad([torch.ones(len(row), dtype=torch.int64, device="cpu") for row in sequences], 0)
 
 
 def _as_tensor(row: Any) -> Tensor:
