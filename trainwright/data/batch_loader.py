@@ -457,13 +457,8 @@ def allowed_workers(num_workers: int) -> int:
         raise ConfigError(f"num_workers: got {num_workers!r}; it must be a whole number >= 0.")
     available = os.cpu_count() or 1
     if num_workers > available:
-        _log_limit(num_workers, available)
+        logger.debug("num_workers=%d: this machine has %d CPUs, so %d are used.", num_workers, available, available)
     return min(num_workers, available)
-
-
-@functools.cache  # once per pair of numbers
-def _log_limit(asked: int, available: int) -> None:
-    logger.debug("num_workers=%d: this machine has %d CPUs, so %d are used.", asked, available, available)
 
 
 def can_pin_memory() -> bool:
