@@ -89,6 +89,7 @@ def start_all(folder: Path, calls: list[tuple[str, str, dict[str, Any]]]) -> lis
     ]
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize(("world_size", "api"), [(2, "objects"), (2, "files"), (4, "files")])
 def test_each_layout_starts_and_trains_as_one_process(world_size: int, api: str, tmp_path: Path) -> None:
     kinds = ["tied", "llama"] if api == "files" else ["untied"]

@@ -73,7 +73,8 @@ def test_a_selective_recomputation_repeats_no_matrix_product() -> None:
     assert models[2][2][0].calls == 2  # the rest is computed again
 
 
-def test_equal_blocks_are_compiled_once_with_the_numbers_of_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.exhaustive
+def test_equal_blocks_are_compiled_once_with_the_numbers_of_plain_ones() -> None:
     import torch._dynamo
     from torch._dynamo.utils import counters
 
@@ -90,6 +91,10 @@ def test_equal_blocks_are_compiled_once_with_the_numbers_of_plain_ones(monkeypat
         torch.testing.assert_close(left.grad, right.grad)
     assert counters["stats"]["unique_graphs"] == 1
     assert list(compiled.state_dict()) == list(plain.state_dict())
+
+
+def test_blocks_that_cannot_be_compiled_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = nn.Sequential(*(layers([8, 8], dropout=0.3) for _ in range(2)))
     with pytest.raises(ConfigError, match="no repeated blocks"):
         compile_blocks(nn.Linear(2, 2), torch.device("cpu"))
     monkeypatch.setenv("PATH", "")
