@@ -537,3 +537,55 @@ def test_a_causal_language_model_of_transformers_has_the_accuracy_of_next_tokens
     with torch.no_grad():
         found = model.eval()(TEXTS).logits.argmax(-1)
     assert trainer.evaluate()["accuracy"] == pytest.approx((found[:, :-1] == TEXTS[:, 1:]).float().mean().item())
+
+
+@pytest.mark.parametrize("loss", ["CrossEntropyLoss", "NLLLoss"])
+@pytest.mark.parametrize(
+    ("model", "labels"),
+    [
+        (nn.Linear(4, 1), INPUTS[:, :1]),  # of numbers: cross-entropy would be 0
+        (nn.Linear(4, 1), PAIRS.tensors[1] * 0),
+        (nn.Sequential(nn.Linear(4, 1), nn.Flatten(0)), (INPUTS[:, 0] > 0).float()),  # would be one distribution
+    ],
+)
+def test_one_score_for_each_sample_is_not_for_a_loss_of_classes(
+    loss: str, model: nn.Module, labels: Tensor, tmp_path: Path
+) -> None:
+    trainer = Trainer(model, config(tmp_path, loss=loss), TensorDataset(INPUTS, labels))
+    with pytest.raises(ConfigError, match=rf"{loss} takes a score for each class.*\(8,.*BCEWithLogitsLoss.*MSELoss"):
+        trainer.train()
+    assert not (tmp_path / "metrics.json").exists()
+
+
+def test_scores_are_not_for_a_loss_of_log_probabilities(tmp_path: Path) -> None:
+    for layers, is_right in (([nn.Linear(4, 3), nn.LogSoftmax(1)], True), ([nn.Linear(4, 3)], False)):
+        trainer = Trainer(nn.Sequential(*layers), config(tmp_path, num_epochs=1, loss="NLLLoss"), PAIRS)
+        if is_right:
+            trainer.train()
+        else:
+            with pytest.raises(ConfigError, match=r"NLLLoss takes logarithms.*log_softmax"):
+                trainer.train()
+
+
+TOTALS = {
+    "sum": (lambda loss, other: {"loss": loss + 0.1 * other, "a_loss": loss, "b_loss": other}, "a_loss, b_loss"),
+    "copy": (lambda loss, other: {"loss": loss, "a_loss": loss.detach()}, "a_loss"),
+    "without": (lambda loss, other: {"loss": loss, "b_loss": other, "c_loss": torch.tensor(0.0)}, None),
+}
+
+
+@pytest.mark.parametrize("api", ["python", "config files"])
+@pytest.mark.parametrize("kind", TOTALS)
+def test_a_loss_that_holds_another_one_is_a_warning(
+    kind: str, api: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make, parts = TOTALS[kind]
+    model = Returns(lambda loss, logits, norm: make(loss, norm))
+    if api == "python":
+        Trainer(model, config(tmp_path, num_epochs=1), NAMED).train()
+    else:
+        loader = DataLoader(NAMED, 4)
+        EagerTrainer(model, loader, torch.optim.SGD(model.parameters(), lr=0.1)).train(0, 2)
+    warned = [record.getMessage() for record in caplog.records if "count twice" in record.getMessage()]
+    assert len(warned) == (parts is not None)
+    assert parts is None or f"'loss' beside '{parts}'" in warned[0]

@@ -9,6 +9,7 @@ A contract is an object whose ``compute_loss(model, inputs)`` calls the model it
 """
 
 import inspect
+import logging
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -20,6 +21,9 @@ from trainwright.config.errors import ConfigError, ConfigTypeError, did_you_mean
 from trainwright.data.batch import arguments, parameter_names
 from trainwright.data.errors import add_batch_note
 from trainwright.models.outputs import named_outputs
+from trainwright.parallel.simulated import simulation
+
+logger = logging.getLogger("trainwright.engine")
 
 TOKENS = "num_tokens"  # entry of a model's training outputs: the number of tokens that its losses average
 
@@ -50,6 +54,37 @@ def sum_losses(outputs: Any, batch: Any = None) -> Tensor:
     if TOKENS in outputs:
         return without_empty_mean(total, outputs[TOKENS])
     return total
+
+
+def warn_of_parts(outputs: Mapping[str, Any]) -> None:
+    """Warn if a loss that a model returned is computed from another one, or is its copy: the sum counts that twice."""
+    losses = {name: value for name, value in outputs.items() if "loss" in name and isinstance(value, Tensor)}
+    for name, total in losses.items():
+        if parts := [other for other, part in losses.items() if other != name and _is_part(part, total)]:
+            logger.warning(
+                "The model returns %r beside %r, which it is computed from or equal to. All entries with 'loss' in"
+                " their name are added up, so the latter count twice: give them names without 'loss', or leave out the"
+                " total.",
+                name,
+                ", ".join(parts),
+            )
+            return
+
+
+def _is_part(part: Tensor, total: Tensor) -> bool:
+    if part.grad_fn is None:  # detached: it counts in the logs alone
+        may_equal = total.grad_fn is not None and part.shape == total.shape and simulation() is None
+        return may_equal and bool((part == total).all() and part.any())
+    goal = part.grad_fn, part.output_nr
+    seen, found = set(), [(total.grad_fn, total.output_nr)]
+    while found:
+        node = found.pop()
+        if node == goal:
+            return True
+        if node[0] is not None and node not in seen:
+            seen.add(node)
+            found.extend(node[0].next_functions)
+    return False
 
 
 def without_empty_mean(loss: Tensor, num_tokens: Any) -> Tensor:
@@ -205,7 +240,7 @@ class PairContract:
         if outputs.__class__ is Tensor and outputs.dim():
             if not self._is_checked and not torch.compiler.is_compiling():
                 self._is_checked = True
-                _refuse_broadcast(self._criterion, outputs, inputs[1] if len(inputs) == 2 else None)
+                _refuse_outputs(self._criterion, outputs, inputs[1] if len(inputs) == 2 else None)
             return self._criterion(outputs, inputs[1])
         return self._loss(outputs, inputs)
 
@@ -285,7 +320,9 @@ class _Undecided:
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             self._decided = loss
             if not is_of_model:
-                _refuse_broadcast(self._criterion, logits_of(outputs), target_of(inputs))
+                _refuse_outputs(self._criterion, logits_of(outputs), target_of(inputs))
+            elif (losses := losses_of(outputs)) is not None:
+                warn_of_parts(losses)
         return loss(outputs, inputs)
 
     def _loss_of_model(self, outputs: Any, inputs: Any) -> Any:
@@ -308,22 +345,49 @@ class _Undecided:
         return self._criterion(logits_of(outputs), target_of(inputs))
 
 
+_OF_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss)
 _ELEMENTWISE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.PoissonNLLLoss, nn.SoftMarginLoss)
 
 
-def _refuse_broadcast(criterion: Callable[..., Tensor], outputs: Any, target: Any) -> None:
-    """Raise if torch's loss would compare outputs (B, 1) and targets (B,) as (B, B): each output with every target."""
+def _refuse_outputs(criterion: Callable[..., Tensor], outputs: Any, target: Any) -> None:
+    """Raise if torch's loss would give a number for outputs and targets that do not fit it."""
     loss = inspect.unwrap(criterion)
-    if not (isinstance(loss, _ELEMENTWISE) and isinstance(outputs, Tensor) and isinstance(target, Tensor)):
+    if not (isinstance(outputs, Tensor) and isinstance(target, Tensor)):
         return
-    shapes = tuple(outputs.shape), tuple(target.shape)
+    if isinstance(loss, _OF_CLASSES):
+        _refuse_scores(type(loss).__name__, outputs, target)
+    elif isinstance(loss, _ELEMENTWISE):
+        _refuse_broadcast(type(loss).__name__, (tuple(outputs.shape), tuple(target.shape)))
+
+
+def _refuse_scores(loss: str, outputs: Tensor, target: Tensor) -> None:
+    """Raise for one score for each sample, of which the loss is 0 or that of one distribution over the batch."""
+    is_flat = outputs.dim() == target.dim() == 1
+    has_values = simulation() is None
+    is_distribution = is_flat and target.is_floating_point() and (not has_values or abs(float(target.sum()) - 1) < 1e-3)
+    if (is_flat and not is_distribution) or (outputs.dim() > 1 and outputs.shape[1] == 1):
+        raise ConfigError(
+            f"TrainingConfig.loss: {loss} takes a score for each class, and the outputs have the shape"
+            f" {tuple(outputs.shape)}, one score for each sample. For two classes return two scores, or set"
+            " loss='BCEWithLogitsLoss' with labels of type float and the shape of the outputs; for numbers to predict"
+            " set loss='MSELoss'."
+        )
+    if loss == "NLLLoss" and has_values and (largest := float(outputs.detach().max())) > 1e-3:
+        raise ConfigError(
+            "TrainingConfig.loss: NLLLoss takes logarithms of probabilities, which are at most 0, and the outputs go up"
+            f" to {largest:.3g}. Use CrossEntropyLoss, or end the model with log_softmax(dim=1)."
+        )
+
+
+def _refuse_broadcast(loss: str, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    """Raise if torch's loss would compare outputs (B, 1) and targets (B,) as (B, B): each output with every target."""
     try:
         compared = tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
     except RuntimeError:  # torch's own error
         return
     if compared not in shapes:
         raise ConfigError(
-            f"TrainingConfig.loss: {type(loss).__name__} of outputs of the shape {shapes[0]} and targets of the shape"
+            f"TrainingConfig.loss: {loss} of outputs of the shape {shapes[0]} and targets of the shape"
             f" {shapes[1]} would compare {compared}, each output with every target. Give both one shape: for"
             " example return outputs.squeeze(1) from the model, or make the targets two-dimensional."
         )

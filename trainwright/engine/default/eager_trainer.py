@@ -15,7 +15,7 @@ from trainwright.data.sampler import CyclicSampler
 from trainwright.engine.accumulation import TOKENS, mean_outputs
 from trainwright.engine.gradient_sync import average_before_own_steps, explained, gradient_sync
 from trainwright.engine.loop import TrainerBase
-from trainwright.engine.loss_fn import explain_forward, returned_losses, sum_losses, without_empty_mean
+from trainwright.engine.loss_fn import explain_forward, returned_losses, sum_losses, warn_of_parts, without_empty_mean
 from trainwright.engine.pipeline_step import PipelineStep, pipeline_settings, refuse_own_step
 from trainwright.engine.step import Step
 from trainwright.engine.update import Update, optimizer_calls
@@ -100,9 +100,7 @@ class EagerTrainer(TrainerBase):
         )
         if self._update.closure is not None:
             self._update.closure.recompute = lambda batch: self._train_micro_batch(self.model, batch)
-        self._loss_of: Callable[[Any, Any], Tensor] = sum_losses
-        if self._update.is_weighed:
-            self._loss_of = self._update.mean.loss_share
+        self._loss_of: Callable[[Any, Any], Tensor] = self._first_loss
         self._has_own_steps_averaged = False
 
     @property
@@ -236,6 +234,13 @@ class EagerTrainer(TrainerBase):
         self.backward(loss)
         self.phases.backward += time.perf_counter() - start
         return outputs
+
+    def _first_loss(self, outputs: Any, batch: Any) -> Tensor:
+        """The loss of the first micro-batch, which also chooses how the next ones get theirs."""
+        self._loss_of = self._update.mean.loss_share if self._update.is_weighed else sum_losses
+        loss = self._loss_of(outputs, batch)
+        warn_of_parts(outputs)
+        return loss
 
     def _end_window(self, outputs: list[Mapping[str, Any]], data_time: float) -> None:
         # before the update: an output may be a parameter
