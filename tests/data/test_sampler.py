@@ -177,6 +177,8 @@ def test_data_without_samples_or_length_are_named(sampler_class):
 
     with pytest.raises(DataError, match=r"generator has no len\(\).*define __len__ and __getitem__"):
         sampler_class((x for x in "ab"), 4)
+    with pytest.raises(DataError, match=r"len\(\) of the data set Wrong failed: 'float' object"):
+        sampler_class(type("Wrong", (), {"__len__": lambda self: 2.0})(), 4)
 
 
 def test_wrong_arguments_are_all_named():

@@ -3,13 +3,14 @@
 import gc
 import logging
 import weakref
+from typing import Any
 
 import pytest
 
-from trainwright.config.errors import ConfigTypeError
+from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.engine.loop import TrainerBase
 from trainwright.events import get_event_storage, has_event_storage
-from trainwright.hooks import CallbackHook, HookBase
+from trainwright.hooks import Callback, CallbackHook, HookBase
 
 
 class Recorder(HookBase):
@@ -138,6 +139,27 @@ def test_nothing_to_train_says_so_and_calls_no_hook(caplog: pytest.LogCaptureFix
 def test_something_that_is_no_hook_is_refused() -> None:
     with pytest.raises(ConfigTypeError, match="HookBase"):
         Trainer([]).register_hooks([print])  # type: ignore[list-item]
+    with pytest.raises(ConfigTypeError, match=r"pass a list: \[Recorder"):
+        Trainer([]).register_hooks(Recorder([]))  # type: ignore[arg-type]
+    with pytest.raises(ConfigTypeError, match="add_callback"):
+        Trainer([]).register_hooks([Callback()])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    ("moment", "call", "error"),
+    [
+        ("after_train", lambda trainer: trainer.train(2, 4), "train.. was called while this trainer trains"),
+        ("before_step", lambda trainer: trainer.register_hooks([HookBase()]), "Register it before train"),
+    ],
+)
+def test_a_hook_neither_trains_again_nor_adds_a_hook_to_steps_that_have_begun(
+    moment: str, call: Any, error: str
+) -> None:
+    trainer = Trainer([])
+    trainer.register_hooks([CallbackHook(**{moment: call})])
+    for _ in range(2):  # the second begins like the first
+        with pytest.raises(RuntimeError if moment == "after_train" else ConfigError, match=error):
+            trainer.train(0, 2)
 
 
 def test_a_trainer_is_freed_without_the_garbage_collector() -> None:

@@ -461,7 +461,7 @@ def test_a_resume_without_the_setting_is_a_warning_and_one_that_adds_it_an_error
 ) -> None:
     config(tmp_path / "with", {"decay": 0.5}).train()
     config(tmp_path / "with", None, resume=True, train_iter=STEPS + 1).train()
-    assert "holds state that no checkpointable of this run loads: training_weights" in caplog.text
+    assert "holds state that no checkpointable of this run loads: training_weights. Set ema" in caplog.text
     config(tmp_path / "without", None).train()
-    with pytest.raises(CheckpointError, match="has no state of training_weights"):
+    with pytest.raises(CheckpointError, match="has no state of training_weights, because it was saved without ema"):
         config(tmp_path / "without", {"decay": 0.5}, resume=True)

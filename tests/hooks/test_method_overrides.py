@@ -316,4 +316,7 @@ def test_a_method_that_cannot_be_called_is_refused_and_a_misspelt_one_named(capl
         CallbackList(Callback())  # type: ignore[arg-type]
     TrainerBase().register_hooks([Misspelt()])
     (record,) = caplog.records
+    caplog.clear()
+    CallbackList([type("Forgetful", (Callback,), {"state_dict": lambda self: {}})()])
+    assert "Forgetful has state_dict, but no load_state_dict: its state is not saved" in caplog.text
     assert record.getMessage() == "Misspelt.after_stp is never called: hooks have after_step."

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from tests.ranks import on_ranks
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError
 from trainwright.data import build_image_test_loader, build_image_train_loader
 from trainwright.hooks import Callback
-from trainwright.parallel.rank_checks import check_same_model, check_same_settings
+from trainwright.parallel.rank_checks import check_same_model, check_same_settings, data_size
 
 
 def message(call: Any, *arguments: Any) -> str:
@@ -52,6 +52,17 @@ def test_what_differs_is_named_with_both_values() -> None:
         for text, (_, expected) in zip(found, cases, strict=True):
             assert text[: len(expected)] == expected
             assert expected or not text
+
+
+def split_of_rank() -> list[str]:
+    splits = [Subset(range(8), [0, place]) for place in (1, 1 + rank())]
+    return [message(check_same_settings, {"data": data_size(split)}) for split in splits]
+
+
+def test_a_split_that_each_process_draws_by_itself_is_refused() -> None:
+    for same, other in on_ranks(split_of_rank):
+        assert not same
+        assert other.startswith("data: '2 samples, whose indices have the checksum ")
 
 
 def models_of_rank() -> list[str]:

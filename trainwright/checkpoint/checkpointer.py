@@ -45,6 +45,7 @@ from trainwright.checkpoint.state_files import (
     MODEL,
     MODEL_FILES,
     RESERVED_NAMES,
+    TRAINING_WEIGHTS,
     Stateful,
     check_state,
     lay_out_as_parameters,
@@ -418,8 +419,9 @@ class Checkpointer:
         unused = [name for name in held if name not in self.checkpointables]
         if unused and path != self._warned_of and dist.is_main_process():
             logger.warning(
-                "%s: holds state that no checkpointable of this run loads: %s. add_checkpointable loads it.",
-                path, ", ".join(unused),
+                "%s: holds state that no checkpointable of this run loads: %s. %s", path, ", ".join(unused),
+                "Set ema as before: its weights are an average, and the training now continues from that."
+                if unused == [TRAINING_WEIGHTS] else "add_checkpointable loads it.",
             )  # fmt: skip
         self._warned_of = path
 
@@ -490,6 +492,11 @@ class Checkpointer:
         held, weights, states = contents.held, contents.weights, contents.states
         with raised_together():
             missing = [name for name in wanted if name not in held]
+            if missing == [TRAINING_WEIGHTS]:
+                raise CheckpointError(
+                    f"{path}: has no state of {TRAINING_WEIGHTS}, because it was saved without ema. Leave out ema, or"
+                    " start a new run from its weights (init_weights_from, train.load_weight)."
+                )
             if missing:
                 raise CheckpointError(
                     f"{path}: has no state of {', '.join(missing)}; it holds {', '.join(held) or 'only the model'}. "

@@ -33,6 +33,7 @@ from trainwright.checkpoint.shard_index import tensor_files
 from trainwright.checkpoint.shards import ShardReader, StoredTensor
 
 MODEL = "model"  # the state of the module itself
+TRAINING_WEIGHTS = "training_weights"  # state: beside an average of them
 EXTRA = "extra"  # the keyword arguments of Checkpointer.save
 MODEL_EXTRA = "model_extra"  # what modules return from get_extra_state, unless it is a tensor
 MODEL_FILES = (WEIGHTS_NAME, f"{MODEL_EXTRA}.json", f"{MODEL_EXTRA}.safetensors")

@@ -149,7 +149,8 @@ def _as_column(name: str, column: Any) -> Tensor:
             ) from error
     if isinstance(column, Tensor) and column.ndim:
         return column
+    what = "" if getattr(column, "ndim", 1) else " without a dimension"
+    fix = "to_numpy() of it" if hasattr(column, "to_numpy") else "torch.tensor(list)"
     raise ConfigTypeError(
-        f"{where}: got {type(column).__name__}{' without a dimension' if hasattr(column, 'ndim') else ''}; a column is"
-        " a tensor or a numpy array (N, ...). torch.tensor(list) makes one."
+        f"{where}: got {type(column).__name__}{what}; a column is a tensor or a numpy array (N, ...). {fix} makes one."
     )

@@ -37,8 +37,10 @@ def data_fault(data: Any) -> str | None:
         return (
             f"got a {kind}, which has columns by index; pass ColumnDataset(**{{n: data[n].to_numpy() for n in data}})."
         )
-    if isinstance(data, Mapping) and data and all(map(_is_array, data.values())):
-        return f"got a {kind} of arrays; pass ColumnDataset(**data)."
+    if isinstance(data, type):
+        return f"got the class {data.__name__}; pass an object of it, {data.__name__}(...)."
+    if isinstance(data, Mapping) and (fault := columns_fault(data)) is not None:
+        return fault
     if isinstance(data, Mapping) and "train" in data:
         return f"got a {kind} of data sets; pass one of them: data['train']."
     if isinstance(data, tuple | list) and len(data) > 1 and all(map(_is_array, data)):
@@ -51,6 +53,22 @@ def data_fault(data: Any) -> str | None:
                 " samples; pass torch.utils.data.TensorDataset(inputs, labels)."
             )
     return None
+
+
+def columns_fault(data: Mapping[Any, Any]) -> str | None:
+    """Why a mapping has no data sets by name but the columns of one; None if it may have data sets."""
+    if data and all(map(_is_array, data.values())):
+        return f"got a {type(data).__name__} of arrays; pass ColumnDataset(**data)."
+    if data and all(isinstance(column, list) and column and _is_number(column[0]) for column in data.values()):
+        return (
+            f"got a {type(data).__name__} of lists of numbers; pass"
+            " ColumnDataset(**{name: torch.tensor(values) for name, values in data.items()})."
+        )
+    return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) or (isinstance(value, list) and bool(value) and _is_number(value[0]))
 
 
 def _is_array(value: Any) -> bool:
@@ -138,6 +156,18 @@ _FIXES = {
         r"Class labels are whole numbers, and these are \1: convert them with labels.long(). For numbers to predict,"
         r" use a loss such as MSELoss."
     ),
+    r"argument 'target' \(position 2\) must be Tensor, not (\w+)": (
+        r"The labels of the batch are a \1: labels are tensors. Give numbers for them in the data set, for example the"
+        r" place of each text in the list of all classes."
+    ),
+    r"all elements of (?:input|target) should be between 0 and 1": (
+        "BCELoss takes probabilities and labels between 0 and 1: use BCEWithLogitsLoss for scores, or end the model"
+        " with a sigmoid."
+    ),
+    r"backward through the graph a second time": (
+        "A tensor of an earlier step is part of this loss: detach() what is kept from one step to the next, and inputs"
+        " of the data set that were computed with gradients."
+    ),
     r"0D or 1D target tensor expected": (
         "Class labels have the shape (B,), one for each sample: use labels.squeeze(1) for (B, 1), and"
         " labels.argmax(1) for one column per class."
@@ -151,11 +181,12 @@ _FIXES = {
         r" mixed_precision='fp16' or 'bf16' (train.amp.enabled=true in config files)."
     ),
     r"mat1 and mat2 must have the same dtype, but got (\w+) and (\w+)": (
-        r"The inputs are \1 and the model's weights are \2: convert the inputs, for example with inputs.float(), or"
-        r" exchange inputs and labels, if these are the labels."
+        r"The inputs are \1 and the model's weights are \2: give both one type, for example with inputs.float() and"
+        r" model.float(), or exchange inputs and labels, if these are the labels."
     ),
     r"Input type \((?:torch\.)?(\w+)\) and (?:bias|weight) type \((?:torch\.)?(\w+)\) should be the same": (
-        r"The inputs are \1 and the model's weights are \2: convert the inputs, for example with inputs.float()."
+        r"The inputs are \1 and the model's weights are \2: give both one type, for example with inputs.float() and"
+        r" model.float()."
     ),
     r"mat1 and mat2 shapes cannot be multiplied \((\d+)x(\d+) and (\d+)x(\d+)\)": (
         r"A layer expects \3 features and receives \2: change the layer's in_features, or the shape of its input."

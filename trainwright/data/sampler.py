@@ -459,6 +459,8 @@ def _num_samples(where: str, dataset: Any) -> int:
     try:
         num_samples = len(dataset)
     except TypeError as error:
+        if hasattr(dataset, "__len__"):
+            raise DataError(f"{where}: len() of the data set {type(dataset).__name__} failed: {error}.") from error
         fix = "define __len__ and __getitem__."
         if inspect.isfunction(dataset):
             fix += " For a generator function, pass an object whose __iter__ is the generator (a stream)."

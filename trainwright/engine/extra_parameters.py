@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from trainwright._torch_compat.norm_layers import BATCH_NORMS
 from trainwright.config.errors import ConfigError
 from trainwright.engine.gradient_sync import average_gradients
 from trainwright.optim.named import each_optimizer, load_state
@@ -89,12 +90,21 @@ def synchronized(model: nn.Module, optimizer: Optimizer, finish: Callable[[], No
 
 
 def log_untrained(model: nn.Module, optimizer: Optimizer | None, loss: Any = None) -> None:
-    """Log the trainable parameters of model and loss that are in no group of the optimizer."""
+    """Log the trainable parameters of model and loss that are in no group of the optimizer.
+
+    Raises:
+        ConfigError: it holds none of the model's.
+    """
     if optimizer is None:
         return
     trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     names = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in trained]
     own = {id(parameter) for parameter in model.parameters()}
+    if names and own.isdisjoint(trained):
+        raise ConfigError(
+            f"The optimizer {type(optimizer).__name__} holds none of the model's parameters, so no step would change"
+            " them. Build it with model.parameters() of this model, after the model is complete."
+        )
     of_loss = [p for p in loss.parameters() if p.requires_grad] if isinstance(loss, nn.Module) else []
     if names:
         is_replaced = not trained <= own.union(map(id, of_loss))
@@ -111,6 +121,18 @@ def log_untrained(model: nn.Module, optimizer: Optimizer | None, loss: Any = Non
             "The loss %s has %d trainable parameters that the optimizer does not hold: they are not trained. Pass an"
             " optimizer of the parameters of both, or set requires_grad=False on these.",
             type(loss).__name__, len(untrained),
+        )  # fmt: skip
+
+
+def log_modes(model: nn.Module, *, freezes_bn: bool) -> None:
+    """Log layers of a model in training mode that are in evaluation mode: the training sets all to training mode."""
+    layers = [(n, m) for n, m in model.named_modules() if not m.training and not next(m.children(), None)]
+    layers = [(n, m) for n, m in layers if not (freezes_bn and isinstance(m, BATCH_NORMS))]
+    if model.training and layers:
+        logger.warning(
+            "%s (%s) is in evaluation mode, and is trained in training mode, as all layers are. freeze_bn=True keeps"
+            " the statistics of batch normalization; for another layer override set_train_mode.",
+            layers[0][0], type(layers[0][1]).__name__,
         )  # fmt: skip
 
 

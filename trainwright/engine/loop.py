@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from trainwright.config.errors import ConfigTypeError, UserError
+from trainwright.config.errors import ConfigError, ConfigTypeError, UserError
 from trainwright.config.foreign_names import attribute_hint
 from trainwright.data.errors import add_fix
 from trainwright.events.phases import PhaseTimes
@@ -91,11 +91,19 @@ class TrainerBase:
 
     def register_hooks(self, hooks: Iterable[HookBase | None]) -> None:
         """Add hooks, called in this order. None is ignored, so that a list may contain optional hooks."""
+        if isinstance(hooks, HookBase):
+            raise ConfigTypeError(f"register_hooks: got one hook; pass a list: [{type(hooks).__name__}(...)].")
+        if self._stepper is not None:
+            raise ConfigError(
+                "register_hooks: the steps have begun, and would not call it. Register it before train()."
+            )
         for hook in hooks:
             if hook is None:
                 continue
             if not isinstance(hook, HookBase):
-                raise ConfigTypeError(f"register_hooks: got {hook!r}; a hook must be a HookBase.")
+                is_callback = hasattr(hook, "on_epoch_end")
+                hint = "callbacks are added with add_callback(...)" if is_callback else "a hook must be a HookBase"
+                raise ConfigTypeError(f"register_hooks: got {hook!r}; {hint}.")
             check_methods(hook, MOMENTS, "hooks")
             hook.trainer = weakref.proxy(self)  # a plain reference would make a cycle that outlives the training
             self._hooks.append(hook)
@@ -163,9 +171,8 @@ class TrainerBase:
             return
 
         self.is_ended = False
-        with EventStorage(self.start_iter) as self.storage:
+        with self._alone(), EventStorage(self.start_iter) as self.storage:
             try:
-                self._is_training = True
                 watch_training(self)
                 meet("train")
                 self.before_train()
@@ -181,7 +188,7 @@ class TrainerBase:
                 self._after_failure(error)
                 raise
             finally:
-                self._is_training, self._has_trained = False, True
+                self._has_trained = True
                 self._stepper = None  # it may be the trainer itself: avoids a reference cycle
             try:
                 self.after_train()
@@ -191,6 +198,14 @@ class TrainerBase:
                     "Training failed in its last evaluation, save or hook: %s", error, exc_info=cause, extra=FILE_ONLY
                 )
                 raise
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        self._is_training = True  # until the last hook is done
+        try:
+            yield
+        finally:
+            self._is_training = False
 
     def prepare_steps(self) -> Callable[[], None]:
         """Restore the state of a resumed run, and return the call that makes a step."""

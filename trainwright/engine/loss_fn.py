@@ -234,7 +234,11 @@ class PairContract:
         self._is_checked = False
 
     def compute_loss(self, model: Any, inputs: Any) -> Any:
-        outputs = model(inputs[0])
+        try:
+            outputs = model(inputs[0])
+        except TypeError as error:
+            _explain_pair(error, model)
+            raise
         if self._record_outputs is not None:
             self._record_outputs(outputs)
         if outputs.__class__ is Tensor and outputs.dim():
@@ -243,6 +247,19 @@ class PairContract:
                 _refuse_outputs(self._criterion, outputs, inputs[1] if len(inputs) == 2 else None)
             return self._criterion(outputs, inputs[1])
         return self._loss(outputs, inputs)
+
+
+def _explain_pair(error: TypeError, model: nn.Module) -> None:
+    """Raise a clear error in place of ``error`` if the model needs more than the first item of a pair."""
+    signature = inspect.signature(model.forward)
+    try:
+        signature.bind(None)
+    except TypeError as mismatch:
+        raise ConfigTypeError(
+            f"{type(model).__name__}.forward{signature} is called with the inputs of a pair (inputs, target) alone:"
+            f" {mismatch}. Give the fields of a sample the names of forward's parameters: ColumnDataset(name=...), or a"
+            " dict for each sample."
+        ) from error
 
 
 class TargetsContract:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from trainwright.config.lazy.lazy_config import try_get_key
 from trainwright.parallel.precision import autocast_dtype
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def spec_of_cfg(cfg: "DictConfig", device: torch.device) -> RunSpec:
         "gradient_checkpointing": train.activation_checkpoint.enabled,
         "zero_gather_precision": train.zero_optimization.gather_precision,
         "graph": cfg.graph.enabled,
-        "learning_rate": (cfg.get("optim") or {}).get("lr"),
+        "learning_rate": try_get_key(cfg, "optim.lr"),
     }
     return _spec(settings)
 

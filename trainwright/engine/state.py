@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Any, Protocol, runtime_checkable
 
 from trainwright.checkpoint.optimizer_state import inner_optimizers
+from trainwright.checkpoint.state_files import TRAINING_WEIGHTS
 from trainwright.config.errors import ConfigError
 from trainwright.data.seeding import random_state, set_random_state
 from trainwright.engine.extra_parameters import (
@@ -82,7 +83,7 @@ class TrainingState:
         there = {name: part for name, part in parts.items() if part is not None}
         there |= {key: one for name, part in parts.items() for key, one in inner_optimizers(name, part).items()}
         self._classes = {name: type(part).__name__ for name, part in there.items()}
-        return {"trainer": self, **there, **({} if average is None else {"training_weights": average})}
+        return {"trainer": self, **there, **({} if average is None else {TRAINING_WEIGHTS: average})}
 
     def before_save(self) -> None:
         """Called by the checkpointer on every process, before states are read."""

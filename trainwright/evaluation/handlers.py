@@ -365,7 +365,12 @@ class FunctionHandler(MetricsHandler):
         name = getattr(self._function, "__name__", type(self._function).__name__)
         if not isinstance(found, Mapping):
             raise EvaluationError(f"metrics_handler: {name} returned {type(found).__name__}; it must return a dict.")
-        return {key: float(value) for key, value in found.items()}
+        try:
+            return {key: float(value) for key, value in found.items()}
+        except (TypeError, ValueError) as error:
+            raise EvaluationError(
+                f"metrics_handler: {name} returned {dict(found)!r:.200}; each value must be one number ({error})."
+            ) from error
 
 
 def _check_signature(function: Callable[..., Any]) -> None:

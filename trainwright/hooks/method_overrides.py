@@ -48,6 +48,10 @@ def check_methods(owner: object, moments: Iterable[str], what: str) -> None:
     for name in vars(kind):
         if not hasattr(base, name) and (near := get_close_matches(name, moments, 1, 0.85)):
             logger.warning("%s.%s is never called: %s have %s.", kind.__name__, name, what, near[0])
+    has = {name: hasattr(owner, name) for name in ("state_dict", "load_state_dict")}
+    if len(set(has.values())) > 1:
+        given, missing = sorted(has, key=has.__getitem__, reverse=True)
+        logger.warning("%s has %s, but no %s: its state is not saved.", kind.__name__, given, missing)
 
 
 def check_arguments(owner: object, names: Iterable[str]) -> None:

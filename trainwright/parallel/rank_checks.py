@@ -7,8 +7,9 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
 from trainwright.config.errors import ConfigError
 from trainwright.parallel.dist import all_gather_object, get_world_size
@@ -58,6 +59,10 @@ def data_size(data: Any, *, is_whole: bool = False) -> Any:
     try:
         if isinstance(data, DataLoader):  # a process may have a loader of its share
             return f"{len(data)} batches" if is_whole else "given"
+        indices = np.asarray(data.indices) if isinstance(data, Subset) and get_world_size() > 1 else None
+        if indices is not None and indices.dtype.kind in "iu":  # a split that each process draws by itself
+            checksum = hashlib.sha256(indices.tobytes()).hexdigest()[:8]
+            return f"{len(data)} samples, whose indices have the checksum {checksum}"
         return f"{len(data)} samples"
     except (TypeError, NotImplementedError):  # a stream
         return "given"

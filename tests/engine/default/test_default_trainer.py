@@ -272,6 +272,12 @@ def test_a_resume_without_a_checkpoint_says_that_it_begins_again(
         ({"model": LazyCall(data)()}, ConfigTypeError, r"model: got Samples.*torch\.nn\.Module"),
         ({"model": {"width": 4}}, ConfigTypeError, r"model: has no _target_.*LazyCall\(Net\)"),
         ({"dataloader.train": None}, ConfigError, "dataloader.train: missing"),
+        ({"dataloader.train": LazyCall(data)()}, ConfigTypeError, "got Samples, a data set; .*build_image_train"),
+        (
+            {"dataloader.train": LazyCall(DataLoader)(dataset=LazyCall(data)(), batch_size=4)},
+            ConfigError,
+            "its batches have 4 samples, and train.train_micro_batch_size=8",
+        ),
         ({"train.evaluation.evaluator": LazyCall(data)()}, ConfigTypeError, "evaluator: got Samples"),
         ({"train.global_batch_size": 64}, ConfigError, "got 64, but the training set has 32 samples"),
         ({"train.global_batch_size": 9}, ConfigError, "divisible"),
@@ -287,6 +293,21 @@ def test_parts_that_do_not_fit_are_refused_before_training(
         OmegaConf.update(cfg, key, value, merge=False)
     with pytest.raises(error, match=message):
         DefaultTrainer(cfg)
+
+
+def test_an_optimizer_of_another_model_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    cfg, model = config(tmp_path), Model()
+    cfg.model, cfg.optim = model, torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = DefaultTrainer(cfg)  # sections may be objects
+    trainer.train()
+    assert trainer.optimizer.param_groups[0]["initial_lr"] == 0.1
+    cfg.model = Model()
+    with pytest.raises(ConfigError, match="SGD holds none of the model's parameters"):
+        DefaultTrainer(cfg).train()
+    trainer = DefaultTrainer(config(tmp_path))
+    trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.1)
+    with pytest.raises(ConfigError, match="optimizer was assigned, without effect"):
+        trainer.train()
 
 
 def test_an_evaluator_of_ones_own_decides_the_best(tmp_path: Path) -> None:

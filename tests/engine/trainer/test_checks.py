@@ -3,6 +3,7 @@
 import copy
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from trainwright import Trainer, TrainingConfig
 from trainwright.checkpoint import verify
 from trainwright.config.errors import ConfigError, ConfigTypeError
-from trainwright.evaluation import EvaluationError
+from trainwright.evaluation import EvaluationError, TorchMetricsHandler
 from trainwright.hooks import Callback
 
 INPUTS = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
@@ -39,6 +40,18 @@ def test_parts_of_a_wrong_kind_are_reported_all_at_once(tmp_path: Path) -> None:
         Trainer(make(), config(tmp_path), DATA, data_collator=3, metrics_handler=3, model_card="hi")
     with pytest.raises(ConfigTypeError, match=r"train_dataset: .*DataLoader.*train_dataloader"):
         Trainer(make(), config(tmp_path), DataLoader(DATA))
+    parts = {"optimizer": torch.optim.Adam, "metrics_handler": TorchMetricsHandler, "data_collator": Trainer}
+    for name, part in parts.items():
+        with pytest.raises(ConfigTypeError, match=rf"{name}: got the class {part.__name__}, not an object of it"):
+            Trainer(make(), config(tmp_path), DATA, **{name: part})
+    with pytest.raises(ConfigTypeError, match=r"optimizer: got 'adam'.*TrainingConfig\(optimizer='adam'\)"):
+        Trainer(make(), config(tmp_path), DATA, optimizer="adam")
+    with pytest.raises(ConfigTypeError, match=r"model: got the class Linear.*\n.*train_dataset: got None"):
+        Trainer(nn.Linear, config(tmp_path))
+    with pytest.raises(ConfigTypeError, match=r"train_dataset: got the class TensorDataset; pass an object"):
+        Trainer(make(), config(tmp_path), TensorDataset)
+    with pytest.raises(ConfigTypeError, match=r"'train_data'. Did you mean 'train_dataset'"):
+        Trainer(make(), config(tmp_path), train_data=DATA)
     with pytest.raises(ConfigTypeError, match=r"train_dataloader: got TensorDataset, a data set"):
         Trainer(make(), config(tmp_path), train_dataloader=DATA)
     with pytest.raises(ConfigTypeError, match=r"eval_dataloader: got generator, an iterator"):
@@ -103,6 +116,41 @@ def test_settings_beside_a_part_that_is_given_are_one_warning(tmp_path: Path, ca
         assert part in warning
     trainer.train()
     assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+def test_data_and_settings_that_are_not_used_are_warnings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    loader = DataLoader(DATA, 4, shuffle=True, drop_last=True)
+    settings = config(tmp_path, metrics=["F1Score"], dataloader_shuffle=False)
+    handler = {"metrics_handler": lambda predictions, labels: {"share": 1.0}}
+    trainer = Trainer(make(), settings, DATA, train_dataloader=loader, eval_dataloader=loader, **handler)
+    trainer.predict(loader)
+    warned = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    for text, parts in zip(
+        ("train_dataset is not read", "eval_dataloader leaves out", "without effect", "predict: the loader shuffles"),
+        ((), (), ("metrics=['F1Score']", "dataloader_shuffle=False"), ()),
+        strict=True,
+    ):
+        (found,) = [one for one in warned if text in one]
+        assert all(part in found for part in parts)
+
+
+def test_a_layer_in_evaluation_mode_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2))
+    model[1].eval()
+    for freezes in (True, False):
+        Trainer(model, config(tmp_path, freeze_bn=freezes, num_epochs=1), DATA).train()
+        assert ("1 (BatchNorm1d) is in evaluation mode" in caplog.text) == (not freezes)
+
+
+def test_labels_of_model_and_data_are_the_same(tmp_path: Path) -> None:
+    def with_labels(owner: Any, *labels: str) -> Any:
+        owner.config = SimpleNamespace(id2label=dict(enumerate(labels)))
+        return owner
+
+    data = with_labels(TensorDataset(INPUTS, LABELS), "cat", "dog")
+    Trainer(with_labels(make(), "cat", "dog", "owl"), config(tmp_path), data, data)
+    with pytest.raises(ConfigError, match=r"label 'cat' is 0 in TensorDataset, and 1 in the model"):
+        Trainer(with_labels(make(), "dog", "cat"), config(tmp_path), DATA, data)
 
 
 PLATEAU = {"name_": "ReduceLROnPlateau", "patience": 0, "factor": 0.5, "threshold": 10.0, "mode": "min"}  # never better
@@ -329,6 +377,11 @@ def test_a_function_is_enough_for_metrics_of_ones_own(tmp_path: Path) -> None:
     assert set(calls) == {20}  # all samples at once
     with pytest.raises(EvaluationError, match="returned NoneType; it must return a dict"):
         Trainer(make(), config(tmp_path / "b"), DATA, DATA, metrics_handler=lambda p, t: None).train()
+    for value in (torch.zeros(2), "good"):
+        with pytest.raises(EvaluationError, match=r"returned \{'share': .*each value must be one number"):
+            Trainer(
+                make(), config(tmp_path / "b"), DATA, metrics_handler=lambda p, t, value=value: {"share": value}
+            ).evaluate(DATA)
 
 
 def test_a_metric_function_with_other_parameters_is_refused_before_the_training(tmp_path: Path) -> None:
@@ -409,6 +462,20 @@ def test_arrays_are_no_data_set(tmp_path: Path) -> None:
     for arrays in ((INPUTS, LABELS), (INPUTS.numpy(), LABELS.numpy()), [INPUTS, LABELS]):
         with pytest.raises(ConfigTypeError, match=r"shapes \(20, 4\) and \(20,\), .*TensorDataset\(inputs, labels\)"):
             Trainer(make(), config(tmp_path), arrays)
+    columns = {"x": INPUTS.tolist(), "labels": LABELS.tolist()}
+    with pytest.raises(ConfigTypeError, match=r"dict of lists of numbers; pass ColumnDataset\(.*torch.tensor"):
+        Trainer(make(), config(tmp_path), columns)
+    with pytest.raises(ConfigTypeError, match=r"dict of arrays; pass ColumnDataset"):
+        Trainer(make(), config(tmp_path), DATA).evaluate({"x": INPUTS, "labels": LABELS})
+
+
+@pytest.mark.parametrize("name", ["model", "optimizer"])
+def test_a_part_that_is_assigned_is_no_part_of_the_steps(name: str, tmp_path: Path) -> None:
+    trainer = Trainer(make(), config(tmp_path), DATA)
+    other = {"model": make(), "optimizer": torch.optim.SGD(trainer.model.parameters(), lr=0.5)}
+    setattr(trainer, name, other[name])
+    with pytest.raises(ConfigError, match=rf"Trainer.{name} was assigned, without effect"):
+        trainer.train()
 
 
 @pytest.mark.parametrize("kind", ["pairs", "fields"])

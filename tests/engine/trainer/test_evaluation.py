@@ -22,6 +22,7 @@ from tests.engine.trainer.contracts import (
 )
 from tests.torchrun import torchrun
 from trainwright import Trainer, TrainingConfig, get_event_storage
+from trainwright.config.errors import ConfigError
 from trainwright.data import ColumnDataset
 from trainwright.engine.trainer.evaluation import EvalResults, MeanLoss, results_of_logs
 from trainwright.evaluation import EvaluationError
@@ -155,6 +156,8 @@ def test_a_named_metric_without_labels_or_scores_is_an_error(tmp_path: Path) -> 
         Trainer(Acts(("logits",)), config(tmp_path, metrics=["Accuracy"]), data).evaluate(data)
     with pytest.raises(EvaluationError, match=r"no scores; there are loss\..*'logits'"):
         Trainer(Acts(()), config(tmp_path, metrics=["Accuracy"]), data).evaluate(data)
+    with pytest.raises(ConfigError, match=r"label_names: the batch has no field 'action'. Did you mean 'actions'"):
+        Trainer(Acts(("logits",)), config(tmp_path, label_names=["action"]), data).evaluate(data)
     assert Trainer(Acts(("logits",)), config(tmp_path), data).evaluate(data).keys() == {"loss"}
 
 

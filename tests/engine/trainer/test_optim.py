@@ -166,3 +166,12 @@ def test_the_schedule_runs_over_the_true_number_of_updates(tmp_path: Path) -> No
     trainer.train()
     assert rates == pytest.approx([0.0, 0.005, 0.01, 0.0075, 0.005, 0.0025])
     assert trainer.lr_scheduler.get_last_lr() == [0.0]
+
+
+@pytest.mark.parametrize(("steps", "is_named"), [(5, False), (6, True), (1.0, True)])
+def test_a_warm_up_as_long_as_the_run_is_a_warning(
+    steps: float, is_named: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {"lr_scheduler_type": "linear", "gradient_accumulation_steps": 3, "warmup_steps": steps}
+    Trainer(contracts.make(contracts.Net), contracts.config(tmp_path, **settings), contracts.PAIRS)
+    assert ("the warm-up takes 6 updates, and there are 6" in caplog.text) == is_named

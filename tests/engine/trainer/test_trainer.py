@@ -93,7 +93,9 @@ def test_a_given_loader_is_used_as_it_is(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_trained_is_said_before_the_first_step(tmp_path: Path) -> None:
-    with pytest.raises(ConfigTypeError, match=r"(?s)Trainer.model: got int.*Trainer.config: got dict.*train_dataset"):
+    with pytest.raises(
+        ConfigTypeError, match=r"(?s)Trainer.model: got 3 .int.*Trainer.config: got dict.*train_dataset"
+    ):
         Trainer(3, {})
     with pytest.raises(ConfigError, match="no trainable parameter"):
         Trainer(make(Net).requires_grad_(False), config(tmp_path), PAIRS)
@@ -191,10 +193,16 @@ def test_a_step_without_a_loss_is_an_error(tmp_path: Path) -> None:
         def train_step(self, model: Any, inputs: Any) -> Any:
             super().train_step(model, inputs)
 
+    class OtherName(Trainer):
+        def train_step(self, model: Any, inputs: Any) -> Any:
+            return {"loss": super().train_step(model, inputs)["step_loss"]}
+
     with pytest.raises(ConfigError, match=r"NoLoss.compute_loss .*NoneType"):
         NoLoss(make(Net), config(tmp_path), PAIRS).train()
     with pytest.raises(ConfigError, match=r"NoLogs.train_step returned NoneType; it must return a dict"):
         NoLogs(make(Net), config(tmp_path), PAIRS).train()
+    with pytest.raises(ConfigError, match=r"OtherName.train_step returned 'loss'; the loss of a step is \"step_loss\""):
+        OtherName(make(Net), config(tmp_path), PAIRS).train()
 
 
 def test_every_override_point_is_called_where_the_document_says(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.hooks.callbacks.conftest import METHODS, Recorder, SmallTrainer
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError
-from trainwright.hooks import Callback, CallbackList, RunCallbacks
+from trainwright.hooks import Callback, CallbackList, HookBase, RunCallbacks, TrainerControl
 
 
 def test_there_are_twelve_methods() -> None:
@@ -24,6 +24,13 @@ def test_callbacks_know_model_optimizer_and_control_also_those_that_come_later()
         assert callback.model is trainer.model
         assert callback.optimizer is trainer.optimizer
         assert callback.trainercontrol is trainer.bridge.control
+
+
+def test_a_flag_that_there_is_not_is_refused() -> None:
+    with pytest.raises(AttributeError, match=r"trainercontrol.should_stop: .*should_training_stop"):
+        TrainerControl().should_stop = True  # type: ignore[attr-defined]
+    with pytest.raises(ConfigTypeError, match="register_hooks"):
+        CallbackList([HookBase()])  # type: ignore[list-item]
 
 
 class First(Recorder):

@@ -34,6 +34,7 @@ from trainwright.engine.default.setup import (
     call_with_known,
     changed_settings,
     check_eval_metric,
+    check_loader,
     check_num_layers,
     extend_schedules,
     iterations_per_epoch,
@@ -138,6 +139,7 @@ class DefaultTrainer(RunMethods):
         with real_tensors():  # in an estimate, too
             built = self.build_train_loader(cfg, self.tokenizer)
             self.train_loader: Any = built[0] if isinstance(built, tuple | list) else built
+            check_loader(self.train_loader, cfg.train.train_micro_batch_size)
             limit_data(cfg.train, self.train_loader)
             self.test_loader: Any = self.build_test_loader(cfg, self.tokenizer)
             sizes = {place: data_size(getattr(one, "dataset", None)) for place, one in enumerate(self.test_loader)}
@@ -557,6 +559,11 @@ class DefaultTrainer(RunMethods):
         """Settings that ``self._trainer``, perhaps the user's replacement, was not built with."""
         stepper, steps = self._trainer, self.cfg.train.num_accumulation_steps
         kind, own_steps = type(stepper).__name__, getattr(stepper, "grad_acc_steps", None)
+        if stepper is self._built_stepper and self.optimizer is not stepper.optimizer:
+            raise ConfigError(
+                "DefaultTrainer.optimizer was assigned, without effect on the steps: override build_optimizer, or set"
+                " cfg.optim."
+            )
         if is_overridden(self, "train_step") and not self._has_own_step:
             raise ConfigError("DefaultTrainer.train_step: was assigned after __init__; override it in a subclass.")
         if self._has_own_step and getattr(stepper, "has_own_run_step", lambda: True)():

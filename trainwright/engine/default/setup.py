@@ -16,9 +16,10 @@ from typing import Any, Self
 
 import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
+from torch.utils.data import DataLoader, Dataset
 
 from trainwright.checkpoint.folder import POINTER_NAME
-from trainwright.config.errors import ConfigError, did_you_mean
+from trainwright.config.errors import ConfigError, ConfigTypeError, did_you_mean
 from trainwright.config.lazy.allowlist import project_roots
 from trainwright.config.lazy.instantiation import instantiate, locate_target
 from trainwright.config.lazy.lazy_config import get_config, try_get_key
@@ -87,6 +88,21 @@ def apply_dev_run(cfg: DictConfig) -> None:
         OmegaConf.update(cfg, key, value)
     train.output_dir = os.path.join(train.output_dir, "fast_dev_run")
     logger.info("fast_dev_run: %d iterations in %s; the run itself is not changed.", iterations, train.output_dir)
+
+
+def check_loader(loader: Any, batch_size: int) -> None:
+    """Raise for a data set in place of the training loader, and for batches of another size than the run counts."""
+    if isinstance(loader, Dataset):
+        raise ConfigTypeError(
+            f"dataloader.train: got {type(loader).__name__}, a data set; describe a loader of it:"
+            " LazyCall(build_image_train_loader)(dataset=...)."
+        )
+    own = loader.batch_size if type(loader) is DataLoader else None
+    if own not in (None, batch_size):
+        raise ConfigError(
+            f"dataloader.train: its batches have {own} samples, and train.train_micro_batch_size={batch_size}, by which"
+            " samples and epochs are counted. Give both one value."
+        )
 
 
 def limit_data(train: DictConfig, data_loader: Any) -> None:

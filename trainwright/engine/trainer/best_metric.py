@@ -57,6 +57,8 @@ class BestMetric:
     def check(self) -> None:
         """Check that the evaluation computes it, if the results are known in advance."""
         prefix, key = self._split(self._name, evaluates=True)
+        if self._config.greater_is_better is not None:
+            self._warn_of_mode("greater_is_better", "max" if self._config.greater_is_better else "min", key)
         name, _, key = key.rpartition("/")
         known = self._known_results()
         if prefix != "evaluation" or key == "loss" or known is None:
@@ -92,6 +94,11 @@ class BestMetric:
             return self._mode_of_best(key)
         return self._mode_of(key) or "auto"
 
+    def check_mode(self, monitor: str, mode: str) -> None:
+        """Warn of a mode of early stopping that is not the known one of its monitor."""
+        if self._config.greater_is_better is None:
+            self._warn_of_mode("early_stopping", mode, self._split(monitor, evaluates=monitor.startswith("eval"))[1])
+
     def warn_of_unknown_monitor(self, monitor: str) -> None:
         """Log a warning if neither the evaluation nor the metrics of the run have a value that early stopping watches.
 
@@ -115,6 +122,18 @@ class BestMetric:
             )  # fmt: skip
 
     # Implementation.
+
+    def _warn_of_mode(self, setting: str, mode: str, key: str) -> None:
+        known = self._mode_of(key)
+        if known is not None and mode in _OBJECTIVES and mode != known:
+            better = {"max": "higher", "min": "lower"}
+            logger.warning(
+                "TrainingConfig.%s: a %s %s counts as better here; a %s one is better.",
+                setting,
+                better[mode],
+                key,
+                better[known],
+            )
 
     def _known_results(self) -> Sequence[str] | None:
         """The results that an evaluation computes beside the loss; None if they are not known in advance."""

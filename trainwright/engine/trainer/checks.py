@@ -3,7 +3,7 @@
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -11,9 +11,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset
 
-from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.config.errors import ConfigError, ConfigTypeError, nearest_name
 from trainwright.config.foreign_names import ARGUMENTS, argument_hint
-from trainwright.data.errors import data_fault
+from trainwright.data.errors import columns_fault, data_fault
 from trainwright.data.mixture import mixed
 from trainwright.hooks.callbacks import Callback
 from trainwright.optim.named import NamedOptimizers, check_schedules
@@ -72,11 +72,11 @@ class Given:
         )
         if optimizers is not None or lr_schedulers is not None:
             optimizer = several(optimizer, lr_scheduler, optimizers, lr_schedulers)
-        check_given(config, optimizer, lr_scheduler or lr_schedulers, given["loss"])
+        check_optimizer(optimizer, model, lr_scheduler)
+        check_given(config, optimizer, lr_scheduler or lr_schedulers, given)
         check_kinds(**{name: given[name] for name in ("data_collator", "metrics_handler", "model_card")})
         given["train_dataset"] = mixed(given["train_dataset"])
         check_data(*(given[f"{kind}_{form}"] for kind in ("train", "eval") for form in ("dataset", "dataloader")))
-        check_optimizer(optimizer, model, lr_scheduler)
         schedules = lr_schedulers if lr_scheduler is None else {"optimizer": lr_scheduler}
         return cls(model=model, config=config, optimizer=optimizer, schedules=schedules, **given)
 
@@ -120,13 +120,17 @@ def built(model: Any, config: Any) -> Any:
 
 
 def refuse_arguments(where: str, unknown: Mapping[str, Any], table: Mapping[str, str]) -> None:
-    """Raise for arguments that do not exist, with our names for those of other libraries."""
+    """Raise for arguments that do not exist, with our names for those of other libraries, or the nearest."""
     from trainwright.config.settings import TrainingConfig
 
     if unknown:
         settings = {*TrainingConfig.model_fields, *TrainingConfig.aliases}
+        own = {*table.values(), *(field.name for field in fields(Given))} if where == "Trainer" else set()
         raise ConfigTypeError(
-            "\n".join(f"{where}: there is no argument {n!r}.{argument_hint(n, table, settings)}" for n in unknown)
+            "\n".join(
+                f"{where}: there is no argument {n!r}.{argument_hint(n, table, settings) or nearest_name(n, own)}"
+                for n in unknown
+            )
         )
 
 
@@ -136,7 +140,7 @@ def check_parts(model: Any, config: Any, train_data: bool, eval_data: bool) -> N
 
     faults = []
     if not isinstance(model, nn.Module):
-        faults.append(f"Trainer.model: got {type(model).__name__}; it must be a torch.nn.Module.")
+        faults.append(f"Trainer.model: got {_shown(model)}; it must be a torch.nn.Module.")
     if not isinstance(config, TrainingConfig):
         faults.append(f"Trainer.config: got {type(config).__name__}; it must be a TrainingConfig.")
     if not train_data:
@@ -185,8 +189,27 @@ def check_data(train_dataset: Any, train_dataloader: Any, eval_dataset: Any, eva
         raise ConfigTypeError("\n".join(faults))
 
 
+def check_labels(model: nn.Module, data: Iterable[Any]) -> None:
+    """Raise if a label has one id in the model and another one in a data set."""
+    of_model = _ids(model)
+    for dataset in data:
+        for label, number in _ids(dataset).items():
+            if of_model.get(label, number) != number:
+                raise ConfigError(
+                    f"Trainer: the label {label!r} is {number} in {type(dataset).__name__}, and {of_model[label]} in"
+                    " the model. Build the model with id2label=dataset.config.id2label."
+                )
+
+
+def _ids(owner: Any) -> dict[str, int]:
+    id2label = getattr(getattr(owner, "config", None), "id2label", None)
+    return {label: int(number) for number, label in id2label.items()} if isinstance(id2label, Mapping) else {}
+
+
 def check_named_data(given: Mapping[Any, Any], argument: str) -> None:
     """Raise unless ``given`` has evaluation data by name, and names that can be parts of the names of metrics."""
+    if (fault := columns_fault(given)) is not None:
+        raise ConfigTypeError(f"Trainer.{argument}: {fault}")
     names = [name for name in given if not (isinstance(name, str) and re.fullmatch(r"\S(.*\S)?", name))]
     if not given or names:
         raise ConfigError(
@@ -218,10 +241,19 @@ def check_kinds(**given: Any) -> None:
         if name == "metrics_handler" and all(hasattr(value, method) for method in ("reset", "update", "compute")):
             fits = True
         fits = fits or (name == "lr_scheduler" and isinstance(value, LRScheduler))  # torch's ChainedScheduler
-        if value is not None and not fits:
-            faults.append(f"Trainer.{name}: got {value!r:.60} ({type(value).__name__}); it must be {kind}.")
+        if value is not None and (not fits or isinstance(value, type)):
+            is_name = name == "optimizer" and isinstance(value, str)
+            hint = f" A name is a setting: TrainingConfig(optimizer={value!r})." if is_name else ""
+            faults.append(f"Trainer.{name}: got {_shown(value)}; it must be {kind}.{hint}")
     if faults:
         raise ConfigTypeError("\n".join(faults))
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__}, not an object of it, {value.__name__}(...)"
+    text = repr(value).partition("\n")[0]
+    return f"{text:.60} ({type(value).__name__})"
 
 
 def check_optimizer(optimizer: Any, model: nn.Module, lr_scheduler: Any = None) -> None:
@@ -257,23 +289,35 @@ def several(optimizer: Any, lr_scheduler: Any, optimizers: Any, lr_schedulers: A
     return named
 
 
-def check_given(config: "TrainingConfig", optimizer: Optimizer | None, lr_scheduler: Any, loss: Any = None) -> None:
-    """Warn once about settings that a passed optimizer, schedule or loss makes ineffective."""
+def check_given(
+    config: "TrainingConfig", optimizer: Optimizer | None, lr_scheduler: Any, given: Mapping[str, Any]
+) -> None:
+    """Warn once about settings and arguments that a passed part makes ineffective."""
     names = {
         "optimizer": ("optimizer", "learning_rate", "weight_decay", "decay_norm_and_bias", "layer_decay"),
         "lr_scheduler": ("lr_scheduler", "lr_scheduler_kwargs", "lr_scheduler_type", "warmup_ratio", "warmup_steps"),
         "loss": ("loss",),
+        "train_dataloader": ("dataloader_drop_last", "dataloader_shuffle", "bucket_by_length", "shuffle_buffer"),
     }
-    parts = {"optimizer": optimizer, "lr_scheduler": lr_scheduler or None, "loss": loss}
+    parts = {**given, "optimizer": optimizer, "lr_scheduler": lr_scheduler or None}
     unused = [
-        f"{name}={getattr(config, name)!r} (the Trainer uses the passed {part}, {type(given).__name__})"
-        for part, given in parts.items()
+        f"{name}={getattr(config, name)!r} (the Trainer uses the passed {part}, {type(parts[part]).__name__})"
+        for part in names
         for name in names[part]
-        if given is not None and getattr(config, name) != type(config).model_fields[name].default
+        if parts[part] is not None and getattr(config, name) != type(config).model_fields[name].default
     ]
+    named = [metric for metric in config.metrics or () if isinstance(metric, str)]  # others may give an objective
+    if given["metrics_handler"] is not None and named and config.is_set("metrics"):
+        unused.append(f"metrics={named} (the Trainer uses the passed metrics_handler)")
     steps = config.lr_scheduling_steps
     if steps is not None and lr_scheduler is None and config.lr_scheduler is None:
         unused.append(f"lr_scheduling_steps={steps} (lr_scheduler_type is stepped after each update)")
+    for kind in ("train", "eval"):
+        dataset, loader = given[f"{kind}_dataset"], given[f"{kind}_dataloader"]
+        if dataset is not None and loader is not None:
+            logger.warning("Trainer.%s_dataset is not read: the Trainer uses %s_dataloader. Pass one.", kind, kind)
+    if getattr(given["eval_dataloader"], "drop_last", False):
+        logger.warning("Trainer.eval_dataloader leaves out its last, shorter batch: build it with drop_last=False.")
     if unused:
         logger.warning("TrainingConfig: settings without effect: %s. Remove them.", "; ".join(unused))
     each = lr_scheduler.values() if isinstance(lr_scheduler, Mapping) else [lr_scheduler]

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import RandomSampler
 
-from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.config.errors import ConfigError, ConfigTypeError, did_you_mean
 from trainwright.data.batch import arguments, count_samples, parameter_names, to_batch
 from trainwright.data.errors import add_batch_note, data_fault
 from trainwright.data.instance import Instance
@@ -215,6 +216,8 @@ class Evaluation:
         loader = data
         if loaders.is_dataset(data):
             loader = self.loaders_of(data)
+        if isinstance(getattr(loader, "sampler", None), RandomSampler):
+            logger.warning("Trainer.predict: the loader shuffles, so the outputs are not in the order of the samples.")
 
         def read_batches() -> Iterator[Any]:
             few = islice(loaders.batches_of_rank(loader), parts.dev_batches(self._run.config))
@@ -327,7 +330,12 @@ class Evaluation:
             if names is None and target_of(batch) is None:
                 parameters = inspect.signature(self._run.model.forward).parameters
                 names = [name for name in batch if name in parameters and ("label" in name or name in _POSITIONS)]
-            if names and all(name in batch for name in names):
+            elif absent := [name for name in names or () if name not in batch]:
+                raise ConfigError(
+                    f"TrainingConfig.label_names: the batch has no field {absent[0]!r}."
+                    f" {did_you_mean(absent[0], map(str, batch))}"
+                )
+            if names:
                 labels = batch[names[0]] if len(names) == 1 else tuple(batch[name] for name in names)
         if labels is None:
             return batch

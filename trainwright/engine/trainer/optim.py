@@ -232,6 +232,11 @@ def build_lr_scheduler(
     if isinstance(steps, float):
         share, steps = steps, 0
     warmup = steps or math.ceil(num_updates * share)
+    if warmup >= num_updates > 1 and config.lr_scheduler_type not in (None, "constant") and not config.fast_dev_run:
+        logger.warning(
+            "TrainingConfig.warmup_steps: the warm-up takes %d updates, and there are %d: the learning rate is never"
+            " reached. A share of all updates is a float, such as 0.1.", warmup, num_updates,
+        )  # fmt: skip
     match config.lr_scheduler_type:
         case None:
             return None

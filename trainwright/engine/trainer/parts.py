@@ -131,6 +131,8 @@ def _early_stopping(
         best.warn_of_unknown_monitor(settings["monitor"])
         if settings["mode"] == "auto":
             settings["mode"] = best.mode_of_monitor(settings["monitor"])
+        else:
+            best.check_mode(settings["monitor"], settings["mode"])
         settings["monitor"] = best.monitor_in_logs(settings["monitor"])
         callback = EarlyStoppingCallback(control, **settings)
     else:

@@ -26,7 +26,7 @@ from trainwright.data.batches import Batches
 from trainwright.data.sampler import EpochSampler
 from trainwright.data.seeding import seed_everything
 from trainwright.data.streaming import is_stream
-from trainwright.engine.extra_parameters import log_untrained
+from trainwright.engine.extra_parameters import log_modes, log_untrained
 from trainwright.engine.folder.formats import CSV_NAME
 from trainwright.engine.folder.run_folder import TrainerFolder
 from trainwright.engine.hardest_samples import hardest_samples
@@ -195,6 +195,7 @@ class Trainer(RunMethods):
     def _build_data(self, given: Given) -> None:
         """The evaluation, the loaders, the plan of the steps, and the position in it."""
         datasets = given.train_dataset, *loaders.each(given.eval_dataset)
+        checks.check_labels(given.model, datasets)
         self.preprocessor = parts.give_preprocessor(given.preprocessor, given.model, *datasets)
         self._collator, self._creates_loader = given.data_collator, given.train_dataloader is None
         self._evaluation = Evaluation(
@@ -839,10 +840,13 @@ class Trainer(RunMethods):
             seed_everything(self.config.seed + get_data_parallel_rank())
         self._batches_of_run()
         self.state.restore(in_place=self.run.folder.resume)
+        self._steps.check_assigned()
         log_untrained(self.model, self.optimizer, self.loss)
         warn_unsharded_loader(self.train_dataloader)
         if self.config.eval_on_start and self.start_iter == 0 and self.eval_dataloader is not None:
             self._evaluate_now()
+        if not self.is_copy and not is_overridden(self, "set_train_mode"):
+            log_modes(self.model, freezes_bn=self.config.freeze_bn)
         self.set_train_mode()
         with without_compiler():
             self.optimizer.zero_grad()

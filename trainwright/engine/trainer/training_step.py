@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from trainwright._torch_compat.tensor_chunks import is_dtensor
-from trainwright.config.errors import ConfigTypeError
+from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data.batch import to_batch
 from trainwright.data.collate import mixed
 from trainwright.engine.accumulation import mean_outputs
@@ -132,6 +132,7 @@ class TrainingStep:
         """Build the update of the current optimizer."""
         run, before = self._run, self.update if self.step is not None else None
         config, optimizer = run.config, run.optimizer
+        self._optimizer = optimizer
         self.update = run.update = Update(
             optimizer,
             self.model,
@@ -152,6 +153,13 @@ class TrainingStep:
         if before is not None:
             self.update.continue_window(before)
         self.build_loss()
+
+    def check_assigned(self) -> None:
+        """Raise if model or optimizer were assigned to the trainer, whose step has the ones before."""
+        if self._run.optimizer is not self._optimizer:
+            raise ConfigError("Trainer.optimizer was assigned, without effect on the steps: call set_optimizer(...).")
+        if self._run.model is not self.model:
+            raise ConfigError("Trainer.model was assigned, without effect on the steps: build a Trainer of this model.")
 
     def _settings_of_update(self, optimizer: Any) -> dict[str, Any]:
         """The arguments of :class:`Update` that depend on other processes and the Accelerator."""
@@ -248,6 +256,10 @@ class TrainingStep:
             raise ConfigTypeError(
                 f'{overrides.kind}.train_step returned {type(logs).__name__}; it must return a dict with "step_loss" in'
                 " it."
+            )
+        if "loss" in logs and "step_loss" not in logs:
+            raise ConfigTypeError(
+                f'{overrides.kind}.train_step returned {", ".join(map(repr, logs))}; the loss of a step is "step_loss".'
             )
         return logs
 

@@ -50,6 +50,12 @@ class TrainerControl:
     save_dir: str | None = None
     has_failed: bool = False
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not hasattr(type(self), name):
+            flags = ", ".join(flag.name for flag in fields(self))
+            raise AttributeError(f"trainercontrol.{name}: there is no such flag; there are {flags}.")
+        super().__setattr__(name, value)
+
     def reset(self) -> None:
         """Reset all flags for a new training."""
         for flag in fields(self):
@@ -197,6 +203,8 @@ class CallbackList:
         if not isinstance(callback, Callback):
             is_class = isinstance(callback, type) and issubclass(callback, Callback)
             hint = f"call it: {callback.__name__}(...)." if is_class else "a callback must be a Callback."
+            if hasattr(callback, "after_step"):
+                hint = "hooks are added with trainer.register_hooks([...])."
             raise ConfigTypeError(f"add_callback: got {callback!r:.80} ({type(callback).__name__}); {hint}")
         unknown = [name for name in dir(callback) if name.startswith("on_") and name not in _METHODS]
         if unknown:
