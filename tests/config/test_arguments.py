@@ -37,6 +37,13 @@ def test_an_unknown_flag_ends_with_2_and_names_the_nearest(flag, meant, capsys):
     assert f"Did you mean '{meant}'?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("flag", "meant"), [("--train.seed=3", "train.seed=3"), ("--train.seed", "train.seed=...")])
+def test_an_override_with_dashes_is_named_without(flag, meant, capsys):
+    with pytest.raises(SystemExit):
+        parse("--config-file", "c.py", flag)
+    assert f"An override has no dashes: {meant}\n" in capsys.readouterr().err
+
+
 def test_help_shows_overrides_or_the_epilog_that_is_given(capsys):
     for kwargs, text in (({}, "optim.lr=1e-3"), ({"epilog": "my own words"}, "my own words")):
         with pytest.raises(SystemExit) as caught:

@@ -105,7 +105,11 @@ def test_settings_of_an_entry_are_honoured():
 
 @pytest.mark.parametrize(
     ("metrics", "message"),
-    [(["Acuracy"], "Did you mean 'Accuracy'"), (["Accuracy", "accuracy"], "'accuracy' is there twice")],
+    [
+        (["Acuracy"], "Did you mean 'Accuracy'"),
+        (["Accuracy", "accuracy"], "'accuracy' is there twice"),
+        (["confusion_matrix"], "'confusion_matrix' gives a table"),
+    ],
 )
 def test_wrong_names_are_an_error(metrics, message):
     with pytest.raises(ConfigError, match=message):

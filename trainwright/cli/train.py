@@ -146,11 +146,16 @@ def load(args: argparse.Namespace) -> "DictConfig":
 def _refuse_unread(cfg: "DictConfig", overrides: Sequence[str], file: str) -> None:
     """Raise for an override without a value, or that would add a key at the top level, which nothing reads."""
     from trainwright.config.key_hints import key_hint
-    from trainwright.config.lazy.lazy_config import SECTIONS, get_config
+    from trainwright.config.lazy.lazy_config import SECTIONS
 
     for text, following in zip(overrides, [*overrides, "="][1:], strict=True):
         if text.endswith((".py", ".yaml", ".yml")) and "=" not in text:
             raise ConfigError(f"two configuration files, {file} and {text}; a run has one. Overrides are key=value.")
+        if "=" not in text and (os.sep in text or os.path.isdir(text)):
+            raise ConfigError(
+                f"{text}: a folder is no override, and --resume takes none: train.output_dir is the folder of the run,"
+                " and --resume continues its newest checkpoint."
+            )
         if "=" not in text and not text.startswith("~"):
             example = "" if "=" in following or following.startswith("~") else f": {text}={following}"
             raise ConfigError(
@@ -160,10 +165,7 @@ def _refuse_unread(cfg: "DictConfig", overrides: Sequence[str], file: str) -> No
         top = key.partition(".")[0]
         if text.startswith(("+", "~")) or top in SECTIONS or top in cfg:
             continue
-        inside = f"train.{key}" if top in get_config("common/train.py").train else None
-        hint = key_hint(key) or (
-            f"Did you mean {inside!r}?" if inside else nearest_name(top, [*SECTIONS, *cfg]).strip()
-        )
+        hint = key_hint(key) or nearest_name(top, [*SECTIONS, *cfg]).strip()
         raise ConfigKeyError(
             f"override {text!r}: {file} has no key {top!r}, and nothing reads it.{f' {hint}' if hint else ''}"
             f" (+{text} adds it, for a program of your own.)"

@@ -76,7 +76,8 @@ def _is_part(part: Tensor, total: Tensor) -> bool:
         may_equal = total.grad_fn is not None and part.shape == total.shape and simulation() is None
         return may_equal and bool((part == total).all() and part.any())
     goal = part.grad_fn, part.output_nr
-    seen, found = set(), [(total.grad_fn, total.output_nr)]
+    seen: set[Any] = set()
+    found: list[Any] = [(total.grad_fn, total.output_nr)]
     while found:
         node = found.pop()
         if node == goal:

@@ -242,6 +242,12 @@ class Run:
         parameters that replace its own.
         """
         spec = self.spec
+        for name, parameter in self.model.named_parameters():
+            if isinstance(parameter, nn.UninitializedParameter):
+                raise ConfigError(
+                    f"The model's parameter {name} has no shape yet, as those of lazy modules: call model(inputs) with"
+                    " a batch once before the trainer is built."
+                )
         # Kept only for the user's optimizer: they would keep each divided parameter in memory.
         before = [] if optimizer is None else [*self.model.named_parameters(remove_duplicate=False)]
         self._starts_empty = has_meta(self.model)

@@ -38,7 +38,14 @@ class _Part:
         self._name = self._name or name
 
     def __get__(self, trainer: Any, kind: type) -> Any:
-        return self if trainer is None else getattr(trainer.run, self._name)
+        if trainer is None:
+            return self
+        try:
+            return getattr(trainer.run, self._name)
+        except AttributeError as error:
+            if "_hooks" in vars(trainer):
+                raise
+            raise AttributeError(f"{type(trainer).__name__}.__init__ has not called super().__init__(...).") from error
 
     def __set__(self, trainer: Any, value: Any) -> None:
         setattr(trainer.run, self._name, value)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from trainwright.config.lazy.lazy_config import try_get_key
 from trainwright.parallel.precision import autocast_dtype
 
 if TYPE_CHECKING:
@@ -77,6 +76,7 @@ def spec_of_training_config(config: "TrainingConfig") -> RunSpec:
 
 def spec_of_cfg(cfg: "DictConfig", device: torch.device) -> RunSpec:
     """The settings of a complete configuration, as ``DefaultTrainer.cfg`` is, for a run on ``device``."""
+    optim = cfg.get("optim")  # it may be an object
     train, precision = cfg.train, str(autocast_dtype(device)).removeprefix("torch.")
     settings = {
         "api": "config file",
@@ -90,7 +90,7 @@ def spec_of_cfg(cfg: "DictConfig", device: torch.device) -> RunSpec:
         "gradient_checkpointing": train.activation_checkpoint.enabled,
         "zero_gather_precision": train.zero_optimization.gather_precision,
         "graph": cfg.graph.enabled,
-        "learning_rate": try_get_key(cfg, "optim.lr"),
+        "learning_rate": optim.get("lr") if isinstance(optim, Mapping) else None,
     }
     return _spec(settings)
 

@@ -190,6 +190,9 @@ class MetricsHandler:
                 origin[key] = name
 
 
+_TABLES = {"confusion_matrix", "roc", "precision_recall_curve"}  # keys of metrics whose results are no numbers
+
+
 class TorchMetricsHandler(MetricsHandler):
     """The handler of runs without a task: counts each batch with `TMMetrics`, and keeps only the metrics' states.
 
@@ -223,6 +226,11 @@ class TorchMetricsHandler(MetricsHandler):
             name, arguments = split_entry(entry)
             settings = {key: arguments.pop(key, None) for key in ("objective", "output_keys", "n_decimals")}
             metric = TMMetrics(name, **arguments)
+        if metric.key in _TABLES:
+            raise ConfigError(
+                f"metrics: {metric.name!r} gives a table, which a run cannot log. Name metrics that give numbers, or"
+                " call TMMetrics with the outputs of Trainer.predict."
+            )
         if metric.key in self.metrics:
             raise ConfigError(f"metrics: {metric.name!r} is there twice. Leave one out.")
         self.metrics[metric.key], self._entries[metric.key] = metric, settings

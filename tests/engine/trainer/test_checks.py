@@ -142,6 +142,18 @@ def test_a_layer_in_evaluation_mode_is_named(tmp_path: Path, caplog: pytest.LogC
         assert ("1 (BatchNorm1d) is in evaluation mode" in caplog.text) == (not freezes)
 
 
+def test_a_trainer_that_cannot_be_built_names_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"parameter 0.weight has no shape yet.*call model\(inputs\)"):
+        Trainer(nn.Sequential(nn.LazyLinear(2)), config(tmp_path), DATA)
+
+    class Forgetful(Trainer):
+        def __init__(self) -> None:
+            pass
+
+    with pytest.raises(AttributeError, match=r"Forgetful.__init__ has not called super\(\).__init__"):
+        Forgetful().train()
+
+
 def test_labels_of_model_and_data_are_the_same(tmp_path: Path) -> None:
     def with_labels(owner: Any, *labels: str) -> Any:
         owner.config = SimpleNamespace(id2label=dict(enumerate(labels)))

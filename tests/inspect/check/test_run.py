@@ -81,7 +81,7 @@ def test_an_error_of_the_step_is_a_problem(error: Exception, tmp_path: Path) -> 
 
 def test_an_unknown_check_names_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="Did you mean 'labels'"):
-        objects(tmp_path).check(only=["label"])
+        objects(tmp_path).check(only="label")
 
 
 @pytest.mark.exhaustive

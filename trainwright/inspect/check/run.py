@@ -102,6 +102,7 @@ def _once(finding: Finding, before: Sequence[Finding]) -> Finding:
 def _chosen(only: Sequence[str] | None) -> list[str]:
     if only is None:
         return [*CHECKS]
+    only = [only] if isinstance(only, str) else only
     for name in only:
         if name not in CHECKS:
             raise ConfigError(f"check: there is no check {name!r}. {did_you_mean(name, CHECKS)}")
