@@ -3,7 +3,7 @@
 import difflib
 import functools
 
-from trainwright.config.settings import TrainingConfig
+from trainwright.config.settings import KEYS, TrainingConfig
 
 # Keys of config files, and flags of the command line, by names that are not those of a setting.
 _KEYS = {
@@ -46,14 +46,13 @@ def keys_by_name() -> dict[str, str]:
 
 def key_hint(name: str) -> str:
     """What an unknown key or flag is called in config files, as a sentence; "" if it is not known."""
-    from trainwright.config.lazy.lazy_config import get_config
-
     parts, keys = name.lstrip("-").replace("-", "_").split("."), keys_by_name()
     for number, part in enumerate(parts):
         if part in keys:
             rest = parts[number + 1 :] if keys[part] == "optim" else []
             return f"Did you mean {'.'.join([keys[part], *rest])!r}?"
-    return f"Did you mean {'.'.join(['train', *parts])!r}?" if parts[0] in get_config("common/train.py").train else ""
+    is_of_train = any(key.split(".")[:2] == ["train", parts[0]] for key in KEYS)
+    return f"Did you mean {'.'.join(['train', *parts])!r}?" if is_of_train else ""
 
 
 def misspelt_key_hint(name: str) -> str:
