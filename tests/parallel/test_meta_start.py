@@ -1,5 +1,7 @@
 """Models on the meta device: each layout has the initial weights of one process, and trains as from ordinary ones."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -168,3 +170,43 @@ def test_tensors_without_values_are_refused_by_name(is_loaded: bool, tmp_path: P
     with pytest.raises(ConfigError, match=r"0 \(Rows\): table") as caught:  # a table is in no file
         Trainer(model, config, train_dataset=TensorDataset(torch.ones(8, 4)))
     assert ("1 (Module): scale" in str(caught.value)) is not is_loaded
+
+
+def loaded(folder: Path, layout: dict[str, Any], source: Path) -> dict[str, Tensor]:
+    """The weights of a config-file run and of one of the Python API, which begin with those of ``source``."""
+    data = Layout.of(layout, torch.distributed.get_world_size()).data
+    texts = Texts(GLOBAL_BATCH)
+    cfg = file_config(folder / "files", layout, texts, GLOBAL_BATCH // data // 2, data, 2, 1.0, tied=True,
+                      recompute=False, precision=None, updates=1, eval_samples=8)  # fmt: skip
+    cfg.model, cfg.train.dist.meta_init, cfg.train.load_weight = LazyCall(llama)(), True, str(source)
+    first = complete(UnsavedTrainer(cfg).model)
+    config = TrainingConfig(
+        output_dir=str(folder / "objects"), device_str="cpu", init_weights_from=str(source), meta_init=True,
+        eval_strategy="no", gradient_accumulation_steps=2, **layout,
+    )  # fmt: skip
+    second = complete(Trainer(LazyCall(llama)(), config, train_dataset=texts).model)
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    return first
+
+
+@pytest.mark.parametrize("layout", [{"zero_stage": 3}, {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])
+def test_a_folder_of_transformers_in_several_files_is_loaded(layout: dict[str, Any], tmp_path: Path) -> None:
+    model = llama()
+    model.save_pretrained(tmp_path / "saved", max_shard_size="5KB")
+    assert (tmp_path / "saved/model.safetensors.index.json").exists()
+    held = set[str]()
+    for found in on_ranks(loaded, tmp_path, layout, tmp_path / "saved", timeout=120):
+        for name, tensor in found.items():
+            assert torch.equal(tensor, complete(model)[name]), name
+        held |= found.keys()
+    assert held == complete(model).keys()
+
+
+@pytest.mark.exhaustive
+def test_no_process_holds_more_than_its_part_and_a_block() -> None:
+    program = Path(__file__).parents[2] / "benchmarks/start_memory.py"
+    output = subprocess.run([sys.executable, program, "4"], check=True, capture_output=True, text=True).stdout
+    for line in output.splitlines()[1:]:
+        share, estimated, *grown = map(float, line.partition(":")[2].split())
+        assert estimated == pytest.approx(grown[0], rel=0.1), line
+        assert max(grown[0], grown[2]) <= 1.3 * share + 50, line

@@ -22,8 +22,15 @@ from trainwright._torch_compat.optimizer_import import without_compiler
 from trainwright._torch_compat.tensor_chunks import is_dtensor
 from trainwright.checkpoint.errors import CheckpointError, CheckpointTypeError
 from trainwright.checkpoint.files import PathLike, Writer
-from trainwright.checkpoint.folder import check_name, checkpoint_names, first_good, make_last, resume_candidates
-from trainwright.checkpoint.manifest import Manifest
+from trainwright.checkpoint.folder import (
+    WEIGHTS_NAME,
+    check_name,
+    checkpoint_names,
+    first_good,
+    make_last,
+    resume_candidates,
+)
+from trainwright.checkpoint.manifest import MANIFEST_NAME, Manifest
 from trainwright.checkpoint.optimizer_state import has_other_order, inner_optimizers, sharing_state
 from trainwright.checkpoint.saving import CheckpointWriter, wait_for_saves
 from trainwright.checkpoint.shard_index import state_of
@@ -54,7 +61,7 @@ from trainwright.checkpoint.state_files import (
     state_names,
 )
 from trainwright.checkpoint.verify import identity, read_unchanged
-from trainwright.checkpoint.weights import load_weights, read_weights
+from trainwright.checkpoint.weights import INDEX_NAME, load_weights, read_weights
 from trainwright.config.errors import MissingFileError, did_you_mean
 from trainwright.optim.fused import keep_possible_kernels
 from trainwright.optim.named import load_state
@@ -237,8 +244,8 @@ class Checkpointer:
         """Verify a checkpoint and load the model and the checkpointables from it; returns the extras of `save`.
 
         Args:
-            path: a checkpoint folder, or for weights only a ``.safetensors``, ``.pt`` or ``.pth`` file; with ""
-                nothing is loaded.
+            path: a checkpoint folder, or for weights only a ``.safetensors``, ``.pt`` or ``.pth`` file or a folder with
+                ``model.safetensors`` or its index; with "" nothing is loaded.
             checkpointables: None loads all, and everything must match; [] loads only the weights that fit.
             strict: every weight must fit, even if only weights are loaded.
 
@@ -261,6 +268,9 @@ class Checkpointer:
                     hint = did_you_mean(name, self.checkpointables)
                     raise CheckpointError(f"Checkpointer.load: no checkpointable {name!r}. {hint}")
             _check_exists(path)
+            if is_weights_only and not (path / MANIFEST_NAME).exists():  # perhaps of transformers
+                files = [path / WEIGHTS_NAME, path / INDEX_NAME]
+                path = next((file for file in files if file.is_file()), path)
             is_folder = path.is_dir()
             if not is_folder and is_weights_only:
                 load_weights(self.model, read_weights(path), str(path), strict=strict)
@@ -478,7 +488,7 @@ class Checkpointer:
         with raised_together():
             held = state_names(manifest)
             extra: dict[str, Any] = read_state(folder, manifest, EXTRA)
-            weights = read_model_state(folder, manifest, own if is_shared else None)
+            weights = read_model_state(folder, manifest, own)
             states = {}
             for name in (name for name in wanted if name in held):
                 target = self.checkpointables[name]

@@ -2,10 +2,11 @@
 
 The format: eight bytes of header length, a JSON header, then every tensor's bytes without gaps. The safetensors
 library needs all bytes in memory or opens the file itself, so this writer, which hashes while it writes, does not use
-it. Reading uses the library.
+it, nor does `MappedTensors`, which keeps no more than one tensor in memory.
 """
 
 import json
+import mmap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
@@ -16,6 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from trainwright._torch_compat.tensor_chunks import is_dtensor
 from trainwright.checkpoint.errors import CheckpointTypeError
+from trainwright.checkpoint.files import open_regular
 from trainwright.checkpoint.safetensors_header import open_tensors, read_header
 
 _DTYPE_NAMES = {
@@ -117,6 +119,30 @@ def bytes_of(tensor: Tensor) -> memoryview:
     flat = plain.as_strided((plain.numel(),), (1,))
     content: memoryview = flat.view(torch.uint8).numpy().data
     return content
+
+
+class MappedTensors:
+    """The tensors of a safetensors file, which may be deleted meanwhile. Their memory is that of the file.
+
+    Memory of the tensors that were read before is released with each further one: what changes a tensor in place must
+    change a copy.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._entries = read_header(path).tensors
+        with open(open_regular(path), "rb") as file:
+            self._begin = 8 + int.from_bytes(file.read(8), "little")
+            self._content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+
+    def get_tensor(self, name: str) -> Tensor:
+        entry = self._entries[name]
+        if not entry.num_values:
+            return torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._content.madvise(mmap.MADV_DONTNEED)
+        offset = self._begin + entry.begin
+        flat = torch.frombuffer(self._content, dtype=DTYPES[entry.dtype], count=entry.num_values, offset=offset)
+        return flat.reshape(entry.shape)
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

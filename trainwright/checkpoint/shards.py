@@ -14,8 +14,7 @@ from torch import Tensor
 
 from trainwright._torch_compat.tensor_chunks import chunk_of, is_dtensor, with_chunk
 from trainwright.checkpoint.errors import CheckpointError
-from trainwright.checkpoint.safetensors_file import DTYPES, TensorFile
-from trainwright.checkpoint.safetensors_header import open_tensors
+from trainwright.checkpoint.safetensors_file import DTYPES, MappedTensors, TensorFile
 from trainwright.checkpoint.shard_index import OFFSETS, SHAPES, Index, IndexEntry, read_index
 
 if TYPE_CHECKING:
@@ -108,6 +107,16 @@ class StoredTensor:
             )
         self.shape, self.dtype = torch.Size(entry.shape), DTYPES[entry.dtype]
 
+    def open(self, own: Any) -> None:
+        """Open the files that ``like(own)`` reads."""
+        offset, shape = (0,) * len(self.shape), tuple(self.shape)
+        if is_dtensor(own) and own.shape == self.shape:
+            offset, local = part_of(own)
+            shape = tuple(local.shape)
+        for part in self._entry.parts:
+            if part.overlap(offset, shape) is not None:
+                self._reader.open(part.file)
+
     def like(self, own: Any) -> Tensor:
         """This process's part as a DTensor like ``own``; the complete tensor if ``own`` is not one of this shape."""
         if not is_dtensor(own) or own.shape != self.shape:
@@ -150,7 +159,7 @@ class ShardReader:
 
     def __init__(self, folder: Path, files: Iterable[str]) -> None:
         self._folder, self._files = folder, [*files]
-        self._open: dict[str, Any] = {}
+        self._open: dict[str, MappedTensors] = {}
 
     @cached_property
     def index(self) -> Index:
@@ -169,7 +178,10 @@ class ShardReader:
 
     def tensor(self, file: str, name: str) -> Tensor:
         """A tensor of one file; its memory is that of the file."""
+        self.open(file)
+        return self._open[file].get_tensor(name)
+
+    def open(self, file: str) -> None:
+        """Open a file, which may be deleted from then on."""
         if file not in self._open:
-            self._open[file] = open_tensors(self._folder / file)
-        tensor: Tensor = self._open[file].get_tensor(name)
-        return tensor
+            self._open[file] = MappedTensors(self._folder / file)

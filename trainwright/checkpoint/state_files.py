@@ -88,18 +88,16 @@ def completed(state: Any) -> Any:
     return type(state)(completed(item) for item in state) if isinstance(state, list | tuple) else state
 
 
-def read_model_state(folder: Path, manifest: Manifest, own: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The weights, and the modules' ``get_extra_state`` values. Tensors may be memory-mapped.
+def read_model_state(folder: Path, manifest: Manifest, own: Mapping[str, Any]) -> dict[str, Any]:
+    """The weights, each a `StoredTensor`, and the modules' ``get_extra_state`` values.
 
-    ``own``: the state of the module that loads them; of its DTensors only the parts of this process are read, and of
-    tensors that it does not have or has in another shape only shape and dtype.
+    ``own``: the state of the module that loads them. Files with its values may be deleted afterwards.
     """
     extra = read_state(folder, manifest, MODEL_EXTRA) if f"{MODEL_EXTRA}.json" in manifest.files else {}
     stored = ShardReader(folder, tensor_files(manifest, MODEL)).stored()
-    if own is None:
-        return {**{name: tensor.mapped() for name, tensor in stored.items()}, **extra}
-    has_shape = {name: getattr(own.get(name), "shape", None) == tensor.shape for name, tensor in stored.items()}
-    return {**{name: t.like(own[name]) if has_shape[name] else t.meta() for name, t in stored.items()}, **extra}
+    for name in stored.keys() & own.keys():
+        stored[name].open(own[name])
+    return {**stored, **extra}
 
 
 def bytes_writer(content: bytes) -> Writer:

@@ -5,22 +5,27 @@ import logging
 import re
 import warnings
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from trainwright._torch_compat.tensor_chunks import is_dtensor
 from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.files import irregular
-from trainwright.checkpoint.safetensors_file import check_tensor, local_of, read_tensors, tensor_key
-from trainwright.checkpoint.safetensors_header import COPIES, TIED, names_in, read_header
+from trainwright.checkpoint.safetensors_file import check_tensor, local_of, tensor_key
+from trainwright.checkpoint.safetensors_header import COPIES, TIED, read_header
 from trainwright.checkpoint.shard_index import is_share
+from trainwright.checkpoint.shards import ShardReader, StoredTensor
 from trainwright.parallel.dist import TIED_COPY
 from trainwright.parallel.wrappers import load_model_state, model_state, plain_name, unwrap
 
 logger = logging.getLogger("trainwright.checkpoint")
+
+_BLOCK_BYTES = 2**24  # that are read at once
+INDEX_NAME = "model.safetensors.index.json"  # of a model of transformers in several files
 
 
 def split_model_state(
@@ -65,8 +70,11 @@ def _copies_on_stages(model: nn.Module) -> dict[str, str]:
     }
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """The named tensors of a ``.safetensors`` file, or of a ``.pt``/``.pth`` file, read without running code.
+def read_weights(path: Path) -> dict[str, Any]:
+    """The named tensors of a file, read without running code.
+
+    Those of a ``.safetensors`` file, or of the files that a ``model.safetensors.index.json`` lists, are not read yet:
+    each is a `StoredTensor`. ``.pt`` and ``.pth`` files are read completely.
 
     Raises:
         CheckpointError: the file does not hold named tensors.
@@ -78,12 +86,23 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             raise CheckpointError(
                 f"{path}: holds the parts of the tensors that one process had; give the checkpoint, {path.parent}."
             )
-        tensors, metadata = read_tensors(path)
-        tied = names_in(metadata, TIED)
-        return {**tensors, **{name: tensors[first] for name, first in tied.items() if first in tensors}}
+        return dict(ShardReader(path.parent, [path.name]).stored())
+    if path.name == INDEX_NAME:
+        return dict(ShardReader(path.parent, _listed_files(path)).stored())
     if path.suffix in (".pt", ".pth"):
         return _read_torch_file(path)
     raise CheckpointError(f"{path}: weights are read from a checkpoint folder, a .safetensors, a .pt or a .pth file.")
+
+
+def _listed_files(index: Path) -> list[str]:
+    try:
+        names = [*dict.fromkeys(json.loads(index.read_bytes())["weight_map"].values())]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{index}: expected an object with weight_map, the file of each tensor.") from error
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name:
+            raise CheckpointError(f"{index}: {name!r} must be the name of a file in the same folder.")
+    return names
 
 
 def _read_torch_file(path: Path) -> dict[str, Tensor]:
@@ -128,7 +147,10 @@ def load_weights(
     """
     own = model_state(model)
     _check_all(own)
-    weights = _without_wrappers({plain_name(name): value for name, value in weights.items()}, own)
+    weights = dict(_without_wrappers({plain_name(name): value for name, value in weights.items()}, own))
+    for name, first in _copies_on_stages(model).items():  # a file of the complete model has a tied weight once
+        if name not in weights and first in weights:
+            weights[name] = weights[first]
     missing, unexpected = _missing_names(own, weights), [name for name in weights if name not in own]
     if only is not None:
         missing = [name for name in missing if name in only]
@@ -159,17 +181,40 @@ def _check_all(state: Mapping[str, Any]) -> None:
 
 
 def _copy(model: nn.Module, weights: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Copy in place, without a second model in memory. Buffers made by ``expand`` cannot be written in place: they are
-    replaced if they differ.
+    """Copy in place, without a second model in memory: of stored tensors one block after another is read.
+
+    Buffers made by ``expand`` cannot be written in place: they are replaced if they differ.
     """
     expanded = {name for name, value in own.items() if isinstance(value, Tensor) and _is_expanded(value)}
     plain = {name: value for name, value in weights.items() if name not in expanded}
     others = {name: weights[name] for name in expanded if name in weights}
-    load_model_state(model, plain, strict=False)
+    for block in _blocks(plain, own):
+        load_model_state(model, {name: _values(name, plain[name], own.get(name)) for name in block}, strict=False)
+    others = {name: _values(name, value, own[name]) for name, value in others.items()}
     different = {name: value for name, value in others.items() if not torch.equal(value.to(own[name]), own[name])}
     if different:
         put = {name: value.to(own[name].device, own[name].dtype, copy=True) for name, value in different.items()}
         load_model_state(model, put, strict=False, assign=True)
+
+
+def _blocks(weights: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[list[str]]:
+    """The names of the weights, in lists of about the same size in memory."""
+    block, num_bytes = list[str](), 0
+    for name in weights:
+        block.append(name)
+        num_bytes += local_of(own[name]).nbytes if isinstance(own.get(name), Tensor) else 0
+        if num_bytes >= _BLOCK_BYTES:
+            yield block
+            block, num_bytes = [], 0
+    yield block
+
+
+def _values(name: str, value: Any, own: Any) -> Any:
+    """Of a stored tensor this process's part, perhaps in the memory of its file."""
+    if not isinstance(value, StoredTensor):
+        return value
+    is_kept = name.rpartition(".")[2] == "_extra_state"  # by its module
+    return value.like(own) if is_kept or is_dtensor(own) else value.mapped()
 
 
 def _is_expanded(tensor: Tensor) -> bool:
@@ -199,7 +244,7 @@ def _differences(own: Mapping[str, Any], weights: Mapping[str, Any]) -> tuple[di
     shapes, dtypes = {}, {}
     for name, theirs in weights.items():
         ours = own.get(name)
-        if not isinstance(ours, Tensor) or not isinstance(theirs, Tensor):
+        if not isinstance(ours, Tensor) or not isinstance(theirs, Tensor | StoredTensor):
             continue
         if name.rpartition(".")[2] == "_extra_state":  # its module checks the value
             continue

@@ -93,7 +93,7 @@ def lines_of(found: "Estimate") -> list[str]:
     """The estimate as text."""
     size = found.layout.world_size
     stages = "" if found.layout.pipeline == 1 else " (first stage, last stage)" if len(found.costs) == 2 else ""
-    costs, kinds = found.costs.values(), ("parameters", "gradients", "optimizer", "activations", "peak")
+    costs, kinds = found.costs.values(), ("parameters", "gradients", "optimizer", "activations", "peak", "start")
     rows = [["memory at the peak", *(f"rank {rank}" for rank in found.costs)]]
     rows += [[kind, *(in_units(getattr(cost, kind)) for cost in costs)] for kind in kinds]
     traffic = dict.fromkeys(kind for cost in costs for kind in cost.traffic)

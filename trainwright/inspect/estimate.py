@@ -95,7 +95,8 @@ def _cost_of(build: Callable[[Any], Any], config: Any, rank: int, world_size: in
             trainer = build(_for_estimate(config, folder))
             mesh = current_mesh()
             layout = Layout(data=world_size, replicate=world_size) if mesh is None else mesh.layout
-            return layout, _measure_step(trainer.run, counted)
+            start = counted.peak
+            return layout, replace(_measure_step(trainer.run, counted), start=start)
         finally:
             use_mesh(None)
 

@@ -14,10 +14,10 @@ from trainwright.checkpoint.hub import local_folder
 from trainwright.checkpoint.manifest import MANIFEST_NAME
 from trainwright.checkpoint.safetensors_file import TensorFile, tensor_key
 from trainwright.checkpoint.shard_index import tensor_files
-from trainwright.checkpoint.shards import ShardReader
-from trainwright.checkpoint.state_files import MODEL, completed
+from trainwright.checkpoint.shards import ShardReader, StoredTensor
+from trainwright.checkpoint.state_files import MODEL
 from trainwright.checkpoint.verify import read_unchanged, verify
-from trainwright.checkpoint.weights import group_names, load_weights, read_weights, split_model_state
+from trainwright.checkpoint.weights import INDEX_NAME, group_names, load_weights, read_weights, split_model_state
 from trainwright.config.errors import ConfigError, ConfigTypeError, MissingFileError
 from trainwright.config.yaml_file import read_mapping
 from trainwright.models.config import CONFIG_NAME
@@ -82,22 +82,25 @@ def fetch_model(path_or_id: str | os.PathLike[str], config: str, weights: str, r
     return folder
 
 
-def read_model_weights(folder: Path, filename: str = WEIGHTS_NAME) -> tuple[dict[str, Tensor], Path]:
-    """The weights in a model's folder or a checkpoint, and the file they come from. A checkpoint is verified first."""
+def read_model_weights(folder: Path, filename: str = WEIGHTS_NAME) -> tuple[dict[str, Any], Path]:
+    """The weights in a model's folder or a checkpoint, and the file they come from; see `read_weights`.
+
+    A checkpoint is verified first.
+    """
     if not (folder / MANIFEST_NAME).exists():
         return _read_weights_file(folder, filename)
 
-    def read(folder: Path) -> tuple[dict[str, Tensor], Path]:
+    def read(folder: Path) -> tuple[dict[str, Any], Path]:
         manifest = verify(folder)
         if manifest.layout is not None:
-            return completed(ShardReader(folder, tensor_files(manifest, MODEL)).stored()), folder
+            return dict(ShardReader(folder, tensor_files(manifest, MODEL)).stored()), folder
         return _read_weights_file(folder, filename)
 
     return read_unchanged(folder, read)
 
 
-def _read_weights_file(folder: Path, filename: str) -> tuple[dict[str, Tensor], Path]:
-    for name in (filename, OLD_WEIGHTS_NAME):
+def _read_weights_file(folder: Path, filename: str) -> tuple[dict[str, Any], Path]:
+    for name in (filename, INDEX_NAME, OLD_WEIGHTS_NAME):
         if (folder / name).is_file():
             return read_weights(folder / name), folder / name
     found = [folder / name for name in _LAST if (folder / name).is_dir()]
@@ -107,7 +110,7 @@ def _read_weights_file(folder: Path, filename: str) -> tuple[dict[str, Tensor], 
     )
 
 
-def load_all_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str, skip: Sequence[str] = ()) -> None:
+def load_all_weights(model: nn.Module, weights: Mapping[str, Any], source: str, skip: Sequence[str] = ()) -> None:
     """Load weights that are the model's own: every name and shape must agree. Floating-point types are converted.
 
     Args:
@@ -145,7 +148,8 @@ def init_weights(model: nn.Module, path_or_id: str | os.PathLike[str], *, revisi
     return [name for name, value in own.items() if isinstance(value, Tensor) and tensor_key(value) not in given]
 
 
-def _as(weight: Tensor, own: Any) -> Tensor:
+def _as(weight: Any, own: Any) -> Any:
+    weight = weight.mapped() if isinstance(weight, StoredTensor) else weight
     if isinstance(own, Tensor) and own.is_floating_point() and weight.is_floating_point():
         return weight.to(own.dtype)
     return weight

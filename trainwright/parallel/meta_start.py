@@ -72,6 +72,7 @@ def initialize(complete: nn.Module, parts: Iterable[nn.Module], device: torch.de
     names: dict[int, list[str]] = {}
     for name, tensor in _named(complete):
         names.setdefault(id(tensor), []).append(name)
+    logger.info("%s: initial values by the reset_parameters and _init_weights of its modules.", type(complete).__name__)
     together: list[nn.Module] = []
     while True:
         try:
@@ -140,7 +141,8 @@ def _fill(
 ) -> None:
     filled = set[int]()
     models = _models_with_initializers(complete)
-    for modules in _allocated_together(complete, {*repeated_blocks(complete)}, together):
+
+    def fill(modules: list[nn.Module]) -> None:
         on_meta = [module for module in modules if has_meta(module)]
         with _in_memory(modules, device) as pairs:
             for module in on_meta:
@@ -153,6 +155,9 @@ def _fill(
                     filled.add(id(meta))
                     for target in targets_of(meta):
                         _copy_part(target, values)
+
+    for modules in _allocated_together(complete, {*repeated_blocks(complete)}, together):
+        fill(modules)  # a function, so that a block is freed before the next one is allocated
 
 
 def _allocated_together(
@@ -236,6 +241,8 @@ def _has_values(tensor: Tensor) -> bool:
 
 
 def _copy_part(target: Tensor, values: Tensor) -> None:
+    if simulation() is not None:
+        return
     if not is_dtensor(target):
         target.detach().copy_(values)
         return

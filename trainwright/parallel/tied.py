@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from trainwright._torch_compat.probing import real_tensors
 from trainwright.config.errors import ConfigError
 from trainwright.parallel.dist import TIED_COPY
 from trainwright.parallel.mesh import Mesh
@@ -109,7 +110,8 @@ class TiedParameters:
             return None
         if len(ranks) == self._mesh.layout.pipeline:
             return self._mesh.pipeline_group
-        places = self._mesh.device_mesh.mesh[ranks].flatten(1).T.tolist()  # one row for each data and tensor rank
+        with real_tensors():  # in an estimate, too
+            places = self._mesh.device_mesh.mesh[ranks].flatten(1).T.tolist()  # one row for each data and tensor rank
         groups = [dist.new_group(row) for row in places]
         mine = dist.get_rank()
         return next((group for row, group in zip(places, groups, strict=True) if mine in row), None)

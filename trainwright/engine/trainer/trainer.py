@@ -105,7 +105,8 @@ class Trainer(RunMethods):
     ``create_train_dataloader(dataset)`` or ``create_eval_dataloader(dataset)`` to change the loaders.
 
     Args:
-        model, config: in either order; ``training_config`` is another name of ``config``.
+        model, config: in either order; ``training_config`` is another name of ``config``. A model may be a LazyCall,
+            which ``config.meta_init`` builds on the meta device.
         data_collator: builds a batch from a list of samples; the data set's own ``data_collator`` by default.
         preprocessor: set on the model and data sets whose ``preprocessor`` is None; saved with the model.
         metrics_handler: computes the metrics of evaluations in place of ``config.metrics``; or a function of

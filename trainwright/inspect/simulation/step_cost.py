@@ -36,6 +36,7 @@ class StepCost:
         activations: everything else that exists at the peak: activations, the batch, buffers of data parallelism,
             averaged weights.
         traffic: by kind of collective, the size of the exchanged tensors (of an all-gather its result).
+        start: the most bytes that exist at once before the first step, while the model is built and divided.
     """
 
     parameters: int
@@ -44,6 +45,7 @@ class StepCost:
     optimizer: int
     activations: int
     traffic: dict[str, int] = field(default_factory=dict)
+    start: int = 0
 
     @property
     def peak(self) -> int:
@@ -168,6 +170,8 @@ class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _count(self, tensor: Tensor) -> None:
+        if tensor.device.type == "meta":
+            return
         storage = tensor.untyped_storage()
         key = id(storage)
         if key not in self._sizes:
