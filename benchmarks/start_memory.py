@@ -95,15 +95,19 @@ def measure(folder: Path, layout: dict[str, Any]) -> None:
         print(json.dumps({"processes": get_world_size(), **found}))
 
 
-def estimated(processes: int, layout: dict[str, Any], folder: Path) -> int:
+def estimated(processes: int, layout: dict[str, Any], folder: Path, rank: int) -> int:
+    """The peak of the start of one process."""
     from trainwright.engine import estimate
 
     sizes = {name: processes if size == "all" else size for name, size in layout.items()} if processes > 1 else {}
     config = TrainingConfig(output_dir=str(folder), batch_size=1, meta_init=True, metrics=None, **sizes)
     tokens = torch.zeros(64, 4, dtype=torch.int64)
     data = TensorDataset(tokens, tokens)
-    found = estimate(lambda c: Trainer(LazyCall(model)(size=1024), c, train_dataset=data), config, world_size=processes)
-    return max(cost.start for cost in found.costs.values())
+
+    def build(config: TrainingConfig) -> Trainer:
+        return Trainer(LazyCall(model)(size=1024), config, train_dataset=data)
+
+    return estimate(build, config, world_size=processes, rank=rank).costs[rank].start
 
 
 def write_weights(folder: Path) -> None:
@@ -143,7 +147,8 @@ def main() -> None:
                 found = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
                 columns = [found["share"], *(found[name] for name in STARTS)]
                 share, *grown = (max(column) / MB for column in columns)
-                said = estimated(processes, LAYOUTS[layout], folder) / MB
+                largest = found["share"].index(max(found["share"]))  # stages differ
+                said = estimated(processes, LAYOUTS[layout], folder, largest) / MB
                 print(
                     f"{processes} {layout}: {share:.0f}  {said:.0f}  {' '.join(f'{size:.0f}' for size in grown)}",
                     flush=True,

@@ -124,8 +124,7 @@ def bytes_of(tensor: Tensor) -> memoryview:
 class MappedTensors:
     """The tensors of a safetensors file, which may be deleted meanwhile. Their memory is that of the file.
 
-    Memory of the tensors that were read before is released with each further one: what changes a tensor in place must
-    change a copy.
+    ``release()`` frees the memory of what was read: what changes a tensor in place must change a copy.
     """
 
     def __init__(self, path: Path) -> None:
@@ -138,11 +137,14 @@ class MappedTensors:
         entry = self._entries[name]
         if not entry.num_values:
             return torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
-        if hasattr(mmap, "MADV_DONTNEED"):
-            self._content.madvise(mmap.MADV_DONTNEED)
         offset = self._begin + entry.begin
         flat = torch.frombuffer(self._content, dtype=DTYPES[entry.dtype], count=entry.num_values, offset=offset)
         return flat.reshape(entry.shape)
+
+    def release(self) -> None:
+        """Free the memory of all tensors, whose values are read from the file again."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._content.madvise(mmap.MADV_DONTNEED)
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -160,6 +160,7 @@ class ShardReader:
     def __init__(self, folder: Path, files: Iterable[str]) -> None:
         self._folder, self._files = folder, [*files]
         self._open: dict[str, MappedTensors] = {}
+        self._latest: MappedTensors | None = None  # whose tensor was read last
 
     @cached_property
     def index(self) -> Index:
@@ -177,9 +178,12 @@ class ShardReader:
         return self._folder / entry.parts[0].file
 
     def tensor(self, file: str, name: str) -> Tensor:
-        """A tensor of one file; its memory is that of the file."""
+        """A tensor of one file; its memory is that of the file, and freed where the next one is read."""
+        if self._latest is not None:
+            self._latest.release()
         self.open(file)
-        return self._open[file].get_tensor(name)
+        self._latest = self._open[file]
+        return self._latest.get_tensor(name)
 
     def open(self, file: str) -> None:
         """Open a file, which may be deleted from then on."""

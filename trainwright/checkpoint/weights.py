@@ -24,7 +24,7 @@ from trainwright.parallel.wrappers import load_model_state, model_state, plain_n
 
 logger = logging.getLogger("trainwright.checkpoint")
 
-_BLOCK_BYTES = 2**24  # that are read at once
+_LEAST_BYTES = 2**22  # that are read at once
 INDEX_NAME = "model.safetensors.index.json"  # of a model of transformers in several files
 
 
@@ -198,12 +198,14 @@ def _copy(model: nn.Module, weights: Mapping[str, Any], own: Mapping[str, Any]) 
 
 
 def _blocks(weights: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[list[str]]:
-    """The names of the weights, in lists of about the same size in memory."""
+    """The names of the weights, in at most 64 lists of about the same size in memory."""
+    sizes = {name: local_of(own[name]).nbytes if isinstance(own.get(name), Tensor) else 0 for name in weights}
+    enough = max(_LEAST_BYTES, sum(sizes.values()) // 64)
     block, num_bytes = list[str](), 0
-    for name in weights:
+    for name, size in sizes.items():
         block.append(name)
-        num_bytes += local_of(own[name]).nbytes if isinstance(own.get(name), Tensor) else 0
-        if num_bytes >= _BLOCK_BYTES:
+        num_bytes += size
+        if num_bytes >= enough:
             yield block
             block, num_bytes = [], 0
     yield block
