@@ -3,6 +3,7 @@
 Importing it is cheap: a public name loads its room on first use (PEP 562), and torch only with a room that needs it.
 """
 
+import os
 from typing import TYPE_CHECKING
 
 from trainwright.lazy_names import declared_names
@@ -24,6 +25,11 @@ __version__ = "0.1.0"
 
 __all__, __getattr__ = declared_names(__name__)
 __all__ += ["__version__"]
+
+if "TORCHELASTIC_ERROR_FILE" in os.environ:  # torchrun has started this process
+    from trainwright.error_file import report_errors
+
+    report_errors()
 
 
 def __dir__() -> list[str]:

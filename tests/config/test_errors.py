@@ -70,6 +70,7 @@ def test_the_nearest_name_or_all_of_them() -> None:
         ("cosin", ["constant", "cosine"], "cosine"),
         ("mape", ["MeanAbsoluteError", "MeanAbsolutePercentageError"], "MeanAbsolutePercentageError"),
         ("mse", ["MSELoss", "NLLLoss"], "MSELoss"),
+        ("mse", ["loss", "mean_squared_error"], "mean_squared_error"),
         ("acc", ["AUC", "Accuracy"], "Accuracy"),
         ("BATCH_SIZE", ["batch_size", "seed"], "batch_size"),
     ],

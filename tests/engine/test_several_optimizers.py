@@ -18,6 +18,7 @@ from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_c
 from trainwright.config import ConfigError, ConfigKeyError, ConfigTypeError
 from trainwright.data import build_image_train_loader
 from trainwright.hooks import CallbackHook
+from trainwright.optim import configure_cosine_scheduler_with_warmup
 
 # B batch, F features.
 INPUTS_BF = torch.randn(24, 4, generator=torch.Generator().manual_seed(1))
@@ -194,6 +195,14 @@ def test_in_graph_mode_their_steps_follow_the_program(
     for left, right in zip(compiled.model.parameters(), eager.model.parameters(), strict=True):
         torch.testing.assert_close(left, right)
     assert "It is followed by the step of SGD and Adam, which is of several optimizers." in caplog.text
+
+
+def test_the_start_shows_each_schedule_by_its_name(tmp_path: Path) -> None:
+    net = Net()
+    both, config = optimizers_of(net), TrainingConfig(output_dir=tmp_path, batch_size=4)
+    given = {"head": configure_cosine_scheduler_with_warmup(both["head"], 0, 9)}
+    assert Trainer(net, config, rows(), optimizers=both).run.facts().schedule == "linear schedule"
+    assert "cosine schedule" in str(Trainer(net, config, rows(), optimizers=both, lr_schedulers=given).run.facts())
 
 
 def test_schedules_by_an_evaluation_result_are_stepped(tmp_path: Path) -> None:

@@ -31,7 +31,9 @@ IGNORED = -100
 class Tokens(Dataset[Any]):
     """8 samples of 7 tokens; each sample has another number of labels that count."""
 
-    def __init__(self, ignored: int = IGNORED, *, is_pair: bool = False, per_sample: bool = False) -> None:
+    def __init__(
+        self, ignored: int = IGNORED, *, is_pair: bool = False, per_sample: bool = False, name: str = "labels"
+    ) -> None:
         generator = torch.Generator().manual_seed(5)
         self.inputs = torch.randint(CLASSES, (8, 7), generator=generator)
         self.labels = torch.randint(1, CLASSES, (8, 7), generator=generator)
@@ -41,19 +43,19 @@ class Tokens(Dataset[Any]):
         self.labels[0, 0] = 2
         if per_sample:
             self.labels = torch.tensor([0, 0, 0, ignored, 1, 2, ignored, ignored])
-        self.is_pair = is_pair
+        self.is_pair, self.names = is_pair, ("inputs", name)
 
     def __len__(self) -> int:
         return 8
 
     def __getitem__(self, index: int) -> Any:
         pair = self.inputs[index], self.labels[index]
-        return pair if self.is_pair else dict(zip(("inputs", "labels"), pair, strict=True))
+        return pair if self.is_pair else dict(zip(self.names, pair, strict=True))
 
     def batch(self, *indices: int) -> Any:
         rows = list(indices) or list(range(8))
         pair = self.inputs[rows], self.labels[rows]
-        return pair if self.is_pair else dict(zip(("inputs", "labels"), pair, strict=True))
+        return pair if self.is_pair else dict(zip(self.names, pair, strict=True))
 
 
 class Scores(nn.Module):
@@ -82,6 +84,16 @@ class Tagger(Scores):
         assert labels is not None
         logits_BLC = self.body(inputs)
         return {"loss": F.cross_entropy(logits_BLC.flatten(0, 1), labels.flatten()), "logits": logits_BLC}
+
+
+class OtherName(Tagger):
+    def forward(self, inputs: Tensor, token_labels: Tensor) -> Any:  # type: ignore[override]
+        return super().forward(inputs, token_labels)
+
+
+class NamedBySetting(Tagger):
+    def forward(self, inputs: Tensor, tags: Tensor) -> Any:  # type: ignore[override]
+        return super().forward(inputs, tags)
 
 
 class Padded(Scores):
@@ -124,6 +136,8 @@ WEIGHTS = torch.tensor([0.1, 1.0, 5.0, 2.0, 0.5], dtype=torch.float64)
 KINDS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tokens], dict[str, Any]]] = {
     "next tokens": (NextToken, Tokens, {}),
     "tags": (Tagger, Tokens, {}),
+    "labels of another name": (OtherName, lambda: Tokens(name="token_labels"), {}),
+    "labels of a name that is set": (NamedBySetting, lambda: Tokens(name="tags"), {"label_names": ["tags"]}),
     "padding is ignored": (Padded, lambda: Tokens(0), {}),
     "number of items": (ByItems, Tokens, {}),
     "ignored pixels": (Scores, lambda: Tokens(3, is_pair=True), {"loss": nn.CrossEntropyLoss(ignore_index=3)}),
@@ -160,12 +174,12 @@ def trained(kind: str, batch_size: int, accumulation: int, folder: str) -> tuple
     """The weights after one update, and its logged loss."""
     model, (_, make_data, options) = model_of(kind), dict(KINDS)[kind]
     options = copy.copy(options)
-    make = options.pop("kind", Trainer)
+    make, names = options.pop("kind", Trainer), options.pop("label_names", None)
     config = TrainingConfig(
         output_dir=folder, num_epochs=1, batch_size=batch_size, gradient_accumulation_steps=accumulation,
         optimizer={"name_": "SGD"}, learning_rate=0.5, lr_scheduler_type=None, dataloader_shuffle=False, metrics=[],
         eval_strategy="no", save_enabled=False, tensorboard=None, progress_bar=False, early_stopping=None,
-        dataloader_drop_last=False,
+        dataloader_drop_last=False, label_names=names,
     )  # fmt: skip
     trainer = make(model, config, make_data(), **options)
     trainer.train()
@@ -214,7 +228,7 @@ def eager(kind: str, parts: list[list[int]]) -> tuple[list[list[float]], float]:
     return weights_of(model), trainer.storage.history("total_loss").latest()
 
 
-NAMED = ["next tokens", "tags", "padding is ignored", "number of items"]
+NAMED = ["next tokens", "tags", "labels of another name", "padding is ignored", "number of items"]
 
 
 @pytest.mark.parametrize("kind", NAMED)

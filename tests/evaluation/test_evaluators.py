@@ -46,6 +46,12 @@ def test_labels_of_any_integer_type(dtype):
     assert evaluator.evaluate() == {"Acc@1": 50.0}
 
 
+def test_another_class_can_be_ignored():
+    evaluator = ClsEvaluator(topk=1, ignore_index=1)
+    evaluator.process({"labels": torch.tensor([2, 1, 0])}, {"prediction_scores": scores_with_best(2, 1, 1)})
+    assert evaluator.evaluate() == {"Acc@1": 50.0}
+
+
 def test_more_than_there_are_classes_keeps_its_name_and_is_said_once(caplog):
     evaluator = ClsEvaluator()
     with caplog.at_level(logging.WARNING, "trainwright"):

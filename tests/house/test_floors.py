@@ -34,6 +34,7 @@ OPEN_TO_ALL = {
     "trainwright.data.batch",
     "trainwright.lazy_names",
     "trainwright.notebook",
+    "trainwright.error_file",
     "trainwright.stacks",
     "trainwright.terminal",
 }

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from trainwright.cli.commands import COMMANDS, GROUPS
+from trainwright.error_file import is_reported
 from trainwright.terminal import print_line
 
 DONE, FAILED, USAGE_ERROR, INTERRUPTED = 0, 1, 2, 130
@@ -104,7 +105,8 @@ def _run(module: str, arguments: Sequence[str]) -> int:
     try:
         return int(command(arguments[1:], **prog))
     except UserError as error:
-        print_line("\n  ".join([f"trainwright: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
+        if not is_reported(error):
+            print_line("\n  ".join([f"trainwright: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
         return int(getattr(error, "exit_code", USAGE_ERROR))
     except OSError as error:
         if error.filename is None:

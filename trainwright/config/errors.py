@@ -100,8 +100,8 @@ def nearest_name(name: str, allowed: Iterable[str]) -> str:
 def nearest_of(name: str, allowed: Iterable[str]) -> str | None:
     """The nearest name, whatever its case, hyphens and underscores: also one that begins so, or has these initials.
 
-    >>> nearest_of("adamww", ["Adam", "AdamW"]), nearest_of("mse", ["MeanSquaredError"]), nearest_of("bce", ["BCELoss"])
-    ('AdamW', 'MeanSquaredError', 'BCELoss')
+    >>> nearest_of("adamww", ["Adam", "AdamW"]), nearest_of("mse", ["mean_squared_error", "loss"])
+    ('AdamW', 'mean_squared_error')
     """
     wanted, names = _letters(name), sorted(allowed)
     if near := difflib.get_close_matches(name, names, n=1, cutoff=0.9):
@@ -116,7 +116,7 @@ def nearest_of(name: str, allowed: Iterable[str]) -> str | None:
     return letters[near[0]] if near else None
 
 
-_INITIAL = re.compile(r"[A-Z](?=[a-z])")
+_INITIAL = re.compile(r"[A-Z](?=[a-z])|(?:(?<=_)|^)[a-z]")
 
 
 def _letters(name: str) -> str:

@@ -217,7 +217,7 @@ class Run:
         facts: dict[str, Any] = {
             "model": self.model,
             "optimizer": self.optimizer,
-            "schedule": ", ".join(sorted({type(one).__name__ for one in self.schedules()})),
+            "schedule": ", ".join(sorted({getattr(one, "name", type(one).__name__) for one in self.schedules()})),
             "device": self.device,
             "folder": spec.output_dir,
             "batch_size": spec.batch_size,

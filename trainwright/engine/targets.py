@@ -7,7 +7,7 @@ of the loss is that of the mean over all labels, without those of an ignored cla
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ logger = logging.getLogger("trainwright.engine")
 
 IGNORED = -100  # the class that torch's losses, and models of transformers, ignore
 _FORWARDS = (nn.CrossEntropyLoss.forward, nn.NLLLoss.forward)  # a subclass may compute another loss
+_POSITIONS = ("start_positions", "end_positions")  # of an answer in a text
 _NUM_ITEMS = "num_items_in_batch"  # a parameter of a forward: the sum of the losses is divided by it
 
 
@@ -56,9 +57,22 @@ class Targets:
         return found.item() if found.device.type == "cpu" else found.to(wide_dtype(found.device))
 
 
-def labels_of(batch: Any) -> Tensor | None:
-    """The labels of a batch, if they are classes."""
-    labels = target_of(batch)
+def label_fields(model: nn.Module, batch: Any, names: Sequence[str] | None) -> Sequence[str]:
+    """The fields of a batch that are its labels: ``names``, or those that ``forward`` takes as labels.
+
+    Empty: the labels are where :func:`target_of` finds them, if there are any.
+    """
+    if not isinstance(batch, Mapping):
+        return ()
+    if names is None and target_of(batch) is None:
+        parameters = inspect.signature(model.forward).parameters
+        names = [name for name in batch if name in parameters and ("label" in name or name in _POSITIONS)]
+    return names if names and all(name in batch for name in names) else ()
+
+
+def labels_of(batch: Any, fields: Sequence[str] = ()) -> Tensor | None:
+    """The labels of a batch, if they are classes in one field. ``fields``: those of :func:`label_fields`."""
+    labels = batch[fields[0]] if len(fields) == 1 else None if fields else target_of(batch)
     is_of_classes = isinstance(labels, Tensor) and labels.dim() > 0 and not labels.is_floating_point()
     return labels if is_of_classes and labels.dtype is not torch.bool else None
 
@@ -76,11 +90,8 @@ def targets_of_criterion(criterion: Any) -> Targets | None:
     return Targets(given.get("ignore_index", IGNORED), class_weights=given.get("weight"))
 
 
-def targets_of_model(model: nn.Module, outputs: Any, batch: Any, loss: Tensor) -> Targets | None:
+def targets_of_model(model: nn.Module, outputs: Any, batch: Any, labels: Tensor, loss: Tensor) -> Targets | None:
     """The targets that ``loss``, of the model's ``outputs`` for a batch, averages; None: unknown."""
-    labels = labels_of(batch)
-    if labels is None:
-        return None
     if (found := targets_by_value(model, predictions_of(outputs), labels, loss)) is not None:
         return found
     if _NUM_ITEMS in inspect.signature(model.forward).parameters and isinstance(batch, Mapping):
@@ -172,6 +183,7 @@ class TargetCounter:
         model: the model, not wrapped.
         criterion: returns the loss of outputs and labels, if the model computes none.
         share: called with the decision of this process; returns that of all processes that share the data.
+        label_names: the fields with the labels of a model's own loss, as :func:`label_fields` takes them.
     """
 
     def __init__(
@@ -179,8 +191,10 @@ class TargetCounter:
         model: nn.Module,
         criterion: Callable[[], Any] = lambda: None,
         share: Callable[[Any], list[Any]] = lambda found: [found],
+        label_names: Sequence[str] | None = None,
     ) -> None:
-        self._model, self._criterion, self._share = model, criterion, share
+        self._model, self._criterion, self._share, self._label_names = model, criterion, share, label_names
+        self._fields: Sequence[str] = ()
         self.targets: Targets | None = None
         self.is_decided = self._is_empty = self._is_logged = False
         self._empty: list[Targets] = []  # of the latest batch that had none
@@ -191,9 +205,11 @@ class TargetCounter:
         if simulation() is not None:  # labels and losses have no values: an estimate weights by samples
             self.is_decided = self._is_logged = True
             return
-        found, labels, criterion = None, labels_of(batch), self._criterion()
+        found, criterion = None, self._criterion()
         if outputs is not None and losses_of(outputs) is not None:
             criterion = None
+        self._fields = () if criterion is not None else label_fields(self._model, batch, self._label_names)
+        labels = labels_of(batch, self._fields)
         if labels is not None and criterion is not None:
             found = targets_of_criterion(criterion)
         empty = [] if labels is None or found is not None else empty_targets(self._model, labels, loss.detach())
@@ -202,7 +218,7 @@ class TargetCounter:
             found = empty[0]
         elif not empty and labels is not None and found is None:
             if outputs is not None:
-                found = targets_of_model(self._model, outputs, batch, loss.detach())
+                found = targets_of_model(self._model, outputs, batch, labels, loss.detach())
             found = found or next(iter(self._empty), None)  # a batch before has shown that they are ignored
         self._empty = empty or self._empty
         if found is not None and labels is not None and samples:
@@ -216,18 +232,19 @@ class TargetCounter:
         targets = self.targets
         # The weights are those of a criterion, which decides again.
         is_kept = self.is_decided and (targets is None or targets.class_weights is None)
-        return {"is_decided": is_kept, "targets": asdict(targets) if is_kept and targets is not None else None}
+        shown = asdict(targets) if is_kept and targets is not None else None
+        return {"is_decided": is_kept, "targets": shown, "fields": [*self._fields]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state["is_decided"]:
             self.targets = None if state["targets"] is None else Targets(**state["targets"])
-            self.is_decided = True
+            self.is_decided, self._fields = True, state["fields"]
 
     def count(self, batch: Any, samples: int) -> int | float | Tensor:
         """The weight of a batch; ``samples``: its number of samples, 0 for a padding batch."""
         if not samples or (self._is_empty and self.targets is None):
             return 0
-        labels = labels_of(batch)
+        labels = labels_of(batch, self._fields)
         if self.targets is not None:
             return samples if labels is None else self.targets.count(labels)
         if not self._is_logged and labels is not None and labels.device.type == "cpu" and (labels == IGNORED).any():

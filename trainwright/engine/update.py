@@ -55,6 +55,7 @@ class Update:
         is_staged: the model is cut into pipeline stages, of which only the last one has losses. ``record_loss`` is then
             called once for a window, not in each ``backward``.
         criterion: returns the loss of outputs and labels, if the model computes none.
+        label_names: the fields of a batch with the labels of the model's loss.
 
     Attributes:
         is_window_end: whether the current micro-batch is the last of its window.
@@ -97,6 +98,7 @@ class Update:
         count_all: Callable[[], int] | None = None,
         is_staged: bool = False,
         criterion: Callable[[], Any] = lambda: None,
+        label_names: Sequence[str] | None = None,
     ) -> None:
         self.is_window_end, self.batch = True, None
         self.is_prepared = self.is_stepping = False
@@ -127,7 +129,7 @@ class Update:
         self.mean = WindowMean(
             self.groups,
             differentiate,
-            targets=TargetCounter(model, criterion, gather_over_data),
+            targets=TargetCounter(model, criterion, gather_over_data, label_names),
             count=count,
             count_all=count_all or _unknown,
             num_ranks=None if replica is None else get_data_parallel_size(),

@@ -28,11 +28,12 @@ class ClsEvaluator(DatasetEvaluator):
     """``{"Acc@1": percent, "Acc@5": percent}``: how often the label is among the k best scored classes.
 
     Reads ``outputs["prediction_scores"]`` (B, C) and ``inputs["labels"]`` (B) of any integer type. Samples are counted,
-    so batches of unequal size do not bias the figure; labels of -100 are left out. Where there are fewer than k classes
-    all of them are taken.
+    so batches of unequal size do not bias the figure; labels of ``ignore_index`` are left out. Where there are fewer
+    than k classes all of them are taken.
     """
 
-    def __init__(self, topk: int | Sequence[int] = (1, 5)) -> None:
+    def __init__(self, topk: int | Sequence[int] = (1, 5), *, ignore_index: int = IGNORED_LABEL) -> None:
+        self.ignore_index = ignore_index
         self.topk = (topk,) if isinstance(topk, int) else tuple(topk)
         if not self.topk or any(not isinstance(k, int) or k < 1 for k in self.topk):
             raise ConfigError(f"ClsEvaluator.topk: got {topk!r}; it must be one or several whole numbers >= 1.")
@@ -40,7 +41,8 @@ class ClsEvaluator(DatasetEvaluator):
         self.reset()
 
     def __repr__(self) -> str:
-        return f"ClsEvaluator(topk={self.topk})"
+        ignored = "" if self.ignore_index == IGNORED_LABEL else f", ignore_index={self.ignore_index}"
+        return f"ClsEvaluator(topk={self.topk}{ignored})"
 
     def reset(self) -> None:
         self._num_correct: Tensor | int = 0  # one count per k, on the device until evaluate()
@@ -61,9 +63,10 @@ class ClsEvaluator(DatasetEvaluator):
 
         best_BK = scores_BC.topk(min(max(self.topk), num_classes), dim=1).indices
         labels_B = labels_B.to(best_BK.device, torch.int64)
+        is_counted_B = labels_B != self.ignore_index
+        labels_B = labels_B.where(is_counted_B, IGNORED_LABEL)
         correct_BK = best_BK == labels_B.unsqueeze(1)
         self._num_correct = self._num_correct + torch.stack([correct_BK[:, :k].sum() for k in self.topk])
-        is_counted_B = labels_B != IGNORED_LABEL
         self._num_samples = self._num_samples + is_counted_B.sum()
         self._add_range(labels_B.where(is_counted_B, 0), num_classes)
 
@@ -84,7 +87,7 @@ class ClsEvaluator(DatasetEvaluator):
         if wrong:
             raise EvaluationError(
                 f"ClsEvaluator: labels hold {' and '.join(map(str, wrong))}, but there are {self._num_classes} classes,"
-                f" from 0 on. Only labels of {IGNORED_LABEL} are left out."
+                f" from 0 on. Labels of {self.ignore_index} are left out, which ClsEvaluator(ignore_index=...) sets."
             )
         num_correct = torch.as_tensor(self._num_correct).tolist()
         return {f"Acc@{k}": 100 * count / num_samples for k, count in zip(self.topk, num_correct, strict=True)}

@@ -36,7 +36,8 @@ class FormulaLR(LambdaLR):
     as tensors.
     """
 
-    def __init__(self, optimizer: Optimizer, formula: Formula) -> None:
+    def __init__(self, optimizer: Optimizer, formula: Formula, name: str | None = None) -> None:
+        self.name = name or type(self).__name__  # what the start of a run shows
         for group in optimizer.param_groups:
             # As a float, once: with a tensor each step would synchronize with the device.
             group["initial_lr"] = float(group.get("initial_lr", group["lr"]))
@@ -44,7 +45,7 @@ class FormulaLR(LambdaLR):
 
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
-        del state["lr_lambdas"]
+        del state["lr_lambdas"], state["name"]
         return {
             key: [float(rate) for rate in value] if isinstance(value, list) else value for key, value in state.items()
         }
@@ -222,19 +223,22 @@ def _half_cosine(progress: float) -> float:
 
 def configure_constant_scheduler(optimizer: Optimizer) -> FormulaLR:
     """The optimizer's own rate, always."""
-    return FormulaLR(optimizer, lambda step, base_lr: base_lr)
+    return FormulaLR(optimizer, lambda step, base_lr: base_lr, "constant schedule")
 
 
 def configure_constant_scheduler_with_warmup(optimizer: Optimizer, num_warmup_steps: int) -> FormulaLR:
     """Warm-up, then the optimizer's own rate."""
-    return FormulaLR(optimizer, _after_warmup(lambda step, base_lr: base_lr, num_warmup_steps))
+    formula = _after_warmup(lambda step, base_lr: base_lr, num_warmup_steps)
+    return FormulaLR(optimizer, formula, "constant_with_warmup schedule")
 
 
 def configure_linear_scheduler_with_warmup(
     optimizer: Optimizer, num_warmup_steps: int, num_training_steps: int
 ) -> FormulaLR:
     """Warm-up, then a straight line to 0 at ``num_training_steps``."""
-    return _over_the_rest(optimizer, num_warmup_steps, num_training_steps, lambda left, base_lr: base_lr * left)
+    return _over_the_rest(
+        optimizer, num_warmup_steps, num_training_steps, lambda left, base_lr: base_lr * left, "linear"
+    )
 
 
 def configure_cosine_scheduler_with_warmup(
@@ -245,7 +249,7 @@ def configure_cosine_scheduler_with_warmup(
     def decay(left: float, base_lr: float) -> float:
         return base_lr * (1 + math.cos(2 * math.pi * num_cycles * (1 - left))) / 2
 
-    return _over_the_rest(optimizer, num_warmup_steps, num_training_steps, decay)
+    return _over_the_rest(optimizer, num_warmup_steps, num_training_steps, decay, "cosine")
 
 
 def configure_cosine_with_hard_restarts_scheduler_with_warmup(
@@ -258,7 +262,7 @@ def configure_cosine_with_hard_restarts_scheduler_with_warmup(
             return 0.0
         return base_lr * (1 + math.cos(math.pi * (num_cycles * (1 - left) % 1))) / 2
 
-    return _over_the_rest(optimizer, num_warmup_steps, num_training_steps, decay)
+    return _over_the_rest(optimizer, num_warmup_steps, num_training_steps, decay, "cosine_with_restarts")
 
 
 def configure_polynomial_decay_scheduler_with_warmup(
@@ -273,11 +277,15 @@ def configure_polynomial_decay_scheduler_with_warmup(
     def decay(left: float, base_lr: float) -> float:
         return float((base_lr - lr_end) * left**power + lr_end)
 
-    return _over_the_rest(optimizer, num_warmup_steps, num_training_steps, decay)
+    return _over_the_rest(optimizer, num_warmup_steps, num_training_steps, decay, "polynomial")
 
 
 def _over_the_rest(
-    optimizer: Optimizer, num_warmup_steps: int, num_training_steps: int, decay: Callable[[float, float], float]
+    optimizer: Optimizer,
+    num_warmup_steps: int,
+    num_training_steps: int,
+    decay: Callable[[float, float], float],
+    name: str,
 ) -> FormulaLR:
     """``decay(left, base_lr)``, where ``left`` falls from 1 at the end of the warm-up to 0 at the end of training."""
     if num_training_steps < 1:
@@ -288,7 +296,7 @@ def _over_the_rest(
     def formula(step: int, base_lr: float) -> float:
         return decay((num_training_steps - step) / length if step < num_training_steps else 0.0, base_lr)
 
-    return FormulaLR(optimizer, _after_warmup(formula, num_warmup_steps))
+    return FormulaLR(optimizer, _after_warmup(formula, num_warmup_steps), f"{name} schedule")
 
 
 def _after_warmup(formula: Formula, num_warmup_steps: int) -> Formula:

@@ -13,13 +13,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
 import torch
 
 from trainwright.config.errors import ConfigError, UserError
+from trainwright.error_file import text_of, write_error_file
 from trainwright.parallel import stack_places as places
 from trainwright.parallel.dist import get_pipeline_parallel_size
 from trainwright.stacks import all_stacks, stack_of
@@ -122,12 +122,12 @@ class FaultWatch:
         self._failed = self._where()
         is_own = getattr(error, "raised_on_rank", self._rank) == self._rank
         if is_own and not is_of_connections(error) and isinstance(error, Exception):
-            report = json.dumps({"rank": self._rank, "where": self._where(), "error": _text(error)})
+            report = json.dumps({"rank": self._rank, "where": self._where(), "error": text_of(error)})
             with contextlib.suppress(RuntimeError):  # the store may be gone
                 self._store.compare_set(f"fault/{self._num_trainings}", "", report)
                 if not is_caught:
                     self._store.compare_set("fault", "", report)
-                    _write_error_file(error)
+                    write_error_file(error)
 
     def line_for(self, error: BaseException) -> str | None:
         """What to print instead of the traceback of an error that follows from the failure of another process.
@@ -150,10 +150,10 @@ class FaultWatch:
                 f"rank {self._rank}: ended{self._where()}. Another process ended without a report: it was killed, ran"
                 " out of memory, made another collective call than this process (gloo ends it, above; data ranks that"
                 " use different parameters need find_unused_parameters=True), or its machine or the network failed."
-                f" ({_text(error)})"
+                f" ({text_of(error)})"
             )
         is_of_other = is_lost or getattr(error, "raised_on_rank", self._rank) != self._rank
-        if fault is None or fault["rank"] == self._rank or not (is_of_other or fault["error"] == _text(error)):
+        if fault is None or fault["rank"] == self._rank or not (is_of_other or fault["error"] == text_of(error)):
             return None
         self._read("reported", _REPORT_S)
         is_refusal = isinstance(error, UserError) and not (is_lost or self._where() or fault["where"])
@@ -356,7 +356,8 @@ def watch_faults(
     stop_watching()
     _watch = FaultWatch(store, rank, world_size, timeout_s)
     if sys.excepthook is not _print_once:
-        _print_once.other, sys.excepthook = sys.excepthook, _print_once  # type: ignore[attr-defined]
+        before = sys.excepthook  # of `error_file`, or the user's
+        _print_once.other, sys.excepthook = getattr(before, "other", before), _print_once  # type: ignore[attr-defined]
     _print_once.leave = leave  # type: ignore[attr-defined]
     atexit.unregister(stop_watching)
     atexit.register(stop_watching)
@@ -440,20 +441,6 @@ def _print_once(kind: type[BaseException], error: BaseException, trace: Tracebac
     sys.stderr.flush()
     mark_reported()
     _print_once.leave()  # type: ignore[attr-defined]
-
-
-def _write_error_file(error: BaseException) -> None:
-    """Let torchrun name this process as the root cause."""
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if path:
-        # The earliest error is the cause, in whole seconds: others may end in this one, without a file.
-        about = {"py_callstack": f"{_text(error)} (above)", "timestamp": str(int(time.time()) - 1)}
-        with contextlib.suppress(OSError):
-            Path(path).write_text(json.dumps({"message": {"message": _text(error), "extraInfo": about}}))
-
-
-def _text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 def _left_text(call: str, rank: int) -> str:

@@ -57,6 +57,8 @@ def test_an_unknown_name_is_an_error_with_the_nearest(name, nearest):
     [
         ("MeanAveragePrecision", {}, r"metric MeanAveragePrecision: .*pycocotools"),  # an absent package
         ("zzzzzzzzz", {}, "get_tm_avaliable_metrics"),
+        ("rmse", {}, "'MeanSquaredError', 'squared': False"),
+        ("roc_auc", {}, "Did you mean 'AUROC'"),
         ("PSNR", {}, "metric PSNR: .*data_range"),
         ("Accuracy", {"topk": 3}, "metric Accuracy: .*'topk'.*'top_k'"),
         ("MeanSquaredError", {"nonsense": 1}, "metric MeanSquaredError: .*nonsense"),

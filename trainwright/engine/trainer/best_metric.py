@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trainwright.config.errors import ConfigError, ConfigKeyError, did_you_mean
+from trainwright.config.errors import ConfigError, ConfigKeyError, did_you_mean, nearest_of
 from trainwright.evaluation.objective import find_objective, objective_by_user
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class BestMetric:
         if key not in known and re.sub(r"_\d+$", "", key) not in known:  # per-class results
             raise ConfigError(
                 f"TrainingConfig.metric_for_best_model: got {self._name!r}, which the evaluation does not"
-                f" compute; its results are {', '.join(results)}. {did_you_mean(self._name, results)}"
+                f" compute; its results are {', '.join(results)}. {did_you_mean(key, results)}"
                 " Add it to metrics, or pass a metrics_handler."
             )
 
@@ -115,10 +115,16 @@ class BestMetric:
                 f" {did_you_mean(f'eval_{other[2]}', ['eval_loss', *(f'eval_{one}' for one in known)])}"
             )
         if not is_known:
+            near = nearest_of(name, known)
+            hint = (
+                f"Did you mean 'eval_{near}'?"
+                if near
+                else did_you_mean(monitor, ["eval_loss", *(f"eval_{one}" for one in known)])
+            )
             logger.warning(
                 "TrainingConfig.early_stopping: got monitor=%r, which neither the evaluation nor the metrics of this"
                 " run have. %s Unless the model or a callback puts it, the run ends with an error after its first"
-                " epoch.", monitor, did_you_mean(monitor, ["eval_loss", *(f"eval_{one}" for one in known)]),
+                " epoch.", monitor, hint,
             )  # fmt: skip
 
     # Implementation.

@@ -21,7 +21,7 @@ from trainwright.data.errors import add_batch_note, data_fault
 from trainwright.data.instance import Instance
 from trainwright.engine.loss_fn import forward, losses_of, predictions_of, target_of
 from trainwright.engine.run import TrainerRun
-from trainwright.engine.targets import Comparison, find_comparison
+from trainwright.engine.targets import Comparison, find_comparison, label_fields
 from trainwright.engine.trainer import checks, loaders, parts
 from trainwright.evaluation.evaluator import EvaluationError
 from trainwright.evaluation.loop import run_evaluation
@@ -325,17 +325,14 @@ class Evaluation:
         By default those of the fields that ``forward`` takes as labels, if none has one of the usual names.
         """
         labels = (outputs or {}).get("labels")
-        names = self._run.config.label_names
+        given = self._run.config.label_names
         if labels is None and isinstance(batch, Mapping):
-            if names is None and target_of(batch) is None:
-                parameters = inspect.signature(self._run.model.forward).parameters
-                names = [name for name in batch if name in parameters and ("label" in name or name in _POSITIONS)]
-            elif absent := [name for name in names or () if name not in batch]:
+            if absent := [name for name in given or () if name not in batch]:
                 raise ConfigError(
                     f"TrainingConfig.label_names: the batch has no field {absent[0]!r}."
                     f" {did_you_mean(absent[0], map(str, batch))}"
                 )
-            if names:
+            if names := label_fields(self._run.model, batch, given):
                 labels = batch[names[0]] if len(names) == 1 else tuple(batch[name] for name in names)
         if labels is None:
             return batch
@@ -362,9 +359,6 @@ class Evaluation:
             " training data have. Give pairs (input, target), or the fields of the training data; predict() takes"
             " samples without targets."
         ) from error
-
-
-_POSITIONS = ("start_positions", "end_positions")  # the labels of models that answer questions
 
 
 def _generated(model: Any, batch: Any) -> Any:

@@ -79,7 +79,6 @@ from trainwright.hooks.profile import profile_hook
 from trainwright.models.eval_mode import set_training_mode
 from trainwright.optim.freeze import freeze_bn
 from trainwright.optim.named import NamedOptimizers
-from trainwright.optim.schedules import FormulaLR
 from trainwright.optim.weight_average import exchanging_optimizers
 from trainwright.parallel.dist import get_data_parallel_rank, get_world_size, is_main_process
 
@@ -486,7 +485,7 @@ class Trainer(RunMethods):
     def _facts(self) -> dict[str, Any]:
         """What the start of the run shows beside the facts of both APIs."""
         config = self.config
-        facts: dict[str, Any] = {
+        return {
             "task": config.task,
             "num_train": len(self.train_dataset) if isinstance(self.train_dataset, Sized) else None,
             "num_eval": sum(len(one) for one in loaders.each(self.eval_dataset) if isinstance(one, Sized)) or None,
@@ -495,9 +494,6 @@ class Trainer(RunMethods):
             "metrics": ", ".join(map(str, getattr(self.metrics_handler, "metrics", None) or ())),
             "settings": "" if config.is_by_its_page else config.summary(),
         }
-        if isinstance(config.lr_scheduler_type, str) and isinstance(self.lr_scheduler, FormulaLR):
-            facts["schedule"] = f"{config.lr_scheduler_type} schedule"
-        return facts
 
     def _record(self) -> dict[str, Any]:
         """What ``run.json`` has beside the entries of both APIs."""

@@ -143,6 +143,7 @@ class TrainingStep:
             skip_non_finite=config.non_finite == "skip",
             grad_scaler=run.grad_scaler,
             criterion=lambda: run.criterion,
+            label_names=config.label_names,
             **self._settings_of_update(optimizer),
         )
         if not self._overrides.has("run_step", "train_step", "optimization_step"):

@@ -28,6 +28,12 @@ OLD_NAMES = {
     "WER": "WordErrorRate",
 }  # fmt: skip
 
+# Usual names that are not like torchmetrics' own.
+_SHORT_NAMES = {
+    "rmse": "{'name_': 'MeanSquaredError', 'squared': False}", "mcc": "'MatthewsCorrCoef'", "ap": "'AveragePrecision'",
+    "rocauc": "'AUROC'", "ppl": "'Perplexity'", "pcc": "'PearsonCorrCoef'", "miou": "'JaccardIndex'",
+}  # fmt: skip
+
 _BASES = {"Metric", "BaseAggregator", "CompositionalMetric", "MetricInputTransformer", "RetrievalMetric"}
 _WRONG_UPSTREAM = {"WordInfoPreserved": True}  # torchmetrics 1.9 says False; a perfect text has 1, the largest value
 
@@ -96,7 +102,12 @@ def find_metric(name: str) -> tuple[type[Any], dict[str, Any]]:
     known = {_plain(one): one for one in available_names()}
     found = known.get(_plain(name))
     if found is None:
-        hint = nearest_name(name, known.values()).strip() or "TMMetrics.get_tm_avaliable_metrics() lists all."
+        hint = (
+            f"Did you mean {_SHORT_NAMES[_plain(name)]}?"
+            if _plain(name) in _SHORT_NAMES
+            else nearest_name(name, known.values())
+        )
+        hint = hint.strip() or "TMMetrics.get_tm_avaliable_metrics() lists all."
         raise ConfigError(f"metrics: torchmetrics has no {name!r}. {hint}")
     return metric_classes()[OLD_NAMES.get(found, found)], {"thresholds": 100} if found.startswith("Binned") else {}
 
