@@ -104,6 +104,14 @@ def test_after_train_of_the_other_hooks_runs_whatever_one_hook_raises(
     assert calls[-1] == last
 
 
+def test_a_stop_iteration_of_a_hook_says_where_it_comes_from() -> None:
+    trainer = Trainer([])
+    trainer.register_hooks([CallbackHook(after_step=lambda trainer: next(iter([])))])
+    with pytest.raises(RuntimeError, match="StopIteration") as caught:
+        trainer.train(0, 2)
+    assert any("next() on an iterator that has ended" in note for note in caught.value.__notes__)
+
+
 def test_the_storage_is_current_in_a_training_and_gone_after_it() -> None:
     trainer = Trainer([], fails_at=1)
     with pytest.raises(ZeroDivisionError):

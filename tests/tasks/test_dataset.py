@@ -114,6 +114,12 @@ def test_what_is_wrong_is_reported(tmp_path: Path) -> None:
         register_dataset("other", config_class=SquaresConfig)
 
 
+def test_a_table_without_a_header_is_asked_for_one(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("a good film,pos\na bad film,neg\n")
+    with pytest.raises(ConfigError, match=r"train.csv: its columns \(a good film, pos\).*If its header is missing"):
+        Dataset.load(tmp_path)
+
+
 def test_a_config_picks_the_class(plates: Path) -> None:
     dataset = Dataset.load(plates, "train", config=OCRDatasetConfig(max_length=5), max_size=2)
     assert type(dataset) is OCRDataset

@@ -213,10 +213,13 @@ def locked(folder: PathLike) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     finally:
+        if os.name == "nt":  # an open file cannot be deleted there
+            os.close(descriptor)
         with contextlib.suppress(OSError):
             os.unlink(lock)
         _held.discard(descriptor)
-        os.close(descriptor)
+        if os.name != "nt":
+            os.close(descriptor)
 
 
 _held = set[int]()  # descriptors of locks
@@ -356,7 +359,7 @@ def _host() -> str:
 def _start_time(pid: int) -> int:
     """Start time of a process in clock ticks; -1 for a dead one. Distinguishes processes that reuse a pid."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return -1 if Path("/proc/self/stat").exists() else _start_time_without_proc(pid)
     fields = stat.rpartition(")")[2].split()  # the program's name, in parentheses, may hold anything

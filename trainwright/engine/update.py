@@ -155,12 +155,12 @@ class Update:
             self._step = partial(self.closure.step, step)
         if scaler is not None:  # averaged before: all processes find the same gradients infinite
             self._preparations.append(partial(_unscale, scaler, optimizer))
-            self._step = _scaled_step(scaler, optimizer)
+            self._step = _explained(_scaled_step(scaler, optimizer), optimizer)
         self.clip_only = clipper = gradient_clipper(optimizer, *norms)
         if self.skips:
             skip = SkipNonFinite(optimizer, model.buffers(), grad_scaler=scaler)
             self._use_skip(skip)
-            clipper, self._step = gradient_norm(optimizer, *norms), recorded_step(skip)
+            clipper, self._step = gradient_norm(optimizer, *norms), _explained(recorded_step(skip), optimizer)
         self._clip = recorded_norm(clipper, is_scaled=scaler is not None)
         is_simple = clipper is None and not (self._preparations or self.closure)
         self.finish: Callable[[], None] = self._finish_simply if is_simple else self._finish
@@ -388,28 +388,29 @@ def optimizer_calls(optimizer: Optimizer, accelerator: Any = None) -> tuple[Call
         calls = [optimizer_calls(one, accelerator) for one in optimizer.optimizers.values()]
         return _in_turn([step for step, _ in calls]), _in_turn([zero_grad for _, zero_grad in calls])
     if accelerator is not None:
-        return accelerator.prepare_optimizer(optimizer).step, optimizer.zero_grad
+        return _explained(accelerator.prepare_optimizer(optimizer).step, optimizer), optimizer.zero_grad
     if needs_closure(optimizer):
         return lambda closure=None: optimizer.step(closure), optimizer.zero_grad
     updater = direct(optimizer)
-    takes_closure = "closure" in inspect.signature(type(optimizer).step).parameters
-    if type(optimizer).__module__.startswith("torch.") or not takes_closure:
-        return updater.step, updater.zero_grad
-    return _explained(updater.step, type(optimizer).__name__), updater.zero_grad
+    return _explained(updater.step, optimizer), updater.zero_grad
 
 
-def _explained(step: Callable[[], Any], name: str) -> Callable[[], Any]:
-    """``step`` of a user's optimizer: if its first call fails, a note says that it got no closure."""
+def _explained(step: Callable[..., Any], optimizer: Optimizer) -> Callable[..., Any]:
+    """``step``; if the first call of a user's optimizer that takes a closure fails, a note says that it got none."""
+    kinds = [type(one) for one in each_optimizer(optimizer) if not type(one).__module__.startswith("torch.")]
+    names = [kind.__name__ for kind in kinds if "closure" in inspect.signature(kind.step).parameters]
     has_stepped = False
+    if not names:
+        return step
 
-    def call() -> Any:
+    def call(*arguments: Any) -> Any:
         nonlocal has_stepped
         try:
-            result = step()
+            result = step(*arguments)
         except (TypeError, AssertionError) as error:
             if not has_stepped:
                 error.add_note(
-                    f"{name}.step was called without a closure; if it needs one, write step(self, closure) or a"
+                    f"{names[0]}.step was called without a closure; if it needs one, write step(self, closure) or a"
                     " train_step that calls optimizer.step(closure)."
                 )
             raise

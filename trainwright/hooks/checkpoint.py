@@ -17,6 +17,7 @@ from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.folder import check_name, keep_named, keep_newest
 from trainwright.config.errors import ConfigError
+from trainwright.config.lazy.provenance import relative_path
 from trainwright.evaluation.evaluator import flatten_results_dict
 from trainwright.events.writers.progress import unit_of
 from trainwright.hooks.base import BestResult, HookBase, Period, condition, has_failed
@@ -334,8 +335,5 @@ class BestCheckpointer(HookBase):
 
 def _relative(path: str) -> str:
     """The path from the working folder, if it is inside."""
-    try:
-        relative = os.path.relpath(path)
-    except OSError:  # the working folder is deleted
-        return path
+    relative = relative_path(path)
     return path if relative.startswith(os.pardir) else relative

@@ -26,6 +26,7 @@ def test_every_fault_is_in_one_message() -> None:
     assert "TrainingConfig.eval_strategy: got 'often' (str); it must be 'epoch', 'eval_epoch', 'step'" in message
     assert "TrainingConfig.sede: no such setting. Did you mean 'seed'?" in message
     assert "TrainingConfig.loss: got 'x'. Allowed: " in message
+    assert message.count("Allowed") == 1
     assert len(message.splitlines()) == 7
 
 

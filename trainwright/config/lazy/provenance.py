@@ -77,11 +77,16 @@ def shown(origin: str) -> str:
     """``origin`` relative to the working folder if it is inside."""
     if origin.startswith("<"):  # an interactive session
         return origin
-    try:
-        relative = os.path.relpath(origin)
-    except ValueError:  # another drive
-        return origin
+    relative = relative_path(origin)
     return origin if relative.startswith(os.pardir) else relative
+
+
+def relative_path(path: str | os.PathLike[str], start: str | os.PathLike[str] = os.curdir) -> str:
+    """``path`` from ``start`` on, with slashes; ``path`` itself on another drive, or without a working folder."""
+    try:
+        return os.path.relpath(path, start).replace(os.sep, "/")
+    except (OSError, ValueError):
+        return str(path)
 
 
 class DefaultNode(AnyNode):

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from trainwright.checkpoint.files import atomic_write
 from trainwright.config.lazy.allowlist import PLAIN_CONTAINERS, is_never_named
-from trainwright.config.lazy.provenance import DefaultNode, is_default, raw_children
+from trainwright.config.lazy.provenance import DefaultNode, is_default, raw_children, relative_path
 from trainwright.config.lazy.targets import dotted_path, short_name
 from trainwright.config.secrets import redact, warn_of_hidden, without_secrets
 from trainwright.config.yaml_file import Dumper
@@ -45,8 +45,7 @@ def to_yaml(cfg: Any, filename: str | os.PathLike[str], *, project_root: str | o
     left_out = writer.left_out
     path = Path(filename)
     if project_root is not None:
-        relative = os.path.relpath(Path(project_root).resolve(), path.resolve().parent)
-        plain = {**plain, "project_root": relative.replace(os.sep, "/")}
+        plain = {**plain, "project_root": relative_path(Path(project_root).resolve(), path.resolve().parent)}
     text: str = yaml.dump(
         plain, Dumper=Dumper, default_flow_style=None, allow_unicode=True, width=9999, sort_keys=False
     )

@@ -23,7 +23,7 @@ from trainwright.config.errors import ConfigError, ConfigTypeError, did_you_mean
 from trainwright.config.lazy.allowlist import project_roots
 from trainwright.config.lazy.instantiation import instantiate, locate_target
 from trainwright.config.lazy.lazy_config import get_config, try_get_key
-from trainwright.config.lazy.provenance import are_several, is_set
+from trainwright.config.lazy.provenance import are_several, is_set, relative_path
 from trainwright.config.schema.checks import validate
 from trainwright.config.schema.sections import (
     complete,
@@ -151,7 +151,7 @@ def default_setup(cfg: DictConfig, args: argparse.Namespace | None = None) -> No
         if source is not None:
             # A path relative to the output folder: with it the saved configuration finds the project's modules.
             for root in project_roots(source, cfg, trusts_folder=getattr(args, "trust_folder", False))[:1]:
-                cfg.project_root = _as_text(os.path.relpath(root, Path(cfg.train.output_dir).resolve()))
+                cfg.project_root = _as_text(relative_path(root, Path(cfg.train.output_dir).resolve()))
 
     device = join_ranks(cfg)
     complete_batch_sizes(cfg)

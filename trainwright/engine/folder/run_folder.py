@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright.checkpoint.files import atomic_write, irregular, open_regular
 from trainwright.config.errors import ConfigError
+from trainwright.config.lazy.provenance import relative_path
 from trainwright.config.secrets import RedactingFormatter, remember_secrets
 from trainwright.engine.folder.files import EARLIER_RUNS, Layout, RunFiles
 from trainwright.engine.folder.formats import CSV_NAME, LOSSES_NAME
@@ -78,10 +79,11 @@ class RunFolder:
         """Whether ``path``, or the target of its link, is in this folder and not part of an earlier run."""
         path = os.path.abspath(os.path.expanduser(path))
         inside = [
-            os.path.relpath(path, self.path.absolute()),
-            os.path.relpath(os.path.realpath(path), os.path.realpath(self.path)),
+            relative_path(path, self.path.absolute()),
+            relative_path(os.path.realpath(path), os.path.realpath(self.path)),
         ]
-        return any(name.split(os.sep)[0] not in (os.curdir, os.pardir, EARLIER_RUNS) for name in inside)
+        others = os.curdir, os.pardir, EARLIER_RUNS
+        return any(not os.path.isabs(name) and name.split("/")[0] not in others for name in inside)
 
     def last_results(self) -> dict[str, float]:
         """The results of an evaluation in the last row of metrics.json, without ``eval_``."""
@@ -330,11 +332,12 @@ class TrainerFolder(RunFolder):
 
     def __init__(self, path: str | Path, config: "TrainingConfig") -> None:
         events = config.tensorboard or {"log_dir": None, "comment": ""}
-        event_folder = os.path.relpath(events["log_dir"] or Path(path, config.logs_dir, events["comment"]), path)
+        event_folder = relative_path(events["log_dir"] or Path(path, config.logs_dir, events["comment"]), path)
+        is_outside = os.path.isabs(event_folder) or event_folder.startswith(os.pardir)
         self.layout = Layout(
             "training_config.yaml",
             tables=("metrics.json", LOSSES_NAME, (Path(config.logs_dir) / CSV_NAME).as_posix()),
-            event_folders=() if event_folder.startswith(os.pardir) else (Path(event_folder).as_posix(),),
+            event_folders=() if is_outside else (event_folder,),
             checkpoints=Path(config.checkpoints_dir).as_posix(),
             checkpoint_name=re.compile(r"\d+|model_best(_\d+)?"),
             link_name=re.compile(r"epoch_\d+|final_epoch"),

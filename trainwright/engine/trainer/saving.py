@@ -111,7 +111,7 @@ class Saving:
         self._last_trained = Path(self._checkpointer.get_checkpoint_file()) if loaded is None else loaded[0]
         self._load_weights(best)
         logger.info("Loaded the weights of the best checkpoint, %s.", best)
-        hooks = json.loads((best / "trainer.json").read_text())["hooks"]
+        hooks = json.loads((best / "trainer.json").read_text(encoding="utf-8"))["hooks"]
         found = [hook["state"].get("results") for hook in hooks if hook["class"] == BestCheckpointer.__name__]
         return next(filter(None, found), {})
 

@@ -118,7 +118,7 @@ def elastic_accumulation(config: "TrainingConfig", output_dir: Path, batch_size:
     candidates = [folder] if is_checkpoint(folder) else resume_candidates(folder) if folder.is_dir() else []
     if not candidates or not (file := candidates[0] / "trainer.json").is_file():
         return now
-    state = json.loads(file.read_text())
+    state = json.loads(file.read_text(encoding="utf-8"))
     total = state.get("batch_size", 0) * state["gradient_accumulation_steps"]
     steps, rest = divmod(total, batch_size)
     if rest:
