@@ -63,7 +63,7 @@ def test_an_error_of_all_processes_is_named_and_is_no_stop(launch: Launch) -> No
 def test_an_error_before_the_processes_meet_is_named(launch: Launch, tmp_path: Path) -> None:
     before = 'import os, time\nimport trainwright\nif os.environ["RANK"] == "0": time.sleep(60)\nimport nothing_there\n'
     (tmp_path / "script.py").write_text(before)
-    done = launch("-n", 2, "script.py", code=1)
+    done = launch("-n", 2, "script.py", code=1, fresh=True)
     assert re.search("rank 1 .*failed with ModuleNotFoundError, exit code 1", done.stderr.splitlines()[-1]), done.stderr
 
 
@@ -72,7 +72,7 @@ def test_a_wrong_config_of_all_processes_is_one_traceback(launch: Launch, tmp_pa
         "import time\nfrom trainwright import TrainingConfig\ntry: TrainingConfig(batch_sise=3)\nfinally: time.sleep(2)"
     )
     (tmp_path / "script.py").write_text(wrong)
-    done = launch("-n", 2, "script.py", code=1)
+    done = launch("-n", 2, "script.py", code=1, fresh=True)
     assert done.stderr.count("Did you mean 'batch_size'?") == 1, done.stderr
 
 

@@ -12,7 +12,7 @@ from trainwright.config.lazy.provenance import relative_path
 from trainwright.engine.folder.run_folder import TrainerFolder
 
 MISSING = """
-import os, signal, sys
+import os, signal, sys, torch  # torch asks for the name of the system
 
 def symlink(*_arguments, **_settings):
     raise OSError(1314, "A required privilege is not held by the client")

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Sequence
 
 from trainwright.cli.commands import COMMANDS, GROUPS
-from trainwright.error_file import is_reported
 from trainwright.terminal import print_line
 
 DONE, FAILED, USAGE_ERROR, INTERRUPTED = 0, 1, 2, 130
@@ -99,6 +98,7 @@ def _command(arguments: list[str]) -> int:
 
 def _run(module: str, arguments: Sequence[str]) -> int:
     from trainwright.config.errors import UserError
+    from trainwright.error_file import is_reported
 
     command = importlib.import_module(module).main
     prog = {"prog": "trainwright train"} if arguments[0] == "train" else {}
