@@ -3,6 +3,7 @@
 import re
 import socket
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -60,14 +61,20 @@ def test_an_error_of_all_processes_is_named_and_is_no_stop(launch: Launch) -> No
     assert "failed with ConfigError, exit code 1" in done.stderr.splitlines()[-1], done.stderr
 
 
-def test_an_error_before_the_processes_meet_is_named(launch: Launch, tmp_path: Path) -> None:
+@pytest.fixture
+def fresh_ranks(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun starts interpreters that have imported nothing."""
+    monkeypatch.setitem(environment, "PYTHON_EXEC", sys.executable)
+
+
+def test_an_error_before_the_processes_meet_is_named(launch: Launch, fresh_ranks: None, tmp_path: Path) -> None:
     before = 'import os, time\nimport trainwright\nif os.environ["RANK"] == "0": time.sleep(60)\nimport nothing_there\n'
     (tmp_path / "script.py").write_text(before)
     done = launch("-n", 2, "script.py", code=1, fresh=True)
     assert re.search("rank 1 .*failed with ModuleNotFoundError, exit code 1", done.stderr.splitlines()[-1]), done.stderr
 
 
-def test_a_wrong_config_of_all_processes_is_one_traceback(launch: Launch, tmp_path: Path) -> None:
+def test_a_wrong_config_of_all_processes_is_one_traceback(launch: Launch, fresh_ranks: None, tmp_path: Path) -> None:
     wrong = (
         "import time\nfrom trainwright import TrainingConfig\ntry: TrainingConfig(batch_sise=3)\nfinally: time.sleep(2)"
     )

@@ -317,6 +317,14 @@ def real_path(path: PathLike) -> Path:
     return Path(os.path.realpath(path))
 
 
+def relative_path(path: PathLike, start: PathLike = os.curdir) -> str:
+    """``path`` from ``start`` on, with slashes; ``path`` itself on another drive, or without a working folder."""
+    try:
+        return os.path.relpath(path, start).replace(os.sep, "/")
+    except (OSError, ValueError):
+        return str(path)
+
+
 def named(error: OSError, path: PathLike) -> OSError:
     """The same error with ``path``, the name that the user knows, instead of the temporary name."""
     return type(error)(error.errno, error.strerror, str(path)) if error.errno is not None else error

@@ -15,9 +15,9 @@ from typing import Any
 
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.checkpoint.errors import CheckpointError
+from trainwright.checkpoint.files import relative_path
 from trainwright.checkpoint.folder import check_name, keep_named, keep_newest
 from trainwright.config.errors import ConfigError
-from trainwright.config.lazy.provenance import relative_path
 from trainwright.evaluation.evaluator import flatten_results_dict
 from trainwright.events.writers.progress import unit_of
 from trainwright.hooks.base import BestResult, HookBase, Period, condition, has_failed

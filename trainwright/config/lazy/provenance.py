@@ -16,6 +16,8 @@ from typing import Any, Self
 from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from trainwright.checkpoint.files import relative_path
+
 _TARGET = "_target_"
 _UNTRUSTED = "untrusted"
 _ORIGIN = "origin"
@@ -79,14 +81,6 @@ def shown(origin: str) -> str:
         return origin
     relative = relative_path(origin)
     return origin if relative.startswith(os.pardir) else relative
-
-
-def relative_path(path: str | os.PathLike[str], start: str | os.PathLike[str] = os.curdir) -> str:
-    """``path`` from ``start`` on, with slashes; ``path`` itself on another drive, or without a working folder."""
-    try:
-        return os.path.relpath(path, start).replace(os.sep, "/")
-    except (OSError, ValueError):
-        return str(path)
 
 
 class DefaultNode(AnyNode):

@@ -10,9 +10,9 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from trainwright.checkpoint.files import atomic_write
+from trainwright.checkpoint.files import atomic_write, relative_path
 from trainwright.config.lazy.allowlist import PLAIN_CONTAINERS, is_never_named
-from trainwright.config.lazy.provenance import DefaultNode, is_default, raw_children, relative_path
+from trainwright.config.lazy.provenance import DefaultNode, is_default, raw_children
 from trainwright.config.lazy.targets import dotted_path, short_name
 from trainwright.config.secrets import redact, warn_of_hidden, without_secrets
 from trainwright.config.yaml_file import Dumper

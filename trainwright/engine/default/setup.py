@@ -18,12 +18,13 @@ import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 from torch.utils.data import DataLoader, Dataset
 
+from trainwright.checkpoint.files import relative_path
 from trainwright.checkpoint.folder import POINTER_NAME
 from trainwright.config.errors import ConfigError, ConfigTypeError, did_you_mean
 from trainwright.config.lazy.allowlist import project_roots
 from trainwright.config.lazy.instantiation import instantiate, locate_target
 from trainwright.config.lazy.lazy_config import get_config, try_get_key
-from trainwright.config.lazy.provenance import are_several, is_set, relative_path
+from trainwright.config.lazy.provenance import are_several, is_set
 from trainwright.config.schema.checks import validate
 from trainwright.config.schema.sections import (
     complete,

@@ -18,9 +18,8 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainwright.checkpoint.files import atomic_write, irregular, open_regular
+from trainwright.checkpoint.files import atomic_write, irregular, open_regular, relative_path
 from trainwright.config.errors import ConfigError
-from trainwright.config.lazy.provenance import relative_path
 from trainwright.config.secrets import RedactingFormatter, remember_secrets
 from trainwright.engine.folder.files import EARLIER_RUNS, Layout, RunFiles
 from trainwright.engine.folder.formats import CSV_NAME, LOSSES_NAME
