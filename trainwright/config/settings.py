@@ -267,7 +267,7 @@ class TrainingConfig(CheckedConfig):
     )
     label_names: types.FieldNames | None = setting(
         None, "train",
-        "The fields of a batch that metrics take as labels, several as a tuple. None: 'labels', 'label', 'targets' or"
+        "The fields of a batch that are its labels, several as a tuple. None: 'labels', 'label', 'targets' or"
         " 'target', or else the labels that forward takes.",
     )
     evaluate_with_generate: bool = setting(
