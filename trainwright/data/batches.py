@@ -232,17 +232,8 @@ class Batches(Iterator[Any]):
         log_if_workers_restart(loader)
         length, keeps, is_positioned = self.length, self._keeps_generators, self._is_positioned
         self._keeps_generators = self._is_positioned = False
-        size = length or _length(loader)
-        epoch, skipped = divmod(self.done, size) if size else (0, self.done)
-        saved = self._continued
-        if saved is not None and not size:
-            epoch, skipped = saved["epoch"], self.done - saved["done"]
+        epoch, skipped, to_drop = self._place_in(loader, is_positioned=is_positioned)
         keeps = keeps and (is_positioned or skipped > 0)  # a later epoch draws from the generators as it is opened
-        to_drop = 0 if is_positioned else skipped
-        if isinstance(loader, Repeated):
-            if saved is not None and self.done - skipped <= saved["done"]:
-                to_drop = self.done - saved["done"]  # the batches of the latest pass
-            loader.start = skipped - to_drop
         if not is_positioned:
             self._log_start(loader, epoch, to_drop)
         has_batches, source = True, source_of(loader)
@@ -251,13 +242,7 @@ class Batches(Iterator[Any]):
             self._begin_epoch(epoch)
             with kept_generators() if keeps else nullcontext():
                 self._set_generators(source, is_inside=skipped > 0 and not is_positioned)
-                record = partial(self._record_generators, source, epoch, self.done - skipped)
-                if isinstance(loader, Repeated) and not getattr(source, "persistent_workers", False):
-                    loader.begin_pass = record
-                else:
-                    record(skipped - to_drop)
-                with workers_started(getattr(source, "dataset", None), getattr(source, "collate_fn", None)):
-                    batches = iter(self._with_fresh_workers(loader))
+                batches = self._opened_at(loader, epoch, skipped, to_drop)
                 dropped = sum(1 for _ in islice(batches, to_drop))
             if length is None:
                 yield batches
@@ -277,6 +262,30 @@ class Batches(Iterator[Any]):
                     )
             skipped = to_drop = to_drop - dropped
             epoch, is_positioned, keeps = epoch + 1, False, keeps and skipped > 0
+
+    def _place_in(self, loader: Any, *, is_positioned: bool) -> tuple[int, int, int]:
+        """The epoch, the batches before the position in it, and how many of them are read again."""
+        size, saved = self.length or _length(loader), self._continued
+        epoch, skipped = divmod(self.done, size) if size else (0, self.done)
+        if saved is not None and not size:
+            epoch, skipped = saved["epoch"], self.done - saved["done"]
+        to_drop = 0 if is_positioned else skipped
+        if isinstance(loader, Repeated):
+            if saved is not None and self.done - skipped <= saved["done"]:
+                to_drop = self.done - saved["done"]  # the batches of the latest pass
+            loader.start = skipped - to_drop
+        return epoch, skipped, to_drop
+
+    def _opened_at(self, loader: Any, epoch: int, skipped: int, to_drop: int) -> Iterator[Any]:
+        """An iteration of the loader, before which the generators are recorded."""
+        source = source_of(loader)
+        record = partial(self._record_generators, source, epoch, self.done - skipped)
+        if isinstance(loader, Repeated) and not getattr(source, "persistent_workers", False):
+            loader.begin_pass = record
+        else:
+            record(skipped - to_drop)
+        with workers_started(getattr(source, "dataset", None), getattr(source, "collate_fn", None)):
+            return iter(self._with_fresh_workers(loader))
 
     def _set_generators(self, loader: Any, *, is_inside: bool) -> None:
         """Set the random generators to those that were saved; ``is_inside``: to those that opened the epoch."""

@@ -205,9 +205,7 @@ class TargetCounter:
         if simulation() is not None:  # labels and losses have no values: an estimate weights by samples
             self.is_decided = self._is_logged = True
             return
-        found, criterion = None, self._criterion()
-        if outputs is not None and losses_of(outputs) is not None:
-            criterion = None
+        found, criterion = None, self._used_criterion(outputs)
         self._fields = () if criterion is not None else label_fields(self._model, batch, self._label_names)
         labels = labels_of(batch, self._fields)
         if labels is not None and criterion is not None:
@@ -221,11 +219,13 @@ class TargetCounter:
                 found = targets_of_model(self._model, outputs, batch, labels, loss.detach())
             found = found or next(iter(self._empty), None)  # a batch before has shown that they are ignored
         self._empty = empty or self._empty
-        if found is not None and labels is not None and samples:
-            found = replace(found, per_sample=float(found.count(labels)) / samples or 1.0)
-        shared = self._share((found, self._is_empty))
+        shared = self._share((_by_sample(found, labels, samples), self._is_empty))
         self.targets = next((one for one, _ in shared if one is not None), None)
         self.is_decided = self.targets is not None or not any(is_empty for _, is_empty in shared)
+
+    def _used_criterion(self, outputs: Any) -> Any:
+        """The criterion; None if the outputs have the losses of the model."""
+        return None if outputs is not None and losses_of(outputs) is not None else self._criterion()
 
     def state_dict(self) -> dict[str, Any]:
         """The decision, which a resumed run keeps: its first batch, of a trained model, might show another one."""
@@ -258,6 +258,13 @@ class TargetCounter:
                 "'num_tokens' beside 'logits' from the model" if self._is_of_criterion else of_model,
             )
         return samples
+
+
+def _by_sample(found: Targets | None, labels: Tensor | None, samples: int) -> Targets | None:
+    """``found`` with its number of targets per sample in a batch."""
+    if found is None or labels is None or not samples:
+        return found
+    return replace(found, per_sample=float(found.count(labels)) / samples or 1.0)
 
 
 _LOSSES_OF_CLASSES = (

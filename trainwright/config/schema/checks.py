@@ -85,15 +85,8 @@ def _section_faults(cfg: DictConfig) -> Iterator[Fault]:
                 own.remove(near[0])
                 yield Fault(near[0], f"no such section. Did you mean {name!r}?", ConfigKeyError)
             else:
-                text = f"this section is missing. A run needs {' and '.join(_REQUIRED)}."
-                for other in misplaced:
-                    text += f" The variable {other!r} is not read: write {name} = ... instead of {other}.{name}."
-                if name == _REQUIRED[-1] and children.keys().isdisjoint(_REQUIRED):
-                    text += (
-                        " (A script of the Python API is not a config file: Python runs it, or trainwright launch on"
-                        " several processes, and the function trainwright.engine.estimate says what it needs.)"
-                    )
-                yield Fault(name, text, ConfigKeyError)
+                is_script = name == _REQUIRED[-1] and children.keys().isdisjoint(_REQUIRED)
+                yield Fault(name, _missing_section(name, misplaced, is_script=is_script), ConfigKeyError)
     for name in own:
         # Other sections are allowed, so only a typing error of one letter is a fault.
         for known in SECTIONS:
@@ -104,6 +97,18 @@ def _section_faults(cfg: DictConfig) -> Iterator[Fault]:
         if (what := section_fault(name, value_at(cfg, name))) is not None:
             yield Fault(name, what, kind=ConfigTypeError)
     yield from _loader_faults(cfg)
+
+
+def _missing_section(name: str, misplaced: Sequence[str], *, is_script: bool) -> str:
+    text = f"this section is missing. A run needs {' and '.join(_REQUIRED)}."
+    for other in misplaced:
+        text += f" The variable {other!r} is not read: write {name} = ... instead of {other}.{name}."
+    if is_script:
+        text += (
+            " (A script of the Python API is not a config file: Python runs it, or trainwright launch on several"
+            " processes, and the function trainwright.engine.estimate says what it needs.)"
+        )
+    return text
 
 
 def _secret_faults(node: Any, path: str) -> Iterator[Fault]:
