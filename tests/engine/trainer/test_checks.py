@@ -68,6 +68,8 @@ def test_parts_of_a_wrong_kind_are_reported_all_at_once(tmp_path: Path) -> None:
         trainer.set_optimizer("sgd")
     with pytest.raises(ConfigTypeError, match=r"loss: got 'MSELoss'"):
         trainer.set_loss("MSELoss")
+    with pytest.raises(ConfigTypeError, match=r"got resume_checkpoint_path=True.*resume_from_checkpoint=True"):
+        trainer.train(True)
 
 
 def test_parts_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:

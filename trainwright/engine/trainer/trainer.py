@@ -722,6 +722,11 @@ class Trainer(RunMethods):
         With ``load_best_model_at_end`` those of the best weights, which the model has then.
         """
         checks.refuse_arguments("train", unknown, TRAIN_ARGUMENTS)
+        if isinstance(resume_checkpoint_path, bool):
+            raise ConfigTypeError(
+                f"Trainer.train: got resume_checkpoint_path={resume_checkpoint_path}, which is no path. For"
+                " the latest checkpoint set TrainingConfig(resume_from_checkpoint=True)."
+            )
         if resume_checkpoint_path is not None:
             self.load(resume_checkpoint_path)
             self._saving.continue_from(resume_checkpoint_path)
