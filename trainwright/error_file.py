@@ -31,10 +31,10 @@ def is_reported(error: BaseException) -> bool:
     Each process writes before it reads, so of several exactly the first one finds no earlier file.
     """
     write_error_file(error)
-    own = Path(os.environ.get(_FILE, "/"))
+    own = Path(os.environ.get(_FILE, ""))
     with contextlib.suppress(OSError, ValueError, LookupError):
         mine = own.stat().st_mtime_ns, own.parent.name
-        for other in own.parent.parent.glob(f"*/{own.name}"):
+        for other in own.parent.parent.glob(f"*/{own.name}") if _FILE in os.environ else ():
             is_earlier = (other.stat().st_mtime_ns, other.parent.name) < mine
             if is_earlier and json.loads(other.read_text(encoding="utf-8"))["message"]["message"] == text_of(error):
                 return True

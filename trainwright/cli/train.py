@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from trainwright.config.arguments import default_argument_parser, split_config
 from trainwright.config.errors import ConfigError, ConfigKeyError, MissingFileError, UserError, nearest_name
 from trainwright.config.secrets import redact
+from trainwright.error_file import is_reported
 from trainwright.terminal import guarded, open_standard_streams, print_line
 
 if TYPE_CHECKING:
@@ -239,8 +240,8 @@ def _wait_for_training(number: int, frame: FrameType | None) -> None: ...
 
 def print_error(error: BaseException, args: argparse.Namespace, *, with_traceback: bool = False) -> int:
     """Print an error, or one line if it follows from the failure of another process; returns the exit code."""
-    faults = sys.modules.get("trainwright.parallel.faults")  # not loaded: there are no other processes
-    line = None if faults is None else faults.line_for(error)
+    faults = sys.modules.get("trainwright.parallel.faults")  # not loaded: the processes have not met
+    line = ("" if is_reported(error) else None) if faults is None else faults.line_for(error)
     if line == "":
         return getattr(error, "exit_code", USAGE_ERROR)
     if line is not None:

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from trainwright.config.errors import ConfigError, UserError
-from trainwright.error_file import text_of, write_error_file
+from trainwright.error_file import is_reported, text_of, write_error_file
 from trainwright.parallel import stack_places as places
 from trainwright.parallel.dist import get_pipeline_parallel_size
 from trainwright.stacks import all_stacks, stack_of
@@ -390,7 +390,9 @@ def announce(error: BaseException) -> None:
 
 def line_for(error: BaseException) -> str | None:
     """The line to print instead of the error, if it follows from the failure of another process; otherwise None."""
-    return None if _watch is None else _watch.line_for(error)
+    if _watch is None:  # the processes have not met
+        return "" if is_reported(error) else None
+    return _watch.line_for(error)
 
 
 def mark_reported() -> None:
