@@ -53,7 +53,7 @@ def test_the_best_checkpoint_is_the_default_and_predictions_give_its_metric(
     best = max(row["Acc@1"] for row in read_rows(finished.folder) if "Acc@1" in row)
     assert json.loads((tmp_path / "m.json").read_text())["metrics"]["Acc@1"] == best
     head, *lines = done.stdout.splitlines()[-4:]
-    assert "model_best (iteration " in done.stdout
+    assert "model_best (after " in done.stdout
     assert any(line.split() == ["Acc@1", f"{best:.5g}", "%"] for line in (head, *lines))
     rows = list(csv.DictReader((tmp_path / "p.csv").read_text().splitlines()))
     assert [int(row["sample"]) for row in rows] == list(range(360))

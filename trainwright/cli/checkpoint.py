@@ -62,7 +62,7 @@ def show_lines(found: CheckpointReport, facts: dict[str, Any]) -> list[str]:
     if found.manifest is not None:
         iteration = facts["iteration"]
         ranks = counted(facts["world_size"], "process", "processes")
-        of = "no iteration" if iteration is None else f"iteration {iteration}"
+        of = "no iteration" if iteration is None else f"after {iteration + 1} iterations"
         grid = ", ".join(f"{name} {number}" for name, number in (facts["layout"] or {}).items() if number > 1)
         lines.append(f"{of}, saved at {local_time(found.saved_at)} by {ranks}{shown(f' ({grid})' if grid else '')}")
     if facts["states"]:

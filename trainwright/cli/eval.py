@@ -170,7 +170,7 @@ def lines_of(facts: Mapping[str, Any]) -> list[str]:
     for name in names:
         values = (metrics.get(name) for metrics in columns.values())
         rows.append([shown(name), *("" if value is None else _number(value) + unit_of(name) for value in values)])
-    at = "" if facts["iteration"] is None else f" (iteration {facts['iteration']})"
+    at = "" if facts["iteration"] is None else f" (after {facts['iteration']} iterations)"
     return [f"{shown(facts['checkpoint'])}{at}", *table(rows, right=range(1, len(columns) + 1))]
 
 
