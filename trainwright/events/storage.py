@@ -305,11 +305,14 @@ class EventStorage:
                 latest[name] = (_smoothed(self._histories[name].values_of_last_iterations(window_size)), iteration)
         return latest
 
-    def means_since(self, iteration: int) -> dict[str, tuple[float, int]]:
-        """``latest`` of the metrics with a value of ``iteration`` or later, noisy ones replaced by their mean since."""
+    def means_since(self, iteration: int, *, reads: bool = True) -> dict[str, tuple[float, int]]:
+        """``latest`` of the metrics with a value of ``iteration`` or later, noisy ones replaced by their mean since.
+
+        Without ``reads``: of the values already converted to numbers.
+        """
         return {
             name: (_finite_mean(history.values_since(iteration)) if self._hints[name] else history.latest(), at)
-            for name, history in self.histories().items()
+            for name, history in (self.histories() if reads else self.histories_so_far()).items()
             if (at := history.latest_iteration()) >= iteration
         }
 

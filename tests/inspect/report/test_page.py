@@ -76,7 +76,7 @@ def test_the_tables_have_the_facts_of_the_runs(both: str) -> None:
 def test_the_settings_of_one_run(runs_folder: Path) -> None:
     content = Elements(page(find_runs([str(runs_folder / "objects")]))).content()
     assert "<td>learning.learning_rate</td><td>0.1</td>" in content["details"]
-    assert "Best evaluation loss" in content["overview"]
+    assert "Best eval_loss" in content["overview"]
     assert "<td>objects</td>" not in content["details"]
 
 
@@ -151,7 +151,7 @@ def test_a_million_points_open_in_a_browser_within_two_seconds(tmp_path: Path, b
 def test_a_notebook_shows_the_results_of_a_run(runs_folder: Path, tmp_path: Path) -> None:
     html = Run(runs_folder / "objects")._repr_html_()
     assert "<b>objects</b>" in html
-    assert "Best evaluation loss" in html
+    assert "Best eval_loss" in html
     assert html.index("training loss") < html.index("evaluation loss</text>")
     assert html.count("<polyline") == 2
     with pytest.raises(ConfigError, match=r"has 2 runs: files, objects\. Name one"):

@@ -126,8 +126,9 @@ class ProgressBarCallback(Callback):
 class EpochLines(HookBase):
     """Log a line after every ``every`` epochs: the means of the losses, metrics, results of the evaluation, time.
 
-    Register it after the hooks that evaluate and ``best``, and before the one that writes. ``best``: its metric is
-    marked in the epoch of a new best value. ``unit``: what the lines are numbered by.
+    Register it after the hooks that evaluate and ``best``, and before the one that writes. ``reads``: read the current
+    values, which synchronizes; else the means are those up to the last log line. ``best``: its metric is marked in the
+    epoch of a new best value. ``unit``: what the lines are numbered by.
     """
 
     def __init__(
@@ -135,10 +136,12 @@ class EpochLines(HookBase):
         iterations_per_epoch: int | Fraction,
         *,
         every: int = 1,
+        reads: bool = True,
         best: BestCheckpointer | None = None,
         unit: Literal["epoch", "iteration"] = "epoch",
     ) -> None:
-        self._per_epoch, self._every, self._unit, self._best = iterations_per_epoch, every, unit, best
+        self._per_epoch, self._every, self._reads, self._unit = iterations_per_epoch, every, reads, unit
+        self._best = best
         self._next = self._last = 0  # iterations done
         self._start = 0.0  # seconds
         self._time_left = TimeLeft()
@@ -157,14 +160,14 @@ class EpochLines(HookBase):
     def after_step(self) -> None:
         done = self.trainer.iterations_done
         if done >= self._next:
-            self._log()
+            self._log(reads=self._reads)
         elif done >= self.trainer.max_iter:
             self.trainer.storage.line_at = done  # that of after_train
 
     def after_train(self) -> None:
         trainer = self.trainer
         if not has_failed(trainer) and trainer.iterations_done > max(self._last, trainer.start_iter):
-            self._log()  # with the final evaluation
+            self._log(reads=True)  # with the final evaluation
 
     def _plan_next(self, done: int) -> None:
         period = self._per_epoch * self._every
@@ -172,9 +175,9 @@ class EpochLines(HookBase):
         if self._next >= self.trainer.max_iter:
             self._next = sys.maxsize  # after_train logs the last epoch
 
-    def _log(self) -> None:
+    def _log(self, *, reads: bool) -> None:
         trainer, now, storage, best = self.trainer, time.monotonic(), self.trainer.storage, self._best
-        found = storage.means_since(self._last)
+        found = storage.means_since(self._last, reads=reads)
         # Results of an evaluation within the epoch had a line.
         found = {
             n: one for n, one in found.items() if n not in storage.results or one[1] >= trainer.iterations_done - 1
@@ -216,7 +219,8 @@ def epoch_lines(
             return None
         return EpochLines(eval_period, best=best, unit="iteration")
     period = 0 if is_kernel() else min(log_period, eval_period or log_period)
-    return EpochLines(iterations_per_epoch, every=max(1, math.ceil(period / iterations_per_epoch)), best=best)
+    every = max(1, math.ceil(period / iterations_per_epoch))
+    return EpochLines(iterations_per_epoch, every=every, reads=not period or bool(eval_period), best=best)
 
 
 class EpochProgress(HookBase):
