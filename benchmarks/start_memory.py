@@ -75,7 +75,10 @@ def measure(folder: Path, layout: dict[str, Any]) -> None:
     world = int(os.environ.get("WORLD_SIZE", 1))
     layout = {name: world if size == "all" else size for name, size in layout.items()} if world > 1 else {}
     weights, found = str(folder / "weights"), {}
-    trainer_of(64, folder / "small", layout, meta_init=True).train()  # loads what a start and a step need
+    small = trainer_of(64, folder / "small", layout, meta_init=True)  # loads the code that a start and a step need
+    small.train()
+    small.save(folder / "small" / "saved")
+    trainer_of(64, folder / "loaded", layout, meta_init=True, init_weights_from=str(folder / "small" / "saved"))
     for name in STARTS:
         settings: dict[str, Any] = {"meta_init": name != "not on the meta device"}
         if name == "init_weights_from":

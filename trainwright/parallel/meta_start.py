@@ -264,8 +264,10 @@ def _random_numbers_of_first(device: torch.device) -> Iterator[None]:
         yield
         return
     accelerator: Any = None if device.type == "cpu" else torch.get_device_module(device)
-    devices = [] if accelerator is None else [device]
-    with torch.random.fork_rng(devices=devices, **({"device_type": device.type} if devices else {})):
+    settings: dict[str, Any] = {"devices": []}
+    if accelerator is not None:
+        settings = {"devices": [device], "device_type": device.type}
+    with torch.random.fork_rng(**settings):
         ours = torch.get_rng_state(), accelerator and accelerator.get_rng_state(device)
         on_cpu, on_device = broadcast_object(ours)
         torch.set_rng_state(on_cpu)
