@@ -362,7 +362,10 @@ def in_terminal(action: str, columns: int = 80) -> tuple[Screen, int]:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30 if columns else 0, columns, 0, 0))
     command = [sys.executable, "-c", PROGRAM, action]
-    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
+    width = {"COLUMNS": str(columns)} if columns else {}
+    process = subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, env={**os.environ, **width}
+    )
     os.close(theirs)
     screen, data = Screen(columns or 80), b""
     try:
@@ -404,9 +407,8 @@ def test_lines_end_at_the_width_between_values(columns: int) -> None:
     for whole in ("Linear: 10 parameters (40 B)", "batch_size=4, ", "early_stopping=None, ", " 4/4  "):
         assert whole.strip() in shown
     settings = next(n for n, line in enumerate(screen.lines) if line.startswith("  Settings    TrainingConfig("))
-    if columns < 160:
-        assert "early_stopping" not in screen.lines[settings]
-        assert screen.lines[settings + 1].startswith(" " * 14)
+    assert ("early_stopping" in screen.lines[settings]) == (columns == 160)
+    assert screen.lines[settings + 1].startswith("printed by" if columns == 160 else " " * 14)
 
 
 def test_a_terminal_without_a_size() -> None:
