@@ -72,7 +72,7 @@ def label_fields(model: nn.Module, batch: Any, names: Sequence[str] | None) -> S
 
 def labels_of(batch: Any, fields: Sequence[str] = ()) -> Tensor | None:
     """The labels of a batch, if they are classes in one field. ``fields``: those of :func:`label_fields`."""
-    labels = batch[fields[0]] if len(fields) == 1 else None if fields else target_of(batch)
+    labels: Any = batch[fields[0]] if len(fields) == 1 else None if fields else target_of(batch)
     is_of_classes = isinstance(labels, Tensor) and labels.dim() > 0 and not labels.is_floating_point()
     return labels if is_of_classes and labels.dtype is not torch.bool else None
 

@@ -96,7 +96,7 @@ def iterate_predictions(
                 raise
             error = failure
         if is_alone:
-            round_ = None if outputs is None else [outputs]
+            round_: list[list[Any] | None] | None = None if outputs is None else [outputs]
         elif (reads := gather_values(outputs, error, to_all=True)) is not None:
             round_ = [read() for read in reads]
         else:

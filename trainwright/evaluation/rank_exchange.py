@@ -183,7 +183,8 @@ class EvaluatorOnRanks:
                 raise
         with raised_on_all_ranks():
             if ranks:
-                for evaluator, _, *states in zip(self._local, *(read() for read in ranks), strict=True):
+                rows: Any = zip(self._local, *(read() for read in ranks), strict=True)
+                for evaluator, _, *states in rows:
                     evaluator.merge_state([_with_state(evaluator, state) for state in states])
             results = self._evaluator.evaluate() if is_main_process() else {}
         return broadcast_object(results)

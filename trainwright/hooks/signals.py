@@ -172,7 +172,7 @@ class Interruptions(HookBase):
             *(number in self._received for number in known),
         )
         self._last_check, self._next_check = (iteration, now), iteration + apart
-        received = {number for number, is_received in zip(known, signals, strict=True) if is_received}
+        received: set[int] = {number for number, is_received in zip(known, signals, strict=True) if is_received}
         if received or has_failed:
             self._act(received)
         if is_over:
