@@ -37,32 +37,36 @@ def _complete(args: argparse.Namespace) -> None:
     Raises:
         ConfigError: the cluster needs an argument that is missing, or an argument is wrong.
     """
-    faults = []
     if args.to not in CLUSTERS:
         raise ConfigError(f"launch: --to: got {args.to!r}. {did_you_mean(args.to, CLUSTERS)}")
-    if not re.fullmatch(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?", args.name):
-        faults.append(f"--name: got {args.name!r}; it must have lower-case letters, digits and '-', at most 52.")
-    name, _, path = (args.volume or "").partition(":")
-    if args.volume is not None and not (name and path.startswith("/")):
-        faults.append(f"--volume: got {args.volume!r}; it must be NAME:PATH, such as checkpoints:/output")
     args.processes = int(args.nproc_per_node)
     args.gpus = args.processes if args.gpus_per_node is None else args.gpus_per_node
     args.cpus = args.cpus_per_task or (None if args.gpus else args.processes)
+    args.nodes = f"{args.min_nodes}:{args.max_nodes}" if args.min_nodes < args.max_nodes else str(args.max_nodes)
+    for option, clusters in _USED_BY.items():
+        if getattr(args, option) is not None and args.to not in clusters:
+            print(f"trainwright launch: --{option} has no effect with --to {args.to}.", file=sys.stderr)
+    if faults := _faults(args):
+        raise ConfigError("\ntrainwright: ".join(f"launch: {fault}" for fault in faults))
+    name, _, path = (args.volume or "").partition(":")
+    args.volume = (name, path) if args.volume else None
+
+
+def _faults(args: argparse.Namespace) -> list[str]:
+    faults = []
+    if not re.fullmatch(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?", args.name):
+        faults.append(f"--name: got {args.name!r}; it must have lower-case letters, digits and '-', at most 52.")
+    if args.volume is not None and not re.fullmatch(r"[^:]+:/.*", args.volume):
+        faults.append(f"--volume: got {args.volume!r}; it must be NAME:PATH, such as checkpoints:/output")
     if args.mem is not None and not re.fullmatch(r"[0-9]+[KMGT]", args.mem):
         faults.append(f"--mem: got {args.mem!r}; it must be a whole number with K, M, G or T, such as 64G.")
-    args.nodes = f"{args.min_nodes}:{args.max_nodes}" if args.min_nodes < args.max_nodes else str(args.max_nodes)
     if args.to == "kubernetes" and not args.image:
         faults.append("--to kubernetes: needs --image, a container image with trainwright and your project.")
     if args.to == "skypilot" and args.gpus and not args.accelerator:
         faults.append("--to skypilot: needs --accelerator, the type of the GPUs, such as H100 (or --gpus-per-node 0).")
     if args.to in ("kubernetes", "skypilot") and args.max_nodes > 1 and args.volume is None:
         faults.append(f"--to {args.to}: several hosts need --volume NAME:PATH, a shared volume for the output folder.")
-    for option, clusters in _USED_BY.items():
-        if getattr(args, option) is not None and args.to not in clusters:
-            print(f"trainwright launch: --{option} has no effect with --to {args.to}.", file=sys.stderr)
-    if faults:
-        raise ConfigError("\ntrainwright: ".join(f"launch: {fault}" for fault in faults))
-    args.volume = (name, path) if args.volume else None
+    return faults
 
 
 def write_job_file(args: argparse.Namespace, options: Sequence[str], command: Sequence[str]) -> None:
