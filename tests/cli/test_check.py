@@ -133,7 +133,7 @@ def test_the_text_names_the_rank_and_the_layout(estimate: Any) -> None:
     assert lines[0] == "4 processes: 4 data"
     assert lines[1].split()[-2:] == ["rank", "3"]
     assert [line.split()[0] for line in lines[2:]] == [
-        *("parameters", "gradients", "optimizer", "activations", "peak", "exchanged", "all-reduce")
+        *("parameters", "gradients", "optimizer", "activations", "peak", "start", "exchanged", "all-reduce")
     ]
 
 

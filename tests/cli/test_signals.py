@@ -71,7 +71,7 @@ def test_stopped_and_started_again_is_as_never_stopped(
     assert "Traceback" not in output
     if number != signal.SIGKILL:
         saved = re.search(
-            rf"{number.name}: saved after iteration (\d+); stopping; a resume continues from there", output
+            rf"{number.name}: saved after iteration (\d+); stopped; --resume continues from there", output
         )
         assert saved is not None, output
         assert (folder / "last_checkpoint").read_text() == f"model_{int(saved[1]) - 1:07d}"

@@ -11,7 +11,6 @@ import pytest
 from omegaconf import OmegaConf
 
 from trainwright import get_config
-from trainwright.hooks import ProfileHook
 from trainwright.optim.weight_average import WeightAverage
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -45,15 +44,13 @@ def stated(page: str) -> Iterator[tuple[str, str]]:
 
 
 def real_default(page: str, name: str) -> Any:
-    if page == "performance.md":
-        return inspect.signature(ProfileHook).parameters[name].default
     if page == "finetuning.md":
         return inspect.signature(WeightAverage).parameters[name].default
     value = OmegaConf.select(get_config("common/defaults.py"), name, throw_on_missing=True, default=Ellipsis)
     return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
 
 
-@pytest.mark.parametrize("page", ["training.md", "evaluation.md", "performance.md", "finetuning.md"])
+@pytest.mark.parametrize("page", ["training.md", "evaluation.md", "finetuning.md"])
 def test_the_tables_have_the_defaults_of_the_settings(page: str) -> None:
     found = [(name, text) for name, text in stated(page) if text not in _OTHER_TEXT and name not in _NO_PARAMETERS]
     assert len(found) >= 3

@@ -166,7 +166,7 @@ def test_other_endings_and_a_missing_package_are_named(tmp_path: Path, monkeypat
         export_model(Net(), tmp_path / "model.tflite", torch.randn(2, 4))
 
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(ConfigError, match="trainwright\\[onnx\\]"):
+    with pytest.raises(ConfigError, match="pip install onnx "):
         export_model(Net(), tmp_path / "model.onnx", torch.randn(2, 4))
 
 

@@ -30,5 +30,5 @@ def test_weights_of_a_file_are_loaded_and_must_fit(tmp_path: Path) -> None:
 
 def test_without_timm_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(ConfigImportError, match=r"timm: pip install 'trainwright\[operators\]'"):
+    with pytest.raises(ConfigImportError, match=r"timm: pip install timm"):
         vit.create_model()

@@ -153,7 +153,7 @@ def test_a_text_with_more_tokens_than_positions_is_an_error(classifier: BertText
 
 def test_the_package_transformers_is_named_where_it_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(UserError, match=r"transformers: pip install 'trainwright\[texts\]'"):
+    with pytest.raises(UserError, match=r"transformers: pip install transformers"):
         Bert(BertConfig(**SMALL))
 
 

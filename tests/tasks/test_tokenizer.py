@@ -64,7 +64,7 @@ def test_words_are_those_of_pythons_regular_expressions() -> None:
 
 def test_the_package_tokenizers_is_named_where_it_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(UserError, match=r"tokenizers: pip install 'trainwright\[texts\]'"):
+    with pytest.raises(UserError, match=r"tokenizers: pip install tokenizers"):
         TextTokenizer()
 
 

@@ -268,7 +268,8 @@ class Checkpointer:
                     hint = did_you_mean(name, self.checkpointables)
                     raise CheckpointError(f"Checkpointer.load: no checkpointable {name!r}. {hint}")
             _check_exists(path)
-            if is_weights_only and not (path / MANIFEST_NAME).exists():  # perhaps of transformers
+            is_of_run = (path / MANIFEST_NAME).exists() or (path / f"{EXTRA}.json").exists()  # perhaps damaged
+            if is_weights_only and not is_of_run:  # perhaps of transformers
                 files = [path / WEIGHTS_NAME, path / INDEX_NAME]
                 path = next((file for file in files if file.is_file()), path)
             is_folder = path.is_dir()

@@ -59,7 +59,8 @@ def columns_fault(data: Mapping[Any, Any]) -> str | None:
     """Why a mapping has no data sets by name but the columns of one; None if it may have data sets."""
     if data and all(map(_is_array, data.values())):
         return f"got a {type(data).__name__} of arrays; pass ColumnDataset(**data)."
-    if data and all(isinstance(column, list) and column and _is_number(column[0]) for column in data.values()):
+    are_numbers = all(isinstance(column, list) and column and _is_number(column[0]) for column in data.values())
+    if data and are_numbers and len({len(column) for column in data.values()}) == 1:
         return (
             f"got a {type(data).__name__} of lists of numbers; pass"
             " ColumnDataset(**{name: torch.tensor(values) for name, values in data.items()})."

@@ -113,7 +113,7 @@ def num_launched() -> int:
 
 def launched_rank() -> int:
     """The rank of this process, also before it joins the others."""
-    return get_rank() or (int(os.environ["RANK"]) if num_launched() > 1 else 0)
+    return get_rank() or (int(os.environ.get("RANK", 0)) if num_launched() > 1 else 0)
 
 
 def setup_dist_util(
