@@ -9,52 +9,53 @@ import torch
 
 from trainwright.checkpoint import CheckpointError
 from trainwright.checkpoint.safetensors_file import TensorFile
-from trainwright.checkpoint.shard_index import OFFSETS, SHAPES, Part, read_index, state_of
+from trainwright.checkpoint.shard_index import INDEX_NAME, STATES, Part, read_index, shard_name, state_of
+from trainwright.checkpoint.shards import index_file
 
 WHOLE = torch.arange(20.0).view(4, 5)
 
 
-def put(folder: Path, *parts: tuple[int, int, int, int], shape: Any = (4, 5)) -> list[str]:
-    """A file for each part of WHOLE, given as rows from, rows to, columns from, columns to."""
-    names = []
-    for number, (top, bottom, left, right) in enumerate(parts):
-        names.append(f"model-{number:05d}-of-{len(parts):05d}.safetensors")
-        metadata = {OFFSETS: {"w": {"saved_offsets": [top, left]}}, SHAPES: {"w": shape}}
-        file = TensorFile({"w": WHOLE[top:bottom, left:right]}, {k: json.dumps(v) for k, v in metadata.items()})
-        with open(folder / names[-1], "wb") as opened:
-            file(opened)
-    return names
+def put(folder: Path, *parts: tuple[int, int, int, int]) -> list[str]:
+    """A file for each part of WHOLE, given as rows from, rows to, columns from, columns to; and the index."""
+    names, blocks = [shard_name("model", number, len(parts)) for number in range(len(parts))], []
+    for name, (top, bottom, left, right) in zip(names, parts, strict=True):
+        with open(folder / name, "wb") as opened:
+            TensorFile({"w": WHOLE[top:bottom, left:right]})(opened)
+        blocks.append({"halves": ((top, left), (bottom - top, right - left))})
+    with open(folder / INDEX_NAME, "wb") as opened:
+        index_file(blocks, {"model": {"w": ("F32", (4, 5), "halves")}}, {})(opened)
+    return [*names, INDEX_NAME]
 
 
 GRID = [(0, 3, 0, 2), (0, 3, 2, 5), (3, 4, 0, 2), (3, 4, 2, 5)]
 
 
 def test_parts_that_lie_in_rows_are_one_tensor(tmp_path: Path) -> None:
-    entry = read_index(tmp_path, put(tmp_path, *GRID)).tensors["w"]
-    assert (entry.shape, entry.dtype, entry.num_values, len(entry.parts)) == ((4, 5), "F32", 20, 4)
+    entry = read_index(tmp_path, "model", put(tmp_path, *GRID)).tensors["w"]
+    assert (entry.shape, entry.dtype, entry.num_values) == ((4, 5), "F32", 20)
+    assert [part.file for part in entry.parts((1, 0), (2, 2))] == [shard_name("model", 0, 4)]
+    assert {part.offset for part in entry.parts((0, 0), (4, 5))} == {(0, 0), (0, 2), (3, 0), (3, 2)}
+    assert read_index(tmp_path, "optimizer", [INDEX_NAME]).tensors == {}
 
 
 @pytest.mark.parametrize(
     "parts",
-    [GRID[:3], [*GRID, GRID[0]], [(0, 3, 0, 2), (0, 3, 1, 5), *GRID[2:]], [(0, 4, 0, 4)], [(0, 3, 0, 5), (2, 4, 0, 5)]],
-    ids=["a missing part", "a part twice", "an overlap", "a missing column", "overlapping rows"],
+    [GRID[:3], [*GRID[:3], (2, 4, 2, 5)], [(0, 3, 0, 2), (0, 3, 1, 5), *GRID[2:]], [(0, 3, 0, 5), (2, 4, 0, 5)], []],
+    ids=["a missing part", "overlapping parts", "an overlap", "overlapping rows", "no part"],
 )
 def test_a_value_that_is_missing_or_there_twice_is_an_error(tmp_path: Path, parts: Any) -> None:
-    with pytest.raises(CheckpointError, match=r"w: .*\(4, 5\)"):
-        read_index(tmp_path, put(tmp_path, *parts))
+    with pytest.raises(CheckpointError, match=r"model: w: the parts .* do not hold each value once"):
+        put(tmp_path, *parts)
 
 
 @pytest.mark.parametrize("shape", [(4, 5, 1), (4, -5), "ab", 3, None], ids=str)
 def test_metadata_that_is_no_shape_is_an_error(tmp_path: Path, shape: Any) -> None:
-    with pytest.raises(CheckpointError, match="its offsets cannot be read"):
-        read_index(tmp_path, put(tmp_path, *GRID, shape=shape))
-
-
-def test_files_that_disagree_about_a_tensor_are_an_error(tmp_path: Path) -> None:
-    first, *_ = put(tmp_path, GRID[0])
-    (tmp_path / first).rename(tmp_path / "other")
-    with pytest.raises(CheckpointError, match=r"'w' is F32 of shape \(3, 5\), in another file F32 \(4, 5\)"):
-        read_index(tmp_path, ["other", *put(tmp_path, (0, 3, 2, 5), shape=(3, 5))])
+    states = json.dumps({"model": {"w": ["F32", shape, "halves"]}})
+    table = torch.zeros(4, 5, dtype=torch.int64)
+    with open(tmp_path / INDEX_NAME, "wb") as opened:
+        TensorFile({"halves": table}, {STATES: states, "world_size": "4"})(opened)
+    with pytest.raises(CheckpointError, match="not an index of this library"):
+        read_index(tmp_path, "model", [INDEX_NAME])
 
 
 def test_the_overlap_of_two_blocks() -> None:

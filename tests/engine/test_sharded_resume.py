@@ -12,7 +12,6 @@ from tests.parallel.test_pipeline import build_gpt
 from tests.ranks import on_ranks
 from trainwright import Trainer, TrainingConfig
 from trainwright.engine import state as engine_state
-from trainwright.engine.state import random_state
 from trainwright.parallel.dist import is_main_process, synchronize
 
 LAYOUTS: dict[str, tuple[int, list[dict[str, Any]]]] = {
@@ -50,20 +49,25 @@ def test_a_run_resumes_bitwise_in_its_layout_and_passes_from_one_process_to_it_a
 
 
 def test_random_states_go_to_the_same_share_of_the_data_in_another_layout(monkeypatch: pytest.MonkeyPatch) -> None:
-    states = [{**random_state(), "rank": rank} for rank in range(4)]
-
-    def given(layout: list[int], rank: int, share: int, saved: Any) -> Any:
+    def given(layout: list[int], rank: int, share: int, shares: int, saved: list[int]) -> Any:
         monkeypatch.setattr(engine_state, "_layout", lambda: layout)
         monkeypatch.setattr(engine_state, "get_rank", lambda: rank)
         monkeypatch.setattr(engine_state, "get_data_parallel_rank", lambda: share)
-        found = engine_state._random_state_of({"random": states, **saved})
-        return None if found is None else found["rank"]
+        monkeypatch.setattr(engine_state, "get_data_parallel_size", lambda: shares)
+        monkeypatch.setattr(engine_state, "get_world_size", lambda: layout[0])
+        return engine_state._sources(saved)
 
-    stages = {"ranks": {"layout": [4, 2, 2, 1], "data": [0, 1, 0, 1]}}
-    assert [given([4, 2, 2, 1], rank, rank % 2, stages) for rank in range(4)] == [0, 1, 2, 3]
-    assert [given([4, 1, 2, 2], rank, rank // 2, stages) for rank in range(4)] == [0, 0, 1, 1]  # parts draw alike
-    assert [given([3], rank, rank, stages) for rank in range(3)] == [0, 1, None]
-    assert [given([4], rank, rank, {}) for rank in range(4)] == [0, 1, 2, 3]  # an earlier version
+    stages = [4, 2, 2, 1]
+    assert [{*given(stages, rank, rank % 2, 2, stages).values()} for rank in range(4)] == [{0}, {1}, {2}, {3}]
+    found = [given([4, 1, 2, 2], rank, rank // 2, 2, stages) for rank in range(4)]
+    assert [(one["random"], one["data"], one["hooks"]) for one in found] == [(0, 0, 0), (0, 0, 1), (1, 1, 2), (1, 1, 3)]
+    found = [given([3], rank, rank, 3, stages) for rank in range(3)]
+    assert [(one["random"], one["data"], one["hooks"]) for one in found] == [
+        (0, 0, None),
+        (1, 0, None),
+        (None, 0, None),
+    ]
+    assert [given([2], rank, rank, 2, [4, 1, 1, 2])["random"] for rank in range(2)] == [0, 2]
 
 
 Content = dict[str, torch.Tensor]

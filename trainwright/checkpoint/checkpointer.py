@@ -30,7 +30,7 @@ from trainwright.checkpoint.folder import (
     make_last,
     resume_candidates,
 )
-from trainwright.checkpoint.manifest import MANIFEST_NAME, Manifest
+from trainwright.checkpoint.manifest import MANIFEST_NAME
 from trainwright.checkpoint.optimizer_state import has_other_order, inner_optimizers, sharing_state
 from trainwright.checkpoint.saving import CheckpointWriter, wait_for_saves
 from trainwright.checkpoint.shard_index import state_of
@@ -45,6 +45,7 @@ from trainwright.checkpoint.sharded_saving import (
     use_own_rates,
     verify_together,
     weights_of_stage,
+    with_rows,
 )
 from trainwright.checkpoint.shards import PIPELINE
 from trainwright.checkpoint.state_files import (
@@ -57,6 +58,7 @@ from trainwright.checkpoint.state_files import (
     check_state,
     lay_out_as_parameters,
     read_model_state,
+    read_rows,
     read_state,
     state_names,
 )
@@ -94,6 +96,8 @@ class Checkpointer:
             False it returns when the state is on disk, and needs no memory for a copy.
         checkpointables: objects with ``state_dict`` and ``load_state_dict``, by name; None is ignored. If one has
             ``before_save()``, that is called on every rank before a save reads the states; an exception prevents it.
+            If one has ``ranks_to_load(state, count)``, the value of "rank" in its state belongs to the process alone:
+            it is saved for each of them, and loaded as a dict, by rank, for those that this returns.
 
     Raises:
         CheckpointTypeError: an object has no ``state_dict`` or ``load_state_dict``.
@@ -214,7 +218,9 @@ class Checkpointer:
         self._warn_of_unused()
         self.loaded_from = None
         sharing = self._sharing_now()
-        with raised_together():
+        alike: Mapping[str, Writer] | None = None
+        numbers = [0, 0, 0]  # of rank 0: whether it writes; bytes of a row; whether tensors have changed since a save
+        with raised_together(numbers):
             iteration = self._checked_iteration(name, extra)
             commit: dict[str, Any] = {"tag_last": tag_last and name != "model_best", "on_commit": on_commit}
             attached = self._attached(sharing)
@@ -224,10 +230,16 @@ class Checkpointer:
                 share = replace(share, files=self._with_trained(share.files, iteration))
             if sharing is None and self._is_writer and self.asynchronous:
                 share = replace(share, files=self._writer.stage(share.files, iteration))
+            elif sharing is not None and self.asynchronous:
+                alike = self._writer.staged_alike(share.files, iteration)
+            numbers[:] = self._is_writer, max(map(len, share.rows.values()), default=0), alike is None
         # Nothing is written unless every rank has collected its state.
-        writes = self._is_writer if sharing is None else dist.broadcast_object(self.save_to_disk)
+        is_written, size, is_changed = numbers
+        writes = bool(is_written) and (self._is_writer or sharing is not None)
         if writes and sharing is not None and self.asynchronous:
-            share = replace(share, files=self._staged_together(share.files, iteration))
+            share = replace(share, files=self._staged_together(share.files, iteration, None if is_changed else alike))
+        if is_written:
+            share = with_rows(share, size, None if sharing is None else sharing.grid)
         ranks, layout = (Alone(), None) if sharing is None else (sharing.ranks, sharing.grid.sizes)
         write = partial(self._writer.write, name, share, iteration, ranks=ranks, layout=layout, **commit)
         if self.asynchronous:
@@ -460,11 +472,11 @@ class Checkpointer:
         names = [name for name in files if state_of(name) in states]
         return self._writer.with_last(files, iteration, [*MODEL_FILES, *names])
 
-    def _staged_together(self, files: Mapping[str, Writer], iteration: int | None) -> Mapping[str, Writer]:
-        """A copy of this rank's files; all ranks wait for a save in flight, or none does."""
-        alike = self._writer.staged_alike(files, iteration)
-        is_alike = all(dist.all_gather_object(alike is not None))
-        if alike is not None and is_alike:
+    def _staged_together(
+        self, files: Mapping[str, Writer], iteration: int | None, alike: Mapping[str, Writer] | None
+    ) -> Mapping[str, Writer]:
+        """A copy of this rank's files, ``alike`` if every rank has one; or all ranks wait for a save in flight."""
+        if alike is not None:
             return alike
         with raised_together():
             return self._writer.stage(files, iteration)
@@ -476,8 +488,9 @@ class Checkpointer:
     def _read(self, path: Path, wanted: list[str]) -> "_Contents":
         """Verify and read a checkpoint on all ranks, with all files from the same save."""
 
-        def identify(path: PathLike) -> tuple[Path, Manifest | None]:
-            return dist.broadcast_object(identity(path))
+        def identify(path: PathLike) -> tuple[Path, object]:
+            folder, manifest = identity(path) if dist.is_main_process() else (Path(path), None)
+            return dist.broadcast_object((folder, manifest and (manifest.sequence, manifest.saved_at)))
 
         return read_unchanged(path, lambda folder: self._read_once(folder, wanted), identify=identify)
 
@@ -490,13 +503,16 @@ class Checkpointer:
             held = state_names(manifest)
             extra: dict[str, Any] = read_state(folder, manifest, EXTRA)
             weights = read_model_state(folder, manifest, own)
-            states = {}
+            states: dict[str, Any] = {}
             for name in (name for name in wanted if name in held):
                 target = self.checkpointables[name]
                 states[name] = read_state(folder, manifest, name, reads_tensors=not (is_shared and is_of_model(target)))
                 check_state(states[name], target, str(folder / f"{name}.json"))
+                if hasattr(target, "ranks_to_load"):
+                    chosen = partial(target.ranks_to_load, states[name])
+                    states[name] = {**states[name], "rank": read_rows(folder, manifest, name, chosen)}
         if is_shared:
-            weights = weights_of_stage(weights, own)
+            weights = weights_of_stage(weights, own, self._mesh())
         return _Contents(held, extra, weights, states, is_shared or manifest.layout is not None)
 
     def _load_contents(self, path: Path, contents: "_Contents", wanted: list[str], *, strict: bool) -> dict[str, Any]:

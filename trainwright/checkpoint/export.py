@@ -11,9 +11,9 @@ from trainwright.checkpoint.files import commit_folder, temporary_sibling
 from trainwright.checkpoint.folder import WEIGHTS_NAME
 from trainwright.checkpoint.safetensors_file import TensorFile, bytes_of
 from trainwright.checkpoint.safetensors_header import TIED
-from trainwright.checkpoint.shard_index import state_of, tensor_files
+from trainwright.checkpoint.shard_index import INDEX_NAME, state_of
 from trainwright.checkpoint.shards import ShardReader, StoredTensor
-from trainwright.checkpoint.state_files import EXTRA, MODEL, MODEL_EXTRA, state_names
+from trainwright.checkpoint.state_files import EXTRA, MODEL, MODEL_EXTRA, OF_RANKS, state_names
 from trainwright.checkpoint.verify import read_unchanged, verify
 from trainwright.config.errors import ConfigError
 
@@ -31,7 +31,7 @@ def export_weights(checkpoint: Path, folder: Path) -> dict[str, StoredTensor]:
 
 def _export(checkpoint: Path, folder: Path) -> dict[str, StoredTensor]:
     manifest = verify(checkpoint)
-    reader = ShardReader(checkpoint, tensor_files(manifest, MODEL))
+    reader = ShardReader(checkpoint, MODEL, manifest.files)
     tensors = {name: StoredTensor(reader, name, entry) for name, entry in reader.index.tensors.items()}
     copies = {name: first for name, first in reader.index.copies.items() if name in tensors and first in tensors}
     for name in copies:  # of a weight that several pipeline stages hold: other programs expect it once
@@ -44,6 +44,7 @@ def _export(checkpoint: Path, folder: Path) -> dict[str, StoredTensor]:
         with open(temporary / WEIGHTS_NAME, "xb") as file:
             _write(tensors, metadata, file)
         states = {MODEL, EXTRA, MODEL_EXTRA, *state_names(manifest)}
+        states |= {f"{name}{OF_RANKS}" for name in states} | {os.path.splitext(INDEX_NAME)[0]}
         others = (n for n in manifest.files if os.path.splitext(n)[0] not in states and state_of(n) not in states)
         for name in others:
             (temporary / name).parent.mkdir(parents=True, exist_ok=True)

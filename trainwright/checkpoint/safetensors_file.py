@@ -20,7 +20,7 @@ from trainwright.checkpoint.errors import CheckpointTypeError
 from trainwright.checkpoint.files import open_regular
 from trainwright.checkpoint.safetensors_header import open_tensors, read_header
 
-_DTYPE_NAMES = {
+DTYPE_NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -38,7 +38,7 @@ _DTYPE_NAMES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-DTYPES = {name: dtype for dtype, name in _DTYPE_NAMES.items()}
+DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 
 def check_tensor(tensor: Tensor, where: str) -> None:
@@ -51,8 +51,8 @@ def check_tensor(tensor: Tensor, where: str) -> None:
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
         kind = "on the meta device" if tensor.is_meta else f"of layout {tensor.layout}, dtype {tensor.dtype}"
         raise CheckpointTypeError(f"{where}: got a tensor {kind}; a checkpoint holds dense tensors with data.")
-    if tensor.dtype not in _DTYPE_NAMES:
-        allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in _DTYPE_NAMES)
+    if tensor.dtype not in DTYPE_NAMES:
+        allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPE_NAMES)
         raise CheckpointTypeError(f"{where}: got a tensor of dtype {tensor.dtype}; allowed: {allowed}.")
 
 
@@ -94,7 +94,7 @@ class TensorFile:
         for name, tensor in ordered:
             end = offset + tensor.numel() * tensor.element_size()
             entries[name] = {
-                "dtype": _DTYPE_NAMES[tensor.dtype],
+                "dtype": DTYPE_NAMES[tensor.dtype],
                 "shape": list(tensor.shape),
                 "data_offsets": [offset, end],
             }

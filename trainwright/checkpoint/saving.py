@@ -50,7 +50,8 @@ from trainwright.checkpoint.folder import (
     write_pointer,
 )
 from trainwright.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, measure
-from trainwright.checkpoint.sharded_saving import Alone, Share, merged_states
+from trainwright.checkpoint.sharded_saving import Alone, Share, files_of_all
+from trainwright.checkpoint.shards import PIPELINE, Blocks
 from trainwright.checkpoint.staging import StagingArea
 from trainwright.parallel import dist
 
@@ -191,13 +192,15 @@ class CheckpointWriter:
         Each of ``ranks`` calls this, those of a sharded run in their background threads.
         """
         folder, before = self._folder, self._last_of(iteration)
-        new_manifest = partial(self._new_manifest, iteration, tag_last, layout)
+        now = datetime.now(UTC).isoformat(timespec="microseconds")
+        manifest = Manifest({}, iteration, dist.get_world_size(), now, tag_last=tag_last, layout=layout)
 
         def commit() -> None:
             with self._errors_of(name):
-                self._last_committed = write_checkpoint(folder / name, share, ranks, new_manifest, before)
-                if tag_last:
-                    ranks.first(lambda: write_pointer(folder, name))
+                tag = partial(write_pointer, folder, name) if tag_last else None
+                self._last_committed = write_checkpoint(
+                    folder / name, share, ranks, manifest, before, prepare=self._prepared, then=tag
+                )
 
         _twice(commit)
         _twice(lambda: ranks.first(lambda: self._call(on_commit, name)))
@@ -207,8 +210,8 @@ class CheckpointWriter:
         last = self._last_committed
         return None if last is None or iteration is None or last.manifest.iteration != iteration else last
 
-    def _new_manifest(self, iteration: int | None, tag_last: bool, layout: Mapping[str, int] | None) -> Manifest:
-        """Prepare the folder for a new checkpoint; returns its manifest without its files."""
+    def _prepared(self, manifest: Manifest) -> Manifest:
+        """Prepare the folder for a new checkpoint; returns its manifest with its place among the others."""
         from trainwright.events.writers.writer_thread import sync_files  # imported only by processes that write
 
         sync_files()  # the checkpoint records which metrics are written
@@ -218,16 +221,7 @@ class CheckpointWriter:
             previous = read_pointer(self._folder)
         except (CheckpointError, OSError):
             previous = None
-        return Manifest(
-            {},
-            iteration,
-            dist.get_world_size(),
-            datetime.now(UTC).isoformat(timespec="microseconds"),
-            sequence=newest_sequence(self._folder) + 1,
-            previous=previous,
-            tag_last=tag_last,
-            layout=layout,
-        )
+        return replace(manifest, sequence=newest_sequence(self._folder) + 1, previous=previous)
 
     @contextlib.contextmanager
     def _errors_of(self, name: str) -> Iterator[None]:
@@ -243,13 +237,14 @@ class CheckpointWriter:
             if dist.is_main_process():
                 remove_unlinked(self._folder)
 
-    def _call(self, on_commit: Callable[[], object] | None, name: str) -> None:
+    def _call(self, on_commit: Callable[[], object] | None, name: str) -> str:
         if on_commit is not None:
             try:
                 on_commit()
             except Exception as error:
                 error.add_note(f"{self._folder / name} is saved; on_commit, which is called after that, failed.")
                 raise
+        return name
 
     def remove_stale(self) -> None:
         """Delete temporary files of killed runs, until there are none of other processes. A failure logs a warning."""
@@ -277,7 +272,7 @@ def _twice(work: Callable[[], object]) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A checkpoint that this process has written: its folder and its manifest."""
+    """A checkpoint that this process has written: its folder and its manifest, on other ranks with their files only."""
 
     folder: Path
     manifest: Manifest
@@ -296,7 +291,14 @@ class CommittedFile:
 
 
 def write_checkpoint(
-    path: Path, share: Share, ranks: Alone, new_manifest: Callable[[], Manifest], before: Committed | None
+    path: Path,
+    share: Share,
+    ranks: Alone,
+    manifest: Manifest,
+    before: Committed | None,
+    *,
+    prepare: Callable[[Manifest], Manifest],
+    then: Callable[[], object] | None = None,
 ) -> Committed:
     """Write a checkpoint to ``path`` atomically: readers never see a partial checkpoint.
 
@@ -304,40 +306,57 @@ def write_checkpoint(
     does not see the folder of rank 0, all raise the error.
 
     Args:
-        new_manifest: called by the first rank; the manifest without its files.
+        manifest: without its files.
+        prepare: called by the first rank; prepares the folder, and completes the manifest.
+        then: called by the first rank when the checkpoint is there.
         before: a checkpoint of the same iteration; files equal to its files become hard links to them.
     """
+    own, made = dict[str, FileEntry](), list[Committed]()  # made: on the first rank
+    is_shared = manifest.layout is not None
     with contextlib.ExitStack() as stack:
 
-        def begin() -> tuple[str, Manifest]:
+        def begin() -> str:
+            nonlocal manifest
             is_replaceable = path.is_dir() and (is_checkpoint(path) or path.is_symlink() or not any(path.iterdir()))
             if path.exists() and not is_replaceable:
                 raise CheckpointError(f"{path}: exists and is not a checkpoint; save under another name.")
-            manifest = new_manifest()
+            manifest = prepare(manifest)
             stack.enter_context(locked(path.parent))
             temporary = temporary_sibling(path)
             os.mkdir(temporary)
             stack.callback(shutil.rmtree, temporary, ignore_errors=True)
-            return temporary.name, manifest
+            return temporary.name
 
-        name, manifest = ranks.first(begin)
-        temporary = path.with_name(name)
-        is_shared = manifest.layout is not None
-        parts = ranks.each(lambda: (_write_files(temporary, share.files, before, is_shared=is_shared), share.trees))
+        temporary = path.with_name(ranks.first(begin))
 
-        def commit() -> Committed:
-            entries = _write_files(temporary, merged_states([trees for _, trees in parts]), before, is_shared=is_shared)
-            for files, _ in parts:
-                entries |= files
+        def write() -> tuple[dict[str, FileEntry], Blocks]:
+            nonlocal own
+            if share.stage is not None:
+                share.stage.write(temporary)
+            own = _write_files(temporary, share.files, before, is_shared=is_shared)
+            return own, share.blocks
+
+        parts = ranks.each(write)
+
+        def commit() -> str:
+            entries = {name: entry for files, _ in parts for name, entry in files.items()}
+            if manifest.layout is not None:
+                of_all = files_of_all(temporary, [blocks for _, blocks in parts], manifest.layout.get(PIPELINE, 1))
+                entries |= _write_files(temporary, of_all, before, is_shared=True)
             complete = replace(manifest, files=entries)
-            if before and (same := _committed_alike(path, complete, before)) is not None:
-                return same
-            with _placed(path, manifest.iteration) as folder:
-                (temporary / MANIFEST_NAME).write_bytes(complete.to_bytes())
-                commit_folder(temporary, folder)
-            return Committed(real_path(path), complete)
+            committed = None if before is None else _committed_alike(path, complete, before)
+            if committed is None:
+                with _placed(path, manifest.iteration) as folder:
+                    (temporary / MANIFEST_NAME).write_bytes(complete.to_bytes())
+                    commit_folder(temporary, folder)
+                committed = Committed(real_path(path), complete)
+            if then is not None:
+                then()
+            made.append(committed)
+            return committed.folder.name
 
-        return ranks.first(commit)
+        folder = path.with_name(ranks.first(commit))
+        return made[0] if made else Committed(folder, replace(manifest, files=own))
 
 
 def _committed_alike(path: Path, manifest: Manifest, before: Committed) -> Committed | None:

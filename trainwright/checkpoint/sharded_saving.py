@@ -6,13 +6,15 @@ writer thread of every process. An error of any of them is raised in all, and no
 
 import json
 import os
+import pickle
 import socket
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -21,16 +23,19 @@ from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.files import Writer, temporary_sibling
 from trainwright.checkpoint.manifest import Manifest, read_manifest
 from trainwright.checkpoint.optimizer_state import by_name, numbered, with_names
-from trainwright.checkpoint.safetensors_file import TensorFile
-from trainwright.checkpoint.shard_index import shard_name
-from trainwright.checkpoint.shards import Grid, StoredTensor, share_of
+from trainwright.checkpoint.safetensors_file import DTYPE_NAMES, TensorFile
+from trainwright.checkpoint.safetensors_header import COPIES, TIED
+from trainwright.checkpoint.shard_index import INDEX_NAME, OFFSETS, SHAPES, shard_name
+from trainwright.checkpoint.shards import PIPELINE, Blocks, Grid, StoredTensor, index_file, share_of
 from trainwright.checkpoint.state_files import (
     EXTRA,
     MODEL,
     MODEL_EXTRA,
+    OF_RANKS,
     Stateful,
     bytes_writer,
     completed,
+    encode_row,
     encode_state,
 )
 from trainwright.checkpoint.verify import file_faults
@@ -44,25 +49,46 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 T = TypeVar("T")
+_NAME_BYTES = 1024  # of a file name that rank 0 sends, with one before it
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The files that this process writes, and its stage's states, which rank 0 merges and writes."""
+    """What this process writes of a checkpoint."""
 
     files: Mapping[str, Writer]
-    trees: dict[str, Any]  # {state: its encoded form}, on the first process of each stage
+    rows: Mapping[str, bytes]  # {state: what this process alone has of it}
+    stage: "Stage | None" = None  # on the first process of each stage
+    blocks: Blocks = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What all processes of a pipeline stage have. Rank 0 merges those of the stages, and writes the result."""
+
+    number: int
+    trees: dict[str, Any]  # {state: its encoded form}
+    states: dict[str, Any]  # of the tensors, as in the index
+    metadata: dict[str, str]  # of the model's tensors
+
+    @staticmethod
+    def path(folder: Path, number: int) -> Path:
+        """The file in which rank 0 finds it."""
+        return folder / f"stage-{number}"
+
+    def write(self, folder: Path) -> None:
+        self.path(folder, self.number).write_text(json.dumps([self.trees, self.states, self.metadata]))
 
 
 class Alone:
     """The exchanges of a process that writes everything."""
 
-    def first(self, work: Callable[[], T]) -> T:
-        """What ``work()`` returns on rank 0, on every rank. Its error is raised on every rank."""
+    def first(self, work: Callable[[], str]) -> str:
+        """The file name that ``work()`` returns on rank 0, on every rank. Its error is raised on every rank."""
         return work()
 
     def each(self, work: Callable[[], T]) -> list[T]:
-        """What ``work()`` returns on every rank, by rank. An error of any rank is raised on every rank."""
+        """What ``work()`` returns on every rank, by rank, on rank 0. An error of any rank is raised on every rank."""
         return [work()]
 
 
@@ -75,23 +101,70 @@ class Ranks(Alone):
     def __init__(self) -> None:
         self._group = dist.new_cpu_group()
 
-    def first(self, work: Callable[[], T]) -> T:
-        results: list[Any] = self.each(work if dist.is_main_process() else lambda: None)
-        result: T = results[0]
-        return result
+    def first(self, work: Callable[[], str]) -> str:
+        name, error = _attempted(work if dist.is_main_process() else str)
+        line = bytes([error is not None]) + os.fsencode(name or "")
+        sent = torch.frombuffer(bytearray(line.ljust(_NAME_BYTES, b"\0")), dtype=torch.uint8)
+        torch.distributed.broadcast(sent, 0, self._group)
+        if sent[0]:
+            self._raise(error)
+        return os.fsdecode(sent[1:].numpy().tobytes().rstrip(b"\0"))
 
     def each(self, work: Callable[[], T]) -> list[T]:
-        result: Any = None
-        error: BaseException | None = None
-        try:
-            result = work()
-        except BaseException as raised:
-            error = raised
-        seen = dist.all_gather_object((result, None if error is None else dist.portable(error)), self._group)
-        for rank, (_, other) in enumerate(seen):
+        result, error = _attempted(lambda: pickle.dumps(work()))
+        content = result or b""
+        is_failed, size = dist.largest(error is not None, len(content), group=self._group)
+        if is_failed:
+            self._raise(error)
+        return [pickle.loads(one) for one in gathered_rows(content, size, self._group)]
+
+    def _raise(self, error: BaseException | None) -> None:
+        seen = dist.all_gather_object(None if error is None else dist.portable(error), self._group)
+        for rank, other in enumerate(seen):
             if other is not None:
                 raise other if error is None or rank != dist.get_rank() else error
-        return [value for value, _ in seen]
+
+
+def _attempted(work: Callable[[], T]) -> tuple[T | None, BaseException | None]:
+    try:
+        return work(), None
+    except BaseException as error:
+        return None, error
+
+
+def gathered_rows(content: bytes, size: int, group: Any = None) -> list[bytes]:
+    """The content of every rank with zeros up to ``size``, by rank, on rank 0; nothing elsewhere."""
+    content = content.ljust(size, b"\0")
+    if dist.get_world_size() == 1:
+        return [content]
+    device = dist.device_of_collectives(group)
+    sent = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(device)
+    rows = [torch.empty_like(sent) for _ in range(dist.get_world_size())] if dist.is_main_process() else None
+    torch.distributed.gather(sent, rows, dst=0, group=group)
+    return [row.cpu().numpy().tobytes() for row in rows or ()]
+
+
+def with_rows(share: Share, size: int, grid: Grid | None) -> Share:
+    """``share`` with the rows of ``size`` bytes in files. Where rank 0 writes alone, all ranks send it theirs."""
+    files, blocks = dict(share.files), dict(share.blocks)
+    for name, row in share.rows.items():
+        state = f"{name}{OF_RANKS}"
+        if grid is None:
+            rows = gathered_rows(row, size)
+            files |= {f"{state}.safetensors": TensorFile({"rows": _as_tensor(rows)})} if rows else {}
+            continue
+        shape, place = [grid.world_size, size], {"rows": {"saved_offsets": [grid.rank, 0]}}
+        metadata = {OFFSETS: json.dumps(place), SHAPES: json.dumps({"rows": shape})}
+        part = TensorFile({"rows": _as_tensor([row.ljust(size, b"\0")])}, metadata)
+        files[shard_name(state, grid.rank, grid.world_size)] = part
+        blocks[OF_RANKS] = (grid.rank, 0), (1, size)
+        if grid.rank == 0 and share.stage is not None:
+            share.stage.states[state] = {"rows": ("U8", shape, OF_RANKS)}
+    return replace(share, files=files, blocks=blocks)
+
+
+def _as_tensor(rows: list[bytes]) -> Tensor:
+    return torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.uint8).reshape(len(rows), -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +180,15 @@ class Sharing:
     def of(cls, mesh: "DeviceMesh", names: Iterable[str]) -> "Sharing":
         """``names``: those of the model's weights in this process. Every process must call this."""
         grid = Grid(mesh)
-        all_names = dist.all_gather_object((grid.stage, [*names])) if grid.stages > 1 else []
-        held_before = frozenset(name for stage, held in all_names if stage < grid.stage for name in held)
-        return cls(mesh, grid, held_before, Ranks())
+        before = names_of_stages(mesh, names)[: grid.stage]
+        return cls(mesh, grid, frozenset(name for held in before for name in held), Ranks())
+
+
+def names_of_stages(mesh: "DeviceMesh | None", names: Iterable[str]) -> list[list[str]]:
+    """``names`` of each stage of this process's pipeline, by stage; none without one. Every process must call this."""
+    if mesh is None or PIPELINE not in (mesh.mesh_dim_names or ()):
+        return []
+    return dist.all_gather_object([*names], mesh.get_group(PIPELINE))
 
 
 def check_is_shared(folder: Path) -> None:
@@ -154,8 +233,9 @@ def verify_together(folder: Path) -> Manifest:
     assert manifest is not None, "rank 0 has read it, or every rank has raised"
     rank, world_size = dist.get_rank(), dist.get_world_size()
     own = dict([*manifest.files.items()][rank::world_size])
-    seen = dist.all_gather_object(file_faults(folder, replace(manifest, files=own))[0])
-    if faults := [fault for of_rank in seen for fault in of_rank]:
+    faults, _ = file_faults(folder, replace(manifest, files=own))
+    if dist.is_any(bool(faults)):
+        faults = [fault for of_rank in dist.all_gather_object(faults) for fault in of_rank]
         raise CheckpointError("\n".join([f"{folder}: is damaged.", *(f"  {fault}" for fault in faults)]))
     return manifest
 
@@ -198,11 +278,14 @@ def serialize(
         states = {name: checkpointable.state_dict() for name, checkpointable in checkpointables.items()}
     states |= {EXTRA: dict(extra), **({MODEL_EXTRA: model_extra} if model_extra else {})}
     files, shards, trees = dict[str, Writer](), dict[str, Writer](), dict[str, Any]()
+    rows, split = dict[str, bytes](), dict[str, Any]()
 
     def add_tensors(name: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], *, is_split: bool) -> None:
         if grid is None or not is_split:
             files[f"{name}.safetensors"] = TensorFile(tensors, metadata)
-        elif (part := share_of(tensors, metadata, grid)) is not None:
+            return
+        split[name] = {n: (DTYPE_NAMES[t.dtype], (*t.shape,), grid.layout_of(t).key) for n, t in tensors.items()}
+        if (part := share_of(tensors, metadata, grid)) is not None:
             shards[shard_name(name, grid.rank, grid.world_size)] = part
 
     weights = {name: tensor for name, tensor in weights.items() if name not in held_before}
@@ -211,6 +294,9 @@ def serialize(
         checkpointable = checkpointables.get(name)
         if isinstance(checkpointable, Optimizer):
             state = with_names(state, checkpointable, model if names_from is None else names_from)
+        if hasattr(checkpointable, "ranks_to_load"):
+            rows[name] = encode_row(state["rank"], name)
+            state = {**state, "rank": None}
         is_split = grid is not None and (name == MODEL_EXTRA or is_of_model(checkpointable))
         state = _own(state, checkpointable, held_before) if is_split else state
         text, tensors = encode_state(state, name, is_sharded=is_split)
@@ -221,12 +307,10 @@ def serialize(
         if tensors:
             add_tensors(name, tensors, {}, is_split=is_split)
     files |= {name: bytes_writer(content) for name, content in (attached or {}).items()}
-    return Share(files, {}) if grid is None else _share_of_grid(grid, files, shards, trees)
-
-
-def _share_of_grid(grid: Grid, files: dict[str, Writer], shards: dict[str, Writer], trees: dict[str, Any]) -> Share:
-    """What one of several processes writes: its shards, and on the first one the files that are not divided."""
-    return Share(shards | (files if grid.rank == 0 else {}), trees if grid.is_first_of_stage else {})
+    if grid is None:
+        return Share(files, rows)
+    stage = Stage(grid.stage, trees, split, metadata) if grid.is_first_of_stage else None
+    return Share(shards | (files if grid.rank == 0 else {}), rows, stage, grid.blocks())
 
 
 def _own(state: Any, checkpointable: Any, held_before: Collection[str]) -> Any:
@@ -256,10 +340,9 @@ def own_part(state: Any, target: Any, model: nn.Module, *, is_part: bool) -> Any
     return {**completed({**state, key: None}), key: {n: t.like(own[n]) for n, t in stored.items() if n in own}}
 
 
-def weights_of_stage(weights: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+def weights_of_stage(weights: dict[str, Any], own: Mapping[str, Any], mesh: "DeviceMesh | None") -> dict[str, Any]:
     """``weights`` without those that another stage of a pipeline has. Every process must call this."""
-    names = dist.all_gather_object([*own])
-    elsewhere = {name for held in names for name in held} - own.keys()
+    elsewhere = {name for held in names_of_stages(mesh, own) for name in held} - own.keys()
     return {name: value for name, value in weights.items() if name not in elsewhere}
 
 
@@ -284,14 +367,28 @@ def _with_parts(state: Any, optimizer: Optimizer) -> Any:
     return {**state, "state": states}
 
 
-def merged_states(parts: list[dict[str, Any]]) -> dict[str, Writer]:
-    """The JSON files of the states of all stages."""
-    names = dict.fromkeys(name for trees in parts for name in trees)
-    trees_of = {name: merged([trees[name] for trees in parts if name in trees]) for name in names}
-    return {
-        f"{name}.json": bytes_writer(json.dumps(tree, separators=(",", ":")).encode())
-        for name, tree in trees_of.items()
+def files_of_all(folder: Path, blocks: Sequence[Blocks], stages: int) -> dict[str, Writer]:
+    """The JSON files of the states, and the index, from what all processes and the stages have left in ``folder``.
+
+    Raises:
+        CheckpointError: a value of a tensor is in no block, or in several.
+    """
+    trees, states, metadata = list[dict[str, Any]](), dict[str, dict[str, Any]](), dict[str, dict[str, str]]()
+    for path in (Stage.path(folder, number) for number in range(stages)):
+        own_trees, own_states, own_metadata = json.loads(path.read_bytes())
+        path.unlink()
+        trees.append(own_trees)
+        for name, tensors in own_states.items():
+            states.setdefault(name, {}).update(tensors)
+        for key in own_metadata.keys() & {TIED, COPIES}:
+            metadata.setdefault(key, {}).update(json.loads(own_metadata[key]))
+    found = {
+        name: merged([of_stage[name] for of_stage in trees if name in of_stage])
+        for name in dict.fromkeys(name for of_stage in trees for name in of_stage)
     }
+    texts = {name: json.dumps(tree, separators=(",", ":")).encode() for name, tree in found.items()}
+    index = index_file(blocks, states, {key: json.dumps(names) for key, names in metadata.items()})
+    return {**{f"{name}.json": bytes_writer(text) for name, text in texts.items()}, INDEX_NAME: index}
 
 
 def merged(trees: list[Any]) -> Any:

@@ -3,24 +3,34 @@
 import itertools
 import json
 import math
-import zlib
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import xxhash
 from torch import Tensor
 
 from trainwright._torch_compat.tensor_chunks import chunk_of, is_dtensor, with_chunk
 from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.safetensors_file import DTYPES, MappedTensors, TensorFile
-from trainwright.checkpoint.shard_index import OFFSETS, SHAPES, Index, IndexEntry, read_index
+from trainwright.checkpoint.shard_index import OFFSETS, SHAPES, STATES, Index, IndexEntry, read_index, writer_among
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 PIPELINE = "pp"  # the dimension of a mesh along which processes hold different modules
+
+
+class Layout(NamedTuple):
+    """How a tensor is divided."""
+
+    key: str  # equal on the processes of a stage
+    offset: tuple[int, ...]  # of this process's block
+    shape: tuple[int, ...]
+    holders: list[int]  # the processes with an equal block
 
 
 class Grid:
@@ -42,43 +52,51 @@ class Grid:
         stage = mesh.mesh.select(names.index(PIPELINE), self.stage) if PIPELINE in names else mesh.mesh
         self._ranks: list[int] = stage.flatten().tolist()
         self._places = dict(zip(self._ranks, itertools.product(*map(range, stage.shape)), strict=True))
-        self._writers: dict[Any, list[int]] = {}
+        self._layouts: dict[Any, Layout] = {}
 
     @property
     def is_first_of_stage(self) -> bool:
         """Whether this process writes what all processes of its stage have, apart from tensors."""
         return self.rank == self._ranks[0]
 
-    def writes(self, name: str, tensor: Tensor) -> bool:
-        """Whether this process writes its part of ``tensor``. Equal parts are spread over their processes by name."""
-        holders = self._holders(tensor) if is_dtensor(tensor) else self._ranks
-        return holders[zlib.crc32(name.encode()) % len(holders)] == self.rank
+    def layout_of(self, tensor: Any) -> Layout:
+        """How a tensor is divided over the processes of this stage. Computed once for all tensors of a shape."""
+        known = (tensor.device_mesh, tensor.placements, tensor.shape) if is_dtensor(tensor) else tensor.shape
+        if known not in self._layouts:
+            self._layouts[known] = self._new_layout(tensor)
+        return self._layouts[known]
+
+    def blocks(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Offset and shape of this process's block in each layout, by its key."""
+        return {one.key: (one.offset, one.shape) for one in self._layouts.values() if math.prod(one.shape)}
+
+    def _new_layout(self, tensor: Any) -> Layout:
+        shape = tuple(tensor.shape)
+        if not is_dtensor(tensor):
+            return Layout(self._key(shape), (0,) * len(shape), shape, self._ranks)
+        offset, local = chunk_of(tensor)
+        mesh: DeviceMesh = tensor.device_mesh
+        ranks = mesh.mesh.flatten().tolist()
+        steps = [rank - ranks[0] for rank in ranks]  # alike in the meshes of one kind
+        key = self._key(shape, tensor.placements, tuple(mesh.shape), steps)
+        return Layout(key, offset, tuple(local.shape), self._holders(tensor))
+
+    def _key(self, *parts: Any) -> str:
+        return f"{self.stage}.{xxhash.xxh3_64_hexdigest(repr(parts).encode())}"
 
     def _holders(self, tensor: Any) -> list[int]:
         """The processes with the same part of a DTensor as this one."""
         mesh, placements = tensor.device_mesh, tensor.placements
-        key = (mesh, placements)
-        if key not in self._writers:
-            at = mesh.get_coordinate()
-            index = tuple(
-                slice(None) if placement.is_replicate() else place
-                for placement, place in zip(placements, at, strict=True)
-            )
-            spanned = [self._places[rank] for rank in mesh.mesh.flatten().tolist()]
-            equal = {self._places[rank] for rank in mesh.mesh[index].flatten().tolist()}
-            # The tensor's mesh may span only some dimensions: along the others every process has its own copy.
-            dims = range(len(spanned[0]))
-            fixed = [dim for dim in dims if len({place[dim] for place in spanned}) > 1]
-            wanted = {tuple(place[dim] for dim in fixed) for place in equal}
-            self._writers[key] = [
-                rank for rank in self._ranks if tuple(self._places[rank][dim] for dim in fixed) in wanted
-            ]
-        return self._writers[key]
-
-
-def part_of(tensor: Tensor) -> tuple[tuple[int, ...], Tensor]:
-    """The offset and the values of what this process has of a tensor."""
-    return chunk_of(tensor) if is_dtensor(tensor) else ((0,) * tensor.dim(), tensor)
+        at = mesh.get_coordinate()
+        index = tuple(
+            slice(None) if placement.is_replicate() else place for placement, place in zip(placements, at, strict=True)
+        )
+        spanned = [self._places[rank] for rank in mesh.mesh.flatten().tolist()]
+        equal = {self._places[rank] for rank in mesh.mesh[index].flatten().tolist()}
+        # The tensor's mesh may span only some dimensions: along the others every process has its own copy.
+        fixed = [dim for dim in range(len(spanned[0])) if len({place[dim] for place in spanned}) > 1]
+        wanted = {tuple(place[dim] for dim in fixed) for place in equal}
+        return [rank for rank in self._ranks if tuple(self._places[rank][dim] for dim in fixed) in wanted]
 
 
 def share_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], grid: Grid) -> TensorFile | None:
@@ -86,23 +104,54 @@ def share_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], grid: G
     parts: dict[str, Tensor] = {}
     offsets: dict[str, dict[str, list[int]]] = {}
     for name, tensor in tensors.items():
-        offset, local = part_of(tensor)
-        if grid.writes(name, tensor) and (local.numel() or not math.prod(tensor.shape)):
-            parts[name], offsets[name] = local, {"saved_offsets": list(offset)}
+        layout = grid.layout_of(tensor)
+        if writer_among(layout.holders, name) != grid.rank:
+            continue
+        local = chunk_of(tensor)[1] if is_dtensor(tensor) else tensor
+        if local.numel() or not math.prod(tensor.shape):
+            parts[name], offsets[name] = local, {"saved_offsets": list(layout.offset)}
     if not parts:
         return None
     shapes = {name: list(tensors[name].shape) for name in parts}
     return TensorFile(parts, {**metadata, OFFSETS: json.dumps(offsets), SHAPES: json.dumps(shapes)})
 
 
+Blocks = Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]  # as of Grid.blocks
+States = Mapping[str, Mapping[str, tuple[str, Sequence[int], str]]]  # {state: {name: (dtype, shape, key of layout)}}
+
+
+def index_file(blocks: Sequence[Blocks], states: States, metadata: Mapping[str, str]) -> TensorFile:
+    """The index of a checkpoint, from the blocks of every process.
+
+    Raises:
+        CheckpointError: a value of a tensor is in no block, or in several.
+    """
+    ranks = defaultdict[str, defaultdict[Any, list[int]]](lambda: defaultdict(list))
+    for rank, own in enumerate(blocks):
+        for key, (offset, shape) in own.items():
+            ranks[key][(*offset, *shape)].append(rank)
+    tables: dict[str, Tensor] = {}
+    for state, tensors in states.items():
+        for name, (dtype, shape, key) in tensors.items():
+            if key in tables:
+                continue
+            width = max(map(len, ranks[key].values()), default=1)
+            rows = [[*block, *own, *[-1] * (width - len(own))] for block, own in sorted(ranks[key].items())]
+            tables[key] = table = torch.tensor(rows, dtype=torch.int64).reshape(len(rows), 2 * len(shape) + width)
+            if not IndexEntry(name, (*shape,), dtype, lambda table=table: table, str).has_each_value_once():
+                raise CheckpointError(f"{state}: {name}: the parts of the processes do not hold each value once.")
+    return TensorFile(tables, {**metadata, STATES: json.dumps(states), "world_size": str(len(blocks))})
+
+
 class StoredTensor:
     """A tensor in the files of a checkpoint, which is not read yet."""
 
     def __init__(self, reader: "ShardReader", name: str, entry: IndexEntry) -> None:
-        self._reader, self._name, self._entry = reader, name, entry
+        self._reader, self._name, self.entry = reader, name, entry
         if entry.dtype not in DTYPES:
+            file = next((part.file for part in entry.parts((0,) * len(entry.shape), entry.shape)), "")
             raise CheckpointError(
-                f"{reader.path_of(entry)}: not a safetensors file that can be read ({name!r} has the dtype"
+                f"{reader.folder / file}: not a safetensors file that can be read ({name!r} has the dtype"
                 f" {entry.dtype!r}, expected one of {', '.join(sorted(DTYPES))})."
             )
         self.shape, self.dtype = torch.Size(entry.shape), DTYPES[entry.dtype]
@@ -111,27 +160,26 @@ class StoredTensor:
         """Open the files that ``like(own)`` reads."""
         offset, shape = (0,) * len(self.shape), tuple(self.shape)
         if is_dtensor(own) and own.shape == self.shape:
-            offset, local = part_of(own)
+            offset, local = chunk_of(own)
             shape = tuple(local.shape)
-        for part in self._entry.parts:
-            if part.overlap(offset, shape) is not None:
-                self._reader.open(part.file)
+        for part in self.entry.parts(offset, shape):
+            self._reader.open(part.file)
 
     def like(self, own: Any) -> Tensor:
         """This process's part as a DTensor like ``own``; the complete tensor if ``own`` is not one of this shape."""
         if not is_dtensor(own) or own.shape != self.shape:
             return self.whole()
-        offset, local = part_of(own)
-        return with_chunk(own, self._block(offset, tuple(local.shape)))
+        offset, local = chunk_of(own)
+        return with_chunk(own, self.block(offset, tuple(local.shape)))
 
     def whole(self) -> Tensor:
         """All values, on the CPU."""
-        return self._block((0,) * len(self.shape), tuple(self.shape))
+        return self.block((0,) * len(self.shape), tuple(self.shape))
 
     def mapped(self) -> Tensor:
         """All values, in the memory of the file if one file has them."""
-        part = self._entry.parts[0]
-        return self._reader.tensor(part.file, self._name) if part.shape == self.shape else self.whole()
+        parts = self.entry.parts((0,) * len(self.shape), self.shape)
+        return self._reader.tensor(parts[0].file, self._name) if len(parts) == 1 else self.whole()
 
     def meta(self) -> Tensor:
         """A tensor of the same shape and dtype without values."""
@@ -143,11 +191,12 @@ class StoredTensor:
         """All values as an array."""
         return self.whole().numpy()
 
-    def _block(self, offset: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
+    def block(self, offset: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
+        """The values of a block, from the files with parts of it."""
         block = torch.empty(shape, dtype=self.dtype, device="cpu")
         if not block.numel():
             return block
-        for part in self._entry.parts:
+        for part in self.entry.parts(offset, shape):
             if (places := part.overlap(offset, shape)) is not None:
                 here, there = places
                 block[there].copy_(self._reader.tensor(part.file, self._name)[here])
@@ -157,25 +206,22 @@ class StoredTensor:
 class ShardReader:
     """The tensors of one state in the files of a checkpoint, which are opened at the first use."""
 
-    def __init__(self, folder: Path, files: Iterable[str]) -> None:
-        self._folder, self._files = folder, [*files]
+    def __init__(self, folder: Path, state: str | None, files: Collection[str]) -> None:
+        """``files``: those of the checkpoint, such as ``manifest.files``; ``state`` None: all have complete tensors."""
+        self.folder, self._state, self._files = folder, state, files
         self._open: dict[str, MappedTensors] = {}
         self._latest: MappedTensors | None = None  # whose tensor was read last
 
     @cached_property
     def index(self) -> Index:
-        """What the headers of the files say."""
-        return read_index(self._folder, self._files)
+        """Which parts are in which files."""
+        return read_index(self.folder, self._state, self._files)
 
     def stored(self) -> dict[str, StoredTensor]:
         """The tensors by name, tied ones under each of their names."""
         index = self.index
         found = {name: StoredTensor(self, name, entry) for name, entry in index.tensors.items()}
         return {**found, **{name: found[first] for name, first in index.tied.items() if first in found}}
-
-    def path_of(self, entry: IndexEntry) -> Path:
-        """The first file with values of a tensor."""
-        return self._folder / entry.parts[0].file
 
     def tensor(self, file: str, name: str) -> Tensor:
         """A tensor of one file; its memory is that of the file, and freed where the next one is read."""
@@ -188,4 +234,4 @@ class ShardReader:
     def open(self, file: str) -> None:
         """Open a file, which may be deleted from then on."""
         if file not in self._open:
-            self._open[file] = MappedTensors(self._folder / file)
+            self._open[file] = MappedTensors(self.folder / file)

@@ -9,16 +9,18 @@ named tuple.
 
 import base64
 import binascii
+import io
 import json
 import math
 import re
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol  # Any: a state is the user's, anything may be in it; each value is checked
 
 import numpy as np
 import torch
+from safetensors.torch import load
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
@@ -28,13 +30,13 @@ from trainwright.checkpoint.errors import CheckpointError, CheckpointTypeError
 from trainwright.checkpoint.files import Writer, read_regular
 from trainwright.checkpoint.folder import WEIGHTS_NAME
 from trainwright.checkpoint.manifest import MANIFEST_NAME, Manifest
-from trainwright.checkpoint.safetensors_file import check_tensor, local_of, tensor_key
-from trainwright.checkpoint.shard_index import tensor_files
+from trainwright.checkpoint.safetensors_file import TensorFile, check_tensor, local_of, tensor_key
 from trainwright.checkpoint.shards import ShardReader, StoredTensor
 
 MODEL = "model"  # the state of the module itself
 TRAINING_WEIGHTS = "training_weights"  # state: beside an average of them
 EXTRA = "extra"  # the keyword arguments of Checkpointer.save
+OF_RANKS = "_ranks"  # end of the name of a state with a row for each process
 MODEL_EXTRA = "model_extra"  # what modules return from get_extra_state, unless it is a tensor
 MODEL_FILES = (WEIGHTS_NAME, f"{MODEL_EXTRA}.json", f"{MODEL_EXTRA}.safetensors")
 NOT_OURS = ("config.json", "generation_config.json", "adapter_config.json")  # transformers and peft read them there
@@ -75,8 +77,29 @@ def state_names(manifest: Manifest) -> list[str]:
 
 def read_state(folder: Path, manifest: Manifest, name: str, *, reads_tensors: bool = True) -> Any:  # what was saved
     """The state saved as ``name``; its tensors are copies, or each a `StoredTensor`, to read only a part of them."""
-    stored, path = ShardReader(folder, tensor_files(manifest, name)).stored(), folder / f"{name}.json"
+    stored, path = ShardReader(folder, name, manifest.files).stored(), folder / f"{name}.json"
     return decode_state(read_regular(path), stored, str(path), copies_tensors=reads_tensors)
+
+
+def encode_row(state: object, name: str) -> bytes:
+    """A small state that one process has, as bytes."""
+    text, tensors = encode_state(state, name)
+    file = io.BytesIO()
+    TensorFile({**tensors, "": torch.frombuffer(bytearray(text), dtype=torch.uint8)})(file)
+    return len(file.getvalue()).to_bytes(8) + file.getvalue()
+
+
+def read_rows(folder: Path, manifest: Manifest, name: str, ranks: Callable[[int], Iterable[int]]) -> dict[int, Any]:
+    """What single processes have saved of the state ``name``, by rank; ``ranks``: which, of how many."""
+    stored = ShardReader(folder, f"{name}{OF_RANKS}", manifest.files).stored().get("rows")
+    if stored is None:
+        raise CheckpointError(f"{folder}: has nothing of single processes for {name!r} (an unreleased version?).")
+    found = {}
+    for rank in ranks(stored.shape[0]):
+        row = stored.block((rank, 0), (1, stored.shape[1])).numpy().tobytes()
+        tensors = load(row[8 : 8 + int.from_bytes(row[:8])])
+        found[rank] = decode_state(tensors.pop("").numpy().tobytes(), tensors, str(folder / f"{name}{OF_RANKS}"))
+    return found
 
 
 def completed(state: Any) -> Any:
@@ -94,7 +117,7 @@ def read_model_state(folder: Path, manifest: Manifest, own: Mapping[str, Any]) -
     ``own``: the state of the module that loads them. Files with its values may be deleted afterwards.
     """
     extra = read_state(folder, manifest, MODEL_EXTRA) if f"{MODEL_EXTRA}.json" in manifest.files else {}
-    stored = ShardReader(folder, tensor_files(manifest, MODEL)).stored()
+    stored = ShardReader(folder, MODEL, manifest.files).stored()
     for name in stored.keys() & own.keys():
         stored[name].open(own[name])
     return {**stored, **extra}

@@ -34,7 +34,7 @@ _TRIES = 100  # for a checkpoint that is replaced while it is read
 _INSPECTION_TRIES = 3  # a link that changes faster than it can be read is reported as of the last try
 _INNER = "checkpoints"  # the checkpoint folder in the run folder of the Python API
 T = TypeVar("T")
-Identify = Callable[[PathLike], tuple[Path, Manifest | None]]
+Identify = Callable[[PathLike], tuple[Path, object]]
 
 
 def verify(path: PathLike, *, deep: bool = False) -> Manifest:
@@ -152,11 +152,14 @@ def _measure_file(path: Path, *, sha256: bool) -> FileEntry:
 def _read_back(folder: Path, manifest: Manifest) -> None:
     # Imported here: the rest of this file does not need torch.
     from trainwright.checkpoint.safetensors_file import read_tensors
-    from trainwright.checkpoint.shard_index import read_index, tensor_files
+    from trainwright.checkpoint.shards import ShardReader
     from trainwright.checkpoint.state_files import MODEL, NOT_OURS, read_state
 
     if manifest.layout is not None:
-        read_index(folder, tensor_files(manifest, MODEL))  # every value is there once
+        for name, stored in ShardReader(folder, MODEL, manifest.files).stored().items():
+            if not stored.entry.has_each_value_once():
+                raise CheckpointError(f"{folder}: {name}: its parts do not hold each value once.")
+            stored.whole()
 
     for name in manifest.files:
         if name in NOT_OURS or "/" in name:  # files for people and other programs

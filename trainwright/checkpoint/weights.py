@@ -86,9 +86,9 @@ def read_weights(path: Path) -> dict[str, Any]:
             raise CheckpointError(
                 f"{path}: holds the parts of the tensors that one process had; give the checkpoint, {path.parent}."
             )
-        return dict(ShardReader(path.parent, [path.name]).stored())
+        return dict(ShardReader(path.parent, None, [path.name]).stored())
     if path.name == INDEX_NAME:
-        return dict(ShardReader(path.parent, _listed_files(path)).stored())
+        return dict(ShardReader(path.parent, None, _listed_files(path)).stored())
     if path.suffix in (".pt", ".pth"):
         return _read_torch_file(path)
     raise CheckpointError(f"{path}: weights are read from a checkpoint folder, a .safetensors, a .pt or a .pth file.")

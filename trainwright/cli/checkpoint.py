@@ -14,7 +14,7 @@ from typing import Any
 from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.folder import POINTER_NAME, WEIGHTS_NAME, is_checkpoint
 from trainwright.checkpoint.manifest import MANIFEST_NAME
-from trainwright.checkpoint.shard_index import Index, read_index, tensor_files
+from trainwright.checkpoint.shard_index import INDEX_NAME, Index, read_index
 from trainwright.checkpoint.verify import (
     CheckpointReport,
     FolderReport,
@@ -88,10 +88,10 @@ def _weights_lines(facts: dict[str, Any]) -> list[str]:
 
 
 def _index(found: CheckpointReport, faults: list[str]) -> Index:
-    """The tensors of the model, from the headers of their files."""
-    files = [WEIGHTS_NAME] if found.manifest is None else tensor_files(found.manifest, "model") or [WEIGHTS_NAME]
+    """The tensors of the model."""
+    listed = () if found.manifest is None else found.manifest.files
     try:
-        return read_index(found.folder, files)
+        return read_index(found.folder, "model", listed if INDEX_NAME in listed else (WEIGHTS_NAME,))
     except CheckpointError as error:
         fault = str(error).removeprefix(f"{found.folder}").lstrip(f"{os.sep}: ")
     except OSError as error:

@@ -22,7 +22,6 @@ from trainwright.engine.targets import TargetCounter
 from trainwright.hooks.callbacks.logs import EpochMean
 from trainwright.optim.named import NamedOptimizers
 from trainwright.parallel.dist import (
-    all_gather_object,
     get_data_parallel_rank,
     get_data_parallel_size,
     get_rank,
@@ -50,8 +49,9 @@ class Stateful(Protocol):
 
 
 class TrainingState:
-    """The trainer's position, every rank's random state, the state of hooks and the metrics' windows, as one state.
+    """The trainer's position, random state, the state of hooks and the metrics' windows, as one state.
 
+    Under "rank" it has what belongs to this process: its random state, the place in its data, and hooks of its own.
     Loading sets ``trainer.start_iter`` at once. Random state, hooks and metrics are set by :meth:`restore`, which the
     trainer calls right before the first step, since building its parts draws random numbers.
     """
@@ -91,27 +91,32 @@ class TrainingState:
             hook.before_save()
 
     def state_dict(self) -> dict[str, Any]:
-        position = self._trainer.loader_state()
+        hooks, own = list[dict[str, Any]](), dict[str, Any]()
+        for hook in self._trainer.hooks:
+            if isinstance(hook, Stateful):
+                state = hook.state_dict()
+                if hook.is_state_of_rank:
+                    own[str(len(hooks))], state = state, {}
+                hooks.append({"class": type(hook).__name__, "state": state})
         return {
-            **({} if position is None else {"data": all_gather_object(position)}),  # by rank
+            "rank": {"random": random_state(), "data": self._trainer.loader_state(), "hooks": own},
             # Not the storage's iteration, which is the next one already when a checkpoint is saved.
             "iterations_done": self._trainer.iterations_done,
             "is_ended": self._trainer.is_ended,
             "consumed_samples": self._trainer.samples_done,
             "classes": self._classes,
             "settings": self._settings,
-            "random": all_gather_object(random_state()),  # by rank
-            "ranks": {"layout": _layout(), "data": all_gather_object(get_data_parallel_rank())},
-            "hooks": [
-                {"class": type(hook).__name__, "state": hook.state_dict()}
-                for hook in self._trainer.hooks
-                if isinstance(hook, Stateful)
-            ],
+            "layout": _layout(),
+            "hooks": hooks,
             "metrics": self._trainer.storage.state_dict(),
             "outside": outside_state(*self._trained()),
             "optimizers": extra_state(extra_optimizers(self._trainer), self._trained()[0]),
             "targets": None if (counter := self._target_counter()) is None else counter.state_dict(),
         }
+
+    def ranks_to_load(self, state: dict[str, Any], count: int) -> list[int]:
+        """The processes that have saved what this one loads under "rank"."""
+        return sorted({rank for rank in _sources(state["layout"]).values() if rank is not None})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, there in state["classes"].items():
@@ -135,7 +140,8 @@ class TrainingState:
         """Continue after an earlier ``train()`` as a resume from its checkpoint; returns whether steps are left."""
         if self._loaded is not None or self._trainer.start_iter >= self._trainer.max_iter:
             return False
-        self.load_state_dict(self.state_dict())
+        state = self.state_dict()
+        self.load_state_dict({**state, "rank": {get_rank(): state["rank"]}})
         return True
 
     @property
@@ -156,19 +162,20 @@ class TrainingState:
         load_extra_state(state.get("optimizers", {}), here, model, owner)
         if (targets := state.get("targets")) is not None and (counter := self._target_counter()) is not None:
             counter.load_state_dict(targets)
-        self._restore_hooks(state["hooks"])
-        if positions := state.get("data"):
-            saved = _data_ranks(state, len(positions))
-            # With another number of shares there is no exact position; a stream starts its pass again.
-            is_same = len({*saved}) == get_data_parallel_size()
-            self._trainer.load_loader_state(positions[saved.index(get_data_parallel_rank()) if is_same else 0])
+        rows = {what: state["rank"].get(rank, {}) for what, rank in _sources(state["layout"]).items()}
+        own = rows["hooks"].get("hooks", {})
+        self._restore_hooks(
+            [{**entry, "state": own.get(str(n), entry["state"])} for n, entry in enumerate(state["hooks"])]
+        )
+        if (position := rows["data"]["data"]) is not None:
+            self._trainer.load_loader_state(position)
         self._trainer.storage.load_state_dict(state["metrics"])
         if state.get("is_ended", False) and self._trainer.start_iter < self._trainer.max_iter:
             is_evaluated = self._move_final_values()
             for hook in self._trainer.hooks if in_place else ():
                 hook.before_longer_run(is_evaluated=is_evaluated)
-        if (random_state := _random_state_of(state)) is not None:
-            set_random_state(random_state)
+        if rows["random"]:
+            set_random_state(rows["random"]["random"])
 
     def _trained(self) -> tuple[Any, Any, Any]:
         """The trainer's current model, optimizer and loss."""
@@ -331,23 +338,21 @@ def _layout() -> list[int]:
     return [get_world_size(), *([] if layout is None else [layout.pipeline, layout.replicate, layout.tensor])]
 
 
-def _data_ranks(state: dict[str, Any], world_size: int) -> list[int]:
-    """The data rank of each rank that has saved ``state``."""
-    ranks = state.get("ranks")
-    return list(range(world_size)) if ranks is None else ranks["data"]
+def _sources(layout: list[int]) -> dict[str, int | None]:
+    """The rank among those of ``layout`` whose random state, place in the data and hooks this process continues with.
 
-
-def _random_state_of(state: dict[str, Any]) -> dict[str, Any] | None:
-    """The saved random state for this rank; None for a share that the checkpoint does not include: it keeps its seed.
-
-    In another layout all ranks of a share get the same one: tensor-parallel ranks must draw the same numbers.
+    In another layout all ranks of a share get the same random state: tensor-parallel ranks must draw the same numbers.
+    A share that was not there keeps its seed. With another number of shares there is no exact place in the data.
     """
-    saved = _data_ranks(state, len(state["random"]))
-    if state.get("ranks", {}).get("layout", [len(saved)]) == _layout():
-        found: dict[str, Any] = state["random"][get_rank()]
-        return found
-    share = get_data_parallel_rank()
-    return state["random"][saved.index(share)] if share in saved else None
+    if layout == _layout():
+        return dict.fromkeys(("random", "data", "hooks"), get_rank())
+    world_size, stages, _, parts = layout if len(layout) > 1 else (*layout, 1, 1, 1)
+    shares, first = world_size // (stages * parts), get_data_parallel_rank() * parts
+    return {
+        "random": first if get_data_parallel_rank() < shares else None,
+        "data": first if shares == get_data_parallel_size() else 0,
+        "hooks": get_rank() if world_size == get_world_size() else None,
+    }
 
 
 def _by_name(kind: str, part: Any) -> dict[str, Any]:

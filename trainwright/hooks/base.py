@@ -51,6 +51,8 @@ class HookBase:
         return not type(self).__module__.startswith("trainwright.")
 
     # What a hook is, for those who choose among hooks: the class sets it, an instance may.
+    is_state_of_rank = False
+    """Whether its state belongs to this process alone, and not to all of them."""
     in_copies = True
     """Whether a copy of the trainer that a check trains has this hook: False if it writes, or acts on the process."""
     ends_run = False

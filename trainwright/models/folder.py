@@ -13,7 +13,6 @@ from trainwright.checkpoint.files import commit_folder, swap_folders, temporary_
 from trainwright.checkpoint.hub import local_folder
 from trainwright.checkpoint.manifest import MANIFEST_NAME
 from trainwright.checkpoint.safetensors_file import TensorFile, tensor_key
-from trainwright.checkpoint.shard_index import tensor_files
 from trainwright.checkpoint.shards import ShardReader, StoredTensor
 from trainwright.checkpoint.state_files import MODEL
 from trainwright.checkpoint.verify import read_unchanged, verify
@@ -93,7 +92,7 @@ def read_model_weights(folder: Path, filename: str = WEIGHTS_NAME) -> tuple[dict
     def read(folder: Path) -> tuple[dict[str, Any], Path]:
         manifest = verify(folder)
         if manifest.layout is not None:
-            return dict(ShardReader(folder, tensor_files(manifest, MODEL)).stored()), folder
+            return dict(ShardReader(folder, MODEL, manifest.files).stored()), folder
         return _read_weights_file(folder, filename)
 
     return read_unchanged(folder, read)

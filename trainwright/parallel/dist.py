@@ -105,8 +105,8 @@ def synchronize() -> None:
 
 
 def all_gather_object(value: T, group: Any = None) -> list[T]:
-    """The value of every rank, by rank. ``group``: a process group of all ranks, such as :func:`new_cpu_group`."""
-    values: list[Any] = [value] * get_world_size()
+    """The value of every rank of ``group`` (None: of all), by rank."""
+    values: list[Any] = [value] * (1 if get_world_size() == 1 else _torch_dist().get_world_size(group))
     if len(values) > 1:
         _torch_dist().all_gather_object(values, value, group=group)
     return values
@@ -146,10 +146,7 @@ def new_cpu_group() -> Any:
 
 def gather_over_data(value: T) -> list[T]:
     """The value of every data rank of this process's stage and part, by data rank."""
-    values: list[Any] = [value] * get_data_parallel_size()
-    if len(values) > 1:
-        _torch_dist().all_gather_object(values, value, group=get_data_parallel_group())
-    return values
+    return all_gather_object(value, get_data_parallel_group())
 
 
 def reduce_over_data(tensor: Any) -> None:
@@ -177,10 +174,7 @@ TIED_COPY = "copy_of"
 
 def gather_over_pipeline(value: T) -> list[T]:
     """The value of every stage of this process's pipeline, by stage."""
-    values: list[Any] = [value] * get_pipeline_parallel_size()
-    if len(values) > 1:
-        _torch_dist().all_gather_object(values, value, group=_mesh.pipeline_group)
-    return values
+    return [value] if _mesh is None else all_gather_object(value, _mesh.pipeline_group)
 
 
 def reduce_over_pipeline(tensor: Any, *, is_max: bool = False) -> None:

@@ -15,7 +15,7 @@ from trainwright.engine.targets import Comparison
 from trainwright.hooks.base import HookBase
 from trainwright.hooks.callbacks import RunCallbacks
 from trainwright.hooks.method_overrides import Overrides
-from trainwright.parallel.dist import all_gather_object, get_rank, get_world_size, is_any
+from trainwright.parallel.dist import get_world_size, is_any
 
 if TYPE_CHECKING:
     from trainwright.config.settings import TrainingConfig
@@ -39,6 +39,8 @@ class TrainMetrics(HookBase):
             (None: unknown).
         is_padding_batch: whether the latest batch does not count; called only with several processes.
     """
+
+    is_state_of_rank = True
 
     def __init__(
         self,
@@ -189,13 +191,12 @@ class TrainMetrics(HookBase):
 
     def state_dict(self) -> dict[str, Any]:
         state = self._handler.state_dict() if self._has_values else None
-        return {"ranks": all_gather_object({"handler": state, "is_epoch_over": self._is_epoch_over})}
+        return {"handler": state, "is_epoch_over": self._is_epoch_over}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if len(state["ranks"]) != get_world_size():
-            logger.info("Training metrics restart: another number of processes saved them (%d).", len(state["ranks"]))
+        if not state:
+            logger.info("Training metrics restart: another number of processes saved them.")
             return
-        state = state["ranks"][get_rank()]
         self._is_epoch_over = state["is_epoch_over"]
         self._has_values = state["handler"] is not None
         if not self._has_values:
