@@ -81,7 +81,7 @@ def assert_found(run: Path, name: str) -> None:
 def test_a_checkpoint_of_a_run_has_every_kind_of_file(run: Path) -> None:
     names = {path.name for path in files(run)}
     assert {"manifest.json", "extra.json", "model.safetensors", "optimizer.json", "optimizer.safetensors"} <= names
-    assert {"lr_scheduler.json", "trainer.json", "trainer.safetensors"} <= names
+    assert {"lr_scheduler.json", "trainer.json", "trainer_ranks.safetensors"} <= names
 
 
 @pytest.mark.slow
@@ -168,7 +168,7 @@ def test_the_run_that_went_back_ends_where_the_whole_one_did(run: Path, finished
 
 def test_all_bad_is_an_error_that_gives_each_reason_and_changes_nothing(run: Path) -> None:
     (run / "06" / "manifest.json").write_bytes(b"{}")
-    (run / "12" / "trainer.safetensors").unlink()
+    (run / "12" / "trainer_ranks.safetensors").unlink()
     (run / "18" / "model.safetensors").write_bytes((run / "12" / "model.safetensors").read_bytes())
     before = states(run.parent)
     with pytest.raises(CheckpointError) as raised:
@@ -177,7 +177,7 @@ def test_all_bad_is_an_error_that_gives_each_reason_and_changes_nothing(run: Pat
     assert "none of the checkpoints is valid" in lines[0]
     assert any(str(run / "06" / "manifest.json") in line for line in lines)
     twelfth = lines.index(f"{run / '12'}: is damaged.")
-    assert lines[twelfth + 1].strip() == "trainer.safetensors is missing"
+    assert lines[twelfth + 1].strip() == "trainer_ranks.safetensors is missing"
     eighteenth = lines.index(f"{run / '18'}: is damaged.")
     assert lines[eighteenth + 1].strip().startswith("model.safetensors has checksum")
     assert states(run.parent) == before

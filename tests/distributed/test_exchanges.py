@@ -1,9 +1,11 @@
 """How many exchanges between processes a save, a load, an evaluated batch and a second of training take."""
 
+import contextlib
+import io
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ OBJECTS = ("all_gather_object", "broadcast_object_list", "gather_object", "scatt
 TENSORS = ("all_reduce", "all_gather", "gather", "broadcast", "barrier", "all_gather_into_tensor")
 
 
-@contextmanager
+@contextlib.contextmanager
 def counted() -> Iterator[Counter[str]]:
     """The calls of the functions of torch.distributed inside, by kind and thread."""
     calls, before = Counter[str](), {name: getattr(torch.distributed, name) for name in (*OBJECTS, *TENSORS)}
@@ -54,7 +56,7 @@ class Order(DatasetEvaluator):
         return {"number": self.number}
 
 
-def calls_of_a_run(folder: Path, layout: dict[str, Any]) -> dict[str, dict[str, int]]:
+def calls_of_a_run(folder: Path, layout: dict[str, Any]) -> tuple[dict[str, dict[str, int]], str]:
     found: dict[str, dict[str, int]] = {}
     config = TrainingConfig(
         output_dir=str(folder), num_epochs=1, batch_size=4, learning_rate=1e-2, eval_strategy="no", device_str="cpu",
@@ -83,13 +85,21 @@ def calls_of_a_run(folder: Path, layout: dict[str, Any]) -> dict[str, dict[str, 
                 trainer.model, loader, 1, 100, lambda data, device: data, "cpu", Order()
             ),
         )
-    return found
+    with contextlib.redirect_stderr(io.StringIO()) as output:
+        warnings.warn("once", stacklevel=1)
+    return found, output.getvalue()
 
 
 @pytest.mark.parametrize("layout", [{}, {"zero_stage": 3}], ids=["data", "zero 3"])
-def test_exchanges_of_objects(tmp_path: Path, layout: dict[str, Any]) -> None:
-    """None for an evaluated batch."""
-    for calls in on_ranks(calls_of_a_run, tmp_path, layout, world_size=2):
+def test_what_a_run_exchanges(tmp_path: Path, layout: dict[str, Any]) -> None:
+    """Objects: none for an evaluated batch and a save. A rank's random state is in a file of its own."""
+    for rank, (calls, warned) in enumerate(on_ranks(calls_of_a_run, tmp_path, layout, world_size=2)):
         few, many = (calls[f"{number} batches"] for number in (2, 6))
         assert many["objects"] == few["objects"] <= 1
         assert many["tensors"] - few["tensors"] <= 4 * 4
+        assert calls["save"] == {"tensors": 2}
+        assert calls["save and wait"] == {"tensors": 3, **({"tensors of the writer": 5} if layout else {})}
+        assert calls["load"]["objects"] <= 4
+        assert ("once" in warned) == (rank == 0)
+    states = [*tmp_path.glob("**/model_2/trainer_ranks*.safetensors")]
+    assert len(states) == (2 if layout else 1)

@@ -23,10 +23,10 @@ from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.files import Writer, temporary_sibling
 from trainwright.checkpoint.manifest import Manifest, read_manifest
 from trainwright.checkpoint.optimizer_state import by_name, numbered, with_names
-from trainwright.checkpoint.safetensors_file import DTYPE_NAMES, TensorFile
+from trainwright.checkpoint.safetensors_file import TensorFile
 from trainwright.checkpoint.safetensors_header import COPIES, TIED
 from trainwright.checkpoint.shard_index import INDEX_NAME, OFFSETS, SHAPES, shard_name
-from trainwright.checkpoint.shards import PIPELINE, Blocks, Grid, StoredTensor, index_file, share_of
+from trainwright.checkpoint.shards import PIPELINE, Blocks, Grid, States, StoredTensor, index_file, share_of
 from trainwright.checkpoint.state_files import (
     EXTRA,
     MODEL,
@@ -68,7 +68,7 @@ class Stage:
 
     number: int
     trees: dict[str, Any]  # {state: its encoded form}
-    states: dict[str, Any]  # of the tensors, as in the index
+    states: States  # the tensors, as in the index
     metadata: dict[str, str]  # of the model's tensors
 
     @staticmethod
@@ -278,13 +278,13 @@ def serialize(
         states = {name: checkpointable.state_dict() for name, checkpointable in checkpointables.items()}
     states |= {EXTRA: dict(extra), **({MODEL_EXTRA: model_extra} if model_extra else {})}
     files, shards, trees = dict[str, Writer](), dict[str, Writer](), dict[str, Any]()
-    rows, split = dict[str, bytes](), dict[str, Any]()
+    rows, split = _rows_taken_from(states, checkpointables), dict[str, Mapping[str, Tensor]]()
 
     def add_tensors(name: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], *, is_split: bool) -> None:
         if grid is None or not is_split:
             files[f"{name}.safetensors"] = TensorFile(tensors, metadata)
             return
-        split[name] = {n: (DTYPE_NAMES[t.dtype], (*t.shape,), grid.layout_of(t).key) for n, t in tensors.items()}
+        split[name] = tensors
         if (part := share_of(tensors, metadata, grid)) is not None:
             shards[shard_name(name, grid.rank, grid.world_size)] = part
 
@@ -294,9 +294,6 @@ def serialize(
         checkpointable = checkpointables.get(name)
         if isinstance(checkpointable, Optimizer):
             state = with_names(state, checkpointable, model if names_from is None else names_from)
-        if hasattr(checkpointable, "ranks_to_load"):
-            rows[name] = encode_row(state["rank"], name)
-            state = {**state, "rank": None}
         is_split = grid is not None and (name == MODEL_EXTRA or is_of_model(checkpointable))
         state = _own(state, checkpointable, held_before) if is_split else state
         text, tensors = encode_state(state, name, is_sharded=is_split)
@@ -309,8 +306,16 @@ def serialize(
     files |= {name: bytes_writer(content) for name, content in (attached or {}).items()}
     if grid is None:
         return Share(files, rows)
-    stage = Stage(grid.stage, trees, split, metadata) if grid.is_first_of_stage else None
+    stage = Stage(grid.stage, trees, grid.in_index(split), metadata) if grid.is_first_of_stage else None
     return Share(shards | (files if grid.rank == 0 else {}), rows, stage, grid.blocks())
+
+
+def _rows_taken_from(states: dict[str, Any], checkpointables: Mapping[str, Stateful]) -> dict[str, bytes]:
+    """What of the states belongs to this process alone, which ``states`` lacks afterwards."""
+    names = [name for name, one in checkpointables.items() if hasattr(one, "ranks_to_load")]
+    rows = {name: encode_row(states[name]["rank"], name) for name in names}
+    states |= {name: {**states[name], "rank": None} for name in names}
+    return rows
 
 
 def _own(state: Any, checkpointable: Any, held_before: Collection[str]) -> Any:
@@ -373,7 +378,7 @@ def files_of_all(folder: Path, blocks: Sequence[Blocks], stages: int) -> dict[st
     Raises:
         CheckpointError: a value of a tensor is in no block, or in several.
     """
-    trees, states, metadata = list[dict[str, Any]](), dict[str, dict[str, Any]](), dict[str, dict[str, str]]()
+    trees, states, metadata = list[dict[str, Any]](), States(), dict[str, dict[str, str]]()
     for path in (Stage.path(folder, number) for number in range(stages)):
         own_trees, own_states, own_metadata = json.loads(path.read_bytes())
         path.unlink()

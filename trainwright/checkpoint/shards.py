@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trainwright._torch_compat.tensor_chunks import chunk_of, is_dtensor, with_chunk
 from trainwright.checkpoint.errors import CheckpointError
-from trainwright.checkpoint.safetensors_file import DTYPES, MappedTensors, TensorFile
+from trainwright.checkpoint.safetensors_file import DTYPE_NAMES, DTYPES, MappedTensors, TensorFile
 from trainwright.checkpoint.shard_index import OFFSETS, SHAPES, STATES, Index, IndexEntry, read_index, writer_among
 
 if TYPE_CHECKING:
@@ -70,6 +70,13 @@ class Grid:
         """Offset and shape of this process's block in each layout, by its key."""
         return {one.key: (one.offset, one.shape) for one in self._layouts.values() if math.prod(one.shape)}
 
+    def in_index(self, states: Mapping[str, Mapping[str, Tensor]]) -> "States":
+        """The tensors of each state as the index has them."""
+        return {
+            state: {name: (DTYPE_NAMES[t.dtype], tuple(t.shape), self.layout_of(t).key) for name, t in tensors.items()}
+            for state, tensors in states.items()
+        }
+
     def _new_layout(self, tensor: Any) -> Layout:
         shape = tuple(tensor.shape)
         if not is_dtensor(tensor):
@@ -117,7 +124,7 @@ def share_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], grid: G
 
 
 Blocks = Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]  # as of Grid.blocks
-States = Mapping[str, Mapping[str, tuple[str, Sequence[int], str]]]  # {state: {name: (dtype, shape, key of layout)}}
+States = dict[str, dict[str, tuple[str, Sequence[int], str]]]  # {state: {name: (dtype, shape, key of layout)}}
 
 
 def index_file(blocks: Sequence[Blocks], states: States, metadata: Mapping[str, str]) -> TensorFile:

@@ -18,6 +18,8 @@ from trainwright.events.writers.console import ProgressAwareHandler
 from trainwright.parallel.dist import get_rank
 from trainwright.terminal import open_standard_streams, print_line
 
+logger = logging.getLogger("trainwright.engine")
+
 LOG_FORMAT = "[%(asctime)s %(name)s %(levelname)s] %(message)s"
 _MAX_WAITING = 10_000  # lines
 
@@ -101,12 +103,15 @@ class LogFile(logging.Handler):
 def log_to_console(rank: int | None = None) -> None:
     """Log to the console: everything of rank 0, errors of the other ranks; above a progress bar, if there is one.
 
-    ``rank``: of this process, if it has not joined the others yet.
+    Python's warnings are those of rank 0, too. ``rank``: of this process, if it has not joined the others yet.
 
     If the program has configured logging itself (the root logger has a handler), no handler is added. A level that the
     program has set on the logger "trainwright" is kept.
     """
     open_standard_streams()
+    rank = get_rank() if rank is None else rank
+    if rank > 0:
+        warnings.showwarning = lambda message, *_: logger.debug("%s", message)
     library = logging.getLogger("trainwright")
     if library.level == logging.NOTSET:  # else the user has set it
         library.setLevel(logging.INFO)
@@ -115,7 +120,7 @@ def log_to_console(rank: int | None = None) -> None:
         return
     handler = ProgressAwareHandler(sys.stdout)
     handler.setFormatter(_ConsoleFormatter())
-    handler.setLevel(logging.INFO if (get_rank() if rank is None else rank) == 0 else logging.ERROR)
+    handler.setLevel(logging.INFO if rank == 0 else logging.ERROR)
     handler.addFilter(lambda record: not getattr(record, "file_only", False))
     library.addHandler(handler)
     _redact_python_output()

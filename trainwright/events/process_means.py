@@ -9,11 +9,11 @@ from typing import Any, NamedTuple, TypeGuard
 from zlib import crc32
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from trainwright.config.errors import ConfigError
 from trainwright.events.media import wide_dtype
+from trainwright.parallel import dist
 
 Key = tuple[str, int, int]  # metric, iteration, place among its newest values
 
@@ -70,17 +70,14 @@ def common_keys(
         ConfigError: one of the values of ``alike`` differs between processes. Raised on all of them.
     """
     keys = [*parts]
-    if not (dist.is_available() and dist.is_initialized()):
+    if dist.get_world_size() == 1:
         return keys, []
     values = {name: value for _, read in sorted(alike.items()) for name, value in read().items()}
     shown = [f"{name} {value:.6g}" for name, value in values.items()]  # computed on several machines: not all bits
-    digest = torch.tensor([crc32(repr((keys, shown)).encode())], device=next(iter(parts.values())).device)
-    digests = [torch.empty_like(digest) for _ in range(dist.get_world_size())]
-    dist.all_gather(digests, digest)
-    if len(set(torch.cat(digests).tolist())) == 1:
+    digest = crc32(repr((keys, shown)).encode())
+    if sum(dist.largest(digest, -digest)) == 0:  # the largest one is the smallest one
         return keys, []
-    gathered: list[Any] = [None] * len(digests)
-    dist.all_gather_object(gathered, (keys, values))
+    gathered = dist.all_gather_object((keys, values))
     _check_alike([values_there for _, values_there in gathered])
     ranks = [keys_of_rank for keys_of_rank, _ in gathered]
     common = set(keys).intersection(*ranks)

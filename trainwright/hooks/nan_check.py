@@ -90,26 +90,31 @@ class FiniteCheck(HookBase):
         self.check()
 
     def check(self) -> None:
-        """Check now, on all ranks.
+        """Check now what this rank has. Call it on all ranks, as a save does, which raises the error on all of them.
 
         Raises:
             NonFiniteError: a value is not finite and the policy is "stop", or a parameter is not finite and the policy
                 is not "warn".
         """
         self.trainer.storage.reduce()
-        self._check_metrics()
+        if self._policy == "stop":
+            self._stop_for(self._found_here())
         if self._policy != "warn":
             self._check_parameters()
 
-    def _check_metrics(self) -> None:
-        found = self._found_on_any_rank()
-        if found and self._policy == "stop":
+    def _stop_for(self, found: Found) -> None:
+        if found:
             first = min(found)
             names = _non_finite_parameters(self.trainer.model) if hasattr(self.trainer, "model") else []
             now = f"Now {_listed(names)} not finite." if names else "All parameters are still finite."
             raise NonFiniteError(
                 f"{_iterations(found)}: {_values(found[first])}{_more(found)}. {now}{self._samples(first)} {_HELP}"
             )
+
+    def _check_metrics(self) -> None:
+        found = self._found_on_any_rank()
+        if self._policy == "stop":
+            self._stop_for(found)
         if found:
             skipped = {iteration for value, iteration in self._values_of("skipped_update") if value}
             self._warn({iteration: found[iteration] for iteration in found if iteration in skipped}, is_skipped=True)
@@ -117,7 +122,7 @@ class FiniteCheck(HookBase):
             self._last_bad = max(found)
         self._next = self.trainer.iterations_done
 
-    def _found_on_any_rank(self) -> Found:
+    def _found_here(self) -> Found:
         here: Found = {}
         hints = self.trainer.storage.smoothing_hints()
         for name in hints:
@@ -125,6 +130,10 @@ class FiniteCheck(HookBase):
                 for value, iteration in self._values_of(name):
                     if not math.isfinite(value):
                         here.setdefault(iteration, {})[name] = value
+        return here
+
+    def _found_on_any_rank(self) -> Found:
+        here = self._found_here()
         if not is_any(bool(here)):
             return here
         together: Found = {}
@@ -182,10 +191,9 @@ class FiniteCheck(HookBase):
 
     def _check_parameters(self) -> None:
         names = _non_finite_parameters(self.trainer.model) if hasattr(self.trainer, "model") else []
-        if is_any(bool(names)):
-            everywhere = sorted({name for names in all_gather_object(names) for name in names})
+        if names:
             raise NonFiniteError(
-                f"After iteration {self.trainer.iterations_done}: {_listed(everywhere)} not finite, though every"
+                f"After iteration {self.trainer.iterations_done}: {_listed(names)} not finite, though every"
                 f" checked loss was. Nothing was saved. {_HELP}"
             )
 

@@ -66,6 +66,7 @@ class FaultWatch:
         self._store, self._rank, self._world_size, self._timeout_s = store, rank, world_size, timeout_s
         self._failed: str | None = None  # where the training has failed; None: it has not
         self._num_trainings, self._num_meetings = 0, 0  # how many have begun
+        self._launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
         self._meeting = ""  # the call in which this process waits for the others to make it, too
         self._known: dict[str, Any] = {}  # reports that were read: the store ends with the process that holds it
         self._row: dict[str, Any] = {}  # where this process stays, as reported
@@ -227,6 +228,8 @@ class FaultWatch:
             busy = now if used - used_before > _IDLE * (now - looked) else busy
             if self._read("over", 0.0) is not None:
                 self._end()
+            if self._launcher not in (None, os.getppid()):
+                self._end(f"rank {self._rank}: ended{self._where()}, because its launcher was killed.")
             fault = self._fault_of_others()
             if fault is not None:
                 fault_since = fault_since or now
