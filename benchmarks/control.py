@@ -15,6 +15,7 @@ import tempfile
 import time
 import tracemalloc
 from collections import defaultdict
+from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -113,9 +114,9 @@ def turn(rank: int, size: int, what: str, others: Others, is_traced: bool = Fals
     checkpointer.prepare(reserve=False)
     for path in others.shares.glob(f"*-{rank:05d}-of-*"):
         path.unlink()
-    calls = {
+    calls: dict[str, Callable[[], object]] = {
         "load": lambda: checkpointer.load(folder / "one"),
-        "save": lambda: (checkpointer.save("one", iteration=1), checkpointer.wait()),
+        "save": lambda: save(checkpointer),
         "step": lambda: check_steps(checkpointer),
     }
     if what == "load":
@@ -132,6 +133,11 @@ def turn(rank: int, size: int, what: str, others: Others, is_traced: bool = Fals
     checkpointer.close()
     torch.distributed.destroy_process_group()
     return others, found
+
+
+def save(checkpointer: Checkpointer) -> None:
+    checkpointer.save("one", iteration=1)
+    checkpointer.wait()
 
 
 def check_steps(checkpointer: Checkpointer) -> None:

@@ -71,11 +71,15 @@ def calls_of_a_run(folder: Path, layout: dict[str, Any]) -> tuple[dict[str, dict
             call()
         found[what] = dict(calls)
 
+    def save() -> None:
+        checkpointer.save("model_2", iteration=102)
+        checkpointer.wait()
+
     checkpointer.save("model_0", iteration=100)
     checkpointer.wait()
     count("save", lambda: checkpointer.save("model_1", iteration=101))
     checkpointer.wait()
-    count("save and wait", lambda: (checkpointer.save("model_2", iteration=102), checkpointer.wait()))
+    count("save and wait", save)
     count("load", lambda: checkpointer.load(Path(checkpointer.save_dir, "model_2")))
     for number in (2, 6):
         loader = [{"token_ids": Texts(8)[n]["token_ids"][None]} for n in range(number)]

@@ -304,8 +304,19 @@ def serialize(
         if tensors:
             add_tensors(name, tensors, {}, is_split=is_split)
     files |= {name: bytes_writer(content) for name, content in (attached or {}).items()}
-    if grid is None:
-        return Share(files, rows)
+    return Share(files, rows) if grid is None else _share_of_grid(grid, files, shards, rows, trees, split, metadata)
+
+
+def _share_of_grid(
+    grid: Grid,
+    files: dict[str, Writer],
+    shards: dict[str, Writer],
+    rows: dict[str, bytes],
+    trees: dict[str, Any],
+    split: Mapping[str, Mapping[str, Tensor]],
+    metadata: dict[str, str],
+) -> Share:
+    """What one of several processes writes: its shards, and on the first one the files that are not divided."""
     stage = Stage(grid.stage, trees, grid.in_index(split), metadata) if grid.is_first_of_stage else None
     return Share(shards | (files if grid.rank == 0 else {}), rows, stage, grid.blocks())
 

@@ -41,8 +41,10 @@ def predict(
     def joined() -> Any:
         if get_tensor_parallel_rank() > 0:
             outputs.clear()  # the first of these ranks has the same
-        ranks = gather_values(outputs, to_all=True) or [] if get_world_size() > 1 else [lambda: outputs]
-        return join(in_order([read() or [] for read in ranks]))
+        reads: list[Callable[[], Any]] = [lambda: outputs]
+        if get_world_size() > 1:
+            reads = gather_values(outputs, to_all=True) or []
+        return join(in_order([read() for read in reads]))
 
     return run_evaluation(
         model,
