@@ -134,14 +134,8 @@ def _attempted(work: Callable[[], T]) -> tuple[T | None, BaseException | None]:
 
 def gathered_rows(content: bytes, size: int, group: Any = None) -> list[bytes]:
     """The content of every rank with zeros up to ``size``, by rank, on rank 0; nothing elsewhere."""
-    content = content.ljust(size, b"\0")
-    if dist.get_world_size() == 1:
-        return [content]
-    device = dist.device_of_collectives(group)
-    sent = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(device)
-    rows = [torch.empty_like(sent) for _ in range(dist.get_world_size())] if dist.is_main_process() else None
-    torch.distributed.gather(sent, rows, dst=0, group=group)
-    return [row.cpu().numpy().tobytes() for row in rows or ()]
+    sent = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+    return [row.cpu().numpy().tobytes() for row in dist.gather_bytes(sent, size, group)]
 
 
 def with_rows(share: Share, size: int, grid: Grid | None) -> Share:

@@ -256,15 +256,9 @@ def gather_values(
     is_any, size = numbers
     if not is_any:
         return None
-    sent = torch.cat([sent, sent.new_zeros(size - len(sent))])  # all ranks send equally many bytes
-    received = [torch.empty_like(sent) for _ in range(get_world_size())] if to_all or is_main_process() else None
-    if to_all:
-        torch_dist.all_gather(received, sent)
-    else:
-        torch_dist.gather(sent, received, dst=0)
     return [
         (lambda: value) if rank == get_rank() else partial(_unpacked, buffer)
-        for rank, buffer in enumerate(received or ())
+        for rank, buffer in enumerate(dist.gather_bytes(sent, size, to_all=to_all))
     ]
 
 

@@ -134,6 +134,22 @@ def device_of_collectives(group: Any = None) -> str:
     return "cpu" if "cpu" in devices else str(devices[0])
 
 
+def gather_bytes(sent: Any, size: int, group: Any = None, *, to_all: bool = False) -> list[Any]:
+    """The bytes of every rank, a tensor with zeros up to ``size``, by rank, on rank 0 or on all; nothing elsewhere."""
+    import torch
+
+    sent = torch.cat([sent, sent.new_zeros(size - len(sent))])
+    if get_world_size() == 1:
+        return [sent]
+    dist, sent = _torch_dist(), sent.to(device_of_collectives(group))
+    rows = [torch.empty_like(sent) for _ in range(get_world_size())] if to_all or is_main_process() else []
+    if to_all:
+        dist.all_gather(rows, sent, group=group)
+    else:
+        dist.gather(sent, rows or None, dst=0, group=group)
+    return rows
+
+
 def is_any(value: bool) -> bool:
     """Whether ``value`` is true on any rank."""
     return bool(largest(value)[0])
