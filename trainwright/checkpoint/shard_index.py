@@ -15,7 +15,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any  # Any: a table is a tensor; torch is loaded only to read one
 from zlib import crc32
@@ -149,13 +149,13 @@ def read_index(folder: Path, state: str | None, files: Collection[str]) -> Index
     try:
         found = _numbers(header.metadata, STATES).get(state, {})
         file_of = partial(shard_name, state, world_size=int(header.metadata["world_size"]))
-        tables = _Tables(path)
+        opened = cache(lambda: open_tensors(path))
         tensors = {}
         for key, (dtype, shape, table) in found.items():
             columns = header.tensors[table].shape[1]
             if not all(type(size) is int and size >= 0 for size in shape) or columns <= 2 * len(shape):
                 raise ValueError(f"{key!r} has shape {shape}, and {columns} columns")
-            tensors[key] = IndexEntry(key, (*shape,), dtype, partial(tables.read, table), file_of)
+            tensors[key] = IndexEntry(key, (*shape,), dtype, partial(_table, opened, table), file_of)
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path}: not an index of this library ({type(error).__name__}: {error}).") from error
     if state != "model":
@@ -163,18 +163,8 @@ def read_index(folder: Path, state: str | None, files: Collection[str]) -> Index
     return Index(tensors, *(names_in(header.metadata, key) for key in (TIED, COPIES)))
 
 
-class _Tables:
-    """The tables of an index."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    @cached_property
-    def _file(self) -> Any:
-        return open_tensors(self._path)
-
-    def read(self, name: str) -> Any:
-        return self._file.get_tensor(name)
+def _table(opened: Callable[[], Any], name: str) -> Any:
+    return opened().get_tensor(name)
 
 
 def _add_file(index: Index, folder: Path, file: str) -> None:
