@@ -4,6 +4,7 @@ The safetensors library checks it, but would use the last of two tensors of one 
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,11 @@ class TensorEntry:
 
     shape: tuple[int, ...]
     dtype: str
+    begin: int  # bytes after the header
+
+    @property
+    def num_values(self) -> int:
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +50,8 @@ def read_header(path: Path) -> Header:
     except (SafetensorError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not a safetensors file ({error}).") from error
     metadata = content.pop(_METADATA, None) or {}
-    return Header({name: TensorEntry((*one["shape"],), one["dtype"]) for name, one in content.items()}, metadata)
+    tensors = {n: TensorEntry((*one["shape"],), one["dtype"], one["data_offsets"][0]) for n, one in content.items()}
+    return Header(tensors, metadata)
 
 
 def open_tensors(path: Path) -> Any:  # a safe_open, which has no annotations
