@@ -168,7 +168,7 @@ def measured(size: int) -> dict[tuple[int, str], list[float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--processes", type=int, nargs="+", default=[64, 256])
+    parser.add_argument("--processes", type=int, nargs="+", default=[64, 256, 1024])
     sizes = parser.parse_args().processes
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:  # here, so that the processes of the turns have loaded all of torch
