@@ -1,10 +1,12 @@
-"""The header of a safetensors file, read without torch: commands list checkpoints quickly.
+"""The header of a safetensors file, read and checked without torch and numpy: commands list checkpoints quickly.
 
-The safetensors library checks it, but would use the last of two tensors of one name.
+The file: eight bytes of header length, a JSON header, then every tensor's bytes without gaps. The safetensors library
+makes the same checks when it reads tensors, except that it silently uses the last of two tensors of one name.
 """
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +17,18 @@ from safetensors import SafetensorError, safe_open
 from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.files import open_regular
 
+_MAX_BYTES = 100_000_000  # of a header, as in the safetensors library
 _METADATA = "__metadata__"
 TIED = "tied"  # metadata key: JSON of {name that is not in the file: name that holds the same tensor}
 COPIES = (
     "copies"  # metadata key: JSON of {name of a copy on a later pipeline stage: name of the tensor that it repeats}
 )
+_BITS = {
+    **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
+    **dict.fromkeys(("F32", "I32", "U32"), 32),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
+    **dict.fromkeys(("BOOL", "I8", "U8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +38,7 @@ class TensorEntry:
     shape: tuple[int, ...]
     dtype: str
     begin: int  # bytes after the header
+    end: int
 
     @property
     def num_values(self) -> int:
@@ -44,13 +54,14 @@ class Header:
 def read_header(path: Path) -> Header:
     """The header of a safetensors file."""
     try:
-        with open(open_regular(path), "rb") as file:
-            safe_open(str(path), "np")
-            content = json.loads(file.read(int.from_bytes(file.read(8), "little")), object_pairs_hook=_without_repeats)
-    except (SafetensorError, ValueError, RecursionError) as error:
+        content, data_bytes = _read_json(path)
+        metadata = content.pop(_METADATA, {})
+        if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+            raise ValueError(f"{_METADATA} is no mapping of texts")
+        tensors = {name: _entry(name, fields) for name, fields in content.items()}
+        _check_places(tensors, data_bytes)
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
         raise CheckpointError(f"{path}: not a safetensors file ({error}).") from error
-    metadata = content.pop(_METADATA, None) or {}
-    tensors = {n: TensorEntry((*one["shape"],), one["dtype"], one["data_offsets"][0]) for n, one in content.items()}
     return Header(tensors, metadata)
 
 
@@ -72,6 +83,19 @@ def names_in(metadata: Mapping[str, str], key: str) -> dict[str, str]:
     return {name: other for name, other in pairs if isinstance(other, str)}
 
 
+def _read_json(path: Path) -> tuple[dict[str, Any], int]:
+    """The header as plain values, and how many bytes follow it."""
+    with open(open_regular(path), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(size - 8, _MAX_BYTES):
+            raise ValueError(f"a header of {length:,} bytes in a file of {size:,}")
+        content = json.loads(file.read(length).decode(), object_pairs_hook=_without_repeats)
+    if not isinstance(content, dict):
+        raise ValueError(f"its header is a {type(content).__name__}, no mapping")
+    return content, size - 8 - length
+
+
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in pairs:
@@ -79,3 +103,28 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise ValueError(f"{name!r} is there twice")
         found[name] = value
     return found
+
+
+def _entry(name: str, fields: Any) -> TensorEntry:
+    try:
+        shape, dtype, (begin, end) = fields["shape"], fields["dtype"], fields["data_offsets"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{name!r} has no shape, dtype and two data_offsets") from error
+    numbers = [*shape, begin, end] if isinstance(shape, list) else [None]
+    if not isinstance(dtype, str) or not all(type(number) is int and number >= 0 for number in numbers):
+        raise ValueError(f"{name!r} has shape {shape!r}, dtype {dtype!r} and data_offsets {[begin, end]!r}")
+    entry = TensorEntry(tuple(shape), dtype, begin, end)
+    if dtype in _BITS and entry.num_values * _BITS[dtype] != (end - begin) * 8:
+        raise ValueError(f"{name!r} has {end - begin:,} bytes, which is not shape {shape!r} of {dtype}")
+    return entry
+
+
+def _check_places(tensors: dict[str, TensorEntry], data_bytes: int) -> None:
+    """Check that each tensor begins at the end of the previous one, and that the last one ends with the file."""
+    reached = 0
+    for name, entry in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if entry.begin != reached or entry.end < entry.begin:
+            raise ValueError(f"{name!r} lies at {entry.begin:,} to {entry.end:,}, expected to begin at {reached:,}")
+        reached = entry.end
+    if reached != data_bytes:
+        raise ValueError(f"its tensors have {reached:,} bytes, the file has {data_bytes:,} for them")

@@ -99,6 +99,8 @@ class FiniteCheck(HookBase):
         self.trainer.storage.reduce()
         if self._policy == "stop":
             self._stop_for(self._found_here())
+        else:  # warns, of what all ranks have
+            self._check_metrics()
         if self._policy != "warn":
             self._check_parameters()
 
