@@ -135,8 +135,8 @@ def index_file(blocks: Sequence[Blocks], states: States, metadata: Mapping[str, 
     """
     ranks = defaultdict[str, defaultdict[Any, list[int]]](lambda: defaultdict(list))
     for rank, own in enumerate(blocks):
-        for key, (offset, shape) in own.items():
-            ranks[key][(*offset, *shape)].append(rank)
+        for key, (offset, sizes) in own.items():
+            ranks[key][(*offset, *sizes)].append(rank)
     tables: dict[str, Tensor] = {}
     for state, tensors in states.items():
         for name, (dtype, shape, key) in tensors.items():
@@ -145,7 +145,7 @@ def index_file(blocks: Sequence[Blocks], states: States, metadata: Mapping[str, 
             width = max(map(len, ranks[key].values()), default=1)
             rows = [[*block, *own, *[-1] * (width - len(own))] for block, own in sorted(ranks[key].items())]
             tables[key] = table = torch.tensor(rows, dtype=torch.int64).reshape(len(rows), 2 * len(shape) + width)
-            if not IndexEntry(name, (*shape,), dtype, lambda table=table: table, str).has_each_value_once():
+            if not IndexEntry(name, (*shape,), dtype, table.detach, str).has_each_value_once():
                 raise CheckpointError(f"{state}: {name}: the parts of the processes do not hold each value once.")
     return TensorFile(tables, {**metadata, STATES: json.dumps(states), "world_size": str(len(blocks))})
 
