@@ -329,7 +329,7 @@ def test_an_empty_path_loads_nothing(caplog):
 
 
 SAVES_AGAIN = """
-import sys, torch
+import itertools, os, sys, torch
 from trainwright.checkpoint import Checkpointer
 
 model = torch.nn.Linear(64, 64)
@@ -337,7 +337,7 @@ class Memory:
     def state_dict(self): return {"value": value}
     def load_state_dict(self, state): pass
 checkpointer = Checkpointer(model, sys.argv[1], asynchronous=False, memory=Memory())
-for value in range(40):
+for value in itertools.takewhile(lambda _: not os.path.exists(sys.argv[3]), itertools.count()):
     with torch.no_grad():
         model.weight.fill_(value)
         model.bias.fill_(value)
@@ -348,25 +348,27 @@ for value in range(40):
 @pytest.mark.parametrize("name", ["model_best", "epoch"])  # a link, and a folder that is exchanged
 @pytest.mark.exhaustive(every=2)
 def test_a_reader_of_a_name_that_is_saved_again_reads_one_checkpoint(tmp_path, name):
-    writer = subprocess.Popen([python(), "-c", SAVES_AGAIN, tmp_path, name])
+    end = tmp_path / "end"
+    writer = subprocess.Popen([python(), "-c", SAVES_AGAIN, tmp_path, name, end])
     try:
         memory, model = Memory(), nn.Linear(64, 64)
         checkpointer = Checkpointer(model, memory=memory)
         while not (tmp_path / name).exists():
             assert writer.poll() is None
             time.sleep(0.01)
-        loads = values = 0
-        while writer.poll() is None:
+        values = 0
+        while values <= 5:
+            assert writer.poll() is None
             before = memory.value
             extras = checkpointer.load(tmp_path / name)
             assert set(model.weight.flatten().tolist() + model.bias.tolist()) == {memory.value}
             assert extras["iteration"] == memory.value
             verify(tmp_path / name)
-            loads, values = loads + 1, values + (memory.value != before)
+            values += memory.value != before
+        end.touch()
+        assert writer.wait(60) == 0
     finally:
-        writer.terminate()
-    assert writer.wait() == 0
-    assert loads >= values > 5
+        writer.kill()
 
 
 NO_STATES = ["null", "{}", "[]", "5", "not JSON"]
