@@ -214,7 +214,7 @@ Pair = collections.namedtuple("Pair", "one other")
 @pytest.mark.parametrize(
     "value",
     [
-        np.bytes_(b"abc"), np.str_("x"),
+        np.bytes_(b"abc"), np.bytes_(b"a\0"), np.bytes_(b""), np.str_("x"), np.str_("a\0"), np.str_(""),
         np.datetime64("2020-01-01"), np.timedelta64(5, "s"), np.bool_(True), np.longdouble(1) / 3,
         np.array(["a", "bc"]), np.array([b"a\0b"]), np.array("x"), np.array(["2020"], dtype="M8[D]"), "\ud800", b"\xff",
     ],
@@ -242,3 +242,11 @@ def test_what_is_saved_comes_back_as_the_same_type(value, tmp_path):
 def test_what_would_come_back_as_another_type_is_refused_with_its_place(value):
     with pytest.raises(CheckpointTypeError, match=r"^memory"):
         encode_state({"a": [value]}, "memory")
+
+
+def test_half_characters_in_names_come_back(tmp_path):
+    state = {"\ud800": torch.ones(1), "other": {"\\ud800": torch.zeros(1)}, "__metadata__": torch.ones(2)}
+    back = through_files(state, tmp_path)
+    assert list(back) == list(state)
+    assert torch.equal(back["\ud800"], torch.ones(1))
+    assert torch.equal(back["__metadata__"], torch.ones(2))

@@ -56,7 +56,11 @@ def test_operations_and_tokens_of_an_iteration(api: str, tmp_path: Path) -> None
 
 
 def test_the_peak_of_a_known_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = {"NVIDIA H100 80GB HBM3": 989, "NVIDIA A100-SXM4-40GB": 312, "NVIDIA A10G": 125, "NVIDIA TITAN": None}
+    names = {
+        "NVIDIA H100 80GB HBM3": 989, "NVIDIA H100 PCIe": 756, "NVIDIA A100-SXM4-40GB": 312, "NVIDIA A10G": 70,
+        "NVIDIA L40S": 362, "NVIDIA L40": 181, "NVIDIA GH200 480GB": 989, "NVIDIA RTX A1000": None,
+        "NVIDIA TITAN": None,
+    }  # fmt: skip
     for name, peak in names.items():
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda _, name=name: name)
         assert peak_tflops(torch.device("cuda")) == peak

@@ -481,17 +481,22 @@ def test_stages_1_and_2_exchange_once_for_each_window() -> None:
     assert third == {"allgather": 4 * (4 + units), "reduce_scatter": 4 * units}  # the rest stays gathered
 
 
-def losses_and_bytes(folder: str, gather: str | None) -> tuple[list[float], dict[str, int], bool]:
+def trained(folder: str, gather: str | None, **layout: int) -> tuple[Trainer, list[float]]:
     settings = TrainingConfig(
-        output_dir=f"{folder}/{gather}", zero_stage=3, zero_gather_precision=gather, num_epochs=4, batch_size=4,
+        output_dir=f"{folder}/{gather}", **layout, zero_gather_precision=gather, num_epochs=4, batch_size=4,
         learning_rate=1e-2, device_str="cpu", save_enabled=False, metrics=[], progress_bar=False,
     )  # fmt: skip
     trainer = Trainer(build_language(), settings, Texts(16))
     losses: list[float] = []
     put = CallbackHook(after_step=lambda one: losses.append(float(one.storage.latest()["total_loss"][0])))
     trainer.register_hooks([put])
+    trainer.train()
+    return trainer, losses
+
+
+def losses_and_bytes(folder: str, gather: str | None) -> tuple[list[float], dict[str, int], bool]:
     with CountExchanges() as counter:
-        trainer.train()
+        trainer, losses = trained(folder, gather, zero_stage=3)
     states = [value for state in trainer.optimizer.state.values() for value in state.values()]
     are_wide = all(one.dtype is torch.float32 for one in (*trainer.model.parameters(), *states))
     return losses, {name: counter.bytes[name] for name in ("allgather", "reduce_scatter")}, are_wide
@@ -499,6 +504,10 @@ def losses_and_bytes(folder: str, gather: str | None) -> tuple[list[float], dict
 
 def gather_both(folder: str) -> Any:
     return [losses_and_bytes(folder, gather) for gather in (None, "bf16")]
+
+
+def gather_nothing(folder: str) -> Any:
+    return [trained(folder, gather, tensor_parallel_size=2)[1] for gather in (None, "bf16")]
 
 
 def test_parameters_are_gathered_in_half_the_bytes_and_updated_in_float32(tmp_path: Path) -> None:
@@ -697,3 +706,8 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path: Path) -> None:
     for found in on_ranks(resume_cases, tmp_path):
         for resumed, expected in found:
             torch.testing.assert_close(resumed, expected, rtol=0, atol=0)
+
+
+def test_without_zero_gathers_have_no_precision(tmp_path: Path) -> None:
+    losses, of_half = on_ranks(gather_nothing, str(tmp_path), world_size=4)[0]
+    assert losses == of_half

@@ -188,6 +188,8 @@ class _Encoder:
             return {"$bytes": base64.b64encode(value).decode()}
         if isinstance(value, Tensor):
             return self._encode_tensor(value, path)
+        if kind is np.str_ or kind is np.bytes_:  # an array drops zeros at the end, and has no empty text
+            return {"$numpy_text": self.encode(value[:], path)}
         if kind is np.ndarray or isinstance(value, np.generic):
             return self._encode_array(value, path)
         if kind not in (dict, OrderedDict, Counter, list, tuple):
@@ -269,6 +271,7 @@ class _Decoder:
             "$counter": lambda pairs: Counter(dict(self._pairs(pairs))),
             "$tensor": self._decode_tensor,
             "$array": self._decode_array,
+            "$numpy_text": self._decode_text,
         }
 
     def decode(self, tree: Any) -> Any:
@@ -282,6 +285,10 @@ class _Decoder:
         if len(tree) > 1 or tags[0] not in self._tags:
             raise ValueError(f"unknown tag {tags[0]!r}")
         return self._tags[tags[0]](tree[tags[0]])
+
+    def _decode_text(self, tree: Any) -> Any:
+        text = self.decode(tree)
+        return np.str_(text) if isinstance(text, str) else np.bytes_(text)
 
     def _pairs(self, pairs: list[list[Any]]) -> list[tuple[Any, Any]]:
         return [(self.decode(key), self.decode(item)) for key, item in pairs]

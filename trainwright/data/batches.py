@@ -319,7 +319,7 @@ class Batches(Iterator[Any]):
             and epoch
         ):
             logger.warning(
-                "The training loader %s keeps its workers (persistent_workers=True), which start anew in a resumed run:"
+                "The training loader %s keeps its workers (persistent_workers=True); a resumed run starts new ones:"
                 " it is exact if the data set draws no random numbers.", kind,
             )  # fmt: skip
         if is_known and count:

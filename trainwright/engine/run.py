@@ -251,10 +251,14 @@ class Run:
         # Kept only for the user's optimizer: they would keep each divided parameter in memory.
         before = [] if optimizer is None else [*self.model.named_parameters(remove_duplicate=False)]
         self._starts_empty = has_meta(self.model)
+        gathered_as, mesh = spec.zero_gather_precision, current_mesh()
+        if gathered_as and (mesh is None or mesh.layout.zero_stage == 0 or mesh.layout.data == 1):
+            logger.warning("zero_gather_precision=%r has no effect without ZeRO over several processes.", gathered_as)
+            gathered_as = None
         recomputed = parallelize(
             self.model, self.device, recompute=spec.gradient_checkpointing, autocast=autocast,
             splits_scores=splits_scores, find_unused_parameters=spec.find_unused_parameters,
-            compiles_blocks=spec.compile_blocks and not spec.graph, gathered_as=spec.zero_gather_precision,
+            compiles_blocks=spec.compile_blocks and not spec.graph, gathered_as=gathered_as,
         )  # fmt: skip
         for one in () if optimizer is None else each_optimizer(optimizer):
             use_replaced_parameters(one, before, self.model)
@@ -262,9 +266,6 @@ class Run:
             log_recomputed(recomputed)
         if spec.graph and spec.compile_blocks:
             logger.warning("compile_blocks=True has no effect in graph mode, which compiles the whole update.")
-        mesh = current_mesh()
-        if spec.zero_gather_precision and (mesh is None or mesh.layout.zero_stage == 0):
-            logger.warning("zero_gather_precision=%r has no effect without ZeRO.", spec.zero_gather_precision)
 
     def check_weights(self) -> None:
         """Raise if a weight has no value, after initial weights or a checkpoint are loaded."""

@@ -1,5 +1,6 @@
 """Tokens and floating-point operations per second, and the share of the device's peak."""
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,9 +13,9 @@ from trainwright.data.batch import fields
 from trainwright.hooks.base import HookBase
 from trainwright.parallel.dist import get_data_parallel_size
 
-# TFLOP/s of dense matrix products in bfloat16, by a part of the device's name: the data sheets of NVIDIA and AMD.
-_PEAKS = {"B200": 2250, "H200": 989, "H100": 989, "GH200": 989, "A100": 312, "L40S": 362, "L4": 121, "A10": 125}
-_PEAKS |= {"MI300X": 1307, "MI250X": 383}
+# TFLOP/s of dense matrix products in bfloat16, by words of the device's name: the data sheets of NVIDIA and AMD.
+_PEAKS = {"B200": 2250, "GH200": 989, "H200": 989, "H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "A100": 312}
+_PEAKS |= {"L40S": 362, "L40": 181, "L4": 121, "A10G": 70, "A10": 125, "MI300X": 1307, "MI250X": 383}
 
 
 class Throughput(HookBase):
@@ -85,4 +86,4 @@ class Throughput(HookBase):
 def peak_tflops(device: torch.device) -> float | None:
     """What ``device`` can do in bfloat16, in 10^12 operations per second; None: unknown."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    return next((float(peak) for part, peak in _PEAKS.items() if part in name), None)
+    return next((float(peak) for words, peak in _PEAKS.items() if re.search(rf"\b{words}\b", name)), None)

@@ -243,8 +243,7 @@ class EagerTrainer(TrainerBase):
         return loss
 
     def _end_window(self, outputs: list[Mapping[str, Any]], data_time: float) -> None:
-        # before the update: an output may be a parameter
-        self.write_metrics(mean_outputs(outputs, self._update.mean.weights), data_time)
+        self._end_own_window(outputs, data_time)  # before the update: an output may be a parameter
         self.update()
 
     def _end_own_window(self, outputs: list[Mapping[str, Any]], data_time: float) -> None:
