@@ -201,8 +201,8 @@ def test_the_start_shows_each_schedule_by_its_name(tmp_path: Path) -> None:
     net = Net()
     both, config = optimizers_of(net), TrainingConfig(output_dir=tmp_path, batch_size=4)
     given = {"head": configure_cosine_scheduler_with_warmup(both["head"], 0, 9)}
-    assert Trainer(net, config, rows(), optimizers=both).run.facts().schedule == "linear schedule"
-    assert "cosine schedule" in str(Trainer(net, config, rows(), optimizers=both, lr_schedulers=given).run.facts())
+    assert Trainer(net, config, rows(), optimizers=both).run.rows()["Optimizer"].endswith(", linear schedule")
+    assert "cosine schedule" in str(Trainer(net, config, rows(), optimizers=both, lr_schedulers=given).run.rows())
 
 
 def test_schedules_by_an_evaluation_result_are_stepped(tmp_path: Path) -> None:

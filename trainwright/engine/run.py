@@ -5,9 +5,8 @@ import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +19,10 @@ from trainwright.data.batch_loader import BatchLoader
 from trainwright.data.batches import Batches
 from trainwright.data.seeding import kept_generators
 from trainwright.engine.folder.run_folder import RunFolder
-from trainwright.engine.folder.summary import RunFacts, log_recomputed
+from trainwright.engine.folder.summary import described_model, described_optimizers, described_stages, log_recomputed
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.spec import RunSpec
-from trainwright.engine.state import TrainerState, TrainingState
+from trainwright.engine.state import TrainingState
 from trainwright.engine.update import Update
 from trainwright.evaluation.prediction import iterate_predictions, predict
 from trainwright.events.storage import EventStorage
@@ -33,62 +32,21 @@ from trainwright.models.adapters import TrainableNames, adapter_files
 from trainwright.models.checkpoint_files import checkpoint_files
 from trainwright.optim.named import by_name, each_optimizer
 from trainwright.optim.weight_average import WeightAverage, build_average
+from trainwright.parallel.dist import get_data_parallel_size, get_world_size
 from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.meta_start import check_filled, has_meta
 from trainwright.parallel.parallelize import parallelize, use_replaced_parameters
 from trainwright.parallel.simulated import simulation
-
-if TYPE_CHECKING:
-    from trainwright.config.settings import TrainingConfig
 
 logger = logging.getLogger("trainwright.engine")
 
 _DATA = ("train_dataset", "eval_dataset", "train_dataloader", "eval_dataloader", "preprocessor", "model_card")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Calls:
-    """What differs between the APIs, or may be the user's own method; bound once, without keeping a trainer alive.
-
-    Attributes:
-        prepare, prepare_eval: make of a batch of the training or evaluation data what the model gets.
-        forward, loss: the model's outputs for a prepared batch; its training loss.
-        evaluate: evaluates the current weights, which is not logged.
-        eval_loaders: the loaders of evaluations; with ``overfit_batches`` they have the training data.
-        examples: the batches whose first one is an example of the model's input.
-        position_of: the sampler's position at an update (from 1) and the number of its micro-batches; None: unknown.
-        save: saves the training state between two iterations.
-        set_position: starts the training data behind the iterations of a loaded checkpoint.
-        facts, record, next_commands: further facts of the start, of ``run.json``, and commands at the end.
-        schedule_length: the number of steps of a schedule in the run.
-        use_learning_rate: writes the base learning rate into the settings.
-        settings_of_copy: the argument of the API with the settings of a copy, by a folder and changes.
-        change_copy: changes a new copy as the user has changed the trainer since it was built.
-        rebuild_model: builds the model of the settings again; returns None if the user has passed one.
-    """
-
-    prepare: Callable[[Any], Any]
-    prepare_eval: Callable[[Any], Any]
-    forward: Callable[[nn.Module, Any], Any]
-    loss: Callable[[nn.Module, Any], Tensor]
-    evaluate: Callable[[], dict[str, Any]]
-    eval_loaders: Callable[[], list[Any]]
-    examples: Callable[[], Iterable[Any]]
-    position_of: Callable[[int], tuple[int, int] | None]
-    save: Callable[[], None]
-    facts: Callable[[], dict[str, Any]]
-    record: Callable[[], dict[str, Any]]
-    next_commands: Callable[[], list[str]]
-    schedule_length: Callable[[Any], int]
-    use_learning_rate: Callable[[float], object]
-    settings_of_copy: Callable[..., Any]
-    change_copy: Callable[[Any, dict[int, Any]], None]
-    rebuild_model: Callable[[], nn.Module | None] = lambda: None
-    set_position: Callable[[], None] = lambda: None
-
-
 class Run:
     """The parts of a run of either API, in the order in which they are built.
+
+    A subclass says what differs between the APIs, or may be the user's own method.
 
     Attributes:
         trainer: the one that trains this run, and has the methods that a user overrides; not kept alive.
@@ -99,6 +57,19 @@ class Run:
         hooks: the registered hooks, in the order of their calls. The first ``num_own_hooks`` are not the user's.
         own_step: what a step of the user's own calls; ``step_methods`` are those whose override is one, or its loss.
         overrides: finds the methods that a user overrides.
+        prepare, prepare_eval: make of a batch of the training or evaluation data what the model gets.
+        forward, loss: the model's outputs for a prepared batch; its training loss, in the modes that the modules have.
+        evaluate: evaluates the current weights, which is not logged.
+        eval_loaders: the loaders of evaluations; with ``overfit_batches`` they have the training data.
+        examples: the batches whose first one is an example of the model's input.
+        position_of: the sampler's position at an update (from 1) and the number of its micro-batches; None: unknown.
+        save: saves the training state between two iterations.
+        own_facts, own_record, next_commands: facts of the start and of ``run.json`` beside those of both APIs, and
+            commands at the end.
+        schedule_length: the number of steps of a schedule in the run.
+        use_learning_rate: writes the base learning rate into the settings.
+        settings_of_copy: the argument of the API with the settings of a copy, by a folder and changes.
+        change_copy: changes a new copy as the user has changed the trainer since it was built.
     """
 
     spec: RunSpec
@@ -118,9 +89,24 @@ class Run:
     own_step: Any  # an OwnStep, which has the run
     evaluated_precision: Callable[[], AbstractContextManager[Any]] = nullcontext
     step_methods: tuple[str, ...] = ()
-    calls: Calls
     num_own_hooks = 0
     _starts_empty = False  # weights were on the meta device
+    prepare: Callable[[Any], Any]
+    prepare_eval: Callable[[Any], Any]
+    forward: Callable[[Any], Any]
+    loss: Callable[[Any], Tensor]
+    evaluate: Callable[[], dict[str, Any]]
+    eval_loaders: Callable[[], list[Any]]
+    examples: Callable[[], Iterable[Any]]
+    position_of: Callable[[int], tuple[int, int] | None]
+    save: Callable[[], None]
+    own_facts: Callable[[], dict[str, Any]]
+    own_record: Callable[[], dict[str, Any]]
+    next_commands: Callable[[], list[str]]
+    schedule_length: Callable[[Any], int]
+    use_learning_rate: Callable[[float], None]
+    settings_of_copy: Callable[..., Any]
+    change_copy: Callable[[Any, dict[int, Any]], None]
 
     def __init__(self, trainer: TrainerBase, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         self._trainer, self.arguments = weakref.ref(trainer), (arguments, named)
@@ -131,7 +117,7 @@ class Run:
         self._model_files: dict[str, bytes] | None = None  # once they are known
 
     @property
-    def trainer(self) -> TrainerBase:
+    def trainer(self) -> Any:
         trainer = self._trainer()
         assert trainer is not None
         return trainer
@@ -160,29 +146,12 @@ class Run:
         """The module whose weights checkpoints hold as the model's."""
         return self.model if self.average is None else self.average.saved_model()
 
-    # One batch.
+    def rebuild_model(self) -> nn.Module | None:
+        """The model of the settings, built again; None if the user has passed one."""
+        return None
 
-    def prepare(self, batch: Any) -> Any:
-        """A batch of the training data, as the model gets it."""
-        return self.calls.prepare(batch)
-
-    def prepare_eval(self, batch: Any) -> Any:
-        """A batch of an evaluation, as the model gets it."""
-        return self.calls.prepare_eval(batch)
-
-    def forward(self, batch: Any) -> Any:
-        """The model's outputs for a prepared batch."""
-        return self.calls.forward(self.model, batch)
-
-    def loss(self, batch: Any) -> Tensor:
-        """The training loss of a prepared batch, in the modes that the modules have."""
-        return self.calls.loss(self.model, batch)
-
-    # The run.
-
-    def evaluate(self) -> dict[str, Any]:
-        """The results of an evaluation of the current weights, which is not logged."""
-        return self.calls.evaluate()
+    def set_position(self) -> None:
+        """Start the training data behind the iterations of a loaded checkpoint."""
 
     def predict(
         self,
@@ -203,37 +172,44 @@ class Run:
     def close_data(self) -> None:
         """Stop reading, and end the workers of our loaders; the next step or evaluation starts new ones."""
         self.batches.close()
-        for loader in self.calls.eval_loaders():
+        for loader in self.eval_loaders():
             if isinstance(loader, BatchLoader):
                 loader.close()
 
-    def save(self) -> None:
-        """Save the training state between two iterations."""
-        self.calls.save()
-
-    def facts(self) -> RunFacts:
-        """What the start of the run shows."""
-        spec, trainer = self.spec, self.trainer
-        facts: dict[str, Any] = {
-            "model": self.model,
-            "optimizer": self.optimizer,
-            "schedule": ", ".join(sorted({getattr(one, "name", type(one).__name__) for one in self.schedules()})),
-            "device": self.device,
-            "folder": spec.output_dir,
-            "batch_size": spec.batch_size,
-            "accumulation": spec.gradient_accumulation_steps,
-            "precision": spec.mixed_precision,
-            "mode": "graph" if spec.graph else "eager",
-            "first_iter": trainer.start_iter,
-            "last_iter": trainer.max_iter,
+    def rows(self) -> dict[str, object]:
+        """What the start of the run shows, by title; empty values are not shown."""
+        spec, trainer, own = self.spec, self.trainer, self.own_facts()
+        ranks, left_out, per_epoch = get_data_parallel_size(), own.get("num_left_out"), own["iterations_per_epoch"]
+        processes = f"{ranks} data rank{'s' if ranks > 1 else ''}"
+        if get_world_size() == ranks:
+            processes = "1 process" if ranks == 1 else f"{ranks} processes"
+        size, accumulation = spec.batch_size, spec.gradient_accumulation_steps
+        numbers = (own["num_train"], "to train"), (own["num_eval"], "to evaluate")
+        data = ", ".join(f"{number:,} {name}" for number, name in numbers if number)
+        left_out = f"; each epoch leaves out {left_out:,}: dataloader_drop_last" if left_out else ""
+        epochs = f" ({float(trainer.max_iter / per_epoch):.1f} epochs)" if per_epoch else ""
+        schedule = ", ".join(sorted({getattr(one, "name", type(one).__name__) for one in self.schedules()}))
+        mode = "graph mode" if spec.graph else "eager mode"
+        return {
+            "Task": own.get("task"),
+            "Model": described_model(self.model),
+            "Stage": described_stages(self.model),
+            "Data": f"{data} (samples{left_out})" if data else None,
+            "Iterations": f"{trainer.start_iter + 1} to {trainer.max_iter}{epochs}",
+            "Batch": f"{size * accumulation * ranks:,} samples = {size} x {accumulation} accumulation x {processes}",
+            "Layout": f"{mesh.layout.world_size} processes: {mesh.layout}" if (mesh := current_mesh()) else None,
+            "Optimizer": described_optimizers(self.optimizers, schedule),
+            "Device": ", ".join(filter(None, [self.device.type, spec.mixed_precision, mode])),
+            "Metrics": own.get("metrics"),
+            "Folder": spec.output_dir,
+            "Settings": own["settings"],
         }
-        return RunFacts(**facts | self.calls.facts())
 
     def record(self) -> dict[str, Any]:
         """What ``run.json`` has of the run."""
         precision = self.spec.mixed_precision or "float32"
         known = {"api": self.spec.api, "seed": self.spec.seed, "precision": str(precision)}
-        return known | self.calls.record()
+        return known | self.own_record()
 
     def place_model(self, *, splits_scores: bool, autocast: Any, optimizer: Any = None) -> None:
         """Put the model on its device and spread it over the processes, as the settings request.
@@ -329,14 +305,14 @@ class Run:
                 ``gradient_accumulation_steps``.
         """
         arguments, named = self.arguments
-        settings = self.calls.settings_of_copy(folder, changes, resumes=resumes, is_endless=constant_rate)
+        settings = self.settings_of_copy(folder, changes, resumes=resumes, is_endless=constant_rate)
         new = _not_initialized(self.trainer.__class__, arguments, named)
         memo = {id(self.trainer): new, **self._memo(settings)}
         try:
             arguments, named = copy.deepcopy((arguments, named), memo)
             new.__init__(*arguments, **named)
             new.is_copy = True
-            self.calls.change_copy(new, memo)
+            self.change_copy(new, memo)
             self._copy_later_changes(new, memo)
         except (TypeError, RuntimeError, NotImplementedError) as error:
             if "deepcopy" not in str(error) and "pickle" not in str(error):
@@ -382,19 +358,6 @@ class Run:
         for hook in self.hooks[self.num_own_hooks :]:
             memo[id(vars(hook).get("trainer"))] = None
             new.register_hooks([copy.deepcopy(hook, memo)])
-
-
-class TrainerRun(Run):
-    """A run of the Python API.
-
-    Attributes:
-        config: the current one.
-        criterion: the loss of outputs and target; None if the model computes its loss.
-    """
-
-    config: "TrainingConfig"
-    criterion: Any = None
-    state: TrainerState
 
 
 def _not_initialized(kind: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:

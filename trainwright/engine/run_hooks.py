@@ -61,7 +61,7 @@ def run_hooks(
         unfreezing_hook(run.model, spec.unfreeze, steps_done, **lengths),
         RunRecord(run.folder, lambda: of_run.record()),
         *inner,
-        RunSummary(spec.output_dir, run.calls.next_commands),
+        RunSummary(spec.output_dir, lambda: of_run.next_commands()),
         Interruptions(run.checkpointer, save, resume=resume, max_time_s=max_time_of(spec)),
     ]
 

@@ -16,7 +16,7 @@ from trainwright.config.errors import ConfigError
 from trainwright.data.sample_names import shown_samples
 from trainwright.data.seeding import kept_generators
 from trainwright.engine.folder.formats import RECORD_NAME, read_starts
-from trainwright.engine.folder.summary import log_start
+from trainwright.engine.folder.summary import table
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.run import Run
 from trainwright.lazy_names import ring
@@ -201,7 +201,7 @@ class RunMethods(TrainerBase):
         from trainwright.models.export import export_of_run
 
         if batch is None:
-            batches = self.run.calls.examples()
+            batches = self.run.examples()
             with kept_generators(self.device, in_checkpoints=True):
                 batch = next(iter(batches))
         with self.run.evaluated_weights():
@@ -226,7 +226,7 @@ class RunMethods(TrainerBase):
                 f" {' and '.join(str(size) for size in sorted(sizes, key=str))} samples per update, so the samples of"
                 " earlier updates are unknown."
             )
-        found = run.calls.position_of(update)
+        found = run.position_of(update)
         ids: list[list[int]] | None = None if found is None else run.batches.loader.batch_sampler.micro_batches(*found)
         return ids
 
@@ -248,7 +248,7 @@ class RunMethods(TrainerBase):
 
     def print_info(self) -> None:
         """Log the model, the data, the length of the run and its settings."""
-        log_start(self.run.facts())
+        logger.info("%s", table("Training", self.run.rows()))
 
     # Called by the loop.
 

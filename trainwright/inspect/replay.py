@@ -82,7 +82,7 @@ def replay(run: Run, step: int, *, stops: bool = False) -> Replay:
     with _quiet(), _only_needed_hooks(run):
         if checkpoint is not None:
             run.checkpointer.load(checkpoint)
-            run.calls.set_position()
+            run.set_position()
         found = Replay(step, "" if checkpoint is None else checkpoint.name, recorded_loss=_recorded_loss(folder, step))
         trainer.iter = trainer.iterations_done = trainer.start_iter
         with EventStorage(trainer.start_iter) as trainer.storage:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from omegaconf import DictConfig, ListConfig
-from torch import nn
+from torch import Tensor, nn
 
 from trainwright._torch_compat.probing import real_tensors
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError
@@ -53,9 +53,9 @@ from trainwright.engine.hardest_samples import hardest_samples
 from trainwright.engine.loss_fn import forward, returned_losses, sum_losses
 from trainwright.engine.own_step import OwnStep
 from trainwright.engine.pipeline_step import refuse_own_step, refuse_unseeded_loader
-from trainwright.engine.run import Calls
+from trainwright.engine.run import Run
 from trainwright.engine.run_hooks import run_hooks, timing_facts
-from trainwright.engine.run_methods import RunMethods
+from trainwright.engine.run_methods import RunMethods, part_of_run
 from trainwright.engine.spec import spec_of_cfg
 from trainwright.engine.state import TrainingState
 from trainwright.engine.trainer.loaders import batches_of_rank, is_dataset, num_rounds
@@ -92,6 +92,120 @@ if TYPE_CHECKING:
 logger = logging.getLogger("trainwright.engine")
 
 
+class ConfigRun(Run):
+    """A run of a config file.
+
+    Attributes:
+        given: the configuration without the values that depend on the data; those are in ``trainer.cfg``.
+        stepper: what makes the steps; ``built_stepper`` is the one that was built, which the user may have replaced.
+    """
+
+    given: DictConfig
+    stepper: Any
+    built_stepper: Any
+
+    def prepare(self, batch: Any, input_placement_device: Any = None, mixup_func: Any = None) -> Mapping[str, Any]:
+        made: Mapping[str, Any] = self.trainer.get_batch(
+            batch,
+            self.device if input_placement_device is None else input_placement_device,
+            getattr(self.batches.loader, "mixup_func", None) if mixup_func is None else mixup_func,
+        )
+        return made
+
+    def prepare_eval(self, batch: Any) -> Any:
+        return self.trainer.get_batch(batch, self.device)
+
+    def forward(self, batch: Any) -> Any:
+        return forward(self.model, batch, takes_all=True)
+
+    def loss(self, batch: Any) -> Tensor:
+        return sum_losses(returned_losses(self.model(**batch)))
+
+    def evaluate(self) -> dict[str, Any]:
+        trainer = self.trainer
+        with self.evaluated_weights():
+            results: dict[str, Any] = trainer.test(trainer.cfg, trainer.test_loader, self.model)
+        return results
+
+    def eval_loaders(self) -> list[Any]:
+        return list(self.trainer.test_loader)
+
+    def examples(self) -> Any:
+        if not self.trainer.test_loader:
+            raise ConfigError("DefaultTrainer.export: there is no example; pass a batch, or set dataloader.test.")
+        return self.trainer.test_loader[0]
+
+    def position_of(self, update: int) -> tuple[int, int] | None:
+        trainer, sampler = self.trainer, getattr(self.batches.loader, "batch_sampler", None)
+        has_own = any(is_overridden(one, "run_step") for one in (self.built_stepper, trainer))
+        has_own |= self.stepper is not self.built_stepper
+        if has_own or not isinstance(sampler, CyclicSampler):
+            return None
+        done = trainer.samples_done + (update - 1 - trainer.iterations_done) * trainer.samples_per_iter
+        return done, self.spec.gradient_accumulation_steps
+
+    def set_position(self) -> None:
+        batches, done, hooks = self.batches, self.trainer.samples_done, self.hooks
+        is_positioned = set_loader_position(batches.loader, done)
+        size = self.spec.batch_size * get_data_parallel_size()
+        batches.start(done // size, is_positioned=is_positioned, keeps_generators=done > 0)
+        batches.may_change = lambda: any(hook.may_change_data for hook in hooks)
+
+    def save(self) -> None:
+        done = self.trainer.iterations_done
+        self.checkpointer.save(f"model_{done - 1:07d}", iteration=done - 1)
+
+    def num_samples(self) -> int | None:
+        """Those of an epoch."""
+        return num_samples(self.batches.loader, self.spec.batch_size)
+
+    def iterations_per_epoch(self) -> int | Fraction | None:
+        """None: unknown. A fraction where an epoch ends within an iteration."""
+        return iterations_per_epoch(self.trainer.cfg.train, self.num_samples())
+
+    def own_facts(self) -> dict[str, Any]:
+        tests, size = self.trainer.test_loader, self.trainer.cfg.train.test_micro_batch_size
+        return {
+            "num_train": self.num_samples(),
+            "num_eval": sum(num_samples(loader, size) or 0 for loader in tests),
+            "iterations_per_epoch": self.iterations_per_epoch(),
+            "settings": changed_settings(self.given),
+        }
+
+    def own_record(self) -> dict[str, Any]:
+        named = enumerate(self.trainer.test_loader)
+        tests = {str(getattr(one, "name", at)): getattr(one, "dataset", one) for at, one in named}
+        data = {f"test {name}" if len(tests) > 1 else "test": one for name, one in tests.items()}
+        train = getattr(self.batches.loader, "dataset", self.batches.loader)
+        return {"samples_per_iteration": self.trainer.samples_per_iter, "data": {"train": train} | data}
+
+    def next_commands(self) -> list[str]:
+        return next_commands(self.trainer.cfg, self.given)
+
+    def schedule_length(self, schedule: Any) -> int:
+        length: int = self.trainer.max_iter
+        return length
+
+    def use_learning_rate(self, rate: float) -> None:
+        self.trainer.cfg.optim.update({"lr": rate})
+
+    def settings_of_copy(self, folder: Path, changes: dict[str, Any], **kind: bool) -> DictConfig:
+        if self.stepper is not self.built_stepper:
+            raise ConfigError(
+                "check: trainer._trainer was replaced, and cannot be copied. Override train_step instead."
+            )
+        return settings_of_copy(self.given, self.trainer.cfg, folder, changes, **kind)
+
+    def change_copy(self, new: "DefaultTrainer", memo: dict[int, Any]) -> None:
+        if not new.run.folder.resume:
+            new.model.load_state_dict(self.model.state_dict())
+        memo[id(self.model)] = new.model
+
+    def rebuild_model(self) -> nn.Module:
+        model: nn.Module = self.trainer.build_model(self.trainer.cfg)
+        return model
+
+
 @overridable
 class DefaultTrainer(RunMethods):
     """Train as a configuration describes: ``DefaultTrainer(cfg).train()``.
@@ -108,6 +222,10 @@ class DefaultTrainer(RunMethods):
         model, optimizer, lr_scheduler, train_loader, test_loader, checkpointer, device: as built.
     """
 
+    run: ConfigRun
+    run_kind = ConfigRun
+    _trainer: Any = part_of_run("stepper")
+
     def __init__(self, cfg: DictConfig) -> None:
         super().__init__()
         run = self.run
@@ -116,16 +234,18 @@ class DefaultTrainer(RunMethods):
         seed_everything(cfg.train.seed)  # equal on all ranks, for equal initial weights
         run.folder = RunFolder(cfg.train.output_dir, resume=bool(try_get_key(cfg, "train.resume", default=False)))
         run.folder.recover()
-        self._given, self._has_own_step = as_given, is_overridden(self, "train_step")
+        run.given, self._has_own_step = as_given, is_overridden(self, "train_step")
         self._build_data()
-        run.spec, run.calls = spec_of_cfg(cfg, run.device), self._calls()
+        run.spec = spec_of_cfg(cfg, run.device)
         self._build_weights()
         self._build_step()
-        run.state = TrainingState(self, lr=run.spec.learning_rate, seed=cfg.train.seed, num_samples=self._num_samples())
+        run.state = TrainingState(
+            self, lr=run.spec.learning_rate, seed=cfg.train.seed, num_samples=self.run.num_samples()
+        )
         run.build_checkpointer(cfg.train.output_dir)
         self.resume_or_load(run.folder.resume)
         run.check_weights()
-        run.calls.set_position()
+        run.set_position()
         run.watching_hardest = hardest_samples(run, "train.evaluation.hardest_samples")
         run.folder.prepare(as_given)
         self._register_hooks()
@@ -185,7 +305,7 @@ class DefaultTrainer(RunMethods):
             refuse_unseeded_loader(self.train_loader, "dataloader.train")
             pipeline.check_length(steps, "train.num_accumulation_steps")
         if not run.spec.graph:
-            self._trainer: Any = EagerTrainer(run.model, self.train_loader, run.optimizer, steps, **settings)
+            self._trainer = EagerTrainer(run.model, self.train_loader, run.optimizer, steps, **settings)
         elif current_mesh() is not None:
             raise ConfigError(
                 "graph.enabled: got True with tensor parallel, pipeline parallel or ZeRO, which are not compiled as one"
@@ -194,7 +314,7 @@ class DefaultTrainer(RunMethods):
         else:
             graph = self.build_graph(cfg, run.model, run.optimizer, run.lr_scheduler)
             self._trainer = ring("graph.graph_trainer").GraphTrainer(graph, self.train_loader, steps, **settings)
-        self._built_stepper = self._trainer
+        run.built_stepper = self._trainer
         run.batches, run.update = self._trainer.batches, self._trainer._update
         run.own_step, run.step_methods = OwnStep(run, ["train_step"]), ("run_step", "train_step")
 
@@ -304,7 +424,7 @@ class DefaultTrainer(RunMethods):
     def build_hooks(self) -> list[HookBase | None]:
         """The hooks, in the order of their calls."""
         train, evaluation, saving = self.cfg.train, self.cfg.train.evaluation, self.cfg.train.checkpointer
-        checkpointer, per_epoch = self.run.checkpointer, self._iterations_per_epoch()
+        checkpointer, per_epoch = self.run.checkpointer, self.run.iterations_per_epoch()
         save_period = self._period(saving.period, saving.get("save_model_after_n_epoch"))
         eval_hook: EvalHook | None = None
         best: BestCheckpointer | None = None
@@ -339,7 +459,7 @@ class DefaultTrainer(RunMethods):
 
     def _period(self, iterations: int, epochs: int | None) -> Period:
         """``iterations``, or the ends of each ``epochs`` epochs, which may lie within an iteration."""
-        per_epoch = self._iterations_per_epoch()
+        per_epoch = self.run.iterations_per_epoch()
         if epochs is None or per_epoch is None:
             return iterations
         whole, parts = (per_epoch * epochs).as_integer_ratio()
@@ -360,7 +480,7 @@ class DefaultTrainer(RunMethods):
             progress_bar=train.progress_bar,
             trackers=safe_trackers(trackers),
             settings=settings,
-            iterations_per_epoch=self._iterations_per_epoch(),
+            iterations_per_epoch=self.run.iterations_per_epoch(),
         )
 
     @classmethod
@@ -440,100 +560,20 @@ class DefaultTrainer(RunMethods):
 
     # Implementation.
 
-    def _calls(self) -> Calls:
-        me: DefaultTrainer = weakref.proxy(self)
-
-        def settings_of(folder: Path, changes: dict[str, Any], **settings: bool) -> DictConfig:
-            if me._trainer is not me._built_stepper:
-                raise ConfigError(
-                    "check: trainer._trainer was replaced, and cannot be copied. Override train_step instead."
-                )
-            return settings_of_copy(me._given, me.cfg, folder, changes, **settings)
-
-        def change_copy(new: DefaultTrainer, memo: dict[int, Any]) -> None:
-            if not new.run.folder.resume:
-                new.model.load_state_dict(me.model.state_dict())
-            memo[id(me.model)] = new.model
-
-        def evaluate() -> dict[str, Any]:
-            with me.run.evaluated_weights():
-                return me.test(me.cfg, me.test_loader, me.model)
-
-        def save() -> None:
-            me.checkpointer.save(f"model_{me.iterations_done - 1:07d}", iteration=me.iterations_done - 1)
-
-        def examples() -> Any:
-            if not me.test_loader:
-                raise ConfigError("DefaultTrainer.export: there is no example; pass a batch, or set dataloader.test.")
-            return me.test_loader[0]
-
-        def facts() -> dict[str, Any]:
-            evaluated = [num_samples(loader, me.cfg.train.test_micro_batch_size) for loader in me.test_loader]
-            return {
-                "num_train": me._num_samples(),
-                "num_eval": sum(number or 0 for number in evaluated) or None,
-                "iterations_per_epoch": me._iterations_per_epoch(),
-                "settings": changed_settings(me._given),
-            }
-
-        def record() -> dict[str, Any]:
-            tests = {
-                str(getattr(one, "name", at)): getattr(one, "dataset", one) for at, one in enumerate(me.test_loader)
-            }
-            data = {f"test {name}" if len(tests) > 1 else "test": one for name, one in tests.items()}
-            train = getattr(me.train_loader, "dataset", me.train_loader)
-            return {"samples_per_iteration": me.cfg.train.global_batch_size, "data": {"train": train} | data}
-
-        def set_position() -> None:
-            batches, done, hooks = me.run.batches, me.samples_done, me.run.hooks
-            size = me.run.spec.batch_size * get_data_parallel_size()
-            is_positioned = set_loader_position(me.train_loader, done)
-            batches.start(done // size, is_positioned=is_positioned, keeps_generators=done > 0)
-            batches.may_change = lambda: any(hook.may_change_data for hook in hooks)
-
-        def position_of(update: int) -> tuple[int, int] | None:
-            stepper, sampler = me._built_stepper, getattr(me.train_loader, "batch_sampler", None)
-            has_own = any(is_overridden(one, "run_step") for one in (stepper, me)) or me._trainer is not stepper
-            if has_own or not isinstance(sampler, CyclicSampler):
-                return None
-            done = me.samples_done + (update - 1 - me.iterations_done) * me.samples_per_iter
-            return done, me.run.spec.gradient_accumulation_steps
-
-        return Calls(
-            prepare=lambda batch: me._get_batch(batch),
-            prepare_eval=lambda batch: me.get_batch(batch, me.device),
-            forward=partial(forward, takes_all=True),
-            loss=lambda model, batch: sum_losses(returned_losses(model(**batch))),
-            evaluate=evaluate,
-            eval_loaders=lambda: list(me.test_loader),
-            examples=examples,
-            save=save,
-            facts=facts,
-            record=record,
-            next_commands=lambda: next_commands(me.cfg, me._given),
-            schedule_length=lambda schedule: me.max_iter,
-            use_learning_rate=lambda rate: me.cfg.optim.update({"lr": rate}),
-            settings_of_copy=settings_of,
-            change_copy=change_copy,
-            rebuild_model=lambda: me.build_model(me.cfg),
-            position_of=position_of,
-            set_position=set_position,
-        )
-
     def _register_hooks(self) -> None:
-        run = self.run
+        run, me = self.run, weakref.proxy(self)
         self.register_hooks(
             run_hooks(
                 run,
                 self.build_hooks(),
                 own_step=run.own_step if self._has_own_step else None,
                 check_period=self.cfg.train.log_period,
-                save=run.calls.save,
+                save=lambda: me.run.save(),
                 resume="--resume",
                 steps_done=lambda: self.iter,
                 has_passed=lambda start, every: self.iter >= start and (self.iter + 1) % every == 0,
                 total_steps=self.max_iter,
-                steps_per_epoch=int(self._iterations_per_epoch() or 0) or None,
+                steps_per_epoch=int(self.run.iterations_per_epoch() or 0) or None,
             )
         )
         run.num_own_hooks = len(run.hooks)
@@ -544,11 +584,11 @@ class DefaultTrainer(RunMethods):
         self._step_of_stepper()()
 
     def _bind_run_step(self) -> tuple[Any, Any]:
-        self._trainer.phases, self.run.batches = self.phases, self._built_stepper.batches
+        self._trainer.phases, self.run.batches = self.phases, self.run.built_stepper.batches
         self.run.update = getattr(self._trainer, "_update", self.run.update)
         has_own_batch = is_overridden(self, "get_batch")
         is_own = is_overridden(self, "run_step")
-        has_own = is_own or has_own_batch or is_overridden(self._built_stepper, "run_step")
+        has_own = is_own or has_own_batch or is_overridden(self.run.built_stepper, "run_step")
         # Not if a method of the user's may draw random numbers.
         self.run.batches.prefetches_to = None if has_own else self.device
         self._warn_of_replaced_stepper()
@@ -559,7 +599,7 @@ class DefaultTrainer(RunMethods):
         """Settings that ``self._trainer``, perhaps the user's replacement, was not built with."""
         stepper, steps = self._trainer, self.cfg.train.num_accumulation_steps
         kind, own_steps = type(stepper).__name__, getattr(stepper, "grad_acc_steps", None)
-        if stepper is self._built_stepper and self.optimizer is not stepper.optimizer:
+        if stepper is self.run.built_stepper and self.optimizer is not stepper.optimizer:
             raise ConfigError(
                 "DefaultTrainer.optimizer was assigned, without effect on the steps: override build_optimizer, or set"
                 " cfg.optim."
@@ -581,15 +621,15 @@ class DefaultTrainer(RunMethods):
         stepper = self._trainer
         if isinstance(stepper, EagerTrainer) and not stepper.has_own_run_step():
             is_plain = not is_overridden(self, "get_batch") and getattr(self.train_loader, "mixup_func", None) is None
-            get_batch = None if is_plain else self._get_batch
+            get_batch = None if is_plain else self.run.prepare
             return stepper.new_step(get_batch, self.device, self.train_step if self._has_own_step else None).run
-        return bind_arguments(stepper.run_step, self._get_batch, self.device)
+        return bind_arguments(stepper.run_step, self.run.prepare, self.device)
 
     def _continue(self) -> None:
         train = self.cfg.train
-        length = total_iterations(train, self._num_samples(), train.global_batch_size)
+        length = total_iterations(train, self.run.num_samples(), train.global_batch_size)
         if length not in (self._planned, self.max_iter):  # the user has changed it
-            longer = copy.deepcopy(self._given)
+            longer = copy.deepcopy(self.run.given)
             longer.train.update({"train_iter": length, "train_epoch": 0})
             longer.train.update({name: train[name] for name in BATCH_SIZES})
             self.auto_scale_hyperparams(longer, self.train_loader)
@@ -603,25 +643,10 @@ class DefaultTrainer(RunMethods):
         self.run.state.restore()
         log_untrained(self.model, self.optimizer)
 
-    def _get_batch(self, data: Any, input_placement_device: Any = None, mixup_func: Any = None) -> Mapping[str, Any]:
-        """``get_batch`` with this run's device and the loader's mixup function."""
-        return self.get_batch(
-            data,
-            self.device if input_placement_device is None else input_placement_device,
-            getattr(self.train_loader, "mixup_func", None) if mixup_func is None else mixup_func,
-        )
-
     def _evaluate(self, evaluator: DatasetEvaluator) -> dict[str, Any]:
         self.storage.reduce()  # writers write a row for the evaluation
         with self.run.evaluated_weights(), self.run.watching_hardest(), without_table():
             return self.test(self.cfg, self.test_loader, self.model, evaluator)
-
-    def _iterations_per_epoch(self) -> int | Fraction | None:
-        """None: unknown. A fraction where an epoch ends within an iteration."""
-        return iterations_per_epoch(self.cfg.train, self._num_samples())
-
-    def _num_samples(self) -> int | None:
-        return num_samples(self.train_loader, self.cfg.train.train_micro_batch_size)
 
 
 def names_of_settings(train: DictConfig) -> SettingNames:

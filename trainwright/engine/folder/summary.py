@@ -4,12 +4,9 @@ import logging
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from fractions import Fraction
 from itertools import chain, repeat
 from typing import Any
 
-import torch
 from torch import nn
 
 from trainwright.config.secrets import redact
@@ -19,9 +16,7 @@ from trainwright.events.writers.progress import shown_values
 from trainwright.hooks.base import HookBase, has_failed
 from trainwright.models.checkpoint_files import class_name
 from trainwright.notebook import summary
-from trainwright.optim.named import NamedOptimizers
-from trainwright.parallel.dist import get_data_parallel_size, get_world_size, is_main_process
-from trainwright.parallel.mesh import current_mesh
+from trainwright.parallel.dist import is_main_process
 from trainwright.parallel.pipeline import ModelSize, pipeline_of
 from trainwright.terminal import columns_of
 
@@ -29,80 +24,6 @@ logger = logging.getLogger("trainwright.engine")
 
 _MAX_PARTS = 4  # of the model that are shown
 _NOT_RESULTS = ("lr", "grad_norm")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunFacts:
-    """What the start of a run shows, in the terms of both APIs. None: unknown, or not shown.
-
-    Attributes:
-        schedule: the name of the learning-rate schedule, or those of several.
-        folder: the run's folder.
-        batch_size: samples of a micro-batch of one process.
-        accumulation: micro-batches of an update.
-        first_iter, last_iter: the iterations to do, the first one excluded: ``first_iter`` are done.
-        num_train, num_eval: samples of the data.
-        num_left_out: samples that an epoch leaves out, because its last batch would not be complete.
-        iterations_per_epoch: a fraction where an epoch ends within an iteration.
-        precision: of the computations.
-        task, metrics: of the Python API.
-        settings: those that differ from the defaults, as the user writes them.
-    """
-
-    model: nn.Module
-    optimizer: Any
-    schedule: str | None
-    device: torch.device
-    folder: str
-    batch_size: int
-    accumulation: int
-    first_iter: int
-    last_iter: int
-    num_train: int | None
-    num_eval: int | None
-    iterations_per_epoch: float | Fraction | None = None
-    precision: str | None = None
-    mode: str = "eager"
-    task: str | None = None
-    metrics: str | None = None
-    settings: str = ""
-    num_left_out: int = 0
-
-
-def log_start(facts: RunFacts) -> None:
-    """Log the model, the data, the batches, the length, the optimizer and the settings of a run, as one table."""
-    logger.info("%s", table("Training", _rows(facts)))
-
-
-def _rows(facts: RunFacts) -> dict[str, object]:
-    mesh, ranks = current_mesh(), get_data_parallel_size()
-    global_batch = facts.batch_size * facts.accumulation * ranks
-    processes = "1 process" if ranks == 1 else f"{ranks} processes"
-    if get_world_size() != ranks:
-        processes = f"{ranks} data rank{'s' if ranks > 1 else ''}"
-    data = [
-        f"{number:,} {name}"
-        for name, number in (("to train", facts.num_train), ("to evaluate", facts.num_eval))
-        if number
-    ]
-    left_out = f"; each epoch leaves out {facts.num_left_out:,}: dataloader_drop_last" if facts.num_left_out else ""
-    per_epoch = facts.iterations_per_epoch
-    epochs = f" ({float(facts.last_iter / per_epoch):.1f} epochs)" if per_epoch else ""
-    batch = f"{global_batch:,} samples = {facts.batch_size} x {facts.accumulation} accumulation x {processes}"
-    return {
-        "Task": facts.task,
-        "Model": described_model(facts.model),
-        "Stage": _described_stages(facts.model),
-        "Data": f"{', '.join(data)} (samples{left_out})" if data else None,
-        "Iterations": f"{facts.first_iter + 1} to {facts.last_iter}{epochs}",
-        "Batch": batch,
-        "Layout": f"{mesh.layout.world_size} processes: {mesh.layout}" if mesh else None,
-        "Optimizer": _described_optimizer(facts.optimizer, facts.schedule),
-        "Device": ", ".join(filter(None, [str(facts.device.type), facts.precision, f"{facts.mode} mode"])),
-        "Metrics": facts.metrics,
-        "Folder": facts.folder,
-        "Settings": facts.settings,
-    }
 
 
 def described_model(model: nn.Module) -> str:
@@ -123,7 +44,7 @@ def described_model(model: nn.Module) -> str:
     return text + (f": {', '.join(shown)}" if shown else "")
 
 
-def _described_stages(model: nn.Module) -> str | None:
+def described_stages(model: nn.Module) -> str | None:
     """The pipeline stages of this process and their parameters; None: the model is complete."""
     pipeline = pipeline_of(model)
     if pipeline is None:
@@ -133,14 +54,14 @@ def _described_stages(model: nn.Module) -> str | None:
     return f"{names}: {size.total:,} parameters ({_bytes(size.num_bytes)}) in this process"
 
 
-def _described_optimizer(optimizer: Any, schedule: str | None) -> str:
-    several = optimizer.optimizers if isinstance(optimizer, NamedOptimizers) else {"": optimizer}
+def described_optimizers(optimizers: Mapping[str, Any], schedule: str) -> str:
+    """The class and the learning rates of each, and the schedule."""
     texts = []
-    for name, one in several.items():
+    for name, one in optimizers.items():
         found = (group.get("initial_lr", group.get("lr")) for group in one.param_groups)  # some optimizers have none
         rates = sorted({rate for rate in found if rate is not None})
         lr = f", lr {' to '.join(f'{rate:.3g}' for rate in dict.fromkeys((rates[0], rates[-1])))}" if rates else ""
-        texts.append(f"{name + ': ' if name else ''}{type(one).__name__}{lr}")
+        texts.append(f"{'' if name == 'optimizer' else name + ': '}{type(one).__name__}{lr}")
     return "; ".join(texts) + (f", {schedule}" if schedule else "")
 
 
@@ -207,7 +128,7 @@ def _skipped(storage: EventStorage, iterations_done: int) -> str | None:
 
 def html_of(trainer: Any) -> str:
     """A trainer in a notebook: its run, how far it is, its results."""
-    rows, done = _rows(trainer.run.facts()), trainer.iterations_done
+    rows, done = trainer.run.rows(), trainer.iterations_done
     storage = vars(trainer).get("storage")  # None: nothing was trained yet
     if done and storage is not None:
         rows["Iterations"] = f"{done:,} of {max(done, trainer.max_iter):,} done"

@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -32,7 +32,7 @@ from trainwright.engine.folder.run_folder import TrainerFolder
 from trainwright.engine.hardest_samples import hardest_samples
 from trainwright.engine.loss_fn import forward
 from trainwright.engine.own_step import OwnStep
-from trainwright.engine.run import Calls, TrainerRun
+from trainwright.engine.run import Run
 from trainwright.engine.run_hooks import run_hooks, timing_facts
 from trainwright.engine.run_methods import RunMethods, part_of_run
 from trainwright.engine.spec import spec_of_training_config
@@ -43,10 +43,7 @@ from trainwright.engine.trainer.checks import Given
 from trainwright.engine.trainer.evaluation import Evaluation
 from trainwright.engine.trainer.model_card import RunCard
 from trainwright.engine.trainer.optim import Schedules
-from trainwright.engine.trainer.parts import (
-    names_of_settings,
-    next_commands,
-)
+from trainwright.engine.trainer.parts import names_of_settings, next_commands
 from trainwright.engine.trainer.processes import Placement, check_pipeline, warn_unsharded_loader
 from trainwright.engine.trainer.saving import Saving, read_csv_logs
 from trainwright.engine.trainer.start import (
@@ -91,6 +88,107 @@ _READ_ONCE = (  # settings that the constructor reads
     "batch_size", "gradient_accumulation_steps", "learning_rate", "weight_decay", "max_grad_norm",
     "mixed_precision", "seed", "output_dir", "dataloader_num_workers",
 )  # fmt: skip
+
+
+class TrainerRun(Run):
+    """A run of the Python API.
+
+    Attributes:
+        config: the current one.
+        criterion: the loss of outputs and target; None if the model computes its loss.
+        evaluation, saving, scheduling: its evaluations, checkpoints and learning-rate schedules.
+        built_in_callbacks: those of the settings.
+        settings_used: settings that the trainer was built with, and whose later changes have no effect.
+    """
+
+    config: "TrainingConfig"
+    criterion: Any = None
+    state: TrainerState
+    evaluation: Evaluation
+    saving: Saving
+    scheduling: Schedules
+    built_in_callbacks: list[Callback]
+    settings_used: dict[str, Any]
+
+    def prepare(self, batch: Any) -> Any:
+        return self.evaluation.prepare(batch)
+
+    prepare_eval = prepare
+
+    def forward(self, batch: Any) -> Any:
+        return forward(self.model, batch)
+
+    def loss(self, batch: Any) -> Tensor:
+        loss: Tensor = self.evaluation.compute_loss(self.model, batch)
+        return loss
+
+    def evaluate(self) -> dict[str, Any]:
+        results: dict[str, Any] = self.trainer.evaluate()
+        return results
+
+    def eval_loaders(self) -> list[Any]:
+        return [loader for loader in loaders.each(self.trainer.eval_dataloader) if loader is not None]
+
+    def examples(self) -> Iterable[Any]:
+        trainer = self.trainer
+        data = next(iter(loaders.each(trainer.train_dataset if trainer.eval_dataset is None else trainer.eval_dataset)))
+        return loaders.batches_of_rank(self.evaluation.loader_of(data) if loaders.is_dataset(data) else data)
+
+    def position_of(self, update: int) -> tuple[int, int] | None:
+        sampler, plan = getattr(self.batches.loader, "batch_sampler", None), self.state.plan
+        if self.overrides.has("run_step", "inner_training_loop") or not isinstance(sampler, EpochSampler):
+            return None
+        done = plan.steps(update - 1)
+        return done, plan.steps(update) - done
+
+    def save(self) -> None:
+        self.saving.save_step()
+
+    def own_facts(self) -> dict[str, Any]:
+        config, trainer = self.config, self.trainer
+        tests = [len(one) for one in loaders.each(trainer.eval_dataset) if isinstance(one, Sized)]
+        return {
+            "task": config.task,
+            "num_train": len(trainer.train_dataset) if isinstance(trainer.train_dataset, Sized) else None,
+            "num_eval": sum(tests),
+            "num_left_out": loaders.num_left_out(self.batches.loader),
+            "iterations_per_epoch": self.state.plan.updates_per_epoch,
+            "metrics": ", ".join(map(str, getattr(trainer.metrics_handler, "metrics", None) or ())),
+            "settings": "" if config.is_by_its_page else config.summary(),
+        }
+
+    def own_record(self) -> dict[str, Any]:
+        trainer, plan = self.trainer, self.state.plan
+        train = trainer.train_dataset
+        tests = trainer.eval_dataset if isinstance(trainer.eval_dataset, Mapping) else {"eval": trainer.eval_dataset}
+        named = {name if name == "eval" else f"eval {name}": one for name, one in tests.items()}
+        return {
+            "samples_per_iteration": plan.samples(plan.steps(1)),
+            "iterations_per_epoch": float(plan.updates_per_epoch),
+            "data": {"train": getattr(self.batches.loader, "dataset", None) if train is None else train} | named,
+        }
+
+    def next_commands(self) -> list[str]:
+        return next_commands(self.config, self.trainer.total_steps, self.trainer.callbacks)
+
+    def schedule_length(self, schedule: Any) -> int:
+        return self.scheduling.length(schedule)
+
+    def use_learning_rate(self, rate: float) -> None:
+        self.config.update({"learning_rate": rate})
+        self.settings_used["learning_rate"] = rate
+
+    def settings_of_copy(self, folder: Path, changes: dict[str, Any], **kind: bool) -> "TrainingConfig":
+        return parts.settings_of_copy(self.config, folder, changes, **kind)
+
+    def change_copy(self, new: "Trainer", memo: dict[int, Any]) -> None:
+        if isinstance(self.config.optimizer, GivenName) and id(self.optimizer) not in memo:
+            new.set_optimizer(copy.deepcopy(self.optimizer, memo))
+        if self.criterion is not None and id(self.criterion) not in memo:
+            new.set_loss(copy.deepcopy(self.criterion, memo))
+        for callback in self.trainer.callbacks:
+            if id(callback) not in memo and not any(callback is one for one in self.built_in_callbacks):
+                new.add_callback(copy.deepcopy(callback, memo), singleton=False)
 
 
 @overridable
@@ -175,7 +273,7 @@ class Trainer(RunMethods):
         self.storage = EventStorage()
 
         self._build_data(given)
-        self.run.spec, self.run.calls = spec_of_training_config(self.config), self._calls()
+        self.run.spec = spec_of_training_config(self.config)
         self._build_metrics(given)
         self._build_weights(given)
         self._build_saving()
@@ -184,11 +282,11 @@ class Trainer(RunMethods):
         run = self.run
         run.folder.recover()
         if (source := resume(self.config, self.checkpointer)) is not None:
-            self._saving.continue_from(source)
+            self.run.saving.continue_from(source)
         run.check_weights()
         check_folder(self.config, run.folder, evaluates=self._evaluates)
         self._register_hooks()
-        self._built_with = {name: getattr(self.config, name) for name in _READ_ONCE}
+        run.settings_used = {name: getattr(self.config, name) for name in _READ_ONCE}
 
     # The parts of a run, in the order in which they need each other.
 
@@ -198,7 +296,7 @@ class Trainer(RunMethods):
         checks.check_labels(given.model, datasets)
         self.preprocessor = parts.give_preprocessor(given.preprocessor, given.model, *datasets)
         self._collator, self._creates_loader = given.data_collator, given.train_dataloader is None
-        self._evaluation = Evaluation(
+        self.run.evaluation = Evaluation(
             self.run,
             handler=lambda: self.metrics_handler,
             compute_loss=lambda model, inputs: self._steps.loss.compute_loss(model, inputs),
@@ -217,7 +315,7 @@ class Trainer(RunMethods):
                 tests = loaders.overfit_loader(train, given.train_dataset, config, given.data_collator)
             elif tests is None and given.eval_dataset is not None:
                 is_iterated = is_stream(given.eval_dataset)  # not a loader, although it is only iterated
-                create = self._evaluation.loader_of if is_iterated else self._evaluation.loaders_of
+                create = self.run.evaluation.loader_of if is_iterated else self.run.evaluation.loaders_of
                 tests = create(given.eval_dataset)
         self.train_dataloader, plan = plan_of(config, train)
         self.eval_dataloader = tests
@@ -240,8 +338,8 @@ class Trainer(RunMethods):
                 lambda: self.metrics_handler.train_copy(),  # with the first batch
                 self._periods.metrics_are_due,
                 self.state.is_epoch_end,
-                self._evaluation.labelled,
-                self._evaluation.find_comparison_in_training,
+                self.run.evaluation.labelled,
+                self.run.evaluation.find_comparison_in_training,
                 lambda: self._steps.is_padding_batch(),
             )
 
@@ -265,8 +363,8 @@ class Trainer(RunMethods):
         if self._placement.pipeline is not None:
             check_pipeline(self._placement.pipeline, config, model, self.train_dataloader, overrides)
         self.optimizer = given.optimizer or optim.build_optimizer(config, self.model)
-        self._schedules = Schedules(run, given.schedules, lambda: self._best_metric.mode())
-        self.lr_scheduler, self.lr_schedulers = self._schedules.of(self.optimizer)
+        run.scheduling = Schedules(run, given.schedules, lambda: self._best_metric.mode())
+        self.lr_scheduler, self.lr_schedulers = self.run.scheduling.of(self.optimizer)
         if given.loss is None:
             self.loss = optim.build_criterion(config, self.device)
         else:
@@ -282,16 +380,16 @@ class Trainer(RunMethods):
             preprocessor=self.preprocessor,
         )
         self._card = RunCard(run, self.model_card, lambda: self._run_callbacks.current_results())
-        self._saving = Saving(run, self._periods, self._card)
+        run.saving = Saving(run, self._periods, self._card)
 
     def _build_callbacks(self) -> None:
         """What calls the callbacks, and applies their requests."""
-        self._built_in_callbacks: list[Callback] = []
+        self.run.built_in_callbacks = []
         self._run_callbacks = RunCallbacks(
             self.callbacks,
             self.trainercontrol,
             steps_per_epoch=self.num_batches,
-            save=self._saving.save_step,
+            save=self.run.saving.save_step,
             evaluate=self._evaluate_now if self.eval_dataloader is not None else None,
             log=lambda: self._write_hook.write() if is_main_process() else None,
             is_due=self._periods.check_is_due,
@@ -320,7 +418,7 @@ class Trainer(RunMethods):
             self.build_hooks(),
             own_step=run.own_step,
             check_period=periods.check_is_due if get_world_size() > 1 else periods.log_is_due,
-            save=self._saving.save_step if config.save_enabled else lambda: None,
+            save=self.run.saving.save_step if config.save_enabled else lambda: None,
             resume="resume_from_checkpoint=True",
             steps_done=lambda: state.global_step,
             has_passed=lambda start, every: state.global_step > start and state.has_passed(every),
@@ -341,13 +439,13 @@ class Trainer(RunMethods):
         save = PeriodicCheckpointer(
             self.checkpointer,
             periods.save_is_due,
-            save=self._saving.save_step,
+            save=self.run.saving.save_step,
             saves_before_end=lambda: periods.saves_before_end(keeps_best=best is not None),
         )
         names = names_of_settings(self.config, self.state.plan.steps_per_epoch)
         hooks = [
             IterationTimer(facts=lambda trainer: timing_facts(trainer.run, names)),
-            *self._schedules.hooks(self.optimizer, self.lr_schedulers),
+            *self.run.scheduling.hooks(self.optimizer, self.lr_schedulers),
             self._train_metrics,
             save if config.save_enabled else None,
             self._evaluate_hook if evaluates else None,  # the final evaluation may take long: after the save
@@ -382,7 +480,7 @@ class Trainer(RunMethods):
             if config.load_best_model_at_end
             else None,
             top_k=config.save_top_k or 1,
-            number=self._saving.step_name,
+            number=self.run.saving.step_name,
         )
 
     def _plateau_hook(self) -> ReduceOnPlateau:
@@ -433,78 +531,6 @@ class Trainer(RunMethods):
             trackers=safe_trackers(config.trackers),
             settings=settings,
         )
-
-    def _calls(self) -> Calls:
-        """What differs from a run of a config file."""
-        me: Trainer = weakref.proxy(self)
-
-        def examples() -> Iterable[Any]:
-            dataset = me.train_dataset if me.eval_dataset is None else me.eval_dataset
-            data = next(iter(dataset.values())) if isinstance(dataset, Mapping) else dataset
-            return loaders.batches_of_rank(me._evaluation.loader_of(data) if loaders.is_dataset(data) else data)
-
-        def change_copy(new: Trainer, memo: dict[int, Any]) -> None:
-            if isinstance(me.config.optimizer, GivenName) and id(me.optimizer) not in memo:
-                new.set_optimizer(copy.deepcopy(me.optimizer, memo))
-            if me.loss is not None and id(me.loss) not in memo:
-                new.set_loss(copy.deepcopy(me.loss, memo))
-            for callback in me.callbacks:
-                if id(callback) not in memo and not any(callback is one for one in me._built_in_callbacks):
-                    new.add_callback(copy.deepcopy(callback, memo), singleton=False)
-
-        def use_learning_rate(rate: float) -> None:
-            me.config.update({"learning_rate": rate})
-            me._built_with["learning_rate"] = rate
-
-        def position_of(update: int) -> tuple[int, int] | None:
-            sampler, plan = getattr(me.train_dataloader, "batch_sampler", None), me.state.plan
-            if me.run.overrides.has("run_step", "inner_training_loop") or not isinstance(sampler, EpochSampler):
-                return None
-            done = plan.steps(update - 1)
-            return done, plan.steps(update) - done
-
-        return Calls(
-            prepare=lambda batch: me._evaluation.prepare(batch),
-            prepare_eval=lambda batch: me._evaluation.prepare(batch),
-            forward=forward,
-            loss=lambda model, batch: me._evaluation.compute_loss(model, batch),
-            evaluate=lambda: me.evaluate(),
-            eval_loaders=lambda: [loader for loader in loaders.each(me.eval_dataloader) if loader is not None],
-            examples=examples,
-            save=lambda: me._saving.save_step(),
-            facts=lambda: me._facts(),
-            record=lambda: me._record(),
-            next_commands=lambda: next_commands(me.config, me.total_steps, me.callbacks),
-            schedule_length=lambda schedule: me._schedules.length(schedule),
-            use_learning_rate=use_learning_rate,
-            settings_of_copy=lambda *changes, **kind: parts.settings_of_copy(me.config, *changes, **kind),
-            change_copy=change_copy,
-            position_of=position_of,
-        )
-
-    def _facts(self) -> dict[str, Any]:
-        """What the start of the run shows beside the facts of both APIs."""
-        config = self.config
-        return {
-            "task": config.task,
-            "num_train": len(self.train_dataset) if isinstance(self.train_dataset, Sized) else None,
-            "num_eval": sum(len(one) for one in loaders.each(self.eval_dataset) if isinstance(one, Sized)) or None,
-            "num_left_out": loaders.num_left_out(self.train_dataloader),
-            "iterations_per_epoch": self.state.plan.updates_per_epoch,
-            "metrics": ", ".join(map(str, getattr(self.metrics_handler, "metrics", None) or ())),
-            "settings": "" if config.is_by_its_page else config.summary(),
-        }
-
-    def _record(self) -> dict[str, Any]:
-        """What ``run.json`` has beside the entries of both APIs."""
-        train = getattr(self.train_dataloader, "dataset", None) if self.train_dataset is None else self.train_dataset
-        tests = self.eval_dataset if isinstance(self.eval_dataset, Mapping) else {"eval": self.eval_dataset}
-        named = {name if name == "eval" else f"eval {name}": one for name, one in tests.items()}
-        return {
-            "samples_per_iteration": self.state.plan.samples(self.state.plan.steps(1)),
-            "iterations_per_epoch": float(self.state.plan.updates_per_epoch),
-            "data": {"train": train} | named,
-        }
 
     # Documented attributes.
 
@@ -573,7 +599,7 @@ class Trainer(RunMethods):
             raise ConfigError("Trainer.set_optimizer: an optimizer with train() and eval() is passed as optimizer=.")
         self.config = self.config.copy_with(optimizer=GivenName(optimizer_name or CUSTOM))  # a copy
         self.optimizer = optimizer
-        self.lr_scheduler, self.lr_schedulers = self._schedules.replace(optimizer), {}
+        self.lr_scheduler, self.lr_schedulers = self.run.scheduling.replace(optimizer), {}
         self.run.set_checkpoint_parts()
         self._steps.build_update()
         self.run.own_step.watch_optimizers()
@@ -623,22 +649,22 @@ class Trainer(RunMethods):
         Raises:
             ConfigError: there is no evaluation data.
         """
-        return self._evaluation.evaluate(dataset, logs, self.eval_dataloader)
+        return self.run.evaluation.evaluate(dataset, logs, self.eval_dataloader)
 
     def create_eval_dataloader(self, dataset: Any) -> Any:
         """The loader over evaluation data: every sample once, in order."""
-        return self._evaluation.create_loader(dataset)
+        return self.run.evaluation.create_loader(dataset)
 
     def evaluate_step(self, model: Any, inputs: Any) -> dict[str, Any]:
         """Evaluate one batch: returns ``eval_step_loss``, and updates the metrics with :meth:`evaluation_step`."""
-        return self._evaluation.evaluate_step(model, inputs)
+        return self.run.evaluation.evaluate_step(model, inputs)
 
     def evaluation_step(self, batch: Any) -> dict[str, Any]:
         """The model's outputs for one batch as a dict: its own entries or ``logits``, and ``loss`` if there is one.
 
         With ``evaluate_with_generate`` the ``logits`` of a generative model are the result of its ``generate``.
         """
-        return self._evaluation.evaluation_step(batch)
+        return self.run.evaluation.evaluation_step(batch)
 
     def predict(self, data: Any, *, iterate: bool = False) -> Any:
         """The model's outputs for a data set, a loader or a list of samples, on the CPU, in the order of the samples.
@@ -653,14 +679,14 @@ class Trainer(RunMethods):
 
         For one batch of inputs, a tensor, a dict or a tuple, it returns the model's outputs unchanged, on the device.
         """
-        return self._evaluation.predict(data, iterate=iterate)
+        return self.run.evaluation.predict(data, iterate=iterate)
 
     def predict_step(self, batch: Any) -> Any:
         """The outputs of :meth:`predict` for one batch: those of the model, or of its ``generate``, as in evaluations.
 
         The model gets the fields that it takes, or the first item of a pair.
         """
-        return self._evaluation.predict_step(batch)
+        return self.run.evaluation.predict_step(batch)
 
     @property
     def metric(self) -> Any:
@@ -675,11 +701,11 @@ class Trainer(RunMethods):
         Raises:
             FileExistsError: ``path`` exists, and ``overwrite`` is False.
         """
-        self._saving.save(path, overwrite=overwrite)
+        self.run.saving.save(path, overwrite=overwrite)
 
     def load(self, path: str | Path) -> None:
         """Restore the complete training state from a checkpoint. ``train`` continues from there."""
-        self._saving.load(path)
+        self.run.saving.load(path)
 
     def push_to_hub(self, repo_id: str, *, commit_message: str | None = None, private: bool = False) -> str:
         """Upload the model, its config, preprocessor, card and training state; return the URL of the repository.
@@ -689,7 +715,7 @@ class Trainer(RunMethods):
         Raises:
             MissingFileError: the hub cannot be reached, or rejects the upload.
         """
-        return self._saving.push_to_hub(repo_id, commit_message=commit_message, private=private)
+        return self.run.saving.push_to_hub(repo_id, commit_message=commit_message, private=private)
 
     def load_csv_logs(self, logs_dir: str | Path | None = None) -> dict[str, list[float | None]]:
         """The columns of ``metrics.csv`` by name, with None for empty cells.
@@ -729,9 +755,9 @@ class Trainer(RunMethods):
             )
         if resume_checkpoint_path is not None:
             self.load(resume_checkpoint_path)
-            self._saving.continue_from(resume_checkpoint_path)
+            self.run.saving.continue_from(resume_checkpoint_path)
         self._plan_again()
-        for name, before in self._built_with.items():
+        for name, before in self.run.settings_used.items():
             if (now := getattr(self.config, name)) != before:
                 logger.warning(
                     "TrainingConfig.%s: changed from %r to %r after Trainer(...) was built, without effect. Build the"
@@ -746,7 +772,7 @@ class Trainer(RunMethods):
         if is_done and not self.last_eval_results:  # no hook has evaluated
             self.last_eval_results = self.run.folder.last_results()
             if self.config.load_best_model_at_end:
-                self.last_eval_results = self._saving.load_best() or self.last_eval_results
+                self.last_eval_results = self.run.saving.load_best() or self.last_eval_results
         return self.last_eval_results
 
     def inner_training_loop(self, epoch_num: int) -> dict[str, float]:
@@ -810,7 +836,7 @@ class Trainer(RunMethods):
 
         Training calls this method only if it is overridden; otherwise it reuses the outputs of the step.
         """
-        return self._evaluation.compute_metric(model, inputs)
+        return self.run.evaluation.compute_metric(model, inputs)
 
     def update_metrics(self, model: Any, inputs: Any, step_loss: Any, training: bool = True) -> tuple[float, float]:
         """For a user's ``train_step``: count a batch, and return the epoch's mean loss and metric."""
@@ -822,10 +848,11 @@ class Trainer(RunMethods):
     # Called by the loop and by hooks.
 
     def before_train(self) -> None:
-        self.run.folder.prepare(self.config)
+        run = self.run
+        run.folder.prepare(self.config)
         if self.config.is_by_its_page:  # the page documents this list
             logger.log(logging.WARNING if is_main_process() else logging.INFO, "%s", repr(self.config))  # once
-        self._saving.load_last_trained()
+        self.run.saving.load_last_trained()
         built_in = parts.build_callbacks(
             self.config,
             self.trainercontrol,
@@ -833,8 +860,8 @@ class Trainer(RunMethods):
             evaluates=self._evaluates,
             print_steps=self._periods.print,
         )
-        self._built_in_callbacks = parts.add_built_in(self.callbacks, built_in, before=self._built_in_callbacks)
-        self._schedules.check(self.lr_scheduler)
+        run.built_in_callbacks = parts.add_built_in(self.callbacks, built_in, before=run.built_in_callbacks)
+        self.run.scheduling.check(self.lr_scheduler)
         super().before_train()
 
     def _before_first_step(self) -> None:
@@ -869,7 +896,7 @@ class Trainer(RunMethods):
         if self.has_failed:
             return
         if config.load_best_model_at_end:
-            self.last_eval_results = self._saving.load_best() or self.last_eval_results
+            self.last_eval_results = self.run.saving.load_best() or self.last_eval_results
         if config.save_enabled and is_main_process():
             self.run.folder.write_card(self._card.text_of_run())
         if (most := parts.dev_batches(config)) is not None and is_main_process():
@@ -891,7 +918,7 @@ class Trainer(RunMethods):
         self.state.plan, self.max_iter = plan, plan.num_updates
         self._periods.plan(self.config)
         if plan != before:
-            self._schedules.extend([self.lr_scheduler, *self.lr_schedulers.values()])
+            self.run.scheduling.extend([self.lr_scheduler, *self.lr_schedulers.values()])
 
     def _run_own_epochs(self) -> None:
         """Epochs of a user's ``inner_training_loop``."""
@@ -937,7 +964,9 @@ class Trainer(RunMethods):
         """Evaluate with callbacks seeing each batch."""
         self.storage.reduce()  # writers write a row for the evaluation
         with self.run.watching_hardest():
-            return self._evaluation.evaluate_in_training(self._run_callbacks, self.eval_dataset, self.eval_dataloader)
+            return self.run.evaluation.evaluate_in_training(
+                self._run_callbacks, self.eval_dataset, self.eval_dataloader
+            )
 
     @contextmanager
     def _replaced_model(self, model: Any) -> Iterator[None]:

@@ -86,7 +86,7 @@ class Copy:
         self.trainer = run.trainer  # a run does not keep it
         self.model = run.model
         self.optimizers: list[Optimizer] = each_optimizer(run.optimizer)
-        self.eval_loaders = [] if run.spec.overfit_batches is not None else run.calls.eval_loaders()
+        self.eval_loaders = [] if run.spec.overfit_batches is not None else run.eval_loaders()
 
     @property
     def iter(self) -> int:

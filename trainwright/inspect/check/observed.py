@@ -193,7 +193,7 @@ def at_initial_values(setup: SetUp, names: Sequence[str]) -> list[str]:
     models = []
     for seed in (1, 2):
         seed_everything(seed)
-        if (model := run.calls.rebuild_model()) is not None:
+        if (model := run.rebuild_model()) is not None:
             models.append(dict(model.named_parameters()))
     if models:
         first, second = models

@@ -106,7 +106,7 @@ def _rates(run: Run, groups: list[dict[str, Any]]) -> list[list[float]]:
     """The learning rates of each group in the steps of its schedule."""
     rates = [[float(group["lr"])] for group in groups]
     simulated = [one for one in run.schedules() if not isinstance(one, ReduceLROnPlateau)]
-    steps = run.calls.schedule_length(simulated[0]) if simulated else 0
+    steps = run.schedule_length(simulated[0]) if simulated else 0
     for _ in range(min(steps, _MOST_RATES) - 1):
         for schedule in simulated:
             schedule.step()

@@ -159,7 +159,7 @@ def use_learning_rate(run: Run, rate: float) -> None:
     for schedule in run.schedules():
         if hasattr(schedule, "base_lrs"):
             schedule.base_lrs = [float(one) * rate / base if base else rate for one in schedule.base_lrs]
-    run.calls.use_learning_rate(rate)
+    run.use_learning_rate(rate)
 
 
 class _Smoothed:
