@@ -1,18 +1,15 @@
-"""How a batch becomes a loss in the Python API: three contracts, one of which is chosen for the complete run.
+"""How a batch becomes a loss in the Python API: by one of three contracts, which the first batch chooses.
 
 * The model returns its losses: a dict, a dataclass or a named tuple, whose entries named "loss" are summed; a 0-dim
   tensor, or a tuple that starts with one.
 * The model has ``compute_loss``: called with the model's outputs and fields of the batch, by parameter name.
 * A criterion of the model's output and the target: the second item of a pair, or the labels of a mapping.
-
-A contract is an object whose ``compute_loss(model, inputs)`` calls the model itself, without further frames.
 """
 
 import inspect
 import logging
-import math
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -157,13 +154,7 @@ _TARGETS = ("labels", "label", "targets", "target")
 
 _OVERRIDE_HELP = "For anything else override compute_loss(model, inputs)."
 
-Loss = Callable[[Any, Any], Any]  # called with the model's outputs and the batch
-
-
-class Contract(Protocol):
-    """How a model and its batches give a loss. None only in evaluation, if the model then returns no loss."""
-
-    def compute_loss(self, model: Any, inputs: Any) -> Any: ...
+Loss = Callable[[Any, Any], Any]  # called with the model, or its outputs, and the batch
 
 
 def contract_for(
@@ -173,38 +164,37 @@ def contract_for(
     own_loss: Callable[..., Tensor] | None,
     record_outputs: Callable[[Any], None] | None = None,
     record_scalars: Callable[[Mapping[str, Any]], None] | None = None,
-) -> Contract:
-    """The contract of ``model`` for batches like ``inputs``. ``own_loss`` is the model's ``compute_loss``, if any.
+) -> tuple[Loss, tuple[str, ...] | None]:
+    """``compute_loss(model, inputs)`` for batches like ``inputs``, and the fields that it reads; None: all of them.
 
-    ``record_outputs`` receives the model's outputs before the loss is computed, ``record_scalars`` in training those
-    that have names and more than one entry.
+    It returns None in evaluation if the model then returns no loss. ``own_loss`` is the model's ``compute_loss``, if
+    any. ``record_outputs`` receives the model's outputs before the loss is computed, ``record_scalars`` in training
+    those that have names and more than one entry.
     """
-    if isinstance(inputs, tuple | list) and len(inputs) == 2:
-        if own_loss is not None and not _takes_two(own_loss):  # a method of another use, as detection models have
-            own_loss = None
-        if own_loss is None and _is_list_of_dicts(inputs[1]) and _num_positional(model.forward) > 1:
-            loss_of_model = _loss_of_detection(_Undecided(_no_criterion, record_scalars)._loss_of_model)
-            return TargetsContract(
-                loss_of_model if record_outputs is None else _with_recording(record_outputs, loss_of_model)
-            )
-        pair_loss: Loss = _Undecided(criterion or _no_criterion, record_scalars)
-        if own_loss is not None:
-            pair_loss = _own(own_loss, record_scalars, of_pair=True)
-        return PairContract(own_loss or criterion or _no_criterion, pair_loss, record_outputs)
-    if not isinstance(inputs, Mapping):
+    is_pair = isinstance(inputs, tuple | list) and len(inputs) == 2
+    if not is_pair and not isinstance(inputs, Mapping):
         parts = f" of {len(inputs)} parts" if isinstance(inputs, tuple | list) else ""
         raise ConfigTypeError(
             f"The loader yields {type(inputs).__name__}{parts}; the Trainer takes pairs (inputs, target), or batches"
             f" with names, a dict or an Instance. {_OVERRIDE_HELP}"
         )
-    loss: Loss = _Undecided(criterion or _no_criterion, record_scalars)
-    if own_loss is not None:
-        loss = _own(own_loss, record_scalars, of_pair=False)
+    if is_pair and own_loss is not None and not _takes_two(own_loss):  # of another use, as detection models have
+        own_loss = None
+    undecided = _Undecided(criterion or _no_criterion, record_scalars)
+    loss: Loss = undecided if own_loss is None else _own(own_loss, record_scalars, of_pair=is_pair)
+    if is_pair and not (own_loss is None and _is_list_of_dicts(inputs[1]) and _takes_two(model.forward)):
+        return _of_pair(own_loss or criterion or _no_criterion, loss, record_outputs), None
+    if is_pair:
+        loss = undecided.loss_of_detection
+    if record_outputs is not None:
+        loss = _with_recording(record_outputs, loss)
+    if is_pair:  # as detection models expect; in evaluation they return predictions and no loss
+        return lambda model, inputs: loss(model(*inputs), inputs), None
     names = tuple(arguments(inputs, parameter_names(model.forward))[1])
-    return NamedContract(
-        None if len(names) == len(inputs) else names,
-        loss if record_outputs is None else _with_recording(record_outputs, loss),
-    )
+    if len(names) == len(inputs):
+        return _of_names(None, loss), None
+    of_loss = _TARGETS if own_loss is None else parameter_names(own_loss)
+    return _of_names(names, loss), None if of_loss is None else (*names, *of_loss)
 
 
 def _is_list_of_dicts(target: Any) -> bool:
@@ -222,32 +212,30 @@ def forward(model: Any, batch: Any, *, takes_all: bool = False) -> Any:
         raise
 
 
-class PairContract:
+def _of_pair(criterion: Callable[..., Tensor], loss: Loss, record_outputs: Callable[[Any], None] | None) -> Loss:
     """Calls the model with the first item of a pair. Scores that it returns go to the criterion.
 
     ``loss`` handles any other output: the model's own loss, or a dict with scores.
     """
+    is_checked = False
 
-    def __init__(
-        self, criterion: Callable[..., Tensor], loss: Loss, record_outputs: Callable[[Any], None] | None
-    ) -> None:
-        self._criterion, self._loss, self._record_outputs = criterion, loss, record_outputs
-        self._is_checked = False
-
-    def compute_loss(self, model: Any, inputs: Any) -> Any:
+    def compute_loss(model: Any, inputs: Any) -> Any:
+        nonlocal is_checked
         try:
             outputs = model(inputs[0])
         except TypeError as error:
             _explain_pair(error, model)
             raise
-        if self._record_outputs is not None:
-            self._record_outputs(outputs)
+        if record_outputs is not None:
+            record_outputs(outputs)
         if outputs.__class__ is Tensor and outputs.dim():
-            if not self._is_checked and not torch.compiler.is_compiling():
-                self._is_checked = True
-                _refuse_outputs(self._criterion, outputs, inputs[1] if len(inputs) == 2 else None)
-            return self._criterion(outputs, inputs[1])
-        return self._loss(outputs, inputs)
+            if not is_checked and not torch.compiler.is_compiling():
+                is_checked = True
+                _refuse_outputs(criterion, outputs, inputs[1] if len(inputs) == 2 else None)
+            return criterion(outputs, inputs[1])
+        return loss(outputs, inputs)
+
+    return compute_loss
 
 
 def _explain_pair(error: TypeError, model: nn.Module) -> None:
@@ -263,31 +251,6 @@ def _explain_pair(error: TypeError, model: nn.Module) -> None:
         ) from error
 
 
-class TargetsContract:
-    """Calls the model with both items of a pair whose second is a list of dicts, as detection models expect.
-
-    In evaluation they return predictions and no loss.
-    """
-
-    def __init__(self, loss: Loss) -> None:
-        self._loss = loss
-
-    def compute_loss(self, model: Any, inputs: Any) -> Any:
-        return self._loss(model(*inputs), inputs)
-
-
-def _loss_of_detection(loss: Loss) -> Loss:
-    """``loss`` of outputs that are losses without "loss" in their names, as those of some models of torchvision."""
-
-    def of_named(outputs: Any, inputs: Any) -> Any:
-        is_of_losses = type(outputs) is dict and losses_of(outputs) is None and outputs and torch.is_grad_enabled()
-        if is_of_losses and all(isinstance(one, Tensor) and one.dim() == 0 for one in outputs.values()):
-            outputs = {f"loss_{name}": value for name, value in outputs.items()}
-        return loss(outputs, inputs)
-
-    return of_named
-
-
 def _takes_two(function: Callable[..., Any]) -> bool:
     try:
         inspect.signature(function).bind(None, None)
@@ -296,28 +259,19 @@ def _takes_two(function: Callable[..., Any]) -> bool:
     return True
 
 
-def _num_positional(function: Callable[..., Any]) -> float:
-    parameters = inspect.signature(function).parameters.values()
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return math.inf
-    return sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+def _of_names(names: tuple[str, ...] | None, loss: Loss) -> Loss:
+    """Calls the model with the fields of these names, or all, and ``loss`` with the outputs."""
 
-
-class NamedContract:
-    """Calls the model with the fields of the batch that its forward takes, and ``loss`` with the outputs."""
-
-    def __init__(self, names: tuple[str, ...] | None, loss: Loss) -> None:
-        self._names = names  # None: all
-        self._loss = loss
-
-    def compute_loss(self, model: Any, inputs: Any) -> Any:
-        taken = inputs if self._names is None else {name: inputs[name] for name in self._names if name in inputs}
+    def compute_loss(model: Any, inputs: Any) -> Any:
+        taken = inputs if names is None else {name: inputs[name] for name in names if name in inputs}
         try:
             outputs = model(**taken)
         except TypeError as error:
             write_forward_help(error, model, taken, list(inputs))
             raise
-        return self._loss(outputs, inputs)
+        return loss(outputs, inputs)
+
+    return compute_loss
 
 
 class _Undecided:
@@ -356,6 +310,13 @@ class _Undecided:
                 f" {', '.join(map(str, inputs)) if isinstance(inputs, Mapping) else ''}. {_OVERRIDE_HELP}"
             )
         return None
+
+    def loss_of_detection(self, outputs: Any, inputs: Any) -> Any:
+        """Of outputs that are losses without "loss" in their names, as those of some models of torchvision, too."""
+        is_of_losses = type(outputs) is dict and losses_of(outputs) is None and outputs and torch.is_grad_enabled()
+        if is_of_losses and all(isinstance(one, Tensor) and one.dim() == 0 for one in outputs.values()):
+            outputs = {f"loss_{name}": value for name, value in outputs.items()}
+        return self._loss_of_model(outputs, inputs)
 
     def _loss_of_criterion(self, outputs: Any, inputs: Any) -> Tensor:
         if self._record_scalars is not None and not isinstance(outputs, Tensor):
@@ -486,15 +447,6 @@ def target_of(inputs: Any) -> Any:
     if isinstance(inputs, Mapping):
         return next((inputs[name] for name in _TARGETS if name in inputs), None)
     return inputs[1] if isinstance(inputs, tuple | list) and len(inputs) == 2 else None
-
-
-def fields_of(contract: Contract, own_loss: Callable[..., Tensor] | None) -> tuple[str, ...] | None:
-    """The names of a batch's fields that model or loss may read; None: all of them."""
-    taken = contract._names if isinstance(contract, NamedContract) else None
-    if taken is None or own_loss is None:
-        return None if taken is None else (*taken, *_TARGETS)
-    names = parameter_names(own_loss)
-    return None if names is None else (*taken, *names)
 
 
 def losses_of(outputs: Any) -> Mapping[str, Any] | None:

@@ -386,7 +386,7 @@ def optimizer_calls(optimizer: Optimizer, accelerator: Any = None) -> tuple[Call
     """The calls that step and that set gradients to None. A step with a required closure takes it."""
     if isinstance(optimizer, NamedOptimizers):
         calls = [optimizer_calls(one, accelerator) for one in optimizer.optimizers.values()]
-        return _in_turn([step for step, _ in calls]), _in_turn([zero_grad for _, zero_grad in calls])
+        return in_turn([step for step, _ in calls]), in_turn([zero_grad for _, zero_grad in calls])
     if accelerator is not None:
         return _explained(accelerator.prepare_optimizer(optimizer).step, optimizer), optimizer.zero_grad
     if needs_closure(optimizer):
@@ -428,10 +428,14 @@ def needs_closure(optimizer: Optimizer) -> bool:
     return bool(parameters) and parameters[0].default is inspect.Parameter.empty and parameters[0].kind in positional
 
 
-def _in_turn(calls: Sequence[Callable[[], Any]]) -> Callable[[], None]:
-    def call_all() -> None:
+def in_turn(calls: Sequence[Callable[..., Any]]) -> Any:
+    """One call that makes all calls; None if there are none."""
+    if len(calls) < 2:
+        return calls[0] if calls else None
+
+    def call_all(*arguments: Any) -> None:
         for call in calls:
-            call()
+            call(*arguments)
 
     return call_all
 

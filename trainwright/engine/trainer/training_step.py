@@ -15,13 +15,13 @@ from trainwright.data.batch import to_batch
 from trainwright.data.collate import mixed
 from trainwright.engine.accumulation import mean_outputs
 from trainwright.engine.gradient_sync import explained
-from trainwright.engine.loss_fn import Contract, add_notes, contract_for, fields_of, predictions_of
+from trainwright.engine.loss_fn import Loss, add_notes, contract_for, predictions_of
 from trainwright.engine.pipeline_step import PipelineStep, pipeline_settings
 from trainwright.engine.step import Step
 from trainwright.engine.trainer import loaders, optim
 from trainwright.engine.trainer.processes import Placement, has_all_gpus, refuse_assigned_steps
 from trainwright.engine.trainer.train_metrics import TrainMetrics
-from trainwright.engine.update import Update, optimizer_calls
+from trainwright.engine.update import Update, in_turn, optimizer_calls
 from trainwright.events.storage import EventStorage
 from trainwright.hooks.callbacks import RunCallbacks
 from trainwright.lazy_names import ring
@@ -61,18 +61,19 @@ class BatchLoss:
         self.of_model = getattr(model, "compute_loss", None)
         self.criterion, self.own_loss = optim.losses(criterion, self.of_model, autocast)
         self._model, self._recorders, self._record_scalars = model, recorders, record_scalars
-        self._contract: Contract | None = None
+        self._chosen: Loss | None = None
 
-    def contract(self, inputs: Any) -> Contract:
-        if self._contract is None:
-            recorders = [record for record in self._recorders if record is not None]
-            self._contract = contract_for(
-                self._model, inputs, self.criterion, self.own_loss, _call_all(recorders), self._record_scalars
+    def chosen(self, inputs: Any) -> Loss:
+        """``compute_loss`` for batches like ``inputs``, without a frame of this class."""
+        if self._chosen is None:
+            record = in_turn([one for one in self._recorders if one is not None])
+            self._chosen, _ = contract_for(
+                self._model, inputs, self.criterion, self.own_loss, record, self._record_scalars
             )
-        return self._contract
+        return self._chosen
 
     def compute_loss(self, model: Any, inputs: Any) -> Any:
-        return self.contract(inputs).compute_loss(model, inputs)
+        return self.chosen(inputs)(model, inputs)
 
 
 class TrainingStep:
@@ -279,7 +280,7 @@ class TrainingStep:
         self._training_step = overrides.of("training_step", self.training_step)
         is_own = overrides.has(*STEP_METHODS)  # these compute the loss
         loss = self.loss
-        self._compute_loss = overrides.of("compute_loss", (loss if is_own else loss.contract(inputs)).compute_loss)
+        self._compute_loss = overrides.of("compute_loss", loss.compute_loss if is_own else loss.chosen(inputs))
         if self.placement.pipeline is not None:
             step.train = self._train_outputs
         else:
@@ -408,8 +409,7 @@ class TrainingStep:
         is_own, names = self._overrides.has("compute_loss"), None
         compute_loss = self._overrides.of("compute_loss", self.loss.compute_loss)
         if not is_own:
-            contract = contract_for(model, inputs, loss_of_run.criterion, loss_of_run.own_loss)
-            names, compute_loss = fields_of(contract, loss_of_run.own_loss), contract.compute_loss
+            compute_loss, names = contract_for(model, inputs, loss_of_run.criterion, loss_of_run.own_loss)
 
         def losses_of(inputs: Any) -> tuple[Tensor, Mapping[str, Any]]:
             if is_own and metrics is None:
@@ -466,18 +466,6 @@ class _Recording:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
-
-
-def _call_all(recorders: list[Any]) -> Any:
-    """One call that makes all calls; None if there are none."""
-    if len(recorders) < 2:
-        return recorders[0] if recorders else None
-
-    def record_all(outputs: Any) -> None:
-        for record in recorders:
-            record(outputs)
-
-    return record_all
 
 
 def _checked(method: Any, check: Callable[[Any], None], use: Callable[[Any], object]) -> Any:
