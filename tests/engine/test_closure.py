@@ -203,20 +203,3 @@ def test_beside_other_optimizers_it_needs_an_own_step(tmp_path: Path) -> None:
     trainer = make(Own)
     trainer.train()
     assert not torch.equal(trainer.model.head.weight, Net().head.weight)
-
-
-class Asserting(torch.optim.SGD):
-    def step(self, closure: Any = None) -> Any:
-        assert closure is not None
-        return super().step(closure)
-
-
-@pytest.mark.parametrize("non_finite", ["skip", "stop"])
-def test_an_optimizer_that_fails_without_a_closure_says_how_it_gets_one(non_finite: str, tmp_path: Path) -> None:
-    config = TrainingConfig(
-        output_dir=tmp_path, progress_bar=False, metrics=[], eval_strategy="no", tensorboard=None, non_finite=non_finite
-    )
-    model = Net()
-    with pytest.raises(AssertionError) as caught:
-        Trainer(model, config, rows(), optimizer=Asserting(model.parameters(), lr=0.1)).train()
-    assert sum("Asserting.step was called without a closure" in note for note in caught.value.__notes__) == 1

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from tests.ranks import on_ranks
 from trainwright.engine.gradient_sync import (
     Replica,
-    SkipTogether,
     average_before_own_steps,
     average_gradients,
+    recording_together,
 )
 from trainwright.optim.skip import SkipNonFinite
 from trainwright.parallel.dist import get_rank
@@ -211,14 +211,14 @@ def skipped() -> list[list[Tensor]]:
     model = nn.Linear(2, 1)
     share_state(model)
     skip = SkipNonFinite(torch.optim.SGD(model.parameters(), lr=0.1))
-    together = SkipTogether(skip)
+    record_loss = recording_together(skip)
     states = [state(model)]
     for update in range(3):
-        together.begin()
+        skip.begin()
         loss = model(torch.ones(1, 2)).square().sum()
         model.zero_grad()
         loss.backward()
-        together.record_loss(loss * (float("nan") if update == rank == 1 else 1.0))
+        record_loss(loss * (float("nan") if update == rank == 1 else 1.0))
         skip.step(None)
         states.append(state(model))
     return states

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,13 +27,6 @@ from trainwright.optim.named import each_optimizer
 from trainwright.parallel.dist import start_sum_over_data
 from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.simulated import simulation
-
-
-class HasGroups(Protocol):
-    """An object with parameter groups, as optimizers have."""
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]: ...
 
 
 class AllGroups:
@@ -76,7 +69,7 @@ class WindowMean:
 
     def __init__(
         self,
-        optimizer: HasGroups,
+        optimizer: Optimizer | AllGroups,
         differentiate: Callable[..., None] = Tensor.backward,
         *,
         targets: TargetCounter,
@@ -189,9 +182,14 @@ class WindowMean:
             return loss
         return _times(loss, weight if expected == self._num_ranks else weight * self._num_ranks / expected)
 
+    @property
+    def known_targets(self) -> Targets | None:
+        """Those by which the micro-batches are weighted, if they are."""
+        return None if self._is_by_tokens else self.counter.targets
+
     def _expected_of_all(self) -> float:
         """A number near the weight of all ranks in the window, the same on all of them."""
-        found = None if self._is_by_tokens else self.counter.targets
+        found = self.known_targets
         return (self._expected or self._num_ranks) * (1.0 if found is None else found.per_sample)
 
     def watch(self, model: nn.Module) -> RemovableHandle:
@@ -245,11 +243,6 @@ class WindowMean:
                 scale_gradients(self._optimizer, factor)
             self.is_divided_later = False  # divided now
         self._is_over = not self._is_alone
-
-    @property
-    def targets(self) -> Targets | None:
-        """What the last stage has decided, if the micro-batches are weighted by it."""
-        return None if self._is_by_tokens else self.counter.targets
 
     def count_targets(self, targets: Targets, batches: Sequence[Any]) -> None:
         """On a stage without the loss: count the targets of the window's batches, as the last stage does."""
@@ -346,7 +339,7 @@ def part_of_mean(values: Sequence[Any], weights: Sequence[Any], device: torch.de
     return torch.stack([torch.where(by > 0, kept * by, torch.zeros_like(kept)).sum(), by.sum()])
 
 
-def scale_gradients(optimizer: HasGroups, factor: float | Tensor) -> None:
+def scale_gradients(optimizer: Optimizer | AllGroups, factor: float | Tensor) -> None:
     """Multiply every gradient of the optimizer's parameters; does not synchronize with the device."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:

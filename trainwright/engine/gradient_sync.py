@@ -1,7 +1,7 @@
 """Gradient synchronization: wraps the model of one of several processes, so that gradients are averaged."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from trainwright.checkpoint.weights import group_names
 from trainwright.config.errors import ConfigError
-from trainwright.engine.accumulation import HasGroups
+from trainwright.engine.accumulation import AllGroups
 from trainwright.events.storage import get_event_storage, has_event_storage
 from trainwright.optim.skip import SkipNonFinite
 from trainwright.parallel import dist as ranks
@@ -37,18 +37,15 @@ from trainwright.parallel.sharding import ShardedGradients, explain_parts, fsdp_
 _REQUIRES_GRAD = attrgetter("requires_grad")
 
 
-class SkipTogether:
-    """Passes losses to a :class:`SkipNonFinite` summed over the ranks, so that all ranks decide together."""
+def recording_together(skip: SkipNonFinite) -> Callable[[Tensor], None]:
+    """``skip.record_loss`` of the sum over the ranks, so that all ranks decide together. Every rank must call it."""
 
-    def __init__(self, skip: SkipNonFinite) -> None:
-        self.begin = skip.begin
-        self._skip = skip
-
-    def record_loss(self, loss: Tensor) -> None:
-        """Record a loss of this rank. Every rank must call this."""
+    def record_loss(loss: Tensor) -> None:
         loss = loss.detach().clone()
         dist.all_reduce(loss)
-        self._skip.record_loss(loss)
+        skip.record_loss(loss)
+
+    return record_loss
 
 
 class Replica:
@@ -83,7 +80,7 @@ class Replica:
         self._device = device
         self._on_wrap = on_wrap
         self._finds_unused = find_unused_parameters
-        self.optimizer: HasGroups | None = None  # see _trainable_now
+        self.optimizer: AllGroups | None = None  # see _trainable_now
         self._parameters: list[Tensor] = []
         self._size = -1  # the number of the optimizer's parameters
         self._trainable: list[bool] | None = None
@@ -117,12 +114,6 @@ class Replica:
         if self._wrapped.require_backward_grad_sync is not averages:
             self._wrapped.require_backward_grad_sync = averages
         self._is_averaged = False
-
-    def announced(self, batches: Iterable[Any], is_last: Callable[[], bool]) -> Iterator[Any]:
-        """``batches``, with ``before_batch`` called for each."""
-        for batch in batches:
-            self.before_batch(is_last=is_last())
-            yield batch
 
     def finish(self) -> None:
         """Call this when all gradients of an update are computed, before they are used."""
@@ -198,24 +189,17 @@ class Replica:
 
 
 class StageSync:
-    """Gradient synchronization of stages, in place of a :class:`Replica`.
-
-    Data ranks are averaged by what shards the stages.
-    """
+    """Gradient synchronization of stages. Data ranks are averaged by what shards the stages."""
 
     def __init__(self, pipeline: Pipeline, before_use: Callable[[], object]) -> None:
         self._sum_tied, self._before_use = pipeline.tied.sum_gradients, before_use
 
     def finish(self) -> None:
-        """Call this when all gradients of an update are computed, before they are used."""
         self._before_use()
         self._sum_tied()
 
     def before_batch(self, *, is_last: bool) -> None:
         """Nothing: all batches of an update are read before the first forward pass."""
-
-    def announced(self, batches: Iterable[Any], is_last: Callable[[], bool]) -> Iterator[Any]:
-        return iter(batches)
 
     def average_after_backward(self) -> None:
         raise ConfigError(
@@ -346,8 +330,7 @@ class UsedParameters:
     The first update compares at once. Later, a rank records each change of its own, and the records are compared with
     the next log line (``EventStorage.alike``): no update waits for an exchange.
 
-    Args:
-        parts: the modules of this process whose gradients are averaged in groups.
+    ``parts``: the modules of this process whose gradients are averaged in groups.
     """
 
     def __init__(self, parts: Iterable[nn.Module]) -> None:
@@ -394,8 +377,7 @@ class UnusedParameters:
 
     Their weights and the states of their optimizer then stay as they are, as with plain data parallelism.
 
-    Args:
-        roots: the modules whose parameters are gathered before their forward passes, all of them together.
+    ``roots``: the modules whose parameters are gathered before their forward passes, all of them together.
     """
 
     def __init__(self, roots: Iterable[Any]) -> None:

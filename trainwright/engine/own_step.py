@@ -21,9 +21,9 @@ from trainwright.config.errors import ConfigError, ConfigKeyError, did_you_mean
 from trainwright.engine.accumulation import scale_gradients
 from trainwright.engine.extra_parameters import check_replaced, extra_optimizers
 from trainwright.engine.gradient_sync import (
-    SkipTogether,
     average_before_own_steps,
     average_gradients,
+    recording_together,
     share_buffers_next,
 )
 from trainwright.engine.update import Update, needs_closure, optimizer_calls, recorded_norm, recorded_step
@@ -81,8 +81,9 @@ class OwnStep(HookBase):
         options: dict[str, Any] = {} if inputs is None else {"inputs": inputs}
         if retain_graph:
             options["retain_graph"] = True
-        if update.is_counted or inputs is not None:
-            update.average_after_backward()
+        # A backward pass that is not the first of its batch, or not of all parameters, cannot average.
+        if (update.is_counted or inputs is not None) and update.sync is not None:
+            update.sync.average_after_backward()
         share = update.mean.share_again(loss) if update.is_counted else update.mean.share(loss, update.batch)
         update.is_counted = True
         update.differentiate(share, **options)
@@ -263,7 +264,7 @@ class _OptimizerPart:
         self._clip = recorded_norm(clipper, is_scaled=scaler is not None, name=norm_name)
         self.record_loss: Callable[[Tensor], None] = _ignore
         if self.skip is not None:  # all processes decide together
-            self.record_loss = (SkipTogether(self.skip) if get_world_size() > 1 else self.skip).record_loss
+            self.record_loss = recording_together(self.skip) if get_world_size() > 1 else self.skip.record_loss
         self.norm: Tensor | None = None
         self.is_ready = self.is_clipped = self.has_stepped = False
 

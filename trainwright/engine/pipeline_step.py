@@ -128,8 +128,8 @@ class PipelineStep(Step):
     def _agree(self, rows: list[dict[str, Any]]) -> None:
         """Learn what the last stage logs, and whether a process needs it after each window."""
         mean = self.update.mean
-        is_by_tokens = mean.is_divided_later and mean.targets is None
-        here = Logged(tuple(rows[0]) if rows else (self._loss_name,), is_by_tokens, mean.targets)
+        is_by_tokens = mean.is_divided_later and mean.known_targets is None
+        here = Logged(tuple(rows[0]) if rows else (self._loss_name,), is_by_tokens, mean.known_targets)
         self._logged = last = gather_over_pipeline(here)[self._pipeline.last_rank]
         needs = self._shows_each or self.after_batch is not None or self.update.record_loss is not None
         # Of all pipelines: where values are shared, all stages take part in the mean over all processes.
@@ -140,7 +140,7 @@ class PipelineStep(Step):
         names, is_by_tokens, _ = self._logged
         mean = self.update.mean
         for row in rows:
-            if tuple(row) != names or (mean.is_divided_later and mean.targets is None) != is_by_tokens:
+            if tuple(row) != names or (mean.is_divided_later and mean.known_targets is None) != is_by_tokens:
                 raise ConfigError(
                     f"The model returned {', '.join(row)} after {', '.join(names)}. With a pipeline it must return"
                     " scalars of the same names for every batch."

@@ -23,7 +23,7 @@ from trainwright.engine.accumulation import (
     weighted_mean,
 )
 from trainwright.engine.extra_parameters import synchronized
-from trainwright.engine.gradient_sync import GradientSync, Replica, SkipTogether
+from trainwright.engine.gradient_sync import GradientSync, Replica, recording_together
 from trainwright.engine.targets import TargetCounter
 from trainwright.events.media import wide_dtype
 from trainwright.events.phases import PhaseTimes
@@ -46,8 +46,6 @@ class Update:
         step, zero_grad: the calls that step the optimizer and set its gradients to None.
         accumulates: whether windows have more than one micro-batch.
         max_norm, max_value: the clipping norm or value of groups that set none themselves; None: no clipping.
-        skip_non_finite: skip updates whose loss or gradients are not finite.
-        grad_scaler: the gradient scaler of float16.
         count: returns the number of samples of a batch, if it is not the size of its tensors.
         differentiate: the backward pass, if it is not torch's own.
         replica: the model of this process, if there are several processes.
@@ -155,12 +153,12 @@ class Update:
             self._step = partial(self.closure.step, step)
         if scaler is not None:  # averaged before: all processes find the same gradients infinite
             self._preparations.append(partial(_unscale, scaler, optimizer))
-            self._step = _explained(_scaled_step(scaler, optimizer), optimizer)
+            self._step = _scaled_step(scaler, optimizer)
         self.clip_only = clipper = gradient_clipper(optimizer, *norms)
         if self.skips:
             skip = SkipNonFinite(optimizer, model.buffers(), grad_scaler=scaler)
             self._use_skip(skip)
-            clipper, self._step = gradient_norm(optimizer, *norms), _explained(recorded_step(skip), optimizer)
+            clipper, self._step = gradient_norm(optimizer, *norms), recorded_step(skip)
         self._clip = recorded_norm(clipper, is_scaled=scaler is not None)
         is_simple = clipper is None and not (self._preparations or self.closure)
         self.finish: Callable[[], None] = self._finish_simply if is_simple else self._finish
@@ -169,14 +167,6 @@ class Update:
     def is_window_begin(self) -> bool:
         """Whether the current micro-batch is the first of its window."""
         return len(self.mean.weights) <= self.is_counted
-
-    def average_after_backward(self) -> None:
-        """Average the gradients of several processes after all backward passes of an update, from this one on.
-
-        A backward pass that is not the first of its batch, or not of all parameters, cannot do it.
-        """
-        if self.sync is not None:
-            self.sync.average_after_backward()
 
     def check_closure(self) -> None:
         """Raise if ``finish`` cannot step the optimizer because it needs a closure."""
@@ -204,8 +194,11 @@ class Update:
         if is_loss_alone(scalars):
             return
         for name, value in scalars.items():
-            if name == TOKENS:
-                self.put_sum(storage, prefix + name, value)
+            if name == TOKENS and self._device is not None:  # the sum of all processes' values
+                value = value.full_tensor() if is_dtensor(value) else value
+                value = torch.as_tensor(value, device=self._device).detach().reshape(())
+                part = [value, torch.ones_like(value) / get_data_parallel_size()]
+                storage.put_mean(prefix + name, torch.stack(part).to(wide_dtype(self._device)), dist.all_reduce)
             else:
                 self.put(storage, prefix + (f"model/{name}" if name in _OWN_NAMES else name), value, weight)
 
@@ -217,16 +210,6 @@ class Update:
             if not isinstance(mean, Tensor):
                 mean = torch.full((), mean, device=self._device)  # unlike a copy, this does not wait for the device
             storage.put_mean(name, part_of_mean([mean], [weight], self._device), dist.all_reduce)
-
-    def put_sum(self, storage: EventStorage, name: str, value: Any) -> None:
-        """Store the sum of all processes' values."""
-        if self._device is None:
-            storage.put_scalar(name, value)
-        else:
-            value = value.full_tensor() if is_dtensor(value) else value
-            value = torch.as_tensor(value, device=self._device).detach().reshape(())
-            part = torch.stack([value, torch.ones_like(value) / get_data_parallel_size()]).to(wide_dtype(self._device))
-            storage.put_mean(name, part, dist.all_reduce)
 
     @property
     def weight(self) -> Any:
@@ -284,7 +267,7 @@ class Update:
     def _use_skip(self, skip: SkipNonFinite) -> None:
         """Inform ``skip`` of each window's begin and of its losses."""
         begin, add = self.begin, self._add
-        record_loss = skip.record_loss if self.sync is None else SkipTogether(skip).record_loss
+        record_loss = skip.record_loss if self.sync is None else recording_together(skip)
 
         def begin_window(length: int) -> None:
             skip.begin()
@@ -388,36 +371,11 @@ def optimizer_calls(optimizer: Optimizer, accelerator: Any = None) -> tuple[Call
         calls = [optimizer_calls(one, accelerator) for one in optimizer.optimizers.values()]
         return in_turn([step for step, _ in calls]), in_turn([zero_grad for _, zero_grad in calls])
     if accelerator is not None:
-        return _explained(accelerator.prepare_optimizer(optimizer).step, optimizer), optimizer.zero_grad
+        return accelerator.prepare_optimizer(optimizer).step, optimizer.zero_grad
     if needs_closure(optimizer):
         return lambda closure=None: optimizer.step(closure), optimizer.zero_grad
     updater = direct(optimizer)
-    return _explained(updater.step, optimizer), updater.zero_grad
-
-
-def _explained(step: Callable[..., Any], optimizer: Optimizer) -> Callable[..., Any]:
-    """``step``; if the first call of a user's optimizer that takes a closure fails, a note says that it got none."""
-    kinds = [type(one) for one in each_optimizer(optimizer) if not type(one).__module__.startswith("torch.")]
-    names = [kind.__name__ for kind in kinds if "closure" in inspect.signature(kind.step).parameters]
-    has_stepped = False
-    if not names:
-        return step
-
-    def call(*arguments: Any) -> Any:
-        nonlocal has_stepped
-        try:
-            result = step(*arguments)
-        except (TypeError, AssertionError) as error:
-            if not has_stepped:
-                error.add_note(
-                    f"{names[0]}.step was called without a closure; if it needs one, write step(self, closure) or a"
-                    " train_step that calls optimizer.step(closure)."
-                )
-            raise
-        has_stepped = True
-        return result
-
-    return call
+    return updater.step, updater.zero_grad
 
 
 def needs_closure(optimizer: Optimizer) -> bool:

@@ -293,12 +293,6 @@ class ShardedGradients:
         if is_last is not self._averages and not self._is_each_averaged:
             self._average(is_last)
 
-    def announced(self, batches: Iterable[Any], is_last: Callable[[], bool]) -> Iterator[Any]:
-        """``batches``, with ``before_batch`` called for each."""
-        for batch in batches:
-            self.before_batch(is_last=is_last())
-            yield batch
-
     def finish(self) -> None:
         """Call this when all gradients of an update are computed, before they are used."""
         self._before_use()

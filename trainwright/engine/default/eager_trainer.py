@@ -114,10 +114,13 @@ class EagerTrainer(TrainerBase):
     @property
     def _data_loader_iter(self) -> Iterator[Any]:
         """The loader's batches, for a ``run_step`` of the user's own."""
-        if self._replica is None:
-            return self.batches
-        update = self._update
-        return self._replica.announced(self.batches, lambda: update.is_window_end)
+        return self.batches if self._replica is None else self._announced()
+
+    def _announced(self) -> Iterator[Any]:
+        assert self._replica is not None
+        for batch in self.batches:
+            self._replica.before_batch(is_last=self._update.is_window_end)
+            yield batch
 
     def loader_state(self) -> dict[str, Any] | None:
         return self.batches.state()
