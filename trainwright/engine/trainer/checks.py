@@ -63,20 +63,14 @@ class Given:
         refuse_arguments("Trainer", unknown, ARGUMENTS)
         model, config = in_order(model, config, training_config)
         model = built(model, config)
-        has = {name: value is not None for name, value in given.items()}
-        check_parts(
-            model,
-            config,
-            has["train_dataset"] or has["train_dataloader"],
-            has["eval_dataset"] or has["eval_dataloader"],
-        )
+        check_parts(model, config, given)
         if optimizers is not None or lr_schedulers is not None:
             optimizer = several(optimizer, lr_scheduler, optimizers, lr_schedulers)
         check_optimizer(optimizer, model, lr_scheduler)
         check_given(config, optimizer, lr_scheduler or lr_schedulers, given)
         check_kinds(**{name: given[name] for name in ("data_collator", "metrics_handler", "model_card")})
         given["train_dataset"] = mixed(given["train_dataset"])
-        check_data(*(given[f"{kind}_{form}"] for kind in ("train", "eval") for form in ("dataset", "dataloader")))
+        check_data(given)
         schedules = lr_schedulers if lr_scheduler is None else {"optimizer": lr_scheduler}
         return cls(model=model, config=config, optimizer=optimizer, schedules=schedules, **given)
 
@@ -134,8 +128,8 @@ def refuse_arguments(where: str, unknown: Mapping[str, Any], table: Mapping[str,
         )
 
 
-def check_parts(model: Any, config: Any, train_data: bool, eval_data: bool) -> None:
-    """Raise one error that lists every invalid argument of a Trainer."""
+def check_parts(model: Any, config: Any, given: Mapping[str, Any]) -> None:
+    """Raise if the model, the settings or the data are missing."""
     from trainwright.config.settings import TrainingConfig
 
     faults = []
@@ -143,39 +137,37 @@ def check_parts(model: Any, config: Any, train_data: bool, eval_data: bool) -> N
         faults.append(f"Trainer.model: got {_shown(model)}; it must be a torch.nn.Module.")
     if not isinstance(config, TrainingConfig):
         faults.append(f"Trainer.config: got {type(config).__name__}; it must be a TrainingConfig.")
-    if not train_data:
+    if given["train_dataset"] is None and given["train_dataloader"] is None:
         faults.append(
             "Trainer.train_dataset: got None; pass a data set, or a loader as train_dataloader. To only"
             " evaluate or predict, pass the data that you evaluate on: it is not trained on before train()."
         )
-    if isinstance(config, TrainingConfig) and config.eval_strategy == "step" and not eval_data:
+    has_eval_data = given["eval_dataset"] is not None or given["eval_dataloader"] is not None
+    if isinstance(config, TrainingConfig) and config.eval_strategy == "step" and not has_eval_data:
         faults.append("Trainer.eval_dataset: got None with TrainingConfig.eval_strategy='step'; pass one, or a loader.")
     if faults:
         raise ConfigTypeError("\n".join(faults))
 
 
-def check_data(train_dataset: Any, train_dataloader: Any, eval_dataset: Any, eval_dataloader: Any) -> None:
+def check_data(arguments: Mapping[str, Any]) -> None:
     """Raise for loaders passed as data sets and data sets passed as loaders."""
     faults = []
-    for name, dataset, loader in (("train", train_dataset, train_dataloader), ("eval", eval_dataset, eval_dataloader)):
+    for name, fix in (
+        ("train", "{name: (data set, weight), ...}, or torch.utils.data.ConcatDataset([...])"),
+        ("eval", "{name: data set, ...}"),
+    ):
+        dataset, loader = arguments[f"{name}_dataset"], arguments[f"{name}_dataloader"]
         if isinstance(dataset, DataLoader):
             faults.append(f"Trainer.{name}_dataset: got a DataLoader; pass it as {name}_dataloader.")
-        if (
-            isinstance(dataset, list | tuple)
-            and dataset
-            and all(isinstance(one[0] if isinstance(one, tuple) and one else one, Dataset) for one in dataset)
-        ):
-            fix = "{name: (data set, weight), ...}, or torch.utils.data.ConcatDataset([...])"
+        several = dataset if isinstance(dataset, list | tuple) else ()
+        firsts = [one[0] if isinstance(one, tuple) and one else one for one in several]
+        if firsts and all(isinstance(one, Dataset) for one in firsts):
             faults.append(
                 f"Trainer.{name}_dataset: got a {type(dataset).__name__} of data sets, which would be read as samples;"
-                f" pass {fix if name == 'train' else '{name: data set, ...}'}."
+                f" pass {fix}."
             )
         if not isinstance(dataset, Mapping) and (fault := data_fault(dataset)) is not None:
             faults.append(f"Trainer.{name}_dataset: {fault}")
-        several = {"eval_dataset": dataset, "eval_dataloader": loader} if name == "eval" else {}
-        for argument, given in several.items():
-            if isinstance(given, Mapping):
-                check_named_data(given, argument)
         if isinstance(loader, Dataset):
             faults.append(
                 f"Trainer.{name}_dataloader: got {type(loader).__name__}, a data set; pass it as {name}_dataset."
@@ -185,6 +177,9 @@ def check_data(train_dataset: Any, train_dataloader: Any, eval_dataset: Any, eva
                 f"Trainer.{name}_dataloader: got {type(loader).__name__}, an iterator, which can be iterated only once;"
                 " pass a list or a loader."
             )
+    for argument in ("eval_dataset", "eval_dataloader"):
+        if isinstance(arguments[argument], Mapping):
+            check_named_data(arguments[argument], argument)
     if faults:
         raise ConfigTypeError("\n".join(faults))
 
@@ -227,20 +222,19 @@ def check_named_data(given: Mapping[Any, Any], argument: str) -> None:
 
 def check_kinds(**given: Any) -> None:
     """Raise one error that lists every argument of the wrong type."""
-    has = {
-        "data_collator": ((), "a function of a list of samples"),
+    kinds = {
+        "data_collator": (("__call__",), "a function of a list of samples"),
         "optimizer": (("step", "param_groups"), "a torch.optim.Optimizer"),
-        "lr_scheduler": (("step", "last_epoch"), "a schedule of torch.optim.lr_scheduler"),
-        "metrics_handler": ((), "a MetricsHandler, or a function of (predictions, labels)"),
+        "lr_scheduler": (("step", "get_last_lr"), "a schedule of torch.optim.lr_scheduler"),
+        "metrics_handler": (("__call__",), "a MetricsHandler, or a function of (predictions, labels)"),
         "model_card": (("to_text",), "a ModelCard"),
     }
     faults = []
     for name, value in given.items():
-        attributes, kind = has[name]
-        fits = all(hasattr(value, attribute) for attribute in attributes) if attributes else callable(value)
-        if name == "metrics_handler" and all(hasattr(value, method) for method in ("reset", "update", "compute")):
-            fits = True
-        fits = fits or (name == "lr_scheduler" and isinstance(value, LRScheduler))  # torch's ChainedScheduler
+        attributes, kind = kinds[name]
+        fits = all(hasattr(value, attribute) for attribute in attributes)
+        if name == "metrics_handler":
+            fits = fits or all(hasattr(value, method) for method in ("reset", "update", "compute"))
         if value is not None and (not fits or isinstance(value, type)):
             is_name = name == "optimizer" and isinstance(value, str)
             hint = f" A name is a setting: TrainingConfig(optimizer={value!r})." if is_name else ""
@@ -289,16 +283,6 @@ def several(optimizer: Any, lr_scheduler: Any, optimizers: Any, lr_schedulers: A
     return named
 
 
-def _warn_of_data(given: Mapping[str, Any]) -> None:
-    """Warn of samples that are not read."""
-    for kind in ("train", "eval"):
-        dataset, loader = given[f"{kind}_dataset"], given[f"{kind}_dataloader"]
-        if dataset is not None and loader is not None:
-            logger.warning("Trainer.%s_dataset is not read: the Trainer uses %s_dataloader. Pass one.", kind, kind)
-    if getattr(given["eval_dataloader"], "drop_last", False):
-        logger.warning("Trainer.eval_dataloader leaves out its last, shorter batch: build it with drop_last=False.")
-
-
 def check_given(
     config: "TrainingConfig", optimizer: Optimizer | None, lr_scheduler: Any, given: Mapping[str, Any]
 ) -> None:
@@ -322,7 +306,11 @@ def check_given(
     steps = config.lr_scheduling_steps
     if steps is not None and lr_scheduler is None and config.lr_scheduler is None:
         unused.append(f"lr_scheduling_steps={steps} (lr_scheduler_type is stepped after each update)")
-    _warn_of_data(given)
+    for kind in ("train", "eval"):
+        if given[f"{kind}_dataset"] is not None and given[f"{kind}_dataloader"] is not None:
+            logger.warning("Trainer.%s_dataset is not read: the Trainer uses %s_dataloader. Pass one.", kind, kind)
+    if getattr(given["eval_dataloader"], "drop_last", False):
+        logger.warning("Trainer.eval_dataloader leaves out its last, shorter batch: build it with drop_last=False.")
     if unused:
         logger.warning("TrainingConfig: settings without effect: %s. Remove them.", "; ".join(unused))
     each = lr_scheduler.values() if isinstance(lr_scheduler, Mapping) else [lr_scheduler]

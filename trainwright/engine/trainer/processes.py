@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data.batch import tensors
@@ -18,7 +18,7 @@ from trainwright.engine.pipeline_step import refuse_own_step, refuse_unseeded_lo
 from trainwright.engine.trainer import loaders
 from trainwright.hooks.method_overrides import Overrides
 from trainwright.parallel.data_parallel import leave_at_exit, num_launched, setup_dist_util
-from trainwright.parallel.dist import all_gather_object, get_data_parallel_size, get_world_size, use_mesh
+from trainwright.parallel.dist import get_data_parallel_size, get_world_size, use_mesh
 from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.pipeline import Pipeline, pipeline_of
 from trainwright.parallel.rank_checks import check_same_settings, data_size
@@ -35,20 +35,12 @@ LAYOUT_SETTINGS = (
     *("sequence_parallel", "pipeline_schedule"),
 )
 
-_OWN_LAYOUTS = ("tensor_parallel_size", "pipeline_parallel_size", "zero_stage")
-
-_SAMPLES_OF = {SubsetRandomSampler: "indices", WeightedRandomSampler: "weights"}
-
-_PRECISIONS = ("no", "bf16", "fp16")
-
 # A pipeline runs the forward and backward passes of an update at once: these would call the model themselves. In
 # optimization_step, a norm or a decision of the user's would be that of one stage.
-_OWN_STEPS = (
+OWN_STEPS = (
     *("run_step", "train_step", "training_step", "inner_training_loop", "compute_metric", "update_metrics"),
     "optimization_step",
 )
-
-_SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM", "XLA")
 
 
 def join(config: "TrainingConfig", accelerator: Any, given: Mapping[str, Any]) -> "tuple[TrainingConfig, torch.device]":
@@ -87,7 +79,7 @@ def check_launch(config: "TrainingConfig", accelerator: Any = None) -> None:
             " `accelerate launch --multi_gpu --num_processes 2 SCRIPT` start two."
         )
     launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
-    if accelerator is None and launched not in ("no", _precision_of(config)):
+    if accelerator is None and launched not in ("no", config.mixed_precision):
         logger.warning(
             "`accelerate launch` sets --mixed_precision %s, but TrainingConfig.mixed_precision=%r is used. Set"
             " TrainingConfig.mixed_precision, or pass an Accelerator() to the Trainer.",
@@ -96,64 +88,52 @@ def check_launch(config: "TrainingConfig", accelerator: Any = None) -> None:
 
 
 def _apply_accelerator(config: "TrainingConfig", accelerator: Any) -> "TrainingConfig":
-    missing = [name for name in ("device", "prepare_model", "backward") if not hasattr(accelerator, name)]
-    if missing:
+    if not hasattr(accelerator, "prepare_model"):
         raise ConfigTypeError(
             f"Trainer.accelerator: got {type(accelerator).__name__}; it must be an accelerate.Accelerator."
         )
-    faults = [*_faults_of(config, accelerator)]
-    precision, steps = accelerator.mixed_precision, accelerator.gradient_accumulation_steps
-    if config.is_set("mixed_precision") and _precision_of(config) != precision:
-        faults.append(_contradiction("mixed_precision", config.mixed_precision, precision))
-    if config.is_set("gradient_accumulation_steps") and config.gradient_accumulation_steps != steps:
-        faults.append(_contradiction("gradient_accumulation_steps", config.gradient_accumulation_steps, steps))
-    if faults:
-        raise ConfigError("\n".join(faults))
-    changes: dict[str, Any] = {}
-    if _precision_of(config) != precision:
-        changes["mixed_precision"] = precision
-    if config.gradient_accumulation_steps != steps:
-        changes["gradient_accumulation_steps"] = steps
-    return config.copy_with(**changes) if changes else config
-
-
-def _precision_of(config: "TrainingConfig") -> str:
-    """The precision under accelerate's name for it."""
-    return config.mixed_precision or "no"
-
-
-def _faults_of(config: "TrainingConfig", accelerator: Any) -> list[str]:
     faults = []
     kind = getattr(accelerator.distributed_type, "value", str(accelerator.distributed_type))
-    if kind in _SHARDED:
+    if kind in ("FSDP", "DEEPSPEED", "MEGATRON_LM", "XLA"):
         faults.append(f"Trainer.accelerator: got one for {kind}; the Trainer supports data parallelism only.")
-    if accelerator.mixed_precision not in _PRECISIONS:
+    if accelerator.mixed_precision not in ("no", "bf16", "fp16"):
         faults.append(
             f"Trainer.accelerator: got mixed_precision={accelerator.mixed_precision!r}; the Trainer supports"
-            f" {', '.join(map(repr, _PRECISIONS))}."
+            " 'no', 'bf16', 'fp16'."
         )
-    asked = config.device_str
-    if asked is not None and torch.device(asked).type != accelerator.device.type:
-        faults.append(_contradiction("device_str", asked, str(accelerator.device), theirs="device"))
-    own = [name for name in _OWN_LAYOUTS if (getattr(config, name) or 0) > (name != "zero_stage")]
-    if own:
-        faults.append(
-            f"TrainingConfig.{own[0]}: got {getattr(config, own[0])} with an Accelerator, which has its own processes"
-            " and averages gradients itself. Start the Trainer without it."
-        )
+    least = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "zero_stage": 0}
+    faults += [
+        f"TrainingConfig.{name}: got {getattr(config, name)} with an Accelerator, which has its own processes and"
+        " averages gradients itself. Start the Trainer without it."
+        for name, smallest in least.items()
+        if (getattr(config, name) or 0) > smallest
+    ]
     if config.graph:
         faults.append(
             "TrainingConfig.graph: got True with an Accelerator, which compiles by itself: set its dynamo_backend"
             " and remove graph."
         )
-    return faults
-
-
-def _contradiction(name: str, ours: object, its: object, *, theirs: str = "") -> str:
-    return (
-        f"TrainingConfig.{name}: got {ours!r}, but the passed Accelerator has {theirs or name}={its!r}. Set both to the"
-        " same value, or remove it from the TrainingConfig."
-    )
+    steps, device, asked = accelerator.gradient_accumulation_steps, accelerator.device, config.device_str
+    precision = config.mixed_precision or "no"
+    theirs = {  # the accelerator's value of a setting, and whether it is that of the settings
+        "device_str": ("device", str(device), asked is None or torch.device(asked).type == device.type),
+        "mixed_precision": ("mixed_precision", accelerator.mixed_precision, precision == accelerator.mixed_precision),
+        "gradient_accumulation_steps": (
+            "gradient_accumulation_steps",
+            steps,
+            steps == config.gradient_accumulation_steps,
+        ),
+    }
+    changes = {name: value for name, (_, value, is_equal) in theirs.items() if not is_equal}
+    faults += [
+        f"TrainingConfig.{name}: got {getattr(config, name)!r}, but the passed Accelerator has"
+        f" {theirs[name][0]}={value!r}. Set both to the same value, or remove it from the TrainingConfig."
+        for name, value in changes.items()
+        if config.is_set(name)
+    ]
+    if faults:
+        raise ConfigError("\n".join(faults))
+    return config.copy_with(**changes) if changes else config
 
 
 def has_all_gpus(device_str: str | None) -> bool:
@@ -271,7 +251,7 @@ def check_pipeline(
     pipeline: Pipeline, config: "TrainingConfig", model: nn.Module, loader: Any, overrides: Overrides
 ) -> None:
     """Raise if the model's stages cannot train with these settings, this loader or these methods of the user's."""
-    refuse_own_step(pipeline, overrides.kind, [name for name in _OWN_STEPS if overrides.has(name)])
+    refuse_own_step(pipeline, overrides.kind, [name for name in OWN_STEPS if overrides.has(name)])
     if _generates(config, model):
         raise ConfigError(
             "TrainingConfig.evaluate_with_generate: got True with pipeline_parallel_size > 1, whose stages have a"
@@ -279,12 +259,6 @@ def check_pipeline(
         )
     refuse_unseeded_loader(loader, "Trainer.train_dataloader")
     pipeline.check_length(config.gradient_accumulation_steps, "TrainingConfig.gradient_accumulation_steps")
-
-
-def refuse_assigned_steps(pipeline: Pipeline | None, overrides: Overrides) -> None:
-    """Raise if a callback has assigned a step of its own to the trainer of stages."""
-    assigned = zip(_OWN_STEPS, overrides.assigned(*_OWN_STEPS), strict=True)
-    refuse_own_step(pipeline, overrides.kind, [name for name, method in assigned if method is not None])
 
 
 def warn_unsharded_loader(loader: Any) -> None:
@@ -295,9 +269,7 @@ def warn_unsharded_loader(loader: Any) -> None:
     batches, sampler = getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None)
     if batches is not None:
         sampler = batches.sampler if type(batches) is BatchSampler else None  # another one may know the processes
-    name = _SAMPLES_OF.get(type(sampler))
-    held = all_gather_object(hash(tuple(map(float, getattr(sampler, name)))) if name else None)
-    if isinstance(sampler, RandomSampler | SequentialSampler) or (name and len(set(held)) == 1):
+    if isinstance(sampler, RandomSampler | SequentialSampler):
         logger.warning(
             "Trainer.train_dataloader: each of the %d processes reads all of its batches (%s). Use a"
             " torch.utils.data.DistributedSampler, or another one that gives each its share.",

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.checkpoint.folder import POINTER_NAME, checkpoint_folders, is_checkpoint, resume_candidates
@@ -36,59 +35,46 @@ logger = logging.getLogger("trainwright.engine")
 def start(given: Given, owner: object) -> "tuple[TrainingConfig, torch.device]":
     """Join the launcher's processes; return the settings and the device of this process.
 
-    With ``fast_dev_run`` the settings are changed, and a temporary folder is deleted with ``owner``.
+    With ``fast_dev_run`` the settings are changed, and a temporary folder is deleted with ``owner``. A run that the
+    launcher has restarted resumes.
     """
     log_to_console(launched_rank())  # before the first warning
     config, device = join(given.config, given.accelerator, given.data)
-    config = apply_dev_run(config, owner)
-    config = continued(config, Path(os.path.abspath(config.output_dir)))
+    if (num_batches := dev_batches(config)) is not None:
+        from trainwright.config.settings import changes_of
+
+        folder: str = broadcast_object(tempfile.mkdtemp(prefix="fast_dev_run_") if is_main_process() else "")
+        weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
+        changes = {"output_dir": folder, **changes_of("dev_run", config.rows, num_batches)}
+        if config.tensorboard is not None:
+            changes["tensorboard"] = {**config.tensorboard, "log_dir": None}
+        config = config.copy_with(**changes)
+    checkpoints = Path(os.path.abspath(config.output_dir), config.checkpoints_dir)
+    if config.resume_from_checkpoint is not True and is_continued(checkpoints / POINTER_NAME):
+        config = config.copy_with(resume_from_checkpoint=True)
     check_launch(config, given.accelerator)
     return config, device
 
 
-def apply_dev_run(config: "TrainingConfig", owner: object) -> "TrainingConfig":
-    """The settings of a ``fast_dev_run``: few batches, in a temporary folder that is deleted with ``owner``."""
-    num_batches = dev_batches(config)
-    if num_batches is None:
-        return config
-    from trainwright.config.settings import changes_of
-
-    folder: str = broadcast_object(tempfile.mkdtemp(prefix="fast_dev_run_") if is_main_process() else "")
-    weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
-    changes = {"output_dir": folder, **changes_of("dev_run", config.rows, num_batches)}
-    if config.tensorboard is not None:
-        changes["tensorboard"] = {**config.tensorboard, "log_dir": None}
-    return config.copy_with(**changes)
-
-
-def continued(config: "TrainingConfig", output_dir: Path) -> "TrainingConfig":
-    """``config``, resuming if the launcher has restarted this run."""
-    if config.resume_from_checkpoint is not True and is_continued(output_dir / config.checkpoints_dir / POINTER_NAME):
-        return config.copy_with(resume_from_checkpoint=True)
-    return config
-
-
 def resume(config: "TrainingConfig", checkpointer: Checkpointer) -> Path | None:
     """Load the checkpoint that ``config`` resumes from and return its folder; None: a run starts from step 0."""
-    asked, model = config.resume_from_checkpoint, checkpointer.model
-    if asked is None or asked is False:
-        _begin_with_weights(config, model)
-        return None
-    own = Path(checkpointer.save_dir)
-    folder = own if asked is True else _checkpoints_at(Path(asked), config.checkpoints_dir)
-    if is_checkpoint(folder):
+    folder = _resumed_folder(config, Path(checkpointer.save_dir))
+    if folder is not None and is_checkpoint(folder):
         there = checkpointer.in_folder("")
         there.load(folder)
         checkpointer.loaded_from = there.loaded_from
         return folder.resolve()
-    there = checkpointer.in_folder(folder)
-    if not there.has_checkpoint():
+    if folder is not None and (there := checkpointer.in_folder(folder)).has_checkpoint():
+        there.resume_or_load("", resume=True)
+        checkpointer.loaded_from = there.loaded_from
+        return folder
+    if folder is not None:
         logger.info("%s holds no checkpoint to resume from: starting a new run.", config.output_dir)
-        _begin_with_weights(config, model)
-        return None
-    there.resume_or_load("", resume=True)
-    checkpointer.loaded_from = there.loaded_from
-    return folder
+    if config.init_weights_from is not None:
+        from trainwright.models.folder import init_weights
+
+        init_weights(checkpointer.model, config.init_weights_from)
+    return None
 
 
 def check_folder(config: "TrainingConfig", folder: RunFolder, *, evaluates: bool) -> None:
@@ -110,11 +96,10 @@ def elastic_accumulation(config: "TrainingConfig", output_dir: Path, batch_size:
 
     ``batch_size``: the samples of a batch of all processes together; 0: unknown.
     """
-    asked, now = config.resume_from_checkpoint, config.gradient_accumulation_steps
-    if asked is None or asked is False or not config.elastic or not batch_size:
+    now = config.gradient_accumulation_steps
+    folder = _resumed_folder(config, output_dir / config.checkpoints_dir) if config.elastic and batch_size else None
+    if folder is None:
         return now
-    own = output_dir / config.checkpoints_dir
-    folder = own if asked is True else _checkpoints_at(Path(asked), config.checkpoints_dir)
     candidates = [folder] if is_checkpoint(folder) else resume_candidates(folder) if folder.is_dir() else []
     if not candidates or not (file := candidates[0] / "trainer.json").is_file():
         return now
@@ -132,20 +117,16 @@ def elastic_accumulation(config: "TrainingConfig", output_dir: Path, batch_size:
     return steps or now
 
 
-def _begin_with_weights(config: "TrainingConfig", model: nn.Module) -> None:
-    if config.init_weights_from is not None:
-        from trainwright.models.folder import init_weights
-
-        init_weights(model, config.init_weights_from)
-
-
-def _checkpoints_at(path: Path, checkpoints_dir: str) -> Path:
-    """``path``, or the folder of checkpoints of the run in it."""
-    for folder in (path, path / checkpoints_dir):
+def _resumed_folder(config: "TrainingConfig", own: Path) -> Path | None:
+    """The checkpoint that the settings resume from, or a folder of checkpoints; None: they do not."""
+    asked = config.resume_from_checkpoint
+    if asked is None or isinstance(asked, bool):
+        return own if asked else None
+    for folder in (Path(asked), Path(asked, config.checkpoints_dir)):
         if is_checkpoint(folder) or checkpoint_folders(folder):
             return folder
     raise MissingFileError(
-        f"TrainingConfig.resume_from_checkpoint: {path} holds no checkpoint; give a checkpoint or a run folder."
+        f"TrainingConfig.resume_from_checkpoint: {Path(asked)} holds no checkpoint; give a checkpoint or a run folder."
     )
 
 

@@ -16,10 +16,10 @@ from trainwright.data.collate import mixed
 from trainwright.engine.accumulation import mean_outputs
 from trainwright.engine.gradient_sync import explained
 from trainwright.engine.loss_fn import Loss, add_notes, contract_for, predictions_of
-from trainwright.engine.pipeline_step import PipelineStep, pipeline_settings
+from trainwright.engine.pipeline_step import PipelineStep, pipeline_settings, refuse_own_step
 from trainwright.engine.step import Step
 from trainwright.engine.trainer import loaders, optim
-from trainwright.engine.trainer.processes import Placement, has_all_gpus, refuse_assigned_steps
+from trainwright.engine.trainer.processes import OWN_STEPS, Placement, has_all_gpus
 from trainwright.engine.trainer.train_metrics import TrainMetrics
 from trainwright.engine.update import Update, in_turn, optimizer_calls
 from trainwright.events.storage import EventStorage
@@ -322,7 +322,9 @@ class TrainingStep:
         """The end of a window on all stages of a pipeline."""
         if self.update.record_loss is not None:
             self.update.record_loss(torch.stack([loss for loss, _ in kept]).sum())
-        refuse_assigned_steps(self.placement.pipeline, self._overrides)  # by a callback
+        assigned = zip(OWN_STEPS, self._overrides.assigned(*OWN_STEPS), strict=True)  # by a callback
+        names = [name for name, method in assigned if method is not None]
+        refuse_own_step(self.placement.pipeline, self._overrides.kind, names)
         self.update.finish()
 
     # Called by the step.
