@@ -74,7 +74,7 @@ class WindowMean:
         *,
         targets: TargetCounter,
         count: Callable[[Any], int] | None = None,
-        count_all: Callable[[], int] = lambda: 0,
+        count_all: Callable[[], int] | None = None,
         num_ranks: int | None = None,
         is_staged: bool = False,
     ) -> None:
@@ -98,7 +98,7 @@ class WindowMean:
         """Start a window of ``length`` micro-batches, which form one update."""
         self._length, self._is_over, self.is_divided_later, self._is_by_tokens = length, False, False, False
         self._divisors = self._total = None
-        self._expected = 0 if self._is_alone else self._count_all()
+        self._expected = 0 if self._is_alone or self._count_all is None else self._count_all()
         self._outputs, self.weights = None, []
         self._read.clear()
 

@@ -13,21 +13,14 @@ class Step:
     """What a training loop calls in each iteration. It has no settings: its parts are chosen before the first step.
 
     The weights are updated by ``update.finish()``, which ``train`` calls for the last micro-batch of a window (Python
-    API), or ``end_window`` (config files); a compiled program does it itself. `PipelineStep` overrides ``run``: a
-    pipeline takes all micro-batches of a window at once.
-
-    The update measures its own phases; ``forward`` is the rest of ``train``.
+    API), or ``end_window`` (config files); a compiled program does it itself. The update measures its own phases;
+    ``forward`` is the rest of ``train``.
 
     Args:
-        update: knows the position in the window; clips and steps. ``update``, ``model`` and ``train`` may be replaced
-            during a run, by another optimizer for example.
-        batches: the batches of the run.
-        model: what ``train`` is called with.
+        update: knows the position in the window. ``update``, ``model`` and ``train`` may be replaced during a run.
         train: ``train(model, batch)``: forward, loss and backward of one micro-batch. Returns its logs (losses).
         begin_window: returns the number of micro-batches of the update that starts.
         end_window: called with what ``keep`` returned for each micro-batch, and the seconds of waiting for batches.
-        phases: the times of the phases of this training.
-        keep: what to keep of the logs of a micro-batch.
         begin_batch: called with each batch before ``train``. ``end_batch``: called before the next one of a window is
             read.
         explain: called with an error of ``train`` and the batch, to add what the user needs to know.

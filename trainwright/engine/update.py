@@ -48,7 +48,7 @@ class Update:
         max_norm, max_value: the clipping norm or value of groups that set none themselves; None: no clipping.
         count: returns the number of samples of a batch, if it is not the size of its tensors.
         differentiate: the backward pass, if it is not torch's own.
-        replica: the model of this process, if there are several processes.
+        replica: what averages the gradients of several processes; None: one process.
         count_all: with ``replica``: the samples of all processes in the window that starts; 0: unknown.
         is_staged: the model is cut into pipeline stages, of which only the last one has losses. ``record_loss`` is then
             called once for a window, not in each ``backward``.
@@ -57,24 +57,17 @@ class Update:
 
     Attributes:
         is_window_end: whether the current micro-batch is the last of its window.
-        batch: the current batch; None outside of a step.
         is_counted: whether the share of the current batch in its window has been computed.
-        grad_scaler, max_norm, max_value, skips: the arguments (``skips`` is ``skip_non_finite``).
-        closure: of an optimizer whose step needs one, such as LBFGS; the caller sets its ``recompute``. None: not
-            needed.
-        clip_only: clips without recording the norm; None: no clipping.
-        begin: called with the length of the window that starts; None: not needed.
+        closure: of an optimizer whose step needs one, such as LBFGS; the caller sets its ``recompute``.
+        clip_only: clips without recording the norm.
+        begin: called with the length of the window that starts.
         differentiate: the backward pass of a share, for steps that weight the loss by ``mean`` themselves.
-        finish: uses the gradients and sets them to None.
         has_differentiated, has_finished: whether ``backward`` and ``finish``, or a step of the user's in their place,
             were called.
         prepares_early: whether the gradients are prepared after the last backward pass, for an update of the user's.
-        phases: the times of the training.
-        mean: weights the micro-batches of a window.
-        record: called with the model's outputs for a batch before its ``backward``; None: not needed.
-        record_loss: called with each loss that decides whether the update is skipped; None: not needed.
+        record: called with the model's outputs for a batch before its ``backward``.
+        record_loss: called with each loss that decides whether the update is skipped.
         groups: the parameter groups of all optimizers that step in an update.
-        sync: what averages the gradients of several processes (the argument ``replica``); None: one process.
         is_prepared, is_stepping: whether ``prepare`` has run for the next ``finish``, and whether ``finish`` runs.
     """
 
@@ -129,7 +122,7 @@ class Update:
             differentiate,
             targets=TargetCounter(model, criterion, gather_over_data, label_names),
             count=count,
-            count_all=count_all or _unknown,
+            count_all=count_all,
             num_ranks=None if replica is None else get_data_parallel_size(),
             is_staged=is_staged,
         )
@@ -429,8 +422,4 @@ def _unscale(grad_scaler: torch.amp.GradScaler, optimizer: Optimizer) -> None:
 
 
 def _no_norm() -> None:
-    """Used if nothing needs the norm."""
-
-
-def _unknown() -> int:
-    return 0
+    """Nothing needs the norm."""

@@ -74,7 +74,7 @@ class BestMetric:
 
     def name_in_logs(self) -> str:
         """Its name in the logs of callbacks."""
-        return self._name_in_logs(self.key)
+        return {"total_loss": "epoch_loss", self._first_key(""): "epoch_metric"}.get(self.key, self.key)
 
     # The monitor of a callback.
 
@@ -109,18 +109,15 @@ class BestMetric:
             return
         name = re.sub(r"_\d+$", "", monitor.removeprefix("eval_").removeprefix("epoch_").removeprefix("step_"))
         is_known = name in {"loss", "metric", "lr", *known} or monitor in known
+        results = ["eval_loss", *(f"eval_{one}" for one in known)]
         if not is_known and (other := re.match(r"val(id|idation)?_(.+)", monitor)):
             raise ConfigError(
                 f"TrainingConfig.early_stopping: got monitor={monitor!r}; results of an evaluation are called eval_...."
-                f" {did_you_mean(f'eval_{other[2]}', ['eval_loss', *(f'eval_{one}' for one in known)])}"
+                f" {did_you_mean(f'eval_{other[2]}', results)}"
             )
         if not is_known:
             near = nearest_of(name, known)
-            hint = (
-                f"Did you mean 'eval_{near}'?"
-                if near
-                else did_you_mean(monitor, ["eval_loss", *(f"eval_{one}" for one in known)])
-            )
+            hint = f"Did you mean 'eval_{near}'?" if near else did_you_mean(monitor, results)
             logger.warning(
                 "TrainingConfig.early_stopping: got monitor=%r, which neither the evaluation nor the metrics of this"
                 " run have. %s Unless the model or a callback puts it, the run ends with an error after its first"
@@ -143,17 +140,10 @@ class BestMetric:
 
     def _known_results(self) -> Sequence[str] | None:
         """The results that an evaluation computes beside the loss; None if they are not known in advance."""
-        return None if self._has_own_results() else self._results_of_handler()
-
-    def _results_of_handler(self) -> Sequence[str] | None:
-        known: Sequence[str] | None = getattr(self._handler(), "known_results", lambda: None)()
-        return known
+        return None if self._has_own_results() else getattr(self._handler(), "known_results", lambda: None)()
 
     def _first_key(self, default: str) -> str:
         return getattr(getattr(self._handler(), "first", None), "key", default)
-
-    def _name_in_logs(self, key: str) -> str:
-        return {"total_loss": "epoch_loss", self._first_key(""): "epoch_metric"}.get(key, key)
 
     def _split(self, name: str, *, evaluates: bool) -> tuple[str, str]:
         """Prefix (``"train"`` or ``"evaluation"``) and key of a metric name."""
@@ -166,7 +156,7 @@ class BestMetric:
 
     def _as_result(self, key: str) -> str:
         """``key`` as the evaluation names it. As in ``metrics``, case and underscores do not matter."""
-        known = self._results_of_handler() or ()
+        known = getattr(self._handler(), "known_results", tuple)() or ()
         dataset, slash, name = key.rpartition("/")
         plain = {one.lower().replace("_", ""): one for one in known}
         return key if name in known else dataset + slash + plain.get(name.lower().replace("_", ""), name)

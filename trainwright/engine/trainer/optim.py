@@ -51,19 +51,26 @@ def precision_of(config: "TrainingConfig", device: torch.device) -> tuple[Autoca
 
 def build_criterion(config: "TrainingConfig", device: torch.device) -> nn.Module | None:
     """``config.loss`` on the device; None if it is not set."""
-    from trainwright.config.torch_names import find_torch_class, split_name
+    from trainwright.config.torch_names import split_name
 
     if config.loss is None or config.loss == CUSTOM:
         return None
-    found, _ = find_torch_class("loss", config.loss)
-    assert found is not None, "checked when the config was made"
     _, named = split_name(config.loss)
     arguments = {name: torch.tensor(v, dtype=torch.float32) if isinstance(v, list) else v for name, v in named.items()}
+    criterion: nn.Module = _built("loss", config.loss, "loss", **arguments).to(device)
+    return criterion
+
+
+def _built(kind: str, named: Any, setting: str, *arguments: Any, **more: Any) -> Any:
+    """An object of the class of torch that a setting names."""
+    from trainwright.config.torch_names import find_torch_class
+
+    found, _ = find_torch_class(kind, named)
+    assert found is not None, "checked when the config was made"
     try:
-        criterion: nn.Module = found(**arguments)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"TrainingConfig.loss: {found.__name__} does not accept {named}: {error}.") from error
-    return criterion.to(device)
+        return found(*arguments, **more)
+    except (TypeError, ValueError, KeyError) as error:
+        raise ConfigError(f"TrainingConfig.{setting}: {found.__name__} does not accept {more}: {error}.") from error
 
 
 @without_compiler()
@@ -88,10 +95,7 @@ def build_optimizer(config: "TrainingConfig", model: nn.Module) -> Optimizer:
     if config.layer_decay is not None or not config.decay_norm_and_bias:
         parameters = _parameter_groups(config, model, settings)
     settings |= fused_arguments(found, settings, parameters, model)
-    try:
-        optimizer: Optimizer = found(parameters, **settings)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"TrainingConfig.optimizer: {found.__name__} does not accept {settings}: {error}.") from error
+    optimizer: Optimizer = _built("optimizer", config.optimizer, "optimizer", parameters, **settings)
     return optimizer
 
 
@@ -237,22 +241,21 @@ def build_lr_scheduler(
             "TrainingConfig.warmup_steps: the warm-up takes %d updates, and there are %d: the learning rate is never"
             " reached. A share of all updates is a float, such as 0.1.", warmup, num_updates,
         )  # fmt: skip
-    match config.lr_scheduler_type:
-        case None:
-            return None
-        case "constant":
-            return configured.configure_constant_scheduler(optimizer)
-        case "constant_with_warmup":
-            return configured.configure_constant_scheduler_with_warmup(optimizer, warmup)
-        case "linear":
-            return configured.configure_linear_scheduler_with_warmup(optimizer, warmup, num_updates)
-        case "cosine":
-            return configured.configure_cosine_scheduler_with_warmup(optimizer, warmup, num_updates)
-        case "cosine_with_restarts":
-            return configured.configure_cosine_with_hard_restarts_scheduler_with_warmup(optimizer, warmup, num_updates)
-        case "polynomial":
-            return configured.configure_polynomial_decay_scheduler_with_warmup(optimizer, warmup, num_updates)
-    raise AssertionError(f"checked when the config was made: {config.lr_scheduler_type!r}")
+    if config.lr_scheduler_type is None:
+        return None
+    counts = {"constant": (), "constant_with_warmup": (warmup,)}.get(config.lr_scheduler_type, (warmup, num_updates))
+    scheduler: LRScheduler = _CONFIGURED[config.lr_scheduler_type](optimizer, *counts)
+    return scheduler
+
+
+_CONFIGURED: dict[str, Callable[..., LRScheduler]] = {
+    "constant": configured.configure_constant_scheduler,
+    "constant_with_warmup": configured.configure_constant_scheduler_with_warmup,
+    "linear": configured.configure_linear_scheduler_with_warmup,
+    "cosine": configured.configure_cosine_scheduler_with_warmup,
+    "cosine_with_restarts": configured.configure_cosine_with_hard_restarts_scheduler_with_warmup,
+    "polynomial": configured.configure_polynomial_decay_scheduler_with_warmup,
+}
 
 
 def _torch_scheduler(
@@ -268,11 +271,5 @@ def _torch_scheduler(
         arguments["mode"] = plateau_mode()
     if name == "constant":  # torch's ConstantLR starts with a third of the rate
         arguments = {"factor": 1.0, **arguments}
-    assert found is not None, "checked when the config was made"
-    try:
-        scheduler: LRScheduler = found(optimizer, **arguments)
-    except (TypeError, ValueError, KeyError) as error:
-        raise ConfigError(
-            f"TrainingConfig.lr_scheduler_kwargs: {found.__name__} does not accept {dict(arguments)}: {error}."
-        ) from error
+    scheduler: LRScheduler = _built("lr_scheduler", named, "lr_scheduler_kwargs", optimizer, **arguments)
     return scheduler
