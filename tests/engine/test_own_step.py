@@ -283,18 +283,6 @@ def test_a_training_step_without_a_backward_pass_is_refused_in_the_first_update(
     assert trainer.iter == 0
 
 
-def test_a_step_that_never_steps_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    class WithoutStep(Trainer):
-        def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
-            loss = self.compute_loss(model, inputs)
-            self.backward(loss)
-            return {"step_loss": loss.detach()}
-
-    trainer = WithoutStep(make(), config(tmp_path, num_epochs=20), train_dataset=PAIRS)
-    trainer.train()
-    assert caplog.text.count("has made no optimizer step in 20 iterations") == 1
-
-
 class AtBatch(Callback):
     """Calls ``do(trainer)`` after a number of batches."""
 

@@ -13,11 +13,13 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.engine.conftest import Classifier, assert_equal_weights, batches, classifier
 from tests.engine.token_losses import Language, Sentences, assert_same, by_hand, model_of, sgd
 from tests.ranks import on_ranks
+from trainwright.config import TrainingConfig
 from trainwright.config.errors import ConfigError
 from trainwright.data.seeding import seed_everything
 from trainwright.engine import EagerTrainer
 from trainwright.engine.state import random_state, set_random_state
-from trainwright.engine.step_plan import make_plan
+from trainwright.engine.step_plan import StepPlan
+from trainwright.engine.trainer.start import plan_of
 from trainwright.parallel.dist import get_rank
 
 
@@ -103,6 +105,15 @@ def loader(num_batches: int, batch_size: int = 4, *, short: int = 0) -> DataLoad
     return DataLoader(TensorDataset(torch.arange(num_batches * batch_size - short)), batch_size)
 
 
+def plan(data: Any, *, num_epochs: int, max_steps: int | None, accumulation: int) -> StepPlan:
+    settings: dict[str, Any] = {
+        "num_epochs": num_epochs,
+        "max_steps": max_steps,
+        "gradient_accumulation_steps": accumulation,
+    }
+    return plan_of(TrainingConfig(output_dir="run", **settings), data)[1]
+
+
 def windows(steps_per_epoch: int, accumulation: int, total: int) -> Iterator[int]:
     """The number of steps after each update: windows end with the epoch, and with the run."""
     in_window = 0
@@ -117,13 +128,13 @@ def windows(steps_per_epoch: int, accumulation: int, total: int) -> Iterator[int
 @pytest.mark.parametrize("accumulation", [1, 2, 3, 9])
 @pytest.mark.parametrize("num_batches", [1, 4, 7])
 def test_steps_and_updates_are_those_of_a_walk(num_batches: int, accumulation: int, max_steps: int | None) -> None:
-    plan = make_plan(loader(num_batches), num_epochs=3, max_steps=max_steps, accumulation=accumulation)
+    found = plan(loader(num_batches), num_epochs=3, max_steps=max_steps, accumulation=accumulation)
     total = min(3 * num_batches, max_steps or 100)
     ends = list(windows(num_batches, accumulation, total))
-    assert plan.total_steps == total
-    assert plan.num_updates == len(ends)
-    assert [plan.steps(update) for update in range(len(ends) + 1)] == [0, *ends]
-    assert [plan.updates(step) for step in (0, *ends)] == list(range(len(ends) + 1))
+    assert found.total_steps == total
+    assert found.num_updates == len(ends)
+    assert [found.steps(update) for update in range(len(ends) + 1)] == [0, *ends]
+    assert [found.updates(step) for step in (0, *ends)] == list(range(len(ends) + 1))
 
 
 def test_samples_are_counted_with_the_short_batch_of_each_epoch() -> None:
@@ -134,18 +145,18 @@ def test_samples_are_counted_with_the_short_batch_of_each_epoch() -> None:
             super().__init__(TensorDataset(torch.arange(11)), 4)
             self.batch_sampler.samples_per_epoch = 11  # type: ignore[union-attr]
 
-    plan = make_plan(Sampled(), num_epochs=2, max_steps=None, accumulation=1)
-    assert [plan.samples(step) for step in range(7)] == [0, 4, 8, 11, 15, 19, 22]
+    found = plan(Sampled(), num_epochs=2, max_steps=None, accumulation=1)
+    assert [found.samples(step) for step in range(7)] == [0, 4, 8, 11, 15, 19, 22]
 
 
 def test_a_loader_without_a_batch_is_refused() -> None:
     with pytest.raises(ConfigError, match="list is empty; it must yield a batch"):
-        make_plan([], num_epochs=1, max_steps=None, accumulation=1)
+        plan([], num_epochs=1, max_steps=None, accumulation=1)
 
 
 def uneven() -> str:
     try:
-        make_plan([0] * (3 + get_rank()), num_epochs=1, max_steps=None, accumulation=1)
+        plan([0] * (3 + get_rank()), num_epochs=1, max_steps=None, accumulation=1)
     except ConfigError as error:
         return str(error)
     return "no error"

@@ -40,6 +40,7 @@ class TrainerBase:
         last_eval_results: results of the latest evaluation.
         has_failed: whether the training, or a hook after it, has failed. Later hooks can read it.
         evaluates_on_start: whether an :class:`~trainwright.hooks.EvalHook` evaluates the initial weights, too.
+        has_trained: whether this object has made steps.
         is_ended: whether the last iteration and every hook's ``after_train`` are done, without a failure.
     """
 
@@ -52,7 +53,7 @@ class TrainerBase:
         self.samples_per_iter = self.samples_done = 0
         self.phases = PhaseTimes()
         self.step_seconds = 0.0
-        self._is_training = self._has_trained = False
+        self._is_training = self.has_trained = False
         self.has_failed = self.is_ended = self.evaluates_on_start = False
         self._stepper: Any = None  # the object that runs the steps; its ``iter`` is updated
         self.last_eval_results: dict[str, Any] = {}
@@ -72,22 +73,10 @@ class TrainerBase:
         """Training samples consumed so far."""
         return self.samples_done
 
-    def loader_state(self) -> dict[str, Any] | None:
-        """The position of this rank in a loader that has a state, after the latest step; None: it has none."""
-        return None
-
-    def load_loader_state(self, state: dict[str, Any]) -> None:
-        """Continue the loader at a position of ``loader_state``."""
-
     @property
     def hooks(self) -> tuple[HookBase, ...]:
         """The registered hooks, in the order of their calls."""
         return tuple(self._hooks)
-
-    @property
-    def has_trained(self) -> bool:
-        """Whether this object has made steps."""
-        return self._has_trained
 
     def register_hooks(self, hooks: Iterable[HookBase | None]) -> None:
         """Add hooks, called in this order. None is ignored, so that a list may contain optional hooks."""
@@ -159,7 +148,7 @@ class TrainerBase:
         if self._is_training:
             raise RuntimeError("train() was called while this trainer trains, perhaps from a hook.")
         self.iter = self.start_iter = self.start_iter if start_iter is None else start_iter
-        if self._has_trained and self.iterations_done == self.start_iter:
+        if self.has_trained and self.iterations_done == self.start_iter:
             self._continue()
         self.iterations_done = self.start_iter
         self.has_failed = False
@@ -188,7 +177,7 @@ class TrainerBase:
                 self._after_failure(error)
                 raise
             finally:
-                self._has_trained = True
+                self.has_trained = True
                 self._stepper = None  # it may be the trainer itself: avoids a reference cycle
             try:
                 self.after_train()
@@ -217,7 +206,7 @@ class TrainerBase:
 
     def steps_before(self, until: int) -> Iterator[Callable[[], None]]:
         """Outside of ``train``: the call that makes a step, once for each iteration before ``until``."""
-        call, self._has_trained = self.prepare_steps(), True
+        call, self.has_trained = self.prepare_steps(), True
         try:
             for _ in self._iterations(until):
                 yield call

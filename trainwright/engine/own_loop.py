@@ -94,12 +94,6 @@ class TrainingLoop(TrainerBase):
     def run_step(self) -> None:
         raise NotImplementedError("TrainingLoop: the body of the loop is the step: for batch in loop: ...")
 
-    def loader_state(self) -> dict[str, Any] | None:
-        return self.batches.state() if self.iterations_done else None
-
-    def load_loader_state(self, state: dict[str, Any]) -> None:
-        self.batches.load_state(state)
-
     def _before_first_step(self) -> None:
         self._state.restore()
 

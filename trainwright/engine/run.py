@@ -306,7 +306,8 @@ class Run:
         """
         arguments, named = self.arguments
         settings = self.settings_of_copy(folder, changes, resumes=resumes, is_endless=constant_rate)
-        new = _not_initialized(self.trainer.__class__, arguments, named)
+        kind: Any = self.trainer.__class__
+        new = kind.__new__(kind, *arguments, **named)
         memo = {id(self.trainer): new, **self._memo(settings)}
         try:
             arguments, named = copy.deepcopy((arguments, named), memo)
@@ -358,8 +359,3 @@ class Run:
         for hook in self.hooks[self.num_own_hooks :]:
             memo[id(vars(hook).get("trainer"))] = None
             new.register_hooks([copy.deepcopy(hook, memo)])
-
-
-def _not_initialized(kind: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-    """A new object of a trainer's class, of any subclass."""
-    return kind.__new__(kind, *arguments, **named)

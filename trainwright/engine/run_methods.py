@@ -71,6 +71,7 @@ class RunMethods(TrainerBase):
     device: torch.device = part_of_run()
     model: nn.Module = part_of_run()
     optimizer: Optimizer = part_of_run()
+    optimizers: dict[str, Optimizer] = part_of_run()
     lr_scheduler: Any = part_of_run()
     lr_schedulers: dict[str, Any] = part_of_run()
     checkpointer: Checkpointer = part_of_run()
@@ -83,10 +84,6 @@ class RunMethods(TrainerBase):
     def __init__(self) -> None:
         super().__init__()
         self._hooks = self.run.hooks
-
-    @property
-    def optimizers(self) -> dict[str, Optimizer]:
-        return self.run.optimizers
 
     # Called by a user's own step.
 
@@ -251,13 +248,6 @@ class RunMethods(TrainerBase):
         logger.info("%s", table("Training", self.run.rows()))
 
     # Called by the loop.
-
-    def loader_state(self) -> dict[str, Any] | None:
-        # Before the first step a loader of torchdata would draw its order now.
-        return self.run.batches.state() if self.iterations_done else None
-
-    def load_loader_state(self, state: dict[str, Any]) -> None:
-        self.run.batches.load_state(state)
 
     def before_train(self) -> None:
         folder = self.run.folder

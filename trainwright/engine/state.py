@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 from trainwright.checkpoint.optimizer_state import inner_optimizers
 from trainwright.checkpoint.state_files import TRAINING_WEIGHTS
 from trainwright.config.errors import ConfigError
+from trainwright.data.batches import Batches
 from trainwright.data.seeding import random_state, set_random_state
 from trainwright.engine.extra_parameters import (
     extra_optimizers,
@@ -19,6 +20,7 @@ from trainwright.engine.extra_parameters import (
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.step_plan import NO_STEPS, StepPlan
 from trainwright.engine.targets import TargetCounter
+from trainwright.engine.update import Update
 from trainwright.hooks.callbacks.logs import EpochMean
 from trainwright.optim.named import NamedOptimizers
 from trainwright.parallel.dist import (
@@ -99,7 +101,7 @@ class TrainingState:
                     own[str(len(hooks))], state = state, {}
                 hooks.append({"class": type(hook).__name__, "state": state})
         return {
-            "rank": {"random": random_state(), "data": self._trainer.loader_state(), "hooks": own},
+            "rank": {"random": random_state(), "data": self._position(), "hooks": own},
             # Not the storage's iteration, which is the next one already when a checkpoint is saved.
             "iterations_done": self._trainer.iterations_done,
             "is_ended": self._trainer.is_ended,
@@ -168,7 +170,7 @@ class TrainingState:
             [{**entry, "state": own.get(str(n), entry["state"])} for n, entry in enumerate(state["hooks"])]
         )
         if (position := rows["data"]["data"]) is not None:
-            self._trainer.load_loader_state(position)
+            self._part("batches").load_state(position)
         self._trainer.storage.load_state_dict(state["metrics"])
         if state.get("is_ended", False) and self._trainer.start_iter < self._trainer.max_iter:
             is_evaluated = self._move_final_values()
@@ -182,10 +184,20 @@ class TrainingState:
         trainer: Any = self._trainer
         return trainer.model, trainer.optimizer, getattr(trainer, "loss", None)
 
+    def _part(self, name: str) -> Any:
+        """A part of the run, or of a loop of the user's own; None: it has none."""
+        return getattr(getattr(self._trainer, "run", self._trainer), name, None)
+
+    def _position(self) -> dict[str, Any] | None:
+        """That of this rank in a loader with a state, after the latest step."""
+        batches = self._part("batches")
+        # Before the first step a loader of torchdata would draw its order now.
+        return batches.state() if isinstance(batches, Batches) and self._trainer.iterations_done else None
+
     def _target_counter(self) -> TargetCounter | None:
         """What decides how micro-batches weigh; None: a loop of the user's own."""
-        update = getattr(getattr(self._trainer, "run", None), "update", None)
-        return None if update is None else update.mean.counter
+        update = self._part("update")
+        return update.mean.counter if isinstance(update, Update) else None
 
     def _load_outside(self) -> None:
         if self._outside is not None:
@@ -312,13 +324,6 @@ class TrainerState(TrainingState):
         if not faults and samples[0] != samples[1]:
             steps = state["global_step"]
             faults.append(f"its {steps} steps took {samples[0]} samples, but would take {samples[1]} now")
-            if self._is_elastic and state.get("batch_size") != plan.batch_size:
-                raise ConfigError(
-                    f"The run cannot be resumed: {faults[0]}: an epoch has {plan.samples_per_epoch} samples instead of"
-                    f" {state.get('samples_per_epoch')}, as batches of {plan.batch_size} cut it at another place than"
-                    f" those of {state.get('batch_size')}. Set batch_size so that all processes together have"
-                    f" {state.get('batch_size')} again, or resume on as many processes as before."
-                )
         if faults:
             raise ConfigError(
                 f"The run cannot be resumed: {'; '.join(faults)}. Use the same data, gradient_accumulation_steps and"

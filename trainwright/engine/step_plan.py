@@ -2,11 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
-
-from trainwright.config.errors import ConfigError
-from trainwright.data.sampler import EpochSampler, limited
-from trainwright.parallel.dist import all_gather_object, get_data_parallel_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,42 +48,6 @@ class StepPlan:
 NO_STEPS = StepPlan(steps_per_epoch=1, accumulation=1, total_steps=0, batch_size=0, samples_per_epoch=0)
 
 
-def make_plan(
-    loader: Any, *, num_epochs: int, max_steps: int | None, accumulation: int, limit: int | float | None = None
-) -> StepPlan:
-    """The plan of ``num_epochs`` passes over ``loader``, or of ``max_steps`` steps if these are fewer.
-
-    ``limit``: the number of steps of each epoch, or the share of them.
-    """
-    steps_per_epoch, sampler = num_steps(loader, limit), getattr(loader, "batch_sampler", None)
-    lengths = all_gather_object(steps_per_epoch)
-    if len(set(lengths)) > 1:
-        raise ConfigError(
-            f"Trainer.train_dataloader: its lengths are {', '.join(map(str, lengths))} on the {len(lengths)} processes;"
-            " they must be equal, because all processes make each step together."
-        )
-    total = num_epochs * steps_per_epoch
-    batch_size = (getattr(sampler, "batch_size", None) or 0) * get_data_parallel_size()
-    samples = getattr(sampler, "samples_per_epoch", None) or steps_per_epoch * batch_size
-    return StepPlan(
-        steps_per_epoch=steps_per_epoch,
-        accumulation=accumulation,
-        total_steps=total if max_steps is None else min(total, max_steps),
-        batch_size=batch_size,
-        samples_per_epoch=samples,
-        has_epochs=not hasattr(loader, "is_open_ended"),
-    )
-
-
 def steps_of(period: int | float | None, total_steps: int) -> int:
     """A period in steps, which may be given as a fraction of all steps; 0: never."""
     return math.ceil(period * total_steps) if isinstance(period, float) else period or 0
-
-
-def num_steps(loader: Any, limit: int | float | None) -> int:
-    """The steps of an epoch: the batches of ``loader`` that ``limit``, a number or a share, leaves."""
-    length = len(loader)
-    if length == 0:
-        raise ConfigError(f"Trainer.train_dataloader: {type(loader).__name__} is empty; it must yield a batch.")
-    limits_itself = isinstance(getattr(loader, "batch_sampler", None), EpochSampler)
-    return length if limits_itself else limited(length, limit)

@@ -122,12 +122,6 @@ class EagerTrainer(TrainerBase):
             self._replica.before_batch(is_last=self._update.is_window_end)
             yield batch
 
-    def loader_state(self) -> dict[str, Any] | None:
-        return self.batches.state()
-
-    def load_loader_state(self, state: dict[str, Any]) -> None:
-        self.batches.load_state(state)
-
     def run_step(
         self, get_batch: Callable[..., Mapping[str, Any]] | None = None, input_placement_device: Any = None
     ) -> None:

@@ -14,16 +14,23 @@ import torch
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.checkpoint.folder import POINTER_NAME, checkpoint_folders, is_checkpoint, resume_candidates
 from trainwright.config.errors import ConfigError, MissingFileError
+from trainwright.data.sampler import limited
 from trainwright.engine.folder.run_folder import RunFolder
 from trainwright.engine.logs import log_to_console
 from trainwright.engine.state import TrainerState
-from trainwright.engine.step_plan import StepPlan, make_plan, num_steps, steps_of
+from trainwright.engine.step_plan import StepPlan, steps_of
 from trainwright.engine.trainer.checks import Given
-from trainwright.engine.trainer.loaders import with_length
+from trainwright.engine.trainer.loaders import is_own_loader, with_length
 from trainwright.engine.trainer.parts import dev_batches
 from trainwright.engine.trainer.processes import check_launch, join
 from trainwright.parallel.data_parallel import launched_rank
-from trainwright.parallel.dist import broadcast_object, get_world_size, is_main_process
+from trainwright.parallel.dist import (
+    all_gather_object,
+    broadcast_object,
+    get_data_parallel_size,
+    get_world_size,
+    is_main_process,
+)
 from trainwright.parallel.restarts import is_continued
 
 if TYPE_CHECKING:
@@ -131,30 +138,42 @@ def _resumed_folder(config: "TrainingConfig", own: Path) -> Path | None:
 
 
 def plan_of(config: "TrainingConfig", loader: Any) -> tuple[Any, StepPlan]:
-    """The loader with a length, and the plan."""
-    max_steps = config.max_steps
-    limit = config.overfit_batches or config.limit_train_batches
+    """The loader with a length, and the plan: ``num_epochs`` passes over it, or ``max_steps`` if these are fewer."""
+    max_steps, limit = config.max_steps, config.overfit_batches or config.limit_train_batches
     loader = with_length(loader, limit, max_steps)
+    sampler, steps_per_epoch = getattr(loader, "batch_sampler", None), len(loader)
+    if steps_per_epoch == 0:
+        raise ConfigError(f"Trainer.train_dataloader: {type(loader).__name__} is empty; it must yield a batch.")
+    if not is_own_loader(loader):  # others limit themselves
+        steps_per_epoch = limited(steps_per_epoch, limit)
+    lengths = all_gather_object(steps_per_epoch)
+    if len(set(lengths)) > 1:
+        raise ConfigError(
+            f"Trainer.train_dataloader: its lengths are {', '.join(map(str, lengths))} on the {len(lengths)} processes;"
+            " they must be equal, because all processes make each step together."
+        )
     if isinstance(max_steps, float):
-        per_epoch = num_steps(loader, limit)
-        share, max_steps = max_steps, steps_of(max_steps, per_epoch) * config.num_epochs
+        share, max_steps = max_steps, steps_of(max_steps, steps_per_epoch) * config.num_epochs
         logger.info(
             "TrainingConfig.max_steps=%g: %d steps in total, that fraction of %d epochs of %d batches. No epoch is"
             " shortened: training ends in epoch %d. limit_train_batches=%g shortens each epoch.",
-            share, max_steps, config.num_epochs, per_epoch, -(-max_steps // per_epoch), share,
+            share, max_steps, config.num_epochs, steps_per_epoch, -(-max_steps // steps_per_epoch), share,
         )  # fmt: skip
-    plan = make_plan(
-        loader,
-        num_epochs=config.num_epochs,
-        max_steps=max_steps,
-        accumulation=config.gradient_accumulation_steps,
-        limit=limit,
-    )
-    if max_steps is not None and max_steps > plan.total_steps:
+    total = config.num_epochs * steps_per_epoch
+    if max_steps is not None and max_steps > total:
         logger.warning(
             "TrainingConfig.max_steps: %d exceeds the %d steps of num_epochs=%d, after which training ends.",
-            max_steps, plan.total_steps, config.num_epochs,
+            max_steps, total, config.num_epochs,
         )  # fmt: skip
+    batch_size = (getattr(sampler, "batch_size", None) or 0) * get_data_parallel_size()
+    plan = StepPlan(
+        steps_per_epoch=steps_per_epoch,
+        accumulation=config.gradient_accumulation_steps,
+        total_steps=total if max_steps is None else min(total, max_steps),
+        batch_size=batch_size,
+        samples_per_epoch=getattr(sampler, "samples_per_epoch", None) or steps_per_epoch * batch_size,
+        has_epochs=not hasattr(loader, "is_open_ended"),
+    )
     return loader, plan
 
 
