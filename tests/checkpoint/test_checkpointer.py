@@ -233,32 +233,6 @@ def test_what_is_on_disk_already_is_not_written_again(tmp_path):
     assert checkpointer.load(tmp_path / "model_0000009") == {"iteration": 9}
 
 
-def test_changed_weights_of_the_same_iteration_are_written(tmp_path):
-    model = nn.Linear(1, 1)
-    checkpointer = Checkpointer(model, tmp_path)
-    checkpointer.save("model_0000009", iteration=9)
-    before = model.weight.clone()
-    with torch.no_grad():
-        model.weight.fill_(5)  # averaged weights swapped in, for one
-    checkpointer.save("averaged", iteration=9)
-    checkpointer.load(tmp_path / "model_0000009")
-    assert torch.equal(model.weight, before)
-    checkpointer.load(tmp_path / "averaged")
-    assert model.weight.item() == 5
-
-
-def test_files_are_written_where_linking_is_not_possible(tmp_path, monkeypatch):
-    def link(*_):
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(os, "link", link)
-    checkpointer = Checkpointer(nn.Linear(1, 1), tmp_path)
-    checkpointer.save("model_0000009", iteration=9)
-    checkpointer.save("epoch_1", iteration=9)
-    assert not os.path.samefile(tmp_path / "epoch_1" / "extra.json", tmp_path / "model_0000009" / "extra.json")
-    verify(tmp_path / "epoch_1")
-
-
 def test_a_step_that_is_run_again_is_replaced_whole_and_its_links_keep_the_old(tmp_path):
     model = nn.Linear(1, 1)
     first = Checkpointer(model, tmp_path)
@@ -297,15 +271,6 @@ def test_saving_the_same_again_changes_nothing(tmp_path):
     checkpointer.save("model_0000009", iteration=9)
     assert (tmp_path / "model_0000009" / "manifest.json").stat() == manifest
     assert names(tmp_path) == ["last_checkpoint", "model_0000009"]
-
-
-def test_the_best_never_becomes_the_last(tmp_path):
-    checkpointer = Checkpointer(nn.Linear(1, 1), tmp_path)
-    checkpointer.save("model_0000009", iteration=9)
-    checkpointer.save("model_best", iteration=11)
-    checkpointer.save("top_best", iteration=12, tag_last=False)
-    assert (tmp_path / "last_checkpoint").read_text() == "model_0000009"
-    assert checkpointer.get_checkpoint_file() == str(tmp_path / "model_0000009")
 
 
 def test_the_last_checkpoint_can_be_chosen(tmp_path):

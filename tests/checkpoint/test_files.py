@@ -25,26 +25,6 @@ def dead_pid():
     return process.pid
 
 
-def test_a_failing_writer_leaves_the_old_file_and_nothing_else(tmp_path):
-    path = tmp_path / "state"
-    files.atomic_write(path, b"old")
-
-    def write_half(file):
-        file.write(b"ne")
-        raise RuntimeError("stop")
-
-    with pytest.raises(RuntimeError, match="stop"):
-        files.atomic_write(path, write_half)
-    assert path.read_bytes() == b"old"
-    assert names(tmp_path) == ["state"]
-
-
-def test_an_error_names_the_file_and_not_its_temporary_name(tmp_path):
-    with pytest.raises(FileNotFoundError) as raised:
-        files.atomic_write(tmp_path / "absent" / "state", b"")
-    assert raised.value.filename == str(tmp_path / "absent" / "state")
-
-
 def test_a_folder_is_synced_file_by_file_before_it_gets_its_name(tmp_path, monkeypatch):
     temporary, final, calls = tmp_path / "t", tmp_path / "final", []
     (temporary / "sub").mkdir(parents=True)
@@ -58,37 +38,6 @@ def test_a_folder_is_synced_file_by_file_before_it_gets_its_name(tmp_path, monke
     assert sorted(before) == sorted(str(temporary / part) for part in (".", "a", "sub", "sub/b"))
     assert after == [str(tmp_path)]
     assert (final / "sub" / "b").read_text() == "b"
-
-
-def test_a_link_is_relative_and_replaced_without_a_moment_of_absence(tmp_path, monkeypatch):
-    (tmp_path / "one").mkdir()
-    (tmp_path / "two").mkdir()
-    files.replace_link(tmp_path / "link", tmp_path / "one")
-    monkeypatch.setattr(os, "unlink", lambda *_: pytest.fail("the old link was removed first"))
-    files.replace_link(tmp_path / "link", tmp_path / "two")
-    assert os.readlink(tmp_path / "link") == "two"
-    assert names(tmp_path) == ["link", "one", "two"]
-
-
-@pytest.mark.parametrize("atomic", [True, False])
-def test_two_folders_exchange_their_names(tmp_path, monkeypatch, atomic):
-    if not atomic:  # as on a filesystem that cannot
-        monkeypatch.setattr(files, "_exchange", lambda first, second: False)
-    for name in ("new", "old"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "content").write_text(name)
-    files.swap_folders(tmp_path / "new", tmp_path / "old")
-    assert (tmp_path / "old" / "content").read_text() == "new"
-    assert (tmp_path / "new" / "content").read_text() == "old"
-    assert names(tmp_path) == ["new", "old"]
-
-
-def test_a_failing_exchange_in_steps_puts_the_old_folder_back(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "_exchange", lambda first, second: False)
-    (tmp_path / "old").mkdir()
-    with pytest.raises(FileNotFoundError):
-        files.swap_folders(tmp_path / "new", tmp_path / "old")
-    assert names(tmp_path) == ["old"]
 
 
 def test_only_entries_of_dead_processes_of_this_machine_are_stale(tmp_path):

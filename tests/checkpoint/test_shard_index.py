@@ -9,7 +9,7 @@ import torch
 
 from trainwright.checkpoint import CheckpointError
 from trainwright.checkpoint.safetensors_file import TensorFile
-from trainwright.checkpoint.shard_index import INDEX_NAME, STATES, Part, read_index, shard_name, state_of
+from trainwright.checkpoint.shard_index import INDEX_NAME, STATES, read_index, shard_name, state_of
 from trainwright.checkpoint.shards import index_file
 
 WHOLE = torch.arange(20.0).view(4, 5)
@@ -30,14 +30,6 @@ def put(folder: Path, *parts: tuple[int, int, int, int]) -> list[str]:
 GRID = [(0, 3, 0, 2), (0, 3, 2, 5), (3, 4, 0, 2), (3, 4, 2, 5)]
 
 
-def test_parts_that_lie_in_rows_are_one_tensor(tmp_path: Path) -> None:
-    entry = read_index(tmp_path, "model", put(tmp_path, *GRID)).tensors["w"]
-    assert (entry.shape, entry.dtype, entry.num_values) == ((4, 5), "F32", 20)
-    assert [part.file for part in entry.parts((1, 0), (2, 2))] == [shard_name("model", 0, 4)]
-    assert {part.offset for part in entry.parts((0, 0), (4, 5))} == {(0, 0), (0, 2), (3, 0), (3, 2)}
-    assert read_index(tmp_path, "optimizer", [INDEX_NAME]).tensors == {}
-
-
 @pytest.mark.parametrize(
     "parts",
     [GRID[:3], [*GRID[:3], (2, 4, 2, 5)], [(0, 3, 0, 2), (0, 3, 1, 5), *GRID[2:]], [(0, 3, 0, 5), (2, 4, 0, 5)], []],
@@ -56,13 +48,6 @@ def test_metadata_that_is_no_shape_is_an_error(tmp_path: Path, shape: Any) -> No
         TensorFile({"halves": table}, {STATES: states, "world_size": "4"})(opened)
     with pytest.raises(CheckpointError, match="not an index of this library"):
         read_index(tmp_path, "model", [INDEX_NAME])
-
-
-def test_the_overlap_of_two_blocks() -> None:
-    part = Part("file", (3, 2), (1, 3))
-    here, there = part.overlap((2, 0), (2, 4)) or ((), ())
-    assert (here, there) == ((slice(0, 1), slice(0, 2)), (slice(1, 2), slice(2, 4)))
-    assert part.overlap((0, 0), (3, 5)) is None
 
 
 def test_the_state_of_a_file_may_have_a_dash_and_digits_in_its_name() -> None:

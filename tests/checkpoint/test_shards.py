@@ -11,15 +11,6 @@ from trainwright.checkpoint import CheckpointError
 from trainwright.checkpoint.shards import ShardReader
 
 
-def test_a_tensor_is_put_together_from_its_parts(tmp_path: Path) -> None:
-    stored = ShardReader(tmp_path, "model", put(tmp_path, *GRID)).stored()["w"]
-    assert (stored.shape, stored.dtype, stored.meta().device.type) == (WHOLE.shape, torch.float32, "meta")
-    assert torch.equal(stored.whole(), WHOLE)
-    assert torch.equal(stored.like(torch.zeros(4, 5)), WHOLE)
-    assert torch.equal(stored.clone(), WHOLE)
-    assert stored.numpy().tolist() == WHOLE.tolist()
-
-
 def test_only_files_with_a_needed_part_are_read(tmp_path: Path) -> None:
     names = put(tmp_path, *GRID)
     stored = ShardReader(tmp_path, "model", names).stored()["w"]

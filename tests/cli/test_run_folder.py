@@ -11,7 +11,7 @@ from tests.cli.conftest import FinishedRun
 from trainwright.cli.project_files import project_files
 from trainwright.cli.run_checkpoint import find_checkpoint, find_target, load_trainer
 from trainwright.cli.run_folder import read_run, run_folders, setting
-from trainwright.config.errors import ConfigError, ConfigKeyError, MissingFileError
+from trainwright.config.errors import ConfigError, MissingFileError
 
 LOG = "[2026-01-02 03:04:05 trainwright.engine INFO] Training\n"
 
@@ -24,14 +24,6 @@ def run(folder: Path, log: str = LOG, rows: str = "", **ended: str) -> Path:
     start = {"started": "2026-01-02T03:04:05+00:00", "first_iteration": 1, "last_iteration": 100, **ended}
     (folder / "run.json").write_text(json.dumps({"starts": [start]}))
     return folder
-
-
-def test_a_killed_run_is_interrupted(tmp_path: Path) -> None:
-    rows = '{"iteration": 9, "total_loss": 0.5}\n{"iteration": 19, "total_loss": 0.25}\n{"iteration": 29, "total'
-    found = read_run(run(tmp_path, rows=rows), tmp_path)
-    assert (found.state, found.iteration, found.max_iteration, found.loss) == ("interrupted", 20, 100, 0.25)
-    assert found.progress == 0.2
-    assert found.name == tmp_path.name
 
 
 def test_a_resumed_run_is_judged_by_its_last_start(tmp_path: Path) -> None:
@@ -80,15 +72,6 @@ def test_a_run_its_config_and_its_checkpoint_are_one_target(finished: FinishedRu
     assert find_target(str(finished.config)).run is None
     with pytest.raises(MissingFileError, match=re.escape(f"Did you mean '{folder}'")):
         find_target(str(folder.with_name("outpt")))
-
-
-def test_a_checkpoint_by_name_and_by_path(finished: FinishedRun) -> None:
-    folder = finished.folder
-    assert find_checkpoint(folder, None) == folder / "model_best"
-    assert find_checkpoint(folder, "model_final") == folder / "model_final"
-    assert find_checkpoint(folder, str(folder / "model_final")) == folder / "model_final"
-    with pytest.raises(ConfigKeyError, match="Did you mean 'model_final'"):
-        find_checkpoint(folder, "model_fnal")
 
 
 def test_a_run_without_a_best_checkpoint_uses_the_last(finished: FinishedRun, tmp_path: Path) -> None:

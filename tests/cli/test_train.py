@@ -1,16 +1,10 @@
 """``trainwright train`` on the example project, as a user runs it."""
 
-import fcntl
 import json
-import os
-import pty
 import re
 import shlex
 import shutil
-import struct
 import subprocess
-import sys
-import termios
 from pathlib import Path
 
 import pytest
@@ -93,32 +87,6 @@ def test_where_nothing_reads_its_lines_a_run_is_as_ever(
     assert (done.returncode, done.stderr) == (0, b"")
     assert without_timings(read_rows(tmp_path / "output")) == without_timings(read_rows(finished.folder))
     assert sha(tmp_path / "output" / "model_final") == sha(finished.folder / "model_final")
-
-
-@pytest.mark.exhaustive
-def test_on_a_terminal_a_bar_shows_the_progress(config: Path, environment, short, tmp_path: Path) -> None:
-    controller, terminal = pty.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))  # rows and columns
-    settings = [*short, "train.train_iter=400", "train.output_dir=output"]  # a second: the bar moves by time
-    command = [sys.executable, "-m", "trainwright.cli.main", "train", config, *settings]
-    process = subprocess.Popen(
-        command, cwd=tmp_path, env={**environment, "TERM": "xterm"}, stdout=terminal, stderr=terminal, stdin=terminal
-    )
-    os.close(terminal)
-    shown = b""
-    try:
-        while chunk := os.read(controller, 65536):
-            shown += chunk
-    except OSError:  # how Linux reports that the other end of a terminal is closed
-        pass
-    finally:
-        os.close(controller)
-    assert process.wait(timeout=60) == 0
-    text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", shown.decode())
-    assert re.search(r"Epoch \d+/\d+ +\S*━\S* +\d+/\d+ .*it/s", text)
-    assert "Acc@1" in text
-    assert "\r" not in (tmp_path / "output" / "log.txt").read_text()
-    assert "total_loss: " not in text, "the bar stands for the lines"
 
 
 # Doing it again.

@@ -1,7 +1,6 @@
 """Names of other libraries are accepted where they mean the same; else the message names ours, or none."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from torch.utils.data import TensorDataset
 from trainwright import DefaultTrainer, Trainer, TrainingConfig
 from trainwright.cli.train import main
 from trainwright.config.arguments import default_argument_parser
-from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError
+from trainwright.config.errors import ConfigKeyError, ConfigTypeError
 from trainwright.config.foreign_names import SETTINGS
 from trainwright.config.key_hints import keys_by_name
 from trainwright.config.lazy.lazy_config import get_config, try_get_key
@@ -23,23 +22,6 @@ dataloader = dict(train=LazyCall(torch.utils.data.DataLoader)(dataset=[1, 2]))
 train = get_config("common/train.py").train
 mine = dict(width=3)
 """
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "field"),
-    [
-        ("max_epochs", 3, "num_epochs"),
-        ("num_train_epochs", 3, "num_epochs"),
-        ("per_device_train_batch_size", 4, "batch_size"),
-        ("accumulate_grad_batches", 2, "gradient_accumulation_steps"),
-        ("gradient_clip_val", 0.5, "max_grad_norm"),
-        ("logging_steps", 7, "log_steps"),
-        ("limit_val_batches", 0.5, "limit_eval_batches"),
-    ],
-)
-def test_names_that_mean_the_same_are_accepted(name: str, value: Any, field: str) -> None:
-    config = TrainingConfig(**{name: value})
-    assert getattr(config, field) == getattr(config, name) == value
 
 
 @pytest.mark.parametrize(
@@ -150,8 +132,3 @@ def test_a_section_of_the_file_and_an_added_key_are_accepted(tmp_path: Path) -> 
     from trainwright.cli.train import _refuse_unread
 
     _refuse_unread({"mine": {}}, ["mine.width=4", "+other.x=1", "~mine"], "config.py")  # type: ignore[arg-type]
-
-
-def test_a_wrong_value_under_another_name_is_reported_under_it() -> None:
-    with pytest.raises(ConfigError, match=r"TrainingConfig.max_epochs: got 0"):
-        TrainingConfig(max_epochs=0)

@@ -21,7 +21,6 @@ from trainwright.config.secrets import (
     MISSING,
     REDACTED,
     RedactingFormatter,
-    is_secret_name,
     redact,
     safe_trackers,
     without_secrets,
@@ -112,23 +111,11 @@ def test_a_value_that_is_no_secret_stays_under_the_name_of_one(value: object, tm
     assert written == {"part": {"other": 1, "token": value}}
 
 
-def test_what_a_call_is_given_and_what_lies_below_a_secret_name_is_secret(tmp_path: Path) -> None:
+def test_secrets_in_lists_tuples_and_dicts_of_them_are_found(tmp_path: Path) -> None:
     cfg = {
-        "model": LazyCall(dict)(token="plain words", in_features=2),
         "credentials": {"user": "me", "more": [{"deep": "plain words"}]},
         "password": 123456,
         "hub_token": {"_target_": "os.getenv", "key": "HUB"},  # how to get it, which is no secret
-    }
-    assert yaml.safe_load(saved(cfg, tmp_path)) == {
-        "model": {"_target_": "builtins.dict", "token": MISSING, "in_features": 2},
-        "credentials": {"user": MISSING, "more": [{"deep": MISSING}]},
-        "password": MISSING,
-        "hub_token": {"_target_": "os.getenv", "key": "HUB"},
-    }
-
-
-def test_secrets_in_lists_tuples_and_dicts_of_them_are_found(tmp_path: Path) -> None:
-    cfg = {
         "tokens": ["plain words", ["more words", {"deep": "last words"}]],
         "api_keys": ("plain words", {"a": ["more words"]}),
         "hub": {"tokens": {"mine": "plain words"}},
@@ -136,6 +123,9 @@ def test_secrets_in_lists_tuples_and_dicts_of_them_are_found(tmp_path: Path) -> 
         "ids": {"tokens": [1, 2, None], "rename": {"tokens": "input_ids"}},
     }
     assert yaml.safe_load(saved(cfg, tmp_path)) == {
+        "credentials": {"user": MISSING, "more": [{"deep": MISSING}]},
+        "password": MISSING,
+        "hub_token": {"_target_": "os.getenv", "key": "HUB"},
         "tokens": [MISSING, [MISSING, {"deep": MISSING}]],
         "api_keys": [MISSING, {"a": [MISSING]}],
         "hub": {"tokens": {"mine": MISSING}},
@@ -318,11 +308,6 @@ def test_no_part_of_a_secret_remains_where_one_is_a_part_of_another(monkeypatch:
     monkeypatch.setenv("A_TOKEN", "abcdefgh")
     monkeypatch.setenv("B_TOKEN", "abcdefgh-ijklmnop")
     assert redact("x abcdefgh-ijklmnop y") == f"x {REDACTED} y"
-
-
-def test_names_of_variables_and_of_keys_are_not_the_same() -> None:
-    assert is_secret_name("NPM_TOKEN", environment=True)
-    assert not is_secret_name("npm_pad_token")
 
 
 # whole runs

@@ -117,11 +117,6 @@ def test_what_yaml_cannot_hold_is_an_error_that_names_the_field() -> None:
         LampConfig(id2label=object()).to_yaml()
 
 
-def test_a_missing_file_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(MissingFileError, match=r"lamp.yaml"):
-        LampConfig.load(tmp_path)
-
-
 def test_a_notebook_shows_all_fields_without_secrets() -> None:
     html = LampConfig(watts=7, rest={"api_key": "0123456789abcdef", "name": "<b>"})._repr_html_()
     assert "<b>LampConfig</b>" in html

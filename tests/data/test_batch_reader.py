@@ -331,36 +331,6 @@ def test_each_sample_is_read_once():
     assert len(data.reads) == 204  # the batch of the first draw: once more
 
 
-class Counted(Dataset):
-    def __init__(self, length):
-        self.length = length
-        self.reads = torch.zeros(1, dtype=torch.int64).share_memory_()
-
-    def __len__(self):
-        return self.length
-
-    def __getitem__(self, index):
-        self.reads += 1
-        return index
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_two_million_samples_resume_at_three_quarters_as_at_one_hundredth(num_workers):
-    def first_batch_s(position):
-        data = Counted(2_000_000)
-        loader = train_loader(data, 32, num_workers=num_workers)
-        start = time.perf_counter()
-        loader.batch_sampler.set_consumed_samples(position)
-        next(iter(loader))
-        elapsed = time.perf_counter() - start
-        assert data.reads.item() <= 32 * (1 + 2 * num_workers)  # one batch, and two prefetched by each worker
-        return elapsed
-
-    near = min(first_batch_s(20_000) for _ in range(3))
-    far = min(first_batch_s(1_500_000) for _ in range(3))
-    assert far < 2 * near + 0.05  # noise of a shared machine; a replay of 1.5 million samples takes seconds
-
-
 def failing(index, error, draw="nothing"):
     class Fails(Augmented):
         def __getitem__(self, at):
@@ -369,15 +339,6 @@ def failing(index, error, draw="nothing"):
             return super().__getitem__(at)
 
     return Fails(12, draw)
-
-
-@pytest.mark.parametrize("draw", ["nothing", "all"])
-@pytest.mark.parametrize("index", [2, 10])  # in the first batch and later
-def test_the_sample_that_failed_is_named(draw, index):
-    sampler = CyclicSampler(range(12), 3, consumed_samples=36)
-    with pytest.raises(ZeroDivisionError, match="mine") as raised:
-        take(train_loader(failing(index, ZeroDivisionError("mine"), draw), sampler=sampler), 4)
-    assert raised.value.__notes__ == [f"While reading sample {index} of Fails (epoch 3)."]
 
 
 def error_of(loader):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, get_worker_info
+from torch.utils.data import ConcatDataset, Dataset, get_worker_info
 
 from tests.toys import Stream
 from trainwright.config import LazyCall
@@ -26,7 +26,7 @@ from trainwright.data import (
     build_nlp_train_val_test_loader,
     to_batch,
 )
-from trainwright.data.loaders import DatasetPart, set_position, shares, split_ranges, train_val_test_datasets
+from trainwright.data.loaders import DatasetPart, split_ranges, train_val_test_datasets
 
 
 class Numbers(Dataset):
@@ -258,14 +258,6 @@ def test_ranges_follow_each_other_and_are_the_whole(length, proportions):
         assert abs(len(part) - length * proportion / sum(proportions)) <= 1  # two cuts, each rounded by a half at most
 
 
-@pytest.mark.parametrize("weights", [[1], [1, 1, 1], [0.7, 0.2, 0.1], [5, 0, 1]])
-@pytest.mark.parametrize("total", [0, 1, 7, 1000])
-def test_shares_lose_nothing_and_are_within_one_of_exact(weights, total):
-    counts = shares(total, weights)
-    assert sum(counts) == total
-    assert all(abs(count - total * w / sum(weights)) < 1 for count, w in zip(counts, weights, strict=True))
-
-
 def test_parts_hold_their_ranges_and_weights_share_out_the_numbers():
     train, val, test = train_val_test_datasets(
         [range(10), range(100, 110)], [[8, 1, 1]], None, None, lambda parts: [x for part in parts for x in part]
@@ -314,14 +306,3 @@ def test_all_faults_of_splits_are_said_at_once():
 
     with pytest.raises(ConfigError, match="train_val_test_num_samples"):
         train_val_test_datasets([range(4), range(4)], [[1, 1, 1]], [1, 2], None, list)
-
-
-def test_a_loader_of_ours_begins_at_a_position() -> None:
-    whole, _, _ = build_image_train_loader(range(10), 4, num_workers=0, seed=3)
-    later, _, _ = build_image_train_loader(range(10), 4, num_workers=0, seed=3)
-    set_position(later, 8)
-    first = [next(batches).tolist() for batches in [iter(whole)] for _ in range(4)]
-    assert [next(batches).tolist() for batches in [iter(later)] for _ in range(2)] == first[2:]
-
-    assert set_position(build_image_train_loader(range(10), 4, num_workers=0)[0], 8)
-    assert not set_position(DataLoader([1, 2, 3]), 8)

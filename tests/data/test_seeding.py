@@ -9,7 +9,6 @@ from trainwright.data.seeding import (
     SavedGenerators,
     mixed_seed,
     permutation,
-    read_state,
     seed_everything,
     seed_generators,
     seed_numpy,
@@ -107,50 +106,6 @@ def test_what_happens_while_they_are_set_aside_is_noticed_and_undone(name, begin
         restore(before)
         assert drawn == [draw() for draw in DRAWS.values()]
         restore(before)
-
-
-# At the end of its words numpy may make the next ones before they are asked for: other words, the same numbers.
-@pytest.mark.parametrize("beginning", [name for name in BEGINNINGS if name != "numpy at the end of its words"])
-def test_put_back_restores_each_state(beginning):
-    BEGINNINGS[beginning]()
-    before = read_state()
-    SavedGenerators().restore()
-    assert read_state() == before
-
-
-@pytest.mark.parametrize("name", DRAWS)
-def test_numbers_that_are_drawn_between_batches_are_those_without_batches(name):
-    def draws(*, reads: bool):
-        seed_everything(7)
-        drawn = []
-        for number in range(6):
-            if reads:
-                outside = SavedGenerators()
-                if number % 2:
-                    _keep_second_normal_numbers()
-                assert outside.has_drawn() == bool(number % 2)
-                outside.restore()
-            if number > 1:
-                drawn.append(DRAWS[name]())
-        return [*drawn, *(draw() for draw in DRAWS.values())]
-
-    assert draws(reads=True) == draws(reads=False)
-
-
-def test_saving_within_saved_generators_restores_both():
-    seed_everything(7)
-    before = read_state()
-    outer = SavedGenerators()
-    inside = read_state()
-    for _ in range(2):
-        inner = SavedGenerators()
-        random.random()
-        assert inner.has_drawn()
-        inner.restore()
-        assert read_state() == inside
-    assert not outer.has_drawn()
-    outer.restore()
-    assert read_state() == before
 
 
 def test_seeding_repeats_everything_and_gives_each_generator_numbers_of_its_own():

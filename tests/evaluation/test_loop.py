@@ -9,7 +9,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.toys import Stream
 from trainwright.config.errors import ConfigError, ConfigTypeError
-from trainwright.data.seeding import kept_generators
 from trainwright.evaluation import ClsEvaluator, DatasetEvaluator, EvaluationError, PPLEvaluator, inference_on_dataset
 from trainwright.evaluation.loop import evaluate_loaders
 from trainwright.models.eval_mode import evaluation_mode
@@ -211,23 +210,6 @@ def test_what_cannot_be_evaluated_is_named(change, error, said):
         run(Classifier(), **change)
 
 
-def test_each_submodule_gets_its_own_mode_back_after_an_exception():
-    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Dropout(), nn.BatchNorm1d(2)))
-    model[1][1].eval()  # frozen statistics in a model that trains
-    before = [module.training for module in model.modules()]
-
-    def evaluate() -> None:
-        with evaluation_mode(model):
-            assert not any(module.training for module in model.modules())
-            assert not torch.is_grad_enabled()
-            raise RuntimeError("stop")
-
-    with pytest.raises(RuntimeError, match="stop"):
-        evaluate()
-    assert [module.training for module in model.modules()] == before
-    assert torch.is_grad_enabled()
-
-
 def test_a_tensor_that_a_model_keeps_from_evaluation_can_be_trained_with():
     class Positions(nn.Linear):
         table = None
@@ -242,21 +224,3 @@ def test_a_tensor_that_a_model_keeps_from_evaluation_can_be_trained_with():
         model(torch.ones(2, 2))
     model(torch.ones(2, 2)).sum().backward()
     assert model.weight.grad is not None
-
-
-def test_draws_inside_change_nothing_after():
-    def draw() -> list[float]:
-        return [random.random(), float(np.random.rand()), torch.rand(1).item()]
-
-    random.seed(1), np.random.seed(1), torch.manual_seed(1)
-    expected = draw()
-    random.seed(1), np.random.seed(1), torch.manual_seed(1)
-
-    def draw_and_fail() -> None:
-        with kept_generators(torch.device("cpu")):
-            draw()
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        draw_and_fail()
-    assert draw() == expected

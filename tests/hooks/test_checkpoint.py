@@ -125,14 +125,6 @@ def test_a_due_step_is_saved_when_a_later_hook_fails_after_it(tmp_path: Path) ->
     assert steps_in(tmp_path, "model_0000003") == 4
 
 
-def test_a_due_step_is_saved_when_the_next_one_fails(tmp_path: Path) -> None:
-    trainer = Trainer(tmp_path, fails_at=4)
-    trainer.register_hooks([PeriodicCheckpointer(trainer.checkpointer, 4)])
-    with pytest.raises(ZeroDivisionError):
-        trainer.train(0, 8)
-    assert names(tmp_path) == ["model_0000003"]
-
-
 def train_with_metric(
     folder: Path, values: list[float], mode: str = "max", *, is_first: bool = False, **kw: Any
 ) -> BestCheckpointer:
@@ -224,13 +216,6 @@ def test_the_k_best_after_a_kill_are_those_of_the_uninterrupted_run(tmp_path: Pa
     assert names(tmp_path / "cut") == names(tmp_path / "whole")
 
 
-def test_the_best_value_survives_in_the_hooks_state(tmp_path: Path) -> None:
-    first = train_with_metric(tmp_path, [0.5, 0.9])
-    second = BestCheckpointer(1, Checkpointer(nn.Linear(1, 1)), "accuracy")
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    assert (second.best, second.best_iter) == (0.9, 1)
-
-
 def test_a_best_that_a_kill_has_left_unsaved_is_saved_by_the_resumed_run(tmp_path: Path) -> None:
     states: list[dict[str, Any]] = []
     killed = Trainer(tmp_path / "killed")
@@ -267,22 +252,6 @@ def test_impossible_arguments_are_refused(tmp_path: Path) -> None:
         BestCheckpointer(1, checkpointer, "accuracy", "best")
     with pytest.raises(ConfigError, match="max_to_keep"):
         PeriodicCheckpointer(checkpointer, 1, max_to_keep=0)
-
-
-@pytest.mark.parametrize(("period", "is_reserved"), [(0, False), (8, False), (20, False), (7, True), (1, True)])
-def test_memory_for_a_copy_is_got_only_where_a_save_comes_before_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, period: int, is_reserved: bool
-) -> None:
-    got: list[bool] = []
-
-    def prepare(self: checkpoint.Checkpointer, *, reserve: bool = True) -> None:
-        got.append(reserve)
-
-    monkeypatch.setattr(checkpoint.Checkpointer, "prepare", prepare)
-    trainer = Trainer(tmp_path)
-    trainer.register_hooks([PeriodicCheckpointer(trainer.checkpointer, period)])
-    trainer.train(0, 8)
-    assert got == [is_reserved]
 
 
 @pytest.mark.parametrize(

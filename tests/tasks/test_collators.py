@@ -86,17 +86,6 @@ def test_sounds() -> None:
     assert batch["labels"].tolist() == [[1, 2, 3], [4, 0, 0]]
 
 
-ROWS = [torch.tensor([1, 2, 3]), torch.tensor([4]), torch.tensor([5, 6])]
-
-
-def test_as_torch_does_it() -> None:
-    wanted = pad_sequence(ROWS, batch_first=True, padding_value=-100)
-    got = pad([row.tolist() for row in ROWS], -100)
-    assert got.dtype == torch.int64
-    assert got.tolist() == wanted.tolist()
-    assert pad_mask(ROWS).tolist() == (wanted != -100).long().tolist()
-
-
 def test_rows_of_features_stay_floats() -> None:
     rows = [torch.ones(2, 3), torch.ones(4, 3)]
     got = pad(rows, 0.0)
@@ -108,9 +97,3 @@ def test_empty_rows_are_rows() -> None:
     assert pad([[], [1, 2]], 9).tolist() == [[9, 9], [1, 2]]
     assert pad([[], []], 9).tolist() == [[9], [9]]
     assert pad_mask([[], [1]]).tolist() == [[0], [1]]
-
-
-def test_what_is_given_stays() -> None:
-    rows = [[1], [2, 3]]
-    pad(rows, 0)
-    assert rows == [[1], [2, 3]]

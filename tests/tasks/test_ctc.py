@@ -389,14 +389,6 @@ def test_gradients_are_finite_where_there_is_padding(speech: CTCSpeechRecognitio
     assert all(parameter.grad.isfinite().all() for parameter in speech.parameters())
 
 
-def test_save_then_load_of_speech_is_the_identity(
-    speech: CTCSpeechRecognition, tmp_path: Path, assert_same: Callable
-) -> None:
-    loaded = Model.load(speech.save(tmp_path / "speech"))
-    assert_same(loaded, speech)
-    assert loaded.config == speech.config
-
-
 def test_features_of_another_number_are_an_error(speech: CTCSpeechRecognition) -> None:
     with pytest.raises(ConfigError, match=r"\(1, 8, 5\).*\(batch, frames, features\).*num_features=4"):
         speech(torch.zeros(1, 8, 5))

@@ -154,10 +154,3 @@ def test_a_part_is_found_however_it_is_given(given: object) -> None:
         part_of_kind(given, "image_processor", "Me")
     with pytest.raises(ConfigError, match=r"Pass preprocessor= to Me\.load or to the Trainer"):
         part_of_kind(None, "tokenizer", "Me")
-
-
-def test_a_config_saves_and_loads_in_a_subfolder(tmp_path: Path) -> None:
-    config = ImageProcessorConfig(size=(8, 8))
-    assert config.save(tmp_path, subfolder="preprocessor") == tmp_path / "preprocessor" / "image_processor_config.yaml"
-    assert ImageProcessorConfig.load(tmp_path, subfolder="preprocessor") == config
-    assert ImageProcessorConfig.load(tmp_path / "preprocessor") == config

@@ -2,31 +2,10 @@
 
 import builtins
 import sys
-import threading
 
 import pytest
 
-from trainwright.config import ConfigImportError, LazyConfig, get_config
-
-
-def test_threads_that_load_at_once_leave_imports_as_they_were():
-    before = builtins.__import__
-    failures = []
-
-    def load():
-        try:
-            for _ in range(10):
-                assert get_config("common/defaults.py").train.seed == 1234
-        except Exception as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=load) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
-    assert builtins.__import__ is before
+from trainwright.config import ConfigImportError, LazyConfig
 
 
 def test_pythons_own_import_is_not_replaced_while_a_file_runs(tmp_path):

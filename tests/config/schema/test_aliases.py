@@ -25,12 +25,6 @@ def test_aliases_move_to_their_canonical_places():
     assert not {"eval_period", "topk", "recompute_grad"} & set(whole)
 
 
-def test_an_alias_beats_the_default_that_came_along():
-    train = get_config("common/train.py").train
-    train.eval_period = 100
-    assert complete(run(train=train)).train.evaluation.eval_period == 100
-
-
 def test_two_values_for_one_setting_are_an_error_that_names_both():
     with pytest.raises(ConfigError, match=r"train\.eval_period.* 100 .*train\.evaluation\.eval_period.* 50"):
         complete(run(train={"eval_period": 100, "evaluation": {"eval_period": 50}}))

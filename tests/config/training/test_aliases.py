@@ -140,10 +140,3 @@ def test_a_change_to_the_same_value_changes_nothing() -> None:
     assert config.eval_strategy == "epoch"
     config.use_cpu = False
     assert config.device_str == "cpu"
-
-
-def test_the_batch_size_of_evaluation_reads_resolved_by_every_name() -> None:
-    config = TrainingConfig(batch_size=4)
-    assert config.eval_batch_size == config.val_batch_size == config.test_micro_batch_size == 4
-    config.train_batch_size = 6
-    assert config["val_batch_size"] == 6

@@ -306,11 +306,3 @@ def test_a_notebook_shows_what_differs_from_the_defaults_by_the_users_names() ->
     assert "&lt;b&gt;" in html
     assert "0123456789abcdef" not in html
     assert f"{len(config.keys()) - 3} other settings have their defaults" in html
-
-
-def test_a_notebook_shows_what_is_set_of_a_metric() -> None:
-    html = MetricConfig("f1", n_decimals=2, average="<macro>")._repr_html_()
-    assert "<b>MetricConfig</b>" in html
-    assert "n_decimals</td><td>2<" in html
-    assert "&lt;macro&gt;" in html
-    assert "output_keys" not in html

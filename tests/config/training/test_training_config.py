@@ -15,13 +15,6 @@ from trainwright.config import LRSchedulerType, MetricConfig, OptimizerType, Pre
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError
 
 
-def test_the_defaults_are_those_of_the_page() -> None:
-    config = TrainingConfig()
-    assert (config.output_dir, config.epoch_num, config.batch_size, config.lr) == ("./output_dir", 2, 8, 5e-5)
-    assert (config.optimizer, config.loss, config.lr_scheduler_type) == ("Adam", "CrossEntropyLoss", "linear")
-    assert (config.seed, config.dataloader_drop_last, config.eval_strategy) == (42, True, "epoch")
-
-
 def test_the_batch_size_of_evaluation_follows_that_of_training() -> None:
     config = TrainingConfig(batch_size=4, val_batch_size=-1)
     assert config.eval_batch_size == 4
@@ -218,11 +211,6 @@ def test_other_settings_follow_where_they_differ_from_their_default() -> None:
     assert shown.endswith("freeze_bn=False, metrics=['a', MetricConfig(name='b')], max_steps=5)")
     assert ", val_batch_size=3, " in shown
     assert ", metric='a', " in shown
-
-
-@pytest.mark.parametrize("metrics", [None, [], ["a"], ["a", "b"], [MetricConfig("a", top_k=1)]])
-def test_metrics_are_shown_so_that_they_can_be_made_again(metrics: object) -> None:
-    assert eval(repr(TrainingConfig(metrics=metrics))).metrics == metrics
 
 
 def test_the_summary_shows_what_differs_by_the_names_that_were_written() -> None:

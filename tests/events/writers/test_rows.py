@@ -360,19 +360,3 @@ def test_a_file_that_is_deleted_or_moved_during_a_run_is_made_again_with_a_warni
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert str(folder) in warning
     assert "deleted or moved" in warning
-
-
-def test_only_what_was_removed_is_logged_after_a_resume(tmp_path, caplog):
-    path = tmp_path / "metrics.json"
-    caplog.set_level("INFO", "trainwright.events")
-    path.write_text('{"iteration": 2}\n{"iteration": 3}\n{"iteration": 4}\n')
-    storage = EventStorage(3)
-    storage.put_scalar("loss", 1.0)
-    JSONWriter(path).write(storage)
-    assert caplog.messages == [f"{path}: removed 2 rows from iteration 4 on, to be written again."]
-
-
-def test_a_new_run_keeps_the_table_of_an_earlier_one_beside(tmp_path):
-    for _ in range(2):
-        train_table(tmp_path / "metrics.csv", 0, 2)
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["metrics.csv", "metrics.csv.old"]

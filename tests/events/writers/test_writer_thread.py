@@ -138,15 +138,6 @@ def test_histories_samples_hints_and_the_beginning_are_those_of_then(
     ]
 
 
-def test_the_training_keeps_its_own_storage_meanwhile(storage: EventStorage, gate: threading.Event) -> None:
-    dispatcher = WriterDispatcher([Memory(gate)])
-    put_steps(storage, dispatcher, 1)
-    assert get_event_storage() is storage
-    gate.set()
-    dispatcher.close()
-    assert get_event_storage() is storage
-
-
 def test_a_put_in_a_writer_is_an_error_that_names_where_to_put(storage: EventStorage) -> None:
     class Putting(EventWriter):
         def write(self, storage: EventStorage | None = None) -> None:

@@ -4,15 +4,9 @@ from typing import Any
 
 import pytest
 
-from tests.hooks.callbacks.conftest import METHODS, Recorder, SmallTrainer
+from tests.hooks.callbacks.conftest import Recorder, SmallTrainer
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError
 from trainwright.hooks import Callback, CallbackList, HookBase, RunCallbacks, TrainerControl
-
-
-def test_there_are_twelve_methods() -> None:
-    assert len(METHODS) == 12
-    for method in METHODS:
-        assert callable(getattr(CallbackList, method))
 
 
 def test_callbacks_know_model_optimizer_and_control_also_those_that_come_later() -> None:

@@ -1,6 +1,5 @@
 """What the doctor finds on this machine and between two processes of it."""
 
-import os
 import socket
 import time
 from pathlib import Path
@@ -13,23 +12,9 @@ from trainwright.inspect.doctor.group import Speed, measure_all_reduce, measure_
 from trainwright.inspect.doctor.host import (
     Facts,
     addresses,
-    connection_fault,
-    facts_of_this_process,
     measure_folder,
-    port_fault,
 )
 from trainwright.parallel import get_rank
-
-
-def test_a_port_that_is_in_use() -> None:
-    with socket.socket() as other:
-        other.bind(("", 0))
-        other.listen()
-        port = other.getsockname()[1]
-        assert "in use" in port_fault(port)
-        assert connection_fault("127.0.0.1", port) == ""
-    assert port_fault(port) == ""
-    assert f"127.0.0.1:{port}: " in connection_fault("127.0.0.1", port)
 
 
 def test_addresses_are_of_this_machine_and_not_the_loopback() -> None:
@@ -40,14 +25,6 @@ def test_addresses_are_of_this_machine_and_not_the_loopback() -> None:
             own.bind((address, 0))  # possible only with an address of this machine
 
 
-def test_the_facts_of_a_process() -> None:
-    facts = facts_of_this_process(3)
-    assert facts.rank == 3
-    assert facts.host == socket.gethostname()
-    assert {*facts.versions} == {"Python", "torch", "trainwright"}
-    assert 1 <= facts.cores <= (os.cpu_count() or 1)
-
-
 def test_a_folder_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
     facts = Facts()
     measure_folder(tmp_path, facts)
@@ -55,12 +32,6 @@ def test_a_folder_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
     assert facts.free_bytes > 0
     assert facts.bytes_per_s > 0
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    facts = Facts()
-    measure_folder(tmp_path / "missing", facts)
-    assert "missing: No such file or directory" in facts.folder_fault
 
 
 CPU = torch.device("cpu")
