@@ -322,7 +322,7 @@ def test_a_reader_of_a_name_that_is_saved_again_reads_one_checkpoint(tmp_path, n
             assert writer.poll() is None
             time.sleep(0.01)
         values = 0
-        while values <= 5:
+        while values <= 2:
             assert writer.poll() is None
             before = memory.value
             extras = checkpointer.load(tmp_path / name)

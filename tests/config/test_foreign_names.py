@@ -117,7 +117,8 @@ def test_an_unknown_flag_names_the_key(flag: str, text: str, capsys: pytest.Capt
     ("override", "text"),
     [("lr=1e-3", "Did you mean 'optim.lr'"), ("optimizer.lr=3", "Did you mean 'optim.lr'"),
      ("train_iter=5", "Did you mean 'train.train_iter'"), ("something=5", "nothing reads it"),
-     ("train.max_epochs=5", "Did you mean 'train.train_epoch'"), ("run/model_9", "--resume takes none")],
+     ("train.max_epochs=5", "Did you mean 'train.train_epoch'"),
+     ("train.precison=bf16", "Did you mean 'train.amp.enabled'"), ("run/model_9", "--resume takes none")],
 )  # fmt: skip
 def test_an_override_that_nothing_reads_is_refused(
     override: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -123,16 +123,6 @@ def test_a_worker_that_is_busy_for_long_is_killed_in_the_end():
     assert pid not in {process.pid for process in multiprocessing.active_children()}
 
 
-def test_closing_a_loader_ends_its_workers_at_once():
-    ours = loader()
-    batches = iter(ours)
-    pids = processes(batches)
-    start = time.perf_counter()
-    del ours, batches
-    assert time.perf_counter() - start < 2
-    assert not pids & {process.pid for process in multiprocessing.active_children()}
-
-
 PROGRAM = """
 import os, signal, sys, time
 import multiprocessing

@@ -49,24 +49,6 @@ def test_each_epoch_of_each_seed_is_a_permutation_of_its_own():
     assert len(epochs) == 64
 
 
-@pytest.mark.parametrize("consumed", [0, 8, 36, 40, 72, 7 * 37])
-def test_resuming_continues_the_stream_where_it_was_left(consumed):
-    whole = list(chain.from_iterable(take(CyclicSampler(range(37), 4, True, seed=1), 100)))
-    resumed = CyclicSampler(range(37), 4, True, seed=1)
-    resumed.set_consumed_samples(consumed)
-    assert list(chain.from_iterable(take(resumed, 10))) == whole[consumed : consumed + 40]
-
-
-def test_resuming_with_another_batch_size_and_other_ranks_continues_the_same_stream():
-    whole = stream(60, shuffle=True)
-    ranks = [
-        CyclicSampler(range(10), 3, True, consumed_samples=14, data_parallel_rank=rank, data_parallel_size=2)
-        for rank in (0, 1)
-    ]
-    steps = [a + b for a, b in islice(zip(*ranks, strict=True), 5)]
-    assert list(chain.from_iterable(steps)) == whole[14:44]
-
-
 def test_prefetch_of_a_dataset_is_called_for_each_batch_before_it_is_read():
     class Prefetching(list):
         supports_prefetch = True

@@ -7,7 +7,6 @@ import torch
 from trainwright.data import seeding as generators
 from trainwright.data.seeding import (
     SavedGenerators,
-    mixed_seed,
     permutation,
     seed_everything,
     seed_generators,
@@ -23,15 +22,6 @@ def restore(states):
     random.setstate(states[0])
     np.random.set_state(states[1])
     torch.set_rng_state(states[2])
-
-
-def test_seeds_of_paths_are_independent():
-    seeds = {mixed_seed(seed, *path) for seed in range(50) for path in [(), (0,), (1,), (0, 0), (0, 1), (1, 0)]}
-    assert len(seeds) == 300
-    flipped = [(mixed_seed(seed, 0) ^ mixed_seed(seed + 1, 0)).bit_count() for seed in range(200)]
-    assert 28 < sum(flipped) / len(flipped) < 36  # half of 64 bits, give or take four standard errors and more
-
-    assert mixed_seed(2**32, 0) != mixed_seed(0, 1, 0)
 
 
 def test_a_permutation_is_a_function_of_seed_and_epoch():

@@ -12,13 +12,6 @@ def scores_with_best(*classes: int, num_classes: int = 3) -> torch.Tensor:
     return torch.nn.functional.one_hot(torch.tensor(classes), num_classes).float()
 
 
-def test_samples_are_counted_over_batches_of_unequal_size():
-    evaluator = ClsEvaluator(topk=(1,))
-    evaluator.process({"labels": torch.tensor([0, 1, 2])}, {"prediction_scores": scores_with_best(0, 1, 0)})
-    evaluator.process({"labels": torch.tensor([0])}, {"prediction_scores": scores_with_best(1)})
-    assert evaluator.evaluate() == {"Acc@1": 50.0}
-
-
 def test_top_k_agrees_with_sorting_by_hand():
     torch.manual_seed(0)
     scores, labels = torch.randn(50, 10), torch.randint(10, (50,))

@@ -42,15 +42,6 @@ def test_accuracy_is_the_default_and_first():
     assert TorchMetricsHandler([]).first is None
 
 
-def test_uneven_batches_have_the_value_of_one_batch():
-    for names, pair in [
-        (["Accuracy", "F1Score"], (LOGITS, CLASSES)),
-        (["MeanSquaredError", "R2Score"], (NUMBERS, NUMBERS**2)),
-    ]:
-        one = fed(TorchMetricsHandler(names), *pair, cuts=(0, N)).compute()
-        assert fed(TorchMetricsHandler(names), *pair).compute() == pytest.approx(one, rel=1e-5)
-
-
 def test_outputs_of_a_model_are_read():
     for outputs in ({"loss": 1, "logits": LOGITS}, (LOGITS, "hidden"), {"prediction_scores": LOGITS}):
         handler = TorchMetricsHandler()

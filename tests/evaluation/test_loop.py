@@ -124,21 +124,6 @@ def test_a_run_is_left_as_it_was_found(fails):
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
 
 
-def test_training_goes_on_bit_for_bit_as_without_the_evaluation():
-    def train(evaluate: bool) -> torch.Tensor:
-        torch.manual_seed(0)
-        model = Classifier()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for x, labels in DataLoader(data(), batch_size=4, shuffle=True):
-            model(x, labels)["loss"].backward()
-            optimizer.step()
-            if evaluate:
-                run(model, ClsEvaluator(topk=1))
-        return model.linear.weight
-
-    assert torch.equal(train(evaluate=True), train(evaluate=False))
-
-
 def test_outputs_may_be_a_scalar_or_anything_else():
     class Loss(nn.Module):
         def forward(self, x, labels):

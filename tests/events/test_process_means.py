@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tests.ranks import on_ranks
 from trainwright.config.errors import ConfigError, ConfigKeyError
-from trainwright.events.process_means import common_keys, is_part, means_of, values_of, with_parts
+from trainwright.events.process_means import common_keys
 from trainwright.events.storage import EventStorage
 from trainwright.parallel.dist import get_rank
 
@@ -91,16 +91,6 @@ def test_a_process_without_values_sees_them_after_the_next_exchange() -> None:
         assert storage.history("lr").values() == [(0.1, 1), (0.1, 2)]
 
 
-def test_means_and_weights_become_parts() -> None:
-    pending = [("loss", (torch.tensor(2.0), 3.0), 0), ("lr", 0.1, 0), ("loss", (torch.tensor(math.nan), 0.0), 1)]
-    (_, first, _), other, (_, second, at) = with_parts([*pending])
-    assert isinstance(first, Tensor)
-    assert isinstance(second, Tensor)
-    assert (first.tolist(), other, second.tolist(), at) == ([6.0, 3.0], ("lr", 0.1, 0), [0.0, 0.0], 1)
-    assert [is_part(value) for value in (first, torch.tensor(1.0), 0.1)] == [True, False, False]
-    assert means_of(torch.stack([first, second])).tolist() == [2.0, 0.0]
-
-
 def differing_processes() -> dict[str, Any]:
     """What :func:`common_keys` returns or raises."""
     own = {("loss", 0, 0): part(1.0, 1), ("loss", 1, 1): part(1.0, 1)}
@@ -132,9 +122,3 @@ def test_what_processes_have_in_common_and_what_they_must_have_alike() -> None:
     assert first["some parts"] == (both, ["rank_only"])
     assert first["nothing in common"] == ([], ["of 0", "of 1"])
     assert first["another rate"].startswith("lr: 0.1 on rank 0, but 1.1 on rank 1. All processes must have the same")
-
-
-def test_the_means_of_parts_take_their_places_among_other_values() -> None:
-    values = values_of([0.5, part(2.0, 3), torch.tensor(7.0), part(1.0, 0), part(-4.0, 2)])
-    assert [float(value) for value in values] == [0.5, 2.0, 7.0, 0.0, -4.0]
-    assert values_of([1.0]) == [1.0]

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -203,22 +202,6 @@ def config(folder: Path) -> TrainingConfig:
 
 def mode_warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if "in evaluation mode" in r.getMessage()]
-
-
-def test_a_model_that_comes_in_evaluation_mode_is_trained_in_training_mode(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    modes: list[bool] = []
-
-    class Mine(Trainer):
-        def compute_loss(self, model: Any, inputs: Any) -> Tensor:
-            if torch.is_grad_enabled():
-                modes.append(model.training)
-            return F.cross_entropy(model(inputs[0]), inputs[1])
-
-    Mine(make().eval(), config(tmp_path), DATA, DATA).train()
-    assert set(modes) == {True}
-    assert not mode_warnings(caplog)
 
 
 @pytest.mark.parametrize("api", ["python", "config"])

@@ -280,6 +280,7 @@ def test_settings_have_the_arguments_and_the_defaults_of_the_hook() -> None:
     [
         ({"wiat": 1}, "profile.wiat: no such key. Did you mean 'wait'?"),
         ({"active": 0}, "profile.active: got 0"),
+        ({"wait": -1}, "profile.wait: got -1"),
         ("yes", "profile: got 'yes'"),
     ],
 )

@@ -170,18 +170,6 @@ def test_the_error_of_a_step_is_part_of_the_result(
     assert found.is_equal is None
 
 
-def test_the_nearest_checkpoint(runs: dict[str, tuple[Path, list[int]]]) -> None:
-    folder, _ = runs["files"]
-    names = {step: nearest_checkpoint(folder, step) for step in (7, 8, 14, 15, 24)}
-    assert {step: path and path.name for step, path in names.items()} == {
-        7: None,
-        8: "model_0000006",
-        14: "model_0000006",
-        15: "model_0000013",
-        24: "model_0000020",
-    }
-
-
 def test_what_cannot_be_replayed_is_refused(runs: dict[str, tuple[Path, list[int]]], tmp_path: Path) -> None:
     folder, _ = runs["objects"]
     trainer = by_objects(folder)

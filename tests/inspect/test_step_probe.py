@@ -40,15 +40,6 @@ def test_weights_gradients_and_random_numbers_are_the_same_by_bits() -> None:
     assert sum(losses) / 8 == pytest.approx(loss.item(), rel=1e-5)
 
 
-def test_gradients_of_several_micro_batches_are_added() -> None:
-    model = nn.Linear(6, 3)
-    with probed_step(model, [4, 4]) as facts:
-        for part in INPUTS.split(4):
-            F.mse_loss(model(part), torch.zeros(4, 3)).backward()
-    assert facts.gradient_norms["weight"] == pytest.approx(float(model.weight.grad.norm()))
-    assert [len(losses or ()) for losses in facts.sample_losses] == [4, 4]
-
-
 @pytest.mark.parametrize(
     ("loss", "size"),
     [

@@ -113,17 +113,6 @@ def test_a_labeler_with_a_tokenizer_labels_what_somebody_has_written(labeler: Be
     assert [out.labels for out in labeler.predict(batch)] == [inner[0][:2], inner[1]]
 
 
-@pytest.mark.parametrize("kind", ["classifier", "labeler"])
-def test_save_then_load_is_the_identity(
-    kind: str, request: pytest.FixtureRequest, tmp_path: Path, assert_same: Callable
-) -> None:
-    model = request.getfixturevalue(kind)
-    loaded = Model.load(model.save(tmp_path / kind))
-    assert type(loaded) is type(model)
-    assert loaded.config == model.config
-    assert_same(loaded, model)
-
-
 def test_settings_of_older_files_are_taken(tmp_path: Path) -> None:
     (tmp_path / "model_config.yaml").write_text(
         "name: bert_text_classification\nconfig_type: model\nposition_embedding_type: absolute\nuse_cache: true\n"

@@ -22,8 +22,6 @@ from trainwright.data import (
     SpeechRecognitionDataset,
     TextTokenizer,
 )
-from trainwright.data.batch_loader import make_loader
-from trainwright.data.sampler import SingleRoundSampler
 
 PROCESSOR = ImageProcessor(ImageProcessorConfig(size=(64, 32), gray_scale=True))
 
@@ -58,23 +56,6 @@ def test_the_preprocessor_may_come_later(plates: Path) -> None:
         dataset[0]
     dataset.preprocessor = PreprocessorsContainer([PROCESSOR])
     assert dataset[0]["pixel_values"].shape == (1, 32, 64)
-
-
-def test_any_number_of_workers_reads_the_same(plates: Path) -> None:
-    dataset = OCRDataset.load(plates, "train", PROCESSOR)
-
-    def batches(num_workers: int) -> list[dict[str, torch.Tensor]]:
-        loader = make_loader(
-            dataset, SingleRoundSampler(dataset, 3), seed=0, num_workers=num_workers, collate_fn=dataset.data_collator,
-            loader_options={},
-        )  # fmt: skip
-        return list(loader)
-
-    alone, together = batches(0), batches(2)
-    assert len(alone) == len(together) == 2
-    for first, second in zip(alone, together, strict=True):
-        assert torch.equal(first["pixel_values"], second["pixel_values"])
-        assert torch.equal(first["labels"], second["labels"])
 
 
 def test_persian_plates(tmp_path: Path, make: Callable) -> None:

@@ -94,8 +94,6 @@ def test_every_fault_is_in_one_message() -> None:
         ({"mixed_precision": "fp8"}, "TrainingConfig.mixed_precision: got 'fp8'"),
         ({"dataloader_num_workers": -2}, "TrainingConfig.dataloader_num_workers: got -2"),
         ({"lr": float("nan")}, "TrainingConfig.lr: got nan"),
-        ({"profile": {"wait": -1}}, "profile.wait: got -1 .int.; it must be a whole number >= 0"),
-        ({"profile": "x"}, "profile: got 'x' .str.; it must be True, False, a dict"),
         ({"output_dir": ""}, "TrainingConfig.output_dir: got ''"),
     ],
 )

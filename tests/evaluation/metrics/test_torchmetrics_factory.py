@@ -4,7 +4,7 @@ import pytest
 
 from trainwright.config.errors import ConfigError
 from trainwright.evaluation import TMMetrics, get_metric_by_name, show_avaliable_metrics
-from trainwright.evaluation.metrics.torchmetrics_factory import find_metric, key_of, metric_classes
+from trainwright.evaluation.metrics.torchmetrics_factory import find_metric, metric_classes
 
 # As printed by TMMetrics.get_tm_avaliable_metrics() of Towhee 0.9 with torchmetrics 0.7.0.
 PAGE = """
@@ -74,22 +74,6 @@ def test_old_names_are_todays_classes_with_the_old_behaviour():
     assert find_metric("IoU")[0] is metric_classes()["JaccardIndex"]
     assert find_metric("BinnedAveragePrecision") == (metric_classes()["AveragePrecision"], {"thresholds": 100})
     assert find_metric("mean_squared_error")[0] is metric_classes()["MeanSquaredError"]
-
-
-def test_keys_are_in_snake_case():
-    names = ["Accuracy", "F1Score", "MeanSquaredError", "AUROC", "SI_SDR", "IoU", "CHRFScore", "SQuAD", "RetrievalMAP"]
-    keys = [
-        "accuracy",
-        "f1_score",
-        "mean_squared_error",
-        "auroc",
-        "si_sdr",
-        "iou",
-        "chrf_score",
-        "squad",
-        "retrieval_map",
-    ]
-    assert [key_of(name) for name in names] == keys
 
 
 def test_metrics_by_name_and_their_list(capsys):

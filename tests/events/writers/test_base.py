@@ -38,15 +38,6 @@ def test_a_writer_that_fails_is_switched_off_with_one_message_and_others_lose_no
     assert "the tracker is down" in record.getMessage()
 
 
-def test_an_interrupt_is_not_swallowed():
-    class Interrupted(EventWriter):
-        def write(self, storage=None):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        SafeWriter(Interrupted()).write()
-
-
 def test_a_users_writer_without_a_storage_argument_works():
     class Old(EventWriter):
         seen = ()

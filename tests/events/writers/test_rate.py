@@ -2,27 +2,7 @@
 
 from fractions import Fraction
 
-import pytest
-
-from trainwright.events.writers.rate import Position, Rate
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_iterations_that_took_no_measurable_time_have_no_rate() -> None:
-    clock = Clock()
-    rate = Rate(clock)
-    for clock.now, done, is_aside in ((0.0, 0, False), (1.0, 1, False), (2.0, 40, True)):
-        rate.update(done, is_aside=is_aside)
-    assert rate.per_s is None
-    clock.now = 3.0
-    rate.update(50, is_aside=False)
-    assert rate.per_s == pytest.approx(49)
+from trainwright.events.writers.rate import Position
 
 
 def test_the_last_epoch_may_be_shorter() -> None:

@@ -48,17 +48,6 @@ def test_a_failed_replacement_leaves_the_old_file_and_nothing_beside(tmp_path, m
     assert file.path.read_bytes() == b"first\n"
 
 
-def test_files_kept_beside_are_numbered(tmp_path):
-    file = RowFile(tmp_path / "rows")
-    names = []
-    for _ in range(3):
-        file.append(b"x\n")
-        file.close()
-        names.append(file.rename_to_backup().name)
-    assert names == ["rows.old", "rows.old.1", "rows.old.2"]
-    assert not file.has_content()
-
-
 def rows(path):
     def refuse(constant):
         raise AssertionError(f"{constant} is not strict JSON")

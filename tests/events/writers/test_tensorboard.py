@@ -8,7 +8,6 @@ import torch
 
 from tests.fork_server import python
 from trainwright.events import EventStorage, TensorBoardWriter
-from trainwright.events.writers.base import SafeWriter
 
 pytest.importorskip("tensorboard")
 
@@ -115,21 +114,6 @@ os._exit(1)
 """
     assert subprocess.run([python(), "-c", program]).returncode == 1
     assert points(tmp_path, "loss") == [(0, 1.0)]
-
-
-def test_a_file_that_cannot_be_written_switches_the_writer_off(tmp_path, caplog, monkeypatch):
-    def fail(_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(TensorBoardWriter, "flush", fail)
-    writer = SafeWriter(TensorBoardWriter(tmp_path / "tb"))
-    with EventStorage() as storage:
-        for iteration in range(3):
-            storage.iter = iteration
-            storage.put_scalar("loss", float(iteration))
-            writer.write()
-    writer.close()
-    assert [record.getMessage() for record in caplog.records if "is disabled" in record.getMessage()]
 
 
 def test_a_missing_tensorboard_is_said_with_the_cure(tmp_path, monkeypatch):

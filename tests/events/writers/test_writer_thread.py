@@ -152,16 +152,6 @@ def test_a_put_in_a_writer_is_an_error_that_names_where_to_put(storage: EventSto
     assert storage.latest()["score"] == (1.0, 0)
 
 
-def test_a_writer_may_ask_to_be_called_by_the_training(storage: EventStorage) -> None:
-    class Here(Memory):
-        in_background = False
-
-    for writer in (here := Here(), SafeWriter(safe := Here())):
-        put_steps(storage, WriterDispatcher([writer]), 1)
-    assert {*here.threads, *safe.threads} == {threading.current_thread()}
-    assert here.storages == [storage]
-
-
 # -- slow writers, slow disks -------------------------------------------------------------------------------------
 
 
@@ -293,15 +283,6 @@ def test_settled_rows_are_synced(tmp_path: Path, storage: EventStorage, monkeypa
     assert iterations(path) == list(range(4))
 
 
-def test_settling_where_nothing_was_written_or_all_is_closed_returns(tmp_path: Path, storage: EventStorage) -> None:
-    sync_files()
-    dispatcher = WriterDispatcher([JSONWriter(tmp_path / "metrics.json")])
-    sync_files()
-    put_steps(storage, dispatcher, 1)
-    dispatcher.close()
-    sync_files()
-
-
 def test_a_save_may_wait_for_rows_while_other_runs_begin(tmp_path: Path, storage: EventStorage) -> None:
     dispatchers: list[WriterDispatcher] = []
     is_over = threading.Event()
@@ -397,18 +378,6 @@ def test_an_interrupt_in_a_writer_is_not_lost(storage: EventStorage) -> None:
 
     with pytest.raises(SystemExit):
         put_and_close(storage, WriterDispatcher([SafeWriter(Leaving())]))
-
-
-def test_a_safe_writer_of_a_file_is_switched_off_alone(
-    tmp_path: Path, storage: EventStorage, caplog: pytest.LogCaptureFixture
-) -> None:
-    good, bad = tmp_path / "good.json", tmp_path / ("bad.json" * 100)  # a name that is too long
-    dispatcher = WriterDispatcher([SafeWriter(JSONWriter(bad)), SafeWriter(JSONWriter(good))])
-    put_steps(storage, dispatcher, 5)
-    dispatcher.close()
-    assert iterations(good) == list(range(5))
-    (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
-    assert "bad.json" in record.getMessage()
 
 
 # -- processes ------------------------------------------------------------------------------------------------------

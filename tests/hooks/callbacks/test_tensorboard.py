@@ -51,19 +51,3 @@ def test_plain_logs_are_written_too(tmp_path: Path) -> None:
     callback.on_train_batch_end((1,), {"global_step": 3, "step_loss": 0.5, "lr": 0.25})  # type: ignore[arg-type]
     callback.on_train_end({})  # type: ignore[arg-type]
     assert events(tmp_path) == {"step_loss": [(3, 0.5)], "lr": [(3, 0.25)]}
-
-
-def test_the_constructor_that_is_given_is_used_and_closed(tmp_path: Path) -> None:
-    made: list[dict[str, Any]] = []
-
-    class Writer(SummaryWriter):
-        def __init__(self, **given: Any) -> None:
-            made.append(given)
-            super().__init__(str(tmp_path))
-
-        def close(self) -> None:
-            made.append({"closed": True})
-            super().close()
-
-    ScoredTrainer(tmp_path, TensorBoardCallback(Writer, comment="c"), scores=ALWAYS_BETTER).train(0, 3)
-    assert made == [{"log_dir": None, "comment": "c"}, {"closed": True}]
