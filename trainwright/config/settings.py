@@ -400,15 +400,20 @@ class TrainingConfig(CheckedConfig):
         "Keep the k best checkpoints by metric_for_best_model, in addition to the newest, as model_best_{step}.",
         place="train.checkpointer.save_top_k",
     )
-    gradient_checkpointing: bool | Literal["selective"] = setting(
+    gradient_checkpointing: bool | Literal["selective", "offload"] = setting(
         False, "device",
         "Compute activations again in the backward pass instead of storing them: less memory, more time. 'selective'"
-        " stores matrix products.",
+        " stores matrix products; 'offload' stores the inputs of blocks in host memory.",
         place="train.activation_checkpoint.enabled",
     )
     compile_blocks: bool = setting(
         False, "device", "Compile each repeated block of the model by itself.",
         place="train.compile_blocks", copy=False,
+    )
+    activation_memory_budget: types.Ratio | None = setting(
+        None, "device",
+        "With compile_blocks: the share of their activations that compiled blocks store; they compute the rest again.",
+        place="train.activation_checkpoint.memory_budget",
     )
     distributed: bool = setting(False, "device", "Train in the processes of `accelerate launch`.")
     data_parallel_size: types.Count | None = setting(
@@ -432,6 +437,12 @@ class TrainingConfig(CheckedConfig):
         None, "device",
         "With a zero_stage: gather parameters, and compute, in this type; gradients and updates keep theirs.",
         place="train.zero_optimization.gather_precision",
+    )
+    zero_offload: bool = setting(
+        False, "device",
+        "With a zero_stage: parameters and their optimizer are in host memory; blocks are on the device while they"
+        " compute. Works with one process, too.",
+        place="train.zero_optimization.offload",
     )
     replicate_size: types.Count | None = setting(
         None, "device", "Copies of the model among the data-parallel processes, with a zero_stage. None: one copy.",
@@ -646,7 +657,7 @@ _TRAIN = (
         Key("evaluation", False, bool, "With enabled: mixed precision in evaluation, too; False: float32."),
     )),
     Key("float32_matmul_precision", None),
-    Key("activation_checkpoint", keys=(Key("enabled", False),)),
+    Key("activation_checkpoint", keys=(Key("enabled", False), Key("memory_budget", None))),
     Key("compile_blocks", False, copy=False),
     Key("nccl_fusion_threshold_mb", 16, types.NotNegative, has_effect=False),
     Key("nccl_fusion_max_ops", 24, types.CountOrZero, has_effect=False),
@@ -655,6 +666,7 @@ _TRAIN = (
         Key("enabled", False, bool, "Share the states of the training between the data-parallel processes."),
         Key("stage", 1, _Stage, "1: the optimizer state, 2: gradients too, 3: parameters too."),
         Key("gather_precision", None),
+        Key("offload", False),
     )),
     Key("checkpointer", keys=_CHECKPOINTER),
     Key("test_micro_batch_size", 32, types.Count, "Samples per rank in one batch of evaluation."),

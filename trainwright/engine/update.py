@@ -33,6 +33,7 @@ from trainwright.optim.clip import gradient_clipper, gradient_norm
 from trainwright.optim.named import NamedOptimizers, each_optimizer
 from trainwright.optim.skip import ScaledStep, SkipNonFinite
 from trainwright.parallel.dist import gather_over_data, get_data_parallel_size
+from trainwright.parallel.mesh import computing_device
 from trainwright.parallel.sharding import check_steps_of_parts, use_kernels_for_parts
 
 # Names of the trainer's own metrics.
@@ -98,7 +99,7 @@ class Update:
         self.grad_scaler, self.max_norm, self.max_value = grad_scaler, max_norm, max_value
         self.skips, self._is_staged = skip_non_finite, is_staged
         self._plain_step, self._zero_grad, self.sync = step, zero_grad, replica
-        self._device = next(model.parameters()).device if replica is not None else None
+        self._device = computing_device(model) if replica is not None else None
         self.is_weighed = accumulates or replica is not None
         is_plain = not (self.is_weighed or grad_scaler or differentiate)
         if grad_scaler is not None:

@@ -36,6 +36,7 @@ from trainwright.parallel import dist
 from trainwright.parallel.data_parallel import unwrap_model
 from trainwright.parallel.dist import broadcast_over_data, is_any, is_main_process
 from trainwright.parallel.faults import meet
+from trainwright.parallel.mesh import computing_device
 from trainwright.parallel.pipeline import pipeline_of
 from trainwright.parallel.sharding import computes_together, gathered, reshard
 
@@ -159,7 +160,7 @@ def evaluate_loaders(
     ``batch_size`` is that of all ranks together; at most ``eval_iter`` batches of each loader are evaluated, or the
     number or share ``limit`` of them.
     """
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    device = computing_device(model)
     results: dict[str, Any] = {}
     by_name = are_named or len(loaders) > 1
     for loader in loaders:

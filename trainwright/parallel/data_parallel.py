@@ -144,8 +144,13 @@ def setup_dist_util(
         raise
     device_type = sizes.get("device_type")
     device = pick_device(None if device_type is None else str(device_type))
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    if layout.offload and backend == "nccl":  # host memory is exchanged, too
+        backend = "cpu:gloo,cuda:nccl"
+    if num_processes == 1 and not layout.is_plain and not dist.is_initialized():  # FSDP2 needs a group
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        leave_at_exit()
     if num_processes > 1 and not dist.is_initialized():
-        backend = "nccl" if device.type == "cuda" else "gloo"
         seconds = float(timeout_s or sizes.get("hang_timeout_s") or HANG_TIMEOUT_S)  # type: ignore[arg-type]
         # The group's own limit comes later: its error names neither the processes nor their places.
         try:
@@ -164,7 +169,7 @@ def setup_dist_util(
     if num_processes > 1 and check is not None:
         check()
     use_layout(layout, device.type)
-    if num_processes == 1:
+    if num_processes == 1 and layout.is_plain:
         _warn_of_one_process(sizes, name)
     asked = sizes.get("data_parallel_size") or 1
     if asked not in (1, layout.data):

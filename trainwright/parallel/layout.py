@@ -25,6 +25,7 @@ class Layout:
         pipeline: stages, each with some of the layers.
         replicate: copies of the model among the data ranks.
         zero_stage: what the ranks of one copy share: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too.
+        offload: with a zero_stage, what they share is in host memory.
         sequence_parallel: tensor ranks also share the activations between their layers.
         schedule: of the pipeline, one of ``SCHEDULES``.
         custom_stage_ids: the stage of each layer, if the user chose them.
@@ -35,6 +36,7 @@ class Layout:
     pipeline: int = 1
     replicate: int = 1
     zero_stage: int = 0
+    offload: bool = False
     sequence_parallel: bool = False
     schedule: str = "1F1B"
     custom_stage_ids: tuple[int, ...] | None = None
@@ -44,7 +46,7 @@ class Layout:
         >>> str(Layout(data=8, tensor=4, pipeline=2, zero_stage=3)), str(Layout())
         ('8 data (ZeRO 3) x 4 tensor x 2 pipeline', '1 data')
         """
-        zero = f" (ZeRO {self.zero_stage})" if self.zero_stage else ""
+        zero = f" (ZeRO {self.zero_stage}{', offloaded' * self.offload})" if self.zero_stage else ""
         copies = f" in {self.replicate} copies" if self.zero_stage and self.replicate > 1 else ""
         sizes = [f"{self.data} data{zero}{copies}"]
         sequence = " (sequence parallel)" if self.sequence_parallel else ""
@@ -67,6 +69,11 @@ class Layout:
         """Whether each process holds the whole model: one process, or data parallelism without ZeRO."""
         return self.tensor == self.pipeline == 1 and self.zero_stage == 0
 
+    @property
+    def is_sharded(self) -> bool:
+        """Whether FSDP2 holds the parameters: of several data ranks, or in host memory."""
+        return self.data > 1 or self.offload
+
     @classmethod
     def of(
         cls, asked: Mapping[str, Any], world_size: int, name: Callable[[str], str] = "TrainingConfig.{}".format
@@ -75,11 +82,12 @@ class Layout:
 
         Args:
             asked: the settings ``tensor_parallel_size``, ``pipeline_parallel_size``, ``replicate_size``,
-                ``zero_stage``, ``sequence_parallel``, ``pipeline_schedule``, ``pipeline_num_layers`` and
-                ``custom_pipeline_stage_id``, where they are set. The data-parallel size follows.
+                ``zero_stage``, ``zero_offload``, ``sequence_parallel``, ``pipeline_schedule``,
+                ``pipeline_num_layers`` and ``custom_pipeline_stage_id``, where they are set. The data-parallel size
+                follows.
             name: the name of a setting in a message.
 
-        One process is a layout without any parallelism, whatever is asked for.
+        One process is a layout without any parallelism, whatever is asked for; ZeRO may offload its parameters.
 
         Raises:
             ConfigError: they do not fit together or to the number of processes; the message lists every fault.
@@ -87,10 +95,12 @@ class Layout:
         faults = _faults(asked, world_size, name)
         if faults:
             raise ConfigError("\n".join(faults))
+        zero_stage = asked.get("zero_stage") or 0
+        offload = zero_stage > 0 and bool(asked.get("zero_offload"))
         if world_size == 1:
-            return cls()
+            return cls(zero_stage=zero_stage if offload else 0, offload=offload)
         tensor, pipeline = _model_sizes(asked)
-        data, zero_stage = world_size // (tensor * pipeline), asked.get("zero_stage") or 0
+        data = world_size // (tensor * pipeline)
         custom = asked.get("custom_pipeline_stage_id") if pipeline > 1 else None
         return cls(
             data,
@@ -98,6 +108,7 @@ class Layout:
             pipeline,
             replicate=data if zero_stage == 0 else asked.get("replicate_size") or 1,
             zero_stage=zero_stage,
+            offload=offload,
             sequence_parallel=bool(asked.get("sequence_parallel")),
             schedule=asked.get("pipeline_schedule") or cls.schedule,
             custom_stage_ids=None if custom is None else tuple(custom),

@@ -4,6 +4,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import nn
+
 from trainwright._torch_compat.probing import real_tensors
 from trainwright.parallel import dist
 from trainwright.parallel.layout import Layout
@@ -73,6 +76,14 @@ def current_mesh() -> Mesh | None:
     """The mesh of this process; None: one process, or plain data parallelism."""
     mesh: Any = dist.mesh_in_use()
     return mesh  # type: ignore[no-any-return]
+
+
+def computing_device(model: nn.Module) -> torch.device:
+    """The device of a model's parameters, or the one where these are copied to if they are in host memory."""
+    mesh = current_mesh()
+    if mesh is None or not mesh.layout.offload or mesh.device_mesh.device_type == "cpu":
+        return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    return torch.device(mesh.device_mesh.device_type, torch.accelerator.current_device_index())
 
 
 def _data_group(device_mesh: "DeviceMesh") -> "ProcessGroup":

@@ -45,14 +45,18 @@ def shell_of(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, {id(value): value for value in shared})
 
 
-def allocate(parts: Iterable[nn.Module], device: torch.device) -> None:
-    """Give the tensors of ``parts`` that are on the meta device memory on ``device``. Tied ones stay tied."""
+def allocate(parts: Iterable[nn.Module], device: torch.device, home: torch.device) -> None:
+    """Give the tensors of ``parts`` that are on the meta device memory on ``device``, parameters on ``home``.
+
+    Tied ones stay tied.
+    """
     made: dict[int, tuple[Tensor, Tensor]] = {}  # the old ones, too: they keep their identities
     for module in dict.fromkeys(module for part in parts for module in part.modules()):
         for name, tensor in _own(module).items():
             if is_meta(tensor):
                 if id(tensor) not in made:
-                    made[id(tensor)] = tensor, _allocated(tensor, device)
+                    place = home if isinstance(tensor, nn.Parameter) else device
+                    made[id(tensor)] = tensor, _allocated(tensor, place)
                 setattr(module, name, made[id(tensor)][1])
 
 

@@ -24,11 +24,12 @@ def parallelize(
     model: nn.Module,
     device: torch.device,
     *,
-    recompute: bool | Literal["selective"] = False,
+    recompute: bool | Literal["selective", "offload"] = False,
     autocast: Callable[[], torch.autocast] | None = None,
     splits_scores: bool = True,
     find_unused_parameters: bool = False,
     compiles_blocks: bool = False,
+    memory_budget: float | None = None,
     gathered_as: Literal["bf16"] | None = None,
 ) -> list[str]:
     """Move ``model`` to the device, in place, with its parts spread over the processes as the current layout says.
@@ -38,12 +39,14 @@ def parallelize(
     each process keeps its part. What is on the meta device is divided there, and then filled with initial values.
 
     Args:
-        recompute: compute the repeated blocks again in the backward pass; "selective": but for matrix products.
+        recompute: compute the repeated blocks again in the backward pass; "selective": but for matrix products;
+            "offload": from inputs in host memory.
         autocast: the context of every call of the model; None: none, and an earlier one is removed.
         splits_scores: with tensor parallel, a model may leave the scores of classes apart in training, because nothing
             but its own cross-entropy uses them.
         find_unused_parameters: processes may use different parameters in an update.
         compiles_blocks: compile the repeated blocks, each when it is first called.
+        memory_budget: the share of their activations that compiled blocks store; None: what the compiler chooses.
         gathered_as: the type in which ZeRO gathers parameters; None: their own.
 
     Returns the names of the recomputed blocks.
@@ -66,7 +69,7 @@ def parallelize(
         pipeline = (Pipeline if active is None else active.pipeline)(model, mesh, device)
     recomputed = recompute_blocks(model, recompute) if recompute else []
     if compiles_blocks:
-        compile_blocks(model, device)
+        compile_blocks(model, device, memory_budget)
     if mesh is None:
         run_under(model, autocast)
     else:
@@ -74,10 +77,11 @@ def parallelize(
         sharding: dict[str, Any] = {"is_one_unit": find_unused_parameters, "gathered_as": gathered_as}
         _divide(model, stages, mesh, words, autocast, splits_scores=splits_scores, **sharding)
     parts = [model] if pipeline is None else [model, *(stage.model for stage in pipeline.stages)]
+    home = torch.device("cpu") if mesh is not None and mesh.layout.offload else device  # of parameters
     if complete is not None:
-        allocate(parts, device)
+        allocate(parts, device, home)
         initialize(complete, parts, device)
-    _move(parts, device)
+    _move(parts, device, home)
     if pipeline is not None:
         pipeline.complete()
     return recomputed
@@ -124,14 +128,14 @@ def _words_of_checked(model: nn.Module, mesh: Mesh, *, is_one_unit: bool) -> dic
     for parameter in model.parameters():  # a DTensor's state would have other strides
         if not parameter.is_contiguous():
             parameter.data = parameter.data.contiguous()
-    if layout.data > 1 or words:
+    if layout.is_sharded or words:
         check_dense(model)
-    if layout.data > 1:
+    if layout.is_sharded:
         check_shardable(model, is_one_unit=is_one_unit)
     return words
 
 
-def _move(parts: Iterable[nn.Module], device: torch.device) -> None:
+def _move(parts: Iterable[nn.Module], device: torch.device, home: torch.device) -> None:
     """Move to the device what is not there yet. Buffers that several parts hold stay shared."""
     moved: dict[int, tuple[Tensor, Tensor]] = {}
     for part in parts:
@@ -140,7 +144,8 @@ def _move(parts: Iterable[nn.Module], device: torch.device) -> None:
                 if id(buffer) not in moved:
                     moved[id(buffer)] = buffer, buffer.to(device)
                 setattr(module, name, moved[id(buffer)][1])
-        part.to(device)
+        if home == device:
+            part.to(device)
 
 
 def share_state(model: nn.Module, device: torch.device | None = None) -> None:

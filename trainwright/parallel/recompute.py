@@ -2,7 +2,8 @@
 
 Less memory for more computation (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"); the numbers do
 not change. Selective: results of matrix products and of attention, which take longest to compute, are kept (Korthikanti
-et al. 2022, "Reducing Activation Recomputation in Large Transformer Models").
+et al. 2022, "Reducing Activation Recomputation in Large Transformer Models"). Offloaded: the inputs of the blocks wait
+in host memory.
 """
 
 import contextlib
@@ -16,13 +17,14 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from trainwright._torch_compat.norm_layers import RUNNING_NORMS
 from trainwright.config.errors import ConfigError
 from trainwright.lazy_names import ring
 
-_Which = Literal[True, "selective"]
+_Which = Literal[True, "selective", "offload"]
 
 # Operations of torch whose results a selective recomputation keeps, where this torch has them.
 _ATTENTIONS = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
@@ -32,7 +34,8 @@ _KEPT = ("mm", "addmm", "bmm", "baddbmm", "convolution", *(f"_scaled_dot_product
 def recompute_blocks(model: nn.Module, which: _Which = True) -> list[str]:
     """Recompute the model's repeated blocks in the backward pass; returns the names of these blocks.
 
-    ``which``: True recomputes all of them, "selective" keeps the results of matrix products and attention.
+    ``which``: True recomputes all of them, "selective" keeps the results of matrix products and attention, "offload"
+    keeps the inputs of the blocks in host memory.
 
     A model with a method ``set_activation_checkpoint`` decides itself: it may do the work, or return the modules to
     recompute. Models of transformers and timm have their own method, whose name is returned; timm's counts each batch
@@ -46,9 +49,11 @@ def recompute_blocks(model: nn.Module, which: _Which = True) -> list[str]:
     if decide is None and getattr(model, "supports_gradient_checkpointing", False):  # transformers, by release
         names_of_method = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
         method = next(name for name in names_of_method if hasattr(model, name))
-        getattr(model, method)({"use_reentrant": False, **options})
+        offload = {"offload": True} if which == "offload" else {}
+        getattr(model, method)({"use_reentrant": False, **options}, **offload)
         return [method]
-    if decide is None and not options and callable(method_of_timm := getattr(model, "set_grad_checkpointing", None)):
+    method_of_timm = getattr(model, "set_grad_checkpointing", None)
+    if decide is None and which is True and not options and callable(method_of_timm):
         method_of_timm(True)
         return ["set_grad_checkpointing"]
     blocks: Iterable[nn.Module] = repeated_blocks(model) if decide is None else decide(model) or ()
@@ -60,14 +65,20 @@ def recompute_blocks(model: nn.Module, which: _Which = True) -> list[str]:
     return recomputed
 
 
-def compile_blocks(model: nn.Module, device: torch.device) -> None:
+def compile_blocks(model: nn.Module, device: torch.device, memory_budget: float | None = None) -> None:
     """Compile each repeated block in place, when it is first called; its names in the state dict stay.
 
-    Equal blocks share a program. Dropout draws the numbers of a block that is not compiled.
+    Equal blocks share a program. Dropout draws the numbers of a block that is not compiled. ``memory_budget``: the
+    share of its activations that a block stores; the rest is computed again.
 
     Raises:
-        ConfigError: the model has no repeated blocks, or there is no C++ compiler for a CPU.
+        ConfigError: the model has no repeated blocks, there is no C++ compiler for a CPU, or this torch has no budgets.
     """
+    if memory_budget is not None and not hasattr(torch.autograd.graph, "region_activation_memory_budget"):
+        raise ConfigError(
+            f"activation_memory_budget needs torch 2.13 or newer; this is torch {torch.__version__}. Set it to None;"
+            " gradient_checkpointing='selective' saves memory, too."
+        )
     blocks = [*repeated_blocks(model)]
     if not blocks:
         raise ConfigError(
@@ -78,6 +89,8 @@ def compile_blocks(model: nn.Module, device: torch.device) -> None:
     if compilers and not any(map(shutil.which, compilers)):
         raise ConfigError(f"compile_blocks: there is none of the C++ compilers {', '.join(compilers)}; install one.")
     for block in blocks:
+        if memory_budget is not None:
+            _replace_forward(block, partial(_within, memory_budget))
         _replace_forward(block, partial(torch.compile, options={"fallback_random": True}))
 
 
@@ -100,7 +113,8 @@ def _replace_forward(block: nn.Module, wrap: Callable[[Callable[..., Any]], Call
 
 
 def _recomputed(forward: Callable[..., Any], which: _Which, has_statistics: bool) -> Callable[..., Any]:
-    in_program: dict[str, Any] = {} if which is True else {"context_fn": _keep_products}
+    in_program: dict[str, Any] = {"context_fn": _keep_products} if which == "selective" else {}
+    saved = partial(save_on_cpu, pin_memory=True) if which == "offload" else contextlib.nullcontext
 
     @functools.wraps(forward)
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # a module's own signature
@@ -109,7 +123,17 @@ def _recomputed(forward: Callable[..., Any], which: _Which, has_statistics: bool
         if torch.compiler.is_compiling():  # a compiled program updates its statistics once, outside what it repeats
             return checkpoint(forward, self, *args, use_reentrant=False, **in_program, **kwargs)
         options = _options(self, which) if has_statistics else in_program
-        return checkpoint(forward, self, *args, use_reentrant=False, **options, **kwargs)
+        with saved():
+            return checkpoint(forward, self, *args, use_reentrant=False, **options, **kwargs)
+
+    return call
+
+
+def _within(memory_budget: float, forward: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(forward)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch.autograd.graph.region_activation_memory_budget(memory_budget):
+            return forward(*args, **kwargs)
 
     return call
 
@@ -119,10 +143,10 @@ _Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]  # o
 
 def _options(block: nn.Module, which: _Which) -> dict[str, Any]:
     """The arguments of ``checkpoint``; a second computation must not change running statistics."""
-    keep = _keep_nothing if which is True else _keep_products
+    keep = _keep_products if which == "selective" else _keep_nothing
     if any(isinstance(module, RUNNING_NORMS) for module in block.modules()):
         return {"context_fn": lambda: _with_kept_statistics(keep(), block)}
-    return {} if which is True else {"context_fn": keep}
+    return {"context_fn": keep} if which == "selective" else {}
 
 
 def _keep_nothing() -> _Contexts:

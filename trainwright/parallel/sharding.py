@@ -49,13 +49,15 @@ def shard_data(
         ConfigError: a parameter is a single number, which cannot be shared.
     """
     layout = mesh.layout
-    if layout.data == 1:
+    if not layout.is_sharded:
         return
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
     dims = ("shard",) if layout.replicate == 1 else ("replicate", "shard")
     is_resharded = layout.zero_stage == 3
     settings: dict[str, Any] = {"mesh": mesh.device_mesh[dims]}
+    if layout.offload:
+        settings["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_mesh.device_type != "cpu")
     if gathered_as is not None:
         settings["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for unit in () if is_one_unit else sharded_units(model):

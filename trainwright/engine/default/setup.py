@@ -339,7 +339,8 @@ def join_ranks(cfg: DictConfig) -> torch.device:
         logger.warning(
             "train.zero_optimization.stage=%s has no effect: train.zero_optimization.enabled is False.", zero.stage
         )
-    sizes = {**cfg.train.dist, "zero_stage": zero.stage if zero.enabled else 0, "device_type": asked}
+    sizes = {**cfg.train.dist, "zero_stage": zero.stage if zero.enabled else 0, "zero_offload": zero.offload}
+    sizes["device_type"] = asked
 
     def key_of(name: str) -> str:
         return "train.zero_optimization" if name == "zero_stage" else f"train.dist.{name}"

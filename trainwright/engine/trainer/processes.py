@@ -32,7 +32,7 @@ logger = logging.getLogger("trainwright.engine")
 
 LAYOUT_SETTINGS = (
     *("data_parallel_size", "tensor_parallel_size", "pipeline_parallel_size", "replicate_size", "zero_stage"),
-    *("sequence_parallel", "pipeline_schedule"),
+    *("zero_offload", "sequence_parallel", "pipeline_schedule"),
 )
 
 # A pipeline runs the forward and backward passes of an update at once: these would call the model themselves. In
