@@ -403,7 +403,7 @@ class TrainingConfig(CheckedConfig):
     gradient_checkpointing: bool | Literal["selective", "offload"] = setting(
         False, "device",
         "Compute activations again in the backward pass instead of storing them: less memory, more time. 'selective'"
-        " stores matrix products; 'offload' stores the inputs of blocks in host memory.",
+        " stores matrix products; 'offload' stores the inputs of blocks, in host memory.",
         place="train.activation_checkpoint.enabled",
     )
     compile_blocks: bool = setting(
@@ -412,7 +412,7 @@ class TrainingConfig(CheckedConfig):
     )
     activation_memory_budget: types.Ratio | None = setting(
         None, "device",
-        "With compile_blocks: the share of their activations that compiled blocks store; they compute the rest again.",
+        "The share of their activations that compiled blocks store.",
         place="train.activation_checkpoint.memory_budget",
     )
     distributed: bool = setting(False, "device", "Train in the processes of `accelerate launch`.")
@@ -440,8 +440,7 @@ class TrainingConfig(CheckedConfig):
     )
     zero_offload: bool = setting(
         False, "device",
-        "With a zero_stage: parameters and their optimizer are in host memory; blocks are on the device while they"
-        " compute. Works with one process, too.",
+        "With a zero_stage, also on one process: parameters and optimizer in host memory.",
         place="train.zero_optimization.offload",
     )
     replicate_size: types.Count | None = setting(
@@ -806,7 +805,7 @@ def keys_help() -> dict[str, dict[str, Any]]:
         help = next(item.description for item in reversed(hint.__metadata__) if isinstance(item, FieldInfo))
         found[path] = {"help": help or "", "allowed": allowed_text(hint), "setting": _FIELD_AT.get(path, "")}
         if not key.has_effect:
-            found[path]["help"] = "A setting of another backend, without effect."
+            found[path]["help"] = "Without effect."
         if key.default is not _ABSENT:
             found[path]["default"] = key.value(lambda target: lambda **arguments: _call_text(target, arguments))
     return found

@@ -181,7 +181,7 @@ class Run:
         spec, trainer, own = self.spec, self.trainer, self.own_facts()
         ranks, left_out, per_epoch = get_data_parallel_size(), own.get("num_left_out"), own["iterations_per_epoch"]
         processes = f"{ranks} data rank{'s' if ranks > 1 else ''}"
-        if get_world_size() == ranks:
+        if (world := get_world_size()) == ranks:
             processes = "1 process" if ranks == 1 else f"{ranks} processes"
         size, accumulation = spec.batch_size, spec.gradient_accumulation_steps
         numbers = (own["num_train"], "to train"), (own["num_eval"], "to evaluate")
@@ -197,7 +197,7 @@ class Run:
             "Data": f"{data} (samples{left_out})" if data else None,
             "Iterations": f"{trainer.start_iter + 1} to {trainer.max_iter}{epochs}",
             "Batch": f"{size * accumulation * ranks:,} samples = {size} x {accumulation} accumulation x {processes}",
-            "Layout": f"{mesh.layout.world_size} processes: {mesh.layout}" if (mesh := current_mesh()) else None,
+            "Layout": f"{world} process{'es' * (world > 1)}: {mesh.layout}" if (mesh := current_mesh()) else None,
             "Optimizer": described_optimizers(self.optimizers, schedule),
             "Device": ", ".join(filter(None, [self.device.type, spec.mixed_precision, mode])),
             "Metrics": own.get("metrics"),
@@ -228,7 +228,7 @@ class Run:
         before = [] if optimizer is None else [*self.model.named_parameters(remove_duplicate=False)]
         self._starts_empty = has_meta(self.model)
         gathered_as, mesh = spec.zero_gather_precision, current_mesh()
-        if gathered_as and (mesh is None or mesh.layout.zero_stage == 0 or mesh.layout.data == 1):
+        if gathered_as and (mesh is None or mesh.layout.zero_stage == 0 or not mesh.layout.is_sharded):
             logger.warning("zero_gather_precision=%r has no effect without ZeRO over several processes.", gathered_as)
             gathered_as = None
         recomputed = parallelize(

@@ -153,7 +153,9 @@ def _measure_step(run: Run, counted: TensorBytes) -> StepCost:
                 trainer.state.global_step = 0
             run_step()
 
-        return measure(step, run.model, each_optimizer(run.optimizer), counted)
+        mesh = current_mesh()
+        offloads = mesh is not None and mesh.layout.offload
+        return measure(step, run.model, each_optimizer(run.optimizer), counted, offloads=offloads)
 
 
 MACHINE = 8  # processes of a machine: those that exchange most, as tensor-parallel ones in each layer, belong on one

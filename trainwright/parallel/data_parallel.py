@@ -171,6 +171,8 @@ def setup_dist_util(
     use_layout(layout, device.type)
     if num_processes == 1 and layout.is_plain:
         _warn_of_one_process(sizes, name)
+    if sizes.get("zero_offload") and not layout.offload:
+        logger.warning("%s has no effect without ZeRO (%s).", name("zero_offload"), name("zero_stage"))
     asked = sizes.get("data_parallel_size") or 1
     if asked not in (1, layout.data):
         processes = f"{num_processes} process{'es were' if num_processes > 1 else ' was'} started"

@@ -25,10 +25,10 @@ class Layout:
         pipeline: stages, each with some of the layers.
         replicate: copies of the model among the data ranks.
         zero_stage: what the ranks of one copy share: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too.
-        offload: with a zero_stage, what they share is in host memory.
         sequence_parallel: tensor ranks also share the activations between their layers.
         schedule: of the pipeline, one of ``SCHEDULES``.
         custom_stage_ids: the stage of each layer, if the user chose them.
+        offload: with a zero_stage, parameters, gradients and optimizer state are in host memory.
     """
 
     data: int = 1
@@ -36,10 +36,10 @@ class Layout:
     pipeline: int = 1
     replicate: int = 1
     zero_stage: int = 0
-    offload: bool = False
     sequence_parallel: bool = False
     schedule: str = "1F1B"
     custom_stage_ids: tuple[int, ...] | None = None
+    offload: bool = False
 
     def __str__(self) -> str:
         """

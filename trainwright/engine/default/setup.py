@@ -343,7 +343,8 @@ def join_ranks(cfg: DictConfig) -> torch.device:
     sizes["device_type"] = asked
 
     def key_of(name: str) -> str:
-        return "train.zero_optimization" if name == "zero_stage" else f"train.dist.{name}"
+        zero = {"zero_stage": "train.zero_optimization", "zero_offload": "train.zero_optimization.offload"}
+        return zero.get(name, f"train.dist.{name}")
 
     device = setup_dist_util(sizes, name=key_of, check=lambda: check_same_settings(_containers(cfg)))
     if not cfg.train.get("resume", False) and is_continued(Path(cfg.train.output_dir, POINTER_NAME)):

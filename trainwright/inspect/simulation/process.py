@@ -38,10 +38,9 @@ def simulated_process(rank: int, world_size: int) -> Iterator[None]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     with ExitStack() as stack:
-        if world_size > 1:
-            dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
-            stack.callback(dist.destroy_process_group)
-            stack.callback(_forget_meshes)
+        dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+        stack.callback(dist.destroy_process_group)
+        stack.callback(_forget_meshes)
         for replacement in _replacements():
             stack.enter_context(replacement)
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
@@ -102,9 +101,7 @@ def _replacements() -> list[AbstractContextManager[Any]]:
 
 
 def _of_sharding() -> list[AbstractContextManager[Any]]:
-    """Of several processes; in releases without these parts an estimate takes longer."""
-    if not torch.distributed.is_initialized():
-        return []
+    """In releases without these parts an estimate takes longer."""
     from torch.distributed.fsdp._fully_shard import _fsdp_param
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
 

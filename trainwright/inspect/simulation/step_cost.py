@@ -66,29 +66,41 @@ def counting() -> Iterator["TensorBytes"]:
 
 
 def measure(
-    step: Callable[[], object], model: nn.Module, optimizers: Sequence[Optimizer], counted: "TensorBytes"
+    step: Callable[[], object],
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    counted: "TensorBytes",
+    *,
+    offloads: bool = False,
 ) -> StepCost:
     """What ``step()``, one update, needs, however the model was sharded.
 
+    ``offloads``: parameters, gradients and states of the optimizers are in host memory, and not counted.
     The first step creates the state of the optimizer. The second one is counted; its peak is divided into its parts
     if it is not below that of the first, else in a third one.
     """
 
-    def divided() -> dict[str, int]:
-        trained = [parameter for one in optimizers for group in one.param_groups for parameter in group["params"]]
-        parameters = [*model.parameters(), *model.buffers(), *trained]  # with ZeRO, the last are the shards
-        gradients = (parameter.grad for parameter in parameters if parameter.grad is not None)
-        parts = {"parameters": size_of(parameters), "gradients": size_of(gradients)}
-        return {**parts, "optimizer": size_of(_states(optimizers))}
+    trained = [parameter for one in optimizers for group in one.param_groups for parameter in group["params"]]
 
+    def divided() -> dict[str, int]:
+        parameters = [*model.parameters(), *model.buffers(), *trained]  # with ZeRO, the last are the shards
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        sizes = [counted.size_of(tensors) for tensors in (parameters, gradients, _states(optimizers))]
+        return dict(zip(("parameters", "gradients", "optimizer"), sizes, strict=True))
+
+    def on_host() -> Iterator[Any]:
+        yield from trained
+        yield from (parameter.grad for parameter in trained)
+        yield from _states(optimizers)
+
+    counted.on_host = on_host if offloads else tuple
     counted.start()
     step()
     gc.collect()  # what was needed to begin may be in reference cycles
     parts: dict[str, int] = {}
     while not parts:
         parts = counted.parts_at_peak(step, divided, at_least=counted.peak)
-    groups = [group for one in optimizers for group in one.param_groups]
-    trainable = size_of(parameter for group in groups for parameter in group["params"] if parameter.requires_grad)
+    trainable = size_of(parameter for parameter in trained if parameter.requires_grad)
     activations = counted.peak - sum(parts.values())
     return StepCost(**parts, activations=activations, trainable=trainable, traffic=dict(counted.traffic))
 
@@ -99,18 +111,19 @@ def _states(optimizers: Sequence[Optimizer]) -> list[Any]:
 
 def size_of(tensors: Iterable[Any]) -> int:
     """The bytes of the tensors' storages on this process; of a distributed tensor, of its part here."""
-    storages = {
-        id(storage): storage for tensor in tensors if isinstance(tensor, Tensor) for storage in _storages(tensor)
-    }
-    return sum(storage.nbytes() for storage in storages.values())
+    return sum(_sizes_of(tensors).values())
 
 
-def _storages(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
+def _sizes_of(tensors: Iterable[Any]) -> dict[int, int]:
+    return {id(storage): storage.nbytes() for tensor in tensors for storage in _storages(tensor)}
+
+
+def _storages(tensor: Any) -> Iterator[torch.UntypedStorage]:
+    if not isinstance(tensor, Tensor):
+        return
     if hasattr(tensor, "__tensor_flatten__"):  # a subclass that holds tensors, as DTensor
         for name in tensor.__tensor_flatten__()[0]:
-            inner = getattr(tensor, name)
-            if isinstance(inner, Tensor):
-                yield from _storages(inner)
+            yield from _storages(getattr(tensor, name))
     else:
         yield tensor.untyped_storage()
 
@@ -121,6 +134,7 @@ class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Attributes:
         now, peak: the bytes that exist, and the most since ``start``.
         traffic: since ``start``, the bytes of exchanged tensors by kind.
+        on_host: returns tensors that are not counted.
     """
 
     def __init__(self) -> None:
@@ -130,9 +144,11 @@ class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._sizes: dict[int, int] = {}  # by the storage's identity
         self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._grown: Callable[[], object] = _ignore
+        self.on_host: Callable[[], Iterable[Any]] = tuple
 
     def start(self) -> None:
         """Start the peak and the traffic again."""
+        self._leave_out()
         self.peak = self.now
         self.traffic.clear()
 
@@ -182,11 +198,22 @@ class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         del self._references[key]
         self.now -= self._sizes.pop(key)
 
+    def size_of(self, tensors: Iterable[Any]) -> int:
+        """As the function of this name, of the tensors that are counted."""
+        left_out = {id(storage) for tensor in self.on_host() for storage in _storages(tensor)}
+        return sum(size for key, size in _sizes_of(tensors).items() if key not in left_out)
+
+    def _leave_out(self) -> None:
+        for storage in (storage for tensor in self.on_host() for storage in _storages(tensor)):
+            if self._sizes.get(id(storage)):
+                self._set_size(id(storage), 0)
+
     def _set_size(self, key: int, num_bytes: int) -> None:
         more = num_bytes - self._sizes.get(key, 0)
         self.now += more
         self._sizes[key] = num_bytes
         if more > 0:
+            self._leave_out()
             self.peak = max(self.peak, self.now)
             self._grown()
 
