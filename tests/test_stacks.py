@@ -4,8 +4,6 @@ import gc
 import subprocess
 import sys
 import threading
-import time
-from types import SimpleNamespace
 
 import pytest
 
@@ -99,23 +97,6 @@ work()
 [thread.join() for thread in threads]
 print(looks)
 """
-
-
-@pytest.mark.skipif(sys.version_info >= (3, 12), reason="a collection waits for the next bytecode there")
-def test_a_thread_that_looks_does_not_enable_collections_while_another_one_looks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    calls: list[str] = []
-    slow = lambda: (calls.append("off"), time.sleep(0.2))  # noqa: E731  # so that the other thread would look meanwhile
-    fake = SimpleNamespace(isenabled=lambda: True, disable=slow, enable=lambda: calls.append("on"))
-    monkeypatch.setattr("trainwright.stacks.gc", fake)
-    main = threading.get_ident()
-    threads = [threading.Thread(target=stack_of, args=[main]) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert calls == ["off", "on", "off", "on"]
 
 
 @pytest.mark.exhaustive

@@ -104,21 +104,6 @@ def test_a_program_that_computes_something_else_is_not_taken() -> None:
     assert x.tolist() == [1.0, 2.0]
 
 
-@pytest.mark.exhaustive
-def test_the_factor_of_an_addition_is_computed() -> None:
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    def function(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> list[torch.Tensor]:
-        return [torch.add(a @ b, c, alpha=0.1), torch.add(c, c, alpha=2), torch.add(c, 3, alpha=2), c + c]
-
-    flat = [torch.zeros(4, 3), torch.zeros(3, 5), torch.ones(4, 5)]
-    graph = make_fx(function)(*flat)
-    compile_graph.write_factors_out(graph)
-    expected = function(*flat)
-    for call in (compile_graph.compiled(graph, flat, "eager"), compile_graph.compiled(graph, flat, "inductor")):
-        torch.testing.assert_close([*call(flat)], expected)
-
-
 def as_it_is(graph: Any, flat: Any, options: Any) -> Any:
     return graph
 

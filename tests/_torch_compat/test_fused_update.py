@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tests._torch_compat.conftest import CHANGES, Trained, change_torch, changed
-from tests.ranks import on_ranks
 from trainwright._torch_compat import fused_update
-from trainwright._torch_compat.fused_update import DirectUpdate, direct
+from trainwright._torch_compat.fused_update import direct
 from trainwright._torch_compat.optimizer_import import PlainUpdate
 
 CASES: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
@@ -118,13 +117,6 @@ def test_the_optimizers_own_step_is_not_called(monkeypatch: pytest.MonkeyPatch) 
         assert len(calls) == expected
 
 
-def test_a_step_that_was_there_before_the_optimizer_is_called() -> None:
-    with mock.patch.object(torch.optim.Adam, "step") as step:
-        updater = direct(torch.optim.Adam(nn.Linear(2, 2).parameters(), fused=True))
-        updater.step()
-    assert step.call_count == 1
-
-
 @pytest.mark.parametrize("settings", [{}, {"fused": False}], ids=["fused", "not fused"])
 def test_a_step_put_in_place_of_the_classs_is_called(settings: dict[str, Any]) -> None:
     twins = Twins(torch.optim.Adam, settings)
@@ -180,15 +172,6 @@ class TestWhatChangesBetweenSteps:
 
         twins.both_without_state(reset)
 
-    def test_settings(self, twins: Twins) -> None:
-        twins.run()
-
-        def change(_: nn.Module, optimizer: Optimizer) -> None:
-            optimizer.param_groups[0]["lr"] = 0.001
-            optimizer.param_groups[1]["weight_decay"] = 0.3
-
-        twins.both(change)
-
     def test_a_parameter_without_a_gradient_for_a_while(self, twins: Twins) -> None:
         twins.run()
         twins.both(lambda model, _: model[0].requires_grad_(False))
@@ -227,20 +210,6 @@ class TestWhatIsLeftToTorch:
         handle.remove()
         assert seen == twins.optimizers
 
-    def test_a_step_of_somebodys_own(self) -> None:
-        twins = Twins(torch.optim.Adam, {})
-        twins.run()
-        calls: list[int] = []
-        own = twins.other.step
-
-        def step() -> None:
-            calls.append(1)
-            own()
-
-        twins.other.step = step  # type: ignore[method-assign, assignment]
-        twins.run(2)
-        assert len(calls) == 2
-
     def test_parameters_of_several_types(self) -> None:
         twins = Twins(torch.optim.Adam, {})
         parameters = [[nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2).double())] for _ in range(2)]
@@ -266,22 +235,6 @@ class TestWhatIsLeftToTorch:
         parameter = nn.Parameter(torch.ones(2))
         for optimizer in (torch.optim.RMSprop([parameter]), Own([parameter], fused=True)):
             assert type(direct(optimizer)) is PlainUpdate
-
-    def test_no_gradient_at_all(self) -> None:
-        optimizer = torch.optim.Adam([nn.Parameter(torch.ones(2))], fused=True)
-        DirectUpdate(optimizer).step()
-        assert not optimizer.state
-
-
-def test_a_schedule_sees_the_step() -> None:
-    """Torch's warning, an error in these tests, comes where a schedule is stepped before its optimizer."""
-    twins = Twins(torch.optim.Adam, {})
-    schedules = [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5) for optimizer in twins.optimizers]
-    for _ in range(3):
-        twins.run(1)
-        for schedule in schedules:
-            schedule.step()
-    assert twins.other.param_groups[0]["lr"] == 0.02 / 8
 
 
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.RMSprop])
@@ -332,65 +285,3 @@ def test_the_hooks_of_an_optimizer(monkeypatch: pytest.MonkeyPatch, lines_of_tra
     monkeypatch.setattr(fused_update, "step_hooks", missing)
     (line,) = lines_of_training()
     assert "using the public API for the steps of Adam" in line
-
-
-def trained_shards(name: str, is_direct: bool) -> list[list[float]]:
-    """The weights and states after steps on parts of parameters, the last ones from a loaded state."""
-    import torch
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    from trainwright._torch_compat.fused_update import direct
-
-    kind, settings = CASES[name]
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))  # one rank has no bias
-    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
-    make: Callable[..., Any] = kind
-    optimizer = make(model.parameters(), **{"lr": 0.05, "fused": True, **settings})
-    updater = direct(optimizer) if is_direct else optimizer
-    torch.manual_seed(torch.distributed.get_rank())
-    for step in range(4):
-        if step == 3:
-            optimizer.load_state_dict(optimizer.state_dict())
-        model(torch.randn(5, 3)).square().sum().backward()
-        updater.step()
-        optimizer.zero_grad()
-    if is_direct:
-        assert updater._parts[0].is_shared  # type: ignore[union-attr]
-    states = [value for state in optimizer.state.values() for value in state.values()]
-    tensors = [*model.parameters(), *(value for value in states if isinstance(value, torch.Tensor))]
-    return [getattr(tensor, "_local_tensor", tensor).flatten().tolist() for tensor in tensors]
-
-
-# Torch's kernels of the others do not take parts.
-@pytest.mark.exhaustive(every=5)
-@pytest.mark.parametrize("name", [name for name, (kind, _) in CASES.items() if "Adam" in kind.__name__])
-def test_parts_of_parameters_are_stepped_as_torch_does(name: str) -> None:
-    assert on_ranks(trained_shards, name, True) == on_ranks(trained_shards, name, False)
-
-
-def stepped_by_a_sum(is_direct: bool) -> list[float]:
-    """A weight that all processes hold, whose gradient is a sum of their parts."""
-    import torch
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import DTensor, Partial, Replicate
-
-    from trainwright._torch_compat.fused_update import direct
-
-    mesh, rank = init_device_mesh("cpu", (2,)), torch.distributed.get_rank()
-    weight = torch.nn.Parameter(DTensor.from_local(torch.ones(2), mesh, [Replicate()], run_check=False))
-    optimizer = torch.optim.Adam([weight], lr=0.1, eps=1.0, fused=True)
-    updater = direct(optimizer) if is_direct else optimizer
-    for _ in range(2):
-        weight.grad = DTensor.from_local(torch.full((2,), rank + 1.0), mesh, [Partial()], run_check=False)
-        updater.step()
-    values: list[float] = weight.detach().to_local().tolist()
-    return values
-
-
-@pytest.mark.exhaustive
-def test_a_gradient_that_is_to_be_added_up_is_left_to_torch() -> None:
-    results = on_ranks(stepped_by_a_sum, True)
-    assert results == on_ranks(stepped_by_a_sum, False)
-    assert results[0] == results[1] == pytest.approx([0.85, 0.85])  # 1 - 2 x 0.1 x 3 / (3 + eps)

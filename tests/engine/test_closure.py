@@ -165,11 +165,6 @@ def test_what_a_closure_excludes_is_refused_before_the_first_step(
         python(tmp_path, **settings)
 
 
-def test_accumulation_of_a_config_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="make each update of one batch"):
-        config_files(tmp_path, num_accumulation_steps=2)
-
-
 def test_beside_other_optimizers_it_needs_an_own_step(tmp_path: Path) -> None:
     def make(kind: type[Trainer]) -> Trainer:
         net = Net()

@@ -185,36 +185,6 @@ def test_interrupted_and_resumed_is_uninterrupted(
     assert rows(tmp_path) == expected_rows
 
 
-def test_a_run_that_is_done_stays_as_it_is(tmp_path: Path) -> None:
-    run(config(tmp_path, num_workers=0))
-    before = rows(tmp_path)
-    assert run(config(tmp_path, num_workers=0)) == {}
-    assert rows(tmp_path) == before
-
-
-def test_a_run_that_was_killed_in_its_final_evaluation_comes_to_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run(config(tmp_path / "whole", num_workers=0))
-    expected = rows(tmp_path / "whole")
-    assert [row["iteration"] for row in expected[-2:]] == [ITERATIONS - 1, ITERATIONS]
-    evaluate, calls = DefaultTrainer.test.__func__, []
-
-    def end_the_third(cls: Any, *arguments: Any) -> Any:
-        calls.append(len(calls))
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return evaluate(cls, *arguments)
-
-    monkeypatch.setattr(DefaultTrainer, "test", classmethod(end_the_third))
-    with pytest.raises(KeyboardInterrupt):
-        run(config(tmp_path / "cut", num_workers=0))
-    monkeypatch.undo()
-    assert run(config(tmp_path / "cut", num_workers=0)) == {}
-    assert rows(tmp_path / "cut") == expected
-    assert (tmp_path / "cut" / "last_checkpoint").read_text() == "model_final"
-
-
 def test_settings_that_differ_at_a_resume_are_warnings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run(config(tmp_path, num_workers=0, train_iter=4))
     cfg = config(tmp_path, num_workers=0, train_iter=5, seed=7)

@@ -42,26 +42,18 @@ def weighed(folder: Path, epochs: int, *, size: int = 1, late: bool = False, **s
     return trainer
 
 
-def test_a_resumed_run_goes_on_with_them(tmp_path: Path) -> None:
-    whole = weighed(tmp_path / "whole", 4)
+@pytest.mark.parametrize("late", [False, True])
+def test_a_resumed_run_goes_on_with_them(late: bool, tmp_path: Path) -> None:
+    whole = weighed(tmp_path / "whole", 4, late=late)
     whole.train()
-    weighed(tmp_path / "run", 2).train()
-    resumed = weighed(tmp_path / "run", 4, resume_from_checkpoint=True)
+    weighed(tmp_path / "run", 2, late=late).train()
+    resumed = weighed(tmp_path / "run", 4, late=late, resume_from_checkpoint=not late)
     kept = resumed.log_var
-    assert float(kept.detach()) != 0  # at once, in the user's own tensor
-    resumed.train()
+    assert late or float(kept.detach()) != 0  # at once, in the user's own tensor
+    resumed.train(tmp_path / "run" / "epoch_2" if late else None)
     assert resumed.log_var is kept
     assert torch.equal(kept, whole.log_var)
     assert torch.equal(resumed.model.weight, whole.model.weight)
-
-
-def test_with_an_optimizer_that_is_set_later(tmp_path: Path) -> None:
-    whole = weighed(tmp_path / "whole", 4, late=True)
-    whole.train()
-    weighed(tmp_path / "run", 2, late=True).train()
-    resumed = weighed(tmp_path / "run", 4, late=True)
-    resumed.train(resume_checkpoint_path=tmp_path / "run" / "epoch_2")
-    assert torch.equal(resumed.log_var, whole.log_var)
 
 
 def test_others_are_refused_before_the_first_step(tmp_path: Path) -> None:
@@ -109,15 +101,6 @@ def test_the_state_of_a_loss_module(is_trained: bool, tmp_path: Path, caplog: py
     for name, value in expected.state_dict().items():
         assert torch.equal(loss.state_dict()[name], value), name
     assert (float(loss.scale.detach()) == 1) == (not is_trained)
-
-
-def test_parameters_of_the_model_that_no_group_holds_are_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
-    config = TrainingConfig(output_dir=tmp_path, num_epochs=1, loss="MSELoss", metrics=None, early_stopping=None)
-    Trainer(model, config, DATA, optimizer=torch.optim.SGD(model[1].parameters(), lr=0.1)).train()
-    assert "no 0.weight, 0.bias of the model: it does not train these 2 parameters" in caplog.text
 
 
 OUTSIDE: list[Tensor] = []

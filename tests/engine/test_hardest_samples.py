@@ -164,13 +164,6 @@ def test_the_report_shows_them_with_a_picture(api: str, folders: dict[str, Path]
     assert f'alt="hardest/{MISLABELLED}"' in details
 
 
-def test_without_the_setting_there_is_no_file(tmp_path: Path) -> None:
-    trainer = by_objects(tmp_path)
-    trainer = Trainer(net(), trainer.config.copy_with(hardest_samples=None, num_epochs=1), Digits(), Digits())
-    trainer.train()
-    assert not (tmp_path / "hardest_samples.csv").exists()
-
-
 def test_what_is_a_picture() -> None:
     image = pytest.importorskip("PIL.Image").new("L", (6, 5), 255)
     for value, shape in [

@@ -13,11 +13,10 @@ import torchmetrics
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainwright import LazyCall, LazyConfig, Trainer, TrainingConfig, instantiate
+from trainwright import Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data import ColumnDataset
 from trainwright.engine import EagerTrainer, GraphBase, GraphTrainer
-from trainwright.evaluation import inference_on_dataset
 
 INPUTS = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
 
@@ -77,9 +76,6 @@ class Wide(nn.Module):
         return {"loss": F.cross_entropy(self.layer(x), labels)}
 
 
-BATCH = {"x": torch.randn(3, 4), "labels": torch.zeros(3, dtype=torch.int64)}
-
-
 NOTE = "The batch of this step: {x: float32 (3, 4) on cpu, labels: int64 (3,) on cpu}"
 
 
@@ -91,23 +87,6 @@ def notes_of(run: Any) -> list[str]:
     return [batch]
 
 
-@pytest.mark.parametrize("kind", ["eager", "graph"])
-def test_an_error_of_the_model_tells_the_batch_of_a_file_run(kind: str) -> None:
-    model = Wide()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    trainer: EagerTrainer = EagerTrainer(model, [BATCH], optimizer)
-    if kind == "graph":
-        trainer = GraphTrainer(GraphBase(model, optimizer, backend="aot_eager"), [BATCH])
-    assert notes_of(lambda: trainer.train(0, 1)) == [NOTE]
-
-
-def test_an_error_of_the_model_tells_the_batch_of_an_evaluation() -> None:
-    loader = [BATCH]
-    assert notes_of(lambda: inference_on_dataset(Wide(), loader, 3, 1, lambda data, device: data, "cpu", None)) == [
-        NOTE
-    ]
-
-
 @pytest.mark.parametrize("graph", [False, True])
 def test_an_error_of_the_model_tells_the_batch_of_a_trainer(graph: bool, tmp_path: Path) -> None:
     samples = [{"x": row, "labels": 0} for row in torch.randn(3, 4)]
@@ -116,8 +95,7 @@ def test_an_error_of_the_model_tells_the_batch_of_a_trainer(graph: bool, tmp_pat
     assert notes_of(trainer.evaluate) == [NOTE]
 
 
-@pytest.mark.parametrize("is_of_file", [False, True])
-def test_labels_that_the_model_takes_and_the_batch_lacks_are_named(is_of_file: bool, tmp_path: Path) -> None:
+def test_labels_that_the_model_takes_and_the_batch_lacks_are_named(tmp_path: Path) -> None:
     class Optional(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -127,11 +105,9 @@ def test_labels_that_the_model_takes_and_the_batch_lacks_are_named(is_of_file: b
             scores = self.layer(x)
             return {"logits": scores} if labels is None else {"loss": F.cross_entropy(scores, labels)}
 
-    model, rows = Optional(), [{"x": row} for row in torch.randn(3, 4)]
-    trainer: Any = EagerTrainer(model, [{"x": BATCH["x"]}], torch.optim.SGD(model.parameters(), lr=0.1))
-    trainer, arguments = (trainer, (0, 1)) if is_of_file else (Trainer(model, config(tmp_path, batch_size=3), rows), ())
+    trainer = Trainer(Optional(), config(tmp_path, batch_size=3), [{"x": row} for row in torch.randn(3, 4)])
     with pytest.raises(ConfigError) as caught:
-        trainer.train(*arguments)
+        trainer.train()
     assert "The batch has no field 'labels', which Optional.forward takes." in caught.value.__notes__
 
 
@@ -384,22 +360,6 @@ def test_a_loss_of_ones_own_in_a_configuration_is_an_error_that_names_the_argume
         Trainer(nn.Linear(4, 3), config(tmp_path), PAIRS, loss=nn.CrossEntropyLoss)
 
 
-class WithCriterion(nn.Module):
-    def __init__(self, criterion: nn.Module) -> None:
-        super().__init__()
-        self.layer, self.criterion = nn.Linear(4, 3), criterion
-
-    def forward(self, x: Tensor, labels: Tensor) -> Any:
-        return {"loss": self.criterion(self.layer(x), labels)}
-
-
-def test_a_loss_with_weights_in_a_config_file(tmp_path: Path) -> None:
-    weight = LazyCall(torch.tensor)(data=[1.0, 2.0, 0.5])
-    model = LazyCall(WithCriterion)(criterion=LazyCall(nn.CrossEntropyLoss)(weight=weight))
-    LazyConfig.save(model, tmp_path / "model.yaml")
-    assert torch.equal(instantiate(LazyConfig.load(tmp_path / "model.yaml")).criterion.weight, WEIGHTS)
-
-
 @pytest.mark.parametrize("loss", ["MSELoss", "L1Loss", "HuberLoss", nn.SmoothL1Loss()])
 @pytest.mark.parametrize("kind", ["pairs", "fields"])
 def test_outputs_are_not_compared_with_the_targets_of_other_samples(kind: str, loss: Any, tmp_path: Path) -> None:
@@ -531,17 +491,6 @@ def test_labels_that_are_shifted_out_have_no_weight_in_the_loss(tmp_path: Path) 
         for size in (1, 5, 32)
     ]
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
-
-
-def test_a_causal_language_model_of_transformers_has_the_accuracy_of_next_tokens(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    sizes = {"vocab_size": VOCABULARY, "n_positions": 6, "n_embd": 16, "n_layer": 1, "n_head": 2}
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
-    data = [{"input_ids": row, "labels": row} for row in TEXTS]
-    trainer = Trainer(model, alignment_config(tmp_path, num_epochs=1), data, data)
-    with torch.no_grad():
-        found = model.eval()(TEXTS).logits.argmax(-1)
-    assert trainer.evaluate()["accuracy"] == pytest.approx((found[:, :-1] == TEXTS[:, 1:]).float().mean().item())
 
 
 @pytest.mark.parametrize("loss", ["CrossEntropyLoss", "NLLLoss"])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from trainwright import Trainer, TrainingConfig
@@ -199,63 +199,6 @@ class PlainBackward(Trainer):
 def test_gradients_of_fp16_that_were_not_scaled_are_an_error_that_says_how_to_scale_them(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"self\.backward\(loss\)"):
         trained(PlainBackward, tmp_path, mixed_precision="fp16")
-
-
-class Pair(nn.Module):
-    """A generator and a discriminator of points."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.generator, self.discriminator = nn.Linear(6, 6), nn.Linear(6, 1)
-
-
-def losses_of(model: Pair, x: Tensor) -> tuple[Tensor, Tensor]:
-    fake = model.generator(x)
-    judged = model.discriminator(fake.detach())
-    loss_d = F.softplus(judged).mean() + F.softplus(-model.discriminator(x)).mean()
-    return loss_d, fake.square().mean() + model.generator(-x).abs().mean()
-
-
-class Adversarial(Trainer):
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self.optimizer_d = torch.optim.Adam(self.model.discriminator.parameters(), lr=0.01)
-
-    def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
-        loss_d, loss_g = losses_of(self.model, inputs[0])
-        self.backward(loss_d)
-        self.step(self.optimizer_d)
-        self.backward(loss_g)
-        self.step(self.optimizer)
-        return {"step_loss": loss_g.detach()}
-
-
-@pytest.mark.parametrize("precision", [None, "fp16"])
-@pytest.mark.parametrize("accumulation", [1, 3])
-def test_two_optimizers_step_in_one_step(accumulation: int, precision: str | None, tmp_path: Path) -> None:
-    settings = {"gradient_accumulation_steps": accumulation, "mixed_precision": precision, "max_grad_norm": 0.1}
-    loader = DataLoader(PAIRS, 8)
-    model = Pair()
-    optimizer = torch.optim.Adam(model.generator.parameters(), lr=0.02)
-    given = config(tmp_path, num_epochs=1, learning_rate=5e-5, **settings, optimizer="Adam")
-    Adversarial(model, given, train_dataloader=loader, optimizer=optimizer).train()
-
-    theirs = Pair()
-    both = [
-        torch.optim.Adam(theirs.discriminator.parameters(), lr=0.01),
-        torch.optim.Adam(theirs.generator.parameters(), lr=0.02),
-    ]
-    batches = [x for x, _ in loader]
-    for first in range(0, len(batches), accumulation):
-        window = torch.cat(batches[first : first + accumulation])
-        for optimizer, loss in zip(both, losses_of(theirs, window), strict=True):
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 0.1)
-            optimizer.step()
-            optimizer.zero_grad()
-    for ours, other in zip(model.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(ours, other, rtol=1e-4, atol=1e-5)  # sums in another order
 
 
 def test_an_optimizer_may_step_twice_in_an_update(tmp_path: Path) -> None:

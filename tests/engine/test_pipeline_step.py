@@ -1,8 +1,5 @@
 """Both APIs train, evaluate and predict with a model that is cut into pipeline stages, as one process does."""
 
-import logging
-import re
-import warnings
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,7 +19,6 @@ from trainwright.data import build_image_test_loader, build_image_train_loader
 from trainwright.evaluation import ClsEvaluator, DatasetEvaluator, DatasetEvaluators
 from trainwright.hooks import HookBase
 from trainwright.hooks.callbacks import Callback
-from trainwright.inspect.estimate import estimate
 from trainwright.parallel.dist import get_rank
 from trainwright.parallel.pipeline import Pipeline
 
@@ -164,28 +160,6 @@ def test_losses_travel_between_stages_at_log_lines_or_when_something_reads_each(
         ]
         means = [float(mean) for mean in (*means, complete[3])]
         assert first["callback"]["means"][16 * epoch : 16 * epoch + 16] == pytest.approx(means, abs=1e-5)
-
-
-def losses_with_a_callback(folder: Path) -> list[list[float]]:
-    """Without, and with a callback on the first process."""
-    found = []
-    for name in ("without", "with"):
-        config = TrainingConfig(
-            num_epochs=1, batch_size=2, gradient_accumulation_steps=2, log_steps=16, metrics=None, save_enabled=False,
-            output_dir=str(folder / name), pipeline_parallel_size=2, device_str="cpu", evaluate_with_generate=False,
-        )  # fmt: skip
-        callbacks = [ReadsLogs()] if name == "with" and get_rank() == 0 else None
-        trainer = Trainer(build_gpt(), config, samples(24), callbacks=callbacks)
-        trainer.train()
-        found.append([value for value, _ in trainer.storage.history("total_loss").values()])
-    return found
-
-
-@pytest.mark.exhaustive
-def test_a_callback_in_one_of_several_pipelines_changes_no_loss(tmp_path: Path) -> None:
-    for without, with_one in on_ranks(losses_with_a_callback, tmp_path, world_size=4):
-        assert len(without) == 3
-        assert with_one == pytest.approx(without, abs=1e-6)
 
 
 class OwnStep(Trainer):
@@ -348,16 +322,6 @@ def test_config_files_train_and_evaluate_as_one_process(tmp_path: Path, schedule
             )
 
 
-@pytest.mark.exhaustive
-def test_the_stages_of_a_config_file_are_estimated(tmp_path: Path) -> None:
-    found = estimate(DefaultTrainer, described(tmp_path, dist={"pipeline_parallel_size": 2}), world_size=2)
-    assert [*found.costs] == [0, 1]
-    words, layer = 8 * VOCABULARY, 8 * 8 + 8  # each stage has two layers and the tied words; the last one the norm
-    assert [cost.trainable for cost in found.costs.values()] == [4 * (words + 2 * layer), 4 * (words + 2 * layer + 16)]
-    for cost in found.costs.values():
-        assert cost.peak > 3 * cost.trainable  # with gradients and two states of AdamW
-
-
 def test_an_error_of_a_stage_names_it_and_ends_the_others(tmp_path: Path) -> None:
     with pytest.raises(AssertionError) as raised:
         on_ranks(train_stages_by_config, tmp_path, "1F1B", 4)
@@ -372,37 +336,6 @@ def test_float16_with_a_fused_optimizer(tmp_path: Path) -> None:
     run = ("objects", {"layout": {"pipeline_parallel_size": 2}, **settings})
     for (found,) in train_on_ranks(tmp_path / "stages", [run], world_size=2):
         assert found["losses"] == pytest.approx(expected["losses"], abs=1e-3)
-
-
-def start_of_four(folder: Path) -> tuple[str, list[str]]:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, num_key_value_heads=2, **sizes))
-    data = [{"input_ids": row["token_ids"], "labels": row["labels"]} for row in samples(8)]
-    settings = TrainingConfig(
-        output_dir=folder, pipeline_parallel_size=2, zero_stage=1, batch_size=2, save_enabled=False, metrics=None,
-        num_epochs=1, device_str="cpu",
-    )  # fmt: skip
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("trainwright.engine").addHandler(handler)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        Trainer(model, settings, data).train()
-    return next((line for line in lines if line.startswith("Training\n")), ""), [str(each.message) for each in caught]
-
-
-@pytest.mark.exhaustive
-def test_the_start_names_the_layout_the_model_and_the_stage(tmp_path: Path) -> None:
-    ranks = on_ranks(start_of_four, tmp_path, world_size=4)
-    start = ranks[0][0]
-    assert re.search(r"Model +LlamaForCausalLM: 4,688 parameters \(18.8 kB\): model 4,176, lm_head 512\n", start)
-    stage = r"pipeline stage 0 of stages 0 to 1 \(layers 0 to 0\): 2,336 parameters \(9.34 kB\)"
-    assert re.search(rf"Stage +{stage}", start), start
-    assert re.search(r"Layout +4 processes: 2 data \(ZeRO 1\) x 2 pipeline\n", start)
-    assert not [text for _, texts in ranks for text in texts if "view" in text]
 
 
 def train_with_a_penalty(folder: Path) -> None:

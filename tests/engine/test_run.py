@@ -67,10 +67,6 @@ def test_parts_of_the_trainer_are_those_of_its_run(tmp_path: Path) -> None:
     assert trainer.optimizers == {"optimizer": trainer.optimizer}
 
 
-def test_both_apis_have_the_same_checks() -> None:
-    assert Trainer.check is DefaultTrainer.check
-
-
 def test_a_replaced_inner_trainer_is_refused(tmp_path: Path) -> None:
     trainer: Any = config_files(tmp_path / "run")
     trainer._trainer = object()

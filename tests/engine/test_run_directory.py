@@ -47,16 +47,6 @@ def test_an_empty_folder_is_opened_at_once_with_the_configuration_and_a_log(tmp_
     assert [line.rsplit("] ")[1] for line in log.splitlines()] == ["before it was opened", "after"]
 
 
-def test_a_folder_with_a_run_is_left_alone_until_it_is_opened(tmp_path: Path) -> None:
-    before = earlier_run(tmp_path)
-    folder = RunFolder(tmp_path, resume=False)
-    folder.prepare(CONFIG)
-    logger.info("nothing of this may be written")
-    folder.close()
-    assert not folder.is_open
-    assert contents(tmp_path) == before
-
-
 def test_opening_moves_the_earlier_run_aside_with_its_links_and_nothing_else(tmp_path: Path) -> None:
     before = earlier_run(tmp_path)
     (tmp_path / "notes.md").write_text("mine")
@@ -72,16 +62,6 @@ def test_opening_moves_the_earlier_run_aside_with_its_links_and_nothing_else(tmp
     assert (tmp_path / "notes.md").read_text() == "mine"
     assert (tmp_path / "model_zoo").is_dir()
     assert not (tmp_path / "metrics.json").exists()
-
-
-def test_each_earlier_run_has_a_place_of_its_own(tmp_path: Path) -> None:
-    for _ in range(3):
-        earlier_run(tmp_path)
-        folder = RunFolder(tmp_path, resume=False)
-        folder.prepare(CONFIG)
-        folder.open()
-        folder.close()
-    assert sorted(p.name for p in (tmp_path / EARLIER_RUNS).iterdir()) == ["001", "002", "003"]
 
 
 def test_a_resumed_run_stays_in_place_and_its_log_goes_on(tmp_path: Path) -> None:

@@ -13,12 +13,9 @@ from torch.utils.data import TensorDataset
 from tests.engine.default.test_default_trainer import config
 from tests.spent_time import spend
 from trainwright import DefaultTrainer, Trainer, TrainingConfig
-from trainwright.data import ColumnDataset
 from trainwright.engine.folder.summary import described_model, table
-from trainwright.engine.run_hooks import timing_facts
 from trainwright.engine.trainer.parts import names_of_settings
 from trainwright.hooks import Callback
-from trainwright.hooks.timer import SettingNames
 
 DATA = TensorDataset(torch.randn(20, 4), torch.randint(2, (20,)))
 
@@ -198,16 +195,6 @@ def labelled(length: int = 208) -> TensorDataset:
     return TensorDataset(torch.randn(length, 4), torch.randint(0, 3, (length,)))
 
 
-def trained(folder: Path, callbacks: Any = (), data: Any = None, eval_data: Any = None, **settings: Any) -> Trainer:
-    """52 steps of 13 batches an epoch, silent and without a metric unless ``settings`` say otherwise."""
-    quiet = {"metrics": None, "progress_bar": False, "device_str": "cpu", "tensorboard": None, "early_stopping": None}
-    steps = {"batch_size": 4, "num_epochs": 1, "save_enabled": False}
-    config = TrainingConfig(output_dir=str(folder), **{**quiet, **steps, **settings})
-    trainer = Trainer(nn.Linear(4, 3), config, data or labelled(), eval_data, callbacks=callbacks)
-    trainer.train()
-    return trainer
-
-
 class SlowMetric:
     """A metrics_handler, each update of which takes 20 ms, and the first one 1 s more for what it imports."""
 
@@ -256,23 +243,12 @@ def test_the_metric_of_a_training_has_a_phase_of_its_own(tmp_path: Path, caplog:
     ],
     ids=str,
 )
-@pytest.mark.slow
-def test_the_setting_by_which_it_saves_is_named(settings: dict[str, Any], setting: str, tmp_path: Path) -> None:
-    config = {"save_enabled": True, "num_epochs": 4, "batch_size": 16, **settings}
-    trainer = trained(tmp_path, **config)
-    assert names_of_settings(trainer.config, trainer.num_batches).save == setting
+def test_the_setting_by_which_it_saves_is_named(settings: dict[str, Any], setting: str) -> None:
+    assert names_of_settings(TrainingConfig(num_epochs=4, **settings), 13).save == setting
 
 
-def test_the_setting_by_which_it_evaluates_is_named(tmp_path: Path) -> None:
-    by_steps = trained(tmp_path / "steps", eval_data=labelled(8), eval_strategy="step", eval_steps=7)
-    assert names_of_settings(by_steps.config, 1).evaluate == "a larger eval_steps (now 7)"
-    by_epochs = trained(tmp_path / "epochs")
-    assert names_of_settings(by_epochs.config, 1).evaluate.startswith("eval_strategy='step' with eval_steps of more")
-
-
-def test_columns_are_known_to_be_read_by_batches_and_steps_to_be_of_several(tmp_path: Path) -> None:
-    x, y = labelled().tensors
-    trainer = trained(tmp_path, data=ColumnDataset(input=x, labels=y), gradient_accumulation_steps=4)
-    facts = timing_facts(trainer.run, SettingNames())
-    assert facts.reads_batches
-    assert facts.batches == 4
+def test_the_setting_by_which_it_evaluates_is_named() -> None:
+    by_steps = TrainingConfig(eval_strategy="step", eval_steps=7)
+    assert names_of_settings(by_steps, 1).evaluate == "a larger eval_steps (now 7)"
+    by_epochs = names_of_settings(TrainingConfig(), 1).evaluate
+    assert by_epochs.startswith("eval_strategy='step' with eval_steps of more")

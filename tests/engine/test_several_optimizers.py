@@ -18,7 +18,6 @@ from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_c
 from trainwright.config import ConfigError, ConfigKeyError, ConfigTypeError
 from trainwright.data import build_image_train_loader
 from trainwright.hooks import CallbackHook
-from trainwright.optim import configure_cosine_scheduler_with_warmup
 
 # B batch, F features.
 INPUTS_BF = torch.randn(24, 4, generator=torch.Generator().manual_seed(1))
@@ -195,14 +194,6 @@ def test_in_graph_mode_their_steps_follow_the_program(
     for left, right in zip(compiled.model.parameters(), eager.model.parameters(), strict=True):
         torch.testing.assert_close(left, right)
     assert "It is followed by the step of SGD and Adam, which is of several optimizers." in caplog.text
-
-
-def test_the_start_shows_each_schedule_by_its_name(tmp_path: Path) -> None:
-    net = Net()
-    both, config = optimizers_of(net), TrainingConfig(output_dir=tmp_path, batch_size=4)
-    given = {"head": configure_cosine_scheduler_with_warmup(both["head"], 0, 9)}
-    assert Trainer(net, config, rows(), optimizers=both).run.rows()["Optimizer"].endswith(", linear schedule")
-    assert "cosine schedule" in str(Trainer(net, config, rows(), optimizers=both, lr_schedulers=given).run.rows())
 
 
 def test_schedules_by_an_evaluation_result_are_stepped(tmp_path: Path) -> None:
@@ -414,15 +405,6 @@ def test_one_gradient_scaler_scales_all_losses(tmp_path: Path) -> None:
     assert trainer.run.grad_scaler.state_dict() == scaler.state_dict()
 
 
-@pytest.mark.exhaustive(every=2)
-@pytest.mark.parametrize("settings", [{}, {"mixed_precision": "fp16", "gradient_accumulation_steps": 2}], ids=str)
-@pytest.mark.slow
-def test_a_gan_resumes_bitwise(settings: dict[str, Any], tmp_path: Path) -> None:
-    straight = python_gan(tmp_path / "straight", 4, **settings)
-    python_gan(tmp_path / "resumed", 2, **settings)
-    assert_equal(python_gan(tmp_path / "resumed", 4, resume_from_checkpoint=True, **settings).model, straight.model)
-
-
 def test_accumulation_gives_the_gradient_of_one_large_batch(tmp_path: Path) -> None:
     """The noise is that of each batch, so only the first update of the discriminator's biases is compared."""
 
@@ -546,25 +528,6 @@ def test_a_checkpointable_that_is_added_to_a_trainer_is_resumed(api: str, tmp_pa
         hook.trainer = trainer
         trainer.train()
         assert counter.count == expected
-
-
-@pytest.mark.exhaustive
-def test_the_schedules_of_a_longer_run_continue(tmp_path: Path) -> None:
-    """As those of a run of this length, after the same iterations."""
-
-    def make(length: int, folder: str) -> DefaultTrainer:
-        cfg = configured(tmp_path / folder, length)
-        cfg.train.scheduler = {"body": LazyCall(ExponentialLR)(gamma=0.9), "head": LazyCall(ExponentialLR)(gamma=0.8)}
-        return DefaultTrainer(cfg)
-
-    trainer, straight = make(4, "longer"), make(8, "straight")
-    trainer.train()
-    trainer.cfg.train.train_iter = 8
-    trainer.train()
-    straight.train()
-    for name in ("body", "head"):
-        assert trainer.lr_schedulers[name].get_last_lr() == straight.lr_schedulers[name].get_last_lr()
-    assert_equal(trainer.model, straight.model)
 
 
 @pytest.mark.parametrize("base", [Trainer, DefaultTrainer])

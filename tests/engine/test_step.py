@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.engine.conftest import Classifier, assert_equal_weights, batches, classifier
-from tests.engine.token_losses import Language, Sentences, assert_same, by_hand, model_of, sgd
 from tests.ranks import on_ranks
 from trainwright.config import TrainingConfig
 from trainwright.config.errors import ConfigError
@@ -71,33 +70,6 @@ def test_float16_scaling_uses_the_scaler_around_the_update() -> None:
     torch.manual_seed(1)
     EagerTrainer(theirs, data, torch.optim.SGD(theirs.parameters(), lr=0.1)).train(0, 3)
     assert_equal_weights(ours, theirs)
-
-
-def test_gradients_are_clipped_after_the_tokens_have_divided_them() -> None:
-    data = Sentences(8)
-    ours, theirs = model_of(Language), model_of(Language)
-    optimizer = sgd(theirs)
-    theirs(**data.slice(range(8)))["loss"].backward()
-    norm = torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.01)
-    optimizer.step()
-
-    groups = [{"params": list(ours.parameters()), "clip_grad_max_norm": 0.01, "clip_grad_norm_type": 2.0}]
-    trainer = EagerTrainer(
-        ours, [data.slice(range(3)), data.slice(range(3, 8))], torch.optim.SGD(groups, lr=0.3, momentum=0.9), 2
-    )
-    trainer.train(0, 1)
-    assert_same(ours, theirs)
-    assert trainer.storage.history("grad_norm").latest() == pytest.approx(norm.item())
-
-
-def test_a_gradient_scaler_changes_nothing_about_it() -> None:
-    data = Sentences(8)
-    theirs, _ = by_hand(model_of(Language), [data.slice(range(8))])
-    ours = model_of(Language)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    batches = [data.slice(range(3)), data.slice(range(3, 8))]
-    EagerTrainer(ours, batches, sgd(ours), 2, grad_scaler=scaler).train(0, 1)
-    assert_same(ours, theirs)
 
 
 def loader(num_batches: int, batch_size: int = 4, *, short: int = 0) -> DataLoader[Any]:

@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 
 from tests.ranks import on_ranks
 from trainwright import Trainer, TrainingConfig
+from trainwright.config.errors import ConfigError
 from trainwright.data import ColumnDataset
 from trainwright.engine import EagerTrainer
 from trainwright.engine.targets import targets_of_criterion
@@ -117,6 +118,34 @@ class ByItems(Scores):
         }
 
 
+class Says(Scores):
+    """Returns its loss with the number of tokens, in the form that ``shape`` makes of it."""
+
+    def __init__(self, shape: Callable[[Tensor], Any] = lambda count: count.float()[None]) -> None:
+        super().__init__()
+        self.shape = shape
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> Any:  # type: ignore[override]
+        loss = F.cross_entropy(self.body(inputs).flatten(0, 1), labels.flatten())
+        return {"loss": loss, "num_tokens": self.shape((labels != IGNORED).sum())}
+
+
+class Classifies(Scores):
+    """One label for each sample; ``starts`` has another size than the batch."""
+
+    def forward(self, inputs: Tensor, labels: Tensor, starts: Any = None) -> Any:  # type: ignore[override]
+        logits_BC = self.body(inputs).mean(1)
+        return {"loss": F.cross_entropy(logits_BC, labels), "logits": logits_BC}
+
+
+def samples() -> Tokens:
+    return Tokens(4, per_sample=True)  # a class as others
+
+
+def with_starts(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {**{name: torch.stack([row[name] for row in rows]) for name in rows[0]}, "starts": torch.zeros(7)}
+
+
 class OwnStep(Trainer):
     def train_step(self, model: Any, inputs: Any) -> Any:
         loss = model(**inputs)["loss"]
@@ -147,6 +176,10 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tokens], dict[str, 
         lambda: Tokens(is_pair=True, per_sample=True),
         {"loss": nn.CrossEntropyLoss(weight=WEIGHTS)},
     ),
+    "number that the model returns": (Says, Tokens, {}),
+    "whole number that the model returns": (lambda: Says(int), Tokens, {}),
+    "samples": (Classifies, samples, {}),
+    "sizes that a batch does not show": (Classifies, samples, {"data_collator": with_starts}),
     "own step": (NextToken, Tokens, {"kind": OwnStep}),
     "own loss": (Tagger, Tokens, {"kind": OwnLoss}),
 }
@@ -228,7 +261,8 @@ def eager(kind: str, parts: list[list[int]]) -> tuple[list[list[float]], float]:
     return weights_of(model), trainer.storage.history("total_loss").latest()
 
 
-NAMED = ["next tokens", "tags", "labels of another name", "padding is ignored", "number of items"]
+NAMED = ["next tokens", "tags", "labels of another name", "padding is ignored", "number of items", "samples"]
+NAMED += ["number that the model returns", "whole number that the model returns"]
 
 
 @pytest.mark.parametrize("kind", NAMED)
@@ -247,21 +281,78 @@ def test_so_do_processes_of_config_files() -> None:
             assert_equal(result, kind)
 
 
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.5)
+
+
+def test_a_count_that_is_no_number_is_explained() -> None:
+    model = Says(lambda count: count.expand(3))
+    with pytest.raises(ConfigError, match=r"'num_tokens' has shape \(3,\).*one number"):
+        EagerTrainer(model, [Tokens().batch()], sgd(model), 2).train(0, 1)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_an_update_without_any_target_changes_nothing(accumulation: int) -> None:
+    model, none = model_of("number that the model returns"), Tokens().batch(5)
+    before = weights_of(model)
+    trainer = EagerTrainer(model, [none] * accumulation, sgd(model), accumulation)
+    trainer.train(0, 1)
+    assert weights_of(model) == before
+    assert trainer.storage.history("total_loss").latest() == 0
+
+
+@pytest.mark.parametrize("name", ["labels", "classes_of_samples"])
+def test_batches_of_tensors_of_several_sizes_count_by_their_labels_or_else_the_same(name: str) -> None:
+    class Packed(Scores):
+        def forward(self, inputs: Tensor, starts: Tensor, **labels: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+            return {"loss": F.cross_entropy(self.body(inputs).mean(1), labels[name])}
+
+    parts = [samples().batch(0, 1, 2, 3), samples().batch(4)]
+    batches = [{"inputs": one["inputs"], name: one["labels"], "starts": torch.zeros(2)} for one in parts]
+    torch.manual_seed(0)
+    ours, theirs = Packed(), Packed()
+    theirs.load_state_dict(ours.state_dict())
+    EagerTrainer(ours, batches, sgd(ours), 2).train(0, 1)
+    for batch, share in zip(batches, (0.8, 0.2) if name == "labels" else (0.5, 0.5), strict=True):
+        (theirs(**batch)["loss"] * share).backward()
+    sgd(theirs).step()
+    assert weights_of(ours)[0] == pytest.approx(weights_of(theirs)[0], rel=1e-6)
+
+
+def test_an_own_training_step_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that divides by the length of the window."""
+
+    class Own(Trainer):
+        def training_step(self, batch: Any) -> Tensor:
+            loss = self.compute_loss(self.model, batch)
+            (loss / 2).backward()
+            return loss.detach()
+
+    monkeypatch.setitem(KINDS, "own training step", (Tagger, Tokens, {"kind": Own}))
+    found, _ = trained("own training step", 4, 2, str(tmp_path))
+    theirs = model_of("tags")
+    for rows in (range(4), range(4, 8)):
+        (theirs(**Tokens().batch(*rows))["loss"] / 2).backward()
+    sgd(theirs).step()
+    assert found[0] == pytest.approx(weights_of(theirs)[0], rel=1e-6)
+
+
+def test_gradients_are_clipped_after_the_targets_have_divided_them() -> None:
+    data, ours, theirs = Tokens(), model_of("tags"), model_of("tags")
+    theirs(**data.batch())["loss"].backward()
+    norm = nn.utils.clip_grad_norm_(theirs.parameters(), 0.01)
+    sgd(theirs).step()
+    groups = [{"params": list(ours.parameters()), "clip_grad_max_norm": 0.01, "clip_grad_norm_type": 2.0}]
+    batches = [data.batch(0, 1, 2), data.batch(3, 4, 5, 6, 7)]
+    trainer = EagerTrainer(ours, batches, torch.optim.SGD(groups, lr=0.5), 2)
+    trainer.train(0, 1)
+    assert weights_of(ours)[0] == pytest.approx(weights_of(theirs)[0], rel=1e-6)
+    assert trainer.storage.history("grad_norm").latest() == pytest.approx(norm.item())
+
+
 class Unknown(Scores):
     def forward(self, inputs: Tensor, labels: Tensor) -> Any:  # type: ignore[override]
         return {"loss": F.cross_entropy(self.body(inputs).flatten(0, 1), labels.flatten())}
-
-
-def test_a_loss_that_cannot_be_counted_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
-    data, model = Tokens(), Unknown()
-    with caplog.at_level(logging.WARNING, logger="trainwright"):
-        EagerTrainer(
-            model, [data.batch(number) for number in range(8)], torch.optim.SGD(model.parameters(), lr=0.5), 2
-        ).train(0, 4)
-    assert [
-        record.message for record in caplog.records if "Unknown" in record.message and "num_tokens" in record.message
-    ]
-    assert caplog.text.count("cannot be counted") == 1
 
 
 class OnlyScores(Scores):

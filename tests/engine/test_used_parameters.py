@@ -14,8 +14,6 @@ from tests.ranks import on_ranks
 from trainwright import Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError
 from trainwright.data import ColumnDataset
-from trainwright.engine.gradient_sync import UsedParameters
-from trainwright.events import EventStorage
 
 BATCH, BATCHES = 4, 4
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -138,20 +136,6 @@ def test_all_ranks_may_use_other_parts_in_another_update(tmp_path: Path) -> None
     for name, value in train_by_hand("1100" * 2).items():
         torch.testing.assert_close(one[name], value, rtol=0, atol=1e-6)
         assert torch.equal(one[name], other[name])
-
-
-def test_each_training_compares_the_later_updates() -> None:
-    model = nn.Linear(2, 2)
-    used = UsedParameters([model])
-    model(torch.ones(1, 2)).sum().backward()
-    for _ in range(2):
-        with EventStorage() as storage:
-            used.check()
-            (alike,) = storage.alike.values()
-            assert [*alike().values()] == [0.0]
-    model.bias.grad = None
-    used.check()
-    assert [*alike().values()] != [0.0]
 
 
 def test_a_rank_that_uses_other_parts_later_is_found_with_the_next_log_line(tmp_path: Path) -> None:

@@ -209,18 +209,6 @@ def test_the_average_is_evaluated_and_chosen_as_best(api: Api, tmp_path: Path) -
     assert equal(load_file(Path(trainer.checkpointer.save_dir, "model_best/model.safetensors")), best.state_dict())
 
 
-@pytest.mark.exhaustive(every=2)
-@APIS
-def test_the_training_continues_with_its_own_weights(api: Api, tmp_path: Path) -> None:
-    trainer = api(tmp_path, {"decay": 0.7})
-    seen: list[Weights] = []
-    trainer.register_hooks([CallbackHook(before_step=lambda t: seen.append(copy.deepcopy(t.model.state_dict())))])
-    trainer.train()
-    _, _, raw = reference({})
-    assert all(equal(before, after.state_dict()) for before, after in zip(seen[1:], raw, strict=False))
-    assert not equal(trainer.model.state_dict(), raw[-1].state_dict())
-
-
 @pytest.mark.exhaustive(every=3)
 @APIS
 @pytest.mark.parametrize("ema", [{"decay": 0.8}, {"average": "equal", "start": 3}], ids=["exponential", "equal"])
@@ -254,7 +242,6 @@ def test_interrupted_and_resumed_is_uninterrupted(api: Api, ema: Any, tmp_path: 
     assert equal(resumed.model.state_dict(), whole.model.state_dict())
 
 
-@pytest.mark.exhaustive(every=2)
 class Counting(WithNorm):
     """The number of its training passes is a part of its state, and scales the loss."""
 
@@ -377,14 +364,6 @@ def test_a_longer_run_continues_with_the_weights_of_the_training(name: str, tmp_
         whole: Any = config(tmp_path / "whole", ema, train_iter=STEPS + 3)
     whole.train()
     assert equal(resumed.model.state_dict(), whole.model.state_dict())
-
-
-def test_train_again_continues_with_the_weights_of_the_training(tmp_path: Path) -> None:
-    trainer = config(tmp_path, {"decay": 0.7})
-    trainer.train(max_iter=3)
-    trainer.train(max_iter=STEPS)
-    _, averages, _ = reference({"decay": 0.7})
-    assert equal(trainer.model.state_dict(), averages[-1].state_dict())
 
 
 def test_a_saved_and_loaded_state_has_both_weights(tmp_path: Path) -> None:

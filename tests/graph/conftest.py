@@ -14,6 +14,7 @@ from torch.utils.data import TensorDataset
 
 from trainwright import Trainer, TrainingConfig
 from trainwright.engine import EagerTrainer, GraphBase, GraphTrainer
+from trainwright.graph import optimizer as compiled_optimizer
 from trainwright.hooks import HookBase
 
 UPDATES = 200
@@ -24,6 +25,14 @@ CHANGE_AT, FEW_UPDATES = 10, 24  # of runs in which something changes
 def _log_lines(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     caplog.set_level(logging.INFO, "trainwright")
     monkeypatch.setattr(logging.getLogger("torch.__trace"), "propagate", False)  # megabytes for listeners
+
+
+@pytest.fixture(params=[False, True], ids=["one program", "step outside"])
+def is_outside(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the optimizer steps outside of the program, as with a hundred parameters."""
+    if request.param:
+        monkeypatch.setattr(compiled_optimizer, "_MOST_PARAMETERS", 0)
+    return bool(request.param)
 
 
 class Net(nn.Module):

@@ -18,7 +18,6 @@ from tests.graph.conftest import (
     losses,
     refusals,
 )
-from trainwright.graph.capture import layout_of
 
 
 class Optional(nn.Module):
@@ -41,14 +40,6 @@ def test_a_field_that_comes_later_is_looked_at(fixed: dict[str, Any]) -> None:
     data = [{**batch, **fixed, **({"mask": mask} if index > 3 else {})} for index, batch in enumerate(batches(8))]
     eager, _ = both(net=Optional, data=data)
     assert eager.values()[4:8].max() < eager.values()[:4].min()
-
-
-def test_a_field_that_comes_later_beside_one_that_nobody_looks_at() -> None:
-    first = {"inputs": torch.ones(2), "id": ["a", "b"]}
-    layout = layout_of(first, ["inputs", "mask"])
-    assert layout.take({**first, "id": ["c", "d"]}) == [first["inputs"]]
-    assert layout.take({"inputs": first["inputs"]}) == [first["inputs"]]
-    assert layout.take({**first, "mask": torch.ones(2)}) is None
 
 
 @pytest.mark.exhaustive(every=3)

@@ -77,7 +77,7 @@ def test_a_program_with_everything_in_it_gives_the_losses_of_eager_steps(
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", ["samples", "tokens"])
-def test_windows_of_micro_batches(backend: str, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_windows_of_micro_batches(backend: str, kind: str, is_outside: bool, caplog: pytest.LogCaptureFixture) -> None:
     """Also where a micro-batch is shorter than the others, and is made eagerly between those that are not."""
     data = token_batches(7) if kind == "tokens" else [*batches(6), *batches(1, size=3)]
     settings: dict[str, Any] = {"net": Tagger if kind == "tokens" else Net, "accumulation": 3, "updates": 50}
@@ -101,7 +101,9 @@ class PartlyUsed(Net):
 
 @pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_a_parameter_without_a_gradient_is_left_alone(accumulation: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_parameter_without_a_gradient_is_left_alone(
+    accumulation: int, is_outside: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     data = [*batches(6), *batches(1, size=3)]
     settings: dict[str, Any] = {"net": PartlyUsed, "accumulation": accumulation, "updates": 30}
     graph = Run("aot_eager", data, optimizer=lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.5), **settings)
@@ -130,7 +132,7 @@ def test_bfloat16_autocast_is_in_the_program(caplog: pytest.LogCaptureFixture) -
     assert len(captures(caplog)) == 1
 
 
-def test_an_update_that_is_not_finite_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_update_that_is_not_finite_changes_nothing(is_outside: bool, caplog: pytest.LogCaptureFixture) -> None:
     data = batches(7)
     data[4]["inputs"][0, 0] = float("nan")
     eager = Run(None, data, skip_non_finite=True, updates=40)

@@ -99,7 +99,7 @@ def test_a_folder_that_cannot_be_used_leaves_the_steps_eager(tmp_path: Path, mon
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(blocked))
     done = subprocess.run(
         [sys.executable, "-c", NO_FOLDER, str(tmp_path / "run")],
-        cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=300, check=False,
+        cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stderr.splitlines() if "stay eager" in line]
@@ -163,7 +163,7 @@ torch.testing.assert_close(losses("inductor", *layers())[0], losses(None, *layer
 @needs_compiler
 def test_a_network_with_pooling_is_a_program_in_a_process_that_has_compiled_nothing() -> None:
     """Where a test before it has compiled, inductor is there whole already."""
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[2]
     done = subprocess.run(
         [sys.executable, "-c", FRESH], cwd=root, capture_output=True, text=True, timeout=300, check=False
     )

@@ -17,16 +17,12 @@ from tests.graph.conftest import (
     batches,
     both,
     captures,
-    has_compiler,
     refusals,
     train_by_trainer,
 )
 from tests.graph.test_graph_trainer import (
     Clipped,
     OwnOptimizer,
-    PartlyUsed,
-    Tagger,
-    token_batches,
     with_hook,
 )
 from tests.graph.test_step import checkpoints
@@ -103,59 +99,6 @@ def test_updates_are_those_of_eager_steps(
         torch.testing.assert_close(graph.values("grad_norm"), eager.values("grad_norm"), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.exhaustive(every=2)
-@pytest.mark.usefixtures("outside")
-@pytest.mark.parametrize("accumulation", [1, 2])
-def test_means_over_tokens(accumulation: int, caplog: pytest.LogCaptureFixture) -> None:
-    eager, graph = both(data=token_batches(7), net=Tagger, accumulation=accumulation)
-    assert graph.values("num_tokens").tolist() == eager.values("num_tokens").tolist()
-    assert len(captures(caplog)) == 1
-
-
-@pytest.mark.exhaustive(every=2)
-@pytest.mark.usefixtures("outside")
-@pytest.mark.parametrize("accumulation", [1, 2])
-def test_a_parameter_without_a_gradient(accumulation: int, caplog: pytest.LogCaptureFixture) -> None:
-    settings: dict[str, Any] = {"net": PartlyUsed, "accumulation": accumulation, "updates": 30}
-    graph = Run("aot_eager", optimizer=lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.5), **settings)
-    assert graph.model.aside.tolist() == [1, 1, 1]
-    assert len(captures(caplog)) == 1
-
-
-@pytest.mark.usefixtures("outside")
-def test_an_update_that_is_not_finite_is_skipped(caplog: pytest.LogCaptureFixture) -> None:
-    data = batches(7)
-    data[4]["inputs"][0, 0] = float("nan")
-    eager = Run(None, data, net=Small, skip_non_finite=True, updates=40)
-    graph = Run("aot_eager", data, net=Small, skip_non_finite=True, updates=40)
-    assert graph.values("skipped_update").tolist() == eager.values("skipped_update").tolist()
-    assert graph.values("skipped_update").sum() == 6
-    for left, right in zip(graph.model.state_dict().values(), eager.model.state_dict().values(), strict=True):
-        torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.exhaustive(every=4)
-@pytest.mark.usefixtures("outside")
-@pytest.mark.parametrize(
-    "settings",
-    [{}, {"gradient_accumulation_steps": 2}, {"non_finite": "skip"}, {"max_grad_norm": 0.1}],
-    ids=str,
-)
-def test_the_python_api(
-    settings: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", "")  # without a C++ compiler the operations run one by one
-    eager = train_by_trainer(tmp_path / "eager", graph=False, save_enabled=False, **settings)
-    graph = train_by_trainer(tmp_path / "graph", save_enabled=False, **settings)
-    assert len(captures(caplog)) == 1
-    assert OUTSIDE in captures(caplog)[0]
-    for name in eager.storage.latest():
-        if name not in ("time", "data_time", "total_throughput"):
-            values = [[value for value, _ in one.storage.history(name).values()] for one in (eager, graph)]
-            torch.testing.assert_close(values[1], values[0], rtol=1e-4, atol=1e-5)
-    assert graph.phases.optimizer > 0
-
-
 @pytest.mark.usefixtures("outside")
 def test_a_resume_is_the_uninterrupted_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
@@ -165,24 +108,6 @@ def test_a_resume_is_the_uninterrupted_run(tmp_path: Path, monkeypatch: pytest.M
     assert resumed.state.global_step == whole.state.global_step
     for left, right in zip(resumed.model.state_dict().values(), whole.model.state_dict().values(), strict=True):
         assert torch.equal(left, right)
-
-
-@pytest.mark.usefixtures("outside")
-def test_parameters_that_are_frozen_later(caplog: pytest.LogCaptureFixture) -> None:
-    def change(model: Any, _: Any) -> None:
-        model.first.requires_grad_(False)
-
-    both(change)
-    assert len(captures(caplog)) == 2
-
-
-@pytest.mark.usefixtures("outside")
-def test_a_gradient_that_is_there_is_added_to(caplog: pytest.LogCaptureFixture) -> None:
-    def change(model: Any, _: Any) -> None:
-        model.first.weight.grad = torch.ones(6, 6)
-
-    both(change)
-    assert len(captures(caplog)) == 1
 
 
 def test_a_hook_on_the_step_that_comes_later(caplog: pytest.LogCaptureFixture) -> None:
@@ -222,16 +147,6 @@ def test_schedules_that_change_more_than_the_rate(make: Any, schedule: str, capl
     (line,) = captures(caplog)
     assert line.endswith("which has settings that change.")
     assert not refusals(caplog)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.usefixtures("outside")
-@pytest.mark.skipif(not has_compiler(), reason="needs a C++ compiler")
-def test_compiled_by_inductor(caplog: pytest.LogCaptureFixture) -> None:
-    settings: dict[str, Any] = {"net": Small, "updates": FEW_UPDATES, "accumulation": 2}
-    eager, graph = Run(None, **settings), Run("inductor", **settings)
-    torch.testing.assert_close(graph.values(), eager.values(), rtol=1e-5, atol=1e-5)
-    assert OUTSIDE in captures(caplog)[0]
 
 
 class KeepsGradients(torch.optim.Optimizer):
@@ -284,14 +199,11 @@ class Partly(Small):
 
 
 @pytest.mark.exhaustive(every=12)
-@pytest.mark.parametrize("is_outside", [False, True])
 @pytest.mark.parametrize("accumulation", [1, 2, 3])
 @pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), torch.optim.AdamW])
 def test_micro_batches_of_a_window_that_use_different_parameters(
-    make: Any, accumulation: int, is_outside: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    make: Any, accumulation: int, is_outside: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if is_outside:
-        monkeypatch.setattr(compiled_optimizer, "_MOST_PARAMETERS", 0)
     data = batches(7)
     for number in (2, 4, 5):
         data[number]["flag"] = torch.ones(())
@@ -338,12 +250,9 @@ def clipped_sgd(parameters: Any) -> torch.optim.Optimizer:
 
 
 @pytest.mark.exhaustive(every=4)
-@pytest.mark.parametrize("is_outside", [False, True])
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_parameters_with_one_gradient_are_clipped_once(
-    accumulation: int, is_outside: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    accumulation: int, is_outside: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if is_outside:
-        monkeypatch.setattr(compiled_optimizer, "_MOST_PARAMETERS", 0)
     both(net=OneGradient, optimizer=clipped_sgd, accumulation=accumulation)
     assert len(captures(caplog)) == 1

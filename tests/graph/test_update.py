@@ -5,15 +5,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from tests.graph.conftest import (
-    CHANGE_AT,
-    FEW_UPDATES,
     Event,
     Run,
     Small,
@@ -96,22 +93,6 @@ def test_a_hook_that_has_been_removed_is_none(caplog: pytest.LogCaptureFixture) 
 
     both(net=net)
     assert len(captures(caplog)) == 1
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_step_put_in_place_of_the_classs(when: str, caplog: pytest.LogCaptureFixture) -> None:
-    """By a test, for instance: with mock.patch."""
-    patch = mock.patch.object(torch.optim.AdamW, "step")
-    at: dict[int, Any] = {CHANGE_AT: lambda trainer: patch.start()} if when == "after" else {}
-    if when == "before":
-        patch.start()
-    try:
-        run = Run("aot_eager", net=Small, hooks=lambda optimizer: [Event(at)], updates=FEW_UPDATES)
-        assert torch.optim.AdamW.step.call_count == (FEW_UPDATES if when == "before" else FEW_UPDATES - CHANGE_AT - 1)  # type: ignore[attr-defined]
-    finally:
-        patch.stop()
-    assert "has been replaced" in captures(caplog)[-1]
-    assert run.trainer.iter == FEW_UPDATES
 
 
 @pytest.mark.exhaustive(every=2)

@@ -265,20 +265,6 @@ def test_clipping_settings_are_complete_and_in_every_group():
         get_default_optimizer_params(Block(), clip_grad_max_norm=0, clip_grad_norm_type=-1)
 
 
-def test_groups_with_equal_settings_are_merged_in_order():
-    a, b, c, d = (nn.Parameter(torch.tensor(float(i))) for i in range(4))
-    given = [
-        {"params": [a], "betas": [0.9, 0.99]},
-        {"params": b},
-        {"params": [c], "betas": [0.9, 0.99]},
-        {"params": (d,)},
-    ]
-    reduced = reduce_param_groups(given)
-    assert [[p.item() for p in group["params"]] for group in reduced] == [[0.0, 2.0], [1.0, 3.0]]
-    assert [set(group) for group in reduced] == [{"params", "betas"}, {"params"}]
-    assert given[0]["params"] == [a]
-
-
 @pytest.mark.parametrize("override", [{"lr": 0.2}, {"weight_decay": 0.1}, {}])
 def test_biases_that_are_set_in_two_places_are_a_value_error(override):
     with pytest.raises(ValueError, match=r"weight_decay_bias=0.0 and overrides\['bias'\]"):

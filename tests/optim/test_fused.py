@@ -95,14 +95,6 @@ def test_a_run_goes_on_with_the_kind_that_it_began_with(tmp_path: Path) -> None:
         assert torch.equal(left, right)
 
 
-def test_parameters_that_cannot_be_looked_at_beforehand_are_left_to_torch() -> None:
-    from trainwright.optim.fused import fused_arguments
-
-    model = net()
-    assert fused_arguments(torch.optim.Adam, {}, list(model.parameters()), model) == {"fused": True}
-    assert fused_arguments(torch.optim.Adam, {}, model.parameters(), model) == {}
-
-
 class TestOptimizersMadeByAFunction:
     def test_run_fused_and_a_line_says_so(self, caplog: pytest.LogCaptureFixture) -> None:
         def make(params: Any) -> torch.optim.Optimizer:
@@ -127,15 +119,3 @@ class TestOptimizersMadeByAFunction:
             return torch.optim.Adam(params, lr=0.01, **chosen)
 
         assert not is_fused(build_optimizer(LazyCall(make)(), net()))
-
-    def test_not_for_classes_without_it(self) -> None:
-        def make(params: Any) -> torch.optim.Optimizer:
-            return torch.optim.RMSprop(params, lr=0.01)
-
-        assert not any(group.get("fused") for group in build_optimizer(LazyCall(make)(), net()).param_groups)
-
-    def test_a_ready_optimizer_stays_as_it_is(self) -> None:
-        model = net()
-        ready = torch.optim.Adam(model.parameters())
-        assert build_optimizer(ready, model) is ready
-        assert not is_fused(ready)

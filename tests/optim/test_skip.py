@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import TensorDataset
 
-from tests.ranks import on_ranks
 from trainwright import Trainer, TrainingConfig
 from trainwright.optim.clip import gradient_norm
 from trainwright.optim.skip import ScaledStep, SkipNonFinite
@@ -107,14 +106,6 @@ def test_what_an_update_waits_for(name: str, reads: int) -> None:
     assert counted.reads == reads
 
 
-def test_a_schedule_does_not_mistake_it_for_no_step() -> None:
-    model = network()
-    optimizer = OPTIMIZERS["sgd"](model.parameters())
-    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
-    assert update(model, optimizer, SkipNonFinite(optimizer), data(1)[0], "loss") is True
-    schedule.step()  # warnings are errors here
-
-
 @pytest.mark.parametrize("spoil", ["loss", "gradient", "input"])
 def test_with_a_gradient_scaler_the_two_leave_out_what_each_has_found(spoil: str) -> None:
     model = network()
@@ -186,14 +177,6 @@ def test_fused_sgd_after_a_skipped_first_step_is_a_first_step(settings: dict[str
     assert torch.equal(weights[0], weights[1])
 
 
-def test_after_its_first_step_fused_sgd_is_given_the_flag_again() -> None:
-    weight = nn.Parameter(torch.ones(4))
-    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9, fused=True)
-    step_twice(optimizer, weight)
-    assert optimizer._step_supports_amp_scaling
-    assert not ScaledStep(torch.amp.GradScaler("cpu"), optimizer)._lacks_momentum
-
-
 class OwnStep(Trainer):
     def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
         loss = self.compute_loss(model, inputs)
@@ -219,33 +202,3 @@ def test_training_in_fp16_with_momentum_survives_an_overflow_in_its_first_update
     assert trainer.run.grad_scaler is not None
     assert trainer.run.grad_scaler.get_scale() < 65536  # there was an overflow
     assert max(float(p.detach().abs().max()) for p in model.parameters()) < 10
-
-
-def steps_of_stages(fused: bool, *infinite: int) -> list[float]:
-    """The weight and the scale after two updates of a pipeline. ``infinite``: the ranks whose second gradient is."""
-    from trainwright.parallel import setup_dist_util
-    from trainwright.parallel.precision import make_grad_scaler
-
-    device = setup_dist_util({"pipeline_parallel_size": 2, "device_type": "cpu"})
-    weight = torch.nn.Parameter(torch.zeros(2))
-    optimizer = torch.optim.AdamW([weight], lr=0.1, fused=fused)
-    scaler = make_grad_scaler(device)
-    step, values = ScaledStep(scaler, optimizer), []
-    for gradient in (1.0, float("inf") if torch.distributed.get_rank() in infinite else 1.0):
-        scaler.scale((weight * gradient).sum()).backward()
-        scaler.unscale_(optimizer)
-        step()
-        scaler.update()
-        optimizer.zero_grad()
-        values += [weight[0].item(), scaler.get_scale()]
-    return values
-
-
-@pytest.mark.exhaustive(every=3)
-@pytest.mark.parametrize("infinite", [(1,), (0, 1)])
-@pytest.mark.parametrize("fused", [True, False])
-def test_the_stages_of_a_pipeline_step_or_skip_together(fused: bool, infinite: tuple[int, ...]) -> None:
-    first, second = on_ranks(steps_of_stages, fused, *infinite)
-    assert first == second
-    assert first[0] == first[2] < 0  # the second update is skipped
-    assert (first[1], first[3]) == (65536.0, 32768.0)

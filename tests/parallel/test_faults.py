@@ -122,19 +122,6 @@ def test_a_store_that_is_gone_shows_that_no_program_has_caught_the_error(
     assert "because rank 0 failed in iteration 20 (ValueError: bad data)" in line
 
 
-def test_the_same_error_on_all_ranks_is_printed_once(watches: list[FaultWatch]) -> None:
-    assert watches[1].line_for(ValueError("batch_size")) is None
-    assert "because rank 1 failed" in (watches[0].line_for(ValueError("batch_size")) or "")
-
-
-def test_a_slow_traceback_is_waited_for(watches: list[FaultWatch], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainwright.parallel.faults._REPORT_S", 0.3)
-    watches[1].announce(ValueError("bad data"))
-    start = time.monotonic()
-    watches[0].line_for(LOST)
-    assert time.monotonic() - start > 0.25
-
-
 class Polled(FaultWatch):
     """Looks at the place of a process that ``moves``, or waits at one place; records that it would end it."""
 
@@ -154,21 +141,6 @@ class Polled(FaultWatch):
         self._is_over.set()
 
 
-def test_a_process_ends_only_where_it_waits_for_one_that_failed(
-    watches: list[FaultWatch], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("trainwright.parallel.faults._ENDS_ITSELF_S", 0.0)
-    store = dist.HashStore()
-    watches[1]._store = store
-    watch = Polled(store)
-    watches[1].announce(ValueError("bad data"))  # the program has caught it and continues
-    while watch.num_looks < 6 and not watch.has_ended.is_set():
-        time.sleep(0.01)
-    assert not watch.has_ended.is_set()
-    watch.moves = False
-    assert watch.has_ended.wait(60)
-
-
 def test_the_failure_of_another_process_is_the_reason_and_not_a_hang(
     watches: list[FaultWatch], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -183,22 +155,6 @@ def test_the_failure_of_another_process_is_the_reason_and_not_a_hang(
     watch.training = Training()
     assert watch.has_ended.wait(60)
     assert watch.lines == [AFTER_FAULT]
-    assert "stacks" not in capsys.readouterr().err
-
-
-def test_a_hang_that_another_process_reports_is_none_after_a_failure(
-    watches: list[FaultWatch], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("trainwright.parallel.faults._ENDS_ITSELF_S", 1.0)
-    store = dist.HashStore()
-    watches[1].stop()
-    watches[1]._store = store
-    watches[1].announce(ValueError("bad data"))
-    store.set("hang", "true")
-    watch = Polled(store)
-    watch.moves = False
-    watch.training = Training()
-    assert watch.has_ended.wait(60)
     assert "stacks" not in capsys.readouterr().err
 
 
@@ -223,26 +179,6 @@ def test_a_process_that_waits_for_one_that_failed_and_has_left_is_told_of_the_fa
     watch.begin(Training())
     assert watch.has_ended.wait(60)
     assert watch.lines[0] == AFTER_FAULT
-
-
-def test_an_error_that_all_programs_have_caught_ends_none_of_them_later(
-    watches: list[FaultWatch], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("trainwright.parallel.faults._ENDS_ITSELF_S", 0.2)
-    store = dist.HashStore()
-    watches[1]._store = store
-    watch = Polled(store)
-    for one in (watches[1], watch):
-        one.begin(Training())
-        one.announce(ValueError("bad data"))
-        one.begin(None)
-    watch.moves = False  # it sleeps, or works on its own
-    before = watch.num_looks
-    while watch.num_looks < before + 12 and not watch.has_ended.is_set():
-        time.sleep(0.01)
-    assert not watch.has_ended.is_set()
-    assert watches[1].line_for(ValueError("bad data")) is None  # not caught there
-    assert watch.has_ended.wait(60)
 
 
 @pytest.mark.parametrize("has_gpu", [False, True])
@@ -300,78 +236,8 @@ def test_errors_of_connections(error: Exception, expected: bool) -> None:
     assert is_of_connections(error) is expected
 
 
-def test_a_failure_that_the_program_has_caught_does_not_count_in_the_next_training(watches: list[FaultWatch]) -> None:
-    watches[1].announce(ValueError("bad data"))
-    for watch in watches:
-        watch.begin(Training())
-    line = watches[0].line_for(LOST)
-    assert line is not None
-    assert "ended without a report" in line
-
-
 def test_an_error_that_no_training_raises_counts_in_all(watches: list[FaultWatch]) -> None:
     assert watches[1].line_for(ValueError("bad data")) is None
     watches[0].begin(Training())
     watches[1].mark_reported()
     assert "because rank 1 failed in iteration 20; see its" in (watches[0].line_for(LOST) or "")
-
-
-def test_processes_meet_in_a_call_and_not_in_two(watches: list[FaultWatch]) -> None:
-    threads = [threading.Thread(target=watch.meet, args=("save",)) for watch in watches]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
-    refused: list[ConfigError] = []
-
-    def load() -> None:
-        try:
-            watches[0].meet("load")
-        except ConfigError as error:
-            refused.append(error)
-
-    thread = threading.Thread(target=load)
-    thread.start()
-    while watches[0]._meeting != "load":
-        time.sleep(0.01)
-    watches[1].stop()
-    thread.join(60)
-    assert "load needs all processes, and rank 1 has left." in str(refused[0])
-    line = watches[0].line_for(LOST)
-    assert line is not None
-    assert "ended in iteration 20. a call at an unknown place needs all processes, and rank 1 has left" in line
-
-
-class Staying(FaultWatch):
-    """Of a process that stays at one place, as two callers report it."""
-
-    def __init__(self, store: dist.Store, rank: int, stack: list[str]) -> None:
-        self.stack, self.lines, self.has_ended = stack, list[str](), threading.Event()
-        super().__init__(store, rank, 2, timeout_s=0.5)
-
-    def _place(self) -> tuple[int, ...]:
-        return (0, *self.stack)  # type: ignore[arg-type]
-
-    def _end(self, line: str = "") -> None:
-        self.lines += [line] if line else []
-        self._is_over.set()
-        self._store.set("over", "true")
-        self.has_ended.set()
-
-    def _report_hang(self) -> None: ...
-
-
-def test_processes_that_wait_in_different_calls_end_with_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainwright.parallel.faults._STAYS_S", 0.0)
-    monkeypatch.setattr("trainwright.parallel.faults._IDLE", 1000.0)  # this process computes the test
-    file = Path(dist.__file__).parent / "distributed_c10d.py"
-    main = 'File "/project/train.py", line 9 in main'
-    stacks = [[f'File "{file}", line 1 in barrier', main], [f'File "{file}", line 2 in broadcast', main]]
-    store = dist.HashStore()
-    stacks[0].insert(1, 'File "/project/train.py", line 3 in on_step_end')
-    staying = [Staying(store, rank, stack) for rank, stack in enumerate(stacks)]
-    for watch in staying:
-        assert watch.has_ended.wait(60)
-    assert [len(watch.lines) for watch in staying] == [1, 0]
-    assert "Only rank 0 has made the call train.py:3 in on_step_end." in staying[0].lines[0]

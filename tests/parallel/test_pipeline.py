@@ -1,6 +1,5 @@
 """Pipelines compute what one process does: every schedule, tied weights, changing shapes, the norm of all stages."""
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -9,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.ranks import on_ranks
-from trainwright.config.errors import ConfigError
 from trainwright.models import GPTTextGeneration, GPTTextGenerationConfig
 from trainwright.optim.clip import clip_by_norm
 from trainwright.parallel.layout import Layout
@@ -122,18 +120,6 @@ def test_every_schedule_computes_the_losses_and_norms_of_one_process() -> None:
         same_as_alone(runs, windows())
 
 
-def of_four(layout: Layout) -> Any:
-    return train_stages(build_gpt(layers=8), layout, windows()), train_stages(build_gpt(layers=8), layout, windows())
-
-
-@pytest.mark.exhaustive
-def test_four_stages_and_the_same_run_twice() -> None:
-    ranks = on_ranks(of_four, Layout(pipeline=4), world_size=4)
-    for runs in zip(*ranks, strict=True):
-        same_as_alone(runs, windows(), build=partial(build_gpt, layers=8))
-    assert [first for first, _ in ranks] == [second for _, second in ranks]  # bitwise
-
-
 def of_transformers() -> list[Any]:
     return [train_stages(build_transformers(**settings), Layout(pipeline=2), by_other_name()) for settings in KINDS]
 
@@ -179,33 +165,6 @@ def test_batches_of_changing_shapes(norm_type: float) -> None:
     """torch's schedules hang, or compute with the wrong values, if a shape changes."""
     for runs in zip(*on_ranks(with_ragged_batches, norm_type), strict=True):
         same_as_alone(runs, ragged(), norm_type)
-
-
-def faults_of_stages() -> dict[str, str]:
-    """The messages of what stages find when they compare themselves."""
-    found = {}
-    mesh = use_layout(Layout(pipeline=2), "cpu")
-    assert mesh is not None
-
-    def attempt(name: str, act: Any) -> None:
-        try:
-            act()
-        except ConfigError as error:
-            found[name] = str(error)
-
-    pipeline = Pipeline(build_gpt(), mesh, CPU)
-    same, other = (
-        {"token_ids": torch.full((2, LENGTH), rank), "labels": torch.ones(2)} for rank in (0, mesh.pipeline_rank)
-    )
-    pipeline.run([same, same], loss_of)
-    attempt("batches", lambda: pipeline.run([same, other], loss_of))
-    return found
-
-
-def test_stages_compare_their_batches() -> None:
-    first, last = on_ranks(faults_of_stages)
-    for found in (first, last):
-        assert "stages 0 and 1 have read different batches: 'token_ids' differ" in found["batches"]
 
 
 def infinite_gradients() -> tuple[bool, float]:

@@ -13,7 +13,6 @@ from torch.utils.data import TensorDataset
 from tests.toys import layers
 from trainwright import Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError
-from trainwright.parallel.precision import apply_autocast
 from trainwright.parallel.recompute import compile_blocks, recompute_blocks
 
 
@@ -127,19 +126,6 @@ def test_a_compiled_model_recomputes_with_the_same_numbers() -> None:
         torch.testing.assert_close(left.grad, right.grad)
 
 
-def test_blocks_are_computed_again_in_the_backward_pass_only() -> None:
-    model = network()
-    recompute_blocks(model)
-    block = model[2][0]
-    output = model(torch.randn(16, 4)).sum()
-    assert block.calls == 1
-    output.backward()
-    assert block.calls == 2
-    with torch.no_grad():
-        model(torch.randn(16, 4))
-    assert block.calls == 3
-
-
 def test_blocks_are_the_outermost_children_with_parameters() -> None:
     assert recompute_blocks(network()) == ["0", "2"]
 
@@ -233,29 +219,3 @@ def test_the_setting_of_the_python_api_changes_no_number(tmp_path: Path) -> None
     assert trained[1][2][0].calls == 2 * trained[0][2][0].calls
     for left, right in zip(trained[0].state_dict().values(), trained[1].state_dict().values(), strict=True):
         assert torch.equal(left, right)
-
-
-class Probe(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x)
-
-
-def test_matrix_products_run_in_bfloat16_and_weights_stay_float32() -> None:
-    model = Probe()
-    scaler = apply_autocast(model, torch.device("cpu"))
-    assert scaler is None  # bfloat16 needs none
-    assert model(torch.randn(2, 4)).dtype is torch.bfloat16
-    assert model.linear.weight.dtype is torch.float32
-    assert list(model.state_dict()) == ["linear.weight", "linear.bias"]
-
-
-def test_the_result_is_that_of_torchs_autocast() -> None:
-    model, x = Probe(), torch.randn(2, 4)
-    with torch.autocast("cpu", torch.bfloat16):
-        expected = model(x)
-    apply_autocast(model, torch.device("cpu"))
-    assert torch.equal(model(x), expected)

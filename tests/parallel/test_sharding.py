@@ -22,7 +22,6 @@ from tests.ranks import on_ranks
 from tests.toys import Samples
 from trainwright import Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError
-from trainwright.engine import EagerTrainer
 from trainwright.engine.accumulation import part_of_mean
 from trainwright.evaluation import DatasetEvaluator, EvaluationError, PPLEvaluator, inference_on_dataset
 from trainwright.events import EventStorage
@@ -93,24 +92,6 @@ def test_parts_of_different_sizes_give_the_numbers_of_copies(alone: Callable[...
         assert_equal_runs(parts, copies)
         assert parts["losses"] == pytest.approx(expected["losses"], rel=0, abs=1e-5)
         assert parts["results"] == pytest.approx(expected["results"], rel=0, abs=1e-5)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    ("api", "world_size", "layouts"),
-    [
-        ("objects", 4, [{"tensor_parallel_size": 2, **ZERO_3}, {"pipeline_parallel_size": 2, "zero_stage": 1}]),
-        ("files", 8, [{"tensor_parallel_size": 2, "pipeline_parallel_size": 2, **ZERO_3}]),
-    ],
-)
-def test_combined_layouts_have_the_numbers_of_one_process(
-    api: str, world_size: int, layouts: list[dict[str, Any]], tmp_path: Path
-) -> None:
-    settings: dict[str, Any] = {"accumulation": 2, "eval_samples": 24}
-    expected = train(api, tmp_path / "one", **settings)
-    calls = [(api, {"layout": layout, **settings}) for layout in layouts]
-    for run in train_on_ranks(tmp_path, calls, world_size=world_size, timeout=240)[0]:
-        assert_equal_runs(run, expected)
 
 
 class Net(nn.Module):
@@ -388,36 +369,6 @@ def test_a_fused_step_that_torch_has_not_for_parts_is_a_plain_one(name: str, tmp
     assert "fused" not in plain[0][1]
 
 
-def step_with_muon() -> list[float]:
-    """The differences of a divided matrix, and of two matrices, from a complete one; and the size of the update."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Shard, distribute_tensor
-
-    mesh = init_device_mesh("cpu", (get_world_size(),))
-    torch.manual_seed(0)
-    weight, gradient = torch.randn(64, 16), torch.randn(64, 16)
-
-    def stepped(*pairs: tuple[Tensor, Tensor]) -> list[nn.Parameter]:
-        parameters = [nn.Parameter(one.clone()) for one, _ in pairs]
-        for parameter, (_, own) in zip(parameters, pairs, strict=True):
-            parameter.grad = own.clone()
-        torch.optim.Muon(parameters, lr=0.1).step()
-        return parameters
-
-    (complete,) = stepped((weight, gradient))
-    (divided,) = stepped((distribute_tensor(weight, mesh, [Shard(0)]), distribute_tensor(gradient, mesh, [Shard(0)])))
-    parts = torch.cat(stepped(*zip(weight.chunk(2), gradient.chunk(2), strict=True)))
-    others: Any = (divided.full_tensor(), parts, weight)  # type: ignore[attr-defined]
-    return [float((complete - other).abs().max()) for other in others]
-
-
-@pytest.mark.exhaustive
-def test_muon_orthogonalizes_complete_matrices() -> None:
-    for rounding, apart, update in on_ranks(step_with_muon):
-        assert rounding < 0.1 * update  # torch computes in bfloat16; in float32 the difference is 2e-7
-        assert apart > 0.2 * update
-
-
 def log_parts() -> list[float]:
     """What is logged of the sum of a divided tensor, which is 10; each process has 1 + 2 or 3 + 4."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -528,52 +479,11 @@ def test_blocks_are_gathered_on_their_own() -> None:
     assert sharded_units(nn.ModuleDict({"layers": pairs})) == [one for pair in pairs for one in pair]
 
 
-class Branches(nn.Module):
-    """Its ranks use different layers in an update."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(2))
-        self.batches = 0
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        self.batches += 1
-        return {"loss": self.layers[0](x).sum() + (self.layers[1](x).sum() if self.batches % 2 == get_rank() else 0)}
-
-
-def train_branches() -> dict[str, Tensor] | str:
-    """The weights; the message if this torch is refused."""
-    torch.manual_seed(0)
-    use_layout(Layout(data=2, zero_stage=1), "cpu")
-    model = Branches()
-    try:
-        parallelize(model, CPU, find_unused_parameters=True)
-    except ConfigError as error:
-        return str(error)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    one = EagerTrainer(model, [{"x": torch.ones(1, 3)}] * 4, optimizer, find_unused_parameters=True)
-    one.train(0, 4)
-    return weights(model)
-
-
-def test_ranks_may_use_different_parameters() -> None:
-    first, second = on_ranks(train_branches)
-    if not hasattr(FSDPModule, REDUCES_UNUSED):
-        assert first == second
-        assert "needs torch 2.13" in first
-        return
-    torch.manual_seed(0)
-    before = Branches().state_dict()
-    for name, step in {"layers.0": 0.4, "layers.1": 0.2}.items():
-        torch.testing.assert_close(first[f"{name}.bias"], before[f"{name}.bias"] - step)
-        torch.testing.assert_close(first[f"{name}.bias"], second[f"{name}.bias"])
-
-
 def test_a_torch_that_cannot_reduce_unused_parameters_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(FSDPModule, REDUCES_UNUSED, raising=False)
-    check_shardable(Branches())
+    check_shardable(Net())
     with pytest.raises(ConfigError, match=r"find_unused_parameters=True .*torch 2\.13"):
-        check_shardable(Branches(), is_one_unit=True)
+        check_shardable(Net(), is_one_unit=True)
 
 
 class OneOf(nn.Module):
@@ -679,33 +589,6 @@ def test_evaluations_are_exact_for_each_length(world_size: int, tmp_path: Path) 
     for found in on_ranks(evaluate_all, tmp_path / "ranks", world_size=world_size):
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
-
-
-def resume_cases(folder: Path) -> list[tuple[dict[str, Tensor], dict[str, Tensor]]]:
-    """Weights of runs that ended early and were resumed, and of uninterrupted ones."""
-    pairs = []
-    for number, case in enumerate(({}, {"ema": {"decay": 0.9}, "load_best_model_at_end": True, **ZERO_2})):
-        found = []
-        for is_resumed in (True, False):
-            place = folder / f"{number}-{is_resumed}"
-            evaluates = {"eval_strategy": "epoch", "metric_for_best_model": "loss"} if number else {}
-            said: dict[str, Any] = {"save_enabled": True, "save_steps": 2, "lr_scheduler": "ConstantLR"} | evaluates
-            with contextlib.redirect_stdout(io.StringIO()):
-                if is_resumed:
-                    trainer(place, max_steps=4, **case, **said).train()
-                    said["resume_from_checkpoint"] = True
-                one = trainer(place, **case, **said)
-                one.train()
-            found.append(weights(one.model))
-        pairs.append((found[0], found[1]))
-    return pairs
-
-
-@pytest.mark.exhaustive
-def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path: Path) -> None:
-    for found in on_ranks(resume_cases, tmp_path):
-        for resumed, expected in found:
-            torch.testing.assert_close(resumed, expected, rtol=0, atol=0)
 
 
 def test_without_zero_gathers_have_no_precision(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Where processes are, and whether they wait for each other in different calls."""
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +11,11 @@ from trainwright.parallel.stack_places import (
     Frame,
     apart_message,
     are_apart,
-    calls_of_user,
-    frames_of,
-    frames_of_traceback,
     inner_place,
-    is_certain,
     reads_gpu,
     row_of,
-    shown_call,
     waits_for_others,
 )
-from trainwright.stacks import stack_of
 
 TORCH = str(Path(torch.__file__).parent)
 OURS = str(Path(trainwright.__file__).parent)
@@ -43,19 +36,6 @@ saves = row(BROADCAST, SAVE, CALLBACK, STEP, MAIN)
 trains = row(BACKWARD, STEP, MAIN, iteration=5)
 
 
-def test_the_frames_of_a_thread_and_of_an_error() -> None:
-    frames = frames_of(stack_of(threading.get_ident()))
-    assert "test_the_frames_of_a_thread_and_of_an_error" in [frame.function for frame in frames]
-    assert frames[-1].is_of_user or frames[-1].file.startswith("<")
-    try:
-        torch.zeros(2) @ torch.zeros(3)
-    except RuntimeError as error:
-        (frame,) = frames_of_traceback(error.__traceback__)
-    assert str(frame).startswith("test_stack_places.py:")
-    assert frame.is_of_user
-    assert shown_call([frame]) == f"`torch.zeros(2) @ torch.zeros(3)` at {frame}"
-
-
 def test_what_waits_for_its_gpu() -> None:
     logged = Frame(f"{OURS}/events/storage.py", 56, "to_numbers")
     scaled = Frame(f"{TORCH}/amp/grad_scaler.py", 380, "_maybe_opt_step")
@@ -74,12 +54,6 @@ def test_what_waits_and_where() -> None:
     assert not waits_for_others([Frame(f"{TORCH}/nn/functional.py", 1, "linear"), *FORWARD])
     assert inner_place([BROADCAST, SAVE, MAIN]) == "checkpointer.py:200 in save"
     assert inner_place([]) == "an unknown place"
-
-
-def test_the_calls_of_the_program_do_not_include_its_forward_pass() -> None:
-    assert calls_of_user([BROADCAST, SAVE, CALLBACK, STEP, MAIN]) == [CALLBACK, MAIN]
-    assert calls_of_user([BROADCAST, *FORWARD, STEP, MAIN]) == [MAIN]
-    assert not Frame(threading.__file__, 1, "run").is_of_user
 
 
 @pytest.mark.parametrize(
@@ -103,14 +77,6 @@ def test_processes_are_apart_only_if_none_can_go_on(rows: list[Any], expected: b
     assert are_apart(rows) is expected
 
 
-def test_processes_in_two_exchanges_may_be_in_a_slow_one_together() -> None:
-    sends, receives = row(BROADCAST, CALLBACK, STEP, MAIN), row(BROADCAST, MAIN)
-    assert are_apart([sends, receives])
-    assert not is_certain([sends, receives])
-    assert is_certain([row(SAVE, CALLBACK, STEP, MAIN, meeting="Trainer.save"), receives])
-    assert is_certain([sends, row(BACKWARD, STEP, MAIN, iteration=5)])
-
-
 def test_the_message_names_the_call_its_process_and_where_the_others_are() -> None:
     head, *lines = apart_message([trains, trains, saves, trains]).splitlines()
     assert head.startswith("Only rank 2 has made the call train.py:21 in on_step_end. Every process must do the same")
@@ -118,13 +84,3 @@ def test_the_message_names_the_call_its_process_and_where_the_others_are() -> No
         "  ranks 0, 1, 3: in iteration 6, train.py:50 in <module> (loop.py:120 in train)",
         "  rank 2: in iteration 5, train.py:21 in on_step_end (checkpointer.py:200 in save)",
     ]
-
-
-def test_the_message_names_what_all_processes_must_come_to() -> None:
-    freezes = row(SAVE, STEP, MAIN, meeting="Trainer.save")
-    head, first, second = apart_message([freezes, trains]).splitlines()
-    assert head.startswith("Only rank 0 has come to Trainer.save: train.py:50 in <module>.")
-    assert first == "  rank 0: in iteration 5, train.py:50 in <module>"
-    assert second.startswith("  rank 1: in iteration 6,")
-    both = apart_message([freezes, row(SAVE, STEP, MAIN, meeting="Trainer.load")])
-    assert both.startswith("The processes have made different calls, and wait for each other.")

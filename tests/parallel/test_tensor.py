@@ -257,24 +257,6 @@ def test_faults_that_torch_does_not_report_are_errors() -> None:
         assert "ConfigError: tensor parallel: create_graph=True" in found["penalty of scores"]
 
 
-def replicas(steps: int) -> list[Tensor]:
-    """The parameters that both processes hold, after steps with dropout."""
-    from trainwright.parallel.tensor import is_whole
-
-    torch.manual_seed(7)
-    model = sharded(gpt(hidden_dropout_prob=0.2))
-    with loss_parallel():
-        train(model, steps=steps)
-    return [p.to_local().detach().clone() for p in model.parameters() if is_whole(p)]  # type: ignore[attr-defined]
-
-
-@pytest.mark.exhaustive
-def test_dropout_keeps_the_copies_of_a_parameter_equal() -> None:
-    first, second = on_ranks(replicas, 5)
-    assert len(first) > 5
-    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
-
-
 def accumulated_gradients(split: str) -> list[Any]:
     """The gradients after two backward passes, and in between, of parameters whose gradients are one tensor."""
     import torch

@@ -168,15 +168,6 @@ def test_a_loader_of_torch_is_used_as_it_is(tmp_path: Path) -> None:
     assert len(rows(tmp_path)) == 7
 
 
-def test_a_second_train_has_nothing_to_do_and_a_longer_one_goes_on(tmp_path: Path) -> None:
-    trainer = DefaultTrainer(config(tmp_path))
-    trainer.train()
-    before = weights(trainer)
-    trainer.train()
-    assert all(torch.equal(a, b) for a, b in zip(before, weights(trainer), strict=True))
-    assert trainer.samples_done == 6 * 8
-
-
 @pytest.mark.parametrize("asked", [False, True])
 def test_mixed_precision_is_for_training_and_for_evaluation_only_if_asked(tmp_path: Path, asked: bool) -> None:
     trained, evaluated = set(), set()
@@ -202,17 +193,6 @@ def test_samples_are_counted_over_several_trainings(tmp_path: Path) -> None:
     trainer.train(2, 6)
     state = json.loads((tmp_path / "model_final" / "trainer.json").read_text())
     assert (state["iterations_done"], state["consumed_samples"]) == (6, 48)
-
-
-def test_a_hook_cannot_train_within_a_training(tmp_path: Path) -> None:
-    class Again(HookBase):
-        def after_step(self) -> None:
-            self.trainer.train()
-
-    trainer = DefaultTrainer(config(tmp_path))
-    trainer.register_hooks([Again()])
-    with pytest.raises(RuntimeError, match="while this trainer trains"):
-        trainer.train()
 
 
 def test_another_optimizer_cannot_take_over_a_checkpoint(tmp_path: Path) -> None:
@@ -258,14 +238,6 @@ def test_a_resume_with_other_hooks_goes_on_and_lists_what_is_not_used(
     assert "Hooks without saved state: Counting" in line
 
 
-def test_a_resume_without_a_checkpoint_says_that_it_begins_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    trainer = DefaultTrainer(config(tmp_path, resume=True))
-    assert trainer.start_iter == 0
-    assert "no checkpoint to resume from" in caplog.text
-
-
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
@@ -308,16 +280,6 @@ def test_an_optimizer_of_another_model_is_refused_before_the_first_step(tmp_path
     trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.1)
     with pytest.raises(ConfigError, match="optimizer was assigned, without effect"):
         trainer.train()
-
-
-def test_an_evaluator_of_ones_own_decides_the_best(tmp_path: Path) -> None:
-
-    cfg = config(tmp_path)
-    cfg.train.evaluation.update(
-        {"evaluator": Results(mine=[1, 2, 3, 4]), "eval_metric": "mine", "eval_mode": "max", "eval_period": 2}
-    )
-    assert DefaultTrainer(cfg).train() == {"mine": 3.0}
-    assert json.loads((tmp_path / "model_best" / "extra.json").read_text())["mine"] == 3.0
 
 
 @pytest.mark.parametrize("resume", [False, True])
@@ -366,18 +328,6 @@ def test_the_device_that_is_asked_for_is_the_one_that_is_set_up(
     assert set(asked) == {"cpu"}
 
 
-def test_a_default_dtype_of_float64_trains_saves_and_resumes(tmp_path: Path) -> None:
-    try:
-        torch.set_default_dtype(torch.float64)
-        DefaultTrainer(config(tmp_path, train_iter=3)).train()
-        trainer = DefaultTrainer(config(tmp_path, train_iter=6, resume=True))
-        trainer.train()
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert trainer.iterations_done == 6
-    assert {parameter.dtype for parameter in trainer.model.parameters()} == {torch.float64}
-
-
 @pytest.mark.parametrize(("epochs", "ends"), [(1, [4, 7, 11, 14, 17]), (2, [7, 14])])
 def test_evaluations_and_checkpoints_are_at_the_ends_of_epochs_also_within_an_iteration(
     tmp_path: Path, epochs: int, ends: list[int]
@@ -389,25 +339,6 @@ def test_evaluations_and_checkpoints_are_at_the_ends_of_epochs_also_within_an_it
     evaluated = [row["iteration"] for row in rows(tmp_path) if "Acc@1" in row]
     assert evaluated == [*(end - 1 for end in ends if end < 17), 17]
     assert sorted(int(path.name[6:]) + 1 for path in tmp_path.glob("model_0*")) == ends
-
-
-def test_the_k_best_checkpoints_are_kept_besides_the_newest(tmp_path: Path) -> None:
-
-    cfg = config(tmp_path, checkpointer={"period": 1, "max_to_keep": 2, "save_top_k": 3})
-    cfg._set_flag("allow_objects", True)
-    cfg.train.evaluation.update(
-        {
-            "evaluator": Results(score=[0.3, 0.9, 0.5, 0.7, 0.1, 0.2]),
-            "eval_metric": "score",
-            "eval_mode": "max",
-            "eval_period": 1,
-        }
-    )
-    DefaultTrainer(cfg).train()
-    kept = sorted(path.name for path in tmp_path.glob("model_best*"))
-    assert kept == ["model_best", "model_best_0000001", "model_best_0000002", "model_best_0000003"]
-    assert (tmp_path / "model_best").resolve().name == "model_best_0000001"
-    assert sorted(path.name for path in tmp_path.glob("model_0*")) == ["model_0000004", "model_0000005"]
 
 
 def test_a_value_of_the_model_and_a_result_of_one_name_are_two_values(tmp_path: Path) -> None:
@@ -427,13 +358,6 @@ def test_a_value_of_the_model_and_a_result_of_one_name_are_two_values(tmp_path: 
     latest = trainer.storage.latest()
     assert (latest["score"][0], latest["eval_score"][0]) == (7, 0.2)
     assert (tmp_path / "model_best").is_dir()
-
-
-def test_save_top_k_without_evaluation_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    cfg = config(tmp_path, checkpointer={"save_top_k": 3})
-    cfg.train.evaluation.enabled = False
-    DefaultTrainer(cfg)
-    assert "train.checkpointer.save_top_k has no effect: nothing is evaluated" in caplog.text
 
 
 def test_the_results_of_an_evaluation_are_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -96,15 +96,6 @@ def test_batch_sizes_that_do_not_fit_are_refused_before_anything_is_written(
     assert not list(tmp_path.iterdir())
 
 
-def test_the_trainer_writes_complete_sizes_too_and_leaves_the_callers_configuration_alone(tmp_path: Path) -> None:
-    cfg = config(tmp_path, train_micro_batch_size=4, train_iter=1)
-    cfg.train.evaluation.enabled = False
-    cfg.model = LazyCall(Loss)()
-    DefaultTrainer(cfg).train()
-    assert sizes(cfg.train) == (4, None, None, 1)
-    assert sizes(LazyConfig.load(tmp_path / "run" / "config.yaml").train) == (4, 4, 1, 1)
-
-
 def test_a_folder_whose_name_looks_like_an_interpolation_is_one_like_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,13 +237,6 @@ def test_the_trainer_repeats_nothing_that_default_setup_has_done(
     cfg.train.seed = "one"
     with pytest.raises(ConfigError, match=r"train\.seed"):
         DefaultTrainer(cfg)
-
-
-def test_a_configuration_without_default_setup_is_completed_by_the_trainer(tmp_path: Path) -> None:
-    cfg = trainable(tmp_path)
-    del cfg.train.scheduler
-    assert trained(cfg).cfg.train.scheduler.warmup_iter == 0
-    assert "scheduler" not in cfg.train
 
 
 @pytest.mark.parametrize(

@@ -49,15 +49,19 @@ def best_step(folder: Path) -> int:
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{"greater_is_better": False}, {"metrics": [MetricConfig("nll", objective="minimize")]}],
+    ("settings", "step"),
+    [
+        ({"greater_is_better": False}, 12),
+        ({"greater_is_better": True}, 4),
+        ({"metrics": [MetricConfig("nll", objective="minimize")]}, 12),
+    ],
 )
-def test_less_is_better_where_the_user_says_so(
-    settings: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_the_better_direction_is_the_users(
+    settings: dict[str, Any], step: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run(tmp_path, **settings).train()
-    assert best_step(tmp_path) == 12
-    assert "Best eval_nll so far (lower is better)" in caplog.text
+    assert best_step(tmp_path) == step
+    assert f"Best eval_nll so far ({'lower' if step == 12 else 'higher'} is better)" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["F1Score", "f1score", "eval_F1_Score"])
@@ -69,11 +73,6 @@ def test_a_metric_may_be_named_as_in_metrics(tmp_path: Path, name: str, caplog: 
     found = {row["iteration"]: row["eval_f1_score"] for row in rows if "eval_f1_score" in row}
     steps = {at if at == 12 else at + 1: value for at, value in found.items()}
     assert best_step(tmp_path) == max(steps, key=lambda step: (steps[step], -step))
-
-
-def test_more_is_better_where_the_user_says_so(tmp_path: Path) -> None:
-    run(tmp_path, greater_is_better=True).train()
-    assert best_step(tmp_path) == 4
 
 
 def test_an_unknown_direction_is_an_error_before_the_first_step(tmp_path: Path) -> None:
@@ -193,9 +192,12 @@ def test_early_stopping_that_can_never_work_is_named_before_the_first_step(
         assert "nothing is evaluated" in caplog.text
 
 
-def test_early_stopping_stops_stays_stopped_and_goes_on_with_more_patience(tmp_path: Path) -> None:
+@pytest.mark.parametrize("monitor", [("eval_epoch_loss", "min"), ("score", "max")])  # also by its plain name
+def test_early_stopping_stops_stays_stopped_and_goes_on_with_more_patience(
+    monitor: tuple[str, str], tmp_path: Path
+) -> None:
     def run(patience: int, **settings: Any) -> Scripted:
-        stopping = {"monitor": "eval_epoch_loss", "patience": patience, "mode": "min"}
+        stopping = {"monitor": monitor[0], "patience": patience, "mode": monitor[1]}
         trainer = Scripted(make(), config(tmp_path, num_epochs=4, early_stopping=stopping, **settings), PAIRS, PAIRS)
         trainer.train()
         return trainer
@@ -254,17 +256,6 @@ def test_early_stopping_by_the_metric_goes_by_the_loss_where_there_is_no_metric(
     assert run(1) == 3  # 2.0 is not better than 1.0
     assert run(1, resume_from_checkpoint=True) == 3
     assert run(2, resume_from_checkpoint=True) == 4
-
-
-def test_a_monitor_by_its_plain_name_is_known_to_a_resume(tmp_path: Path) -> None:
-    def run(patience: int, **settings: Any) -> int:
-        stopping = {"monitor": "score", "patience": patience, "mode": "max"}
-        trainer = Scripted(make(), config(tmp_path, num_epochs=4, early_stopping=stopping, **settings), PAIRS, PAIRS)
-        trainer.train()
-        return trainer.epoch
-
-    assert run(1) == 3
-    assert run(1, resume_from_checkpoint=True) == 3
 
 
 def test_a_callback_of_the_users_stands_in_for_the_configurations(tmp_path: Path) -> None:

@@ -255,18 +255,6 @@ def test_a_metric_that_fits_no_more_may_fit_the_next_data(tmp_path: Path) -> Non
     assert set(trainer.evaluate()) == {"loss", "accuracy"}
 
 
-def test_a_list_of_samples_is_data_for_evaluate_as_it_is_for_the_trainer(tmp_path: Path) -> None:
-    samples = [DATA[index] for index in range(20)]
-    trainer = Trainer(make(), config(tmp_path), samples, samples)
-    assert trainer.evaluate(samples) == trainer.evaluate()
-
-
-def test_an_evaluation_without_a_batch_is_an_error(tmp_path: Path) -> None:
-    trainer = Trainer(make(), config(tmp_path), DATA)
-    with pytest.raises(ConfigError, match="yielded no batch"):
-        trainer.evaluate(batch for batch in ())
-
-
 def test_a_run_is_not_gone_on_with_on_other_data_of_as_many_batches(tmp_path: Path) -> None:
     def trainer(rows: int, **settings: Any) -> Trainer:
         data = TensorDataset(INPUTS[:rows], LABELS[:rows])
@@ -305,37 +293,6 @@ def test_a_run_stays_in_its_folder_wherever_the_program_goes(tmp_path: Path, mon
     assert verify(tmp_path / "out" / "final_epoch")
 
 
-def test_a_run_that_is_done_gives_its_results_and_its_best_weights_again(tmp_path: Path) -> None:
-    class Scripted(Trainer):
-        def evaluate(self, dataset: Any = None) -> dict[str, Any]:  # type: ignore[override]
-            return {"loss": float(self.epoch)}  # the first is best
-
-    settings = {"num_epochs": 3, "load_best_model_at_end": True}
-    first = Scripted(make(), config(tmp_path, **settings), DATA, DATA)
-    results = first.train()
-    again = Scripted(make(), config(tmp_path, **settings, resume_from_checkpoint=True), DATA, DATA)
-    assert again.train() == results == {"loss": 1.0}
-    assert torch.equal(again.model.weight, first.model.weight)
-
-
-def test_another_optimizer_in_the_middle_gets_the_rest_of_the_schedule(tmp_path: Path) -> None:
-    class Swapping(Callback):
-        def on_epoch_end(self, epochs: int, logs: Any) -> None:
-            if epochs == 1:
-                trainer.set_optimizer(torch.optim.SGD(trainer.model.parameters(), lr=0.1))
-
-        def on_train_batch_end(self, batch: Any, logs: Any) -> None:
-            shown.append(logs["lr"])
-
-    shown: list[float] = []
-    settings = TrainingConfig(output_dir=tmp_path, num_epochs=2, batch_size=4, lr=0.05, progress_bar=False)
-    trainer = Trainer(make(), settings, DATA, callbacks=[Swapping()])
-    trainer.train()
-    assert trainer.optimizer.param_groups[0]["lr"] == 0
-    assert shown[-1] == 0
-    assert 0.05 < shown[5] < 0.1
-
-
 class ByName(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -365,15 +322,6 @@ def test_batches_that_do_not_fit_the_model_are_refused_with_their_fields(tmp_pat
 def test_names_of_other_libraries_are_errors_with_ours(name: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=rf"TrainingConfig.{name}: no such setting. Here: {hint}"):
         TrainingConfig(**{name: True})
-
-
-def test_early_stopping_knows_a_metric_by_its_plain_name_too(tmp_path: Path) -> None:
-    stopping = {"monitor": "accuracy", "patience": 1, "mode": "max"}
-    trainer = Trainer(make(), config(tmp_path, early_stopping=stopping, num_epochs=2), DATA, DATA)
-    trainer.train()
-    stopping["monitor"] = "acuracy"
-    with pytest.raises(ConfigError, match="Did you mean 'eval_accuracy'"):
-        Trainer(make(), config(tmp_path, early_stopping=stopping, num_epochs=2), DATA, DATA).train()
 
 
 def test_a_function_is_enough_for_metrics_of_ones_own(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from tests.engine.trainer import contracts
-from tests.engine.trainer.conftest import PAIRS, Scripted, config, make
+from tests.engine.trainer.conftest import PAIRS, config, make
 from tests.toys import Stream
 from trainwright import Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError, ConfigTypeError
@@ -176,16 +176,6 @@ def test_fast_dev_run_does_everything_once_and_leaves_no_file(
     assert config.output_dir == str(folder)
 
 
-def test_shares_of_steps(tmp_path: Path) -> None:
-    settings = {"num_epochs": 4, "save_steps": 0.3, "model_checkpoint": None, "log_steps": 0.5}
-    Trainer(make(), config(tmp_path, **settings), PAIRS).train()
-    assert sorted(path.name for path in (tmp_path / "checkpoints").glob("[0-9]*")) == ["06", "12", "18", "20"]
-    rows = [json.loads(line)["iteration"] for line in (tmp_path / "metrics.json").read_text().splitlines()]
-    assert {9, 19} <= set(rows)
-    few = Trainer(make(), config(tmp_path / "few", num_epochs=2, max_steps=0.4), PAIRS)
-    assert few.total_steps == 4  # two of five batches, twice
-
-
 class Recorder(Callback):
     def __init__(self, calls: list[str]) -> None:
         for moment in (name for name in dir(Callback) if name.startswith("on_")):
@@ -213,13 +203,6 @@ def test_freeze_bn_keeps_running_statistics(tmp_path: Path) -> None:
     Trainer(free, config(tmp_path / "b"), PAIRS).train()
     assert torch.equal(frozen[1].running_mean, make()[1].running_mean)
     assert not torch.equal(free[1].running_mean, make()[1].running_mean)
-
-
-def test_each_evaluation_is_a_row_however_rarely_is_logged(tmp_path: Path) -> None:
-    Scripted(make(), config(tmp_path, num_epochs=4, log_steps=1000), PAIRS, PAIRS).train()
-    rows = [json.loads(line) for line in (tmp_path / "metrics.json").read_text().splitlines()]
-    found = [(row["iteration"], row["eval_loss"]) for row in rows if "eval_loss" in row]
-    assert dict(found) == {4: 3.0, 9: 1.0, 14: 2.0, 20: 1.5}
 
 
 def test_a_callback_may_wish_for_an_evaluation_and_for_a_row(

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import trainwright
 from tests.engine.trainer.contracts import (
     INPUTS,
     LABELS,
@@ -31,9 +30,6 @@ from tests.engine.trainer.contracts import (
 from trainwright import Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data import DataError, build_image_train_loader
-from trainwright.hooks import Callback
-
-PACKAGE = str(Path(trainwright.__file__).parent)
 
 
 class HasComputeLoss(Net):
@@ -273,35 +269,6 @@ def test_an_own_train_step_and_an_own_loss_take_any_batch(tmp_path: Path) -> Non
         ):
             torch.testing.assert_close(left, right)  # weight 1: another sum, the same mean
     assert Weighted(make(Net), config(tmp_path / "e"), train_dataset=three).evaluate(three)["loss"] > 0
-
-
-@pytest.mark.parametrize("accumulation", [1, 2])
-def test_an_optimization_step_assigned_during_training_receives_unscaled_gradients(
-    accumulation: int, tmp_path: Path
-) -> None:
-    class Assigns(Callback):
-        trainer: Any
-
-        def on_train_batch_end(self, batch: Any, logs: Any) -> None:
-            if logs["global_step"] == 2 * accumulation:  # steps before are the trainer's
-                self.trainer.optimization_step = self.step
-
-        def step(self) -> None:
-            trainer = self.trainer
-            norms.append(float(torch.nn.utils.get_total_norm([p.grad for p in trainer.model.parameters()])))
-            trainer.optimizer.step()
-            trainer.optimizer.zero_grad()
-
-    norms: list[float] = []
-    settings = {"mixed_precision": "fp16", "optimizer": "SGD", "num_epochs": 1, "batch_size": 10}
-    assigns = Assigns()
-    trainer = Trainer(
-        make(Net), config(tmp_path, gradient_accumulation_steps=accumulation, **settings), PAIRS, callbacks=[assigns]
-    )
-    assigns.trainer = trainer
-    trainer.train()
-    assert len(norms) == trainer.iter - 2
-    assert max(norms) < 10  # the scale is 65536
 
 
 def test_the_mixup_function_of_a_loader_is_applied_to_training_batches(tmp_path: Path) -> None:

@@ -124,15 +124,6 @@ def test_evaluate_is_called_with_what_it_takes(tmp_path: Path) -> None:
     assert calls == [PAIRS, by_model.model, None]
 
 
-def test_evaluate_by_model_and_logs_fills_the_logs(tmp_path: Path) -> None:
-    trainer = trained(Trainer, tmp_path, num_epochs=1)
-    logs = trainer.evaluate(trainer.model, {"global_step": 7})
-    results = trainer.evaluate()
-    assert logs["global_step"] == 7
-    assert logs["eval_epoch_loss"] == results["loss"]
-    assert logs["eval_epoch_metric"] == results["accuracy"]
-
-
 def test_evaluate_by_model_and_logs_gives_the_metrics_by_name_whatever_its_parameters_are_called(
     tmp_path: Path,
 ) -> None:

@@ -74,12 +74,11 @@ def test_a_classifier_gets_the_weights_of_a_loop_by_hand(tmp_path: Path) -> None
     assert set(results) == {"loss", "accuracy"}
 
 
-def test_a_classifier_learns_and_its_checkpoint_is_one_of_transformers(tmp_path: Path) -> None:
-    settings = {"num_epochs": 20, "batch_size": 16, "load_best_model_at_end": True, "metric_for_best_model": "accuracy"}
-    trainer = Trainer(classifier(), config(tmp_path, **settings), Sentences(256), Sentences(64))
+def test_a_checkpoint_of_a_classifier_is_one_of_transformers(tmp_path: Path) -> None:
+    settings = {"load_best_model_at_end": True, "metric_for_best_model": "accuracy"}
+    trainer = Trainer(classifier(), config(tmp_path, **settings), Sentences(16), Sentences(64))
     trainer.train()
-    results = trainer.evaluate()
-    assert results["accuracy"] > 0.9
+    assert "config.json" in verify(tmp_path / "final_epoch", deep=True).files
     reloaded = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "checkpoints" / "model_best")
     batch = {"input_ids": Sentences(64).tokens}
     with torch.no_grad():
@@ -105,11 +104,6 @@ def test_a_language_model_with_tied_weights_resumes(tmp_path: Path) -> None:
     assert resumed.train() == results
     for left, right in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(left, right)
-
-
-def test_verify_reads_back_a_checkpoint_with_files_of_transformers(tmp_path: Path) -> None:
-    Trainer(classifier(), config(tmp_path), Sentences(16)).train()
-    assert "config.json" in verify(tmp_path / "final_epoch", deep=True).files
 
 
 INPUTS = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
@@ -184,13 +178,6 @@ def test_a_given_loader_without_a_length_is_trained_on(tmp_path: Path) -> None:
         Trainer(make(), loaders_config(tmp_path), train_dataloader=DataLoader(stream(), 8))
     with pytest.raises(ConfigError, match=r"train_dataloader: list is empty"):
         Trainer(make(), loaders_config(tmp_path), train_dataloader=[])
-
-
-def test_a_stream_resumes_by_leaving_out_what_was_read(tmp_path: Path) -> None:
-    Trainer(make(), loaders_config(tmp_path, max_steps=2), Counted()).train()
-    resumed = Trainer(make(), loaders_config(tmp_path, resume_from_checkpoint=True), Counted())
-    resumed.train()
-    assert torch.equal(resumed.model.weight, by_hand(6).weight)
 
 
 def test_what_cannot_be_trained_on_is_said(tmp_path: Path) -> None:
