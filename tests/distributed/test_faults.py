@@ -2,19 +2,24 @@
 
 import json
 import re
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from tests.kinds import only_in_torture
+from tests.ranks import on_ranks
 from tests.torchrun import torchrun
+from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
+from trainwright.config.errors import ConfigError
+from trainwright.data import ColumnDataset, build_image_train_loader
 
-SCRIPT = Path(__file__).parent / "faults_script.py"
-OF_LAYOUTS = Path(__file__).parent / "layout_faults_script.py"
-LAYOUTS = {
+SCRIPT = Path(__file__).parent / "layout_faults_script.py"
+LAYOUTS: dict[str, tuple[int, dict[str, int]]] = {
+    "data": (3, {}),
     "tensor": (2, {"tensor_parallel_size": 2}),
     "pipeline": (2, {"pipeline_parallel_size": 2}),
     "ZeRO 3": (2, {"zero_stage": 3}),
@@ -22,12 +27,13 @@ LAYOUTS = {
     "pipeline, ZeRO 2": (4, {"pipeline_parallel_size": 2, "zero_stage": 2}),
     "tensor, pipeline": (4, {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}),
 }
+OFTEN = ("data", "tensor, pipeline")
 FAULTS = ("raise", "data", "hook", "hang", "kill")
 
 
-def run(folder: Path, how: str, processes: int, layout: dict[str, int] | None = None) -> tuple[float, str]:
+def run(folder: Path, how: str, processes: int, layout: dict[str, int]) -> tuple[float, str]:
     """Seconds from the failure to the end of the job, and its output."""
-    done = launch(folder, how, processes, layout)
+    done = torchrun(SCRIPT, folder, how, json.dumps(layout), processes=processes, code=None)
     end = time.time()
     assert done.returncode != 0, done.stdout
     failed = re.search(r"failing at ([\d.]+)", done.stdout)
@@ -35,62 +41,57 @@ def run(folder: Path, how: str, processes: int, layout: dict[str, int] | None = 
     return end - float(failed[1]), done.stdout
 
 
-def launch(
-    folder: Path, how: str, processes: int, layout: dict[str, int] | None = None
-) -> "subprocess.CompletedProcess[str]":
-    if layout is None:
-        return torchrun(SCRIPT, folder, how, processes=processes, code=None)
-    return torchrun(OF_LAYOUTS, folder, how, json.dumps(layout), processes=processes, code=None)
+class Branches(nn.Module):
+    """Leaves out a layer from the sixth batch on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.extra, self.calls = nn.Linear(4, 1), nn.Linear(4, 1), 0
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Any]:
+        self.calls += 1
+        scores = self.layer(x) + (self.extra(x) if self.calls < 6 else 0)
+        return {"loss": (scores - labels).square().mean()}
 
 
-def test_the_traceback_of_the_rank_that_raises_comes_first_and_once(tmp_path: Path) -> None:
-    seconds, output = run(tmp_path / "run", "raise", 3)
-    assert seconds < 30, output
-    ours = output.partition("torch/distributed/elastic")[0]  # then the launcher's own report
-    assert ours.count("Traceback (most recent call last)") == 1, output
-    assert ours.count("ValueError: the data of this rank are bad") == 1, output
-    traceback, line = ours.index("[rank1]: Traceback"), "ended in iteration 6, because rank 1 failed in iteration 6"
-    for other in re.finditer(line, ours):
-        assert other.start() > traceback
-    assert line in ours, output
-    cause = output.partition("Root Cause")[2]
-    assert re.search(r"rank +: 1 .*ValueError: the data of this rank are bad", cause, re.DOTALL), output
-    assert "Connection closed by peer" not in ours
+def leave_out(folder: Path, api: str, finds: bool) -> str:
+    """The message of the error; empty: there was none."""
+    data = ColumnDataset(x=torch.ones(80, 4), labels=torch.ones(80, 1))
+    trainer: Any
+    if api == "TrainingConfig":
+        config = TrainingConfig(output_dir=folder, batch_size=4, num_epochs=1, find_unused_parameters=finds)
+        trainer = Trainer(Branches(), config, train_dataset=data)
+    else:
+        cfg: Any = get_config("common/defaults.py")
+        cfg.model, cfg.optim = LazyCall(Branches)(), LazyCall(torch.optim.SGD)(lr=0.01)
+        cfg.dataloader = LazyCall(dict)(train=build_image_train_loader(data, 4, num_workers=0)[0])
+        cfg.train.update({"output_dir": str(folder), "train_iter": 10, "train_micro_batch_size": 4})
+        cfg.train.dist.find_unused_parameters = finds
+        trainer = DefaultTrainer(cfg)
+    try:
+        trainer.train()
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
-def test_a_rank_that_hangs_is_named_with_the_stacks_of_all(tmp_path: Path) -> None:
-    seconds, output = run(tmp_path / "run", "hang", 2)
-    assert 3 <= seconds < 30, output
-    for rank in range(2):
-        assert f"rank {rank}: the stacks of all threads in iteration 6:" in output
-    assert "waited at one place for 3 s (hang_timeout_s)" in output
-    assert re.search(r"rank 0: waits for the others in iteration 6, at ", output), output
-    assert re.search(r"rank 1: did not come in iteration 6, at faults_script.py:\d+ in forward", output), output
-
-
-@pytest.mark.exhaustive(every=2)
-def test_a_rank_that_is_killed_ends_the_job(tmp_path: Path) -> None:
-    seconds, output = run(tmp_path / "run", "kill", 2)
-    assert seconds < 30, output
-    assert "exitcode  : -9" in output
-    assert "Connection closed by peer" not in output.partition("torch/distributed/elastic")[0]
+def leave_out_all(folder: Path) -> list[tuple[str, str]]:
+    apis = ("TrainingConfig", "train.dist")
+    return [(api, leave_out(folder / f"{api}-{finds}", api, finds)) for finds in (False, True) for api in apis]
 
 
 @pytest.mark.exhaustive
 def test_a_parameter_that_a_later_update_leaves_out_is_named_with_the_setting(tmp_path: Path) -> None:
-    done = launch(tmp_path / "run", "unused", 2)
-    assert done.returncode == 0, done.stdout
-    names = {"objects": "TrainingConfig", "config_files": "train.dist"}
-    for api, where in names.items():
-        text = f"{api}, False: The update before this one left out parameters that earlier ones used: extra."
-        assert done.stdout.count(text) == 2, done.stdout
-        assert f"set {where}.find_unused_parameters=True" in done.stdout
-        assert done.stdout.count(f"{api}, True: trained") == 2, done.stdout
+    for without in on_ranks(leave_out_all, tmp_path):
+        for where, message in without[:2]:
+            assert "The update before this one left out parameters that earlier ones used: extra." in message
+            assert f"set {where}.find_unused_parameters=True" in message
+        assert [message for _, message in without[2:]] == ["", ""]
 
 
 def of_layout(layout: str, how: str) -> Any:
-    mark = {"raise": [], "hang": [pytest.mark.exhaustive], "kill": [pytest.mark.exhaustive]}.get(how)
-    marks = [only_in_torture] if layout != "tensor, pipeline" or mark is None else mark
+    exhaustive = [] if (layout, how) in (("data", "raise"), ("data", "hang")) else [pytest.mark.exhaustive]
+    marks = exhaustive if layout in OFTEN and how in ("raise", "hang", "kill") else [only_in_torture]
     return pytest.param(layout, how, marks=marks, id=f"{layout}-{how}")
 
 
@@ -106,6 +107,9 @@ def test_a_failure_of_one_process_under_a_layout(tmp_path: Path, layout: str, ho
         assert "exitcode  : -9" in output
         assert "Traceback (most recent call last)" not in ours, output
     elif how == "hang":
+        assert seconds >= 3, output
+        assert "waited at one place for 3 s (hang_timeout_s)" in ours
+        assert re.search(r"rank 0: waits for the others in iteration 6, at ", ours), output
         for rank in range(processes):
             assert f"rank {rank}: the stacks of all threads in iteration 6:" in ours, output
         assert re.search(rf"rank {last}: did not come in iteration 6, at layout_faults_script.py:\d+ in fail", ours), (
@@ -118,3 +122,5 @@ def test_a_failure_of_one_process_under_a_layout(tmp_path: Path, layout: str, ho
         assert all(rank == str(last) for _, rank in lines), output  # the launcher may end the others before their line
         traceback = ours.index(f"[rank{last}]: Traceback")
         assert all(line.start() > traceback for line in re.finditer(", because rank", ours)), output
+        cause = output.partition("Root Cause")[2]
+        assert re.search(rf"rank +: {last} .*ValueError: the last process fails", cause, re.DOTALL), output

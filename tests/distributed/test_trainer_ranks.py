@@ -46,18 +46,6 @@ def test_steps_get_the_wrapped_model_and_the_user_keeps_his_own(uneven: tuple[Ru
     assert (first["model"], first["world_size"], first["accelerate"]) == ("Model", 2, False)
 
 
-def test_one_process_writes(uneven: tuple[Run, Run]) -> None:
-    one, two = uneven
-    names = [sorted(p.name for p in r.folder.iterdir() if not p.name.startswith((".", "events"))) for r in uneven]
-    assert names[1] == sorted([*names[0], "log.txt.rank1"])
-    assert len(list(two.folder.glob("events*"))) == 1
-    assert sorted(p.name for p in (two.folder / "checkpoints").iterdir()) == sorted(
-        p.name for p in (one.folder / "checkpoints").iterdir()
-    )
-    assert torch.equal(two.weights("saved")["body.0.weight"], two.weights()["body.0.weight"])
-    assert two.output.count("TrainingConfig(") == 1
-
-
 @pytest.mark.exhaustive(every=8)
 @pytest.mark.parametrize(
     ("config", "said"),
@@ -147,18 +135,6 @@ def test_a_run_of_two_processes_that_is_killed_goes_on_bit_for_bit(tmp_path: Pat
         for r in (whole, again)
     ]
     assert kept[0] == kept[1]
-
-
-@pytest.mark.exhaustive
-def test_two_processes_then_one_then_two_take_the_same_samples(tmp_path: Path, whole: Run) -> None:
-    seen: dict[int, list[int]] = {}
-    for part, (launcher, batch_size, until) in enumerate([(TORCHRUN, 4, 7), (None, 8, 15), (TORCHRUN, 4, None)]):
-        config = {**RESUMABLE, "batch_size": batch_size, "max_steps": until, "lr_scheduler_type": None}
-        done = run(tmp_path / "run", launcher=launcher, part=str(part), config=config)
-        assert done.code == 0, done.output
-        assert not seen.keys() & done.seen().keys()
-        seen |= done.seen()
-    assert seen == whole.seen()
 
 
 def test_a_given_loader_shares_its_samples_out_by_itself(tmp_path: Path) -> None:

@@ -2,21 +2,17 @@
 
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig
 from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from tests.toys import Classifier, Samples
-from tests.toys import file_config as config_of
-from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
-from trainwright.hooks import Callback, CallbackList, EvalHook, RunCallbacks
+from trainwright import Trainer, TrainingConfig
+from trainwright.hooks import Callback, EvalHook
 from trainwright.hooks.signals import Interruptions
 
 pytestmark = pytest.mark.slow
@@ -54,7 +50,7 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))
 
 
-def python_run(folder: Path, epochs: int, scores: list[float] | None = None, **settings: Any) -> Any:
+def run(folder: Path, epochs: int, scores: list[float] | None = None, **settings: Any) -> Any:
     class Scored(Trainer):
         def evaluate(self, *arguments: Any) -> Any:
             results = super().evaluate(*arguments)
@@ -74,54 +70,6 @@ def python_run(folder: Path, epochs: int, scores: list[float] | None = None, **s
     return trainer
 
 
-def model() -> Classifier:
-    return Classifier(body=net())
-
-
-def samples() -> Samples:
-    return Samples(inputs=INPUTS, labels=LABELS.tolist())
-
-
-def file_config(folder: Path, iterations: int, log_period: int = 3) -> DictConfig:
-    cfg = config_of(folder, model, samples, samples)
-    cfg.optim.lr = 0.01
-    cfg.train.scheduler = LazyCall(torch.optim.lr_scheduler.ConstantLR)(factor=1.0)
-    cfg.train.update(
-        {
-            "train_iter": iterations,
-            "train_micro_batch_size": 8,
-            "log_period": log_period,
-            "resume": True,
-            "evaluation": {"eval_period": 4},
-            "topk": [1],
-        }
-    )
-    return cfg
-
-
-def file_run(folder: Path, epochs: int, scores: list[float] | None = None, **settings: Any) -> Any:
-    class Scored(DefaultTrainer):
-        @classmethod
-        def test(cls, cfg: Any, test_loaders: Any, model: Any, evaluator: Any = None) -> Any:
-            results = super().test(cfg, test_loaders, model, evaluator)
-            if scores is None:
-                return results
-            return {**results, "Acc@1": scores[(trainer.iterations_done - 1) // 4]}
-
-    trainer = Scored(file_config(folder, 4 * epochs, **settings))
-    bridge = RunCallbacks(CallbackList([Memory()]), steps_per_epoch=4)
-    trainer.register_hooks([bridge])
-    for hook in trainer._hooks:
-        if hasattr(hook, "_eval_function"):
-            hook._eval_function = bridge.evaluating(hook._eval_function)
-    trainer.callbacks = bridge.callbacks  # type: ignore[attr-defined]
-    trainer.train()
-    return trainer
-
-
-RUNS = pytest.mark.parametrize("run", [python_run, file_run])
-
-
 def state_of(trainer: Any) -> tuple[Any, ...]:
     best = next(hook for hook in trainer._hooks if hasattr(hook, "best_iter"))
     weights = {name: value.tolist() for name, value in trainer.model.state_dict().items()}
@@ -136,13 +84,12 @@ def best_of(folder: Path) -> str:
     return next(folder.rglob("model_best")).resolve().name
 
 
-@pytest.mark.exhaustive(every=3)
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize(("scores", "period"), [(None, 4), ([0.5, 0.9, 0.6, 0.7], 3)])  # rows at the end, or not
-@RUNS
 def test_two_epochs_extended_to_four_are_four_at_once(
-    run: Callable[..., Any], scores: list[float] | None, period: int, tmp_path: Path, read_rows: Any
+    scores: list[float] | None, period: int, tmp_path: Path, read_rows: Any
 ) -> None:
-    logged = {"log_steps" if run is python_run else "log_period": period}
+    logged = {"log_steps": period}
     whole = run(tmp_path / "whole", 4, scores, **logged)
     run(tmp_path / "cut", 2, scores, **logged)
     extended = run(tmp_path / "cut", 4, scores, **logged)
@@ -158,26 +105,23 @@ def test_a_plateau_schedule_has_seen_the_final_evaluation(tmp_path: Path) -> Non
         "lr_scheduler_type": None,
     }
     scores = [0.9, 0.8, 0.7, 0.6]
-    whole = python_run(tmp_path / "whole", 4, scores, **settings)
-    python_run(tmp_path / "cut", 2, scores, **settings)
-    extended = python_run(tmp_path / "cut", 4, scores, **settings)
+    whole = run(tmp_path / "whole", 4, scores, **settings)
+    run(tmp_path / "cut", 2, scores, **settings)
+    extended = run(tmp_path / "cut", 4, scores, **settings)
     assert whole.optimizer.param_groups[0]["lr"] == 0.01 / 8
     assert state_of(extended) == state_of(whole)
 
 
-@pytest.mark.exhaustive(every=2)
-@RUNS
-def test_the_second_save_of_the_end_writes_no_weights_again(run: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_second_save_of_the_end_writes_no_weights_again(tmp_path: Path) -> None:
     trainer = run(tmp_path, 1)
     checkpoint = Path(trainer.checkpointer.get_checkpoint_file())
     assert (checkpoint / "model.safetensors").stat().st_nlink > 1  # shared with model_best, saved in between
 
 
-@pytest.mark.exhaustive(every=6)
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, None)])
-@RUNS
 def test_a_signal_in_the_final_evaluation_ends_the_run_and_a_resume_evaluates(
-    run: Callable[..., Any], number: signal.Signals, code: int | None, tmp_path: Path, read_rows: Any
+    number: signal.Signals, code: int | None, tmp_path: Path, read_rows: Any
 ) -> None:
     whole = run(tmp_path / "whole", 2)
     evaluated = []
@@ -209,10 +153,8 @@ def interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.exhaustive(every=2)
-@RUNS
 def test_a_resume_for_the_final_evaluation_that_fails_at_its_start_leaves_the_checkpoint_as_it_is(
-    run: Callable[..., Any], tmp_path: Path, read_rows: Any
+    tmp_path: Path, read_rows: Any
 ) -> None:
     whole = run(tmp_path / "whole", 4)
     # In the final evaluation, then before the state of the resumed run is restored.
@@ -227,10 +169,8 @@ def test_a_resume_for_the_final_evaluation_that_fails_at_its_start_leaves_the_ch
     assert rows_of(tmp_path / "cut", read_rows) == rows_of(tmp_path / "whole", read_rows)
 
 
-@pytest.mark.exhaustive(every=2)
-@RUNS
 def test_train_again_with_more_epochs_on_the_config_is_a_resume_of_the_longer_run(
-    run: Callable[..., Any], tmp_path: Path, read_rows: Any
+    tmp_path: Path, read_rows: Any
 ) -> None:
     short = run(tmp_path / "again", 2)
     again = run(tmp_path / "resumed", 2)
@@ -238,10 +178,7 @@ def test_train_again_with_more_epochs_on_the_config_is_a_resume_of_the_longer_ru
     before = [p.detach().clone() for p in short.model.parameters()]
     results = short.train()  # nothing to do
     assert all(torch.equal(a, b) for a, b in zip(before, short.model.parameters(), strict=True))
-    if run is python_run:
-        short.config.num_epochs = 4
-    else:
-        short.cfg.train.train_iter = 16
+    short.config.num_epochs = 4
     longer = short.train()
     assert short.iterations_done == 16
     resumed = run(tmp_path / "resumed", 4)

@@ -1,6 +1,5 @@
 """Gradients of several processes are averaged, also where a rank has none; one process is the reference."""
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,9 @@ from torch import Tensor, nn
 from tests.ranks import on_ranks
 from trainwright.engine.gradient_sync import (
     Replica,
-    average_before_own_steps,
     average_gradients,
-    recording_together,
 )
-from trainwright.optim.skip import SkipNonFinite
 from trainwright.parallel.dist import get_rank
-from trainwright.parallel.parallelize import share_state
 
 INPUTS = torch.randn(4, 8, 6, generator=torch.Generator().manual_seed(0))  # a batch for each of two updates and ranks
 
@@ -145,90 +140,6 @@ def test_each_update_starts_with_the_buffers_of_the_first_rank() -> None:
     first, other = on_ranks(buffers_of_updates)
     assert first == [0, 1, 2, 3, 4, 5]
     assert other == [0, 2, 2, 4, 4, 6]
-
-
-def two_losses() -> list[Tensor]:
-    """Two updates with two backward passes each, the first for one branch only."""
-    model = Branches()
-    holder: dict[str, Any] = {"model": model}
-    replica = Replica(model, torch.device("cpu"), lambda wrapped: holder.update(model=wrapped))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for update in range(2):
-        replica.before_batch(is_last=True)
-        batch = INPUTS[update * 2 + get_rank()]
-        loss = holder["model"](batch, both=True)
-        loss.backward(inputs=list(model.first.parameters()), retain_graph=True)
-        replica.average_after_backward()
-        loss.backward()
-        replica.finish()
-        optimizer.step()
-        optimizer.zero_grad()
-    return state(model)
-
-
-def test_two_backward_passes_on_a_batch_are_averaged_after_the_second_in_each_update() -> None:
-    model = Branches()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for update in range(2):
-        for rank in range(2):
-            loss = model(INPUTS[update * 2 + rank], both=True) / 2
-            loss.backward(inputs=list(model.first.parameters()), retain_graph=True)
-            loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    for weights in on_ranks(two_losses):
-        for ours, expected in zip(weights, state(model), strict=True):
-            torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-7)  # float32 sums in another order
-
-
-def own_steps() -> tuple[list[float], list[float]]:
-    """A step of the user's own, and one of ours, which averages elsewhere."""
-    parameter = nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.SGD([parameter], lr=1.0)
-    ours, finished = [False], list[int]()
-    handle = average_before_own_steps(optimizer, lambda: ours[0], lambda: finished.append(1), lambda: None)
-    weights = []
-    for ours[0] in (False, True):
-        parameter.grad = torch.full((1,), 2.0 * get_rank())
-        optimizer.step()
-        weights.append(parameter.item())
-    handle.remove()
-    return weights, finished
-
-
-def test_a_users_own_step_averages_and_a_step_of_the_trainer_does_not() -> None:
-    (first, finished), (second, _) = on_ranks(own_steps)
-    assert first == [-1.0, -1.0]
-    assert second == [-1.0, -3.0]
-    assert finished == [1]
-
-
-def skipped() -> list[list[Tensor]]:
-    """The state after each of three updates, from that of rank 0; rank 1 has a NaN in the second."""
-    rank = get_rank()
-    torch.manual_seed(rank)
-    model = nn.Linear(2, 1)
-    share_state(model)
-    skip = SkipNonFinite(torch.optim.SGD(model.parameters(), lr=0.1))
-    record_loss = recording_together(skip)
-    states = [state(model)]
-    for update in range(3):
-        skip.begin()
-        loss = model(torch.ones(1, 2)).square().sum()
-        model.zero_grad()
-        loss.backward()
-        record_loss(loss * (float("nan") if update == rank == 1 else 1.0))
-        skip.step(None)
-        states.append(state(model))
-    return states
-
-
-def test_all_ranks_skip_the_update_of_a_loss_that_is_nan_on_one() -> None:
-    first, second = on_ranks(skipped)
-    for ours, theirs in zip(first, second, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
-    is_equal = [all(torch.equal(a, b) for a, b in zip(*pair, strict=True)) for pair in itertools.pairwise(first)]
-    assert is_equal == [False, True, False]
 
 
 def means_with(folder: str, is_own: bool) -> list[list[float]]:

@@ -193,6 +193,9 @@ def test_samples_are_counted_over_several_trainings(tmp_path: Path) -> None:
     trainer.train(2, 6)
     state = json.loads((tmp_path / "model_final" / "trainer.json").read_text())
     assert (state["iterations_done"], state["consumed_samples"]) == (6, 48)
+    trainer.cfg.train.train_iter = 8
+    trainer.train()
+    assert (trainer.iterations_done, trainer.samples_done) == (8, 64)
 
 
 def test_another_optimizer_cannot_take_over_a_checkpoint(tmp_path: Path) -> None:
