@@ -118,17 +118,6 @@ def test_curves_share_their_axes_and_stay_inside() -> None:
     assert {"2", "1", "100 iterations", "training loss", "evaluation loss"} <= {*texts(html)}
 
 
-def test_a_wide_range_has_a_logarithmic_axis() -> None:
-    (line,) = points_of(curves({"loss": [(1.0, 100.0), (2.0, 10.0), (3.0, 1.0)]}))
-    (_, top), (_, middle), (_, bottom) = line
-    assert middle == pytest.approx((top + bottom) / 2, abs=0.1)
-
-
 @pytest.mark.parametrize("lines", [{}, {"a": []}, {"a": [(1.0, 1.0)]}, {"a": [(0.0, 1.0), (0.0, 2.0)]}], ids=str)
 def test_too_few_points_make_no_picture(lines: dict[str, list[tuple[float, float]]]) -> None:
     assert curves(lines) == ""
-
-
-def test_equal_values_make_a_flat_line() -> None:
-    ((first, second),) = points_of(curves({"a": [(1.0, 0.5), (2.0, 0.5)]}))
-    assert first[1] == second[1]

@@ -159,21 +159,3 @@ def test_settings_that_the_page_shows(page_text: Callable[..., str], name: str, 
     }
     field, value = shown[name]
     assert getattr(config, field) == value
-
-
-@pytest.mark.parametrize("precision", ["bf16", "fp16", "full"])
-def test_mixed_precision_trains(precision: str, tmp_path: Path) -> None:
-    from trainwright.models import BertTextClassification, BertTextClassificationConfig
-
-    model = BertTextClassification(
-        BertTextClassificationConfig(
-            id2label={0: "no", 1: "yes"}, vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-            intermediate_size=32, max_position_embeddings=20,
-        )
-    )  # fmt: skip
-    config = TrainerConfig(
-        output_dir=tmp_path, task="text_classification", mixed_precision=precision, batch_size=4, num_epochs=2,
-        num_dataloader_workers=0, metrics=["accuracy", "f1"], metric_for_best_model="f1",
-    )  # fmt: skip
-    trainer = Trainer(model, config, tokens(), tokens())
-    assert set(trainer.train()) == {"loss", "accuracy", "f1"}

@@ -1,6 +1,5 @@
 """The recipe of a streamed language model: the losses of a plain loop over the same batches, and an exact resume."""
 
-import json
 import random
 import runpy
 import tarfile
@@ -8,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from trainwright.data.seeding import ORDER_STREAM, mixed_seed
@@ -47,13 +45,6 @@ def test_the_losses_are_those_of_a_plain_loop_and_a_resume_is_exact(tmp_path: Pa
 
     cut(5)
     assert_equal(cut(STEPS), model)
-
-
-@pytest.mark.exhaustive
-def test_it_learns(tmp_path: Path) -> None:
-    trainer = RECIPE["main"](str(tmp_path), 60)
-    rows = [json.loads(line) for line in (trainer.output_dir / "metrics.json").read_text().splitlines()]
-    assert rows[-1]["total_loss"] < 3.6  # ln 256 = 5.5
 
 
 def assert_equal(one: torch.nn.Module, other: torch.nn.Module) -> None:

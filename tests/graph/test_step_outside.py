@@ -149,44 +149,6 @@ def test_schedules_that_change_more_than_the_rate(make: Any, schedule: str, capl
     assert not refusals(caplog)
 
 
-class KeepsGradients(torch.optim.Optimizer):
-    """Momentum that begins with the first gradient itself, and steps by the difference of two gradients."""
-
-    def __init__(self, parameters: Any) -> None:
-        super().__init__(parameters, {"lr": 0.05})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                state, gradient = self.state[parameter], parameter.grad
-                before = state.get("before", gradient)
-                state["before"] = gradient
-                state["momentum"] = state["momentum"] * 0.9 + gradient if "momentum" in state else gradient
-                parameter.sub_((state["momentum"] + 0.5 * (gradient - before)) * group["lr"])
-
-
-@pytest.mark.exhaustive(every=2)
-@pytest.mark.parametrize("accumulation", [1, 2])
-def test_an_optimizer_may_keep_gradients(accumulation: int, caplog: pytest.LogCaptureFixture) -> None:
-    """Also where the last micro-batch of a window is a shorter one, which is eager."""
-    both(data=[*batches(6), *batches(1, size=3)], optimizer=KeepsGradients, accumulation=accumulation)
-    assert len(captures(caplog)) == 1
-
-
-class OwnZeroGrad(torch.optim.SGD):
-    """Gradients add up over all updates."""
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        pass
-
-
-@pytest.mark.exhaustive(every=2)
-@pytest.mark.parametrize("accumulation", [1, 2])
-def test_a_zero_grad_of_an_optimizer_is_called(accumulation: int) -> None:
-    both(optimizer=lambda p: OwnZeroGrad(p, lr=0.01), accumulation=accumulation)
-
-
 class Partly(Small):
     """Uses its third layer only for batches with a flag."""
 

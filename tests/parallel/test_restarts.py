@@ -1,7 +1,6 @@
 """A checkpoint belongs to this job if it is newer than the launcher and older than this process."""
 
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -42,13 +41,6 @@ def test_a_system_without_start_times(checkpoint: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("trainwright.parallel.restarts._start_of", lambda process: None)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", count)
     assert is_continued(checkpoint) is (count == "1")
-
-
-def test_the_start_of_this_process() -> None:
-    from trainwright.parallel.restarts import _start_of
-
-    start = _start_of(os.getpid())
-    assert start is None or start < time.time() + 1
 
 
 def test_a_job_that_a_queue_starts_again_continues(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

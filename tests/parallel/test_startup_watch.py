@@ -1,7 +1,5 @@
 """Which processes of torchrun have ended, by the environments of those that run."""
 
-import os
-import threading
 import time
 from pathlib import Path
 
@@ -36,12 +34,6 @@ def test_a_process_that_has_ended_is_found_by_its_rank(tmp_path: Path) -> None:
     assert ended_siblings(own, tmp_path) == set()
 
 
-def test_nothing_is_said_where_processes_are_not_seen(tmp_path: Path) -> None:
-    assert ended_siblings(JOB | {"LOCAL_RANK": "0"}, tmp_path) == set()  # another system
-    assert ended_siblings({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}) == set()  # another launcher
-    assert ended_siblings(os.environ | JOB | {"LOCAL_RANK": "0"}) == set()
-
-
 def test_one_process_with_the_variables_of_several_logs_what_it_waits_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -55,13 +47,3 @@ def test_one_process_with_the_variables_of_several_logs_what_it_waits_for(
             time.sleep(0.05)
     (line,) = caplog.messages
     assert "waits for the other processes of WORLD_SIZE=2 at 127.0.0.1:29777" in line
-
-
-def test_processes_that_have_met_are_not_looked_for() -> None:
-    def watchers() -> list[threading.Thread]:
-        return [thread for thread in threading.enumerate() if thread.name == "trainwright-siblings"]
-
-    with siblings_awaited():
-        (watcher,) = watchers()
-    watcher.join(timeout=1.0)
-    assert not watcher.is_alive()

@@ -304,34 +304,3 @@ def accumulated_gradients(split: str) -> list[Any]:
 def test_a_gradient_of_two_parameters_is_accumulated_for_each(split: str) -> None:
     once, twice = [[2.0] * 3] * 2, [[4.0] * 3] * 2
     assert on_ranks(accumulated_gradients, split) == [[once, twice]] * 2
-
-
-def error_of_a_change_in_place() -> str:
-    import torch
-    from torch import nn
-    from torch.distributed.device_mesh import init_device_mesh
-
-    from trainwright.parallel.tensor import shard_tensors
-
-    class Changing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(3))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            weight = self.weight
-            weight += x
-            return weight
-
-    model = Changing()
-    shard_tensors(model, init_device_mesh("cpu", (2,), mesh_dim_names=("tp",)), {})
-    try:
-        model(torch.ones(3))
-    except RuntimeError as error:
-        return str(error)
-    return ""
-
-
-def test_a_parameter_changed_in_place_is_an_error_as_in_one_process() -> None:
-    for message in on_ranks(error_of_a_change_in_place):
-        assert "modified inplace" in message

@@ -197,14 +197,6 @@ def test_the_order_of_calls_is_that_of_the_document(tmp_path: Path) -> None:
     assert calls == ["train_begin", *epoch, *epoch, "train_end"]
 
 
-def test_freeze_bn_keeps_running_statistics(tmp_path: Path) -> None:
-    frozen, free = make(), make()
-    Trainer(frozen, config(tmp_path / "a", freeze_bn=True), PAIRS).train()
-    Trainer(free, config(tmp_path / "b"), PAIRS).train()
-    assert torch.equal(frozen[1].running_mean, make()[1].running_mean)
-    assert not torch.equal(free[1].running_mean, make()[1].running_mean)
-
-
 def test_a_callback_may_wish_for_an_evaluation_and_for_a_row(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

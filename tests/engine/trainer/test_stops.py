@@ -206,22 +206,6 @@ def test_clipping_by_norm_and_by_value_is_refused() -> None:
         TrainingConfig(clip_grad_value=0.5, max_grad_norm=1.0)
 
 
-@pytest.mark.parametrize(
-    ("settings", "samples"), [({"limit_train_batches": 2}, 16), ({"limit_train_batches": 0.4}, 16)]
-)
-def test_a_config_file_limits_each_epoch(settings: dict[str, Any], samples: int, tmp_path: Path) -> None:
-    trainer = by_config(tmp_path, train_iter=0, train_epoch=3, **settings)
-    batches = []
-    trainer.register_hooks([CallbackHook()])
-    get_batch = trainer.get_batch
-    trainer.get_batch = lambda *a: batches.append(get_batch(*a)) or batches[-1]  # type: ignore[method-assign,func-returns-value]
-    trainer.train()
-    assert trainer.iterations_done == 6
-    firsts = [tuple(map(tuple, batch["inputs"].tolist())) for batch in batches[:6]]
-    assert len(set(firsts)) == 6  # another order in each epoch
-    assert len({row for first in firsts[:2] for row in first}) == samples
-
-
 def test_a_config_file_overfits_and_limits_evaluations(tmp_path: Path) -> None:
     trainer = by_config(
         tmp_path / "over",

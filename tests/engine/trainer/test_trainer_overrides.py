@@ -124,20 +124,6 @@ def test_evaluate_is_called_with_what_it_takes(tmp_path: Path) -> None:
     assert calls == [PAIRS, by_model.model, None]
 
 
-def test_evaluate_by_model_and_logs_gives_the_metrics_by_name_whatever_its_parameters_are_called(
-    tmp_path: Path,
-) -> None:
-    class Mine(Trainer):
-        def evaluate(self, network: nn.Module, results: dict[str, Any]) -> dict[str, Any]:  # type: ignore[override]
-            return {**super().evaluate(network, results), "eval_remark": "not a number"}
-
-    plain = trained(Trainer, tmp_path / "plain", num_epochs=1)
-    mine = trained(Mine, tmp_path / "mine", num_epochs=1, metric_for_best_model="accuracy")
-    accuracy = plain.last_eval_results["accuracy"]
-    assert mine.last_eval_results == {**plain.last_eval_results, "metric": accuracy}
-    assert (tmp_path / "mine" / "checkpoints" / "model_best").exists()
-
-
 class Negated(nn.Module):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

@@ -52,33 +52,6 @@ def weights(trainer: Trainer) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
 
 
-@pytest.mark.exhaustive(every=5)
-@pytest.mark.parametrize("accumulation", [1, 3])
-@pytest.mark.parametrize("stop_at", [8, 9, 20])
-def test_interrupted_and_resumed_is_uninterrupted(
-    stop_at: int, accumulation: int, tmp_path: Path, read_rows: Any
-) -> None:
-    settings = {"gradient_accumulation_steps": accumulation, "log_steps": 1}
-    whole = Trainer(net(), config(tmp_path / "whole", **settings), DATA, DATA)
-    results = whole.train()
-
-    stopping = Stopping(net(), config(tmp_path / "cut", **settings), DATA, DATA)
-    stopping.stop_at = stop_at
-    with pytest.raises(StoppedError):
-        stopping.train()
-    resumed = Trainer(net(), config(tmp_path / "cut", resume_from_checkpoint=True, **settings), DATA, DATA)
-    assert 0 < resumed.state.global_step < stop_at
-    assert resumed.train() == results
-    assert torch.equal(weights(resumed), weights(whole))
-    for left, right in zip(resumed.optimizer.state.values(), whole.optimizer.state.values(), strict=True):
-        assert torch.equal(left["exp_avg_sq"], right["exp_avg_sq"])
-    timeless = [
-        [{k: v for k, v in row.items() if "time" not in k} for row in read_rows(tmp_path / name)]
-        for name in ("whole", "cut")
-    ]
-    assert timeless[0] == timeless[1]
-
-
 @pytest.mark.parametrize(("number", "ends_with"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)])
 def test_a_signal_saves_and_stops_between_two_updates(
     number: signal.Signals, ends_with: type[BaseException], tmp_path: Path
@@ -165,32 +138,6 @@ def test_a_second_train_goes_on_after_a_failure(tmp_path: Path) -> None:
     stopping.train()
     assert torch.equal(weights(stopping), weights(whole))
     assert stopping.train() == {}  # nothing is left to do
-
-
-def test_a_given_loader_resumes_exactly_at_an_epochs_end(tmp_path: Path) -> None:
-    def loader() -> Any:
-        return DataLoader(DATA, 8, shuffle=True)
-
-    whole = Trainer(net(), config(tmp_path / "whole"), train_dataloader=loader())
-    whole.train()
-    stopping = Stopping(net(), config(tmp_path / "cut", save_steps=None), train_dataloader=loader())
-    stopping.stop_at = 9
-    with pytest.raises(StoppedError):
-        stopping.train()
-    again = config(tmp_path / "cut", resume_from_checkpoint=True)
-    resumed = Trainer(net(), again, train_dataloader=loader())
-    assert resumed.state.global_step == 7
-    resumed.train()
-    assert torch.equal(weights(resumed), weights(whole))
-
-
-def test_weights_alone_begin_a_run_of_their_own(tmp_path: Path) -> None:
-    first = Trainer(net(), config(tmp_path / "a"), DATA)
-    first.train()
-    weights_of = tmp_path / "a" / "checkpoints" / "21"
-    second = Trainer(net(), config(tmp_path / "b", init_weights_from=weights_of, resume_from_checkpoint=True), DATA)
-    assert torch.equal(weights(second), weights(first))
-    assert second.state.global_step == 0
 
 
 def test_a_resume_that_would_train_on_other_batches_is_refused(tmp_path: Path) -> None:
