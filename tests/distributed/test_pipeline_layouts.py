@@ -128,7 +128,7 @@ def test_a_stage_moves_only_its_part_and_reports_its_size_and_times(tmp_path: Pa
     ranks = on_ranks(train_watched, tmp_path, world_size=2)
     assert [rank["moved"] for rank in ranks] == [{"0", "1"}, {"2", "3"}]
     whole = sum(parameter.numel() for parameter in build_language(plain=True).parameters())
-    assert re.search(r"Layout +2 processes: 2 pipeline\n", ranks[0]["log"])
+    assert re.search(r"Layout +2 processes: 1 data x 2 pipeline\n", ranks[0]["log"])
     for number, rank in enumerate(ranks):
         assert f"GPTTextGeneration: {whole:,} parameters (" in rank["log"]
         stage = f"pipeline stage {number} of stages 0 to 1 (layers {2 * number} to {2 * number + 1})"
