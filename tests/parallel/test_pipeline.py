@@ -128,6 +128,7 @@ KINDS: tuple[dict[str, Any], ...] = (
     {"kind": "Llama", "tie_word_embeddings": True},
     {"kind": "Llama", "tie_word_embeddings": False},
     {"kind": "Qwen3", "tie_word_embeddings": True},
+    {"kind": "Mixtral", "num_local_experts": 4, "output_router_logits": True},
 )
 
 

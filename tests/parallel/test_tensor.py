@@ -1,6 +1,7 @@
 """Tensor parallel on real processes: the numbers of one process, and no silent fault."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -36,6 +37,37 @@ def of_transformers(kind: str, **settings: Any) -> nn.Module:
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 16}
     config = getattr(transformers, f"{kind}Config")(**{**sizes, **heads, **settings})
     model: nn.Module = getattr(transformers, f"{kind}ForCausalLM")(config)
+    return model
+
+
+def frozen_routers(kind: str, **settings: Any) -> nn.Module:
+    model = of_transformers(kind, moe_intermediate_size=16, **settings)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("mlp.gate." not in name)
+    return model
+
+
+GPT2_DROPOUT = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
+
+
+def without_plan(kind: str) -> nn.Module:
+    """A model for which transformers has no plan."""
+    import transformers
+
+    torch.manual_seed(0)
+    size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    pair = {"d_model": 32, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "encoder_layers": 1, "decoder_layers": 1}
+    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "dropout": 0.0}
+    start = {"decoder_start_token_id": 2, "num_layers": 1}
+    settings: dict[str, dict[str, Any]] = {
+        "BertForMaskedLM": {**size, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+        "ViTForImageClassification": {**size, "image_size": 8, "patch_size": 4, "num_labels": 2},
+        "T5ForConditionalGeneration": {"d_model": 32, "d_kv": 8, "d_ff": 64, "dropout_rate": 0.0, **start},
+        "BartForConditionalGeneration": {**pair, **heads, **start},
+        "GPT2LMHeadModel": {"n_embd": 32, "n_layer": 2, "n_head": 4, **dict.fromkeys(GPT2_DROPOUT, 0.0)},
+    }
+    name = getattr(transformers, kind)
+    model: nn.Module = name(name.config_class(vocab_size=33, num_heads=4, **settings[kind]))
     return model
 
 
@@ -84,6 +116,8 @@ def loss_of(model: nn.Module, ids: Tensor) -> Tensor:
     from trainwright.parallel.tensor import local_loss
 
     if type(model).__module__.startswith("transformers"):
+        if model.main_input_name == "pixel_values":
+            return model(pixel_values=ids.repeat(1, 24).reshape(-1, 3, 8, 8) / 33, labels=ids[:, 0] % 2).loss
         return model(input_ids=ids, labels=ids).loss
     outputs = model(ids)
     if isinstance(outputs, Tensor):
@@ -145,6 +179,10 @@ def difference(
     return max(abs(a - b) for a, b in zip(values, expected, strict=True))
 
 
+WITHOUT_PLAN = (
+    "BertForMaskedLM", "ViTForImageClassification", "T5ForConditionalGeneration", "BartForConditionalGeneration",
+    "GPT2LMHeadModel",
+)  # fmt: skip
 CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], dict[str, Any]]] = {
     "gpt": (gpt, {}, {"steps": 8}),
     "untied": (untied, {}, {}),
@@ -158,6 +196,9 @@ CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], dict[str, Any]]]
     "llama": (lambda: of_transformers("Llama", tie_word_embeddings=False), {}, {}),
     "llama, tied": (lambda: of_transformers("Llama", tie_word_embeddings=True), {}, {}),
     "qwen3": (lambda: of_transformers("Qwen3"), {}, {}),
+    "mixtral": (lambda: of_transformers("Mixtral", num_local_experts=4, output_router_logits=True), {}, {"steps": 8}),
+    "qwen3 moe, frozen router": (lambda: frozen_routers("Qwen3Moe", num_experts=4, num_experts_per_tok=2), {}, {}),
+    **{kind: (partial(without_plan, kind), {}, {}) for kind in WITHOUT_PLAN},
 }
 
 
@@ -166,6 +207,7 @@ def differences(names: list[str]) -> dict[str, float]:
 
 
 SAMPLED = ["gpt", "sequence parallel, recompute", "accumulation, fused", "bfloat16", "own plan", "llama, tied"]
+SAMPLED += ["mixtral", "T5ForConditionalGeneration", "GPT2LMHeadModel"]
 
 
 @pytest.mark.parametrize("names", [SAMPLED, pytest.param([*CASES], marks=pytest.mark.exhaustive)], ids=len)
@@ -198,6 +240,29 @@ class Unnormalized(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         out: Tensor = self.down(self.up(self.begin(ids)))
         return out
+
+
+def checks_of_derived_plans() -> dict[str, str]:
+    from trainwright.parallel.layout import Layout
+    from trainwright.parallel.mesh import use_layout
+    from trainwright.parallel.parallelize import parallelize
+
+    use_layout(Layout(tensor=2), "cpu")
+    wrong: Any = without_plan("GPT2LMHeadModel")
+    wrong.transformer.h[1].mlp.act = nn.Softmax(dim=-1)  # needs all features
+    with torch.device("meta"):
+        meta = without_plan("BertForMaskedLM")
+    models = {**{kind: without_plan(kind) for kind in WITHOUT_PLAN}, "wrong": wrong, "meta": meta}
+    return {name: error_of(partial(parallelize, model, torch.device("cpu"))) for name, model in models.items()}
+
+
+def test_a_derived_plan_is_compared_with_the_complete_model() -> None:
+    pytest.importorskip("transformers")
+    for found in on_ranks(checks_of_derived_plans):
+        assert "ConfigError: tensor parallel: GPT2LMHeadModel has no plan" in found["wrong"]
+        assert "computes other values" in found["wrong"]
+        assert "cannot start on the meta device" in found["meta"]
+        assert {found[kind] for kind in WITHOUT_PLAN} == {"no error"}
 
 
 def error_of(call: Callable[[], object]) -> str:
@@ -259,8 +324,6 @@ def test_faults_that_torch_does_not_report_are_errors() -> None:
 
 def accumulated_gradients(split: str) -> list[Any]:
     """The gradients after two backward passes, and in between, of parameters whose gradients are one tensor."""
-    import torch
-    from torch import nn
     from torch.distributed.device_mesh import init_device_mesh
 
     from trainwright.parallel.tensor import shard_tensors

@@ -49,6 +49,24 @@ def test_a_part_of_a_model_may_have_the_plan() -> None:
     assert tensor_plan(Net())["language.blocks.*.[qkv]"] == "colwise"
 
 
+def test_a_model_of_transformers_without_a_plan_gets_one_from_its_layers() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 12, "n_embd": 12, "n_layer": 1, "n_head": 6}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
+    plan = tensor_plan(model)
+    attention = {"": "own_heads", ".c_attn": "colwise_fused", ".c_proj": "rowwise"}
+    mlp = {".c_fc": "colwise", ".c_proj": "rowwise"}
+    assert plan == {f"transformer.h.*.attn{name}": word for name, word in attention.items()} | {
+        f"transformer.h.*.mlp{name}": word for name, word in mlp.items()
+    }
+    assert check_plan(model, plan, 3)["transformer.h.0.mlp.c_fc"] == "colwise"
+    assert "c_attn (colwise_fused) has 36 outputs, and 36 / 3 / 5 is not" in faults(model, 5)
+    with pytest.raises(PlanError, match="BloomModel has no plan"):  # fused in another order
+        tensor_plan(
+            transformers.BloomModel(transformers.BloomConfig(vocab_size=12, hidden_size=8, n_layer=1, n_head=2))
+        )
+
+
 def test_a_model_without_a_plan_is_refused_by_name() -> None:
     with pytest.raises(PlanError, match="Sequential has no plan") as raised:
         tensor_plan(nn.Sequential(nn.Linear(2, 2)))
@@ -110,10 +128,14 @@ def test_a_model_of_transformers_has_its_own_plan() -> None:
     )
 
 
-def test_experts_of_transformers_are_refused_by_name() -> None:
+def test_experts_of_transformers_are_divided_by_whole_experts() -> None:
     transformers = pytest.importorskip("transformers")
     sizes = {"vocab_size": 12, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "head_dim": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "num_local_experts": 2}
     model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes, **heads))
-    with pytest.raises(PlanError, match=r"MixtralForCausalLM cuts 'model\.layers\.0\.mlp\.experts"):
+    assert check_plan(model, tensor_plan(model), 2)["model.layers.0.mlp.experts"] == "experts"
+    assert "experts has 2 experts, which cannot be divided among 4 processes" in faults(model, 4)
+    assert "q (experts) needs num_experts" in faults(gpt(), 2, {"blocks.*.q": "experts"})
+    model.tp_plan = {"model.layers.*.mlp.gate": "packed_colwise"}
+    with pytest.raises(PlanError, match=r"MixtralForCausalLM cuts 'model\.layers\.0\.mlp\.gate' by 'packed_colwise'"):
         tensor_plan(model)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError
+from trainwright.parallel.derived_plan import DerivedCheck
 from trainwright.parallel.dist import get_world_size
 from trainwright.parallel.mesh import Mesh, current_mesh
 from trainwright.parallel.meta_start import allocate, has_meta, initialize, is_meta, shell_of
@@ -17,7 +18,7 @@ from trainwright.parallel.rank_checks import check_same_model
 from trainwright.parallel.recompute import compile_blocks, recompute_blocks
 from trainwright.parallel.sharding import check_dense, check_shardable, check_sync_norms, shard_data
 from trainwright.parallel.simulated import simulation
-from trainwright.parallel.tensor_plan import check_plan, tensor_plan
+from trainwright.parallel.tensor_plan import check_plan, derived_parts, tensor_plan
 
 
 def parallelize(
@@ -63,6 +64,7 @@ def parallelize(
     if mesh is None and complete is None:
         model.to(device)
     share_state(model, device)  # equal weights, even if a model draws from generators of its own
+    checks = [DerivedCheck(part) for part in derived_parts(model)] if words and simulation() is None else []
     pipeline: Pipeline | None = None
     if mesh is not None and mesh.layout.pipeline > 1:
         active = simulation()
@@ -75,7 +77,7 @@ def parallelize(
     else:
         stages = [model] if pipeline is None else pipeline.stages
         sharding: dict[str, Any] = {"is_one_unit": find_unused_parameters, "gathered_as": gathered_as}
-        _divide(model, stages, mesh, words, autocast, splits_scores=splits_scores, **sharding)
+        _divide(model, stages, mesh, words, checks, autocast, device, splits_scores=splits_scores, **sharding)
     parts = [model] if pipeline is None else [model, *(stage.model for stage in pipeline.stages)]
     home = torch.device("cpu") if mesh is not None and mesh.layout.offload else device  # of parameters
     if complete is not None:
@@ -100,7 +102,9 @@ def _divide(
     stages: Iterable[nn.Module],
     mesh: Mesh,
     words: dict[str, str],
+    checks: Iterable[DerivedCheck],
     autocast: Callable[[], torch.autocast] | None,
+    device: torch.device,
     *,
     splits_scores: bool,
     **sharding: Any,
@@ -111,6 +115,9 @@ def _divide(
 
         tensor_mesh, is_sequence_parallel = mesh.device_mesh["tp"], mesh.layout.sequence_parallel
         shard_tensors(model, tensor_mesh, words, sequence_parallel=is_sequence_parallel, splits_scores=splits_scores)
+    for check in checks:
+        _move([model], device, device)
+        check.compare()
     if autocast is not None and mesh.layout.zero_stage == 3:
         # Its cache would keep a copy of every gathered parameter until the end of the forward pass.
         autocast = partial(autocast, cache_enabled=False)  # type: ignore[call-arg]  # a partial of torch.autocast

@@ -6,6 +6,7 @@ stage keeps the names of the complete model: a module of another stage is replac
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -287,11 +288,20 @@ class _OfTransformers:
         # Its head finds the last token of each sequence by the ids.
         self._reads_ids = type(model).__name__.endswith("ForSequenceClassification")
         self._base_takes = _names_of(type(model.get_submodule(base)).forward)
+        config = model.config.get_text_config()
+        self._width = config.hidden_size
+        # The loss needs the scores of all routers, which pass from stage to stage behind the hidden states.
+        has_scores = getattr(config, "output_router_logits", False)
+        self._num_experts = getattr(config, "num_experts", 0) if has_scores else 0
 
     def run(self, model: Any, stage: Stage, hidden: Tensor, batch: Any) -> Any:
         arguments, fields = arguments_of(batch, self._takes)
         if arguments:
             fields = {"input_ids": arguments[0]}
+        base: Any = model.get_submodule(self._base)
+        scores = hidden[..., self._width :] if self._num_experts and not stage.is_first else None
+        if scores is not None:
+            hidden = hidden[..., : self._width]
         if stage.is_last and self._reads_ids and "input_ids" in fields:
             embedding = model.get_input_embeddings()  # of another stage
             embedding.value = hidden
@@ -303,20 +313,25 @@ class _OfTransformers:
             fields = {**fields, "inputs_embeds": hidden}
             fields.pop("input_ids", None)
         if stage.is_last:
-            return type(model).forward(model, **fields, use_cache=False)  # its own returns the pipeline's outputs
+            with _more_scores(base, scores, self._num_experts):
+                return type(model).forward(model, **fields, use_cache=False)  # its own returns the pipeline's outputs
         # Of what follows the layers the last stage alone is to draw, pool or compute a loss.
         _, fields = arguments_of(fields, self._base_takes)
-        base = model.get_submodule(self._base)
-        return type(base).forward(base, **fields, use_cache=False, return_dict=False)[0]
+        if not self._num_experts:
+            return type(base).forward(base, **fields, use_cache=False, return_dict=False)[0]
+        outputs = type(base).forward(base, **fields, use_cache=False, output_router_logits=True, return_dict=True)
+        hidden = outputs.last_hidden_state
+        own = [one.reshape(*hidden.shape[:-1], -1).to(hidden.dtype) for one in outputs.router_logits or ()]
+        return torch.cat([hidden, *([] if scores is None else [scores]), *own], dim=-1)
 
     @torch.no_grad()
     def check(self, model: Any, number: int) -> None:
         """Check that hidden states pass a stage without layers unchanged: some models scale their embeddings."""
-        if getattr(model.config, "output_router_logits", False):
+        if getattr(model.config, "output_router_logits", False) and not self._num_experts:
             raise ConfigError(
                 f"{type(model).__name__} cannot be cut into {number} pipeline stages: with output_router_logits=True"
-                " its loss needs the routers of all layers. Set it to False in its config, or use tensor parallelism or"
-                " ZeRO."
+                " its loss needs the routers of all layers, and its config has no num_experts. Set it to False, or use"
+                " tensor parallelism or ZeRO."
             )
         shell = shell_of(model)
         for name, _ in [*_around(model, self.layers)]:
@@ -335,6 +350,22 @@ class _OfTransformers:
                 f"{type(model).__name__} cannot be cut into {number} pipeline stages: outside of its layers it changes"
                 " the hidden states, which each stage would do again. Use tensor parallelism or ZeRO."
             )
+
+
+@contextmanager
+def _more_scores(base: nn.Module, scores: Tensor | None, num_experts: int) -> Iterator[None]:
+    """A context in which ``base`` returns the scores of the routers of earlier stages, too."""
+
+    def add(base: nn.Module, inputs: Any, outputs: Any) -> None:
+        if scores is not None:
+            earlier = scores.flatten(0, -2).split(num_experts, dim=-1)
+            outputs.router_logits = (*earlier, *(outputs.router_logits or ()))
+
+    handle = base.register_forward_hook(add)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _form_of(model: nn.Module) -> Any:

@@ -19,6 +19,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from trainwright.config.errors import ConfigError
+from trainwright.parallel.derived_plan import HEADS, is_transposed
 from trainwright.parallel.pipeline_cut import Absent
 from trainwright.parallel.tensor_plan import tied_names
 
@@ -47,11 +48,12 @@ def shard_tensors(
             ``loss_parallel``; False: they are gathered.
     """
     ties = tied_names(model)
-    modules, styles = dict(model.named_modules()), _styles(sequence_parallel)
+    modules, styles = dict(model.named_modules()), _styles(sequence_parallel, mesh.size())
     for name, word in words.items():
         if not isinstance(modules.get(name), Absent | None):
             make, change = styles["colwise_gather_output" if word == "colwise_loss" and not splits_scores else word]
-            parallelize_module(modules[name], mesh, make(), src_data_rank=None)
+            style = Transposed(make()) if is_transposed(modules[name]) else make()
+            parallelize_module(modules[name], mesh, style, src_data_rank=None)
             if change is not None:
                 change(modules[name])
             if word not in _KEEP_APART:
@@ -68,7 +70,7 @@ def shard_tensors(
 
 
 def _styles(
-    sequence_parallel: bool,
+    sequence_parallel: bool, size: int
 ) -> dict[str, tuple[Callable[[], ParallelStyle], Callable[[nn.Module], object] | None]]:
     """For each word the style, and what else is changed in a module."""
     tokens: Placement = _PART_OF_TOKENS if sequence_parallel else Replicate()
@@ -76,6 +78,8 @@ def _styles(
     return {
         "colwise": colwise,
         "colwise_by_head": colwise,
+        "colwise_fused": (partial(ColwiseParallel, output_layouts=Replicate(), use_local_output=False), _keep_heads),
+        "own_heads": (Replicated, partial(_count_heads, size=size)),
         "colwise_gather_output": (partial(ColwiseParallel, output_layouts=Replicate()), _copy_output),
         "colwise_loss": (partial(ColwiseParallel, use_local_output=False), _gather_in_evaluation),
         "rowwise": (partial(RowwiseParallel, output_layouts=tokens), None),
@@ -86,12 +90,31 @@ def _styles(
         "norm": (partial(Replicated, output=tokens, sums_gradients=sequence_parallel), None),
         "head_norm": (partial(Replicated, sums_gradients=True), None),
         "sequence_begin": (Split if sequence_parallel else Replicated, None),
+        "experts": (Experts, None),
     }
 
 
 def _copy_output(module: nn.Module) -> None:
     """Return an output that may be changed in place: torch's FSDP expects no views among a model's outputs."""
     module.register_forward_hook(lambda module, inputs, output: output.clone())
+
+
+def _keep_heads(module: nn.Module) -> None:
+    """Keep of all q, k and v those of the heads of this process."""
+
+    def keep(module: nn.Module, inputs: Any, output: DTensor) -> Tensor:
+        mesh = output.device_mesh
+        whole = output.to_local(grad_placements=[Partial()]).unflatten(-1, (3, mesh.size(), -1))
+        return whole[..., mesh.get_local_rank(), :].flatten(-2)
+
+    module.register_forward_hook(keep)
+
+
+def _count_heads(module: Any, size: int) -> None:
+    """Let an attention module have the number of heads of one of ``size`` processes."""
+    for name in (*HEADS, "split_size"):  # the width of q in GPT-2
+        if isinstance(getattr(module, name, None), int):
+            setattr(module, name, getattr(module, name) // size)
 
 
 def _gather_in_evaluation(module: nn.Module) -> None:
@@ -129,6 +152,30 @@ def _refuse_parts(module: nn.Module) -> None:
     module.register_forward_pre_hook(_refuse_part, prepend=True)  # before torch makes a DTensor of the input
 
 
+class Transposed(ParallelStyle):
+    """A style of torch's for linear layers whose weight has the inputs first."""
+
+    def __init__(self, style: ColwiseParallel | RowwiseParallel) -> None:
+        self._style, self._dim = style, int(isinstance(style, ColwiseParallel))
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        style, dim = self._style, self._dim
+        bias, needed = (Shard(0), Replicate()) if dim else (Replicate(), Shard(-1))
+        _distribute(module, device_mesh, lambda parameter: bias if parameter.dim() == 1 else Shard(dim))
+
+        def begin(module: nn.Module, inputs: tuple[Any, ...]) -> Any:
+            given = DTensor.from_local(inputs[0], device_mesh, style.input_layouts, run_check=False)
+            return given.redistribute(placements=[needed])
+
+        def end(module: nn.Module, inputs: Any, output: Any) -> Any:
+            output = output.redistribute(placements=style.output_layouts)
+            return output.to_local() if style.use_local_output else output
+
+        module.register_forward_pre_hook(begin)
+        module.register_forward_hook(end)
+        return module
+
+
 class Replicated(ParallelStyle):
     """Every process computes the module with the same parameters.
 
@@ -144,11 +191,7 @@ class Replicated(ParallelStyle):
         self._output, self._sums = output, sums_gradients
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:  # torch's name for what a style does
-        names = [name for name, _ in module.named_parameters(recurse=False)]
-        for name in names:
-            whole = module.get_parameter(name)
-            value = distribute_tensor(whole.detach(), device_mesh, [Replicate()], src_data_rank=None)
-            module.register_parameter(name, nn.Parameter(value, requires_grad=whole.requires_grad))
+        names = _distribute(module, device_mesh, lambda _: Replicate())
 
         def local_inputs(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
             if not any(isinstance(value, DTensor) for value in inputs):
@@ -161,6 +204,48 @@ class Replicated(ParallelStyle):
         if names:
             _replace_during_forward(module, names, _sum_gradients if self._sums else _local_values)
         return module
+
+
+class Experts(ParallelStyle):
+    """Each process has some experts and all tokens, and computes those routed to its own; the results are added up."""
+
+    def _apply(self, module: Any, device_mesh: DeviceMesh) -> nn.Module:
+        own = module.num_experts // device_mesh.size()
+        first = own * device_mesh.get_local_rank()
+        _replace_during_forward(module, _distribute(module, device_mesh, lambda _: Shard(0)), _local_values)
+        module.num_experts = own
+        if hasattr(module, "_is_expert_parallel"):  # transformers' kernels then skip the index num_experts
+            module._is_expert_parallel = True
+
+        def route(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+            hidden, index, weights = inputs
+            index = index - first
+            is_other = (index < 0) | (index >= own)
+            weights = _used_in_part(weights, device_mesh).masked_fill(is_other, 0)
+            return _used_in_part(hidden, device_mesh), index.masked_fill(is_other, own), weights
+
+        def add_up(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+            return _gather(device_mesh, Partial(), module, inputs, output).to_local()
+
+        module.register_forward_pre_hook(route)
+        module.register_forward_hook(add_up)
+        return module
+
+
+def _used_in_part(value: Any, mesh: DeviceMesh) -> Tensor:
+    """A tensor that all processes have, of which each computes a part of the gradient."""
+    whole = value if isinstance(value, DTensor) else DTensor.from_local(value, mesh, [Replicate()], run_check=False)
+    return whole.to_local(grad_placements=[Partial()])
+
+
+def _distribute(module: nn.Module, mesh: DeviceMesh, layout_of: Callable[[Tensor], Placement]) -> list[str]:
+    """Make the parameters of a module itself DTensors; returns their names."""
+    names = [name for name, _ in module.named_parameters(recurse=False)]
+    for name in names:
+        whole = module.get_parameter(name)
+        value = distribute_tensor(whole.detach(), mesh, [layout_of(whole)], src_data_rank=None)
+        module.register_parameter(name, nn.Parameter(value, requires_grad=whole.requires_grad))
+    return names
 
 
 def _gather(mesh: DeviceMesh, layout: Placement, module: nn.Module, inputs: Any, output: Any) -> Any:

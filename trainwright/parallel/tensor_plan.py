@@ -1,7 +1,7 @@
 """Which part of a model each tensor-parallel process holds: a plan with a word for the modules of a pattern.
 
-A model declares it as ``tensor_plan``; models of transformers have theirs (``tp_plan``). Modules without a word are
-computed by every process. In a pattern ``*`` stands for any name between two dots.
+A model declares it as ``tensor_plan``; models of transformers have theirs (``tp_plan``), or get one from their layers.
+Modules without a word are computed by every process. In a pattern ``*`` stands for any name between two dots.
 
 >>> plan = {
 ...     "token_embedding": "embedding_rowwise",
@@ -21,13 +21,15 @@ from typing import Any
 from torch import nn
 
 from trainwright.config.errors import ConfigError, did_you_mean
+from trainwright.parallel.derived_plan import HEADS, derived_plan, is_transposed
 
 logger = logging.getLogger("trainwright.parallel")
 
 # The dimension of a weight that a word cuts, of nn.Linear and of nn.Embedding; None: the module cannot have the word.
 CUTS: dict[str, tuple[int | None, int | None]] = {
-    "colwise": (0, None),  # a part of the outputs, which stay apart: the input of a "rowwise" module
+    "colwise": (0, 1),  # a part of the outputs, which stay apart: the input of a "rowwise" module
     "colwise_by_head": (0, None),  # the same, of fused projections whose outputs are ordered by head
+    "colwise_fused": (0, None),  # the same, of projections to all q, then all k, then all v
     "colwise_gather_output": (0, None),  # the whole output on every process
     "colwise_loss": (0, None),  # scores that stay apart in training: cross-entropy adds up the parts
     "rowwise": (1, None),  # of the parts of a "colwise" module: the whole output on every process
@@ -35,12 +37,17 @@ CUTS: dict[str, tuple[int | None, int | None]] = {
     "embedding_rowwise": (None, 0),  # a part of the vocabulary
     "embedding_colwise": (None, 1),  # a part of the features
 }
+EXPERTS = (
+    "experts"  # a module forward(hidden, top_k_index, top_k_weights): each process has some of num_experts experts
+)
 WHOLE = {
     "replicated": "every process computes the module",
     "norm": "the same; its output is the input of several colwise modules, and their gradients are summed once",
     "head_norm": "a norm of each head's features, between colwise and rowwise modules",
+    "own_heads": "an attention module: its number of heads becomes that of the process",
     "sequence_begin": "with sequence parallel, from its output on each process has a part of the tokens, up to a norm",
 }
+WORDS = [*CUTS, *WHOLE, EXPERTS]
 # The words of transformers that are other words here.
 TRANSFORMERS_WORDS = {
     "colwise_rep": "colwise_gather_output",
@@ -49,7 +56,6 @@ TRANSFORMERS_WORDS = {
     "replicated_with_grad_allreduce": "head_norm",
 }
 _FUSED = re.compile(r"(^|_)(w?qkv|kqv|c_attn|in_proj|query_key_value|gate_up)(_|$)", re.IGNORECASE)
-_HEADS = ("num_heads", "num_attention_heads", "num_key_value_heads", "n_heads", "n_head", "nhead")
 
 
 class PlanError(ConfigError):
@@ -57,12 +63,14 @@ class PlanError(ConfigError):
 
 
 def tensor_plan(model: nn.Module) -> dict[str, str]:
-    """The plan of the model: its ``tensor_plan``, or the ``tp_plan`` of a transformers model; also of a part of it.
+    """The plan of the model: its ``tensor_plan``, the ``tp_plan`` of a transformers model, or one derived from it.
+
+    Each part of a model may have its own.
 
     Raises:
         PlanError: there is none.
     """
-    plan = dict(_declared(model, ""))
+    plan = {prefix + pattern: word for prefix, _, words, _ in _plans(model, "") for pattern, word in words.items()}
     if not plan:
         raise PlanError(
             f"tensor parallel: {type(model).__name__} has no plan that says how its layers are cut. Declare it in the"
@@ -85,8 +93,8 @@ def check_plan(
     patterns: dict[str, str] = {}
     for pattern, word in plan.items():
         found = [name for name in modules if _matches(name, pattern)]
-        if word not in CUTS and word not in WHOLE:
-            faults.append(f"{pattern!r}: there is no style {word!r}. {did_you_mean(word, [*CUTS, *WHOLE])}")
+        if word not in WORDS:
+            faults.append(f"{pattern!r}: there is no style {word!r}. {did_you_mean(word, WORDS)}")
         elif not found:
             faults.append(f"{pattern!r} matches no module. {_near(pattern, modules)}")
         else:
@@ -107,32 +115,44 @@ def check_plan(
     return words
 
 
-def _declared(module: nn.Module, prefix: str) -> Iterator[tuple[str, str]]:
+def derived_parts(model: nn.Module) -> list[nn.Module]:
+    """The parts of a model whose plan is derived from their layers, not declared."""
+    return [part for _, part, _, is_derived in _plans(model, "") if is_derived]
+
+
+def _plans(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module, Mapping[str, str], bool]]:
+    """The parts of a model that have a plan: their name, the plan, and whether it is derived."""
     plan: Any = getattr(module, "tensor_plan", None)
     if isinstance(plan, Mapping):
-        yield from ((prefix + pattern, word) for pattern, word in plan.items())
-    elif _is_transformers(module) and (plan := getattr(module, "tp_plan", None)):
-        yield from _translated(module, plan, prefix)
+        yield prefix, module, plan, False
+    elif _is_transformers(module) and (getattr(module, "tp_plan", None) or getattr(module, "ep_plan", None)):
+        yield prefix, module, dict(_translated(module)), False
+    elif hasattr(module, "dummy_inputs") and (plan := derived_plan(module)):
+        yield prefix, module, plan, True
     else:
         for name, child in module.named_children():
-            yield from _declared(child, f"{prefix}{name}.")
+            yield from _plans(child, f"{prefix}{name}.")
 
 
-def _translated(module: nn.Module, plan: Mapping[str, str], prefix: str) -> Iterator[tuple[str, str]]:
+def _translated(module: Any) -> Iterator[tuple[str, str]]:
     """The plan of transformers in our words; without patterns for parts that this model does not have."""
     names = [name for name, _ in chain(module.named_modules(), module.named_parameters())]
-    for pattern, foreign in plan.items():
+    experts = [name for name, word in (getattr(module, "ep_plan", None) or {}).items() if word == "ep_dispatch_experts"]
+    plan = {
+        name: word for name, word in (module.tp_plan or {}).items() if name.rpartition(".")[0] not in experts
+    }  # of packed weights
+    for pattern, foreign in {**plan, **dict.fromkeys(experts, EXPERTS)}.items():
         word = TRANSFORMERS_WORDS.get(foreign, foreign)
         found = next((name for name in names if _matches(name, pattern)), None)
         if found is None:
             logger.debug("%s: no module matches %r of its tp_plan.", type(module).__name__, pattern)
-        elif word not in CUTS and word not in WHOLE:
+        elif word not in WORDS:
             raise PlanError(
-                f"tensor parallel: {type(module).__name__} cuts {found!r} by {foreign!r} (experts or packed weights),"
-                " which is not supported. Use ZeRO, or pipeline parallel."
+                f"tensor parallel: {type(module).__name__} cuts {found!r} by {foreign!r}, which is not supported."
+                " Use ZeRO (zero_stage), or pipeline parallel."
             )
         else:
-            yield prefix + pattern, word
+            yield pattern, word
 
 
 def _is_transformers(module: nn.Module) -> bool:
@@ -158,15 +178,20 @@ def _near(pattern: str, modules: Mapping[str, nn.Module]) -> str:
 def _module_faults(name: str, module: nn.Module, word: str, size: int, *, is_own: bool) -> Iterator[str]:
     if word in WHOLE:
         return
-    dim = CUTS[word][isinstance(module, nn.Embedding)]
-    if not isinstance(module, nn.Linear | nn.Embedding) or dim is None:
+    if word == EXPERTS:
+        yield from _expert_faults(name, module, size)
+        return
+    dim = _cut_of(module, word)
+    if dim is None:
         kind = "nn.Embedding" if word.startswith("embedding") else "nn.Linear"
         found = type(module).__name__
         found = f"{type(module).__module__}.{found}" if found in kind else found  # the layer of an adapter
         yield f"{name} is a {found}; {word!r} cuts an {kind}."
         return
     length = module.weight.shape[dim]
-    if length % size and word not in _MAY_BE_UNEVEN:
+    if word == "colwise_fused" and length % (3 * size):
+        yield f"{name} ({word}) has {length} outputs, and {length} / 3 / {size} is not a whole number."
+    elif length % size and word not in _MAY_BE_UNEVEN:
         what = "outputs" if dim == 0 else "inputs"
         yield f"{name} ({word}) has {length} {what}, and {length} / {size} is {length / size:g}, not a whole number."
     if is_own and word == "colwise" and isinstance(module, nn.Linear):
@@ -174,9 +199,23 @@ def _module_faults(name: str, module: nn.Module, word: str, size: int, *, is_own
         if _FUSED.search(name.rpartition(".")[2]) or is_triple:
             yield (
                 f"{name} (colwise) has {module.out_features} outputs of {module.in_features} inputs, as fused q, k and"
-                " v have: a part of them would mix q, k and v of different heads. Make them separate modules; or, if"
-                " its outputs are ordered by head, give it the style 'colwise_by_head'."
+                " v have: a part of them would mix q, k and v of different heads. If its outputs are all q, then all k,"
+                " then all v, give it the style 'colwise_fused'; if they are ordered by head, 'colwise_by_head'."
             )
+
+
+def _expert_faults(name: str, module: Any, size: int) -> Iterator[str]:
+    number = getattr(module, "num_experts", None)
+    shapes = [(own, tuple(parameter.shape)) for own, parameter in module.named_parameters(recurse=False)]
+    other = [f"{own} {shape}" for own, shape in shapes if shape[:1] != (number,)]
+    if not isinstance(number, int) or other:
+        found = ", ".join([f"num_experts {number}", *other])
+        yield f"{name} ({EXPERTS}) needs num_experts, the first dimension of all its parameters; it has {found}."
+    elif number % size:
+        yield (
+            f"{name} has {number} experts, which cannot be divided among {size} processes: tensor_parallel_size must"
+            f" divide {number}."
+        )
 
 
 _MAY_BE_UNEVEN = {"colwise_gather_output", "colwise_loss", "embedding_rowwise"}  # a vocabulary
@@ -189,7 +228,7 @@ def _head_faults(modules: Mapping[str, nn.Module], words: Mapping[str, str], siz
         module: Any = modules[parent]
         is_attention = "att" in f"{parent}{type(module).__name__}".lower()
         for owner in (module, getattr(module, "config", None) if is_attention else None):
-            for attribute in _HEADS:
+            for attribute in HEADS:
                 heads = getattr(owner, attribute, None)
                 if isinstance(heads, int) and heads % size:
                     yield (
@@ -215,7 +254,11 @@ def _complete_ties(model: nn.Module, modules: Mapping[str, nn.Module], words: di
 
 
 def _cut_of(module: nn.Module, word: str | None) -> int | None:
-    return CUTS[word][isinstance(module, nn.Embedding)] if word in CUTS else None
+    """The dimension of the weight that a word cuts; None: it cuts no such module."""
+    linear, embedding = CUTS.get(word or "", (None, None))
+    if is_transposed(module):
+        return None if linear is None else 1 - linear
+    return linear if isinstance(module, nn.Linear) else embedding if isinstance(module, nn.Embedding) else None
 
 
 def tied_names(model: nn.Module) -> list[list[str]]:
