@@ -93,7 +93,7 @@ class DerivedCheck:
         found = self._outputs()
         for before, after in zip(self._expected, found, strict=True):
             worst, largest = (after.cpu() - before).abs().max(), before.abs().max()
-            if not worst <= largest * max(1e-4, 10 * torch.finfo(before.dtype).eps):
+            if not worst <= largest * max(1e-3, 10 * torch.finfo(before.dtype).eps):  # TF32 rounds by 5e-4
                 raise self._error(f"computes other values: they differ by up to {worst:.2g} of {largest:.2g}.")
 
     @torch.no_grad()
@@ -101,7 +101,7 @@ class DerivedCheck:
         modes = [(module, module.training) for module in self._part.modules()]
         try:
             self._part.eval()
-            with torch.backends.cudnn.flags(allow_tf32=False):
+            with torch.backends.cudnn.flags(enabled=False):  # its convolutions round to TF32
                 found = self._part(**self._inputs(), output_hidden_states=True, return_dict=True)
         except Exception as error:
             raise self._error(f"could not be checked ({type(error).__name__}: {error}).") from error
