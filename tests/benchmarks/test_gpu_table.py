@@ -70,18 +70,6 @@ def test_a_row_that_fails_is_reported_and_the_others_run(monkeypatch: pytest.Mon
     assert not any(row.passed is False for row in others)
 
 
-def test_layouts_can_share_the_only_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = {}
-
-    def run(_: str, settings: Mapping[str, Any], shares_gpu: bool, **__: Any) -> dict[str, Any]:
-        ranks[settings["ranks"]] = shares_gpu
-        return {"result": "good", "expected": "good", "passed": True, "losses": [1.0]}
-
-    rows = list(suite(monkeypatch, run, gpus=2, shares_gpu=True, only=("Layout",)).rows())
-    assert ranks == {1: False, 2: False, 4: True, 8: True}
-    assert {row.result for row in rows} == {"good"}
-
-
 @pytest.mark.exhaustive
 def test_a_shared_layout_gets_the_losses_of_one_process(run_python: Callable[..., Any], tmp_path: Path) -> None:
     arguments = ("--device", "cpu", "--processes", "1", "--share-gpu", "--rows", "one process,in 2 copies")

@@ -129,17 +129,6 @@ def test_the_best_serves_when_no_step_is_good(run, caplog):
     assert resume(run) == 5
 
 
-def test_an_older_run_in_the_same_folder_is_not_preferred_for_its_higher_numbers(run):
-    model = nn.Linear(1, 1)
-    checkpointer = Checkpointer(model, run)
-    for iteration in (4, 5):
-        with torch.no_grad():
-            model.weight.fill_(iteration)
-        checkpointer.save(f"model_{iteration:07d}", iteration=iteration)
-    truncate(run / "model_0000005" / "model.safetensors")
-    assert resume(run) == 4
-
-
 def save_all(folder, iterations, **options):
     model = nn.Linear(1, 1)
     checkpointer = Checkpointer(model, folder)

@@ -82,27 +82,6 @@ def test_a_save_holds_what_was_when_it_was_called(tmp_path, slow_disk, optimizer
         assert not equal(training.state(), before)
 
 
-def test_a_state_that_changes_right_after_a_save_is_not_in_it(tmp_path, slow_disk):
-    """Whatever changes it: a hook of the user's, a step that is not torch's, a pre-hook of the step."""
-    training = Training()
-    training.step()
-
-    def forget(*_):
-        for state in training.optimizer.state.values():
-            state["exp_avg"].zero_()
-
-    training.optimizer.register_step_pre_hook(forget)
-    checkpointer = training.checkpointer(tmp_path)
-    before = training.state()
-    checkpointer.save("model_0000000", iteration=0)
-    for state in training.optimizer.state.values():
-        state["exp_avg_sq"].fill_(7)
-    training.step()
-    slow_disk.may_go_on.set()
-    checkpointer.wait()
-    assert equal(loaded(tmp_path / "model_0000000"), before)
-
-
 def test_a_state_that_cannot_be_saved_is_found_before_hours_have_passed(tmp_path):
     class Odd:
         def state_dict(self):

@@ -27,16 +27,6 @@ def test_modules_may_be_allowed_several_times_over():
     assert parse().allow_module == []
 
 
-@pytest.mark.parametrize(
-    ("flag", "meant"), [("--resum", "--resume"), ("--eval_only", "--eval-only"), ("--config=x", "--config-file")]
-)
-def test_an_unknown_flag_ends_with_2_and_names_the_nearest(flag, meant, capsys):
-    with pytest.raises(SystemExit) as caught:
-        parse("--config-file", "c.py", "a=1", flag)
-    assert caught.value.code == 2
-    assert f"Did you mean '{meant}'?" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(("flag", "meant"), [("--train.seed=3", "train.seed=3"), ("--train.seed", "train.seed=...")])
 def test_an_override_with_dashes_is_named_without(flag, meant, capsys):
     with pytest.raises(SystemExit):

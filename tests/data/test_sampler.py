@@ -35,20 +35,6 @@ def test_batches_run_across_epoch_ends_and_the_position_stays():
     assert len(CyclicSampler(range(3), 8)) == 1
 
 
-def test_each_epoch_of_each_seed_is_a_permutation_of_its_own():
-    order = stream(40, shuffle=True, seed=3)
-    epochs = [order[start : start + 10] for start in range(0, 40, 10)]
-    assert [sorted(epoch) for epoch in epochs] == [list(range(10))] * 4
-    assert len({tuple(epoch) for epoch in epochs}) == 4
-
-    epochs = {}
-    for seed in range(8):
-        order = stream(80, shuffle=True, seed=seed)
-        for epoch in range(8):
-            epochs.setdefault(tuple(order[epoch * 10 : epoch * 10 + 10]), []).append((seed, epoch))
-    assert len(epochs) == 64
-
-
 def test_prefetch_of_a_dataset_is_called_for_each_batch_before_it_is_read():
     class Prefetching(list):
         supports_prefetch = True
@@ -322,17 +308,6 @@ def test_tensors_of_indices_are_the_lists(kind, shuffle, rank):
         lists, tensors = [*islice(sampler, 12)], [*islice(sampler.index_tensors(), 12)]
         assert [tensor.tolist() for tensor in tensors] == lists
         assert {tensor.dtype for tensor in tensors} <= {torch.int64}
-
-
-def test_tensors_of_indices_go_on_where_lists_would():
-    sampler = EpochSampler(range(10), 4, shuffle=True)
-    whole = [*islice(sampler, 9)]
-    sampler.set_batches_done(4)
-    assert [tensor.tolist() for tensor in islice(sampler.index_tensors(), 5)] == whole[4:]
-    sampler.infinite = False
-    sampler.set_batches_done(1)
-    rounds = [[tensor.tolist() for tensor in sampler.index_tensors()] for _ in range(2)]
-    assert rounds == [whole[1:3], whole[3:6]]
 
 
 def test_shortened_epochs_keep_batches_of_similar_length() -> None:

@@ -47,15 +47,6 @@ def test_an_operator_of_ones_own_is_trained_where_it_is_used(tmp_path: Path) -> 
     assert torch.equal(other.model.weight, op.model.weight)
 
 
-def test_a_training_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
-    whole = Sign()
-    whole.train(config(tmp_path / "whole"), DATA)
-    op = Sign()
-    op.train(config(tmp_path / "again"), DATA, resume_checkpoint_path=tmp_path / "whole" / "epoch_3")
-    assert op.trainer.state.global_step == 32
-    assert torch.equal(op.model.weight, whole.model.weight)
-
-
 def test_what_is_not_there_yet_is_said() -> None:
     with pytest.raises(AttributeError, match=r"NNOperator.model: not set"):
         NNOperator().model  # noqa: B018

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -190,29 +189,6 @@ def model() -> CRNNImage2Text:
     return CRNNImage2Text(CRNNImage2TextConfig(**NARROW))
 
 
-def pictures(texts: list[list[int]]) -> Tensor:
-    """A bar for each character, whose height is its id."""
-    batch = torch.zeros(len(texts), 1, 16, 32)
-    for row, text in enumerate(texts):
-        for place, character in enumerate(text):
-            batch[row, 0, 16 - 4 * character :, 2 + 10 * place : 8 + 10 * place] = 1
-    return batch
-
-
-TEXTS = [[1, 2, 3], [4, 4, 1], [3, 2, 0], [2, 2, 2]]
-
-
-@pytest.mark.slow
-def test_it_learns_to_read(model: CRNNImage2Text, learns: Callable[..., float]) -> None:
-    batch = {"pixel_values": pictures(TEXTS), "labels": torch.tensor(TEXTS)}
-    assert learns(model, batch, steps=250) < 0.05
-    assert [out.text for out in model.predict(batch)] == ["123", "AA1", "32", "222"]
-    assert [out["text"] for out in model.post_process(batch["labels"])] == ["123", "AA1", "32", "222"]
-    model.eval()
-    ids = model.generate(batch["pixel_values"])
-    assert model.post_process(ids) == model.post_process(model(batch["pixel_values"]))
-
-
 def test_it_has_seven_convolutions_and_two_bidirectional_lstms_of_the_documented_sizes() -> None:
     model = CRNNImage2Text(CRNNImage2TextConfig(id2label=CHARACTERS))
     convolutions = [m for m in model.modules() if isinstance(m, torch.nn.Conv2d)]
@@ -322,17 +298,6 @@ def batch() -> dict[str, Tensor]:
     return {"input_features": features, "attention_mask": mask, "labels": LABELS}
 
 
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_it_learns_to_write_down_what_it_hears(speech: CTCSpeechRecognition, learns: Callable[..., float]) -> None:
-    assert learns(speech, batch(), steps=120) < 0.1
-    assert [out.text for out in speech.predict(batch())] == ["aba", "bb", "a"]
-    assert [out.text for out in speech.post_process(LABELS)] == ["aba", "bb", "a"]
-    speech.eval()
-    ids = speech.generate(batch()["input_features"], batch()["attention_mask"])
-    assert [out.text for out in speech.post_process(ids)] == ["aba", "bb", "a"]
-
-
 @pytest.mark.parametrize("num_frames", [8, 7, 1])
 def test_how_far_a_batch_is_padded_changes_nothing(speech: CTCSpeechRecognition, num_frames: int) -> None:
     torch.manual_seed(1)
@@ -353,14 +318,6 @@ def test_how_far_a_batch_is_padded_changes_nothing(speech: CTCSpeechRecognition,
     one = speech.compute_loss(alone["logits"], labels[:1])
     other = speech.compute_loss(padded["logits"][1:], labels[1:])
     torch.testing.assert_close(both, (one + other) / 2, rtol=0, atol=1e-5)
-
-
-def test_a_text_longer_than_its_recording_counts_nothing(speech: CTCSpeechRecognition) -> None:
-    outputs = speech(batch()["input_features"], torch.tensor([[1] * 24, [1] * 2 + [0] * 22, [1] * 24]))
-    labels = torch.tensor([[1, 2], [1, 2], [2, 2]])
-    loss = speech.compute_loss(outputs["logits"], labels, outputs["logit_lengths"])
-    others = speech.compute_loss(outputs["logits"][::2], labels[::2], outputs["logit_lengths"][::2])
-    torch.testing.assert_close(loss, others * 2 / 3)
 
 
 def test_gradients_are_finite_where_there_is_padding(speech: CTCSpeechRecognition) -> None:

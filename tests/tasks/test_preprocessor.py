@@ -132,21 +132,6 @@ def test_overrides_need_one_to_be_for(tmp_path: Path) -> None:
         Preprocessor.load(tmp_path, mark="?")
 
 
-def test_registering_wrongly_is_reported() -> None:
-    with pytest.raises(ConfigError, match=r"ShoutConfig\.name is 'test_shout'; write `name = 'other'`"):
-        register_preprocessor("other", config_class=ShoutConfig)
-    with pytest.raises(ConfigTypeError, match="subclass of PreprocessorConfig"):
-        register_preprocessor("other", config_class=dict)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"Shout has this name; give .*Other another"):
-
-        @register_preprocessor("test_shout", config_class=ShoutConfig)
-        class Other(Preprocessor):
-            pass
-
-    with pytest.raises(ConfigTypeError, match="must be a ShoutConfig; got ImageProcessorConfig"):
-        Shout(ImageProcessorConfig())
-
-
 @pytest.mark.parametrize("given", [[Shout(), TextNormalizer()], {"x": TextNormalizer()}, TextNormalizer()], ids=type)
 def test_a_part_is_found_however_it_is_given(given: object) -> None:
     assert isinstance(part_of_kind(given, "text_normalizer", "Me"), TextNormalizer)

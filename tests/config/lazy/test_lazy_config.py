@@ -313,44 +313,6 @@ def test_the_sections_are_to_be_had_alone_and_together():
         assert together[name] == get_config(f"common/{name}.py")[name]
 
 
-def test_the_documented_values():
-    train, optim = (get_config(f"common/{name}.py")[name] for name in ("train", "optim"))
-    assert (train.output_dir, train.train_micro_batch_size, train.train_iter, train.seed) == (
-        "./output",
-        32,
-        10000,
-        1234,
-    )
-    assert train.checkpointer == {
-        "period": 5000,
-        "max_to_keep": 100,
-        "save_model_after_n_epoch": None,
-        "asynchronous": True,
-        "save_top_k": None,
-        "save_trainable_only": False,
-    }
-    assert (train.evaluation.eval_metric, train.evaluation.eval_mode, train.evaluation.eval_iter) == (
-        "Acc@1",
-        "max",
-        1e9,
-    )
-    assert train.scheduler == {
-        "_target_": "trainwright.optim.WarmupCosineLR",
-        "warmup_factor": 0.001,
-        "alpha": 0.01,
-        "warmup_method": "linear",
-    }
-    assert train.dist.device_type is None
-    assert train.input_placement_device is None
-    assert (optim._target_, optim.lr, optim.weight_decay, optim.betas) == (
-        "torch.optim.AdamW",
-        1e-4,
-        0.01,
-        [0.9, 0.999],
-    )
-    assert "do_bias_correction" not in optim
-
-
 @pytest.mark.parametrize("name", ["common/trian.py", "../lazy.py", "common/", "", "/etc/passwd"])
 def test_another_name_lists_what_there_is(name):
     for kind in (MissingFileError, RuntimeError):

@@ -133,7 +133,7 @@ def test_values_of_every_field_are_tried_here() -> None:
     assert set(VALUES) == set(TrainingConfig.model_fields) == set(TrainerConfig.model_fields)
 
 
-@pytest.mark.exhaustive(every=6)
+@pytest.mark.exhaustive(every=12)
 @pytest.mark.parametrize("name", VALUES)
 def test_a_value_of_any_field_comes_back(name: str, tmp_path: Path) -> None:
     has_own_default = name in vars(TrainerConfig)["__annotations__"]  # the other fields are those of TrainingConfig
@@ -143,7 +143,7 @@ def test_a_value_of_any_field_comes_back(name: str, tmp_path: Path) -> None:
             assert_it_comes_back(TrainerConfig(**{**TASK, name: value}), tmp_path)
 
 
-@pytest.mark.exhaustive(every=3)
+@pytest.mark.exhaustive(every=6)
 @pytest.mark.parametrize("seed", range(30))
 def test_any_configuration_comes_back(seed: int, tmp_path: Path) -> None:
     draw = random.Random(seed)

@@ -181,29 +181,6 @@ def test_json_holds_every_setting() -> None:
 
 # What a TrainingConfig shows of itself is what its page prints.
 
-OF_THE_OPERATOR = (
-    "TrainingConfig(output_dir='./train_dummy_operator', overwrite_output_dir=True, eval_strategy='epoch', "
-    "eval_steps=None, batch_size=8, val_batch_size=-1, seed=42, epoch_num=2, dataloader_pin_memory=True, "
-    "dataloader_drop_last=True, dataloader_num_workers=0, lr=5e-05, metric='Accuracy', print_steps=1, "
-    "load_best_model_at_end=False, early_stopping={'monitor': 'eval_epoch_metric', 'patience': 4, 'mode': 'max'}, "
-    "model_checkpoint={'every_n_epoch': 1}, tensorboard={'log_dir': None, 'comment': ''}, loss='CrossEntropyLoss', "
-    "optimizer='Adam', lr_scheduler_type='linear', warmup_ratio=0.0, warmup_steps=0, device_str=None, freeze_bn=False)"
-)
-
-
-def test_the_operators_example_of_the_page() -> None:
-    training_config = TrainingConfig(batch_size=8, epoch_num=2, output_dir="./train_dummy_operator", print_steps=1)
-    assert repr(training_config) == OF_THE_OPERATOR
-
-
-def test_the_changes_of_the_page() -> None:
-    training_config = TrainingConfig()
-    training_config.tensorboard = {"log_dir": "your_log_dir"}
-    training_config.metric = "Accuracy"
-    assert "tensorboard={'log_dir': 'your_log_dir'}, " in repr(training_config)
-    training_config.tensorboard = None
-    assert "tensorboard=None, " in repr(training_config)
-
 
 def test_other_settings_follow_where_they_differ_from_their_default() -> None:
     config = TrainingConfig(max_steps=5, weight_decay=0.0, metrics=["a", MetricConfig("b")], eval_batch_size=3)
@@ -222,25 +199,6 @@ def test_the_summary_shows_what_differs_by_the_names_that_were_written() -> None
 
 
 # TrainerConfig: the fields and defaults of its page.
-
-
-def test_the_pages_example_is_taken_as_it_is() -> None:
-    config = TrainerConfig(
-        output_dir="crnn-plate-fa-v1",
-        task="image2text",
-        device="cuda",
-        init_weights_from="hezarai/crnn-base-fa-64x256",
-        batch_size=8,
-        num_epochs=20,
-        metrics=["cer"],
-        metric_for_best_model="cer",
-    )
-    assert repr(config) == (
-        "TrainerConfig(output_dir='crnn-plate-fa-v1', batch_size=8, num_epochs=20, metrics=['cer'], device_str='cuda',"
-        " task='image2text', init_weights_from='hezarai/crnn-base-fa-64x256', metric_for_best_model='cer')"
-    )
-    assert isinstance(config, TrainingConfig)
-    assert eval(repr(config)) == config
 
 
 def test_every_parameter_of_the_page_is_taken_with_its_types() -> None:

@@ -17,7 +17,7 @@ from trainwright import Trainer, TrainingConfig, hooks
 from trainwright.engine.loop import TrainerBase
 from trainwright.events import EventStorage
 from trainwright.events.writers.progress import live_bars
-from trainwright.hooks import CallbackHook, HookBase, Logs, PrintCallback, ProgressBarCallback
+from trainwright.hooks import CallbackHook, HookBase, PrintCallback, ProgressBarCallback
 from trainwright.hooks.callbacks.progress import epoch_lines
 
 DATA = TensorDataset(torch.randn(400, 4), torch.randint(2, (400,)))
@@ -82,16 +82,6 @@ def test_printed_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         "epoch=2/2, global_step=6, epoch_loss=5.0",
         "epoch=2/2, eval_global_step=3, eval_epoch_loss=0.25, eval_epoch_metric=0.75",
     ]
-
-
-def test_printed_lines_are_those_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
-    printer = PrintCallback(2, step_frequency=1)
-    printer.on_train_batch_end((), Logs(epoch=1, global_step=1, epoch_loss=torch.tensor(6.5), epoch_metric=0.0))
-    printer.on_eval_end(Logs(epoch=1, eval_global_step=1, eval_epoch_loss=6.25, eval_epoch_metric=0.0))
-    assert capsys.readouterr().out == (
-        "epoch=1/2, global_step=1, epoch_loss=6.5, epoch_metric=0.0\n"
-        "epoch=1/2, eval_global_step=0, eval_epoch_loss=6.25, eval_epoch_metric=0.0\n"
-    )
 
 
 def test_a_line_for_each_epoch_where_there_is_no_terminal_for_a_bar(
