@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 import xxhash
-from torch import nn
 
 from trainwright.checkpoint.files import atomic_write, irregular
 from trainwright.config.secrets import redact_command
@@ -34,6 +33,7 @@ from trainwright.parallel.dist import get_world_size, is_main_process
 
 logger = logging.getLogger("trainwright.engine")
 
+_OF_BEST = ("metric", "value", "iteration", "is_higher_better")
 MIN_SECONDS = 30.0  # of a training whose curves are drawn: importing matplotlib and drawing takes about one
 
 
@@ -98,7 +98,11 @@ class RunRecord(HookBase):
             "first_iteration": trainer.start_iter + 1,
             "last_iteration": trainer.max_iter,
             **facts,
-            "model": _described_model(trainer.model),
+            "model": {
+                "class": class_name(trainer.model),
+                "parameters": sum(parameter.numel() for parameter in trainer.model.parameters()),
+                "trainable": sum(one.numel() for one in trainer.model.parameters() if one.requires_grad),
+            },
             "device": str(trainer.device),
             "processes": get_world_size(),
             "command": shlex.join([os.path.basename(sys.executable), *redact_command(sys.argv)]),
@@ -120,14 +124,7 @@ class RunRecord(HookBase):
             "seconds": time.perf_counter() - self._began,
             "phases": dataclasses.asdict(trainer.phases),
             "peak_memory_bytes": _peak_memory(torch.device(trainer.device)),
-            "best": None
-            if best is None
-            else {
-                "metric": best.metric,
-                "value": best.value,
-                "iteration": best.iteration,
-                "is_higher_better": best.is_higher_better,
-            },
+            "best": None if best is None else {name: getattr(best, name) for name in _OF_BEST},
         }
 
     def _draw(self) -> None:
@@ -158,15 +155,6 @@ class RunRecord(HookBase):
             atomic_write(path, content.encode() + b"\n")
         except OSError as error:  # the run does not depend on it
             logger.warning("%s: cannot be written (%s); the run continues without it.", path, error)
-
-
-def _described_model(model: nn.Module) -> dict[str, Any]:
-    parameters = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
-    return {
-        "class": class_name(model),
-        "parameters": sum(count for count, _ in parameters),
-        "trainable": sum(count for count, is_trained in parameters if is_trained),
-    }
 
 
 def _peak_memory(device: torch.device) -> int | None:

@@ -86,10 +86,6 @@ class RunFolder:
 
     def last_results(self) -> dict[str, float]:
         """The results of an evaluation in the last row of metrics.json, without ``eval_``."""
-        return {name.removeprefix("eval_"): x for name, x in self._last_row().items() if name.startswith("eval_")}
-
-    def _last_row(self) -> dict[str, Any]:
-        """The last row of metrics.json; empty if there is none, or if it is incomplete or not a metrics row."""
         try:
             with open(open_regular(self.path / "metrics.json"), "rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - _MAX_ROW))
@@ -97,7 +93,8 @@ class RunFolder:
             row = json.loads(last[0]) if last else {}
         except (OSError, ValueError, RecursionError):
             return {}
-        return row if isinstance(row, dict) else {}
+        is_row = isinstance(row, dict)
+        return {n.removeprefix("eval_"): x for n, x in row.items() if n.startswith("eval_")} if is_row else {}
 
     def check_free(self) -> None:
         """Raise if another process trains in this folder."""
@@ -251,13 +248,11 @@ def make_folder(path: Path, setting: str) -> None:
     """
     if os.sep == "/" and "\\" in path.name and not path.exists():
         logger.warning("%s: %r is one name on this system, whose folders are separated by '/'.", setting, str(path))
-    if path.exists() and not path.is_dir():
-        raise ConfigError(f"{setting}: {str(path)!r} is a file; set a folder.")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         if kind := "a file" if path.is_file() else irregular(path):
-            raise ConfigError(f"{setting}: {path} is {kind}; set a folder.") from error
+            raise ConfigError(f"{setting}: {str(path)!r} is {kind}; set a folder.") from error
         raise ConfigError(
             f"{setting}: the folder {path} cannot be made ({error.strerror}). Set a folder that can be written."
         ) from error
