@@ -36,7 +36,7 @@ class LogFile(logging.handlers.QueueHandler):
         os.close(open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
         super().__init__(SimpleQueue())
         self._file, self._process = _File(path, encoding="utf-8", errors="backslashreplace"), os.getpid()
-        self._listener = logging.handlers.QueueListener(self.queue, self._file)
+        self._listener: logging.handlers.QueueListener | None = logging.handlers.QueueListener(self.queue, self._file)
         self._listener.start()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -47,8 +47,9 @@ class LogFile(logging.handlers.QueueHandler):
 
     def close(self) -> None:
         """Wait until all lines are in the file, then close it."""
-        if os.getpid() == self._process:
-            self._listener.stop()
+        listener, self._listener = self._listener, None
+        if listener is not None and os.getpid() == self._process:
+            listener.stop()
         self._file.close()
         super().close()
 

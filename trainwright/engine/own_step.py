@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -43,9 +42,7 @@ logger = logging.getLogger("trainwright.engine")
 class OwnStep(HookBase):
     """``trainer.backward``, ``clip_gradients`` and ``step``, for any number of optimizers.
 
-    Args:
-        run: whose optimizer and update may be replaced during a training.
-        methods: a step of the user's own is an override of one of these.
+    ``methods``: a step of the user's own is an override of one of these.
 
     The gradient scaler is updated once per update of the trainer, after all optimizers have stepped: the gradients of
     one may have been scaled before another one stepped.
@@ -254,8 +251,7 @@ class _OptimizerPart:
         limits = update.max_norm, update.max_value
         clipper: Callable[[], Tensor] | None = gradient_clipper(optimizer, *limits)
         if update.skips:
-            deferred: Any = None if scaler is None else _WithoutUpdate(scaler)
-            self.skip = SkipNonFinite(optimizer, model.buffers(), grad_scaler=deferred)
+            self.skip = SkipNonFinite(optimizer, model.buffers(), grad_scaler=scaler, updates_scale=False)
             clipper = gradient_norm(optimizer, *limits)
         self._clip = recorded_norm(clipper, is_scaled=scaler is not None, name=norm_name)
         self.record_loss: Callable[[Tensor], None] = _ignore
@@ -299,26 +295,10 @@ class _OptimizerPart:
         self.has_stepped |= is_scaled
 
 
-class _WithoutUpdate:
-    """A gradient scaler without ``update``, which is called elsewhere."""
-
-    def __init__(self, grad_scaler: torch.amp.GradScaler) -> None:
-        self._scaler = grad_scaler
-
-    def step(self, optimizer: Optimizer) -> None:
-        self._scaler.step(optimizer)
-
-    def update(self) -> None:
-        """The end of the trainer's update updates the scale."""
-
-
 class _FirstWindow:
     """Sees in the first update what a user's step does without the trainer's methods.
 
-    Args:
-        run: its update records what was called.
-        is_ours: whether the trainer steps.
-        name: the overridden methods.
+    ``is_ours``: whether the trainer steps. ``name``: the overridden methods.
     """
 
     def __init__(self, run: "Run", is_ours: Callable[[], bool], name: str) -> None:

@@ -61,7 +61,7 @@ class PipelineStep(Step):
         self.after_output: Callable[[Any, Any], None] | None = None
         self._pipeline, self._to_row, self._from_row = pipeline, to_row, from_row
         self._update_weights, self._loss_name, self._shows_each = update_weights, loss_name, shows_each
-        self._logged: Logged | None = None  # of the last stage, and
+        self._logged: Logged | None = None  # of the last stage
         self._is_shared = False  # whether any process needs the values after each window
         self._no_value = torch.full((), torch.nan, device=pipeline.device)
         self._has_finished = False  # a micro-batch of this run
@@ -192,10 +192,7 @@ class Captured:
 def pipeline_settings(pipeline: Pipeline, grad_scaler: torch.amp.GradScaler | None, optimizer: Any) -> dict[str, Any]:
     """The arguments of :class:`~trainwright.engine.update.Update` for stages."""
     pipeline.tied.check_settings(optimizer.param_groups)
-    return {
-        "differentiate": Captured(grad_scaler, pipeline.device),
-        "is_staged": True,
-    }
+    return {"differentiate": Captured(grad_scaler, pipeline.device), "is_staged": True}
 
 
 @contextmanager

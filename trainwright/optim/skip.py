@@ -71,9 +71,18 @@ class SkipNonFinite:
     """
 
     def __init__(
-        self, optimizer: Optimizer, buffers: Iterable[Tensor] = (), *, grad_scaler: torch.amp.GradScaler | None = None
+        self,
+        optimizer: Optimizer,
+        buffers: Iterable[Tensor] = (),
+        *,
+        grad_scaler: torch.amp.GradScaler | None = None,
+        updates_scale: bool = True,
     ) -> None:
-        """With a ``grad_scaler`` only the loss is checked: the scaler itself skips non-finite gradients."""
+        """With a ``grad_scaler`` only the loss is checked: the scaler itself skips non-finite gradients.
+
+        ``updates_scale``: call its ``update``, too.
+        """
+        self._updates_scale = updates_scale
         self._optimizer = optimizer
         self._buffers = [buffer for buffer in buffers if buffer.is_floating_point()]
         self._kept: list[Tensor] = []  # the buffers before this update, if `begin` was called
@@ -118,7 +127,8 @@ class SkipNonFinite:
             self._optimizer.step()
         else:
             self._scaled_step()
-            self._grad_scaler.update()
+            if self._updates_scale:
+                self._grad_scaler.update()
 
     def _step_with_flag(self, is_bad: Tensor, kept: list[Tensor]) -> None:
         self._optimizer.found_inf = is_bad.float()  # type: ignore[attr-defined]

@@ -651,17 +651,14 @@ class DefaultTrainer(RunMethods):
 
 def names_of_settings(train: DictConfig) -> SettingNames:
     """The settings that the advice at the end of a training names."""
-    by_epochs, by_period = "train.checkpointer.save_model_after_n_epoch", "train.checkpointer.period"
-    save = by_epochs if train.checkpointer.get("save_model_after_n_epoch") else by_period
-    by_epochs, by_period = "train.evaluation.eval_after_n_epoch", "train.evaluation.eval_period"
-    evaluate = by_epochs if train.evaluation.get("eval_after_n_epoch") else by_period
+    by_epochs = train.checkpointer.get("save_model_after_n_epoch"), train.evaluation.get("eval_after_n_epoch")
     return SettingNames(
         workers="num_workers of dataloader.train",
         no_workers="num_workers=0 of dataloader.train",
         asynchronous="train.checkpointer.asynchronous=True",
         profile="train.profile=True",
-        save=f"a larger {save}",
-        evaluate=f"a larger {evaluate}",
+        save=f"a larger train.checkpointer.{'save_model_after_n_epoch' if by_epochs[0] else 'period'}",
+        evaluate=f"a larger train.evaluation.{'eval_after_n_epoch' if by_epochs[1] else 'eval_period'}",
     )
 
 

@@ -298,7 +298,7 @@ class Evaluation:
 
     def _update_running_results(self, callbacks: RunCallbacks) -> None:
         """Update the logs of callbacks with the means so far; a metric is computed when it is read."""
-        logs, loss = callbacks.logs, self._results.loss_so_far()
+        logs, loss = callbacks.logs, self._results.mean_loss.so_far()
         if loss is not None:
             logs["eval_epoch_loss"] = loss
         self._remove_running_metric()
@@ -354,13 +354,12 @@ class Evaluation:
 
     def _explain_missing_target(self, error: Exception, batch: Any) -> None:
         criterion = self._run.criterion
-        if self._has_own_loss("compute_loss") or criterion is None or target_of(batch) is not None:
-            return
-        raise ConfigError(
-            f"Trainer.eval_dataset: its samples have no target for the loss {type(criterion).__name__}, as those of the"
-            " training data have. Give pairs (input, target), or the fields of the training data; predict() takes"
-            " samples without targets."
-        ) from error
+        if not self._has_own_loss("compute_loss") and criterion is not None and target_of(batch) is None:
+            raise ConfigError(
+                f"Trainer.eval_dataset: its samples have no target for the loss {type(criterion).__name__}, as those of"
+                " the training data have. Give pairs (input, target), or the fields of the training data; predict()"
+                " takes samples without targets."
+            ) from error
 
 
 def _generated(model: Any, batch: Any) -> Any:
@@ -404,6 +403,7 @@ class EvalResults:
         comparison: how metrics compare scores with labels; None until the first batch.
         loss_weight: the number of items that the current batch's loss averages; None: its samples.
         is_counted: whether the current batch is counted.
+        mean_loss: of this rank.
         has_metrics: whether each batch so far could be passed to the metrics.
     """
 
@@ -420,7 +420,7 @@ class EvalResults:
         handler.reset()
         self._handler = handler
         self.has_metrics, self.comparison = True, None
-        self._loss = MeanLoss()
+        self.mean_loss = MeanLoss()
         self._own: dict[str, float] = {}
         self._num_samples = 0
         self.is_counted, self.loss_weight = False, None
@@ -431,7 +431,7 @@ class EvalResults:
 
     def add_loss(self, loss: Tensor | None, batch: Any) -> None:
         self.is_counted = True
-        self._loss.add(loss, count_samples(batch, unknown=1) if self.loss_weight is None else self.loss_weight)
+        self.mean_loss.add(loss, count_samples(batch, unknown=1) if self.loss_weight is None else self.loss_weight)
 
     def add_metrics(self, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Update the metrics, if they can compare the outputs with the labels of the batch.
@@ -450,7 +450,12 @@ class EvalResults:
             self._refuse_missing(predictions is None, batch, outputs)
         elif comparison.refusal is not None:
             self.has_metrics = False
-            self._log_refusal(comparison.refusal)
+            if not self._is_refusal_logged:
+                self._is_refusal_logged = True
+                logger.info(
+                    "No accuracy is computed: %s. Set suitable metrics, for example metrics=['MeanSquaredError'], or"
+                    " None.", comparison.refusal,
+                )  # fmt: skip
         else:
             predictions, labels = comparison.aligned(predictions, labels)
             rest = {**(batch if isinstance(batch, Mapping) else {}), **outputs}
@@ -466,17 +471,13 @@ class EvalResults:
         """Use only the values that a user's ``evaluate_step`` returns."""
         self.has_metrics = False
         loss = logs.get("eval_step_loss")
-        self._loss.add(None if loss is None else torch.as_tensor(loss), count_samples(batch, unknown=1))
+        self.mean_loss.add(None if loss is None else torch.as_tensor(loss), count_samples(batch, unknown=1))
         names = {"loss": "eval_epoch_loss", "metric": "eval_epoch_metric"}
         self._own |= {name: float(logs[key]) for name, key in names.items() if logs.get(key) is not None}
 
-    def loss_so_far(self) -> Tensor | None:
-        """The mean loss of this rank, on its device."""
-        return self._loss.so_far()
-
     def compute(self) -> dict[str, Any]:
         """The results over all ranks, which must all call this."""
-        mine = (*self._loss.total_and_weight(), self.has_metrics, self._own, self._num_samples)
+        mine = (*self.mean_loss.total_and_weight(), self.has_metrics, self._own, self._num_samples)
         totals, weights, has_metrics, own, sizes = zip(*all_gather_object(mine), strict=True)
         results: dict[str, Any] = {"loss": sum(totals) / sum(weights)} if sum(weights) else {}
         if all(has_metrics):
@@ -498,14 +499,6 @@ class EvalResults:
             f"metrics: the batch has no labels; it has {found}. Name the fields of its labels with label_names=[...],"
             " return 'labels' from evaluation_step(batch), or set metrics=None."
         )
-
-    def _log_refusal(self, why: str) -> None:
-        if not self._is_refusal_logged:
-            self._is_refusal_logged = True
-            logger.info(
-                "No accuracy is computed: %s. Set suitable metrics, for example metrics=['MeanSquaredError'], or None.",
-                why,
-            )
 
 
 def _weighted_means(ranks: Sequence[Mapping[str, float]], sizes: Sequence[int]) -> dict[str, float]:

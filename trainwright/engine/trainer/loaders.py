@@ -93,7 +93,8 @@ def eval_loader(dataset: Any, config: "TrainingConfig", collator: Callable[[list
 def batches_of_rank(loader: Iterable[Any]) -> Iterator[Any]:
     """This rank's batches of an evaluation: every sample is in one batch of one rank."""
     rank, size = get_data_parallel_rank(), get_data_parallel_size()
-    if size == 1 or _is_sharded(loader) or _is_shared_stream(loader):
+    is_own_share = any(getattr(part, "is_sharded", False) for part in (loader, getattr(loader, "dataset", None)))
+    if size == 1 or _is_sharded(loader) or is_own_share:  # a stream may yield only the samples of this rank
         return iter(loader)
     sampler = getattr(loader, "sampler", None)
     if isinstance(sampler, RandomSampler) and sampler.generator is None:
@@ -142,11 +143,6 @@ def _is_sharded(loader: Any) -> bool:
     """Whether a loader is one of this library's for several ranks, or has a DistributedSampler of torch."""
     samplers = (getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None))
     return any(getattr(s, name, 1) > 1 for s in samplers for name in ("data_parallel_size", "num_replicas"))
-
-
-def _is_shared_stream(loader: Any) -> bool:
-    """Whether a loader of a stream yields only the samples of this rank."""
-    return any(getattr(part, "is_sharded", False) for part in (loader, getattr(loader, "dataset", None)))
 
 
 def _loader(dataset: Any, sampler: Any, config: "TrainingConfig", collator: Callable[[list[Any]], Any] | None) -> Any:

@@ -42,7 +42,7 @@ class RunCard:
             model_architecture=class_name(self._run.model),
             tasks=[str(config.task)] if config.task else None,
             training_summary={"steps": steps.global_step, "epoch": steps.epoch},
-            training_config=self._text_of(_without_paths({**config.to_dict(), "output_dir": name})),
+            training_config=self._settings(_without_paths({**config.to_dict(), "output_dir": name})),
             eval_results=self._results() or None,
             usage=self._usage(),
         )
@@ -59,8 +59,8 @@ class RunCard:
             card = folder / "README.md"
             card.write_text(_with_curves(card.read_text(encoding="utf-8")), encoding="utf-8")
 
-    def _text_of(self, settings: dict[str, Any]) -> str:
-        """The settings as text, which is most of the work for a card: rendered once, and again for others."""
+    def _settings(self, settings: dict[str, Any]) -> str:
+        """As text, which is most of the work for a card: rendered again only if they have changed."""
         from trainwright.models.card import settings_text
 
         if self._rendered is None or self._rendered[0] != settings:
@@ -73,19 +73,15 @@ class RunCard:
 
     def _usage(self) -> str | None:
         model, only, average = self._run.model, self._run.checkpointer.only, self._run.average
-        lines = []
-        if only is None or is_peft_model(model):
-            lines.append(_usage_of_model(model))
-        if mesh_in_use() is not None:
-            lines.append("Each process has written its part: `trainwright checkpoint export` makes one folder of all.")
-        if only is not None:
-            lines.append("`model.safetensors` has the trained weights only; the model needs the original ones, too.")
-        if average is not None and average.num_averaged:
-            lines.append(
-                "The weights are an average over the training; those of the last update are in"
-                " `training_weights.safetensors`."
-            )
-        return " ".join(filter(None, lines)) or None
+        is_averaged, mesh = average is not None and average.num_averaged, mesh_in_use()
+        lines = {
+            _usage_of_model(model): only is None or is_peft_model(model),
+            "Each process has written its part: `trainwright checkpoint export` makes one folder of all.": mesh,
+            "`model.safetensors` has the trained weights only; the model needs the original ones, too.": only,
+            "The weights are an average over the training; those of the last update are in"
+            " `training_weights.safetensors`.": is_averaged,
+        }
+        return " ".join(line for line, is_shown in lines.items() if line and is_shown) or None
 
 
 def _with_curves(card: str) -> str:

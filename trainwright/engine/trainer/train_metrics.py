@@ -32,11 +32,9 @@ class TrainMetrics(HookBase):
     these, since a single process may read them; at other times they cover the process's own batches.
 
     Args:
-        make_handler: builds an object with ``reset``, ``update(predictions, labels)``, ``compute`` and a state; called
-            with the first batch.
+        make_handler: builds the object that computes them; called with the first batch.
         labelled: the batch with its labels where ``target_of`` finds them.
-        find_comparison: how to compare a model's outputs with a batch, from the outputs, the batch and its loss
-            (None: unknown).
+        find_comparison: how to compare outputs with a batch, from both and the batch's loss (None: unknown).
         is_padding_batch: whether the latest batch does not count; called only with several processes.
     """
 
@@ -154,17 +152,12 @@ class TrainMetrics(HookBase):
         return next(iter(self.read().values()), float("nan"))
 
     def after_step(self) -> None:
-        if self._is_alone:
-            self._put_own()
-        else:
+        if not self._is_alone:
             self._put_of_all()
-
-    def _put_own(self) -> None:
-        if not self._has_values:
-            return
-        self._is_epoch_over = self._is_epoch_end()
-        if self._is_due() or self._is_epoch_over:
-            self._store(self.read())
+        elif self._has_values:
+            self._is_epoch_over = self._is_epoch_end()
+            if self._is_due() or self._is_epoch_over:
+                self._store(self.read())
 
     def _put_of_all(self) -> None:
         is_over = self._is_epoch_end()

@@ -486,11 +486,7 @@ class Trainer(RunMethods):
     def _plateau_hook(self) -> ReduceOnPlateau:
         """Step by an evaluation result after each evaluation, or by a training metric at the end of each epoch."""
         metric = self._best_metric.key
-
-        def latest() -> float | None:
-            value, _ = self.storage.latest().get(metric, (None, 0))
-            return value
-
+        latest = lambda: self.storage.latest().get(metric, (None, 0))[0]  # noqa: E731
         if metric.startswith("eval_"):
             return ReduceOnPlateau(latest)
         mean_loss = self._run_callbacks.epoch_loss_of_all
@@ -899,17 +895,15 @@ class Trainer(RunMethods):
             self.last_eval_results = self.run.saving.load_best() or self.last_eval_results
         if config.save_enabled and is_main_process():
             self.run.folder.write_card(self._card.text_of_run())
-        if (most := parts.dev_batches(config)) is not None and is_main_process():
-            steps = self.state.global_step
-            done = [f"{steps} training {'step' if steps == 1 else 'steps'}"]
-            if self.last_eval_results:
-                done.append(f"evaluations of at most {most} {'batch' if most == 1 else 'batches'}")
-            if config.save_enabled:
-                done.append("checkpoints")
+        if parts.dev_batches(config) is not None and is_main_process():
             logger.info(
-                "fast_dev_run completed without errors: %s. Nothing was written to %s; the steps have changed the"
-                " weights.", ", ".join(done), self._given_output_dir,
-            )  # fmt: skip
+                "fast_dev_run completed without errors: %d training steps%s%s. Nothing was written to %s; the steps"
+                " have changed the weights.",
+                self.state.global_step,
+                ", evaluations" if self.last_eval_results else "",
+                ", checkpoints" if config.save_enabled else "",
+                self._given_output_dir,
+            )
 
     def _plan_again(self) -> None:
         """Plan the training again if the user has changed its length on the config since it was planned."""

@@ -44,9 +44,7 @@ _BY_METHODS = ("train_step", "training_step", "optimization_step")  # else a ste
 class BatchLoss:
     """The mean loss of a batch, by the contract that the first batch chooses (``engine/loss_fn.py``).
 
-    Args:
-        recorders: called with the model's outputs before the loss is computed.
-        record_scalars: called with outputs that have names.
+    ``recorders``: called with the model's outputs before the loss is computed.
     """
 
     def __init__(
@@ -104,12 +102,8 @@ class TrainingStep:
     ) -> None:
         self._run = weakref.proxy(run)
         self._overrides, self.model, self.placement, self._state = run.overrides, run.model, placement, run.state
-        self._callbacks, self._metrics, self._accelerator, self._after_batch = (
-            callbacks,
-            metrics,
-            accelerator,
-            after_batch,
-        )
+        self._callbacks, self._metrics, self._accelerator = callbacks, metrics, accelerator
+        self._after_batch = after_batch
         self.step: Step | None = None
         self._watching: RemovableHandle | None = None
         self._scalars: dict[str, Any] | None = None  # those that the model returned for the current micro-batch
@@ -133,9 +127,13 @@ class TrainingStep:
 
     def build_update(self) -> None:
         """Build the update of the current optimizer."""
-        run, before = self._run, self.update if self.step is not None else None
+        run, placement, before = self._run, self.placement, self.update if self.step is not None else None
         config, optimizer = run.config, run.optimizer
         self._optimizer = optimizer
+        self._has_own_loader = is_own = loaders.is_own_loader(run.batches.loader)
+        settings: dict[str, Any] = {"differentiate": None if self._accelerator is None else self._differentiate}
+        if placement.pipeline is not None:
+            settings |= pipeline_settings(placement.pipeline, run.grad_scaler, optimizer)
         self.update = run.update = Update(
             optimizer,
             self.model,
@@ -147,7 +145,10 @@ class TrainingStep:
             grad_scaler=run.grad_scaler,
             criterion=lambda: run.criterion,
             label_names=config.label_names,
-            **self._settings_of_update(optimizer),
+            count=self._samples_of_step if is_own else None,
+            replica=placement.sync,
+            count_all=self._samples_of_window if is_own and placement.sync is not None else None,
+            **settings,
         )
         if not self._overrides.has("run_step", "train_step", "optimization_step"):
             self.update.check_closure()
@@ -164,20 +165,6 @@ class TrainingStep:
             raise ConfigError("Trainer.optimizer was assigned, without effect on the steps: call set_optimizer(...).")
         if self._run.model is not self.model:
             raise ConfigError("Trainer.model was assigned, without effect on the steps: build a Trainer of this model.")
-
-    def _settings_of_update(self, optimizer: Any) -> dict[str, Any]:
-        """The arguments of :class:`Update` that depend on other processes and the Accelerator."""
-        self._has_own_loader = is_own = loaders.is_own_loader(self._run.batches.loader)
-        placement = self.placement
-        settings: dict[str, Any] = {"count": self._samples_of_step if is_own else None}
-        if placement.sync is not None:
-            settings["replica"] = placement.sync
-            settings["count_all"] = self._samples_of_window if is_own else None
-        if self._accelerator is not None:
-            settings["differentiate"] = self._differentiate
-        if placement.pipeline is not None:
-            settings |= pipeline_settings(placement.pipeline, self._run.grad_scaler, optimizer)
-        return settings
 
     def _differentiate(self, loss: Tensor, **options: Any) -> None:
         # The accelerator divides by this number itself; the shares of a window are weighted already.
@@ -249,11 +236,9 @@ class TrainingStep:
             raise ConfigTypeError(f"{kind} gave None for a batch: is a return missing in its collate function?")
         self._choose(step, batch)
         if overrides.has("compute_loss"):
-            check_loss = partial(_check_loss, f"{overrides.kind}.compute_loss")
-            self._compute_loss = _checked(self._compute_loss, check_loss, partial(setattr, self, "_compute_loss"))
+            self._check_first("_compute_loss", partial(_check_loss, f"{overrides.kind}.compute_loss"))
         if overrides.has("training_step"):
-            check_step = partial(_check_step, f"{overrides.kind}.training_step")
-            self._training_step = _checked(self._training_step, check_step, partial(setattr, self, "_training_step"))
+            self._check_first("_training_step", partial(_check_step, f"{overrides.kind}.training_step"))
         train = step.train
         logs = train(step.model, batch)
         if overrides.has("train_step") and not isinstance(logs, Mapping):
@@ -266,6 +251,18 @@ class TrainingStep:
                 f'{overrides.kind}.train_step returned {", ".join(map(repr, logs))}; the loss of a step is "step_loss".'
             )
         return logs
+
+    def _check_first(self, name: str, check: Callable[[Any], None]) -> None:
+        """Check the first result of a method of the user's."""
+        method = getattr(self, name)
+
+        def call(*arguments: Any) -> Any:
+            setattr(self, name, method)
+            result = method(*arguments)
+            check(result)
+            return result
+
+        setattr(self, name, call)
 
     def _choose(self, step: Step, inputs: Any) -> None:
         """Choose what the step does with batches like ``inputs``: once for each optimizer and loss."""
@@ -468,18 +465,6 @@ class _Recording:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
-
-
-def _checked(method: Any, check: Callable[[Any], None], use: Callable[[Any], object]) -> Any:
-    """``method``, whose first result is checked; ``use`` receives it for the later calls."""
-
-    def call(*arguments: Any) -> Any:
-        use(method)
-        result = method(*arguments)
-        check(result)
-        return result
-
-    return call
 
 
 def _check_loss(name: str, loss: Any) -> None:
