@@ -205,7 +205,6 @@ class WindowMean:
             scale_gradients(self._optimizer, expected / total)
 
     def _start_total(self) -> tuple[Tensor, Any]:
-        """Start the sum of the window's weights over all ranks."""
         weights = self.weights if self._divisors is None else self._divisors
         known = [weight for weight in weights if isinstance(weight, Tensor)]
         known += [one for group in self._optimizer.param_groups for one in group["params"][:1]]
@@ -277,7 +276,6 @@ def _nothing(loss: Tensor) -> Tensor:
 
 
 def _times(loss: Tensor, weight: Any) -> Tensor:
-    """As `_share` of a total that is not known."""
     if not isinstance(weight, Tensor):
         return loss * weight if weight else _nothing(loss)
     return torch.where(weight > 0, loss * weight, torch.zeros_like(loss))

@@ -240,8 +240,6 @@ class OwnStep(HookBase):
 
 
 class _OptimizerPart:
-    """One optimizer and its progress within an update."""
-
     def __init__(self, optimizer: Optimizer, update: Update, model: nn.Module, norm_name: str | None) -> None:
         scaler = update.grad_scaler
         self.optimizer = optimizer

@@ -351,7 +351,6 @@ class Run:
         return memo
 
     def _copy_later_changes(self, new: Any, memo: dict[int, Any]) -> None:
-        """Copy what the user has added since the trainer was built."""
         trainer = self.trainer
         for name in vars(trainer).keys() - vars(new).keys():
             if not name.startswith("_") and not hasattr(trainer.__class__, name):

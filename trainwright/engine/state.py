@@ -180,7 +180,6 @@ class TrainingState:
             set_random_state(rows["random"]["random"])
 
     def _trained(self) -> tuple[Any, Any, Any]:
-        """The trainer's current model, optimizer and loss."""
         trainer: Any = self._trainer
         return trainer.model, trainer.optimizer, getattr(trainer, "loss", None)
 

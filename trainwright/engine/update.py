@@ -397,13 +397,10 @@ def _plain_backward(loss: Tensor, batch: Any) -> None:
 
 
 def _scaled_backward(grad_scaler: torch.amp.GradScaler, loss: Tensor, **options: Any) -> None:
-    """Backward pass of the scaled loss, as gradients in float16 require."""
     grad_scaler.scale(loss).backward(**options)  # type: ignore[no-untyped-call]
 
 
 def _scaled_step(grad_scaler: torch.amp.GradScaler, optimizer: Optimizer) -> Callable[[Tensor | None], None]:
-    """The step in float16: skipped if the scale was too large for the gradients."""
-
     scaled = ScaledStep(grad_scaler, optimizer)
 
     def step(norm: Tensor | None) -> None:

@@ -27,26 +27,8 @@ from trainwright.data.loaders import set_position as set_loader_position
 from trainwright.data.sampler import CyclicSampler
 from trainwright.data.seeding import seed_everything
 from trainwright.data.streaming import eval_stream_loader, is_stream
+from trainwright.engine.default import setup
 from trainwright.engine.default.eager_trainer import EagerTrainer
-from trainwright.engine.default.setup import (
-    BATCH_SIZES,
-    bind_arguments,
-    call_with_known,
-    changed_settings,
-    check_eval_metric,
-    check_loader,
-    check_num_layers,
-    extend_schedules,
-    iterations_per_epoch,
-    limit_data,
-    next_commands,
-    num_samples,
-    overfit_loader,
-    scale_shares,
-    scale_to_data,
-    settings_of_copy,
-    started,
-)
 from trainwright.engine.extra_parameters import log_untrained
 from trainwright.engine.folder.run_folder import RunFolder
 from trainwright.engine.hardest_samples import hardest_samples
@@ -157,19 +139,19 @@ class ConfigRun(Run):
 
     def num_samples(self) -> int | None:
         """Those of an epoch."""
-        return num_samples(self.batches.loader, self.spec.batch_size)
+        return setup.num_samples(self.batches.loader, self.spec.batch_size)
 
     def iterations_per_epoch(self) -> int | Fraction | None:
         """None: unknown. A fraction where an epoch ends within an iteration."""
-        return iterations_per_epoch(self.trainer.cfg.train, self.num_samples())
+        return setup.iterations_per_epoch(self.trainer.cfg.train, self.num_samples())
 
     def own_facts(self) -> dict[str, Any]:
         tests, size = self.trainer.test_loader, self.trainer.cfg.train.test_micro_batch_size
         return {
             "num_train": self.num_samples(),
-            "num_eval": sum(num_samples(loader, size) or 0 for loader in tests),
+            "num_eval": sum(setup.num_samples(loader, size) or 0 for loader in tests),
             "iterations_per_epoch": self.iterations_per_epoch(),
-            "settings": changed_settings(self.given),
+            "settings": setup.changed_settings(self.given),
         }
 
     def own_record(self) -> dict[str, Any]:
@@ -180,7 +162,7 @@ class ConfigRun(Run):
         return {"samples_per_iteration": self.trainer.samples_per_iter, "data": {"train": train} | data}
 
     def next_commands(self) -> list[str]:
-        return next_commands(self.trainer.cfg, self.given)
+        return setup.next_commands(self.trainer.cfg, self.given)
 
     def schedule_length(self, schedule: Any) -> int:
         length: int = self.trainer.max_iter
@@ -194,7 +176,7 @@ class ConfigRun(Run):
             raise ConfigError(
                 "check: trainer._trainer was replaced, and cannot be copied. Override train_step instead."
             )
-        return settings_of_copy(self.given, self.trainer.cfg, folder, changes, **kind)
+        return setup.settings_of_copy(self.given, self.trainer.cfg, folder, changes, **kind)
 
     def change_copy(self, new: "DefaultTrainer", memo: dict[int, Any]) -> None:
         if not new.run.folder.resume:
@@ -229,7 +211,7 @@ class DefaultTrainer(RunMethods):
     def __init__(self, cfg: DictConfig) -> None:
         super().__init__()
         run = self.run
-        as_given, run.device = started(cfg)
+        as_given, run.device = setup.started(cfg)
         self.cfg = cfg = copy.deepcopy(as_given)  # values that depend on the data are written into it below
         seed_everything(cfg.train.seed)  # equal on all ranks, for equal initial weights
         run.folder = RunFolder(cfg.train.output_dir, resume=bool(try_get_key(cfg, "train.resume", default=False)))
@@ -259,21 +241,20 @@ class DefaultTrainer(RunMethods):
         with real_tensors():  # in an estimate, too
             built = self.build_train_loader(cfg, self.tokenizer)
             self.train_loader: Any = built[0] if isinstance(built, tuple | list) else built
-            check_loader(self.train_loader, cfg.train.train_micro_batch_size)
-            limit_data(cfg.train, self.train_loader)
+            setup.check_loader(self.train_loader, cfg.train.train_micro_batch_size)
+            setup.limit_data(cfg.train, self.train_loader)
             self.test_loader: Any = self.build_test_loader(cfg, self.tokenizer)
             sizes = {place: data_size(getattr(one, "dataset", None)) for place, one in enumerate(self.test_loader)}
             check_same_settings({"dataloader": {"test": sizes}})
         if cfg.train.overfit_batches is not None:
-            self.test_loader = [overfit_loader(self.train_loader, cfg.train.train_micro_batch_size)]
+            self.test_loader = [setup.overfit_loader(self.train_loader, cfg.train.train_micro_batch_size)]
         self.auto_scale_hyperparams(cfg, self.train_loader)
-        scale_shares(cfg.train)
+        setup.scale_shares(cfg.train)
         self.samples_per_iter, self.samples_done = cfg.train.global_batch_size, cfg.train.consumed_train_samples
         self.start_iter, self.max_iter = cfg.train.start_iter, cfg.train.train_iter
         self._planned, self.evaluates_on_start = self.max_iter, bool(cfg.train.eval_on_start)
 
     def _build_weights(self) -> None:
-        """The model, its optimizers and their schedules."""
         run, cfg = self.run, self.cfg
         with built_on(meta=bool(cfg.train.dist.meta_init)):
             run.model = self.build_model(cfg)
@@ -282,7 +263,7 @@ class DefaultTrainer(RunMethods):
             run.evaluated_precision = partial(without_autocast, run.model)
         run.place_model(splits_scores=not self._has_own_step, autocast=run.autocast)
         if (pipeline := pipeline_of(run.model)) is not None:
-            check_num_layers(cfg.train.dist, pipeline.layer_stages)
+            setup.check_num_layers(cfg.train.dist, pipeline.layer_stages)
         built: Any = self.build_optimizer(cfg, run.model)
         run.optimizer = NamedOptimizers(built) if isinstance(built, Mapping) else built
         schedule: Any = self.build_lr_scheduler(cfg, run.optimizer)
@@ -291,7 +272,6 @@ class DefaultTrainer(RunMethods):
         seed_everything(cfg.train.seed + get_data_parallel_rank())  # from here on each data rank draws other numbers
 
     def _build_step(self) -> None:
-        """What makes the steps, and what a step of the user's own calls."""
         run, cfg = self.run, self.cfg
         steps, pipeline = run.spec.gradient_accumulation_steps, pipeline_of(run.model)
         settings: dict[str, Any] = {
@@ -376,7 +356,7 @@ class DefaultTrainer(RunMethods):
             "seed": cfg.train.seed,
             "tokenizer": tokenizer,
         }
-        return call_with_known(cfg.dataloader.train, given)
+        return setup.call_with_known(cfg.dataloader.train, given)
 
     @classmethod
     def build_test_loader(cls, cfg: DictConfig, tokenizer: Any = None) -> list[Any]:
@@ -388,8 +368,8 @@ class DefaultTrainer(RunMethods):
             raise ConfigTypeError(f"dataloader.test: got {type(nodes).__name__}; it must be a list of loaders.")
         given = {"test_batch_size": cfg.train.test_micro_batch_size, "seed": cfg.train.seed, "tokenizer": tokenizer}
         if not isinstance(nodes, Mapping | DictConfig):
-            return [call_with_known(node, given) for node in nodes]
-        named = {str(name): call_with_known(node, given) for name, node in nodes.items()}
+            return [setup.call_with_known(node, given) for node in nodes]
+        named = {str(name): setup.call_with_known(node, given) for name, node in nodes.items()}
         for name, loader in named.items():
             loader.name = name  # of its results
         return list(named.values())
@@ -431,7 +411,7 @@ class DefaultTrainer(RunMethods):
         if evaluation.enabled and self.test_loader:
             evaluator, metric = self.build_evaluator(self.cfg), str(evaluation.eval_metric)
             if not is_overridden(self, "test"):  # a user's may return more results
-                check_eval_metric(evaluation, evaluator)
+                setup.check_eval_metric(evaluation, evaluator)
                 if _names_loaders(self.cfg) and len(self.test_loader) == 1 and "/" not in metric:
                     metric = f"{getattr(self.test_loader[0], 'name', '')}/{metric}"
             eval_period = self._period(evaluation.eval_period, evaluation.get("eval_after_n_epoch"))
@@ -492,7 +472,7 @@ class DefaultTrainer(RunMethods):
     @classmethod
     def auto_scale_hyperparams(cls, cfg: DictConfig, data_loader: Any) -> None:
         """Resolve in ``cfg`` what depends on the data: iterations, warm-up, milestones, periods in epochs."""
-        scale_to_data(cfg, data_loader)
+        setup.scale_to_data(cfg, data_loader)
 
     @classmethod
     def test(
@@ -617,13 +597,12 @@ class DefaultTrainer(RunMethods):
             )  # fmt: skip
 
     def _step_of_stepper(self) -> Callable[[], None]:
-        """The call that makes a step of ``self._trainer``, perhaps the user's own."""
         stepper = self._trainer
         if isinstance(stepper, EagerTrainer) and not stepper.has_own_run_step():
             is_plain = not is_overridden(self, "get_batch") and getattr(self.train_loader, "mixup_func", None) is None
             get_batch = None if is_plain else self.run.prepare
             return stepper.new_step(get_batch, self.device, self.train_step if self._has_own_step else None).run
-        return bind_arguments(stepper.run_step, self.run.prepare, self.device)
+        return setup.bind_arguments(stepper.run_step, self.run.prepare, self.device)
 
     def _continue(self) -> None:
         train = self.cfg.train
@@ -631,12 +610,12 @@ class DefaultTrainer(RunMethods):
         if length not in (self._planned, self.max_iter):  # the user has changed it
             longer = copy.deepcopy(self.run.given)
             longer.train.update({"train_iter": length, "train_epoch": 0})
-            longer.train.update({name: train[name] for name in BATCH_SIZES})
+            longer.train.update({name: train[name] for name in setup.BATCH_SIZES})
             self.auto_scale_hyperparams(longer, self.train_loader)
             train.update({"train_iter": length, "scheduler": longer.train.scheduler})
             train.warmup_iter = longer.train.warmup_iter
             self.max_iter = self._planned = length
-            extend_schedules(self.run, lambda optimizer: self.build_lr_scheduler(self.cfg, optimizer))
+            setup.extend_schedules(self.run, lambda optimizer: self.build_lr_scheduler(self.cfg, optimizer))
         super()._continue()
 
     def _before_first_step(self) -> None:

@@ -222,7 +222,6 @@ class EagerTrainer(TrainerBase):
         return is_own
 
     def _train_micro_batch(self, model: Any, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Forward, loss and backward; returns the model's outputs."""
         outputs: Mapping[str, Any] = self.model(**batch)
         if not isinstance(outputs, dict):
             outputs = returned_losses(outputs)
@@ -253,7 +252,6 @@ class EagerTrainer(TrainerBase):
 
     @property
     def _plain_model(self) -> nn.Module:
-        """The user's model, unwrapped."""
         return unwrap_model(self._called_model)
 
     @cached_property

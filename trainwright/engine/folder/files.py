@@ -199,7 +199,6 @@ def _is_in(name: str, listed: Iterable[str]) -> bool:
 
 
 def _are_names(names: Any) -> bool:
-    """Whether these are paths inside the folder."""
     return isinstance(names, list) and all(
         isinstance(name, str) and name and not name.startswith("/") and ".." not in name.split("/") and "\0" not in name
         for name in names

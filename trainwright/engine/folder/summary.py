@@ -106,7 +106,6 @@ class RunSummary(HookBase):
 
 
 def _results(hooks: Iterable[HookBase], storage: EventStorage) -> dict[str, object]:
-    """The best and the last metrics."""
     best = next(filter(None, (hook.best_result() for hook in hooks)), None)
     last = {n: found for n, found in storage.latest_with_smoothing_hint().items() if n not in _NOT_RESULTS}
     return {

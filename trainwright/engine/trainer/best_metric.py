@@ -51,7 +51,6 @@ class BestMetric:
         return "total_loss" if key == "loss" else key
 
     def mode(self) -> str:
-        """Its mode."""
         return self._mode_of_best(self._split(self._name, evaluates=self._evaluates)[1])
 
     def check(self) -> None:
@@ -73,7 +72,6 @@ class BestMetric:
             )
 
     def name_in_logs(self) -> str:
-        """Its name in the logs of callbacks."""
         return {"total_loss": "epoch_loss", self._first_key(""): "epoch_metric"}.get(self.key, self.key)
 
     # The monitor of a callback.

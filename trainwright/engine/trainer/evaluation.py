@@ -87,14 +87,12 @@ class Evaluation:
         return self._overrides.of("create_eval_dataloader", self.create_loader)(dataset)
 
     def create_loader(self, dataset: Any) -> Any:
-        """A loader over evaluation data: every sample once, in order."""
         collator = self._collator
         if collator is None and isinstance(dataset, list):  # of samples like those of the training data
             collator = self._default_collator
         return loaders.eval_loader(dataset, self._run.config, collator)
 
     def prepare(self, batch: Any) -> Any:
-        """A batch of a loader as the model gets it."""
         return self._overrides.of("prepare_input_batch", partial(to_batch, device=self._run.device))(batch)
 
     # Evaluation.
@@ -147,14 +145,12 @@ class Evaluation:
             self._watching = None
 
     def evaluate_step(self, model: Any, inputs: Any) -> dict[str, Any]:
-        """Evaluate one batch: returns ``eval_step_loss``, and updates the metrics."""
         with self._replaced_model(model):
             outputs = self._overrides.of("evaluation_step", self.evaluation_step)(inputs)
             self._count(inputs, outputs)
         return {"eval_step_loss": outputs.get("loss")}
 
     def evaluation_step(self, batch: Any) -> dict[str, Any]:
-        """The model's outputs for one batch as a dict: its own entries or ``logits``, and ``loss`` if there is one."""
         model, seen = self._run.model, list[Any]()
         # The hook sees the outputs however compute_loss calls the model: no second forward pass.
         hook = model.register_forward_hook(lambda module, arguments, outputs: seen.append(outputs))
@@ -187,7 +183,6 @@ class Evaluation:
         return self._overrides.of("compute_loss", self._own_compute_loss)(model, inputs)
 
     def compute_metric(self, model: Any, inputs: Any) -> float:
-        """The first metric over the batches passed so far and this one: a forward pass in evaluation mode."""
         with evaluation_mode(model):
             outputs = forward(model, inputs)
         inputs, handler = self.labelled(inputs), self._handler()
@@ -202,7 +197,6 @@ class Evaluation:
     # Prediction.
 
     def predict(self, data: Any, *, iterate: bool) -> Any:
-        """``Trainer.predict``."""
         step = self._overrides.of("predict_step", self.predict_step)
         if isinstance(data, Tensor | Mapping | tuple | Instance | np.ndarray) or hasattr(data, "to"):
             batch = to_batch(data, self._run.device)
@@ -232,7 +226,6 @@ class Evaluation:
         )
 
     def predict_step(self, batch: Any) -> Any:
-        """The outputs for one batch: those of the model, or of its ``generate``, as in evaluations."""
         if self.generates() and isinstance(batch, Mapping):
             return _generated(self._run.model, batch)
         return forward(self._run.model, batch)
@@ -310,7 +303,6 @@ class Evaluation:
             del self._watching.logs["eval_epoch_metric"]
 
     def _count(self, inputs: Any, outputs: Mapping[str, Any]) -> None:
-        """Add a batch to the loss and the metrics."""
         results = self._results
         results.add_loss(outputs.get("loss"), inputs)
         if self._overrides.has("compute_metric"):
@@ -341,7 +333,6 @@ class Evaluation:
         return {**batch, "labels": labels} if isinstance(batch, Mapping) else (batch, labels)
 
     def _find_comparison(self, outputs: Any, inputs: Any, loss: Any) -> Comparison:
-        """How to compare the model's outputs for a batch with its labels."""
         has_own_loss = self._has_own_loss("train_step", "training_step", "compute_loss")
         return find_comparison(
             self._run.model, outputs, inputs, loss,
@@ -349,7 +340,6 @@ class Evaluation:
         )  # fmt: skip
 
     def _has_own_loss(self, *methods: str) -> bool:
-        """Whether the model computes its loss, or the user has overridden one of these methods."""
         return hasattr(self._run.model, "compute_loss") or self._overrides.has(*methods)
 
     def _explain_missing_target(self, error: Exception, batch: Any) -> None:
@@ -416,7 +406,6 @@ class EvalResults:
         self.reset(handler)
 
     def reset(self, handler: Any) -> None:
-        """Start an evaluation."""
         handler.reset()
         self._handler = handler
         self.has_metrics, self.comparison = True, None

@@ -85,12 +85,10 @@ class RunCard:
 
 
 def _with_curves(card: str) -> str:
-    """The text of a card that shows the picture beside it."""
     return card.replace("\n## ", f"\n![Curves of the training]({CURVES_NAME})\n\n## ", 1)
 
 
 def _usage_of_model(model: nn.Module) -> str:
-    """The call that loads a checkpoint's weights for use."""
     name = class_name(model)
     if is_peft_model(model):
         base = type(model.get_base_model()).__name__  # type: ignore[operator]  # of peft

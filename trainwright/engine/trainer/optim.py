@@ -261,7 +261,6 @@ _CONFIGURED: dict[str, Callable[..., LRScheduler]] = {
 def _torch_scheduler(
     named: Any, arguments: Mapping[str, Any], optimizer: Optimizer, plateau_mode: Callable[[], str]
 ) -> LRScheduler:
-    """A class of ``torch.optim.lr_scheduler`` by its own name or by an LRSchedulerType."""
     from trainwright.config.torch_names import find_torch_class, split_name
 
     name, inner = split_name(named)

@@ -39,7 +39,6 @@ class Saving:
         self._last_trained: Path | None = None  # the last step's checkpoint, if the model has the best weights
 
     def save(self, path: str | Path, *, overwrite: bool) -> None:
-        """Save the complete training state to the checkpoint folder ``path``."""
         meet("Trainer.save")
         path = Path(path).expanduser()
         if broadcast_object(path.exists()) and not overwrite:
@@ -48,7 +47,6 @@ class Saving:
         there.save(path.name, tag_last=False, iteration=max(0, self._state.updates_done - 1))
 
     def load(self, path: str | Path) -> None:
-        """Restore the complete training state from a checkpoint."""
         self._checkpointer.load(Path(path).expanduser())
         self._last_trained = None
 

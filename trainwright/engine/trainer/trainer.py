@@ -37,7 +37,7 @@ from trainwright.engine.run_hooks import run_hooks, timing_facts
 from trainwright.engine.run_methods import RunMethods, part_of_run
 from trainwright.engine.spec import spec_of_training_config
 from trainwright.engine.state import TrainerState
-from trainwright.engine.trainer import checks, loaders, optim, parts
+from trainwright.engine.trainer import checks, loaders, optim, parts, start
 from trainwright.engine.trainer.best_metric import BestMetric, raise_missing
 from trainwright.engine.trainer.checks import Given
 from trainwright.engine.trainer.evaluation import Evaluation
@@ -46,14 +46,6 @@ from trainwright.engine.trainer.optim import Schedules
 from trainwright.engine.trainer.parts import names_of_settings, next_commands
 from trainwright.engine.trainer.processes import Placement, check_pipeline, warn_unsharded_loader
 from trainwright.engine.trainer.saving import Saving, read_csv_logs
-from trainwright.engine.trainer.start import (
-    Periods,
-    check_folder,
-    elastic_accumulation,
-    plan_of,
-    resume,
-    start,
-)
 from trainwright.engine.trainer.train_metrics import TrainMetrics, after_batch_calls, measures_training
 from trainwright.engine.trainer.training_step import OWN_STEP_METHODS, STEP_METHODS, BatchLoss, TrainingStep
 from trainwright.events.storage import EventStorage
@@ -265,7 +257,7 @@ class Trainer(RunMethods):
             loss=loss, accelerator=accelerator, model_card=model_card, callbacks=callbacks,
         )  # fmt: skip
         self._given_output_dir = given.config.output_dir
-        self.config, self.device = start(given, self)
+        self.config, self.device = start.start(given, self)
         self.output_dir = Path(os.path.abspath(self.config.output_dir))
         self.model, self.accelerator, self.model_card = given.model, given.accelerator, given.model_card
         self.train_dataset, self.eval_dataset = given.train_dataset, given.eval_dataset
@@ -281,10 +273,10 @@ class Trainer(RunMethods):
         self._build_step()
         run = self.run
         run.folder.recover()
-        if (source := resume(self.config, self.checkpointer)) is not None:
+        if (source := start.resume(self.config, self.checkpointer)) is not None:
             self.run.saving.continue_from(source)
         run.check_weights()
-        check_folder(self.config, run.folder, evaluates=self._evaluates)
+        start.check_folder(self.config, run.folder, evaluates=self._evaluates)
         self._register_hooks()
         run.settings_used = {name: getattr(self.config, name) for name in _READ_ONCE}
 
@@ -317,18 +309,17 @@ class Trainer(RunMethods):
                 is_iterated = is_stream(given.eval_dataset)  # not a loader, although it is only iterated
                 create = self.run.evaluation.loader_of if is_iterated else self.run.evaluation.loaders_of
                 tests = create(given.eval_dataset)
-        self.train_dataloader, plan = plan_of(config, train)
+        self.train_dataloader, plan = start.plan_of(config, train)
         self.eval_dataloader = tests
-        kept = elastic_accumulation(config, self.output_dir, plan.batch_size)
+        kept = start.elastic_accumulation(config, self.output_dir, plan.batch_size)
         if kept != config.gradient_accumulation_steps:
             self.config = config.copy_with(gradient_accumulation_steps=kept)
-            self.train_dataloader, plan = plan_of(self.config, train)
+            self.train_dataloader, plan = start.plan_of(self.config, train)
         self.state.plan, self.max_iter = plan, plan.num_updates
         self._batches_of_run()
 
     def _build_metrics(self, given: Given) -> None:
-        """The periods, and the metrics of evaluations and of the training."""
-        self._periods = Periods(self.config, self.state)
+        self._periods = start.Periods(self.config, self.state)
         handler = parts.given_handler(given, self.config, self.device, self)
         if handler is not None:
             self.metrics_handler = handler
@@ -371,7 +362,6 @@ class Trainer(RunMethods):
             self._use_loss(given.loss)
 
     def _build_saving(self) -> None:
-        """The output folder, and the checkpoints with their model card."""
         run = self.run
         run.folder = TrainerFolder(self.output_dir, self.config)
         run.build_checkpointer(
@@ -383,7 +373,6 @@ class Trainer(RunMethods):
         run.saving = Saving(run, self._periods, self._card)
 
     def _build_callbacks(self) -> None:
-        """What calls the callbacks, and applies their requests."""
         self.run.built_in_callbacks = []
         self._run_callbacks = RunCallbacks(
             self.callbacks,
@@ -398,7 +387,6 @@ class Trainer(RunMethods):
             self._run_callbacks.logs.defer("epoch_metric", self._train_metrics.first)
 
     def _build_step(self) -> None:
-        """What a step consists of, for the methods of the user's, too."""
         me: Trainer = weakref.proxy(self)
         self._steps = TrainingStep(
             self.run,
@@ -460,7 +448,6 @@ class Trainer(RunMethods):
         return [hook for hook in hooks if hook is not None]
 
     def _best_checkpointer(self) -> BestCheckpointer | None:
-        """The hook that saves the best checkpoint, of a run that evaluates and saves."""
         config, best = self.config, self._best_metric
         if not (self._evaluates and config.save_enabled):
             if config.save_top_k is not None:
@@ -908,14 +895,13 @@ class Trainer(RunMethods):
     def _plan_again(self) -> None:
         """Plan the training again if the user has changed its length on the config since it was planned."""
         before = self.state.plan
-        self.train_dataloader, plan = plan_of(self.config, self.train_dataloader)
+        self.train_dataloader, plan = start.plan_of(self.config, self.train_dataloader)
         self.state.plan, self.max_iter = plan, plan.num_updates
         self._periods.plan(self.config)
         if plan != before:
             self.run.scheduling.extend([self.lr_scheduler, *self.lr_schedulers.values()])
 
     def _run_own_epochs(self) -> None:
-        """Epochs of a user's ``inner_training_loop``."""
         plan = self.state.plan
         while self.iter < self.max_iter:
             first = self.iter
@@ -929,7 +915,6 @@ class Trainer(RunMethods):
 
     @property
     def _evaluates(self) -> bool:
-        """Whether the training evaluates."""
         return self.config.eval_strategy != "no" and self.eval_dataloader is not None
 
     @property
@@ -955,7 +940,6 @@ class Trainer(RunMethods):
         )
 
     def _evaluate_in_training(self) -> dict[str, Any]:
-        """Evaluate with callbacks seeing each batch."""
         self.storage.reduce()  # writers write a row for the evaluation
         with self.run.watching_hardest():
             return self.run.evaluation.evaluate_in_training(
@@ -981,7 +965,6 @@ class Trainer(RunMethods):
             model.to(place)
 
     def _evaluate_now(self) -> None:
-        """Evaluate on a callback's request."""
         self._evaluate_hook.trainer = weakref.proxy(self)  # it is registered only if evaluations are due
         self._evaluate_hook.evaluate()
 

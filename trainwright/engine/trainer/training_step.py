@@ -126,7 +126,6 @@ class TrainingStep:
             self._choose(self.step, self.update.batch)
 
     def build_update(self) -> None:
-        """Build the update of the current optimizer."""
         run, placement, before = self._run, self.placement, self.update if self.step is not None else None
         config, optimizer = run.config, run.optimizer
         self._optimizer = optimizer
@@ -253,7 +252,6 @@ class TrainingStep:
         return logs
 
     def _check_first(self, name: str, check: Callable[[Any], None]) -> None:
-        """Check the first result of a method of the user's."""
         method = getattr(self, name)
 
         def call(*arguments: Any) -> Any:
@@ -297,14 +295,12 @@ class TrainingStep:
         return {"step_loss": loss.detach()}
 
     def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
-        """One micro-batch: forward and backward, and at the end of an accumulation window the update."""
         loss = (self._training_step or self._overrides.of("training_step", self.training_step))(inputs)
         if self.update.is_window_end:
             self._overrides.of("optimization_step", self.update.finish)()
         return {"step_loss": loss["loss"] if isinstance(loss, Mapping) else loss}
 
     def training_step(self, batch: Any) -> Tensor:
-        """Forward and backward of one micro-batch; returns its detached loss."""
         compute_loss = self._compute_loss or self._overrides.of("compute_loss", self.loss.compute_loss)
         loss: Tensor = compute_loss(self.placement.model, batch)
         self.update.backward(loss, batch)
@@ -316,7 +312,6 @@ class TrainingStep:
         return {"step_loss": self._training_step(batch)}
 
     def _update_stages(self, kept: list[tuple[Any, Any]]) -> None:
-        """The end of a window on all stages of a pipeline."""
         if self.update.record_loss is not None:
             self.update.record_loss(torch.stack([loss for loss, _ in kept]).sum())
         assigned = zip(OWN_STEPS, self._overrides.assigned(*OWN_STEPS), strict=True)  # by a callback
@@ -333,7 +328,6 @@ class TrainingStep:
         return self._window_end - self._state.global_step
 
     def _begin_update(self) -> int:
-        """As `_begin_window`, if each update has one batch."""
         state, update = self._state, self.update
         state.step_before = state.global_step
         self._window_end = state.global_step + 1
@@ -361,7 +355,6 @@ class TrainingStep:
         return self._latest_samples[1]
 
     def _samples_of_window(self) -> int:
-        """All processes' samples in the update that starts."""
         plan = self._state.plan
         return plan.samples(self._window_end) - plan.samples(self._state.global_step)
 
@@ -445,7 +438,6 @@ class TrainingStep:
         compiled.use_in(step, refusal)
 
     def _after_backward(self, loss: Tensor) -> None:
-        """The rest of a step whose program has computed the gradients."""
         if self.update.record_loss is not None:
             self.update.record_loss(loss)
         if self.update.is_window_end:
