@@ -120,11 +120,6 @@ def test_an_error_in_a_loss_of_the_users_own_tells_the_pair(tmp_path: Path) -> N
     assert notes_of(trainer.train) == ["The batch of this step: (float32 (8, 4) on cpu, int64 (8,) on cpu)"]
 
 
-def test_a_model_that_needs_more_than_the_inputs_of_a_pair_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigTypeError, match=r"Wide.forward\(x.*labels.*of a pair .*ColumnDataset"):
-        Trainer(Wide(), config(tmp_path), PAIRS).train()
-
-
 @dataclass
 class Fields:
     loss: Tensor

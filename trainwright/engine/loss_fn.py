@@ -221,11 +221,7 @@ def _of_pair(criterion: Callable[..., Tensor], loss: Loss, record_outputs: Calla
 
     def compute_loss(model: Any, inputs: Any) -> Any:
         nonlocal is_checked
-        try:
-            outputs = model(inputs[0])
-        except TypeError as error:
-            _explain_pair(error, model)
-            raise
+        outputs = model(inputs[0])
         if record_outputs is not None:
             record_outputs(outputs)
         if outputs.__class__ is Tensor and outputs.dim():
@@ -236,19 +232,6 @@ def _of_pair(criterion: Callable[..., Tensor], loss: Loss, record_outputs: Calla
         return loss(outputs, inputs)
 
     return compute_loss
-
-
-def _explain_pair(error: TypeError, model: nn.Module) -> None:
-    """Raise a clear error in place of ``error`` if the model needs more than the first item of a pair."""
-    signature = inspect.signature(model.forward)
-    try:
-        signature.bind(None)
-    except TypeError as mismatch:
-        raise ConfigTypeError(
-            f"{type(model).__name__}.forward{signature} is called with the inputs of a pair (inputs, target) alone:"
-            f" {mismatch}. Give the fields of a sample the names of forward's parameters: ColumnDataset(name=...), or a"
-            " dict for each sample."
-        ) from error
 
 
 def _takes_two(function: Callable[..., Any]) -> bool:
@@ -329,18 +312,22 @@ _ELEMENTWISE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.Poisson
 
 
 def _refuse_outputs(criterion: Callable[..., Tensor], outputs: Any, target: Any) -> None:
-    """Raise if torch's loss would give a number for outputs and targets that do not fit it."""
-    loss = inspect.unwrap(criterion)
+    """Raise if torch's loss would give a number for outputs and targets that do not fit it.
+
+    A loss of classes of one score for each sample is 0, or that of one distribution over the batch.
+    """
+    kind = inspect.unwrap(criterion)
     if not (isinstance(outputs, Tensor) and isinstance(target, Tensor)):
         return
-    if isinstance(loss, _OF_CLASSES):
-        _refuse_scores(type(loss).__name__, outputs, target)
-    elif isinstance(loss, _ELEMENTWISE):
-        _refuse_broadcast(type(loss).__name__, (tuple(outputs.shape), tuple(target.shape)))
-
-
-def _refuse_scores(loss: str, outputs: Tensor, target: Tensor) -> None:
-    """Raise for one score for each sample, of which the loss is 0 or that of one distribution over the batch."""
+    loss = type(kind).__name__
+    if isinstance(kind, _ELEMENTWISE) and outputs.dim() == 2 and outputs.shape[1:] == (1,) and target.dim() == 1:
+        raise ConfigError(
+            f"TrainingConfig.loss: {loss} of outputs of the shape {tuple(outputs.shape)} and targets of the shape"
+            f" {tuple(target.shape)} would compare {(len(outputs), len(target))}, each output with every target. Give"
+            " both one shape: for example return outputs.squeeze(1) from the model."
+        )
+    if not isinstance(kind, _OF_CLASSES):
+        return
     is_flat = outputs.dim() == target.dim() == 1
     has_values = simulation() is None
     is_distribution = is_flat and target.is_floating_point() and (not has_values or abs(float(target.sum()) - 1) < 1e-3)
@@ -355,20 +342,6 @@ def _refuse_scores(loss: str, outputs: Tensor, target: Tensor) -> None:
         raise ConfigError(
             "TrainingConfig.loss: NLLLoss takes logarithms of probabilities, which are at most 0, and the outputs go up"
             f" to {largest:.3g}. Use CrossEntropyLoss, or end the model with log_softmax(dim=1)."
-        )
-
-
-def _refuse_broadcast(loss: str, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
-    """Raise if torch's loss would compare outputs (B, 1) and targets (B,) as (B, B): each output with every target."""
-    try:
-        compared = tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
-    except RuntimeError:  # torch's own error
-        return
-    if compared not in shapes:
-        raise ConfigError(
-            f"TrainingConfig.loss: {loss} of outputs of the shape {shapes[0]} and targets of the shape"
-            f" {shapes[1]} would compare {compared}, each output with every target. Give both one shape: for"
-            " example return outputs.squeeze(1) from the model, or make the targets two-dimensional."
         )
 
 

@@ -246,8 +246,6 @@ def make_folder(path: Path, setting: str) -> None:
     Raises:
         ConfigError: the system refuses it.
     """
-    if os.sep == "/" and "\\" in path.name and not path.exists():
-        logger.warning("%s: %r is one name on this system, whose folders are separated by '/'.", setting, str(path))
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -156,9 +156,6 @@ class Evaluation:
         hook = model.register_forward_hook(lambda module, arguments, outputs: seen.append(outputs))
         try:
             loss = self.compute_loss(model, batch)
-        except (IndexError, TypeError) as error:
-            self._explain_missing_target(error, batch)
-            raise
         finally:
             hook.remove()
         last = seen[-1] if seen else None
@@ -341,15 +338,6 @@ class Evaluation:
 
     def _has_own_loss(self, *methods: str) -> bool:
         return hasattr(self._run.model, "compute_loss") or self._overrides.has(*methods)
-
-    def _explain_missing_target(self, error: Exception, batch: Any) -> None:
-        criterion = self._run.criterion
-        if not self._has_own_loss("compute_loss") and criterion is not None and target_of(batch) is None:
-            raise ConfigError(
-                f"Trainer.eval_dataset: its samples have no target for the loss {type(criterion).__name__}, as those of"
-                " the training data have. Give pairs (input, target), or the fields of the training data; predict()"
-                " takes samples without targets."
-            ) from error
 
 
 def _generated(model: Any, batch: Any) -> Any:

@@ -235,9 +235,7 @@ class TrainingStep:
             raise ConfigTypeError(f"{kind} gave None for a batch: is a return missing in its collate function?")
         self._choose(step, batch)
         if overrides.has("compute_loss"):
-            self._check_first("_compute_loss", partial(_check_loss, f"{overrides.kind}.compute_loss"))
-        if overrides.has("training_step"):
-            self._check_first("_training_step", partial(_check_step, f"{overrides.kind}.training_step"))
+            self._compute_loss = partial(self._first_loss, self._compute_loss)
         train = step.train
         logs = train(step.model, batch)
         if overrides.has("train_step") and not isinstance(logs, Mapping):
@@ -251,16 +249,20 @@ class TrainingStep:
             )
         return logs
 
-    def _check_first(self, name: str, check: Callable[[Any], None]) -> None:
-        method = getattr(self, name)
-
-        def call(*arguments: Any) -> Any:
-            setattr(self, name, method)
-            result = method(*arguments)
-            check(result)
-            return result
-
-        setattr(self, name, call)
+    def _first_loss(self, compute_loss: Any, model: Any, inputs: Any) -> Tensor:
+        """The first loss of a method of the user's, checked."""
+        self._compute_loss, loss = compute_loss, compute_loss(model, inputs)
+        name = f"{self._overrides.kind}.compute_loss"
+        if not isinstance(loss, Tensor):
+            raise ConfigTypeError(
+                f"{name} returned {type(loss).__name__}; it must return the loss, a tensor of one number. Of several"
+                " losses return the sum, and log each with get_event_storage().put_scalar(name, value)."
+            )
+        if is_dtensor(loss):
+            raise ConfigTypeError(
+                f"{name} returned a DTensor, of which each process may have a part only. Return loss.full_tensor()."
+            )
+        return loss
 
     def _choose(self, step: Step, inputs: Any) -> None:
         """Choose what the step does with batches like ``inputs``: once for each optimizer and loss."""
@@ -457,23 +459,3 @@ class _Recording:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
-
-
-def _check_loss(name: str, loss: Any) -> None:
-    if not isinstance(loss, Tensor):
-        raise ConfigTypeError(
-            f"{name} returned {type(loss).__name__}; it must return the loss, a tensor of one number. Of several losses"
-            " return the sum, and log each with get_event_storage().put_scalar(name, value)."
-        )
-    if is_dtensor(loss):
-        raise ConfigTypeError(
-            f"{name} returned a DTensor, of which each process may have a part only. Return loss.full_tensor()."
-        )
-
-
-def _check_step(name: str, result: Any) -> None:
-    loss = result.get("loss") if isinstance(result, Mapping) else result
-    if not isinstance(loss, Tensor | float | int):
-        raise ConfigTypeError(
-            f'{name} returned {type(result).__name__}; it must return its loss, or a dict with "loss" in it.'
-        )
