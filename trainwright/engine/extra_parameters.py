@@ -4,7 +4,7 @@ The further optimizers and schedules are attributes of the user's own trainer cl
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -115,7 +115,11 @@ def log_untrained(model: nn.Module, optimizer: Optimizer | None, loss: Any = Non
             "it" if len(names) == 1 else f"these {len(names)} parameters",
             " It holds others: build optimizer and trainer after the model has been changed." if is_replaced else "",
         )
-    if untrained := [p for p in of_loss if id(p) not in trained and id(p) not in own]:
+    _log_untrained_loss(loss, [p for p in of_loss if id(p) not in trained and id(p) not in own])
+
+
+def _log_untrained_loss(loss: Any, untrained: Sequence[Tensor]) -> None:
+    if untrained:
         logger.warning(
             "The loss %s has %d trainable parameters that the optimizer does not hold: they are not trained. Pass an"
             " optimizer of the parameters of both, or set requires_grad=False on these.",

@@ -4,7 +4,7 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from trainwright.config.errors import ConfigError, ConfigTypeError, UserError
@@ -159,8 +159,9 @@ class TrainerBase:
             yield self.run_step
             return
 
-        self.is_ended = False
-        with self._alone(), EventStorage(self.start_iter) as self.storage:
+        self.is_ended, self._is_training = False, True
+        with ExitStack() as end, EventStorage(self.start_iter) as self.storage:
+            end.callback(setattr, self, "_is_training", False)  # after the last hook
             try:
                 watch_training(self)
                 meet("train")
@@ -187,14 +188,6 @@ class TrainerBase:
                     "Training failed in its last evaluation, save or hook: %s", error, exc_info=cause, extra=FILE_ONLY
                 )
                 raise
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        self._is_training = True  # until the last hook is done
-        try:
-            yield
-        finally:
-            self._is_training = False
 
     def prepare_steps(self) -> Callable[[], None]:
         """Restore the state of a resumed run, and return the call that makes a step."""

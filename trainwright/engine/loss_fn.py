@@ -173,28 +173,32 @@ def contract_for(
     """
     is_pair = isinstance(inputs, tuple | list) and len(inputs) == 2
     if not is_pair and not isinstance(inputs, Mapping):
-        parts = f" of {len(inputs)} parts" if isinstance(inputs, tuple | list) else ""
-        raise ConfigTypeError(
-            f"The loader yields {type(inputs).__name__}{parts}; the Trainer takes pairs (inputs, target), or batches"
-            f" with names, a dict or an Instance. {_OVERRIDE_HELP}"
-        )
-    if is_pair and own_loss is not None and not _takes_two(own_loss):  # of another use, as detection models have
+        raise _refused_batch(inputs)
+    if is_pair and not _takes_two(own_loss):  # of another use, as detection models have
         own_loss = None
     undecided = _Undecided(criterion or _no_criterion, record_scalars)
     loss: Loss = undecided if own_loss is None else _own(own_loss, record_scalars, of_pair=is_pair)
-    if is_pair and not (own_loss is None and _is_list_of_dicts(inputs[1]) and _takes_two(model.forward)):
+    takes_dicts = is_pair and own_loss is None and _is_list_of_dicts(inputs[1]) and _takes_two(model.forward)
+    if is_pair and not takes_dicts:
         return _of_pair(own_loss or criterion or _no_criterion, loss, record_outputs), None
-    if is_pair:
-        loss = undecided.loss_of_detection
+    loss = undecided.loss_of_detection if takes_dicts else loss
     if record_outputs is not None:
         loss = _with_recording(record_outputs, loss)
-    if is_pair:  # as detection models expect; in evaluation they return predictions and no loss
+    if takes_dicts:  # as detection models expect; in evaluation they return predictions and no loss
         return lambda model, inputs: loss(model(*inputs), inputs), None
     names = tuple(arguments(inputs, parameter_names(model.forward))[1])
     if len(names) == len(inputs):
         return _of_names(None, loss), None
     of_loss = _TARGETS if own_loss is None else parameter_names(own_loss)
     return _of_names(names, loss), None if of_loss is None else (*names, *of_loss)
+
+
+def _refused_batch(inputs: Any) -> ConfigTypeError:
+    parts = f" of {len(inputs)} parts" if isinstance(inputs, tuple | list) else ""
+    return ConfigTypeError(
+        f"The loader yields {type(inputs).__name__}{parts}; the Trainer takes pairs (inputs, target), or batches"
+        f" with names, a dict or an Instance. {_OVERRIDE_HELP}"
+    )
 
 
 def _is_list_of_dicts(target: Any) -> bool:
@@ -234,7 +238,9 @@ def _of_pair(criterion: Callable[..., Tensor], loss: Loss, record_outputs: Calla
     return compute_loss
 
 
-def _takes_two(function: Callable[..., Any]) -> bool:
+def _takes_two(function: Callable[..., Any] | None) -> bool:
+    if function is None:
+        return False
     try:
         inspect.signature(function).bind(None, None)
     except TypeError:

@@ -252,7 +252,7 @@ class _OptimizerPart:
             self.skip = SkipNonFinite(optimizer, model.buffers(), grad_scaler=scaler, updates_scale=False)
             clipper = gradient_norm(optimizer, *limits)
         self._clip = recorded_norm(clipper, is_scaled=scaler is not None, name=norm_name)
-        self.record_loss: Callable[[Tensor], None] = _ignore
+        self.record_loss: Callable[[Tensor], None] = lambda loss: None
         if self.skip is not None:  # all processes decide together
             self.record_loss = recording_together(self.skip) if get_world_size() > 1 else self.skip.record_loss
         self.norm: Tensor | None = None
@@ -392,7 +392,3 @@ def _settings_of_step(run: "Run") -> dict[str, str]:
     if update.skips:
         settings["skip"] = f"{'train.' if by_file else ''}non_finite='skip'"
     return settings
-
-
-def _ignore(loss: Tensor) -> None:
-    """Used if no update is skipped."""

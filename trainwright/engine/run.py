@@ -19,7 +19,7 @@ from trainwright.data.batch_loader import BatchLoader
 from trainwright.data.batches import Batches
 from trainwright.data.seeding import kept_generators
 from trainwright.engine.folder.run_folder import RunFolder
-from trainwright.engine.folder.summary import described_model, described_optimizers, described_stages, log_recomputed
+from trainwright.engine.folder.summary import described_model, described_optimizers, described_stages
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.spec import RunSpec
 from trainwright.engine.state import TrainingState
@@ -57,19 +57,6 @@ class Run:
         hooks: the registered hooks, in the order of their calls. The first ``num_own_hooks`` are not the user's.
         own_step: what a step of the user's own calls; ``step_methods`` are those whose override is one, or its loss.
         overrides: finds the methods that a user overrides.
-        prepare, prepare_eval: make of a batch of the training or evaluation data what the model gets.
-        forward, loss: the model's outputs for a prepared batch; its training loss, in the modes that the modules have.
-        evaluate: evaluates the current weights, which is not logged.
-        eval_loaders: the loaders of evaluations; with ``overfit_batches`` they have the training data.
-        examples: the batches whose first one is an example of the model's input.
-        position_of: the sampler's position at an update (from 1) and the number of its micro-batches; None: unknown.
-        save: saves the training state between two iterations.
-        own_facts, own_record, next_commands: facts of the start and of ``run.json`` beside those of both APIs, and
-            commands at the end.
-        schedule_length: the number of steps of a schedule in the run.
-        use_learning_rate: writes the base learning rate into the settings.
-        settings_of_copy: the argument of the API with the settings of a copy, by a folder and changes.
-        change_copy: changes a new copy as the user has changed the trainer since it was built.
     """
 
     spec: RunSpec
@@ -91,22 +78,23 @@ class Run:
     step_methods: tuple[str, ...] = ()
     num_own_hooks = 0
     _starts_empty = False  # weights were on the meta device
-    prepare: Callable[[Any], Any]
+    # What a subclass defines:
+    prepare: Callable[[Any], Any]  # makes of a batch of the training data what the model gets
     prepare_eval: Callable[[Any], Any]
-    forward: Callable[[Any], Any]
-    loss: Callable[[Any], Tensor]
-    evaluate: Callable[[], dict[str, Any]]
-    eval_loaders: Callable[[], list[Any]]
-    examples: Callable[[], Iterable[Any]]
-    position_of: Callable[[int], tuple[int, int] | None]
-    save: Callable[[], None]
-    own_facts: Callable[[], dict[str, Any]]
-    own_record: Callable[[], dict[str, Any]]
+    forward: Callable[[Any], Any]  # the model's outputs for a prepared batch
+    loss: Callable[[Any], Tensor]  # of a prepared batch, in the modes that the modules have
+    evaluate: Callable[[], dict[str, Any]]  # the current weights; it is not logged
+    eval_loaders: Callable[[], list[Any]]  # with `overfit_batches` they have the training data
+    examples: Callable[[], Iterable[Any]]  # the first batch is an example of the model's input
+    position_of: Callable[[int], tuple[int, int] | None]  # the sampler's at an update (from 1), and its micro-batches
+    save: Callable[[], None]  # the training state between two iterations
+    own_facts: Callable[[], dict[str, Any]]  # of the start
+    own_record: Callable[[], dict[str, Any]]  # in `run.json`
     next_commands: Callable[[], list[str]]
-    schedule_length: Callable[[Any], int]
-    use_learning_rate: Callable[[float], None]
-    settings_of_copy: Callable[..., Any]
-    change_copy: Callable[[Any, dict[int, Any]], None]
+    schedule_length: Callable[[Any], int]  # the number of steps of a schedule
+    use_learning_rate: Callable[[float], None]  # writes the base rate into the settings
+    settings_of_copy: Callable[..., Any]  # by a folder and changes
+    change_copy: Callable[[Any, dict[int, Any]], None]  # as the user has changed the trainer since it was built
 
     def __init__(self, trainer: TrainerBase, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         self._trainer, self.arguments = weakref.ref(trainer), (arguments, named)
@@ -239,8 +227,13 @@ class Run:
         )  # fmt: skip
         for one in () if optimizer is None else each_optimizer(optimizer):
             use_replaced_parameters(one, before, self.model)
-        if spec.gradient_checkpointing:
-            log_recomputed(recomputed)
+        if recomputed:
+            logger.info("The backward pass recomputes %d blocks: %s.", len(recomputed), ", ".join(recomputed))
+        elif spec.gradient_checkpointing:
+            logger.warning(
+                "Activation checkpointing: the model has no repeated blocks (children of nn.ModuleList or nn.Sequential"
+                " with parameters) and no set_activation_checkpoint, so nothing is recomputed."
+            )
         if spec.graph and spec.compile_blocks:
             logger.warning("compile_blocks=True has no effect in graph mode, which compiles the whole update.")
         elif spec.activation_memory_budget is not None and not spec.compile_blocks:

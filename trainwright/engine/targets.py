@@ -205,7 +205,8 @@ class TargetCounter:
         if simulation() is not None:  # labels and losses have no values: an estimate weights by samples
             self.is_decided = self._is_logged = True
             return
-        found, criterion = None, self._used_criterion(outputs)
+        is_of_model = outputs is not None and losses_of(outputs) is not None
+        found, criterion = None, None if is_of_model else self._criterion()
         self._fields = () if criterion is not None else label_fields(self._model, batch, self._label_names)
         labels = labels_of(batch, self._fields)
         if labels is not None and criterion is not None:
@@ -222,10 +223,6 @@ class TargetCounter:
         shared = self._share((_by_sample(found, labels, samples), self._is_empty))
         self.targets = next((one for one, _ in shared if one is not None), None)
         self.is_decided = self.targets is not None or not any(is_empty for _, is_empty in shared)
-
-    def _used_criterion(self, outputs: Any) -> Any:
-        """The criterion; None if the outputs have the losses of the model."""
-        return None if outputs is not None and losses_of(outputs) is not None else self._criterion()
 
     def state_dict(self) -> dict[str, Any]:
         """The decision, which a resumed run keeps: its first batch, of a trained model, might show another one."""

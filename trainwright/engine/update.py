@@ -129,7 +129,7 @@ class Update:
         )
         self.record = self.mean.record if self.is_weighed else None
         self.begin: Callable[[int], None] | None = self.mean.begin if self.is_weighed else None
-        self._add: Callable[[Tensor, Any], None] = _plain_backward if is_plain else self.mean.backward
+        self._add: Callable[[Tensor, Any], None] = (lambda loss, _: loss.backward()) if is_plain else self.mean.backward
 
         self.record_loss: Callable[[Tensor], None] | None = None
         self._compose_step(optimizer, model, step)
@@ -337,7 +337,7 @@ def recorded_norm(
     (:class:`~trainwright.hooks.FiniteCheck` checks values stored with ``smoothing_hint=True``).
     """
     if clip is None or name is None:
-        return clip or _no_norm
+        return clip or (lambda: None)
 
     def clip_and_put() -> Tensor:
         norm = clip()
@@ -392,10 +392,6 @@ def in_turn(calls: Sequence[Callable[..., Any]]) -> Any:
     return call_all
 
 
-def _plain_backward(loss: Tensor, batch: Any) -> None:
-    loss.backward()  # type: ignore[no-untyped-call]
-
-
 def _scaled_backward(grad_scaler: torch.amp.GradScaler, loss: Tensor, **options: Any) -> None:
     grad_scaler.scale(loss).backward(**options)  # type: ignore[no-untyped-call]
 
@@ -417,7 +413,3 @@ def _unscale(grad_scaler: torch.amp.GradScaler, optimizer: Optimizer) -> None:
         raise ConfigError(
             "float16: the gradients are not scaled. Call self.backward(loss) instead of loss.backward()."
         ) from error
-
-
-def _no_norm() -> None:
-    """Nothing needs the norm."""

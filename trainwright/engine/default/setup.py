@@ -58,6 +58,8 @@ from trainwright.parallel.restarts import is_continued
 
 logger = logging.getLogger("trainwright.engine")
 
+BATCH_SIZES = ("train_micro_batch_size", "global_batch_size", "num_accumulation_steps")
+
 # Settings that the start of a run shows by other names.
 _SHOWN_ELSEWHERE = {
     *("train.output_dir", "train.train_micro_batch_size", "train.global_batch_size", "train.num_accumulation_steps"),
@@ -259,8 +261,7 @@ def complete_batch_sizes(cfg: DictConfig) -> None:
     Sizes that a run on another number of processes completed, as in its ``config.yaml``, keep the global batch.
     """
     train, num_ranks = cfg.train, get_data_parallel_size()
-    names = ("train_micro_batch_size", "global_batch_size", "num_accumulation_steps")
-    sizes: dict[str, int | None] = {name: train[name] for name in names}
+    sizes: dict[str, int | None] = {name: train[name] for name in BATCH_SIZES}
     recorded, given = train.dist.data_parallel_size, [size for size in sizes.values() if size is not None]
     if train.get("resume", False) and (before := _sizes_of_run(train.output_dir)) is not None:
         ranks, batch = before
@@ -274,7 +275,7 @@ def complete_batch_sizes(cfg: DictConfig) -> None:
         ranks, batch = num_ranks, 0
     if recorded not in (None, 1, num_ranks) and len(given) == 3 and given[1] == given[0] * given[2] * recorded:
         sizes["num_accumulation_steps"] = None
-    train.update(dict(zip(names, resolve_batch_sizes(sizes, num_ranks), strict=True)))
+    train.update(dict(zip(BATCH_SIZES, resolve_batch_sizes(sizes, num_ranks), strict=True)))
     if batch and ranks != num_ranks and train.global_batch_size != batch:
         logger.warning(
             "Resumed on %d data ranks instead of %d, with %d samples per update instead of %d;"
@@ -425,9 +426,6 @@ def check_eval_metric(evaluation: DictConfig, evaluator: DatasetEvaluator) -> No
             f"train.evaluation.eval_metric: got {name!r}, which {evaluator!r} does not compute."
             f" {did_you_mean(name, known)}"
         )
-
-
-BATCH_SIZES = ("train_micro_batch_size", "global_batch_size", "num_accumulation_steps")
 
 
 def scale_to_data(cfg: DictConfig, data_loader: Any) -> None:

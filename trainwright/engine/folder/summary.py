@@ -143,15 +143,3 @@ def _bytes(number: float) -> str:
             return f"{number:.3g} {unit}"
         number /= 1000
     return f"{number:.3g} TB"
-
-
-def log_recomputed(names: Sequence[str]) -> None:
-    """Log the blocks that are recomputed in the backward pass."""
-    if names:
-        logger.info("The backward pass recomputes %d blocks: %s.", len(names), ", ".join(names))
-    else:
-        logger.warning(
-            "Activation checkpointing: the model has no repeated blocks (children of nn.ModuleList or"
-            " nn.Sequential with"
-            " parameters) and no set_activation_checkpoint, so nothing is recomputed."
-        )

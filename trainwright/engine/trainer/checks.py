@@ -283,6 +283,14 @@ def several(optimizer: Any, lr_scheduler: Any, optimizers: Any, lr_schedulers: A
     return named
 
 
+def _warn_of_data(given: Mapping[str, Any]) -> None:
+    for kind in ("train", "eval"):
+        if given[f"{kind}_dataset"] is not None and given[f"{kind}_dataloader"] is not None:
+            logger.warning("Trainer.%s_dataset is not read: the Trainer uses %s_dataloader. Pass one.", kind, kind)
+    if getattr(given["eval_dataloader"], "drop_last", False):
+        logger.warning("Trainer.eval_dataloader leaves out its last, shorter batch: build it with drop_last=False.")
+
+
 def check_given(
     config: "TrainingConfig", optimizer: Optimizer | None, lr_scheduler: Any, given: Mapping[str, Any]
 ) -> None:
@@ -306,11 +314,7 @@ def check_given(
     steps = config.lr_scheduling_steps
     if steps is not None and lr_scheduler is None and config.lr_scheduler is None:
         unused.append(f"lr_scheduling_steps={steps} (lr_scheduler_type is stepped after each update)")
-    for kind in ("train", "eval"):
-        if given[f"{kind}_dataset"] is not None and given[f"{kind}_dataloader"] is not None:
-            logger.warning("Trainer.%s_dataset is not read: the Trainer uses %s_dataloader. Pass one.", kind, kind)
-    if getattr(given["eval_dataloader"], "drop_last", False):
-        logger.warning("Trainer.eval_dataloader leaves out its last, shorter batch: build it with drop_last=False.")
+    _warn_of_data(given)
     if unused:
         logger.warning("TrainingConfig: settings without effect: %s. Remove them.", "; ".join(unused))
     each = lr_scheduler.values() if isinstance(lr_scheduler, Mapping) else [lr_scheduler]
