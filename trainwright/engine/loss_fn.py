@@ -186,11 +186,7 @@ def contract_for(
         loss = _with_recording(record_outputs, loss)
     if takes_dicts:  # as detection models expect; in evaluation they return predictions and no loss
         return lambda model, inputs: loss(model(*inputs), inputs), None
-    names = tuple(arguments(inputs, parameter_names(model.forward))[1])
-    if len(names) == len(inputs):
-        return _of_names(None, loss), None
-    of_loss = _TARGETS if own_loss is None else parameter_names(own_loss)
-    return _of_names(names, loss), None if of_loss is None else (*names, *of_loss)
+    return _of_fields(model, inputs, own_loss, loss)
 
 
 def _refused_batch(inputs: Any) -> ConfigTypeError:
@@ -246,6 +242,14 @@ def _takes_two(function: Callable[..., Any] | None) -> bool:
     except TypeError:
         return False
     return True
+
+
+def _of_fields(model: nn.Module, inputs: Any, own_loss: Any, loss: Loss) -> tuple[Loss, tuple[str, ...] | None]:
+    names = tuple(arguments(inputs, parameter_names(model.forward))[1])
+    if len(names) == len(inputs):
+        return _of_names(None, loss), None
+    of_loss = _TARGETS if own_loss is None else parameter_names(own_loss)
+    return _of_names(names, loss), None if of_loss is None else (*names, *of_loss)
 
 
 def _of_names(names: tuple[str, ...] | None, loss: Loss) -> Loss:
