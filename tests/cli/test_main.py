@@ -116,7 +116,6 @@ NUMBERS = [
     ("check c.py --max-seconds nan", "got 'nan'; it must be a number above 0."),
     ("doctor --port 65536", "got '65536'; it must be a whole number from 1 to 65535."),
     ("estimate c.py --world x", "got 'x'; it must be a whole number >= 1."),
-    ("estimate c.py --rank -1", "got '-1'; it must be a whole number >= 0."),
     ("find lr c.py --lowest low", "got 'low'; it must be a number above 0."),
     ("find lr c.py --updates 19", "got '19'; it must be a whole number >= 20."),
     ("find batch-size c.py --max-size 0", "got '0'; it must be a whole number >= 1."),

@@ -10,7 +10,7 @@ import pytest
 from tests.cli.conftest import FinishedRun
 from trainwright.cli.project_files import project_files
 from trainwright.cli.run_checkpoint import find_checkpoint, find_target, load_trainer
-from trainwright.cli.run_folder import read_run, run_folders, setting
+from trainwright.cli.run_folder import read_run, run_folders, settings_of
 from trainwright.config.errors import ConfigError, MissingFileError
 
 LOG = "[2026-01-02 03:04:05 trainwright.engine INFO] Training\n"
@@ -57,11 +57,7 @@ def test_settings_and_folders(tmp_path: Path) -> None:
     run(folder / "earlier_runs" / "001")
     assert list(run_folders(tmp_path)) == [folder]
     assert list(run_folders(tmp_path, earlier=True)) == [folder, folder / "earlier_runs" / "001"]
-    assert (setting(folder, "train.seed"), setting(folder, "train.list.1"), setting(folder, "train.no")) == (
-        3,
-        "b",
-        None,
-    )
+    assert settings_of(str(folder)) == {"train.seed": 3, "train.list": ["a", "b"]}
 
 
 def test_a_run_its_config_and_its_checkpoint_are_one_target(finished: FinishedRun) -> None:

@@ -92,9 +92,9 @@ def test_a_histogram_of_nothing_is_refused():
 def test_old_figures_make_room_for_new_ones():
     media = MediaBuffer(max_bytes=100)
     for place in range(5):
-        media.add_image(str(place), place, torch.zeros(1, 5, 8, dtype=torch.uint8))  # 40 bytes
+        media.add("image", str(place), place, torch.zeros(1, 5, 8, dtype=torch.uint8))  # 40 bytes
     assert [item.name for item in media.after(0)] == ["3", "4"]
-    media.add_image("large", 5, torch.zeros(1, 50, 50))
+    media.add("image", "large", 5, torch.zeros(1, 50, 50))
     assert [item.name for item in media.after(0)] == ["large"]  # the newest stays, whatever its size
     assert media.after(6) == []
     assert media.after(5)[0].kind == "image"
@@ -103,10 +103,10 @@ def test_old_figures_make_room_for_new_ones():
 def test_figures_until_now_leave_out_those_that_come_later_and_those_that_had_to_go():
     media = MediaBuffer(max_bytes=2 * 4 * 4)  # two pictures of 2 x 2 float32
     for name in ("a", "b"):
-        media.add_image(name, 0, torch.zeros(2, 2))
+        media.add("image", name, 0, torch.zeros(1, 2, 2))
     then = media.until_now()
     assert [item.name for item in then.after(0)] == ["a", "b"]
     assert [item.name for item in then.after(1)] == ["b"]
-    media.add_image("c", 1, torch.zeros(2, 2))
+    media.add("image", "c", 1, torch.zeros(1, 2, 2))
     assert [item.name for item in then.after(0)] == ["b"]
     assert [item.name for item in media.until_now().after(0)] == ["b", "c"]

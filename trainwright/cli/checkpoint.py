@@ -68,7 +68,11 @@ def show_lines(found: CheckpointReport, facts: dict[str, Any]) -> list[str]:
     if facts["states"]:
         lines.append(f"states: {shown(', '.join(facts['states']))}")
     if facts["extras"]:
-        lines.append(f"extras: {', '.join(_pair(name, value) for name, value in facts['extras'].items())}")
+        extras = {
+            name: one["$float"] if isinstance(one, dict) and set(one) == {"$float"} else one
+            for name, one in facts["extras"].items()
+        }
+        lines.append(f"extras: {', '.join(f'{shown(name)} = {cell(extras[name], _MAX_SHOWN)}' for name in extras)}")
     files = [[shown(name), size(num_bytes)] for name, num_bytes in facts["files"].items()]
     lines += ["", *table([["file", "size"], *files, ["total", size(facts["size_bytes"])]], right={1})]
     if facts["weights"]:
@@ -122,12 +126,6 @@ def _extras(folder: Path, faults: list[str]) -> dict[str, Any] | None:
             faults.append(f"{_EXTRA} cannot be read ({error})")
         return None
     return content if isinstance(content, dict) else None
-
-
-def _pair(name: str, value: Any) -> str:
-    if isinstance(value, dict) and set(value) == {"$float"}:
-        value = value["$float"]
-    return f"{shown(name)} = {cell(value, _MAX_SHOWN)}"
 
 
 COMPLETE, FAULTY = 0, 1

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from trainwright.cli.check import config_parser, with_config
 from trainwright.config.arguments import whole_number
 from trainwright.config.errors import ConfigError
-from trainwright.inspect.report.text import table
+from trainwright.inspect.report.text import counted, table
 
 if TYPE_CHECKING:
     from trainwright.inspect.estimate import Candidate, Estimate
@@ -33,31 +33,33 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    usage = "CONFIG [--world N] [--memory 80GiB] [--rank R] [--json] [key=value ...]"
+    usage = "CONFIG [--world N] [--memory 80GiB] [--json] [key=value ...]"
     parser = config_parser("trainwright estimate", usage, _EPILOG)
     parser.add_argument(
         "--world", type=whole_number(1), default=1, metavar="N", help="number of processes (default: 1)"
     )
     parser.add_argument("--memory", metavar="SIZE", help="of each process, as 80GiB: which layouts fit into it")
-    parser.add_argument(
-        "--rank", type=whole_number(), metavar="R", help="the process; default: the first and last stage's"
-    )
     return parser
 
 
 def _run(cfg: Any, args: argparse.Namespace) -> int:
-    if args.rank is not None and args.rank >= args.world:
-        raise ConfigError(f"--rank: got {args.rank}; {args.world} processes have the ranks 0 to {args.world - 1}.")
     memory = None if args.memory is None else num_bytes(args.memory)
     from trainwright.engine import DefaultTrainer, estimate, fitting_layouts
 
     if memory is None:
-        found = estimate(DefaultTrainer, cfg, world_size=args.world, rank=args.rank)
+        found = estimate(DefaultTrainer, cfg, world_size=args.world)
         print(json.dumps(facts(found), indent=1) if args.json else "\n".join(lines_of(found)))
         return DONE
     candidates = fitting_layouts(DefaultTrainer, cfg, world_size=args.world, memory=memory)
     if args.json:
-        print(json.dumps([_candidate_facts(one, memory) for one in candidates], indent=1))
+        found = [
+            {
+                **({"layout": asdict(one.layout)} if one.estimate is None else facts(one.estimate)),
+                "state_bytes": one.state_bytes, "fits": one.fits(memory), "fault": one.fault,
+            }
+            for one in candidates
+        ]  # fmt: skip
+        print(json.dumps(found, indent=1))
     else:
         print("\n".join(table_of(candidates, memory)))
     return DONE if any(candidate.fits(memory) for candidate in candidates) else DOES_NOT_FIT
@@ -77,53 +79,40 @@ def num_bytes(text: str) -> int:
     return int(float(match[1]) * base ** _UNITS[match[2]])
 
 
-def in_units(size: float) -> str:
-    """
-    >>> in_units(0), in_units(1536), in_units(85899345920)
-    ('0 B', '1.5 KiB', '80.0 GiB')
-    """
-    units = ("B", "KiB", "MiB", "GiB", "TiB")
-    power = 0
-    while size >= 1024 and power < len(units) - 1:
-        size, power = size / 1024, power + 1
-    return f"{size:,.{1 if power else 0}f} {units[power]}"
-
-
 def lines_of(found: "Estimate") -> list[str]:
     """The estimate as text."""
+    from trainwright.engine.out_of_memory import byte_size
+
     size = found.layout.world_size
     stages = "" if found.layout.pipeline == 1 else " (first stage, last stage)" if len(found.costs) == 2 else ""
     costs, kinds = found.costs.values(), ("parameters", "gradients", "optimizer", "activations", "peak", "start")
     rows = [["memory at the peak", *(f"rank {rank}" for rank in found.costs)]]
-    rows += [[kind, *(in_units(getattr(cost, kind)) for cost in costs)] for kind in kinds]
+    rows += [[kind, *(byte_size(getattr(cost, kind)) for cost in costs)] for kind in kinds]
     traffic = dict.fromkeys(kind for cost in costs for kind in cost.traffic)
     rows += [["exchanged per update", *("" for _ in costs)]] if traffic else []
-    rows += [[kind, *(in_units(cost.traffic.get(kind, 0)) for cost in costs)] for kind in traffic]
+    rows += [[kind, *(byte_size(cost.traffic.get(kind, 0)) for cost in costs)] for kind in traffic]
     processes = "1 process" if size == 1 else f"{size} processes: {found.layout}"
     return [f"{processes}{stages}", *table(rows, right=range(1, len(found.costs) + 1))]
 
 
 def table_of(candidates: "Sequence[Candidate]", memory: int) -> list[str]:
     """The layouts as text, those that fit first."""
+    from trainwright.engine.out_of_memory import byte_size
+
     rows = [["layout", "peak", "of the memory", "exchanged per update", ""]]
     for candidate in candidates:
         found = candidate.estimate
         if found is not None:
             share, verdict = f"{found.peak / memory:.0%}", "fits" if candidate.fits(memory) else "does not fit"
-            sizes = [in_units(found.peak), share, in_units(found.traffic), verdict]
+            sizes = [byte_size(found.peak), share, byte_size(found.traffic), verdict]
         elif candidate.fault:
             sizes = ["", "", "", candidate.fault]
         else:
-            needed = candidate.state_bytes
-            sizes = [
-                f"> {in_units(needed)}",
-                f"> {needed / memory:.0%}",
-                "",
-                "does not fit: parameters and states alone",
-            ]
+            needed, verdict = candidate.state_bytes, "does not fit: parameters and states alone"
+            sizes = [f"> {byte_size(needed)}", f"> {needed / memory:.0%}", "", verdict]
         rows.append([str(candidate.layout), *sizes])
     world = candidates[0].layout.world_size
-    first = f"{world} {'process' if world == 1 else 'processes'} with {in_units(memory)} each, best layout first"
+    first = f"{counted(world, 'process', 'processes')} with {byte_size(memory)} each, best layout first"
     return [first, *table(rows, right={1, 2, 3})]
 
 
@@ -131,8 +120,3 @@ def facts(found: "Estimate") -> dict[str, Any]:
     """The estimate as JSON values, in bytes."""
     costs = [{"rank": rank, **asdict(cost), "peak": cost.peak} for rank, cost in found.costs.items()]
     return {"layout": asdict(found.layout), "peak": found.peak, "ranks": costs}
-
-
-def _candidate_facts(candidate: "Candidate", memory: int) -> dict[str, Any]:
-    found = {"layout": asdict(candidate.layout)} if candidate.estimate is None else facts(candidate.estimate)
-    return {**found, "state_bytes": candidate.state_bytes, "fits": candidate.fits(memory), "fault": candidate.fault}

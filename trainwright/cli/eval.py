@@ -169,10 +169,7 @@ def lines_of(facts: Mapping[str, Any]) -> list[str]:
     rows = [["metric", *map(shown, columns)]]
     for name in names:
         values = (metrics.get(name) for metrics in columns.values())
-        rows.append([shown(name), *("" if value is None else _number(value) + unit_of(name) for value in values)])
+        texts = (f"{value:.5g}" if isinstance(value, int | float) else shown(value or "") for value in values)
+        rows.append([shown(name), *(text + unit_of(name) if text else "" for text in texts)])
     at = "" if facts["iteration"] is None else f" (after {facts['iteration']} iterations)"
     return [f"{shown(facts['checkpoint'])}{at}", *table(rows, right=range(1, len(columns) + 1))]
-
-
-def _number(value: Any) -> str:
-    return f"{value:.5g}" if isinstance(value, int | float) else shown(value)

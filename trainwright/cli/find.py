@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from trainwright.cli.check import config_parser, with_trainer
 from trainwright.config.arguments import positive_number, whole_number
 from trainwright.config.errors import ConfigError, did_you_mean
+from trainwright.inspect.report.text import table
 
 if TYPE_CHECKING:
     from trainwright.engine import DefaultTrainer
@@ -23,8 +24,6 @@ find batch-size: doubles the micro-batch until an update does not fit into the m
 Nothing is written to the output folder. docs/checks.md describes both. Exit code 1: nothing was found.
 """
 
-_KINDS = ("lr", "batch-size")
-
 
 def main(argv: Sequence[str]) -> int:
     """Print what was found and return the exit code."""
@@ -32,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
     kind, args.opts = (args.opts[0], args.opts[1:]) if args.opts else ("", [])
     if kind not in _KINDS:
         raise ConfigError(f"trainwright find: got {kind!r}. {did_you_mean(kind, _KINDS)}")
-    return with_trainer(args, lambda trainer, _: (_find_lr if kind == "lr" else _find_batch_size)(trainer, args))
+    return with_trainer(args, lambda trainer, _: _KINDS[kind](trainer, args))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -63,10 +62,7 @@ def _find_lr(trainer: "DefaultTrainer", args: argparse.Namespace) -> int:
 
 def lines_of_curve(curve: "RateCurve", args: argparse.Namespace) -> list[str]:
     """Some points of the curve and the suggestion."""
-    from trainwright.inspect.report.text import table
-
-    step = max(1, len(curve.rates) // 12)
-    places = range(0, len(curve.rates), step)
+    places = range(0, len(curve.rates), max(1, len(curve.rates) // 12))
     rows = [["rate", "loss", "smoothed"]]
     rows += [[f"{curve.rates[n]:.2e}", f"{curve.losses[n]:.4g}", f"{curve.smoothed[n]:.4g}"] for n in places]
     lines = table(rows, right=range(3))
@@ -99,14 +95,11 @@ def _find_batch_size(trainer: "DefaultTrainer", args: argparse.Namespace) -> int
 
 def lines_of_sizes(found: "BatchSizes", config_file: str) -> list[str]:
     """The trials and the settings."""
-    from trainwright.cli.estimate import in_units
-    from trainwright.inspect.report.text import table
+    from trainwright.engine.out_of_memory import byte_size
 
     rows = [["samples", "memory", ""]]
     for size, needed in found.trials.items():
-        rows.append(
-            [str(size), "" if needed is None else in_units(needed), "does not fit" if needed is None else "fits"]
-        )
+        rows.append([str(size), *(("", "does not fit") if needed is None else (byte_size(needed), "fits"))])
     lines = table(rows, right={0, 1})
     if not found.largest:
         return [*lines, "Not even one sample fits: `trainwright estimate` shows layouts for several processes."]
@@ -114,3 +107,6 @@ def lines_of_sizes(found: "BatchSizes", config_file: str) -> list[str]:
     settings = " ".join(f"{name}={value}" for name, value in found.settings.items())
     lines.append(f"The largest micro-batch: {found.largest} samples{limits[found.limited_by]}.")
     return [*lines, f"  trainwright train {config_file} {settings}"]
+
+
+_KINDS = {"lr": _find_lr, "batch-size": _find_batch_size}

@@ -153,7 +153,13 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
                 f"launch: {name}: got {streams!r}; it must be 1 (the output), 2 (the errors), 3 (both) or 0 (none), or"
                 " such a number for each process: 0:3,1:2."
             )
-    args.min_nodes, args.max_nodes = _nodes(args.nnodes)
+    least, _, most = args.nnodes.partition(":")
+    most = most or least
+    if not (least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most)):
+        raise ConfigError(
+            f"launch: --nnodes: got {args.nnodes!r}; it must be a number of hosts such as 2, or A:B with A <= B."
+        )
+    args.min_nodes, args.max_nodes = int(least), int(most)
     number = args.nproc_per_node
     if number is not None and number not in ("auto", "cpu", "gpu", "xpu") and not (number.isdecimal() and int(number)):
         raise ConfigError(
@@ -166,16 +172,6 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 def _names(name: str, *others: str) -> list[str]:
     """Both spellings that torchrun accepts."""
     return [*others, *dict.fromkeys((name, "--" + name[2:].replace("-", "_")))]
-
-
-def _nodes(text: str) -> tuple[int, int]:
-    least, _, most = text.partition(":")
-    most = most or least
-    if not (least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most)):
-        raise ConfigError(
-            f"launch: --nnodes: got {text!r}; it must be a number of hosts such as 2, or A:B with A <= B."
-        )
-    return int(least), int(most)
 
 
 def _check_command(args: argparse.Namespace) -> None:
@@ -373,9 +369,8 @@ def _report(error: "ChildFailedError") -> int:
         if code == -signal.SIGTERM:  # torchrun ended it while it reported its error, as another one had ended
             codes = (int(one.exitcode) for one in error.failures.values())
             code = next((one for one in codes if one > 0), FAILED)
-    how = f"failed with {kind}, exit code {code}; the messages of the job are above"
-    if not kind:
-        how = f"ended with exit code {code}; the messages of the job are above"
+    how = f"failed with {kind}," if kind else "ended with"
+    how += f" exit code {code}; the messages of the job are above"
     if code < 0:
         how = f"was ended by {_signal_name(-code)}"
     elif code - 128 in (signal.SIGINT, signal.SIGTERM):

@@ -64,7 +64,9 @@ def main(argv: Sequence[str]) -> int:
         print("\n".join(json.dumps(row, ensure_ascii=False) for row in rows))
     else:
         names = list(dict.fromkeys(name for row in rows for name in row))
-        print("\n".join(table([names, *([_cell(row.get(name)) for name in names] for row in rows)])))
+        values = ((row.get(name) for name in names) for row in rows)
+        cells = ([f"{one:.4g}" if isinstance(one, float) else cell(one) for one in row] for row in values)
+        print("\n".join(table([names, *cells])))
     return 0
 
 
@@ -117,19 +119,16 @@ def _rows(model: "Model", args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A row for each input: its file, and line if it is a text, and the fields of the model's output."""
     from trainwright.config.yaml_file import plain
 
-    inputs = list(_inputs(args.files, is_text=_reads_text(model)))
+    parts = model.preprocessor.values() if isinstance(model.preprocessor, dict) else [model.preprocessor]
+    kinds = {getattr(part, "kind", "") for part in parts} - {""}
+    kind = model.preprocessor_kind or next(iter(kinds), "")
+    inputs = list(_inputs(args.files, is_text=kind == "tokenizer"))
     for first in range(0, len(inputs), args.batch_size):
         batch = inputs[first : first + args.batch_size]
         outputs = model.predict([value for _, value in batch])
         for (name, _), output in zip(batch, outputs, strict=True):
             fields = output if isinstance(output, dict) else {"output": output}
             yield {"input": name, **plain(fields, others_as_text=True)}
-
-
-def _reads_text(model: "Model") -> bool:
-    parts = model.preprocessor.values() if isinstance(model.preprocessor, dict) else [model.preprocessor]
-    kinds = {getattr(part, "kind", "") for part in parts}
-    return (model.preprocessor_kind or next(iter(kinds - {""}), "")) == "tokenizer"
 
 
 def _inputs(files: Sequence[str], *, is_text: bool) -> Iterator[tuple[str, str]]:
@@ -145,7 +144,3 @@ def _inputs(files: Sequence[str], *, is_text: bool) -> Iterator[tuple[str, str]]
         except UnicodeDecodeError as error:
             raise ConfigError(f"{file}: is no text in UTF-8; this model reads a text in each line.") from error
         yield from ((f"{file}:{number}", line) for number, line in enumerate(lines, 1) if line.strip())
-
-
-def _cell(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else cell(value)

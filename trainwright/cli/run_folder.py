@@ -4,7 +4,6 @@ import functools
 import json
 import os
 import re
-from collections import ChainMap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -75,30 +74,12 @@ def read_run(path: Path, base: Path) -> Run:
     )
 
 
-def setting(path: str | Path, key: str) -> Any:
-    """The value of a setting in the run's configuration; None if it has no such key."""
-    settings = _settings(Path(path))
-    for part in key.split("."):
-        if isinstance(settings, list) and part.isdigit() and int(part) < len(settings):
-            settings = settings[int(part)]
-        elif isinstance(settings, dict) and part in settings:
-            settings = settings[part]
-        else:
-            return None
-    return settings
-
-
-def setting_names(path: str | Path) -> list[str]:
-    """The dotted names of all settings of a run."""
-    return [name for name, _ in flat(_settings(Path(path)))]
-
-
 @functools.lru_cache(maxsize=1000)  # each column and each condition reads the settings
-def _settings(folder: Path) -> Any:
-    """The settings; those of the Python API also without their categories."""
-    config = read_config(folder)
-    sections = [] if (folder / CONFIGS[0]).is_file() else config.values()
-    return dict(ChainMap(*(section for section in sections if isinstance(section, dict)), config))
+def settings_of(path: str) -> dict[str, Any]:
+    """The settings of a run by their dotted names; those of the Python API also without their categories."""
+    found = dict(flat(read_config(Path(path))))
+    is_python_api = not Path(path, CONFIGS[0]).is_file()
+    return {**{name.partition(".")[2]: value for name, value in found.items() if is_python_api}, **found}
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from trainwright.cli.run_folder import Run, read_run, run_folders, setting, setting_names
+from trainwright.cli.run_folder import Run, read_run, run_folders, settings_of
 from trainwright.config.arguments import TrainingArgumentParser
 from trainwright.config.errors import ConfigError, ConfigKeyError, MissingFileError, did_you_mean, nearest_name
 from trainwright.inspect.report.run_state import STATES
@@ -56,7 +56,10 @@ def main(argv: Sequence[str]) -> int:
     runs = [run for run in all_runs if run.state in states and all(condition(run) for condition in conditions)]
     runs = _sorted(runs, args.sort, reverse=args.reverse)
     if args.json:
-        print(json.dumps([_facts(run, args.show) for run in runs], indent=1))
+        facts = [asdict(run) for run in runs]
+        for of_run in facts if args.show else ():
+            of_run["settings"] = {key: settings_of(of_run["path"]).get(key) for key in args.show}
+        print(json.dumps(facts, indent=1))
     elif runs:
         print("\n".join(_lines(runs, args.show)))
         left_out = f" of {len(all_runs)}" if len(runs) < len(all_runs) else ""
@@ -72,14 +75,8 @@ def _check(folder: Path, sort: str, states: Sequence[str]) -> None:
         raise MissingFileError(f"{folder}: no such folder.")
     if sort not in _KEYS:
         raise ConfigKeyError(f"--sort: no column {sort!r}. {did_you_mean(sort, _KEYS)}")
-    wrong = next((state for state in states if state not in STATES), None)
-    if wrong is not None:
-        raise ConfigError(f"--state: got {wrong!r}. {did_you_mean(wrong, STATES)}")
-
-
-def _facts(run: Run, settings: Sequence[str]) -> dict[str, Any]:
-    more = {"settings": {key: setting(run.path, key) for key in settings}} if settings else {}
-    return asdict(run) | more
+    if wrong := [state for state in states if state not in STATES]:
+        raise ConfigError(f"--state: got {wrong[0]!r}. {did_you_mean(wrong[0], STATES)}")
 
 
 _KEYS: dict[str, Callable[[Run], Any]] = {
@@ -110,10 +107,9 @@ _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
 
 def _check_setting(key: str, runs: Sequence[Run], option: str) -> None:
     """Raise if no run has the setting: a wrong name would look like a run without a value."""
-    if runs and all(setting(run.path, key) is None for run in runs):
-        names = {name for run in runs for name in setting_names(run.path)}
-        if key not in names:
-            raise ConfigKeyError(f"{option}: no run has a setting {key!r}.{nearest_name(key, {*names, *_KEYS})}")
+    names = {name for run in runs for name in settings_of(run.path)}
+    if runs and key not in names:
+        raise ConfigKeyError(f"{option}: no run has a setting {key!r}.{nearest_name(key, {*names, *_KEYS})}")
 
 
 def _condition(text: str, runs: Sequence[Run]) -> Callable[[Run], bool]:
@@ -125,7 +121,7 @@ def _condition(text: str, runs: Sequence[Run]) -> Callable[[Run], bool]:
         _check_setting(key, runs, "--where")
 
     def is_met(run: Run) -> bool:
-        value = _VALUES[key](run) if key in _VALUES else setting(run.path, key)
+        value = _VALUES[key](run) if key in _VALUES else settings_of(run.path).get(key)
         value = _number(str(value).lower() if isinstance(value, bool) else value)
         if isinstance(value, float) != isinstance(wanted, float):
             return match[2] == "!="
@@ -149,14 +145,13 @@ def _lines(runs: Sequence[Run], settings: Sequence[str]) -> list[str]:
         "progress": lambda run: "?" if run.progress is None else f"{100 * min(1.0, run.progress):.0f} %",
         "best": lambda run: "" if run.best is None else f"{shown(run.metric)} {run.best:.4g}",
         "loss": lambda run: "" if run.loss is None else f"{run.loss:.4g}",
-        **{shown(key): lambda run, key=key: _text(setting(run.path, key)) for key in settings},  # type: ignore[misc]
+        **{shown(key): lambda run, key=key: _text(settings_of(run.path).get(key)) for key in settings},  # type: ignore[misc]
         "duration": lambda run: "?" if run.seconds is None else str(timedelta(seconds=round(run.seconds))),
         "started": lambda run: local_time(datetime.fromisoformat(run.started))[:16] if run.started else "?",
         "commit": lambda run: "" if run.commit is None else run.commit[:8],
     }
-    for key in ("commit",):
-        if not any(getattr(run, key) for run in runs):
-            del columns[key]
+    if not any(run.commit for run in runs):
+        del columns["commit"]
     width = shutil.get_terminal_size().columns if is_terminal(sys.stdout) else None
     while True:
         right = [number for number, name in enumerate(columns) if name in ("progress", "loss", "duration")]

@@ -72,7 +72,10 @@ def run(args: argparse.Namespace, load: Callable[[], T], prepare: Callable[[T], 
         with _early_signals():
             return _run(args, load, prepare)
     finally:
-        _leave_the_other_ranks()
+        if "torch" in sys.modules:
+            from trainwright.parallel.data_parallel import shut_down
+
+            shut_down()
         guarded(sys.stdout).flush()  # otherwise the exit fails after a closed pipe
 
 
@@ -215,13 +218,14 @@ def _early_signals() -> Iterator[None]:
 
     A KeyboardInterrupt during an import may cause any error. A training installs its own handlers.
     """
-    handlers = {"SIGINT": (signal.default_int_handler, _end_at_once), "SIGUSR1": (signal.SIG_DFL, _wait_for_training)}
+    ours: dict[str, tuple[Any, Any]]
+    ours = {"SIGINT": (signal.default_int_handler, _end_at_once), "SIGUSR1": (signal.SIG_DFL, lambda *_: None)}
     replaced = []
     if threading.current_thread() is threading.main_thread():
-        for name, (default, ours) in handlers.items():
+        for name, (default, handler) in ours.items():
             number = getattr(signal, name, None)
             if number is not None and signal.getsignal(number) is default:
-                signal.signal(number, ours)
+                signal.signal(number, handler)
                 replaced.append((number, default))
     try:
         yield
@@ -235,9 +239,6 @@ def _end_at_once(number: int, frame: FrameType | None) -> None:
     os._exit(INTERRUPTED)
 
 
-def _wait_for_training(number: int, frame: FrameType | None) -> None: ...
-
-
 def print_error(error: BaseException, args: argparse.Namespace, *, with_traceback: bool = False) -> int:
     """Print an error, or one line if it follows from the failure of another process; returns the exit code."""
     faults = sys.modules.get("trainwright.parallel.faults")  # not loaded: the processes have not met
@@ -247,25 +248,13 @@ def print_error(error: BaseException, args: argparse.Namespace, *, with_tracebac
     if line is not None:
         print_line(line, file=sys.stderr)
         return FAILED
-    code = _print_own_error(error, with_traceback=with_traceback or args.traceback)
-    if faults is not None:
-        faults.mark_reported()
-    return code
-
-
-def _print_own_error(error: BaseException, *, with_traceback: bool) -> int:
-    if with_traceback:
-        print_line(redact("".join(traceback.format_exception(error))).rstrip(), file=sys.stderr)
-        return getattr(error, "exit_code", USAGE_ERROR)
     message = str(error) or type(error).__name__
     if not isinstance(error, UserError):  # the message of another library's error needs its type
         message = f"{type(error).__name__}: {message}"
-    print_line(redact("\n  ".join([f"trainwright: {message}", *getattr(error, "__notes__", ())])), file=sys.stderr)
+    text = "\n  ".join([f"trainwright: {message}", *getattr(error, "__notes__", ())])
+    if with_traceback or args.traceback:
+        text = "".join(traceback.format_exception(error)).rstrip()
+    print_line(redact(text), file=sys.stderr)
+    if faults is not None:
+        faults.mark_reported()
     return getattr(error, "exit_code", USAGE_ERROR)
-
-
-def _leave_the_other_ranks() -> None:
-    if "torch" in sys.modules:
-        from trainwright.parallel.data_parallel import shut_down
-
-        shut_down()

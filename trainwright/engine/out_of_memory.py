@@ -85,8 +85,10 @@ def _less(spec: RunSpec | None) -> Iterator[str]:
 
 
 def byte_size(number: float) -> str:
-    """``number`` bytes, as ``1.5 GiB``."""
-    for power, unit in ((3, "GiB"), (2, "MiB")):
-        if number >= 1024**power:
-            return f"{number / 1024**power:.1f} {unit}"
-    return f"{number / 1024:.1f} KiB"
+    """
+    >>> byte_size(0), byte_size(1536), byte_size(85899345920)
+    ('0 B', '1.5 KiB', '80.0 GiB')
+    """
+    units = ("B", "KiB", "MiB", "GiB", "TiB")
+    power = next((power for power in range(4) if number < 1024 ** (power + 1)), 4)
+    return f"{number / 1024**power:,.{1 if power else 0}f} {units[power]}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.config.errors import ConfigError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,20 +53,6 @@ class MediaBuffer:
         self._num_bytes = 0
         self._count = 0  # of all items ever added
 
-    def add_image(self, name: str, iteration: int, image: "ArrayLike") -> None:
-        """Keep a copy of an image."""
-        self._add(name, iteration, "image", image_copy(name, image))
-
-    def add_histogram(self, name: str, iteration: int, values: "ArrayLike", bins: int) -> None:
-        """Compute and keep the histogram of the values."""
-        self._add(name, iteration, "histogram", histogram_summary(name, values, bins))
-
-    def add_text(self, name: str, iteration: int, text: str) -> None:
-        """Keep a text."""
-        if not isinstance(text, str):
-            raise ConfigTypeError(f"put_text({name!r}): got {type(text).__name__}; it must be a str.")
-        self._add(name, iteration, "text", text)
-
     def after(self, number: int) -> list[Medium]:
         """The kept items with a number above ``number``, oldest first."""
         return [item for item in tuple(self._kept) if item.number > number]  # another thread may add items meanwhile
@@ -76,7 +62,8 @@ class MediaBuffer:
         self._kept = deque(item.on_host() for item in self._kept)
         return MediaView(self, self._count)
 
-    def _add(self, name: str, iteration: int, kind: Literal["image", "histogram", "text"], content: Any) -> None:
+    def add(self, kind: Literal["image", "histogram", "text"], name: str, iteration: int, content: Any) -> None:
+        """Keep an item."""
         self._count += 1
         item = Medium(self._count, name, iteration, kind, content)
         self._kept.append(item)

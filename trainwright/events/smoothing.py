@@ -2,18 +2,9 @@
 
 import math
 from array import array
-from typing import Any, NoReturn, TypedDict
+from typing import Any, NoReturn
 
 from trainwright.config.errors import ConfigError
-
-
-class HistoryState(TypedDict):
-    """The history of one metric that a resumed run needs: plain numbers only."""
-
-    values: list[float]
-    iterations: list[int]
-    count: int
-    total: float
 
 
 class HistoryBuffer:
@@ -103,29 +94,20 @@ class HistoryBuffer:
 
     def values_of_last_iterations(self, num_iterations: int) -> list[float]:
         """Values of the ``num_iterations`` iterations up to the newest value; each may have none or several values."""
-        end, oldest = self._end(), self.latest_iteration() - num_iterations
-        start = max(0, end - num_iterations)
-        recent = self._iterations[start:end]
-        if recent and min(recent) > oldest and (start == 0 or self._iterations[start - 1] <= oldest):
-            return self._values[start:end].tolist()[-self.max_length :]  # one value per iteration, as for most metrics
-        return self.last_values(self._count_from(oldest + 1))
+        return self.last_values(self._count_from(self.latest_iteration() - num_iterations + 1))
 
     def values_since(self, iteration: int) -> list[tuple[float, int]]:
         """``(value, iteration)`` of the kept values of ``iteration`` and later ones, oldest first."""
         return self.newest(self._count_from(iteration))
 
-    def state_dict(self, max_values: int) -> HistoryState:
-        """The last ``max_values`` values, and the count and total for the global mean."""
+    def state_dict(self, max_values: int) -> dict[str, Any]:
+        """The last ``max_values`` values, and the count and total for the global mean: plain numbers."""
         end = self._end()
         start = max(0, end - min(max_values, self.max_length))
-        return {
-            "values": self._values[start:end].tolist(),
-            "iterations": self._iterations[start:end].tolist(),
-            "count": self._count,
-            "total": self._total,
-        }
+        values, iterations = self._values[start:end].tolist(), self._iterations[start:end].tolist()
+        return {"values": values, "iterations": iterations, "count": self._count, "total": self._total}
 
-    def load_state_dict(self, state: HistoryState) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Replace the values by the ones in ``state``."""
         self._values = array("d", state["values"])
         self._iterations = array("q", state["iterations"])
@@ -188,9 +170,6 @@ class _FrozenHistory(HistoryBuffer):
     def __init__(self, history: HistoryBuffer) -> None:
         vars(self).update(vars(history))
         self._length = history._end()
-
-    def frozen(self) -> HistoryBuffer:
-        return self
 
     def _end(self) -> int:
         return self._length

@@ -8,15 +8,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, SupportsFloat, TypedDict
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsFloat
 
 import torch
 from torch import Tensor
 
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, UserError, did_you_mean
-from trainwright.events.media import MediaBuffer, MediaView, Medium, wide_dtype
+from trainwright.events.media import MediaBuffer, MediaView, Medium, histogram_summary, image_copy, wide_dtype
 from trainwright.events.process_means import LocalMeans, common_keys, is_part, means_of, values_of, with_parts
-from trainwright.events.smoothing import HistoryBuffer, HistoryState, median
+from trainwright.events.smoothing import HistoryBuffer, median
 
 if TYPE_CHECKING:
     from trainwright.events.media import ArrayLike
@@ -27,18 +27,6 @@ _MAX_PENDING = 1000  # values kept as tensors before they are converted to numbe
 _MAX_SAVED = 1000  # values per metric in a checkpoint
 
 Scalar = SupportsFloat | Tensor  # Tensor: exactly one element
-
-
-class ScalarState(HistoryState):
-    smoothing_hint: bool
-
-
-class StorageState(TypedDict):
-    """JSON-able state of a storage."""
-
-    samples: int
-    written: int | None
-    scalars: dict[str, ScalarState]
 
 
 class NoEventStorageError(UserError, RuntimeError):
@@ -251,15 +239,19 @@ class EventStorage:
 
         The newest images, histograms and texts are kept, up to 64 MiB in total.
         """
-        self._media.add_image(self._prefix + name, self.iter, image)
+        name = self._prefix + name
+        self._media.add("image", name, self.iter, image_copy(name, image))
 
     def put_histogram(self, name: str, values: "ArrayLike", bins: int = 1000) -> None:
         """Keep the histogram of any number of values for the writers, without NaN and inf."""
-        self._media.add_histogram(self._prefix + name, self.iter, values, bins)
+        name = self._prefix + name
+        self._media.add("histogram", name, self.iter, histogram_summary(name, values, bins))
 
     def put_text(self, name: str, text: str) -> None:
         """Keep a text for the writers, such as a generated sentence; TensorBoard shows it as Markdown."""
-        self._media.add_text(self._prefix + name, self.iter, text)
+        if not isinstance(text, str):
+            raise ConfigTypeError(f"put_text({name!r}): got {type(text).__name__}; it must be a str.")
+        self._media.add("text", self._prefix + name, self.iter, text)
 
     @contextmanager
     def name_scope(self, name: str) -> Iterator[None]:
@@ -299,11 +291,8 @@ class EventStorage:
 
     def latest_with_smoothing_hint(self, window_size: int = 20) -> dict[str, tuple[float, int]]:
         """``latest``, with noisy metrics replaced by the median over their last ``window_size`` iterations."""
-        latest = self.latest()
-        for name, (_, iteration) in latest.items():
-            if self._hints[name]:
-                latest[name] = (_smoothed(self._histories[name].values_of_last_iterations(window_size)), iteration)
-        return latest
+        self._flush()
+        return self.read_so_far(window_size)
 
     def means_since(self, iteration: int, *, reads: bool = True) -> dict[str, tuple[float, int]]:
         """``latest`` of the metrics with a value of ``iteration`` or later, noisy ones replaced by their mean since.
@@ -321,13 +310,12 @@ class EventStorage:
 
         Reads no tensor; :meth:`convert_soon` has the values converted that are pending.
         """
-        return {
-            name: (
-                _smoothed(history.last_values(window_size)) if self._hints[name] else history.latest(),
-                history.latest_iteration(),
-            )
-            for name, history in self.histories_so_far().items()
-        }
+        found = {}
+        for name, history in self.histories_so_far().items():
+            smooth = self._hints[name]
+            value = _smoothed(history.values_of_last_iterations(window_size)) if smooth else history.latest()
+            found[name] = (value, history.latest_iteration())
+        return found
 
     def histories_so_far(self) -> dict[str, HistoryBuffer]:
         """As ``histories``, with the values already converted to numbers. Any thread may call it."""
@@ -347,7 +335,7 @@ class EventStorage:
 
     # -- resume ---------------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> StorageState:
+    def state_dict(self) -> dict[str, Any]:
         """The recent values (at most 1,000 per metric) and global means, as plain numbers.
 
         It does not hold ``iter``: the trainer restores the iteration.
@@ -362,7 +350,7 @@ class EventStorage:
             },
         }
 
-    def load_state_dict(self, state: StorageState) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the metrics of a checkpoint; ``iter`` and ``start_iter`` stay unchanged."""
         self._pending.clear()
         self._local, self._late, self._num_parts = {}, {}, 0

@@ -147,9 +147,8 @@ class PeriodicCheckpointer(HookBase):
                 return
             delete_older = None  # after the final one too: a kill may have prevented earlier deletions
             if self._max_to_keep is not None and self._checkpointer.save_to_disk:
-                delete_older = partial(
-                    _delete, keep_newest, self._checkpointer.save_dir, self._prefix, self._max_to_keep
-                )
+                folder = self._checkpointer.save_dir
+                delete_older = partial(_delete, keep_newest, folder, self._prefix, self._max_to_keep)
             iteration = self.trainer.iterations_done - 1
             name = f"{self._prefix}_final" if is_final else f"{self._prefix}_{iteration:07d}"
             self._checkpointer.save(name, on_commit=delete_older, iteration=iteration, **settings)
@@ -282,8 +281,17 @@ class BestCheckpointer(HookBase):
     def _check_again(self) -> None:
         """After every hook of the iteration."""
         is_late, self._is_late = self._is_late, False
-        if is_late and not self._check_metric():
-            self._warn_missing()
+        if not is_late or self._check_metric():
+            return
+        if self._on_missing is not None:
+            self._on_missing()
+        elif not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "The evaluation did not compute %r, which selects the best checkpoint; it computed: %s. No %s is"
+                " saved.",
+                self.metric, ", ".join(sorted(self.trainer.last_eval_results)) or "nothing", self._file_prefix,
+            )  # fmt: skip
 
     def _last_iteration(self) -> int:
         # The final evaluation counts as iteration max_iter, one more than the last completed iteration. A training
@@ -303,37 +311,15 @@ class BestCheckpointer(HookBase):
             if self.best_iter == iteration:
                 self._checkpointer.save(self._file_prefix, **settings | {self.metric: self.best})
         if self.best_iter == iteration:
-            self._log_best(iteration)
-
-    def _log_best(self, iteration: int) -> None:
-        is_marked = self.trainer.storage.line_at == iteration + 1  # in the line of the epoch
-        text = "Best %s so far (%s is better), saved as %s."
-        logger.info(text, self.metric, self._direction, self._file_prefix, extra={"file_only": is_marked})
+            is_marked = self.trainer.storage.line_at == iteration + 1  # in the line of the epoch
+            text = "Best %s so far (%s is better), saved as %s."
+            logger.info(text, self.metric, self._direction, self._file_prefix, extra={"file_only": is_marked})
 
     def best_result(self) -> BestResult | None:
         if self.best is None or self.best_iter is None:
             return None
-        here = _relative(os.path.join(getattr(self._checkpointer, "save_dir", ""), self._file_prefix))
-        at = self.best_iter + 1
+        path = os.path.join(self._checkpointer.save_dir, self._file_prefix)
+        here, at = relative_path(path), self.best_iter + 1
+        here = path if here.startswith(os.pardir) else here
         text = f"{self.metric} {self.best:.5g}{unit_of(self.metric)} (iteration {at}): {here}"
         return BestResult(self.metric, self.best, at, self._direction == "higher", text)
-
-    def _warn_missing(self) -> None:
-        if self._on_missing is not None:
-            self._on_missing()
-            return
-        if self._has_warned:
-            return
-        self._has_warned = True
-        logger.warning(
-            "The evaluation did not compute %r, which selects the best checkpoint; it computed: %s. No %s is saved.",
-            self.metric,
-            ", ".join(sorted(self.trainer.last_eval_results)) or "nothing",
-            self._file_prefix,
-        )
-
-
-def _relative(path: str) -> str:
-    """The path from the working folder, if it is inside."""
-    relative = relative_path(path)
-    return path if relative.startswith(os.pardir) else relative

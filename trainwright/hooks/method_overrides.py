@@ -3,6 +3,7 @@
 import logging
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from difflib import get_close_matches
 from inspect import getattr_static, signature
 from typing import Any, TypeVar
@@ -61,21 +62,16 @@ def check_arguments(owner: object, names: Iterable[str]) -> None:
     for name in names:
         arguments = [*signature(getattr(base, name)).parameters][1:]
         method = getattr(owner, name)
-        if is_overridden(owner, name) and not _can_be_called(method, arguments):
+        if not is_overridden(owner, name):
+            continue
+        try:
+            with suppress(ValueError):  # it has no signature
+                signature(method).bind(*arguments)
+        except TypeError:
             raise ConfigTypeError(
                 f"{kind.__name__}.{name} is called with ({', '.join(arguments)}): write"
                 f" def {name}({', '.join(['self', *arguments])})."
-            )
-
-
-def _can_be_called(method: Any, arguments: list[str]) -> bool:
-    try:
-        signature(method).bind(*arguments)
-    except ValueError:  # it has no signature
-        return True
-    except TypeError:
-        return False
-    return True
+            ) from None
 
 
 class Overrides:

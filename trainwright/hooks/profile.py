@@ -130,12 +130,9 @@ class ProfileHook(HookBase):
             profiler.step_num = iteration  # the trace numbers steps as the training does
             profiler.start()
         except Exception as error:  # profiling must not end the training
-            self._give_up(
-                _failure(error)
-            )  # not stopped: torch 2.11 crashes in __exit__ of a profiler that did not start
-        else:
-            self._profiler = profiler
-            ProfileHook._open = weakref.ref(self)
+            self._give_up(error)  # not stopped: torch 2.11 crashes in __exit__ of a profiler that did not start
+            return
+        self._profiler, ProfileHook._open = profiler, weakref.ref(self)
 
     def _advance(self, profiler: "Profiler") -> None:
         start = self._first + self._warmup
@@ -146,10 +143,10 @@ class ProfileHook(HookBase):
         except Exception as error:
             with contextlib.suppress(Exception):
                 profiler.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-            self._give_up(_failure(error))
-        else:
-            if self.trainer.iter + 1 >= self._first + self._warmup + self._active:
-                self._end(profiler)
+            self._give_up(error)
+            return
+        if self.trainer.iter + 1 >= self._first + self._warmup + self._active:
+            self._end(profiler)
 
     def _end(self, profiler: "Profiler") -> None:
         """End a window; an incomplete one writes what it has recorded."""
@@ -162,7 +159,7 @@ class ProfileHook(HookBase):
         try:
             profiler.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         except Exception as error:
-            self._give_up(_failure(error))
+            self._give_up(error)
 
     def _is_disturbed(self, *, records: bool) -> bool:
         """Whether another profiler was started, or has ended this one: then this one is left as it is."""
@@ -171,10 +168,12 @@ class ProfileHook(HookBase):
         self._give_up(_OTHER)
         return True
 
-    def _give_up(self, reason: str) -> None:
+    def _give_up(self, reason: str | Exception) -> None:
         if self._profiler is not None:
             ProfileHook._open = None
         self._profiler, self._countdown, self._is_on = None, _NEVER, False
+        if isinstance(reason, Exception):
+            reason = f"the profiler failed with {type(reason).__name__}: {reason}"
         logger.warning("Profiling stops: %s.", reason)
 
     def _write(self, profiler: "Profiler") -> None:
@@ -197,10 +196,6 @@ class ProfileHook(HookBase):
         logger.info(
             "Profile of iterations %d to %d: %s (for https://ui.perfetto.dev).%s", first + 1, last + 1, path, table
         )
-
-
-def _failure(error: Exception) -> str:
-    return f"the profiler failed with {type(error).__name__}: {error}"
 
 
 def profile_hook(asked: bool | Mapping[str, Any] | None, output_dir: str | Path) -> ProfileHook | None:

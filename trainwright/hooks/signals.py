@@ -179,7 +179,6 @@ class Interruptions(HookBase):
             self._pause()
 
     def _pause(self) -> None:
-        self._wait_for_saves()
         self._save_progress()
         text = "max_time: %s have passed; stopped after iteration %d; %s continues the training."
         logger.info(text, timedelta(seconds=self._max_time_s or 0), self.trainer.iterations_done, self._resume)
@@ -187,6 +186,7 @@ class Interruptions(HookBase):
 
     def _save_progress(self) -> bool:
         """Save, unless the checkpoint that this run resumed from is current; returns whether it was trained."""
+        self._wait_for_saves()
         is_trained = bool(self.trainer.iterations_done > self.trainer.start_iter)
         if is_trained:
             self._save()
@@ -197,8 +197,8 @@ class Interruptions(HookBase):
         """``received``: the signals of all ranks."""
         received = set(received)
         self._received -= received
-        self._wait_for_saves()
         if not received:
+            self._wait_for_saves()
             return
         is_trained = self._save_progress()
         stopping = [number for number in _STOPPING if number in received]

@@ -19,25 +19,24 @@ class TensorParallel(HookBase):
     changes_process = True
 
     def __init__(self) -> None:
-        self._loss = ExitStack()
-        self._handles: list[Any] = []
+        self._loss, self._check_once = ExitStack(), ExitStack()
         self._is_checked = False
 
     def before_train(self) -> None:
         from torch.distributed.tensor.parallel import loss_parallel
 
-        self._loss.close()  # of a training that failed before its end
+        self.after_train()  # of a training that failed before its end
         self._loss.enter_context(loss_parallel())
         self._is_checked = False
         first, *_ = each_optimizer(self.trainer.optimizer)
-        self._handles.append(first.register_step_pre_hook(self._check))
+        self._check_once.callback(first.register_step_pre_hook(self._check).remove)
 
     def after_step(self) -> None:
-        if self._is_checked and self._handles:  # not in the check: torch still reads the hooks of the optimizer there
-            self._remove()
+        if self._is_checked:  # not in the check: torch still reads the hooks of the optimizer there
+            self._check_once.close()
 
     def after_train(self) -> None:
-        self._remove()
+        self._check_once.close()
         self._loss.close()
 
     def _check(self, *_: Any) -> None:
@@ -49,10 +48,6 @@ class TensorParallel(HookBase):
         mesh = current_mesh()
         assert mesh is not None, "tensor parallel has one"
         check_replicas(self.trainer.model, mesh.device_mesh["tp"])
-
-    def _remove(self) -> None:
-        while self._handles:
-            self._handles.pop().remove()
 
 
 def tensor_parallel_hook() -> TensorParallel | None:

@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
-from torch.utils.hooks import RemovableHandle
 
 from trainwright.data.batch import fields
 from trainwright.hooks.base import HookBase
@@ -41,20 +41,18 @@ class Throughput(HookBase):
         self._parts, self._batch, self._num_batches = parts, batch, num_batches
         self._peak = peak_tflops(device)
         self._counter: Any = FlopCounterMode(display=False)
-        self._handles: list[RemovableHandle] = []
+        self._counting = ExitStack()
         self._tflop = 0.0  # of an iteration
 
     def before_train(self) -> None:
         self._tflop = 0.0
         for part in self._parts:
-            self._handles += [
-                part.register_forward_pre_hook(self._start),
-                part.register_forward_hook(self._stop, always_call=True),
-            ]
+            self._counting.callback(part.register_forward_pre_hook(self._start).remove)
+            self._counting.callback(part.register_forward_hook(self._stop, always_call=True).remove)
 
     def after_step(self) -> None:
-        if self._handles:  # the first iteration
-            self._remove()
+        if self.trainer.iter == self.trainer.start_iter:
+            self._counting.close()
             return
         seconds, storage = self.trainer.step_seconds, self.trainer.storage
         if self._tflop:
@@ -67,11 +65,7 @@ class Throughput(HookBase):
             storage.put_scalar("tokens_per_s", number / seconds)
 
     def after_train(self) -> None:
-        self._remove()
-
-    def _remove(self) -> None:
-        while self._handles:
-            self._handles.pop().remove()
+        self._counting.close()
 
     def _start(self, module: nn.Module, _: Any) -> None:
         if module.training:

@@ -138,7 +138,12 @@ class IterationTimer(HookBase):
         shares = shares_of(phases, seconds)
         facts = Facts() if self._facts is None else self._facts(self.trainer)
         facts = dataclasses.replace(facts, iterations=iterations)
-        logger.info("%s", _time_line(shares, facts))
+        line = ", ".join(f"{name} {percent(share)}" for name, share in shares.items() if share >= 0.005)
+        if facts.device == "cpu":
+            logger.info("Time: %s.", line)
+        else:
+            about = f"It runs ahead of the {facts.device} device: {facts.names.profile} shows both."
+            logger.info("Time of the host: %s. %s", line, about)
         text = advice(shares, seconds, facts)
         subject = text.partition(" ")[0] if text else ""
         if text and subject != self._advised:
@@ -159,13 +164,6 @@ def shares_of(phases: PhaseTimes, seconds: float) -> dict[str, float]:
     times["hooks"] = hooks - rare
     times |= {"other": seconds - phases.step - hooks, "compile": times.pop("compile")}
     return {name: value / seconds for name, value in times.items()}
-
-
-def _time_line(shares: Mapping[str, float], facts: Facts) -> str:
-    line = ", ".join(f"{name} {percent(share)}" for name, share in shares.items() if share >= 0.005)
-    if facts.device == "cpu":
-        return f"Time: {line}."
-    return f"Time of the host: {line}. It runs ahead of the {facts.device} device: {facts.names.profile} shows both."
 
 
 def advice(shares: Mapping[str, float], seconds: float, facts: Facts) -> str | None:

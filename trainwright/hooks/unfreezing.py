@@ -53,23 +53,18 @@ class Unfreezing(HookBase):
     def before_train(self) -> None:
         self._freeze_all()
         self._next = 0
-        self._unfreeze_due()
+        self.before_step()
 
     def before_step(self) -> None:
-        if self._next < len(self._stages):
-            self._unfreeze_due()
-
-    def _freeze_all(self) -> None:
-        for _, names in self._stages:
-            self._freezer.by_names(names)
-
-    def _unfreeze_due(self) -> None:
-        done = self._steps_done()
-        while self._next < len(self._stages) and self._stages[self._next][0] <= done:
+        while self._next < len(self._stages) and self._stages[self._next][0] <= self._steps_done():
             step, names = self._stages[self._next]
             self._next += 1
             self._freezer.by_names(names, freeze=False)
             logger.info("Step %d: %s trained from now on.", step, ", ".join(names))
+
+    def _freeze_all(self) -> None:
+        for _, names in self._stages:
+            self._freezer.by_names(names)
 
 
 def unfreezing_hook(

@@ -43,11 +43,10 @@ class Section:
 
 def compare(a: RunData, b: RunData) -> tuple[Losses, list[Section]]:
     """The comparison of two runs: losses, then settings, data, code, versions and machine."""
-    sections = [
-        _section("Configuration", *(_without_place(run.settings) for run in (a, b))),
-        *compare_starts(a.latest, b.latest),
-    ]
-    return compare_losses(a, b), sections
+    settings = (
+        {name: value for name, value in run.settings.items() if not name.endswith(_OF_THE_PLACE)} for run in (a, b)
+    )
+    return compare_losses(a, b), [_section("Configuration", *settings), *compare_starts(a.latest, b.latest)]
 
 
 def compare_starts(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Section]:
@@ -92,10 +91,6 @@ def _section(title: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> Section:
     names = dict.fromkeys([*a, *b])
     differing = {name: (a.get(name), b.get(name)) for name in names if a.get(name) != b.get(name)}
     return Section(title, differing, len(names) - len(differing))
-
-
-def _without_place(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in settings.items() if not name.endswith(_OF_THE_PLACE)}
 
 
 def _flat(tree: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import logging
 import tempfile
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,7 +55,7 @@ class Estimate:
         return max(sum(cost.traffic.values()) for cost in self.costs.values())
 
 
-def estimate(build: Callable[[Any], Any], config: Any, *, world_size: int = 1, rank: int | None = None) -> Estimate:
+def estimate(build: Callable[[Any], Any], config: Any, *, world_size: int = 1) -> Estimate:
     """Estimate the memory and the traffic of one update on each of ``world_size`` processes.
 
     ``build(config)`` returns the trainer of a configuration: ``DefaultTrainer``, a subclass of it, or a function that
@@ -65,9 +65,8 @@ def estimate(build: Callable[[Any], Any], config: Any, *, world_size: int = 1, r
     Tensors are counted as on a CPU. What is not counted: memory inside of kernels, the allocator's unused parts and
     the contexts of CUDA and NCCL. Graph mode is estimated as eager mode. Nothing is written to the output folder.
 
-    Args:
-        config: of either API; its layout is that of the estimate.
-        rank: of the process; by default the first one, and of several pipeline stages also the last one.
+    ``config`` is of either API; its layout is that of the estimate. The process is the first one, and of several
+    pipeline stages also the last one.
 
     Raises:
         ConfigError: the configuration cannot run, or a step reads the value of a tensor.
@@ -75,9 +74,9 @@ def estimate(build: Callable[[Any], Any], config: Any, *, world_size: int = 1, r
     >>> estimate(DefaultTrainer, cfg, world_size=64).peak  # doctest: +SKIP
     1610612736
     """
-    layout, cost = _cost_of(build, config, rank or 0, world_size)
-    costs = {rank or 0: cost}
-    if rank is None and layout.pipeline > 1:
+    layout, cost = _cost_of(build, config, 0, world_size)
+    costs = {0: cost}
+    if layout.pipeline > 1:
         costs[world_size - 1] = _cost_of(build, config, world_size - 1, world_size)[1]
     return Estimate(layout, costs)
 
@@ -86,11 +85,11 @@ def _cost_of(build: Callable[[Any], Any], config: Any, rank: int, world_size: in
     """The layout, and the cost of one process."""
     with (
         logging_only_above(logging.WARNING),
-        _quick_collections(),
         simulated_process(rank, world_size),
         tempfile.TemporaryDirectory() as folder,
         counting() as counted,
     ):
+        gc.freeze()  # keeps objects that exist out of the many collections of a trace
         try:
             trainer = build(_for_estimate(config, folder))
             mesh = current_mesh()
@@ -98,17 +97,8 @@ def _cost_of(build: Callable[[Any], Any], config: Any, rank: int, world_size: in
             start = counted.peak
             return layout, replace(_measure_step(trainer.run, counted), start=start)
         finally:
+            gc.unfreeze()
             use_mesh(None)
-
-
-@contextmanager
-def _quick_collections() -> Iterator[None]:
-    """Keep objects that exist out of the many collections of a trace."""
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def _for_estimate(config: Any, folder: str) -> Any:
@@ -125,21 +115,16 @@ def _for_estimate(config: Any, folder: str) -> Any:
     return cfg
 
 
-def _loss_of_parts() -> AbstractContextManager[Any]:
-    """What ``TensorParallel`` enters for a training: cross-entropy of scores that stay apart."""
-    if get_tensor_parallel_size() == 1:
-        return nullcontext()
-    from torch.distributed.tensor.parallel import loss_parallel
-
-    return loss_parallel()
-
-
 def _measure_step(run: Run, counted: TensorBytes) -> StepCost:
     trainer = run.trainer
     with real_tensors():
         batches = run.batches.first(1)
     run.batches.repeat(batches)
-    with EventStorage(0) as trainer.storage, _loss_of_parts():
+    with EventStorage(0) as trainer.storage, ExitStack() as stack:
+        if get_tensor_parallel_size() > 1:  # as the hook `TensorParallel` in a training
+            from torch.distributed.tensor.parallel import loss_parallel
+
+            stack.enter_context(loss_parallel())
         for hook in run.hooks:
             if isinstance(hook, TrainMetrics):
                 hook.is_on = False  # they read values, after the peak
@@ -197,8 +182,16 @@ def fitting_layouts(
     whole = estimate(build, config).costs[0]
     examined: list[Candidate] = []
     for layout in layouts_of(world_size):
-        examined.append(_examine(build, config, layout, _state_bytes(whole, layout), memory))
-        if sum(candidate.fits(memory) for candidate in examined) == wanted:
+        candidate = Candidate(layout, _state_bytes(whole, layout))
+        if candidate.state_bytes <= memory:
+            try:
+                found = estimate(build, with_layout(config, layout), world_size=world_size)
+                candidate = replace(candidate, estimate=found)
+            except (UserError, RuntimeError, ValueError) as error:
+                text = str(error).partition("\n")[0]
+                candidate = replace(candidate, fault=textwrap.shorten(text, 80, placeholder=" ..."))
+        examined.append(candidate)
+        if sum(one.fits(memory) for one in examined) == wanted:
             break
     return sorted(examined, key=lambda candidate: not candidate.fits(memory))
 
@@ -245,18 +238,6 @@ def with_layout(config: Any, layout: Layout) -> Any:
     cfg.train.dist.update(sizes)
     cfg.train.zero_optimization.update({"enabled": layout.zero_stage > 0, "stage": layout.zero_stage or 1})
     return cfg
-
-
-def _examine(build: Callable[[Any], Any], config: Any, layout: Layout, state_bytes: int, memory: int) -> Candidate:
-    candidate = Candidate(layout, state_bytes)
-    if state_bytes > memory:
-        return candidate
-    try:
-        found = estimate(build, with_layout(config, layout), world_size=layout.world_size)
-    except (UserError, RuntimeError, ValueError) as error:
-        text = str(error).partition("\n")[0]
-        return replace(candidate, fault=textwrap.shorten(text, 80, placeholder=" ..."))
-    return replace(candidate, estimate=found)
 
 
 def _state_bytes(whole: StepCost, layout: Layout) -> int:

@@ -29,10 +29,8 @@ _USED_BY = {
 }
 
 
-def _complete(args: argparse.Namespace) -> None:
-    """Check the arguments, and add ``nodes``, ``processes``, ``gpus`` and ``cpus`` (None: unknown) of a host.
-
-    ``volume`` becomes (name, path).
+def write_job_file(args: argparse.Namespace, options: Sequence[str], command: Sequence[str]) -> None:
+    """Write or print the job file of ``args.to``.
 
     Raises:
         ConfigError: the cluster needs an argument that is missing, or an argument is wrong.
@@ -48,8 +46,17 @@ def _complete(args: argparse.Namespace) -> None:
             print(f"trainwright launch: --{option} has no effect with --to {args.to}.", file=sys.stderr)
     if faults := _faults(args):
         raise ConfigError("\ntrainwright: ".join(f"launch: {fault}" for fault in faults))
-    name, _, path = (args.volume or "").partition(":")
-    args.volume = (name, path) if args.volume else None
+    render, default_name, submit = CLUSTERS[args.to]
+    rejoins = args.max_nodes > 1 and args.to != "kubernetes" and "--rejoin" not in options  # it replaces a failed pod
+    text = render(args, [*(REJOINS if rejoins else ()), *options, *command])
+    if args.print:
+        print(text, end="")
+        return
+    file = Path(args.job_file or default_name)
+    if file.exists():
+        raise ConfigError(f"launch: {file} exists: remove it, or choose another name with --job-file.")
+    file.write_text(text, encoding="utf-8")
+    print(f"{file}: submit it with `{submit.format(path=file)}`")
 
 
 def _faults(args: argparse.Namespace) -> list[str]:
@@ -67,22 +74,6 @@ def _faults(args: argparse.Namespace) -> list[str]:
     if args.to in ("kubernetes", "skypilot") and args.max_nodes > 1 and args.volume is None:
         faults.append(f"--to {args.to}: several hosts need --volume NAME:PATH, a shared volume for the output folder.")
     return faults
-
-
-def write_job_file(args: argparse.Namespace, options: Sequence[str], command: Sequence[str]) -> None:
-    """Write or print the job file of ``args.to``."""
-    _complete(args)
-    render, default_name, submit = CLUSTERS[args.to]
-    rejoins = args.max_nodes > 1 and args.to != "kubernetes" and "--rejoin" not in options  # it replaces a failed pod
-    text = render(args, [*(REJOINS if rejoins else ()), *options, *command])
-    if args.print:
-        print(text, end="")
-        return
-    path = Path(args.job_file or default_name)
-    if path.exists():
-        raise ConfigError(f"launch: {path} exists: remove it, or choose another name with --job-file.")
-    path.write_text(text, encoding="utf-8")
-    print(f"{path}: submit it with `{submit.format(path=path)}`")
 
 
 def slurm(job: argparse.Namespace, arguments: Sequence[str]) -> str:
@@ -136,8 +127,9 @@ def kubernetes(job: argparse.Namespace, arguments: Sequence[str]) -> str:
     mounts = [{"name": "shm", "mountPath": "/dev/shm"}]
     volumes: list[dict[str, Any]] = [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
     if job.volume:
-        mounts.append({"name": "output", "mountPath": job.volume[1]})
-        volumes.append({"name": "output", "persistentVolumeClaim": {"claimName": job.volume[0]}})
+        claim, _, path = job.volume.partition(":")
+        mounts.append({"name": "output", "mountPath": path})
+        volumes.append({"name": "output", "persistentVolumeClaim": {"claimName": claim}})
     container = {
         "name": "trainwright",
         "image": job.image,
@@ -169,11 +161,8 @@ def kubernetes(job: argparse.Namespace, arguments: Sequence[str]) -> str:
         "metadata": {"name": job.name},
         "spec": {"clusterIP": "None", "selector": {"app": job.name}, "publishNotReadyAddresses": True},
     }
-    return (
-        _yaml(service)
-        + "---\n"
-        + _yaml({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": job.name}, "spec": spec})
-    )
+    own = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": job.name}, "spec": spec}
+    return f"{_yaml(service)}---\n{_yaml(own)}"
 
 
 def _resources(job: argparse.Namespace) -> dict[str, dict[str, Any]]:
@@ -204,7 +193,8 @@ trainwright launch {hosts} \\
     else:
         task["setup"] = "pip install trainwright\n"
     if job.volume:
-        task["volumes"] = {job.volume[1]: job.volume[0]}
+        name, _, path = job.volume.partition(":")
+        task["volumes"] = {path: name}
     return _yaml(task | {"run": run})
 
 

@@ -5,8 +5,8 @@ import json
 import logging
 import pdb
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -79,11 +79,13 @@ def replay(run: Run, step: int, *, stops: bool = False) -> Replay:
     trainer, folder = run.trainer, run.folder.path
     _check(run, step, stops)
     checkpoint = nearest_checkpoint(folder, step)
-    with _quiet(), _only_needed_hooks(run):
+    with _without_effects(run):
         if checkpoint is not None:
             run.checkpointer.load(checkpoint)
             run.set_position()
-        found = Replay(step, "" if checkpoint is None else checkpoint.name, recorded_loss=_recorded_loss(folder, step))
+        table = read_loss_table(folder / LOSSES_NAME)
+        losses = [] if table is None else table[table[:, 0] == step - 1, 1].tolist()
+        found = Replay(step, "" if checkpoint is None else checkpoint.name, recorded_loss=next(reversed(losses), None))
         trainer.iter = trainer.iterations_done = trainer.start_iter
         with EventStorage(trainer.start_iter) as trainer.storage:
             try:
@@ -150,14 +152,22 @@ def _run(run: Run, found: Replay, *, stops: bool) -> None:
             run_step()
             continue
         found.samples = _own_sample_ids(run, found.step)
-        found.names = _names(run.batches.loader, chain.from_iterable(found.samples or ()))
+        indices = chain.from_iterable(found.samples or ())
+        named = ((index, sample_name(run.batches.loader.dataset, index)) for index in indices)
+        found.names = {index: name for index, name in named if name is not None}
         sizes = [len(batch) for batch in found.samples or ()]
         model = unwrap_model(run.model)
         # A compiled program has no inside to look at.
         is_graph = run.spec.graph
         probe = nullcontext(StepFacts()) if is_graph else probed_step(model, sizes, _debug if stops else None)
-        with probe as found.facts:
-            handle = model.register_forward_pre_hook(_debug_once()) if stops else None
+        with probe as found.facts, ExitStack() as undo:
+            if stops:  # at the next line of the user's code, once
+
+                def stop(module: nn.Module, inputs: Any) -> None:
+                    undo.close()
+                    pdb.Pdb(skip=_OF_LIBRARIES).set_trace(sys._getframe())
+
+                undo.callback(model.register_forward_pre_hook(stop).remove)
             try:
                 run_step()
             except bdb.BdbQuit:  # the user has left the debugger
@@ -168,9 +178,6 @@ def _run(run: Run, found: Replay, *, stops: bool) -> None:
                 found.error = f"{type(error).__name__}: {error}"
                 if stops:
                     pdb.post_mortem(error.__traceback__)
-            finally:
-                if handle is not None:
-                    handle.remove()
         if found.error:
             return
         run.storage.reduce()
@@ -190,57 +197,24 @@ def _join_processes(found: Replay) -> None:
     found.facts.non_finite = next((bad for one in ranks if (bad := one.facts.non_finite)), None)
 
 
-def _names(loader: Any, indices: Iterable[int]) -> dict[int, str]:
-    names = {index: sample_name(loader.dataset, index) for index in indices}
-    return {index: name for index, name in names.items() if name is not None}
-
-
-def _recorded_loss(folder: Path, step: int) -> float | None:
-    table = read_loss_table(folder / LOSSES_NAME)
-    found = [] if table is None else table[table[:, 0] == step - 1, 1].tolist()
-    return found[-1] if found else None
-
-
 @contextmanager
-def _only_needed_hooks(run: Run) -> Iterator[None]:
-    before, saves = [*run.hooks], run.checkpointer.save_to_disk
+def _without_effects(run: Run) -> Iterator[None]:
+    library = logging.getLogger("trainwright")
+    before, saves, level = [*run.hooks], run.checkpointer.save_to_disk, library.level
     # The others may change what a step computes.
     run.hooks[:] = [hook for hook in before if hook.in_copies and not hook.ends_run]
     run.checkpointer.save_to_disk = False  # a callback may ask for a checkpoint
+    library.setLevel(logging.ERROR)  # the lines of the training are in its log
     try:
         yield
     finally:
         run.hooks[:], run.checkpointer.save_to_disk = before, saves
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Errors only: the lines of the training are in its log. Lines of the user's own loggers are not affected."""
-    logger = logging.getLogger("trainwright")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
-
-
-def _debug_once() -> Callable[[nn.Module, Any], None]:
-    has_stopped = False
-
-    def stop(module: nn.Module, inputs: Any) -> None:
-        nonlocal has_stopped
-        if not has_stopped:
-            has_stopped = True
-            pdb.Pdb(skip=_OF_LIBRARIES).set_trace(sys._getframe())  # stops at the next line of the user's code
-
-    return stop
+        library.setLevel(level)
 
 
 def _debug() -> None:
     """Stop in the user's frame that has called the operation."""
-    frame = user_frame()
-    pdb.Pdb(skip=_OF_LIBRARIES).set_trace(frame or sys._getframe())
+    pdb.Pdb(skip=_OF_LIBRARIES).set_trace(user_frame() or sys._getframe())
 
 
 def _own_sample_ids(run: Run, update: int) -> list[list[int]] | None:

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -163,17 +163,6 @@ class Dataset(torch.utils.data.Dataset[Any]):
         """
         return dataset_folder(self.config.path, type(self).__name__)
 
-    def is_from_hub(self) -> bool:
-        """Whether the data was downloaded and is not a folder of the user."""
-        path = str(self.config.path)
-        without_name = path.rpartition(":")[0] or path
-        return not any(Path(place).expanduser().is_dir() for place in (path, without_name))
-
-    def split_file(self, split: str | None) -> Path:
-        """The file of a split in `folder`."""
-        self.split, path = find_split(self.folder(), split)
-        return path
-
     @classmethod
     def load(
         cls,
@@ -286,28 +275,27 @@ class TableDataset(Dataset):
         raise NotImplementedError
 
     def _load(self, split: str | None) -> list[Row]:
-        path = self.split_file(split)
+        folder = self.folder()
+        self.split, path = find_split(folder, split)
         rows = self._table(path)
         if not rows:
             return []
         columns = self._columns(rows[0])
         check_columns(path, rows[0], columns.values())
-        self._infer_labels(self._rows_of_all_splits(columns))
+        files = (file for file in split_files(folder).values() if self._is_alike(file, columns.values()))
+        self._infer_labels(row for file in files for row in self._kept(self._table(file), columns))
         kept = self._kept(rows, columns)
         finder = None
         if self.file_field is not None:
-            finder = FileFinder(path.parent, self.folder(), self.file_field.subfolder, is_foreign=self.is_from_hub())
+            places = (self.config.path, str(self.config.path).rpartition(":")[0] or ".")
+            is_downloaded = not any(Path(place).expanduser().is_dir() for place in places)
+            finder = FileFinder(path.parent, folder, self.file_field.subfolder, is_foreign=is_downloaded)
         faults = [(row.where, self._find_file(row, finder) or self._fault(row)) for row in kept]
         raise_faults([f"{where}: {fault}" for where, fault in faults if fault], len(kept))
         return kept
 
     def _kept(self, rows: Iterable[Row], columns: dict[str, str]) -> list[Row]:
         return [kept for row in rows if (kept := self._row(row, columns)) is not None]
-
-    def _rows_of_all_splits(self, columns: dict[str, str]) -> Iterator[Row]:
-        for file in split_files(self.folder()).values():
-            if self._is_alike(file, columns.values()):
-                yield from self._kept(self._table(file), columns)
 
     def _infer_labels(self, rows: Iterable[Row]) -> None:
         if self._has_labels and self.config.id2label is None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from trainwright.config.errors import ConfigError, did_you_mean
 from trainwright.evaluation.evaluator import EvaluationError
@@ -41,7 +42,9 @@ class TextsMetricsHandler(MetricsHandler):
         if isinstance(values, np.ndarray):
             values = torch.as_tensor(values)
         if what == "labels":
-            values = _without_ignored(values, _padding_id(model))
+            config = getattr(model, "config", None)
+            own = (getattr(config, name, None) for name in ("pad_token_id", "blank_id"))
+            values = _without_ignored(values, next((one for one in own if isinstance(one, int)), 0))
         found = _as_texts(post_process(values))
         if found is None:
             raise EvaluationError(
@@ -65,18 +68,8 @@ def _without_ignored(values: Any, padding_id: int) -> Any:
     if isinstance(values, Tensor):
         return values.masked_fill(values == IGNORED_LABEL, padding_id)
     rows = [torch.as_tensor(row) for row in values]
-    if all(row.shape == rows[0].shape for row in rows):
-        return _without_ignored(torch.stack(rows), padding_id)
-    return _without_ignored(
-        torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=padding_id), padding_id
-    )
-
-
-def _padding_id(model: Any) -> int:
-    """``pad_token_id`` of the model's config, or the blank of CTC; else 0."""
-    config = getattr(model, "config", None)
-    found = (getattr(config, name, None) for name in ("pad_token_id", "blank_id"))
-    return next((value for value in found if isinstance(value, int)), 0)
+    is_even = all(row.shape == rows[0].shape for row in rows)
+    return _without_ignored(torch.stack(rows) if is_even else pad_sequence(rows, True, padding_id), padding_id)
 
 
 class Image2TextMetricHandler(TextsMetricsHandler):

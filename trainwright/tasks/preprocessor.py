@@ -211,7 +211,15 @@ def _read(folder: Path, overrides: Mapping[str, Any]) -> list[Preprocessor]:
         for path, c in contents.items()
         if c.get("config_type", "preprocessor" if "name" in c else "") == "preprocessor"
     }
-    found = [_made(path, content, overrides) for path, content in ours.items()]
+    found = []
+    for path, content in ours.items():
+        if "name" not in content:
+            raise ConfigError(
+                f"{path}: has no key 'name', the registered name of a preprocessor, such as 'image_processor'."
+            )
+        kind = _registry.find(content["name"], str(path))
+        config = kind.config_class.from_dict({**content, **overrides}, source=str(path))
+        found.append(kind.from_files(config, path.parent))
     if (folder / "tokenizer.json").is_file() and not any(item.kind == "tokenizer" for item in found):
         tokenizer = _registry.find("hf_tokenizer", str(folder))
         found.append(tokenizer.from_files(tokenizer.config_class(**overrides), folder))
@@ -221,13 +229,3 @@ def _read(folder: Path, overrides: Mapping[str, Any]) -> list[Preprocessor]:
             "load one by its class, or set its config afterwards."
         )
     return found
-
-
-def _made(path: Path, content: Mapping[str, Any], overrides: Mapping[str, Any]) -> Preprocessor:
-    if "name" not in content:
-        raise ConfigError(
-            f"{path}: has no key 'name', the registered name of a preprocessor, such as 'image_processor'."
-        )
-    cls = _registry.find(content["name"], str(path))
-    config = cls.config_class.from_dict({**content, **overrides}, source=str(path))
-    return cls.from_files(config, path.parent)

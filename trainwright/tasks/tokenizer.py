@@ -286,19 +286,14 @@ class TextTokenizer(Tokenizer):
         return ids
 
     def _ids_of_word(self, word: str) -> list[int]:
-        unknown = self._special_id("unk_token")
         if self.config.level != "word":
-            return self._ids(word) or [unknown]
+            return self._ids(word) or [self.unk_token_id]
         number = self.token_id(self._checked(word))
-        return [unknown if number is None else number]
+        return [self.unk_token_id if number is None else number]
 
     def _frame(self) -> tuple[list[int], list[int]]:
         """The special tokens before and after a text."""
-        config = self.config
-        return [self._special_id("bos_token")] * config.add_bos, [self._special_id("eos_token")] * config.add_eos
-
-    def _special_id(self, field: str) -> int:
-        return self._special.index(getattr(self.config, field))  # they come first
+        return [self.bos_token_id] * self.config.add_bos, [self.eos_token_id] * self.config.add_eos
 
 
 @dataclasses.dataclass

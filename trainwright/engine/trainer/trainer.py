@@ -825,7 +825,7 @@ class Trainer(RunMethods):
         """For a user's ``train_step``: count a batch, and return the epoch's mean loss and metric."""
         if training and self._train_metrics is not None:
             self._train_metrics.add_now(inputs)
-            return self._run_callbacks.epoch_loss_with(float(step_loss)), self._train_metrics.first()
+            return self._run_callbacks.epoch_loss(float(step_loss)), self._train_metrics.first()
         return float(step_loss), self.compute_metric(model, inputs)
 
     # Called by the loop and by hooks.

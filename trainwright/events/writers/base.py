@@ -4,6 +4,7 @@ import logging
 import sys
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from trainwright.events.storage import EventStorage, get_event_storage
 
@@ -62,7 +63,7 @@ class SafeWriter(FileWriter):
     """Wrap another writer: if it raises, log the error once and disable it; the run continues."""
 
     def __init__(self, writer: EventWriter) -> None:
-        self.writer = writer
+        self.writer: Any = writer
         self.in_background = getattr(writer, "in_background", True)
         self._is_on = True
 
@@ -78,22 +79,16 @@ class SafeWriter(FileWriter):
         except Exception:
             self._disable()
 
-    @property
-    def is_of_file(self) -> bool:
-        """Whether the wrapped writer can be called as a file writer."""
-        return is_file_writer(self.writer)
+    # Called only if the wrapped writer writes a file.
 
     def gather(self, storage: EventStorage) -> None:
-        if isinstance(self.writer, FileWriter):
-            self._try(partial(self.writer.gather, storage))
+        self._try(partial(self.writer.gather, storage))
 
     def flush(self) -> None:
-        if isinstance(self.writer, FileWriter):
-            self._try(self.writer.flush)
+        self._try(self.writer.flush)
 
     def sync(self) -> None:
-        if isinstance(self.writer, FileWriter):
-            self._try(self.writer.sync)
+        self._try(self.writer.sync)
 
     def _try(self, call: Callable[[], None]) -> None:
         try:
@@ -105,16 +100,17 @@ class SafeWriter(FileWriter):
     def _disable(self) -> None:
         """Call it in the ``except`` block of the error."""
         if self._is_on:
-            text, error = (
-                "%r failed and is disabled for the rest of the run; training continues. (%s)",
-                sys.exc_info()[1],
-            )
+            error = sys.exception()
+            text = "%r failed and is disabled for the rest of the run; training continues. (%s)"
             logger.error(text, self.writer, error, exc_info=not isinstance(error, OSError))  # such as a full disk
         self._is_on = False
 
 
+def unwrapped(writer: EventWriter) -> Any:
+    return writer.writer if isinstance(writer, SafeWriter) else writer
+
+
 def is_file_writer(writer: EventWriter) -> bool:
     """Whether a writer only writes rows into a file: False for a subclass that overrides ``write``."""
-    if isinstance(writer, SafeWriter):
-        return writer.is_of_file
-    return isinstance(writer, FileWriter) and type(writer).write is FileWriter.write
+    inner = unwrapped(writer)
+    return isinstance(inner, FileWriter) and type(inner).write is FileWriter.write

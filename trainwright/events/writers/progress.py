@@ -21,12 +21,11 @@ from trainwright.events.writers.notebook import Content, NotebookDisplay
 from trainwright.events.writers.rate import Position, Rate, clock, speed, throughput
 from trainwright.notebook import at_end_of_cell, is_kernel
 from trainwright.stacks import stack_of
-from trainwright.terminal import guarded, is_terminal, printable, shows_live_text
+from trainwright.terminal import fitted, guarded, is_terminal, printable, shows_live_text
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, Group
     from rich.live import Live
-    from rich.table import Table
     from rich.text import Text
 
 logger = logging.getLogger("trainwright.events")
@@ -83,7 +82,13 @@ class LiveBar:
 
     @cached_property
     def console(self) -> "Console":
-        return _console(self.file)
+        from rich.console import Console
+
+        class Terminal(Console):
+            def show_cursor(self, show: bool = True) -> bool:
+                return False  # never hidden, so that a killed run leaves the terminal complete
+
+        return Terminal(file=guarded(self.file), highlight=False, markup=False, emoji=False)
 
     def start(self) -> None:
         """Show it, unless there is a bar already."""
@@ -142,7 +147,13 @@ class LiveBar:
 
     def _show(self) -> None:
         if self._notebook is not None:
-            self._show_in(self._notebook)
+            try:
+                if not self._has_failed:
+                    self._notebook.show(self._content(self._position()))
+            except Exception as error:  # a bar never ends a training
+                self._has_failed = True
+                text = "The progress display failed (%s: %s). The training continues."
+                logger.warning(text, type(error).__name__, error)
             return
         from rich.live import Live
 
@@ -161,14 +172,6 @@ class LiveBar:
             if handler.stream in before:
                 self._redirected.append((handler, handler.stream))
                 handler.setStream(getattr(sys, before[handler.stream]))
-
-    def _show_in(self, notebook: NotebookDisplay) -> None:
-        try:
-            if not self._has_failed:
-                notebook.show(self._content(self._position()))
-        except Exception as error:  # a bar never ends a training
-            self._has_failed = True
-            logger.warning("The progress display failed (%s: %s). The training continues.", type(error).__name__, error)
 
     def _hide(self, *, transient: bool) -> None:
         if self._notebook is not None:
@@ -193,7 +196,7 @@ class LiveBar:
 
         self.console.print(Text.from_ansi(text), soft_wrap=True)
 
-    def _render(self) -> "Table | Text":
+    def _render(self) -> "Group | Text":
         try:
             return self._drawn(self._content(self._position()), self.console.width)
         except Exception as error:  # a bar never ends a training
@@ -215,7 +218,8 @@ class LiveBar:
         notice = "" if self._is_over else self.notice
         return Content(label, *at.of_epoch, self._times(at), metrics, activity, notice, self._end)
 
-    def _drawn(self, content: Content, width: int) -> "Table | Text":
+    def _drawn(self, content: Content, width: int) -> "Group":
+        from rich.console import Group
         from rich.progress_bar import ProgressBar
         from rich.table import Table
 
@@ -231,13 +235,10 @@ class LiveBar:
         table = Table.grid(padding=(0, 1, 0, 0))
         bar = ProgressBar(total=max(total, 1), completed=done, width=max(1, min(_MAX_BAR, room)))
         table.add_row(_text(label, "bold"), bar, _text(right))
+        below = [_text(text, style) for text, style in ((content.activity, "cyan"), (content.notice, "yellow")) if text]
         if not is_one_line and metrics:
-            table = _below(table, _text(_fitting(metrics, width - 2)))
-        if content.activity:
-            table = _below(table, _text(content.activity, "cyan"))
-        if content.notice:
-            table = _below(table, _text(content.notice, "yellow"))
-        return table
+            below.insert(0, _text(fitted("  ".join(metrics), width - 2, indent=0).partition("\n")[0]))
+        return Group(table, *below)
 
     def _times(self, at: Position) -> list[str]:
         rate = self._rate.per_s
@@ -334,26 +335,19 @@ def shown_values(found: Mapping[str, tuple[float, int]]) -> dict[str, str]:
     >>> shown_values({"lr": (0.1, 3), "eval_loss": (0.5, 3), "total_loss": (0.25, 3), "time": (0.1, 3)})
     {'total_loss': '0.2500', 'eval_loss': '0.5000', 'lr': '1.00e-01'}
     """
-    names = sorted((name for name in found if name not in _TIMES), key=_place)
-    return {name: shown(name, found[name][0]) for name in names}
 
+    def place(name: str) -> int:
+        return 0 if name == "total_loss" else 3 if name == "lr" else 2 if name.startswith("eval_") else 1
 
-def _place(name: str) -> int:
-    """Where a value is among others."""
-    if name == "total_loss":
-        return 0
-    return 3 if name == "lr" else 2 if name.startswith("eval_") else 1
-
-
-def shown(name: str, value: float) -> str:
-    """A value as text. Top-k accuracies, ``Acc@k``, are in percent, as in LiBai."""
-    if name == "lr":
-        return f"{value:.2e}"
-    return f"{value:#.4g}".rstrip(".") + unit_of(name)
+    values = {name: value for name, (value, _) in found.items() if name not in _TIMES}
+    return {
+        name: f"{values[name]:.2e}" if name == "lr" else f"{values[name]:#.4g}".rstrip(".") + unit_of(name)
+        for name in sorted(values, key=place)
+    }
 
 
 def unit_of(name: str) -> str:
-    """The unit shown behind a value."""
+    """The unit shown behind a value: top-k accuracies, ``Acc@k``, are in percent, as in LiBai."""
     return " %" if re.fullmatch(r"Acc@\d+", name.rpartition("/")[2].removeprefix("eval_")) else ""
 
 
@@ -364,37 +358,10 @@ def bar_stream() -> TextIO | None:
     return next((stream for stream in (sys.stdout, sys.stderr) if shows_live_text(stream)), None)
 
 
-def _console(file: TextIO) -> "Console":
-    from rich.console import Console
-
-    class Terminal(Console):
-        def show_cursor(self, show: bool = True) -> bool:
-            return False  # never hidden, so that a killed run leaves the terminal complete
-
-    return Terminal(file=guarded(file), highlight=False, markup=False, emoji=False)
-
-
 def _text(text: str, style: str = "") -> "Text":
     from rich.text import Text
 
     return Text(printable(text), style=style, no_wrap=True, overflow="ellipsis")
-
-
-def _below(upper: Any, lower: Any) -> Any:
-    from rich.console import Group
-
-    return Group(upper, lower)
-
-
-def _fitting(fields: list[str], width: int) -> str:
-    """As many of the fields as fit in a line."""
-    line = ""
-    for field in fields:
-        longer = f"{line}  {field}" if line else field
-        if len(longer) > width:
-            break
-        line = longer
-    return line or fields[0]
 
 
 def _is_debugged(thread: int) -> bool:

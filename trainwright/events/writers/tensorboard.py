@@ -109,19 +109,12 @@ class TensorBoardWriter(FileWriter):
         mark = f".{uuid.uuid4().hex[:8]}"  # identifies this writer's file
         self._writer = make_writer(self._log_dir, purge_step=self._last_written + 1, filename_suffix=mark)
         (self._file,) = Path(self._log_dir).glob(f"events.out.tfevents.*{mark}")
-        if self._settings:
-            self._add_settings()
+        if self._settings:  # hyperparameters; TensorBoard finds the metrics, which are not known yet, by itself
+            hparams = importlib.import_module("torch.utils.tensorboard.summary").hparams
+            known = {name: value for name, value in self._settings.items() if value is not None}
+            self._writer.file_writer.add_summary(hparams(known, {})[1])
         self._writer.flush()
         sync_folder(self._file.parent)
-
-    def _add_settings(self) -> None:
-        """The hyperparameters of a session; TensorBoard finds the metrics, which are not known yet, by itself."""
-        from torch.utils.tensorboard.summary import hparams
-
-        write: Any = hparams
-        known = {name: value for name, value in self._settings.items() if value is not None}
-        _, session_start, _ = write(known, {})
-        self._writer.file_writer.add_summary(session_start)
 
     def _add_media(self, item: Medium) -> None:
         if isinstance(item.content, str) or item.kind == "image":

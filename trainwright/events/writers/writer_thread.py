@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from trainwright.config.errors import ConfigTypeError
 from trainwright.events.storage import EventStorage, Snapshot, StorageView, storages_of_threads, take_snapshot
-from trainwright.events.writers.base import EventWriter, FileWriter, SafeWriter, is_file_writer
+from trainwright.events.writers.base import EventWriter, FileWriter, is_file_writer, unwrapped
 
 logger = logging.getLogger("trainwright.events")
 
@@ -106,7 +106,12 @@ class WriterThread:
                 self._capacity,
             )
         if self._thread is None:
-            self._begin()
+            # A daemon thread: a writer that never returns must not block the end of the process.
+            self._thread = threading.Thread(target=self._work, name="trainwright-write", daemon=True)
+            if self._are_files:
+                with _file_threads_lock:
+                    _file_threads.add(self)
+            self._thread.start()
 
     def sync(self) -> None:
         """Wait until the queued rows are on disk or have failed."""
@@ -146,7 +151,14 @@ class WriterThread:
             self._is_abandoned = self._thread.is_alive()
             self._thread = None
             if self._is_abandoned:
-                self._abandon()
+                with self._changed:
+                    num_lost = len(self._queue)
+                    self._queue.clear()
+                after = {getattr(unwrapped(writer), "after_loss", "") for writer in self._writers} - {""}
+                logger.warning(
+                    "%s: write() or close() does not return; the run ends without waiting for it. %d rows are not"
+                    " written.%s", self._name(), num_lost, "".join(f" {text}" for text in after),
+                )  # fmt: skip
             else:
                 self._deadline = None
         if self._num_dropped:
@@ -162,34 +174,7 @@ class WriterThread:
         self._num_done += 1
         del self._queue[next((place for place, row in enumerate(self._queue) if not row.keep), 0)]
 
-    def _abandon(self) -> None:
-        with self._changed:
-            num_lost = len(self._queue)
-            self._queue.clear()
-        after = " ".join(filter(None, (getattr(_wrapped(writer), "after_loss", "") for writer in self._writers)))
-        logger.warning(
-            "%s: write() or close() does not return; the run ends without waiting for it. %d rows are not written.%s",
-            self._name(),
-            num_lost,
-            f" {after}" if after else "",
-        )
-
-    def _take(self) -> list[_Row]:
-        if self._deadline is not None and time.monotonic() > self._deadline and not self._are_files:
-            while any(not row.keep for row in self._queue):
-                self._drop_one()
-        count = len(self._queue) if self._are_files else min(1, len(self._queue))
-        return [self._queue.popleft() for _ in range(count)]
-
     # Called by the writer thread.
-
-    def _begin(self) -> None:
-        # A daemon thread: a writer that never returns must not block the end of the process.
-        self._thread = threading.Thread(target=self._work, name="trainwright-write", daemon=True)
-        if self._are_files:
-            with _file_threads_lock:
-                _file_threads.add(self)
-        self._thread.start()
 
     def _work(self) -> None:
         try:
@@ -204,7 +189,11 @@ class WriterThread:
         with self._changed:
             while not (self._queue or self._deadline is not None or self._sync_goal > self._num_synced):
                 self._changed.wait()
-            rows = self._take()
+            if self._deadline is not None and time.monotonic() > self._deadline and not self._are_files:
+                while any(not row.keep for row in self._queue):
+                    self._drop_one()
+            count = len(self._queue) if self._are_files else min(1, len(self._queue))
+            rows = [self._queue.popleft() for _ in range(count)]
             is_over = self._deadline is not None and not rows
             syncs = is_over or self._sync_goal > self._num_synced
         if rows:
@@ -212,8 +201,8 @@ class WriterThread:
         for writer in self._writers:
             try:
                 self._write(writer, rows)
-                if syncs and isinstance(writer, FileWriter):
-                    writer.sync()
+                if syncs and self._are_files:
+                    unwrapped(writer).sync()
             except BaseException as error:  # any error is raised in the training thread
                 self._failure = self._failure or error
         with self._changed:
@@ -241,11 +230,7 @@ class WriterThread:
                 self._failure = self._failure or error
 
     def _name(self) -> str:
-        return ", ".join(type(_wrapped(writer)).__name__ for writer in self._writers)
-
-
-def _wrapped(writer: EventWriter) -> EventWriter:
-    return writer.writer if isinstance(writer, SafeWriter) else writer
+        return ", ".join(type(unwrapped(writer)).__name__ for writer in self._writers)
 
 
 class WriterDispatcher:

@@ -11,22 +11,6 @@ from trainwright.hooks.method_overrides import check_methods, is_overridden, ove
 
 logger = logging.getLogger("trainwright.hooks")
 
-# The methods that are called at each moment, callback by callback.
-_METHODS = {
-    "on_train_begin": ("on_train_begin",),
-    "on_train_end": ("on_train_end",),
-    "on_epoch_begin": ("on_epoch_begin",),
-    "on_epoch_end": ("on_epoch_end",),
-    "on_batch_begin": ("on_batch_begin",),
-    "on_batch_end": ("on_batch_end",),
-    "on_train_batch_begin": ("on_train_batch_begin", "on_batch_begin"),
-    "on_train_batch_end": ("on_train_batch_end", "on_batch_end"),
-    "on_eval_batch_begin": ("on_eval_batch_begin", "on_batch_begin"),
-    "on_eval_batch_end": ("on_eval_batch_end", "on_batch_end"),
-    "on_eval_begin": ("on_eval_begin",),
-    "on_eval_end": ("on_eval_end",),
-}
-
 
 @dataclass
 class TrainerControl:
@@ -157,6 +141,16 @@ class Callback:
         """Called after an evaluation: ``logs`` has its results."""
 
 
+# The methods that are called at each moment, callback by callback.
+_METHODS = {
+    **{name: (name,) for name in vars(Callback) if name.startswith("on_")},
+    "on_train_batch_begin": ("on_train_batch_begin", "on_batch_begin"),
+    "on_train_batch_end": ("on_train_batch_end", "on_batch_end"),
+    "on_eval_batch_begin": ("on_eval_batch_begin", "on_batch_begin"),
+    "on_eval_batch_end": ("on_eval_batch_end", "on_batch_end"),
+}
+
+
 def _method(moment: str) -> Callable[..., None]:
     """The method of a CallbackList for a moment."""
 
@@ -213,7 +207,7 @@ class CallbackList:
             )
         check_methods(callback, _METHODS, "callbacks")
         if singleton:  # by name: a notebook may define the same class again
-            self._callbacks = [other for other in self._callbacks if _full_name(other) != _full_name(callback)]
+            self._callbacks = [other for other in self._callbacks if str(type(other)) != str(type(callback))]
         for setter, value in self._given.items():
             getattr(callback, setter)(value)
         self._callbacks.append(callback)
@@ -311,7 +305,3 @@ class CallbackList:
 
 def _name(callback: Callback) -> str:
     return type(callback).__name__
-
-
-def _full_name(callback: Callback) -> tuple[str, str]:
-    return type(callback).__module__, type(callback).__qualname__

@@ -154,18 +154,14 @@ class RunCallbacks(HookBase):
         is_current = self._evaluated_at is not None and self._evaluated_at == self.trainer.iterations_done
         return dict(self._results or {}) if is_current else {}
 
-    def epoch_loss(self) -> float:
-        """The mean loss of the epoch so far."""
-        return self._mean_loss.read(self.trainer.storage)
+    def epoch_loss(self, *running: float) -> float:
+        """The mean loss of the epoch so far, with that of a running step."""
+        return self._mean_loss.read(self.trainer.storage, *running)
 
     def epoch_loss_of_all(self) -> float:
         """The mean over all processes, equal on each of them."""
         losses = all_gather_object(self.epoch_loss())
         return float(sum(losses) / len(losses))
-
-    def epoch_loss_with(self, step_loss: float) -> float:
-        """The mean loss of the epoch so far, including a running step."""
-        return self._mean_loss.read(self.trainer.storage, step_loss)
 
     # Hook methods.
 
@@ -240,13 +236,8 @@ class RunCallbacks(HookBase):
     # State of a resume.
 
     def state_dict(self) -> dict[str, Any]:
-        mean_loss = self._mean_loss.state_dict(self.trainer.storage)
-        return {
-            "epoch": self._epoch,
-            "logs": self.logs.numbers(),
-            "mean_loss": mean_loss,
-            **self.callbacks.state_dict(),
-        }
+        own = {"epoch": self._epoch, "logs": self.logs.numbers()}
+        return {**own, "mean_loss": self._mean_loss.state_dict(self.trainer.storage), **self.callbacks.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Also ends a training before the first step if its callbacks have stopped it and still request that."""
@@ -348,20 +339,16 @@ class RunCallbacks(HookBase):
     def _apply_requests(self) -> None:
         """Apply every request and clear it, except a save, which :meth:`_save` handles between two iterations."""
         trainer, control = self.trainer, self.control
-        if control.should_epoch_stop or control.should_evaluate or control.should_log:
-            self._act()
+        for name, action in self._actions.items():
+            if getattr(control, name):
+                setattr(control, name, False)
+                if action is None:
+                    raise ConfigError(f"A callback has set trainercontrol.{name}; this training does not support it.")
+                action()
         if control.should_training_stop and trainer.iter + 1 < trainer.max_iter:
             trainer.max_iter = trainer.iter + 1
             trainer.storage.reduce()  # the last row is written now
             logger.info("A callback stops the training after iteration %d.", trainer.iter + 1)
-
-    def _act(self) -> None:
-        for name, action in self._actions.items():
-            if getattr(self.control, name):
-                setattr(self.control, name, False)
-                if action is None:
-                    raise ConfigError(f"A callback has set trainercontrol.{name}; this training does not support it.")
-                action()
 
     def _save(self) -> None:
         """Save if requested."""
@@ -371,12 +358,9 @@ class RunCallbacks(HookBase):
         folder, control.should_save, control.save_dir = control.save_dir, False, None
         if own is None:
             raise ConfigError("A callback has set trainercontrol.should_save; this training has no checkpointer.")
-        if folder is None:
-            self._save_by(own)
-            return
-        if folder not in self._checkpointers:
+        if folder is not None and folder not in self._checkpointers:
             self._checkpointers[folder] = own.in_folder(folder)
-        self._save_by(self._checkpointers[folder])
+        self._save_by(own if folder is None else self._checkpointers[folder])
 
 
 def named_results(results: Mapping[str, Any], metric: str | None = None) -> dict[str, Any]:

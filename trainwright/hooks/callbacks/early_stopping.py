@@ -43,11 +43,6 @@ class EarlyStoppingCallback(Callback):
 
     turned_off_by = "remove this callback to turn it off"
 
-    best: float | None
-    wait: int
-    stopped_epoch: int | None
-    _counted_epoch: int | None  # the newest one that wait takes into account
-
     def __init__(
         self,
         trainercontrol: TrainerControl | None,
@@ -102,9 +97,7 @@ class EarlyStoppingCallback(Callback):
             self.best = value
             if self.baseline is None or self._is_better(value, self.baseline):
                 self.wait = 0
-        if self._is_out_of_patience():
-            self.stopped_epoch = epochs
-            self._stop()
+        if self._stop(epochs):
             logger.info(
                 "Early stopping: %s was no better than its best, %s, for %d epochs (patience=%d): stopping after"
                 " epoch %d; %s.",
@@ -135,28 +128,28 @@ class EarlyStoppingCallback(Callback):
         self._watch(state["watched"])
         self.best, self.wait, self._is_evaluated = state["best"], state["wait"], state["is_evaluated"]
         self._counted_epoch = state["counted_epoch"]
-        if self._is_out_of_patience():
-            self.stopped_epoch = state["stopped_epoch"]
-            self._stop()
+        self._stop(state["stopped_epoch"])
 
     def _reset(self) -> None:
-        self.best = None
+        self.best: float | None = None
         self.wait = 0
-        self.stopped_epoch = None
+        self.stopped_epoch: int | None = None
         self._is_evaluated = False  # since the last end of an epoch
         self._is_logged = False  # what it does
-        self._counted_epoch = None
+        self._counted_epoch: int | None = None  # the newest one that wait takes into account
 
     def _is_better(self, value: float, other: float) -> bool:
         return value - self.min_delta > other if self.mode == "max" else value + self.min_delta < other
 
-    def _is_out_of_patience(self) -> bool:
-        return self.wait >= max(1, self.patience)
-
-    def _stop(self) -> None:
+    def _stop(self, epoch: int | None) -> bool:
+        """Stop the training if the patience is over; returns whether it is."""
+        if self.wait < max(1, self.patience):
+            return False
+        self.stopped_epoch = epoch
         if self.trainercontrol is None:
             raise ConfigError("EarlyStoppingCallback.trainercontrol: got None; pass the trainer's trainercontrol.")
         self.trainercontrol.should_training_stop = True
+        return True
 
     def _watch(self, monitor: str) -> None:
         if monitor == _LOSS and self.monitor == _FIRST_METRIC:
@@ -175,16 +168,13 @@ class EarlyStoppingCallback(Callback):
                 f"EarlyStoppingCallback.monitor: there is no metric {self.monitor!r}.{near}"
                 f" Allowed: {', '.join(sorted(logs))}."
             )
-        self._log_once()
-        return True
-
-    def _log_once(self) -> None:
         if not self._is_logged:
             self._is_logged = True
             logger.info(
                 "Early stopping ends the run after %d epochs without a %s %s; %s.",
                 max(1, self.patience), "higher" if self.mode == "max" else "lower", self.monitor, self.turned_off_by,
             )  # fmt: skip
+        return True
 
 
 def _resolve_mode(mode: str, monitor: str) -> str:

@@ -28,17 +28,16 @@ class ModelCheckpointCallback(Callback):
         every_n_epoch: int = -1,
         every_n_iteration: int = -1,
     ) -> None:
-        periods = {"every_n_epoch": every_n_epoch, "every_n_iteration": every_n_iteration}
-        given = {name: period for name, period in periods.items() if period not in (-1, None)}
-        if len(given) != 1 or not all(type(period) is int and period >= 1 for period in given.values()):
-            got = ", ".join(f"{name}={period!r}" for name, period in periods.items())
+        given = [period for period in (every_n_epoch, every_n_iteration) if period not in (-1, None)]
+        if len(given) != 1 or type(given[0]) is not int or given[0] < 1:
             raise ConfigError(
-                f"ModelCheckpointCallback: got {got}; one of the two must be a whole number >= 1, the other -1."
+                f"ModelCheckpointCallback: got every_n_epoch={every_n_epoch!r}, every_n_iteration="
+                f"{every_n_iteration!r}; one of the two must be a whole number >= 1, the other -1."
             )
         self.trainercontrol = trainercontrol
         self.filepath = os.fspath(filepath)
-        self.every_n_epoch = given.get("every_n_epoch", -1)
-        self.every_n_iteration = given.get("every_n_iteration", -1)
+        self.every_n_epoch = -1 if every_n_epoch is None else every_n_epoch
+        self.every_n_iteration = -1 if every_n_iteration is None else every_n_iteration
 
     def __repr__(self) -> str:
         return (

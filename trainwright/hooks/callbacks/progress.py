@@ -77,8 +77,9 @@ class ProgressBarCallback(Callback):
         self._done = self._first = logs.get("epoch_step", 0)
         terminal = bar_stream()
         if terminal is not None:
-            title = f"[epoch {self._epoch}/{self.total_epoch_num}]"
-            self._bar = LiveBar(self._position, lambda: self._values, file=terminal, title=title, stays=False)
+            title, number = f"[epoch {self._epoch}/{self.total_epoch_num}]", len(self.train_dataloader)
+            position = lambda: Position(self._done, number, self._first)  # noqa: E731
+            self._bar = LiveBar(position, lambda: self._values, file=terminal, title=title, stays=False)
             self._bar.start()
 
     def on_train_batch_end(self, batch: Any, logs: Logs) -> None:
@@ -99,9 +100,6 @@ class ProgressBarCallback(Callback):
 
     def on_train_end(self, logs: Logs) -> None:
         self._close()
-
-    def _position(self) -> Position:
-        return Position(self._done, len(self.train_dataloader), self._first)
 
     def _read(self, logs: Logs, *names: str) -> None:
         wanted = {"loss": "epoch_loss", "metric": "epoch_metric"}
@@ -226,8 +224,7 @@ def epoch_lines(
 class EpochProgress(HookBase):
     """Log a line every 30 seconds: the latest values, and the time left in the epoch. Shorter epochs log none.
 
-    ``position()`` returns the epoch, the steps done in it, and its number of steps. Between two lines an iteration
-    costs one comparison: the iteration of the next line is estimated from the rate so far.
+    ``position()`` returns the epoch, the steps done in it, and its number of steps.
     """
 
     in_copies = False
@@ -237,26 +234,18 @@ class EpochProgress(HookBase):
     ) -> None:
         self._num_epochs, self._steps_per_update = num_epochs, steps_per_update
         self._position = position
-        self._next = self._last = 0  # iterations done
+        self._last = 0  # iterations done
         self._last_time = 0.0
 
     def before_train(self) -> None:
-        self._last = self.trainer.start_iter
-        self._next, self._last_time = self._last + 1, time.monotonic()
+        self._last, self._last_time = self.trainer.start_iter, time.monotonic()
 
     def after_step(self) -> None:
-        if self.trainer.iter >= self._next:
-            self._check_time()
-
-    def _check_time(self) -> None:
-        now, done = time.monotonic(), self.trainer.iter + 1
-        seconds, iterations = now - self._last_time, done - self._last
+        seconds = time.monotonic() - self._last_time
         if seconds >= _PERIOD_S:
-            self._log(seconds / iterations)
-            self._last, self._last_time = done, now
-        left_s = _PERIOD_S - seconds if seconds < _PERIOD_S else _PERIOD_S
-        # At most twice as many as so far: the first iterations are slower than the rest.
-        self._next = done + max(1, min(iterations, int(left_s * iterations / max(seconds, 1e-6))))
+            done = self.trainer.iter + 1
+            self._log(seconds / (done - self._last))
+            self._last, self._last_time = done, time.monotonic()
 
     def _log(self, seconds_each: float) -> None:
         epoch, step, num_steps = self._position()

@@ -18,7 +18,7 @@ from trainwright.config.errors import ConfigError
 from trainwright.data.seeding import rng_states, set_rng_states
 from trainwright.engine.logs import logging_only_above
 from trainwright.engine.run import Run
-from trainwright.hooks import HookBase
+from trainwright.hooks import CallbackHook
 from trainwright.hooks.method_overrides import is_overridden
 from trainwright.inspect.check.finding import Skipped
 from trainwright.optim.named import each_optimizer
@@ -73,19 +73,14 @@ class Copies:
 
 
 class Copy:
-    """A copy of a trainer, which one check trains and throws away.
-
-    Attributes:
-        trainer: the copy; ``run``: its run.
-        optimizers: of the copy, each one.
-        eval_loaders: of evaluations, none of the training data (``overfit_batches``).
-    """
+    """A copy of a trainer, which one check trains and throws away."""
 
     def __init__(self, run: Run, *, end: float, has_own_step: bool) -> None:
         self.run, self._end, self._has_own_step = run, end, has_own_step
         self.trainer = run.trainer  # a run does not keep it
         self.model = run.model
         self.optimizers: list[Optimizer] = each_optimizer(run.optimizer)
+        # None of the training data.
         self.eval_loaders = [] if run.spec.overfit_batches is not None else run.eval_loaders()
 
     @property
@@ -105,14 +100,25 @@ class Copy:
         Raises:
             Skipped: fewer than ``needed`` (default: all) were made.
         """
-        watch = _Watch(self, self.trainer.start_iter + iterations, self._end, before, after)
+        last, done, is_late = self.trainer.start_iter + iterations, 0, False
+
+        def after_step(_: object) -> None:
+            nonlocal done, is_late
+            done += 1
+            if after is not None:
+                after()
+            is_late = time.perf_counter() > self._end
+            if self.iter + 1 >= last or is_late:
+                self.stop()
+
+        watch = CallbackHook(before_step=None if before is None else lambda _: before(), after_step=after_step)
         self.trainer.register_hooks([watch])
         try:
             self.trainer.train()
         finally:
             self.run.hooks.remove(watch)
-        if watch.done < min(iterations if needed is None else needed, iterations) and watch.is_late:
-            raise Skipped(f"the time ended after {watch.done} iterations")
+        if done < min(iterations if needed is None else needed, iterations) and is_late:
+            raise Skipped(f"the time ended after {done} iterations")
 
     def stop(self) -> None:
         """End the training after the current iteration."""
@@ -136,26 +142,6 @@ class Copy:
         if self._has_own_step:
             raise Skipped("the step is your own, and may have several losses")
         return self.run.loss(batch)
-
-
-class _Watch(HookBase):
-    """Calls functions around each step, and stops the training after an iteration or at a time."""
-
-    def __init__(self, copied: Copy, last: int, end: float, before: Any, after: Any) -> None:
-        self._copy, self._last, self._end, self._before, self._after = copied, last, end, before, after
-        self.done, self.is_late = 0, False
-
-    def before_step(self) -> None:
-        if self._before is not None:
-            self._before()
-
-    def after_step(self) -> None:
-        self.done += 1
-        if self._after is not None:
-            self._after()
-        self.is_late = time.perf_counter() > self._end
-        if self._copy.iter + 1 >= self._last or self.is_late:
-            self._copy.stop()
 
 
 @contextmanager

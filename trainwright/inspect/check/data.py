@@ -143,8 +143,7 @@ def check_test_data(setup: SetUp) -> Finding:
     if not loaders:
         raise Skipped("there are no evaluation data, or they are the training data (overfit_batches)")
     train = _dataset(new.run.batches.loader)
-    lines, values, result = [], {}, "passed"
-    fix = ""
+    lines, values, judge, fix = [], {}, passed, ""
     for number, loader in enumerate(loaders):
         name = getattr(loader, "name", None) or (
             f"data set {number + 1}" if len(loaders) > 1 else "the evaluation data"
@@ -152,7 +151,7 @@ def check_test_data(setup: SetUp) -> Finding:
         found = _overlap(setup, train, _dataset(loader))
         values[str(name)] = found
         if found["is_random"]:
-            result = "undecided" if result == "passed" else result
+            judge = undecided if judge is passed else judge
             lines.append(f"{name}: samples are random, and cannot be compared")
             continue
         share, natural = found["common"] / max(1, found["evaluated"]), found["duplicates"]
@@ -161,11 +160,11 @@ def check_test_data(setup: SetUp) -> Finding:
             " samples"
         )
         if share > max(0.01, 3 * natural) and found["common"] >= 3:
-            result = "problem"
+            judge = problem
             fix = "Remove them from one of the two: the evaluation measures what was learned by heart."
         elif found["common"]:
             lines[-1] += f" ({natural:.1%} of the training samples have duplicates, too)"
-    return Finding("", result, "; ".join(lines) + ".", fix, values)  # type: ignore[arg-type]
+    return judge("; ".join(lines) + ".", fix, values)
 
 
 def _overlap(setup: SetUp, train: Any, evaluated: Any) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def check_loss_scale(setup: SetUp) -> Finding:
             )  # fmt: skip
         return passed(f"The loss is {factor:.3g} times the cross-entropy of the scores.", values=values)
     text = "It does not grow with the number of samples." if growth else "It is a number of its own."
-    return Finding("", "passed" if growth else "undecided", text, values=values)
+    return (passed if growth else undecided)(text, values=values)
 
 
 def _growth(new: Copy, batches: list[Any], losses: list[float]) -> list[float]:

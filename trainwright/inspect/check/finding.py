@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 Result = Literal["passed", "problem", "undecided", "skipped"]
@@ -31,16 +32,9 @@ class Finding:
     seconds: float = 0.0
 
 
-def passed(evidence: str, suggestion: str = "", values: Any = None) -> Finding:
-    return Finding("", "passed", evidence, suggestion, values or {})
-
-
-def problem(evidence: str, suggestion: str = "", values: Any = None) -> Finding:
-    return Finding("", "problem", evidence, suggestion, values or {})
-
-
-def undecided(evidence: str, suggestion: str = "", values: Any = None) -> Finding:
-    return Finding("", "undecided", evidence, suggestion, values or {})
+passed = partial(Finding, "", "passed")
+problem = partial(Finding, "", "problem")
+undecided = partial(Finding, "", "undecided")
 
 
 class Skipped(Exception):  # noqa: N818  # not an error
@@ -49,11 +43,7 @@ class Skipped(Exception):  # noqa: N818  # not an error
 
 @dataclass(frozen=True)
 class Report:
-    """The findings of all checks, in their order. It is true if there is no problem.
-
-    Attributes:
-        undecided: the findings that are neither a problem nor passed.
-    """
+    """The findings of all checks, in their order. It is true if there is no problem."""
 
     findings: tuple[Finding, ...]
 
@@ -63,6 +53,7 @@ class Report:
 
     @property
     def undecided(self) -> list[Finding]:
+        """The findings that are neither a problem nor passed."""
         return [finding for finding in self.findings if finding.result == "undecided"]
 
     def __bool__(self) -> bool:
@@ -76,10 +67,8 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
-        return {
-            "passed": not (self.problems or self.undecided),
-            "findings": [asdict(finding) for finding in self.findings],
-        }
+        findings = [asdict(finding) for finding in self.findings]
+        return {"passed": not (self.problems or self.undecided), "findings": findings}
 
     def summary(self) -> str:
         """The number of findings of each result, and the names of those that are undecided."""

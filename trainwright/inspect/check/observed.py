@@ -4,7 +4,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -63,33 +63,31 @@ class SetUp(Copies):
         before = {name: one.detach().clone() for name, one in new.model.named_parameters()}
         evaluates = bool(new.eval_loaders)
         modes = seen.first_modes
-        with _watched(new.model, seen, lambda: modes), _counted_steps(new.model, seen), torch.enable_grad():
+        saved: list[int] = []
+        with (
+            _watched(new.model, seen, lambda: modes),
+            _counted_steps(new.model, seen),
+            torch.enable_grad(),
+            ExitStack() as of_first_update,
+        ):
             if self.device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(self.device)
-            saved: list[int] = []
-            hooks = counting_saved(new.model, saved.append)
-            hooks.__enter__()
-            clock = [time.perf_counter()]
+            of_first_update.enter_context(counting_saved(new.model, saved.append))
+            start = time.perf_counter()
 
             def after() -> None:
-                nonlocal modes
-                if not seen.seconds:
-                    hooks.__exit__(None, None, None)
+                nonlocal modes, start
+                of_first_update.close()
                 if (loss := new.step_loss()) is not None:
                     seen.losses.append(loss)
-                now = time.perf_counter()
-                seen.seconds.append(now - clock[0])
+                seen.seconds.append(time.perf_counter() - start)
                 if len(seen.seconds) == NUM_UPDATES // 2 and evaluates:
                     modes = set()  # an evaluation is no step
                     new.run.evaluate()
                     modes = seen.later_modes
-                clock[0] = time.perf_counter()
+                start = time.perf_counter()
 
-            try:
-                new.train(NUM_UPDATES, after=after, needed=1)
-            finally:
-                if not seen.seconds:
-                    hooks.__exit__(None, None, None)
+            new.train(NUM_UPDATES, after=after, needed=1)
         for name, one in new.model.named_parameters():
             if not torch.equal(one.detach(), before.get(name, one.detach() + 1)):
                 seen.changed.add(name)

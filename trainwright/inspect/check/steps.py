@@ -2,7 +2,8 @@
 
 import math
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -141,7 +142,9 @@ def check_parameters(setup: SetUp) -> Finding:
                 " values.", "Unfreeze them or give them to the optimizer; load weights; or make them buffers.", values,
             )  # fmt: skip
     moving = trainable & seen.with_gradient
-    if moving and moving <= seen.optimized - seen.changed and _has_rates(setup.run):
+    groups = [group for one in each_optimizer(setup.run.optimizer) for group in one.param_groups]
+    has_rates = all(group.get("lr", 1) for group in groups)
+    if moving and moving <= seen.optimized - seen.changed and has_rates:
         return problem(
             f"No parameter changed in {number}, although all have gradients.",
             "The updates are below the precision of the weights: raise the learning rate, or use float32.", values,
@@ -165,11 +168,6 @@ def _untrained(
     zeros = [name for name in names if name in without and name in seen.with_zero_gradient]
     trained = (trainable & seen.optimized).union(seen.changed, unseen)
     return unseen, zeros, [name for name in names if name not in trained]
-
-
-def _has_rates(run: Run) -> bool:
-    """Whether all learning rates are above 0."""
-    return all(group.get("lr", 1) for one in each_optimizer(run.optimizer) for group in one.param_groups)
 
 
 def check_modes(setup: SetUp) -> Finding:
@@ -284,13 +282,7 @@ def check_one_batch(setup: SetUp) -> Finding:
     spread = _spread(losses[-10:]) + _spread(losses[:10])
     if last < first - 3 * spread and last < first:
         advice = "It learns slowly or has a floor (noise in the loss, label smoothing): compare with a higher rate."
-        return Finding(
-            "",
-            "passed" if last < 0.8 * first else "undecided",
-            f"{text}.",
-            advice if last >= 0.8 * first else "",
-            values,
-        )
+        return passed(f"{text}.", "", values) if last < 0.8 * first else undecided(f"{text}.", advice, values)
     if setup.has_own_loss:
         return undecided(f"{text}: your loss may depend on more than the batch.", "", values)
     if last > first + 3 * spread or (spread < 1e-3 * abs(first) and last > 0.99 * first):
@@ -304,18 +296,16 @@ def is_fitted(losses: list[float]) -> bool:
     return losses[0] > 0 and fmean(losses[-3:]) <= 0.1 * losses[0]
 
 
-class dropout_off:  # noqa: N801  # a context manager, used as a function
+@contextmanager
+def dropout_off(model: nn.Module) -> Iterator[None]:
     """A context in which dropout of a model has no effect; the modules stay in their modes."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._rates = [(one, one.p) for one in model.modules() if isinstance(one, nn.modules.dropout._DropoutNd)]
-
-    def __enter__(self) -> None:
-        for module, _ in self._rates:
-            module.p = 0.0
-
-    def __exit__(self, *_: object) -> None:
-        for module, rate in self._rates:
+    rates = [(one, one.p) for one in model.modules() if isinstance(one, nn.modules.dropout._DropoutNd)]
+    for module, _ in rates:
+        module.p = 0.0
+    try:
+        yield
+    finally:
+        for module, rate in rates:
             module.p = rate
 
 
@@ -324,7 +314,8 @@ def check_forecast(setup: SetUp) -> Finding:
     seen, trainer = setup.observed, setup.run.trainer
     seconds = setup.step_seconds * trainer.max_iter
     checkpoint, memory = seen.checkpoint_bytes, seen.memory_bytes
-    free = shutil.disk_usage(_existing(setup.output_dir)).free
+    folder = Path(setup.output_dir).absolute()
+    free = shutil.disk_usage(next(one for one in (folder, *folder.parents) if one.exists())).free
     samples = trainer.samples_per_iter or 0
     rate = f", {samples / setup.step_seconds:,.0f} samples/s" if samples else ""
     values = {
@@ -338,12 +329,6 @@ def check_forecast(setup: SetUp) -> Finding:
     if checkpoint > free:
         return problem(f"{text} Only {byte_size(free)} of disk are free.", "Free some, or save less.", values)
     return passed(text, values=values)
-
-
-def _existing(path: str) -> Path:
-    """The folder, or the nearest one above it that exists."""
-    folder = Path(path).absolute()
-    return next(one for one in (folder, *folder.parents) if one.exists())
 
 
 def _spread(values: list[float]) -> float:

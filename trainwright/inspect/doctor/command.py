@@ -100,7 +100,6 @@ def _examine(folder: Path, port: int) -> "tuple[list[Facts], list[Line]]":
     from trainwright.parallel.data_parallel import num_launched, setup_dist_util
 
     num_ranks, rank = num_launched(), _rank()
-    own_host_lines = [] if num_ranks > 1 else [judge_port(port, port_fault(port))]
     try:
         device = setup_dist_util(timeout_s=TIMEOUT_S)
         facts = facts_of_this_process(rank)
@@ -108,11 +107,11 @@ def _examine(folder: Path, port: int) -> "tuple[list[Facts], list[Line]]":
             created = _make_folder(folder, facts)
             measure_folder(folder, facts)
             _remove(folder, created)
-            return [facts], [
-                *own_host_lines,
-                *judge([facts], folder),
-                Line("all-reduce", "needs several processes: trainwright launch -n 2 doctor"),
-            ]
+            fault = port_fault(port)
+            advice = f"end the program there (`ss -ltnp 'sport = :{port}'`), or choose another port in --rdzv-endpoint."
+            own = Line("port", f"{port}: {fault}" if fault else f"{port} is free", advice if fault else "")
+            last = Line("all-reduce", "needs several processes: trainwright launch -n 2 doctor")
+            return [facts], [own, *judge([facts], folder), last]
         facts.master_fault = connection_fault(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
         return _examine_together(facts, folder, device)
     except RuntimeError as error:  # torch's error of a connection or an exchange
@@ -128,7 +127,7 @@ def _examine_together(facts: "Facts", folder: Path, device: "torch.device") -> "
     speed = measure_all_reduce(device)
     hosts = all_gather_object(facts.host)
     first_ranks = [rank for rank, host in enumerate(hosts) if hosts.index(host) == rank]
-    facts.clock_s = measure_clock(device, first_ranks)
+    facts.clock_s = measure_clock()
     created = _make_folder(folder, facts) if facts.rank == 0 else []
     token = broadcast_object(folder / f".trainwright-doctor-{uuid.uuid4().hex}")
     if facts.rank == 0 and not facts.folder_fault:
@@ -173,11 +172,6 @@ def judge_addresses(facts: "Sequence[Facts]") -> Line:
     return Line("addresses", text)
 
 
-def judge_port(port: int, fault: str) -> Line:
-    advice = f"end the program there (`ss -ltnp 'sport = :{port}'`), or choose another port in --rdzv-endpoint."
-    return Line("port", f"{port} is free" if not fault else f"{port}: {fault}", advice if fault else "")
-
-
 def judge_meeting(error: str) -> Line:
     reason = (error.splitlines() or [""])[0]
     return Line(
@@ -200,9 +194,7 @@ def judge_versions(facts: "Sequence[Facts]") -> Line:
     for name in facts[0].versions:
         ranks = _by_value(facts, lambda fact, name=name: fact.versions[name])  # type: ignore[misc]
         if len(ranks) > 1:
-            differing.append(
-                f"{name} " + ", ".join(f"{version} on {_ranks(found)}" for version, found in ranks.items())
-            )
+            differing.append(f"{name} {_by_ranks(ranks)}")
     if differing:
         return Line("versions", "; ".join(differing), "install the same versions on all hosts.")
     return Line("versions", "equal on all ranks" if len(facts) > 1 else ", ".join(facts[0].versions.values()))
@@ -211,10 +203,8 @@ def judge_versions(facts: "Sequence[Facts]") -> Line:
 def judge_devices(facts: "Sequence[Facts]", first_of_hosts: "Sequence[Facts]") -> Line:
     kinds = _by_value(facts, lambda fact: fact.device)
     if len(kinds) > 1:
-        text = ", ".join(f"{kind} on {_ranks(found)}" for kind, found in kinds.items())
-        return Line(
-            "devices", text, "give all ranks the same kind; CUDA_VISIBLE_DEVICES= (empty) is the CPU everywhere."
-        )
+        advice = "give all ranks the same kind; CUDA_VISIBLE_DEVICES= (empty) is the CPU everywhere."
+        return Line("devices", _by_ranks(kinds), advice)
     shown = []
     for fact in first_of_hosts:
         processes = [other for other in facts if other.host == fact.host]
@@ -236,13 +226,9 @@ def judge_folder(first_of_hosts: "Sequence[Facts]", folder: Path) -> list[Line]:
         return [Line("output folder", "; ".join(faults), "choose a folder that you may write to (--output-dir).")]
     blind = [fact.host for fact in first_of_hosts if not fact.sees_token]
     if blind:
-        return [
-            Line(
-                "output folder",
-                f"{', '.join(blind)}: does not see what rank 0 writes into {folder.absolute()}",
-                "choose a folder on a file system that all hosts share, such as NFS or Lustre.",
-            )
-        ]
+        text = f"{', '.join(blind)}: does not see what rank 0 writes into {folder.absolute()}"
+        advice = "choose a folder on a file system that all hosts share, such as NFS or Lustre."
+        return [Line("output folder", text, advice)]
     shared = "writable, and the same on all hosts" if len(first_of_hosts) > 1 else "writable"
     lines = [Line("output folder", f"{folder.absolute()}: {shared}")]
     least = min(first_of_hosts, key=lambda fact: fact.free_bytes)
@@ -315,14 +301,14 @@ def _by_value(facts: "Sequence[Facts]", value: "Callable[[Facts], str]") -> dict
     return found
 
 
-def _ranks(facts: "Sequence[Facts]") -> str:
-    """
-    >>> from trainwright.inspect.doctor.host import Facts
-    >>> _ranks([Facts(rank=0, host="a"), Facts(rank=1, host="a"), Facts(rank=5, host="b")])
-    'ranks 0, 1, 5 (a, b)'
-    """
-    numbers = ", ".join(str(fact.rank) for fact in facts[:8]) + (", ..." if len(facts) > 8 else "")
-    return f"rank{'s' * (len(facts) > 1)} {numbers} ({', '.join(dict.fromkeys(fact.host for fact in facts))})"
+def _by_ranks(values: dict[str, "list[Facts]"]) -> str:
+    """``2.13.0 on ranks 0, 1 (a), 2.12.0 on rank 5 (b)``."""
+    texts = []
+    for value, facts in values.items():
+        numbers = ", ".join(str(fact.rank) for fact in facts[:8]) + (", ..." if len(facts) > 8 else "")
+        hosts = ", ".join(dict.fromkeys(fact.host for fact in facts))
+        texts.append(f"{value} on rank{'s' * (len(facts) > 1)} {numbers} ({hosts})")
+    return ", ".join(texts)
 
 
 def _gb(num_bytes: float) -> str:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from trainwright.parallel.dist import broadcast_object, synchronize
+
 _SIZES = (1, 4, 16, 64)  # MB
 _ENOUGH_S = 0.3
 
@@ -51,37 +53,14 @@ def _wait(device: torch.device) -> None:
         torch.accelerator.synchronize()
 
 
-def measure_clock(device: torch.device, ranks: list[int]) -> float:
+def measure_clock() -> float:
     """This rank's clock minus that of rank 0, in seconds. Every rank must call this.
 
-    ``ranks``, one of each host, exchange messages with rank 0, one after the other. Of five exchanges the shortest
-    counts: rank 0 assumes that the answer was written at its middle, which errs by half its time at most.
+    The smallest of five differences after a barrier, which the ranks leave within milliseconds.
     """
-    differences = {}
-    for rank in (rank for rank in ranks if rank != 0):
-        if dist.get_rank() == 0:
-            differences[rank] = min(_ask(rank, device) for _ in range(5))[1]
-        elif dist.get_rank() == rank:
-            for _ in range(5):
-                _answer(device)
-    everywhere = [differences]
-    dist.broadcast_object_list(everywhere, device=device)
-    return everywhere[0].get(dist.get_rank(), 0.0)
-
-
-def _ask(rank: int, device: torch.device) -> tuple[float, float]:
-    """The time of one exchange, and the difference."""
-    answer = torch.zeros(1, dtype=torch.float64, device=device)
-    start = time.time()
-    dist.send(answer, rank)
-    dist.recv(answer, rank)
-    theirs = answer.item()
-    end = time.time()
-    return end - start, theirs - (start + end) / 2
-
-
-def _answer(device: torch.device) -> None:
-    received = torch.zeros(1, dtype=torch.float64, device=device)
-    dist.recv(received, 0)
-    received.item()  # wait for it
-    dist.send(torch.tensor([time.time()], dtype=torch.float64, device=device), 0)
+    differences = []
+    for _ in range(5):
+        synchronize()
+        now = time.time()
+        differences.append(now - broadcast_object(now))
+    return min(differences, key=abs)

@@ -42,19 +42,23 @@ def facts_of_this_process(rank: int) -> Facts:
     import torch
 
     import trainwright
+    from trainwright.hooks.timer import count_cpus
 
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    resolved = ""  # the address of this host's name, which gloo and torchrun use unless they are given another
+    with suppress(OSError):
+        resolved = socket.gethostbyname(socket.gethostname())
     versions = {"Python": platform.python_version(), "torch": torch.__version__, "trainwright": trainwright.__version__}
     return Facts(
         rank=rank,
         host=platform.node(),
         versions=versions,
         addresses=addresses(),
-        resolved=_resolved(),
+        resolved=resolved,
         device="cpu" if accelerator is None else accelerator.type,
         device_index=0 if accelerator is None else int(torch.accelerator.current_device_index()),
         devices=torch.accelerator.device_count(),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=count_cpus(),
         threads=torch.get_num_threads(),
         shm_bytes=shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else None,
     )
@@ -78,14 +82,6 @@ def addresses() -> dict[str, str]:
             if not address.startswith("127."):
                 found[name] = address
     return found
-
-
-def _resolved() -> str:
-    """The address of this host's name, which gloo and torchrun use unless they are given another."""
-    try:
-        return socket.gethostbyname(socket.gethostname())
-    except OSError:
-        return ""
 
 
 def port_fault(port: int) -> str:

@@ -3,7 +3,7 @@
 import gc
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,9 @@ def find_batch_size(
     trials: dict[int, int | None] = {}
     with tempfile.TemporaryDirectory() as folder, restored_generators(run.device), quiet():
         copies = Copies(run, Path(folder), end=time.perf_counter() + max_seconds)
-        most = _num_samples(copies)
+        most = None
+        with suppress(AttributeError, TypeError):  # a stream
+            most = len(run.batches.loader.dataset)
         bound = min(one for one in (most, max_size, 1 << 30) if one is not None)
         reason = "data" if bound == most else "max_size"
         try:
@@ -75,14 +77,6 @@ def find_batch_size(
         except Skipped:
             fits, reason = max([one for one, needed in trials.items() if needed is not None], default=0), "time"
     return BatchSizes(fits, reason, dict(sorted(trials.items())), _settings(copies, fits))
-
-
-def _num_samples(copies: Copies) -> int | None:
-    dataset = getattr(copies.run.batches.loader, "dataset", None)
-    try:
-        return len(dataset) if dataset is not None else None
-    except TypeError:
-        return None
 
 
 def _fits(copies: Copies, size: int, memory: int | None, trials: dict[int, int | None]) -> bool:

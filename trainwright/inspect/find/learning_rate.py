@@ -115,7 +115,6 @@ def find_learning_rate(
         raise ConfigError(f"find_lr: {type(run.optimizer).__name__} has no learning rate.")
     rates: list[float] = []
     losses: list[float] = []
-    has_loss = False
     factor = (highest / lowest) ** (1 / (updates - 1))
     with tempfile.TemporaryDirectory() as folder, restored_generators(run.device), quiet():
         copies = Copies(run, Path(folder), end=time.perf_counter() + max_seconds)
@@ -124,7 +123,8 @@ def find_learning_rate(
         groups = optimizer.param_groups
         largest = max(float(group["lr"]) for group in groups) or 1.0
         shares = [float(group["lr"]) / largest or 1.0 for group in groups]
-        smooth = _Smoothed()
+        smoothed: list[float] = []
+        mean, diverged = 0.0, False
 
         def grow() -> None:
             rates.append(lowest * factor ** len(rates))
@@ -132,17 +132,23 @@ def find_learning_rate(
                 group["lr"] = share * rates[-1]
 
         def read() -> None:
-            nonlocal has_loss
-            found = new.step_loss()
-            has_loss = has_loss or found is not None
-            losses.append(math.nan if found is None else found)
-            if smooth.add(losses[-1]):
+            nonlocal mean, diverged
+            if (loss := new.step_loss()) is None:
+                raise ConfigError("find_lr: the step records no loss. A train_step must return it as 'step_loss'.")
+            losses.append(loss)
+            if math.isfinite(loss):
+                mean = _SMOOTHING * mean + (1 - _SMOOTHING) * loss
+                smoothed.append(mean / (1 - _SMOOTHING ** len(losses)))  # without the bias of its start
+                low = min(smoothed)
+                diverged = len(smoothed) > 10 and loss > low + (_DIVERGED - 1) * max(abs(low), 1e-6)
+            else:
+                smoothed.append(smoothed[-1] if smoothed else loss)
+                diverged = True
+            if diverged:
                 new.stop()
 
         new.train(updates, before=grow, after=read, needed=1)
-    if not has_loss:
-        raise ConfigError("find_lr: the step records no loss. A train_step must return it as 'step_loss'.")
-    curve = RateCurve(rates, losses, smooth.values, _steepest(rates, smooth.values), smooth.has_diverged)
+    curve = RateCurve(rates, losses, smoothed, _steepest(rates, smoothed), diverged)
     if plot is not None:
         curve.plot(plot)
     return curve
@@ -160,27 +166,6 @@ def use_learning_rate(run: Run, rate: float) -> None:
         if hasattr(schedule, "base_lrs"):
             schedule.base_lrs = [float(one) * rate / base if base else rate for one in schedule.base_lrs]
     run.use_learning_rate(rate)
-
-
-class _Smoothed:
-    """The moving average of the losses, without the bias of its start."""
-
-    def __init__(self) -> None:
-        self.values: list[float] = []
-        self.has_diverged = False
-        self._mean = 0.0
-
-    def add(self, loss: float) -> bool:
-        """Returns whether the loss has diverged."""
-        if not math.isfinite(loss):
-            self.values.append(self.values[-1] if self.values else loss)
-            self.has_diverged = True
-            return True
-        self._mean = _SMOOTHING * self._mean + (1 - _SMOOTHING) * loss
-        self.values.append(self._mean / (1 - _SMOOTHING ** (len(self.values) + 1)))
-        low = min(self.values)
-        self.has_diverged = len(self.values) > 10 and loss > low + (_DIVERGED - 1) * max(abs(low), 1e-6)
-        return self.has_diverged
 
 
 def _steepest(rates: list[float], smoothed: list[float]) -> float | None:

@@ -57,7 +57,8 @@ def charts_of(runs: list[RunData]) -> list[Chart]:
                     Line(number, metric, False, Curve(curve.x, curve.y * 1000, curve.num_bad))
                 )
             elif metric not in _HIDDEN:
-                charts.setdefault(_key(metric), []).append(Line(number, metric, metric in run.evaluated, curve))
+                key = "loss" if metric == LOSS else metric.removeprefix("eval_")
+                charts.setdefault(key, []).append(Line(number, metric, metric in run.evaluated, curve))
 
     def place(key: str) -> tuple[int, list[tuple[str, int]]]:
         parts = [
@@ -133,12 +134,6 @@ def _arg(y: Array, bounds: npt.NDArray[np.intp], sign: int) -> npt.NDArray[np.in
     order: npt.NDArray[np.intp] = np.lexsort((sign * y, group))
     places: npt.NDArray[np.intp] = order[np.append(bounds[1:], len(y)) - 1]
     return places
-
-
-def _key(metric: str) -> str:
-    if metric == LOSS:
-        return "loss"
-    return metric.removeprefix("eval_")
 
 
 def _unit(key: str, has_samples: bool) -> str:

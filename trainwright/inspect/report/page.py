@@ -169,12 +169,16 @@ def _status_note(run: RunData) -> str:
 
 def details(runs: list[RunData]) -> str:
     """Checkpoints, samples, configuration, environment, data and warnings of the runs."""
-    samples = [_samples(run) for run in runs]
+    of_data = [(run.latest.get("data") or {}).items() for run in runs]
+    data = [
+        {f"{name}: {key}": one for name, facts in sets for key, one in facts.items() if one is not None}
+        for sets in of_data
+    ]
     sections = [
-        ("Predictions and samples", "".join(samples)),
+        ("Predictions and samples", "".join(map(_samples, runs))),
         ("Hardest samples", "".join(_hardest(run, many=len(runs) > 1) for run in runs)),
         ("Checkpoints", _checkpoints(runs)),
-        ("Data", _compared([_data(run) for run in runs], runs)),
+        ("Data", _compared(data, runs)),
         ("Environment", _compared([_environment(run) for run in runs], runs)),
         ("Configuration", _compared([run.settings for run in runs], runs)),
         ("Warnings", "".join(_warnings(run, many=len(runs) > 1) for run in runs)),
@@ -205,13 +209,6 @@ def _checkpoints(runs: list[RunData]) -> str:
     has_faults = any(row[-1] for row in rows)
     names = [*(["Run"] if len(runs) > 1 else []), "Name", "Iteration", "Saved", "Size", "Fault"]
     return _table(names if has_faults else names[:-1], [row if has_faults else row[:-1] for row in rows])
-
-
-def _data(run: RunData) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, facts in (run.latest.get("data") or {}).items():
-        found |= {f"{name}: {key}": value for key, value in facts.items() if value is not None}
-    return found
 
 
 def _environment(run: RunData) -> dict[str, Any]:

@@ -46,7 +46,11 @@ class ImageProcessorConfig(PreprocessorConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.resample = _resampling(self.resample)
+        names: dict[Any, str] = {None: "bilinear", **{number: name for name, number in _RESAMPLING.items()}}
+        given = self.resample
+        self.resample = str(given).lower() if isinstance(given, str | bool) else names.get(given, str(given))
+        if self.resample not in _RESAMPLING:
+            raise ConfigError(f"ImageProcessorConfig.resample: got {given!r}. {did_you_mean(str(given), _RESAMPLING)}")
         self.size = _size(self.size)
         for field in ("mean", "std"):
             setattr(self, field, _per_channel(field, getattr(self, field), 1 if self.gray_scale else 3))
@@ -118,16 +122,6 @@ def _as_list(images: Any) -> list[Any]:
     if not images:
         raise DataError("images: got an empty list; at least one is needed.")
     return list(images)
-
-
-def _resampling(value: Any) -> str:
-    if value is None:
-        return "bilinear"
-    names = {number: name for name, number in _RESAMPLING.items()}
-    name = names.get(value) if isinstance(value, int) and not isinstance(value, bool) else str(value).lower()
-    if name not in _RESAMPLING:
-        raise ConfigError(f"ImageProcessorConfig.resample: got {value!r}. {did_you_mean(str(value), _RESAMPLING)}")
-    return name
 
 
 def _size(value: Any) -> tuple[int, int] | None:

@@ -45,12 +45,8 @@ class BertSequenceLabeling(BertWithHead):
         if attention_mask is not None:
             ids_BL = ids_BL.masked_fill(attention_mask == 0, -100)
         if token_ids is not None and self.preprocessor is not None:
-            ids_BL = ids_BL.masked_fill(self._is_frame(token_ids), -100)
+            tokenizer = self._part("tokenizer")
+            frame = {getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos")} - {None}
+            ids_BL = ids_BL.masked_fill(torch.isin(token_ids, token_ids.new_tensor(sorted(frame))), -100)
         id2label = self.config.id2label
         return [ModelOutput(labels=[id2label[i] for i in row if i >= 0]) for row in ids_BL.tolist()]
-
-    def _is_frame(self, token_ids: Tensor) -> Tensor:
-        """Which tokens (B, L) are begin or end tokens, which are not part of the text."""
-        tokenizer = self._part("tokenizer")
-        frame = {getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos")} - {None}
-        return torch.isin(token_ids, torch.tensor(sorted(frame), dtype=token_ids.dtype, device=token_ids.device))

@@ -106,8 +106,16 @@ class AudioFeatureExtractor(Preprocessor):
             raise DataError(
                 f"{source}: got samples of shape {samples_N.shape}; it must be (number of samples,), with at least one."
             )
-        waveform = torch.from_numpy(resampled(samples_N, rate, config.sampling_rate, source))
-        features_TF = self._power(waveform)
+        waveform_N = torch.from_numpy(resampled(samples_N, rate, config.sampling_rate, source))
+        spectrum_FT = torch.stft(
+            waveform_N,
+            config.n_fft,
+            hop_length=config.hop_length,
+            window=torch.hann_window(config.n_fft),
+            pad_mode="constant",  # reflection needs at least half a frame
+            return_complex=True,
+        )
+        features_TF = spectrum_FT.abs().square().T
         if config.features == "log_mel":
             features_TF = features_TF @ mel_filters(config.n_mels, config.n_fft, config.sampling_rate)
         features_TF = features_TF.clamp_min(_SMALLEST).log()
@@ -115,18 +123,6 @@ class AudioFeatureExtractor(Preprocessor):
             return features_TF
         variance_F, mean_F = torch.var_mean(features_TF, dim=0, correction=0)
         return (features_TF - mean_F) / (variance_F + 1e-7).sqrt()
-
-    def _power(self, waveform_N: Tensor) -> Tensor:
-        n_fft = self.config.n_fft
-        spectrum_FT = torch.stft(
-            waveform_N,
-            n_fft,
-            hop_length=self.config.hop_length,
-            window=torch.hann_window(n_fft),
-            pad_mode="constant",  # reflection needs at least half a frame
-            return_complex=True,
-        )
-        return spectrum_FT.abs().square().T
 
 
 @functools.lru_cache(maxsize=8)

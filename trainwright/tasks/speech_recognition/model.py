@@ -91,17 +91,14 @@ class CTCSpeechRecognition(CTCModel):
         packed = pack_padded_sequence(x_BSF, steps_B.clamp(min=1).cpu(), batch_first=True, enforce_sorted=False)
         hidden_BSF, _ = pad_packed_sequence(self.rnn(packed)[0], batch_first=True, total_length=x_BSF.shape[1])
         logits_BSC = self.classifier(self.dropout(hidden_BSF)).float().log_softmax(dim=-1)
-        return {"logits": self._blank_at_padding(logits_BSC, steps_B), "logit_lengths": steps_B}
+        is_padding = torch.arange(logits_BSC.shape[1], device=logits_BSC.device) >= steps_B[:, None]
+        blank_C = logits_BSC.new_full(logits_BSC.shape[2:], -1e4)  # finite: infinity times zero is not a number
+        blank_C[self.config.blank_id] = 0
+        return {"logits": torch.where(is_padding[..., None], blank_C, logits_BSC), "logit_lengths": steps_B}
 
     def generate(self, input_features: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """The decoded ids (B, longest), padded with the blank's."""
         return ctc_greedy_decode(self(input_features, attention_mask)["logits"], blank=self.config.blank_id)
-
-    def _blank_at_padding(self, logits_BSC: Tensor, steps_B: Tensor) -> Tensor:
-        is_padding = torch.arange(logits_BSC.shape[1], device=logits_BSC.device) >= steps_B[:, None]
-        certain_C = logits_BSC.new_full(logits_BSC.shape[2:], -1e4)  # finite: infinity times zero is not a number
-        certain_C[self.config.blank_id] = 0
-        return torch.where(is_padding[..., None], certain_C, logits_BSC)
 
     def _check(self, input_features: Tensor) -> None:
         shape, wanted = tuple(input_features.shape), self.config.num_features

@@ -163,7 +163,11 @@ class GPTTextGeneration(Model):
         Raises:
             ConfigError: a prompt and ``max_new_tokens`` are more than the positions, or a number out of range.
         """
-        _check_sampling(temperature, top_k, max_new_tokens)
+        if not temperature >= 0:
+            raise ConfigError(f"generate.temperature: got {temperature!r}; it must be a number >= 0.")
+        for name, number in (("top_k", top_k), ("max_new_tokens", max_new_tokens)):
+            if number is not None and number < 1:
+                raise ConfigError(f"generate.{name}: got {number!r}; it must be a whole number >= 1, or None.")
         prompts_BL, lengths_B = _prompts(token_ids, attention_mask, labels)
         longest = int(lengths_B.amax())
         count = self._count_new(longest, max_new_tokens)
@@ -282,11 +286,3 @@ def _choose(logits_BV: Tensor, temperature: float, top_k: int | None, generator:
     probabilities_BV = (logits_BV / temperature).softmax(dim=-1)
     drawn_B1: Tensor = torch.multinomial(probabilities_BV, 1, generator=generator)
     return drawn_B1[:, 0]
-
-
-def _check_sampling(temperature: float, top_k: int | None, max_new_tokens: int | None) -> None:
-    if not temperature >= 0:
-        raise ConfigError(f"generate.temperature: got {temperature!r}; it must be a number >= 0.")
-    for name, number in (("top_k", top_k), ("max_new_tokens", max_new_tokens)):
-        if number is not None and number < 1:
-            raise ConfigError(f"generate.{name}: got {number!r}; it must be a whole number >= 1, or None.")
