@@ -12,7 +12,6 @@ _FILE = "TORCHELASTIC_ERROR_FILE"  # torchrun sets it, in a folder for each proc
 
 
 def text_of(error: BaseException) -> str:
-    """The kind and the message of an error, in one line or more."""
     return f"{type(error).__name__}: {error}"
 
 

@@ -22,7 +22,6 @@ Exit code 0: no problem; 1: there is a problem; 2: the configuration is wrong; 3
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the findings and return the exit code."""
     args = parser().parse_args(argv)
     return with_trainer(args, lambda trainer, folder: _check(trainer, folder, args))
 
@@ -62,7 +61,6 @@ def _check(trainer: "DefaultTrainer", folder: str, args: argparse.Namespace) -> 
 
 
 def config_parser(prog: str, usage: str, epilog: str) -> TrainingArgumentParser:
-    """A parser of a configuration file and overrides."""
     found = TrainingArgumentParser(prog=prog, usage=f"{prog} {usage}", epilog=epilog)
     found.add_common("json", "allow-module", "trust-folder", "traceback", "opts")
     found.set_defaults(fast_dev_run=False)

@@ -55,7 +55,6 @@ def description(found: CheckpointReport) -> dict[str, Any]:
 
 
 def show_lines(found: CheckpointReport, facts: dict[str, Any]) -> list[str]:
-    """The same facts as text."""
     link = "" if found.points_at is None else f" -> {found.points_at}"
     lines = [shown(f"{found.path}{link}: {'complete, by file sizes' if not facts['faults'] else 'NOT COMPLETE'}")]
     lines += [f"  {shown(fault)}" for fault in facts["faults"]]
@@ -92,7 +91,6 @@ def _weights_lines(facts: dict[str, Any]) -> list[str]:
 
 
 def _index(found: CheckpointReport, faults: list[str]) -> Index:
-    """The tensors of the model."""
     listed = () if found.manifest is None else found.manifest.files
     try:
         return read_index(found.folder, "model", listed if INDEX_NAME in listed else (WEIGHTS_NAME,))
@@ -134,7 +132,6 @@ _EPILOG = "exit code: 0 all complete, 1 some incomplete or damaged, 2 wrong path
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one of the commands and return its exit code."""
     if not argv or argv[0] in ("-h", "--help"):
         parser().print_help()
         return COMPLETE

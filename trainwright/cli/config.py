@@ -56,7 +56,6 @@ def _parser(command: str) -> TrainingArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one of the commands and return its exit code."""
     if not argv or argv[0] in ("-h", "--help"):
         parser().print_help()
         return 0
@@ -112,7 +111,6 @@ def _diff(args: argparse.Namespace) -> int:
 
 
 def _file(text: str) -> Path:
-    """The configuration that an argument names."""
     path = Path(text).expanduser()
     if path.is_file():
         return path
@@ -151,7 +149,6 @@ def _settings(file: Path, args: argparse.Namespace) -> dict[str, Setting]:
 
 
 def _loaded(file: Path, args: argparse.Namespace) -> "DictConfig":
-    """The complete configuration, with the overrides."""
     from trainwright.cli.train import load
     from trainwright.config.schema.sections import complete
 

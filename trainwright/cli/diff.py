@@ -34,7 +34,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the comparison and return the exit code."""
     args = parser().parse_args(argv)
     from trainwright.config.secrets import redact
     from trainwright.inspect.diff import compare

@@ -27,7 +27,6 @@ _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the estimate and return the exit code."""
     args = parser().parse_args(argv)
     return with_config(args, lambda cfg: _run(cfg, args))
 
@@ -80,7 +79,6 @@ def num_bytes(text: str) -> int:
 
 
 def lines_of(found: "Estimate") -> list[str]:
-    """The estimate as text."""
     from trainwright.engine.out_of_memory import byte_size
 
     size = found.layout.world_size
@@ -96,7 +94,6 @@ def lines_of(found: "Estimate") -> list[str]:
 
 
 def table_of(candidates: "Sequence[Candidate]", memory: int) -> list[str]:
-    """The layouts as text, those that fit first."""
     from trainwright.engine.out_of_memory import byte_size
 
     rows = [["layout", "peak", "of the memory", "exchanged per update", ""]]

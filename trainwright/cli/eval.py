@@ -51,7 +51,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Evaluate, print the metrics, and return the exit code."""
     args = parser().parse_args(argv)
     target = _target(args)
     if args.predictions is not None:

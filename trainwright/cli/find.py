@@ -26,7 +26,6 @@ Nothing is written to the output folder. docs/checks.md describes both. Exit cod
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print what was found and return the exit code."""
     args = parser().parse_args(argv)
     kind, args.opts = (args.opts[0], args.opts[1:]) if args.opts else ("", [])
     if kind not in _KINDS:
@@ -61,7 +60,6 @@ def _find_lr(trainer: "DefaultTrainer", args: argparse.Namespace) -> int:
 
 
 def lines_of_curve(curve: "RateCurve", args: argparse.Namespace) -> list[str]:
-    """Some points of the curve and the suggestion."""
     places = range(0, len(curve.rates), max(1, len(curve.rates) // 12))
     rows = [["rate", "loss", "smoothed"]]
     rows += [[f"{curve.rates[n]:.2e}", f"{curve.losses[n]:.4g}", f"{curve.smoothed[n]:.4g}"] for n in places]
@@ -94,7 +92,6 @@ def _find_batch_size(trainer: "DefaultTrainer", args: argparse.Namespace) -> int
 
 
 def lines_of_sizes(found: "BatchSizes", config_file: str) -> list[str]:
-    """The trials and the settings."""
     from trainwright.engine.out_of_memory import byte_size
 
     rows = [["samples", "memory", ""]]

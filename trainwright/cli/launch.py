@@ -207,7 +207,6 @@ def _is_config_file(path: Path) -> bool:
 
 
 def _program(args: argparse.Namespace) -> list[str]:
-    """The arguments of torchrun that follow its options."""
     is_command = not args.module and args.command[0] in COMMANDS
     if args.resume and not is_command:
         from trainwright.parallel.restarts import RESUME  # here: loads torch
@@ -252,7 +251,6 @@ def _write_job_file(args: argparse.Namespace) -> None:
 
 
 def _passed_on(args: argparse.Namespace) -> list[str]:
-    """The options of torchrun that are set."""
     values = ((name, _value(args, name)) for name in _TORCHRUN)
     return [text for name, value in values if value is not None for text in (name, value)]
 

@@ -32,7 +32,6 @@ examples:
 
 
 def usage() -> str:
-    """The help of ``trainwright`` itself."""
     width = max(map(len, COMMANDS))
     lines = ["usage: trainwright COMMAND ...", ""]
     for title, group in GROUPS.items():

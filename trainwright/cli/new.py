@@ -31,7 +31,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write the files of the project, and return the exit code."""
     args = parser().parse_args(argv)
     folder = Path(args.project).expanduser()
     if folder.is_symlink() or folder.exists():

@@ -44,7 +44,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the predictions and return the exit code."""
     args = parser().parse_args(argv)
     folder = model_folder(Path(args.run).expanduser(), args.checkpoint)
     for file in args.files:

@@ -39,7 +39,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Replay, print what was found, and return the exit code."""
     args = parser().parse_args(argv)
     folder = Path(args.run)
     config = config_file(folder)
@@ -71,7 +70,6 @@ def _build(config: Path, args: argparse.Namespace) -> Any:
 
 
 def lines_of(found: "Replay") -> list[str]:
-    """The replay as text."""
     start = f"from checkpoint {found.checkpoint}" if found.checkpoint else "from the beginning of the run"
     lines = [f"Update {found.step:,}, {start}", f"Loss: {_loss(found)}"]
     if found.changes:

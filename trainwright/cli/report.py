@@ -12,7 +12,6 @@ _PORT = 6060
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write or serve the report, and return the exit code."""
     args = parser().parse_args(argv)
     if args.png:
         return _draw(args.runs)

@@ -24,7 +24,6 @@ class Target:
 
 
 def find_target(text: str) -> Target:
-    """The run, checkpoint or config file of an argument."""
     path = Path(text).expanduser()
     if path.is_file():
         is_saved = path.name == CONFIGS[0] and (path.parent / "metrics.json").is_file()

@@ -45,7 +45,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the table and return the exit code."""
     args = parser().parse_args(argv)
     folder, states = Path(args.folder), args.state.split(",") if args.state else STATES
     _check(folder, args.sort, states)

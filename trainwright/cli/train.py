@@ -179,7 +179,6 @@ def _refuse_unread(cfg: "DictConfig", overrides: Sequence[str], file: str) -> No
 def _evaluation(
     cfg: "DictConfig", args: argparse.Namespace, trainer_class: "type[DefaultTrainer]"
 ) -> Callable[[], object]:
-    """Build the model with its weights, and the test loaders."""
     if not cfg.train.load_weight and not args.resume:
         raise ConfigError(
             "train.load_weight: nothing to evaluate. Add train.load_weight=FOLDER (a checkpoint, for example"

@@ -63,7 +63,6 @@ class MediaBuffer:
         return MediaView(self, self._count)
 
     def add(self, kind: Literal["image", "histogram", "text"], name: str, iteration: int, content: Any) -> None:
-        """Keep an item."""
         self._count += 1
         item = Medium(self._count, name, iteration, kind, content)
         self._kept.append(item)

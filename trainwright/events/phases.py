@@ -45,7 +45,6 @@ class PhaseTimes:
         return self.step + self.hooks
 
     def count_compile(self, seconds: float) -> None:
-        """Add seconds to ``compile``."""
         self.compile += seconds
 
     @contextmanager

@@ -61,7 +61,6 @@ class HistoryBuffer:
 
     @property
     def total(self) -> float:
-        """The sum of all values ever added."""
         return self._total
 
     def latest(self) -> float:
@@ -108,7 +107,6 @@ class HistoryBuffer:
         return {"values": values, "iterations": iterations, "count": self._count, "total": self._total}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replace the values by the ones in ``state``."""
         self._values = array("d", state["values"])
         self._iterations = array("q", state["iterations"])
         self._count = state["count"]

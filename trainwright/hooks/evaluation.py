@@ -50,7 +50,6 @@ class EvalHook(HookBase):
                 self.evaluate()
 
     def evaluate(self) -> None:
-        """Evaluate now."""
         with self.trainer.phases.counting("evaluation"):
             results = self._eval_function()
         if not results:

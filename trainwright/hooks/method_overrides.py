@@ -97,5 +97,4 @@ class Overrides:
 
     @property
     def kind(self) -> str:
-        """The name of the user's class, for messages."""
         return type(self._owner()).__name__

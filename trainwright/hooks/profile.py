@@ -111,7 +111,6 @@ class ProfileHook(HookBase):
             )  # fmt: skip
 
     def _begin(self, iteration: int) -> None:
-        """Start a window before ``iteration``."""
         from torch.profiler import profile, schedule
 
         if is_profiling() or (ProfileHook._open is not None and ProfileHook._open() is not None):
@@ -177,7 +176,6 @@ class ProfileHook(HookBase):
         logger.warning("Profiling stops: %s.", reason)
 
     def _write(self, profiler: "Profiler") -> None:
-        """Write the trace, and log a table of it."""
         self._has_recorded = True
         first = self._first + self._warmup
         path = self._folder / f"rank{get_rank()}.{first}.pt.trace.json"

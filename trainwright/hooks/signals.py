@@ -48,7 +48,6 @@ def _interrupted(text: str = "") -> KeyboardInterrupt:
 
 
 def max_time_of(settings: Any) -> float | None:
-    """``settings.max_time`` in seconds."""
     if settings.max_time is None:
         return None
     from trainwright.config.validation import seconds_of  # here: loads pydantic
@@ -65,12 +64,11 @@ class Interruptions(HookBase):
     """SIGTERM and SIGINT: finish the iteration, save, and stop. SIGUSR1: save, and continue.
 
     SIGTERM ends the training with :class:`TrainingTerminated`, SIGINT (Ctrl-C) with KeyboardInterrupt. A second SIGINT
-    ends the process at once, as it would without this hook; checkpoints are complete at every moment. Signals that the
-    program ignores stay ignored. Outside the main thread, where Python allows no signal handlers, none are handled.
+    ends the process at once. Signals that the program ignores stay ignored. Outside the main thread, where Python
+    allows no signal handlers, none are handled.
 
-    After the last iteration, signals stop the final evaluation of an :class:`~trainwright.hooks.EvalHook` at once in a
-    training of one process: the training is saved, and a resume evaluates. Everything else, and the final evaluation of
-    several processes, is finished.
+    After the last iteration, signals stop the final evaluation at once in a training of one process: the training is
+    saved, and a resume evaluates. Everything else is finished.
 
     A save that has failed in the background is repeated with the current state; if that fails too, the training ends.
 

@@ -213,7 +213,6 @@ def _about_data(shares: Mapping[str, float], seconds: float, facts: Facts) -> tu
 
 
 def percent(share: float) -> str:
-    """``0.314`` as "31 %"."""
     return f"{100 * share:.0f} %"
 
 

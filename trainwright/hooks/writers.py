@@ -44,7 +44,6 @@ class PeriodicWriter(HookBase):
             self._write()
 
     def write(self) -> None:
-        """Write the current values now."""
         self.trainer.storage.written = self.trainer.iter
         self._write()
 

@@ -50,7 +50,6 @@ def compare(a: RunData, b: RunData) -> tuple[Losses, list[Section]]:
 
 
 def compare_starts(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Section]:
-    """What ``run.json`` has of two starts."""
     both = (a, b)
     return [
         _section("Run", *({name: start.get(key) for key, name in _START.items()} for start in both)),

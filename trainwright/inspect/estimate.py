@@ -82,7 +82,6 @@ def estimate(build: Callable[[Any], Any], config: Any, *, world_size: int = 1) -
 
 
 def _cost_of(build: Callable[[Any], Any], config: Any, rank: int, world_size: int) -> tuple[Layout, StepCost]:
-    """The layout, and the cost of one process."""
     with (
         logging_only_above(logging.WARNING),
         simulated_process(rank, world_size),

@@ -77,7 +77,6 @@ def _faults(args: argparse.Namespace) -> list[str]:
 
 
 def slurm(job: argparse.Namespace, arguments: Sequence[str]) -> str:
-    """A batch script."""
     elastic = job.min_nodes < job.max_nodes
     settings = {
         "job-name": job.name,

@@ -252,7 +252,6 @@ class TableDataset(Dataset):
         return next((form for form in forms if any(column in row for column in form.values())), forms[-1])
 
     def _table(self, path: Path) -> list[Row]:
-        """The rows of a file."""
         return read_rows(path)
 
     def _is_alike(self, path: Path, columns: Collection[str]) -> bool:

@@ -88,7 +88,6 @@ def characters_of_model(value: Any, silent_id: int, field: str, where: str) -> d
 
 
 def composed(text: str) -> str:
-    """The text in Unicode's composed form."""
     return unicodedata.normalize("NFC", text)
 
 

@@ -33,8 +33,6 @@ def rows_after(storage: EventStorage, iteration: int, window_size: int) -> dict[
 
 
 class RowWriter(FileWriter):
-    """Base of the writers of a file with one row per iteration."""
-
     def __init__(self, path: str | os.PathLike[str], window_size: int) -> None:
         self._file = RowFile(Path(path))
         self._window_size = window_size
@@ -121,7 +119,6 @@ class RowFile:
             self.close()
 
     def sync(self) -> None:
-        """Wait until all blocks are on disk."""
         if self._descriptor is not None and not self._is_synced:
             os.fsync(self._descriptor)
             self._is_synced = True
@@ -144,7 +141,6 @@ class RowFile:
         return backup
 
     def has_content(self) -> bool:
-        """Whether the file exists and is not empty."""
         return self.path.is_file() and self.path.stat().st_size > 0
 
     def close(self) -> None:
@@ -173,7 +169,7 @@ class JSONWriter(RowWriter):
     def _keep_before(self, first: int) -> int:
         content = self._file.path.read_bytes()
         lines = content.splitlines()
-        rows = [(iteration, line) for line in lines if (iteration := _iteration(line)) is not None]
+        rows = [(row["iteration"], line) for line in lines if (row := _parsed(line)) is not None]
         # Of two rows of one iteration, this keeps the later one: sorting is stable.
         kept = {iteration: line for iteration, line in sorted(rows, key=itemgetter(0)) if iteration < first}
         num_again = sum(iteration >= first for iteration, _ in rows)
@@ -196,10 +192,9 @@ def read_rows(path: Path) -> dict[int, Row]:
     """The complete rows of a file of a JSONWriter in order, without values that are not finite; {}: no such file."""
     rows: dict[int, Row] = {}
     for line in path.read_bytes().splitlines() if path.is_file() else ():
-        iteration = _iteration(line)
-        if iteration is not None:
-            named = json.loads(line).items()
-            rows[iteration] = {name: value for name, value in named if name != "iteration" and value is not None}
+        if (row := _parsed(line)) is not None:
+            iteration = row.pop("iteration")
+            rows[iteration] = {name: value for name, value in row.items() if value is not None}
     return dict(sorted(rows.items()))
 
 
@@ -208,14 +203,13 @@ def _line(iteration: int, row: Row) -> str:
     return json.dumps({**finite, "iteration": iteration}, sort_keys=True, allow_nan=False) + "\n"
 
 
-def _iteration(line: bytes) -> int | None:
-    """The iteration of a row; None for a line that is incomplete or not a row of this writer."""
-    try:
-        row: Any = json.loads(line)
-    except (ValueError, RecursionError):  # RecursionError: the line is nested too deeply for a row
-        return None
-    iteration = row.get("iteration") if isinstance(row, dict) else None
-    return iteration if type(iteration) is int else None
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """A row; None for a line that is incomplete or not a row of this writer."""
+    with suppress(ValueError, RecursionError):  # RecursionError: the line is nested too deeply for a row
+        row = json.loads(line)
+        if isinstance(row, dict) and type(row.get("iteration")) is int:
+            return row
+    return None
 
 
 _ITERATION = re.compile(r"[0-9]{1,18}")

@@ -85,7 +85,6 @@ class WriterThread:
     # Called by the training thread. Only sync() and join() wait for a writer.
 
     def put(self, storage: EventStorage, snapshot: Snapshot, *, keep: bool) -> None:
-        """Queue ``snapshot`` of ``storage`` for the writers."""
         if self._view is None or self._shown is None or self._shown() is not storage:
             self._shown, self._view = weakref.ref(storage), StorageView(storage)
         if self._is_abandoned:
@@ -279,7 +278,6 @@ class WriterDispatcher:
         self._held = take_snapshot(storage)
 
     def close(self) -> None:
-        """Wait until all rows are written, and close the writers."""
         for thread in self._threads:
             thread.finish()
         try:

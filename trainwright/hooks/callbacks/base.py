@@ -41,7 +41,6 @@ class TrainerControl:
         super().__setattr__(name, value)
 
     def reset(self) -> None:
-        """Reset all flags for a new training."""
         for flag in fields(self):
             setattr(self, flag.name, flag.default)
 
@@ -50,28 +49,9 @@ class TrainerControl:
 class Callback:
     """Override the methods you need; a method that is not overridden costs nothing.
 
-    ``logs`` holds the latest values by name: ``global_step`` (batches trained on, over all resumes), ``epoch`` (from
-    1), ``epoch_step``, ``eval_global_step``, ``lr``, ``step_loss``, ``epoch_loss`` …; in an evaluation
-    ``eval_step_loss`` (of a pipeline, on the last stage) and, over its batches so far, ``eval_epoch_loss`` and
-    ``eval_epoch_metric`` (the latter with one process); after it these over all batches and each result under
-    ``eval_<name>``. Values read as floats.
-
-    The order of calls::
-
-        on_train_begin(logs)
-        for each epoch:
-            on_epoch_begin(epochs, logs)
-            for each batch:
-                on_train_batch_begin(batch, logs), on_batch_begin(batch, logs)
-                on_train_batch_end(batch, logs), on_batch_end(batch, logs)
-            if it is evaluated:
-                on_eval_begin(logs)
-                for each batch:
-                    on_eval_batch_begin(batch, logs), on_batch_begin(batch, logs)
-                    on_eval_batch_end(batch, logs), on_batch_end(batch, logs)
-                on_eval_end(logs)
-            on_epoch_end(epochs, logs)
-        on_train_end(logs)
+    ``logs`` holds the latest values by name; they read as floats. In an evaluation it has ``eval_step_loss`` (of a
+    pipeline, on the last stage) and, over its batches so far, ``eval_epoch_loss`` and ``eval_epoch_metric`` (the latter
+    with one process). ``docs/callbacks.md`` shows the other values, and the order of calls.
 
     A callback whose state must survive a resume has ``state_dict()`` and ``load_state_dict(state)``; the latter is
     called after ``on_train_begin``.
@@ -152,8 +132,6 @@ _METHODS = {
 
 
 def _method(moment: str) -> Callable[..., None]:
-    """The method of a CallbackList for a moment."""
-
     def call_each(self: "CallbackList", *arguments: Any) -> None:
         for call in self._calls[moment]:
             call(*arguments)
@@ -277,7 +255,6 @@ class CallbackList:
             raise first_error
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of the callbacks that have one."""
         return {"callbacks": [{"class": _name(c), "state": c.state_dict()} for c in self._with_state()]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -121,7 +121,6 @@ class RunCallbacks(HookBase):
         return self._watched(batches)
 
     def eval_batches(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """The batches of an evaluation, with callbacks around each."""
         for batch in batches:
             self._eval_batch = (batch,)
             self.callbacks.on_eval_batch_begin(batch, self.logs)
@@ -326,7 +325,6 @@ class RunCallbacks(HookBase):
     # Requests.
 
     def _share_requests(self) -> None:
-        """Apply a request of one process to all."""
         if get_world_size() == 1:
             return
         own = [getattr(self.control, name) for name in _REQUESTS]
@@ -351,7 +349,6 @@ class RunCallbacks(HookBase):
             logger.info("A callback stops the training after iteration %d.", trainer.iter + 1)
 
     def _save(self) -> None:
-        """Save if requested."""
         control, own = self.control, getattr(self.trainer, "checkpointer", None)
         if not control.should_save:
             return

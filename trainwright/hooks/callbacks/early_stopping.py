@@ -18,10 +18,8 @@ _FIRST_METRIC, _LOSS = "eval_epoch_metric", "eval_epoch_loss"
 class EarlyStoppingCallback(Callback):
     """Stop after ``patience`` consecutive epochs whose ``monitor`` was no better than the best before.
 
-    Checks at the end of each epoch. NaN and infinity are never better. An epoch without a new evaluation does not count
-    if ``monitor`` is an evaluation result (``eval_…``). The best value and the count of epochs survive a resume: a
-    stopped run stays stopped when it is resumed, unless ``patience`` is larger now. In a run without a metric,
-    ``"eval_epoch_metric"`` means ``"eval_epoch_loss"``, where lower is better.
+    The rules are in ``docs/callbacks.md``. In a run without a metric, ``"eval_epoch_metric"`` means
+    ``"eval_epoch_loss"``, where lower is better.
 
     Args:
         monitor: a name in ``logs``, such as ``"eval_epoch_metric"`` or ``"epoch_loss"``.
@@ -157,7 +155,6 @@ class EarlyStoppingCallback(Callback):
         self.monitor = monitor
 
     def _find_monitor(self, logs: Logs) -> bool:
-        """Whether the logs have the monitor."""
         if self.monitor not in logs and f"eval_{self.monitor}" in logs:
             self._watch(f"eval_{self.monitor}")  # the name without prefix, as in metric_for_best_model
         if self.monitor == _FIRST_METRIC and self.monitor not in logs and _LOSS in logs:

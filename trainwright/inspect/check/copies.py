@@ -121,7 +121,6 @@ class Copy:
             raise Skipped(f"the time ended after {done} iterations")
 
     def stop(self) -> None:
-        """End the training after the current iteration."""
         self.trainer.max_iter = self.trainer.iter + 1
 
     def step_loss(self) -> float | None:
@@ -130,7 +129,6 @@ class Copy:
         return None if found is None else float(found[0])
 
     def prepared(self, batch: Any) -> Any:
-        """The batch as the model gets it."""
         return self.run.prepare(copy.deepcopy(batch))
 
     def loss(self, batch: Any) -> Tensor:
@@ -156,7 +154,6 @@ def restored_generators(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without log lines, warnings and printed lines of the copies."""
     with logging_only_above(logging.CRITICAL), warnings.catch_warnings(), redirect_stdout(StringIO()):
         warnings.simplefilter("ignore")
         yield

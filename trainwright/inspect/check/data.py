@@ -108,7 +108,6 @@ def _judge_indices(loader: Any, size: int, *, fewest_dropped: int) -> Finding:
 
 
 def _epochs(loader: Any, size: int, epochs: int) -> Iterator[list[int]]:
-    """The indices of each epoch."""
     sampler = getattr(loader, "batch_sampler", None) or loader.sampler
     if isinstance(sampler, CyclicSampler):
         stream = (index for indices in sampler for index in indices)

@@ -57,8 +57,6 @@ def check_evaluation(setup: SetUp) -> Finding:
 
 
 class _TrainingCalls(TorchFunctionMode):
-    """Records functions that are called as in training."""
-
     def __init__(self) -> None:
         super().__init__()
         self.found: set[str] = set()

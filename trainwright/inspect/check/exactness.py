@@ -127,7 +127,6 @@ def _misread_scores(losses: list[float], scored: list[tuple[Tensor, Tensor]]) ->
 
 
 def _negative_score(scores: Tensor, labels: Tensor) -> float | None:
-    """The NLLLoss."""
     known = _cross_entropy(scores, labels) is not None and int(labels.min()) >= 0
     return float(nn.functional.nll_loss(scores.float(), labels.long())) if known else None
 

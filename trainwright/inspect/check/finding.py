@@ -66,7 +66,6 @@ class Report:
         return next(finding for finding in self.findings if finding.check == check)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
         findings = [asdict(finding) for finding in self.findings]
         return {"passed": not (self.problems or self.undecided), "findings": findings}
 

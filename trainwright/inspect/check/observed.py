@@ -53,8 +53,6 @@ class Observed:
 
 
 class SetUp(Copies):
-    """Copies of a trainer, and what its first updates do."""
-
     @cached_property
     def observed(self) -> Observed:
         """The first updates of a copy, with an evaluation in the middle if there is one."""
@@ -66,7 +64,6 @@ class SetUp(Copies):
         saved: list[int] = []
         with (
             _watched(new.model, seen, lambda: modes),
-            _counted_steps(new.model, seen),
             torch.enable_grad(),
             ExitStack() as of_first_update,
         ):
@@ -106,8 +103,15 @@ class SetUp(Copies):
 
 @contextmanager
 def _watched(model: nn.Module, seen: Observed, modes: Any) -> Iterator[None]:
-    """Record gradients, and the modules that are in evaluation mode when they are called."""
-    handles: list[Any] = []
+    """Record gradients, the modules that are in evaluation mode when they are called, and steps of optimizers."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+
+    def count(optimizer: Optimizer, *_: Any) -> None:
+        held = {names[id(one)] for group in optimizer.param_groups for one in group["params"] if id(one) in names}
+        seen.num_steps += bool(held)
+        seen.optimized |= held
+
+    handles: list[Any] = [register_optimizer_step_post_hook(count)]
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
 
@@ -138,22 +142,6 @@ def depends_on_mode(module: nn.Module) -> bool:
     if isinstance(module, _DropoutNd):
         return module.p > 0
     return isinstance(module, _BatchNorm) and module.track_running_stats
-
-
-@contextmanager
-def _counted_steps(model: nn.Module, seen: Observed) -> Iterator[None]:
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-
-    def count(optimizer: Optimizer, *_: Any) -> None:
-        held = {names[id(one)] for group in optimizer.param_groups for one in group["params"] if id(one) in names}
-        seen.num_steps += bool(held)
-        seen.optimized |= held
-
-    handle = register_optimizer_step_post_hook(count)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def counting_saved(model: nn.Module, add: Callable[[int], object]) -> Any:

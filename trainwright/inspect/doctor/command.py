@@ -79,7 +79,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def report(facts: Sequence["Facts"], lines: Sequence[Line], seconds: float) -> str:
-    """The table, with its title and its last line."""
     hosts = len({fact.host for fact in facts})
     versions = ", ".join(f"{name} {version}" for name, version in facts[0].versions.items())
     text = [f"{counted(len(facts), 'process', 'processes')} on {counted(hosts, 'host', 'hosts')}: {versions}", ""]

@@ -37,7 +37,6 @@ class BatchSizes:
     settings: dict[str, int]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
         return asdict(self)
 
 

@@ -34,8 +34,6 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """Metrics that share an axis."""
-
     key: str
     title: str
     unit: str

@@ -129,7 +129,6 @@ def overview(runs: list[RunData]) -> str:
 
 
 def _results(run: RunData) -> dict[str, tuple[str, str]]:
-    """Name: value and note."""
     start, loss, absent = run.latest, run.curves.get(LOSS), (_NONE, "")
     best, model = start.get("best"), start.get("model")
     losses = [] if loss is None else [*loss.y[-1:]]

@@ -57,7 +57,6 @@ class RunData:
 
     @property
     def latest(self) -> dict[str, Any]:
-        """The latest start."""
         return self.starts[-1] if self.starts else {}
 
     @property
@@ -161,7 +160,6 @@ def find_runs(paths: list[str]) -> list[RunData]:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a run has written into the folder."""
     return any((folder / name).is_file() for name in _MARKS)
 
 
@@ -213,7 +211,6 @@ def read_loss_table(path: Path) -> Array | None:
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The complete rows of a file of JSON lines."""
     try:
         file = open(open_regular(path), "rb")  # noqa: SIM115 - closed below
     except OSError:

@@ -26,7 +26,6 @@ class Sample:
 
 
 def read_samples(folder: Path) -> list[Sample]:
-    """The latest images and texts, by name and iteration."""
     found: dict[tuple[str, int], Sample] = {}
     paths = sorted({*folder.glob(_FILES), *folder.glob(f"*/{_FILES}")}, key=lambda path: path.stat().st_mtime)
     for path in paths:

@@ -38,7 +38,6 @@ class ReportServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where a browser finds the report."""
         return f"http://{_HOST}:{self.server_port}/"
 
     def allows(self, host: str) -> bool:
@@ -46,7 +45,6 @@ class ReportServer(ThreadingHTTPServer):
         return host in (f"{_HOST}:{self.server_port}", f"localhost:{self.server_port}")
 
     def page(self) -> bytes:
-        """The complete page."""
         return page(self._find(), is_live=True).encode()
 
     def content(self) -> tuple[bytes, str]:

@@ -174,7 +174,6 @@ def to_pillow(image: Any, *, gray_scale: bool = False) -> Any:
 
 
 def pillow() -> Any:
-    """The module PIL.Image."""
     message = "Images are read by Pillow, which is not installed: pip install pillow."
     return import_optional("PIL.Image", message)
 

@@ -166,7 +166,6 @@ def read_waveform(path: str | os.PathLike[str]) -> tuple[Waveform, int]:
 
 
 def resampled(waveform: Waveform, rate: int, wanted: int, source: str = "audio") -> Waveform:
-    """The samples at the rate ``wanted``."""
     if rate == wanted:
         return waveform
     message = (

@@ -69,7 +69,6 @@ class TextGenerationDataset(TextDataset):
         return {"token_ids": [*prompt, *text, *end], "labels": [*[IGNORED] * len(prompt), *text, *end]}
 
     def _parts(self, tokenizer: Any, row: Row) -> tuple[list[int], list[int], list[int], list[int]]:
-        """Begin token, source, separator and text."""
         begin = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
 
         def ids(text: str) -> list[int]:
