@@ -1,31 +1,22 @@
 """Metrics of a run: recorded without waiting for the device, read as floats, passed to the writers."""
 
-from trainwright.events.phases import PhaseTimes
-from trainwright.events.smoothing import HistoryBuffer
-from trainwright.events.storage import EventStorage, get_event_storage, has_event_storage
-from trainwright.events.writers import (
-    ConsoleWriter,
-    CSVWriter,
-    EventWriter,
-    JSONWriter,
-    ProgressAwareHandler,
-    ProgressWriter,
-    SafeWriter,
-    TensorBoardWriter,
-)
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "EventStorage",
-    "get_event_storage",
-    "has_event_storage",
-    "HistoryBuffer",
-    "PhaseTimes",
-    "EventWriter",
-    "JSONWriter",
-    "CSVWriter",
-    "TensorBoardWriter",
-    "ConsoleWriter",
-    "ProgressWriter",
-    "ProgressAwareHandler",
-    "SafeWriter",
-]
+from trainwright.lazy_names import declared_names
+
+if TYPE_CHECKING:
+    from trainwright.events.phases import PhaseTimes as PhaseTimes
+    from trainwright.events.smoothing import HistoryBuffer as HistoryBuffer
+    from trainwright.events.storage import EventStorage as EventStorage
+    from trainwright.events.storage import get_event_storage as get_event_storage
+    from trainwright.events.storage import has_event_storage as has_event_storage
+    from trainwright.events.writers.base import EventWriter as EventWriter
+    from trainwright.events.writers.base import SafeWriter as SafeWriter
+    from trainwright.events.writers.console import ConsoleWriter as ConsoleWriter
+    from trainwright.events.writers.console import ProgressAwareHandler as ProgressAwareHandler
+    from trainwright.events.writers.progress import ProgressWriter as ProgressWriter
+    from trainwright.events.writers.rows import CSVWriter as CSVWriter
+    from trainwright.events.writers.rows import JSONWriter as JSONWriter
+    from trainwright.events.writers.tensorboard import TensorBoardWriter as TensorBoardWriter
+
+__all__, __getattr__ = declared_names(__name__)

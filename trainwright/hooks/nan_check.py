@@ -256,19 +256,13 @@ def largest_spike(history: HistoryBuffer, first: int) -> Spike | None:
     fewer than 30 values before.
     """
     new = history.values_since(first)
-    if not new:
-        return None
     before = [value for value in history.last_values(len(new) + WINDOW)[: -len(new)] if math.isfinite(value)]
     if len(before) < MIN_VALUES:
         return None
     typical = median(before)
-    margin = (_TIMES - 1) * abs(typical)
-    found = [(value, at) for value, at in new if math.isfinite(value) and value > typical + margin]
-    if not found:
-        return None
     deviation = 1.4826 * median([abs(value - typical) for value in before])
-    limit = typical + max(margin, _DEVIATIONS * deviation)
-    found = [(value, at) for value, at in found if value > limit > typical]
+    limit = typical + max((_TIMES - 1) * abs(typical), _DEVIATIONS * deviation)
+    found = [(value, at) for value, at in new if math.isfinite(value) and value > limit > typical]
     if not found:
         return None
     value, iteration = max(found)

@@ -43,7 +43,8 @@ from trainwright.engine.state import TrainingState
 from trainwright.engine.trainer.loaders import batches_of_rank, is_dataset, num_rounds
 from trainwright.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators
 from trainwright.evaluation.loop import evaluate_loaders, without_table
-from trainwright.events.writers import EventWriter, default_writers
+from trainwright.events.writers import default_writers
+from trainwright.events.writers.base import EventWriter
 from trainwright.hooks import (
     BestCheckpointer,
     EvalHook,

@@ -49,7 +49,8 @@ from trainwright.engine.trainer.saving import Saving, read_csv_logs
 from trainwright.engine.trainer.train_metrics import TrainMetrics, after_batch_calls, measures_training
 from trainwright.engine.trainer.training_step import OWN_STEP_METHODS, STEP_METHODS, BatchLoss, TrainingStep
 from trainwright.events.storage import EventStorage
-from trainwright.events.writers import EventWriter, default_writers
+from trainwright.events.writers import default_writers
+from trainwright.events.writers.base import EventWriter
 from trainwright.events.writers.progress import bar_stream
 from trainwright.hooks import (
     BestCheckpointer,

@@ -6,24 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.events.writers.base import EventWriter, SafeWriter
-from trainwright.events.writers.console import ConsoleWriter, ProgressAwareHandler
+from trainwright.events.writers.console import ConsoleWriter
 from trainwright.events.writers.progress import ProgressWriter, bar_stream
 from trainwright.events.writers.rows import METRICS_NAME, CSVWriter, JSONWriter, LossWriter
 from trainwright.events.writers.tensorboard import TensorBoardWriter
 from trainwright.events.writers.trackers import TRACKERS
-
-__all__ = [
-    "default_writers",
-    "EventWriter",
-    "JSONWriter",
-    "CSVWriter",
-    "LossWriter",
-    "TensorBoardWriter",
-    "ConsoleWriter",
-    "ProgressWriter",
-    "ProgressAwareHandler",
-    "SafeWriter",
-]
 
 
 def default_writers(

@@ -70,8 +70,8 @@ class WriterThread:
         self._capacity = _MAX_QUEUED_FILE_ROWS if are_files else _MAX_QUEUED_ROWS
         self._changed = threading.Condition()
         self._queue: deque[_Row] = deque()
-        self._num_put = self._num_done = self._num_dropped = 0
-        self._num_synced = self._sync_goal = 0  # numbers of rows
+        self._num_dropped = 0
+        self._syncs: list[threading.Event] = []  # requests, set when the rows before them are on disk
         self._deadline: float | None = None  # set by ``finish``
         self._thread: threading.Thread | None = None
         self._is_abandoned = False  # its thread did not end in time
@@ -95,7 +95,6 @@ class WriterThread:
             if is_full:
                 self._drop_one()
             self._queue.append(_Row(self._view, snapshot, keep))
-            self._num_put += 1
             self._changed.notify_all()
         if is_full and self._num_dropped == 1:
             logger.warning(
@@ -116,12 +115,12 @@ class WriterThread:
         """Wait until the queued rows are on disk or have failed."""
         if self._thread is None or threading.current_thread() is self._thread:
             return
-        thread = self._thread
+        thread, done = self._thread, threading.Event()
         with self._changed:
-            goal = self._sync_goal = self._num_put
+            self._syncs.append(done)
             self._changed.notify_all()
-            while self._num_synced < goal and thread.is_alive():
-                self._changed.wait(1.0)
+        while thread.is_alive() and not done.wait(1.0):
+            pass
 
     def raise_failure(self) -> None:
         """Raise the first error of a writer, once."""
@@ -170,7 +169,6 @@ class WriterThread:
 
     def _drop_one(self) -> None:
         self._num_dropped += 1
-        self._num_done += 1
         del self._queue[next((place for place, row in enumerate(self._queue) if not row.keep), 0)]
 
     # Called by the writer thread.
@@ -186,7 +184,7 @@ class WriterThread:
     def _write_next(self) -> bool:
         """Wait for rows and write them; return False when the end is requested and the queue is empty."""
         with self._changed:
-            while not (self._queue or self._deadline is not None or self._sync_goal > self._num_synced):
+            while not (self._queue or self._deadline is not None or self._syncs):
                 self._changed.wait()
             if self._deadline is not None and time.monotonic() > self._deadline and not self._are_files:
                 while any(not row.keep for row in self._queue):
@@ -194,21 +192,18 @@ class WriterThread:
             count = len(self._queue) if self._are_files else min(1, len(self._queue))
             rows = [self._queue.popleft() for _ in range(count)]
             is_over = self._deadline is not None and not rows
-            syncs = is_over or self._sync_goal > self._num_synced
+            syncs, self._syncs = self._syncs, []
         if rows:
             storages_of_threads[threading.get_ident()] = rows[0].view
         for writer in self._writers:
             try:
                 self._write(writer, rows)
-                if syncs and self._are_files:
+                if self._are_files and (syncs or is_over):
                     unwrapped(writer).sync()
             except BaseException as error:  # any error is raised in the training thread
                 self._failure = self._failure or error
-        with self._changed:
-            self._num_done += len(rows)
-            if syncs:
-                self._num_synced = self._num_done
-            self._changed.notify_all()
+        for done in syncs:
+            done.set()
         return not is_over
 
     def _write(self, writer: EventWriter, rows: list[_Row]) -> None:

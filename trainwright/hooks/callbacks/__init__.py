@@ -1,30 +1,22 @@
 """Callbacks: twelve methods that are called around epochs, batches and evaluations."""
 
-from trainwright.hooks.callbacks.base import Callback, CallbackList, TrainerControl
-from trainwright.hooks.callbacks.bridge import RunCallbacks
-from trainwright.hooks.callbacks.early_stopping import EarlyStoppingCallback
-from trainwright.hooks.callbacks.logs import Logs
-from trainwright.hooks.callbacks.model_checkpoint import ModelCheckpointCallback
-from trainwright.hooks.callbacks.progress import PrintCallback, ProgressBarCallback
-from trainwright.hooks.callbacks.tensorboard import TensorBoardCallback
+from typing import TYPE_CHECKING
 
-# Towhee's spelling.
-TensorBoardCallBack = TensorBoardCallback
-PrintCallBack = PrintCallback
-ProgressBarCallBack = ProgressBarCallback
+from trainwright.lazy_names import declared_names
 
-__all__ = [
-    "Callback",
-    "CallbackList",
-    "TrainerControl",
-    "Logs",
-    "RunCallbacks",
-    "EarlyStoppingCallback",
-    "ModelCheckpointCallback",
-    "TensorBoardCallback",
-    "TensorBoardCallBack",
-    "PrintCallback",
-    "PrintCallBack",
-    "ProgressBarCallback",
-    "ProgressBarCallBack",
-]
+if TYPE_CHECKING:
+    from trainwright.hooks.callbacks.base import Callback as Callback
+    from trainwright.hooks.callbacks.base import CallbackList as CallbackList
+    from trainwright.hooks.callbacks.base import TrainerControl as TrainerControl
+    from trainwright.hooks.callbacks.bridge import RunCallbacks as RunCallbacks
+    from trainwright.hooks.callbacks.early_stopping import EarlyStoppingCallback as EarlyStoppingCallback
+    from trainwright.hooks.callbacks.logs import Logs as Logs
+    from trainwright.hooks.callbacks.model_checkpoint import ModelCheckpointCallback as ModelCheckpointCallback
+    from trainwright.hooks.callbacks.progress import PrintCallBack as PrintCallBack
+    from trainwright.hooks.callbacks.progress import PrintCallback as PrintCallback
+    from trainwright.hooks.callbacks.progress import ProgressBarCallBack as ProgressBarCallBack
+    from trainwright.hooks.callbacks.progress import ProgressBarCallback as ProgressBarCallback
+    from trainwright.hooks.callbacks.tensorboard import TensorBoardCallBack as TensorBoardCallBack
+    from trainwright.hooks.callbacks.tensorboard import TensorBoardCallback as TensorBoardCallback
+
+__all__, __getattr__ = declared_names(__name__)

@@ -121,6 +121,10 @@ class ProgressBarCallback(Callback):
         self._values = {}
 
 
+PrintCallBack = PrintCallback  # Towhee's spelling
+ProgressBarCallBack = ProgressBarCallback
+
+
 class EpochLines(HookBase):
     """Log a line after every ``every`` epochs: the means of the losses, metrics, results of the evaluation, time.
 

@@ -76,3 +76,6 @@ class TensorBoardCallback(Callback):
                 self._writer.add_scalar(name, value, step)
         if waiting:
             self._writer.flush()
+
+
+TensorBoardCallBack = TensorBoardCallback  # Towhee's spelling
