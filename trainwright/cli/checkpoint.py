@@ -8,10 +8,12 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from trainwright.checkpoint.errors import CheckpointError
+from trainwright.checkpoint.files import read_regular
 from trainwright.checkpoint.folder import POINTER_NAME, WEIGHTS_NAME, is_checkpoint
 from trainwright.checkpoint.manifest import MANIFEST_NAME
 from trainwright.checkpoint.shard_index import INDEX_NAME, Index, read_index
@@ -28,7 +30,6 @@ from trainwright.inspect.report.text import cell, counted, local_time, shown, si
 
 _EXTRA = "extra.json"
 _NO_STATES = (_EXTRA, "model_extra.json", MANIFEST_NAME)
-_MAX_EXTRA_BYTES = 1_000_000
 _MAX_SHOWN = 100  # characters of one extra
 
 
@@ -44,7 +45,7 @@ def description(found: CheckpointReport) -> dict[str, Any]:
         "files": sizes,
         "size_bytes": sum(sizes.values()),
         "states": [name.removesuffix(".json") for name in sizes if name.endswith(".json") and name not in _NO_STATES],
-        "extras": _extras(found.folder, faults) if _EXTRA in sizes else None,
+        "extras": _extras(found.folder) if _EXTRA in sizes else None,
         "weights": [
             {"name": name, "shape": list(tensor.shape), "dtype": tensor.dtype}
             for name, tensor in sorted(index.tensors.items())
@@ -112,18 +113,12 @@ def _sizes(found: CheckpointReport) -> dict[str, int]:
     return {path.name: path.stat().st_size for path in sorted(found.folder.iterdir()) if path.is_file()}
 
 
-def _extras(folder: Path, faults: list[str]) -> dict[str, Any] | None:
+def _extras(folder: Path) -> dict[str, Any] | None:
     """The keyword arguments of the save, in the tagged form of the file."""
-    path = folder / _EXTRA
-    try:
-        if not path.is_file() or path.stat().st_size > _MAX_EXTRA_BYTES:
-            return None
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        if not any(fault.startswith(_EXTRA) for fault in faults):
-            faults.append(f"{_EXTRA} cannot be read ({error})")
-        return None
-    return content if isinstance(content, dict) else None
+    with suppress(OSError, ValueError, RecursionError):
+        content = json.loads(read_regular(folder / _EXTRA))
+        return content if isinstance(content, dict) else None
+    return None
 
 
 COMPLETE, FAULTY = 0, 1

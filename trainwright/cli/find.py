@@ -4,6 +4,7 @@ import argparse
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from trainwright.cli.check import config_parser, with_trainer
@@ -36,20 +37,14 @@ def main(argv: Sequence[str]) -> int:
 def parser() -> argparse.ArgumentParser:
     usage = "lr|batch-size CONFIG [options] [key=value ...]"
     found = config_parser("trainwright find", usage, _EPILOG)
-    of_lr = found.add_argument_group("find lr")
-    of_lr.add_argument("--plot", metavar="FILE", help="write a picture of the curve (needs matplotlib)")
-    of_lr.add_argument(
-        "--lowest", type=positive_number, default=1e-7, metavar="LR", help="the first rate (default: 1e-7)"
-    )
-    of_lr.add_argument(
-        "--highest", type=positive_number, default=10.0, metavar="LR", help="the last rate (default: 10)"
-    )
-    of_lr.add_argument(
-        "--updates", type=whole_number(20), default=100, metavar="N", help="updates in all (default: 100)"
-    )
-    of_size = found.add_argument_group("find batch-size")
-    of_size.add_argument("--memory", metavar="SIZE", help="of another device, as 24GiB (default: this device)")
-    of_size.add_argument("--max-size", type=whole_number(1), metavar="N", help="the largest batch to try")
+    add = found.add_argument_group("find lr").add_argument
+    add("--plot", metavar="FILE", help="write a picture of the curve (needs matplotlib)")
+    add("--lowest", type=positive_number, default=1e-7, metavar="LR", help="the first rate (default: 1e-7)")
+    add("--highest", type=positive_number, default=10.0, metavar="LR", help="the last rate (default: 10)")
+    add("--updates", type=whole_number(20), default=100, metavar="N", help="updates in all (default: 100)")
+    add = found.add_argument_group("find batch-size").add_argument
+    add("--memory", metavar="SIZE", help="of another device, as 24GiB (default: this device)")
+    add("--max-size", type=whole_number(1), metavar="N", help="the largest batch to try")
     return found
 
 
@@ -87,7 +82,7 @@ def _find_batch_size(trainer: "DefaultTrainer", args: argparse.Namespace) -> int
             " --max-size N."
         )
     found = trainer.find_batch_size(memory=memory, max_size=args.max_size)
-    print(json.dumps(found.to_dict(), indent=1) if args.json else "\n".join(lines_of_sizes(found, args.config_file)))
+    print(json.dumps(asdict(found), indent=1) if args.json else "\n".join(lines_of_sizes(found, args.config_file)))
     return DONE if found.largest else NOT_FOUND
 
 

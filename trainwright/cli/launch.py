@@ -85,57 +85,35 @@ def parser() -> TrainingArgumentParser:
         usage="trainwright launch [-n N] [--nnodes A:B] [--max-restarts N] [options] COMMAND|SCRIPT|-m MODULE ...",
         epilog=_EPILOG,
     )
-    parser.add_argument(
-        *_names("--nproc-per-node", "-n"),
-        metavar="N",
-        help="processes on each host (default: one for each GPU); also auto, cpu, gpu as in torchrun",
-    )
-    parser.add_argument("--nnodes", default="1", metavar="A:B", help="hosts, or the least and the most (default: 1)")
-    parser.add_argument(
-        *_names("--max-restarts"),
-        type=whole_number(),
-        default=0,
-        metavar="N",
-        help="restarts after a failure (default: 0)",
-    )
-    parser.add_argument(
-        "--resume",
-        action="store_true",
-        help="the run continues from its latest checkpoint, if there is one, also that of a script",
-    )
-    parser.add_argument(
-        "--rejoin",
-        type=whole_number(),
-        default=0,
-        metavar="N",
-        help="join the other hosts again if the connection was lost, N times",
-    )
+    add = parser.add_argument
+    text = "processes on each host (default: one for each GPU); also auto, cpu, gpu as in torchrun"
+    add(*_names("--nproc-per-node", "-n"), metavar="N", help=text)
+    add("--nnodes", default="1", metavar="A:B", help="hosts, or the least and the most (default: 1)")
+    text = "restarts after a failure (default: 0)"
+    add(*_names("--max-restarts"), type=whole_number(), default=0, metavar="N", help=text)
+    text = "the run continues from its latest checkpoint, if there is one, also that of a script"
+    add("--resume", action="store_true", help=text)
+    text = "join the other hosts again if the connection was lost, N times"
+    add("--rejoin", type=whole_number(), default=0, metavar="N", help=text)
     for name, (metavar, text) in _TORCHRUN.items():
-        parser.add_argument(*_names(name), metavar=metavar, help=text)
-    parser.add_argument("-m", "--module", action="store_true", help="the script is a module, as in python -m")
-    jobs = parser.add_argument_group("job files")
-    jobs.add_argument("--to", metavar="CLUSTER", help="write a job file: slurm, kubernetes, skypilot or ray")
-    jobs.add_argument("--print", action="store_true", help="print it instead")
-    jobs.add_argument("--job-file", metavar="FILE", help="its name (default: by the cluster, such as job.sbatch)")
-    jobs.add_argument("--name", default="trainwright", help="name of the job")
-    jobs.add_argument(
-        "--gpus-per-node", type=whole_number(), metavar="N", help="default: --nproc-per-node; 0: train on CPUs"
-    )
-    jobs.add_argument(
-        "--cpus-per-task",
-        type=whole_number(1),
-        metavar="N",
-        help="CPUs of a host; without GPUs by default one a process",
-    )
-    jobs.add_argument("--mem", metavar="SIZE", help="memory of a host, such as 64G")
-    jobs.add_argument("--exclusive", action="store_true", default=None, help="slurm: no other job on these hosts")
-    jobs.add_argument("--accelerator", metavar="TYPE", help="skypilot: type of the GPUs, such as H100")
-    jobs.add_argument("--image", help="kubernetes, skypilot: container image with the environment and the code")
-    jobs.add_argument("--volume", metavar="NAME:PATH", help="kubernetes, skypilot: shared volume of the output folder")
-    jobs.add_argument("--time", metavar="TIME", help="slurm: time limit, such as 24:00:00")
-    jobs.add_argument(
-        "--port", type=whole_number(1, 65535), default=29500, help="port where the hosts meet (default: 29500)"
-    )
+        add(*_names(name), metavar=metavar, help=text)
+    add("-m", "--module", action="store_true", help="the script is a module, as in python -m")
+    add = parser.add_argument_group("job files").add_argument
+    add("--to", metavar="CLUSTER", help="write a job file: slurm, kubernetes, skypilot or ray")
+    add("--print", action="store_true", help="print it instead")
+    add("--job-file", metavar="FILE", help="its name (default: by the cluster, such as job.sbatch)")
+    add("--name", default="trainwright", help="name of the job")
+    add("--gpus-per-node", type=whole_number(), metavar="N", help="default: --nproc-per-node; 0: train on CPUs")
+    text = "CPUs of a host; without GPUs by default one a process"
+    add("--cpus-per-task", type=whole_number(1), metavar="N", help=text)
+    add("--mem", metavar="SIZE", help="memory of a host, such as 64G")
+    add("--exclusive", action="store_true", default=None, help="slurm: no other job on these hosts")
+    add("--accelerator", metavar="TYPE", help="skypilot: type of the GPUs, such as H100")
+    add("--image", help="kubernetes, skypilot: container image with the environment and the code")
+    add("--volume", metavar="NAME:PATH", help="kubernetes, skypilot: shared volume of the output folder")
+    add("--time", metavar="TIME", help="slurm: time limit, such as 24:00:00")
+    text = "port where the hosts meet (default: 29500)"
+    add("--port", type=whole_number(1, 65535), default=29500, help=text)
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND|SCRIPT ...", help=argparse.SUPPRESS)
     return parser
 

@@ -52,10 +52,6 @@ class Copies:
                 " would train the original. Override it in a subclass."
             )
 
-    @property
-    def device(self) -> torch.device:
-        return self.run.device
-
     def seconds_left(self) -> float:
         return self.end - time.perf_counter()
 
@@ -83,10 +79,6 @@ class Copy:
         # None of the training data.
         self.eval_loaders = [] if run.spec.overfit_batches is not None else run.eval_loaders()
 
-    @property
-    def iter(self) -> int:
-        return int(self.trainer.iter)
-
     def train(
         self,
         iterations: int,
@@ -108,7 +100,7 @@ class Copy:
             if after is not None:
                 after()
             is_late = time.perf_counter() > self._end
-            if self.iter + 1 >= last or is_late:
+            if self.trainer.iter + 1 >= last or is_late:
                 self.stop()
 
         watch = CallbackHook(before_step=None if before is None else lambda _: before(), after_step=after_step)

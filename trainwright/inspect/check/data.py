@@ -122,11 +122,7 @@ def _epochs(loader: Any, size: int, epochs: int) -> Iterator[list[int]]:
 
 
 def _dataset(loader: Any) -> Any:
-    """The data set of a loader, with indices.
-
-    Raises:
-        Skipped: it has none.
-    """
+    """The data set of a loader; Skipped if it has no indices."""
     dataset = getattr(loader, "dataset", None)
     if dataset is None or isinstance(dataset, IterableDataset) or not isinstance(loader, DataLoader):
         raise Skipped(f"the data are a {type(loader if dataset is None else dataset).__name__}, which has no indices")

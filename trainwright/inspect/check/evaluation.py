@@ -31,7 +31,7 @@ def check_evaluation(setup: SetUp) -> Finding:
     new.model.train()
     before, modes = _copied(new.model), {name: one.training for name, one in new.model.named_modules()}
     flags = {name: one.requires_grad for name, one in new.model.named_parameters()}
-    states = rng_states(setup.device)
+    states = rng_states(setup.run.device)
     with _TrainingCalls() as calls:
         results = new.run.evaluate()
     faults = []
@@ -46,7 +46,7 @@ def check_evaluation(setup: SetUp) -> Finding:
         faults.append(f"it leaves {later[0] or 'the model'} in another mode")
     if flags != {name: one.requires_grad for name, one in new.model.named_parameters()}:
         faults.append("it changes requires_grad")
-    if not _equal_states(states, rng_states(setup.device)):
+    if not _equal_states(states, rng_states(setup.run.device)):
         faults.append("it draws from the random generators of the training")
     values = {"faults": faults, "results": [*results]}
     if faults:
@@ -132,7 +132,7 @@ def check_labels(setup: SetUp) -> Finding:
     found: list[tuple[_Gain, _Gain]] = []
 
     def compare() -> None:
-        done = new.iter + 1
+        done = new.trainer.iter + 1
         if done % _FIRST or (done // _FIRST).bit_count() != 1:
             return
         with dropout_off(new.model):

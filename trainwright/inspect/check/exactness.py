@@ -203,7 +203,7 @@ def check_resume(setup: SetUp) -> Finding:
         raise Skipped("the run has one update")
     middle = last // 2
 
-    straight.train(last, before=lambda: straight.run.save() if straight.iter == middle else None)
+    straight.train(last, before=lambda: straight.run.save() if straight.trainer.iter == middle else None)
     resumed = setup.make(folder=folder, resumes=True)
     if (first := resumed.trainer.start_iter) != middle:
         return problem(f"The resumed run starts at iteration {first}, not {middle}.")

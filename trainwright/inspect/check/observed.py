@@ -67,8 +67,8 @@ class SetUp(Copies):
             torch.enable_grad(),
             ExitStack() as of_first_update,
         ):
-            if self.device.type == "cuda":
-                torch.cuda.reset_peak_memory_stats(self.device)
+            if self.run.device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats(self.run.device)
             of_first_update.enter_context(counting_saved(new.model, saved.append))
             start = time.perf_counter()
 
@@ -90,8 +90,8 @@ class SetUp(Copies):
                 seen.changed.add(name)
         seen.checkpoint_bytes, kept = bytes_of(new)
         seen.memory_bytes = kept + sum(saved)
-        if self.device.type == "cuda":
-            seen.memory_bytes = torch.cuda.max_memory_allocated(self.device)
+        if self.run.device.type == "cuda":
+            seen.memory_bytes = torch.cuda.max_memory_allocated(self.run.device)
         return seen
 
     @property

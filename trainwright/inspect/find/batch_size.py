@@ -4,9 +4,8 @@ import gc
 import tempfile
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -35,9 +34,6 @@ class BatchSizes:
     limited_by: str
     trials: dict[int, int | None]
     settings: dict[str, int]
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def find_batch_size(
@@ -85,9 +81,9 @@ def _fits(copies: Copies, size: int, memory: int | None, trials: dict[int, int |
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-    if needed is None or copies.device.type == "cuda":
+    if needed is None or copies.run.device.type == "cuda":
         gc.collect()  # the error and its frames held what the step had allocated
-    if copies.device.type == "cuda":
+    if copies.run.device.type == "cuda":
         torch.cuda.empty_cache()
     is_over = needed is None or (memory is not None and needed > memory)
     trials[size] = None if is_over else needed
@@ -104,15 +100,15 @@ def _needed(copies: Copies, size: int) -> int:
             " set instead of a loader, or build the loader with the batch size of the configuration."
         )
     new.run.batches.repeat([batch])
-    is_cuda = copies.device.type == "cuda"
+    is_cuda = copies.run.device.type == "cuda"
     if is_cuda:
-        torch.cuda.reset_peak_memory_stats(copies.device)
+        torch.cuda.reset_peak_memory_stats(copies.run.device)
     saved: list[int] = []
     counting = counting_saved(new.model, saved.append)
     with ExitStack() as stack:  # the first update creates the state of the optimizer
-        new.train(2, before=lambda: new.iter and stack.enter_context(counting))
+        new.train(2, before=lambda: new.trainer.iter and stack.enter_context(counting))
     if is_cuda:
-        return torch.cuda.max_memory_allocated(copies.device)
+        return torch.cuda.max_memory_allocated(copies.run.device)
     return bytes_of(new)[1] + sum(saved)
 
 

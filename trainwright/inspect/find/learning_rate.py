@@ -41,12 +41,7 @@ class RateCurve:
         return found | finite
 
     def plot(self, path: str | Path) -> Path:
-        """Write a picture of the curve, in the format of the file's suffix.
-
-        Raises:
-            ConfigImportError: matplotlib is not installed.
-            ConfigError: the format is unknown, or ``path`` is a folder.
-        """
+        """Write a picture of the curve, in the format of the file's suffix. Raises as :func:`new_figure`."""
         figure = new_figure(path)
         axes = figure.subplots()
         axes.plot(self.rates, self.losses, color="tab:blue", alpha=0.3, label="loss")

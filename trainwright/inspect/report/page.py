@@ -52,11 +52,7 @@ def _means(line: Line) -> list[tuple[float, float]]:
 
 
 def plotly_script() -> str:
-    """The JavaScript of plotly.
-
-    Raises:
-        ConfigError: plotly is not installed.
-    """
+    """The JavaScript of plotly; ConfigError if it is not installed."""
     message = "the package plotly is not installed. Install it with `pip install plotly`."
     return str(import_optional("plotly.offline", f"trainwright report: {message}", ConfigError).get_plotlyjs())
 
