@@ -286,7 +286,8 @@ class TableDataset(Dataset):
         kept = self._kept(rows, columns)
         finder = None
         if self.file_field is not None:
-            places = (self.config.path, str(self.config.path).rpartition(":")[0] or ".")
+            own = str(self.config.path)
+            places = (own, own.rpartition(":")[0] or own)
             is_downloaded = not any(Path(place).expanduser().is_dir() for place in places)
             finder = FileFinder(path.parent, folder, self.file_field.subfolder, is_foreign=is_downloaded)
         faults = [(row.where, self._find_file(row, finder) or self._fault(row)) for row in kept]
