@@ -122,7 +122,7 @@ class Callback:
 
 
 # The methods that are called at each moment, callback by callback.
-_METHODS = {
+_METHODS: dict[str, tuple[str, ...]] = {
     **{name: (name,) for name in vars(Callback) if name.startswith("on_")},
     "on_train_batch_begin": ("on_train_batch_begin", "on_batch_begin"),
     "on_train_batch_end": ("on_train_batch_end", "on_batch_end"),
