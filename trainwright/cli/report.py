@@ -1,11 +1,15 @@
 """Write or serve a report about runs: ``trainwright report RUN...``."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trainwright.config.arguments import TrainingArgumentParser, whole_number
 from trainwright.config.errors import ConfigError, import_optional
+
+if TYPE_CHECKING:
+    from trainwright.inspect.report.run_data import RunData
 
 DONE = 0
 _PORT = 6060
@@ -13,9 +17,27 @@ _PORT = 6060
 
 def main(argv: Sequence[str]) -> int:
     args = parser().parse_args(argv)
+    from trainwright.inspect.report.page import page, plotly_script
+    from trainwright.inspect.report.run_data import find_runs
+
     if args.png:
-        return _draw(args.runs)
-    return _run(args.runs, args.output, is_served=args.serve, port=args.port)
+        _draw(find_runs(args.runs))
+        return DONE
+    if args.port is not None and not args.serve:
+        raise ConfigError("--port: needs --serve.")
+    plotly_script()  # before the runs are read, which may take seconds
+    runs = find_runs(args.runs)
+    if args.serve:
+        _serve(lambda: find_runs(args.runs), args.port)
+        return DONE
+    file = Path(args.output) if args.output else (runs[0].folder if len(runs) == 1 else Path()) / "report.html"
+    if file.is_dir():
+        file = file / "report.html"
+    text = page(runs)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+    print(f"{file} ({len(text.encode()) / 1e6:.1f} MB): open it in a browser.")
+    return DONE
 
 
 def parser() -> argparse.ArgumentParser:
@@ -34,48 +56,24 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(paths: list[str], output: str | None, *, is_served: bool, port: int | None) -> int:
-    from trainwright.inspect.report.page import page, plotly_script
-    from trainwright.inspect.report.run_data import find_runs
-
-    if port is not None and not is_served:
-        raise ConfigError("--port: needs --serve.")
-    plotly_script()  # before the runs are read, which may take seconds
-    runs = find_runs(paths)
-    if is_served:
-        return _serve(paths, port)
-    file = Path(output) if output else (runs[0].folder if len(runs) == 1 else Path()) / "report.html"
-    if file.is_dir():
-        file = file / "report.html"
-    text = page(runs)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text, encoding="utf-8")
-    print(f"{file} ({len(text.encode()) / 1e6:.1f} MB): open it in a browser.")
-    return DONE
-
-
-def _draw(paths: list[str]) -> int:
+def _draw(runs: "list[RunData]") -> None:
     from trainwright.inspect.report.picture import draw_curves
-    from trainwright.inspect.report.run_data import find_runs
 
     message = "matplotlib is not installed. Install it with `pip install matplotlib`."
     import_optional("matplotlib", f"trainwright report --png: {message}", ConfigError)
-    for run in find_runs(paths):
+    for run in runs:
         print(draw_curves(run.folder) or f"{run.folder}: no losses to draw.")
-    return DONE
 
 
-def _serve(paths: list[str], port: int | None) -> int:
-    from trainwright.inspect.report.run_data import find_runs
+def _serve(find: "Callable[[], list[RunData]]", port: int | None) -> None:
     from trainwright.inspect.report.server import ReportServer
 
     try:
-        server = ReportServer(lambda: find_runs(paths), _PORT if port is None else port)
+        server = ReportServer(find, _PORT if port is None else port)
     except ConfigError:
         if port is not None:
             raise
-        server = ReportServer(lambda: find_runs(paths))
+        server = ReportServer(find)
     print(f"{server.url} (Ctrl-C ends it)", flush=True)
     with server:
         server.serve_forever()
-    return DONE

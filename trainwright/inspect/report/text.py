@@ -31,14 +31,8 @@ def size(num_bytes: int | None) -> str:
     """
     if num_bytes is None:
         return "?"
-    if num_bytes < 1000:
-        return f"{num_bytes} B"
-    value = float(num_bytes)
-    for unit in ("kB", "MB", "GB", "TB"):
-        value /= 1000
-        if value < 999.95 or unit == "TB":
-            break
-    return f"{value:,.1f} {unit}"
+    power = next((power for power in range(4) if num_bytes < 999.95 * 1000**power), 4)
+    return f"{num_bytes} B" if not power else f"{num_bytes / 1000**power:,.1f} {('kB', 'MB', 'GB', 'TB')[power - 1]}"
 
 
 def local_time(moment: datetime | None) -> str:
