@@ -159,7 +159,17 @@ def _list(folder: Path, args: argparse.Namespace) -> int:
         raise ConfigError(f"{folder}: is one checkpoint: use `trainwright checkpoint show {folder}`.")
     found = inspect_folders(folder, contents=args.verify)
     if args.json:
-        print(json.dumps([_place_facts(place) for place in found], indent=1))
+        facts = [
+            {
+                "folder": str(place.folder),
+                "checkpoints": [_facts(entry) for entry in place.found],
+                "resume": None if place.resumed is None else place.resumed.path.name,
+                POINTER_NAME: place.last,
+                "pointer_fault": place.pointer_fault or None,
+            }
+            for place in found
+        ]
+        print(json.dumps(facts, indent=1))
     elif not found:
         print(f"{folder}: no checkpoints.")
     for place in [] if args.json else found:
@@ -256,19 +266,11 @@ def _place_lines(place: FolderReport) -> list[str]:
     for entry in place.found:
         manifest = entry.manifest
         iteration = "?" if manifest is None else "-" if manifest.iteration is None else str(manifest.iteration)
+        ranks = "?" if manifest is None else str(manifest.world_size)
         notes = [f"-> {entry.points_at}"] if entry.points_at is not None else []
         notes += ["<- a resume uses this one"] if entry is place.resumed else []
-        rows.append(
-            [
-                shown(entry.path.name),
-                iteration,
-                local_time(entry.saved_at),
-                size(entry.size_bytes),
-                "?" if manifest is None else str(manifest.world_size),
-                "yes" if entry.is_complete else "NO",
-                shown("  ".join(notes)),
-            ]
-        )
+        facts = [iteration, local_time(entry.saved_at), size(entry.size_bytes), ranks]
+        rows.append([shown(entry.path.name), *facts, "yes" if entry.is_complete else "NO", shown("  ".join(notes))])
     lines = table(rows, right={1, 3, 4}) if place.found else []
     lines += [f"  {shown(entry.path.name)}: {shown(fault)}" for entry in place.found for fault in entry.faults]
     if place.pointer_fault:
@@ -276,16 +278,6 @@ def _place_lines(place: FolderReport) -> list[str]:
     if place.has_candidates and place.resumed is None:
         lines.append("  None of them is complete: a resume raises an error.")
     return lines
-
-
-def _place_facts(place: FolderReport) -> dict[str, Any]:
-    return {
-        "folder": str(place.folder),
-        "checkpoints": [_facts(entry) for entry in place.found],
-        "resume": None if place.resumed is None else place.resumed.path.name,
-        POINTER_NAME: place.last,
-        "pointer_fault": place.pointer_fault or None,
-    }
 
 
 def _facts(entry: CheckpointReport, *, with_files: bool = False) -> dict[str, Any]:

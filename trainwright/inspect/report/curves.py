@@ -98,14 +98,13 @@ def thinned(curve: Curve, most: int) -> dict[str, Any]:
     of points of each range, from which the page computes smoothed curves; without them, all points are there.
     """
     x, y = curve.x, curve.y
-    found: dict[str, Any] = {"bad": curve.num_bad}
     if len(x) <= most:
-        return {**found, "x": _numbers(x), "y": _numbers(y)}
+        return {"bad": curve.num_bad, "x": _numbers(x), "y": _numbers(y)}
     bounds = np.unique(np.searchsorted(x, np.linspace(x[0], x[-1], most // 2, endpoint=False)))
     counts = np.diff(np.append(bounds, len(x)))
     kept = np.unique(np.concatenate([_arg(y, bounds, -1), _arg(y, bounds, 1), [0, len(x) - 1]]))
     return {
-        **found,
+        "bad": curve.num_bad,
         "x": _numbers(x[kept]),
         "y": _numbers(y[kept]),
         "mx": _numbers(np.add.reduceat(x, bounds) / counts),

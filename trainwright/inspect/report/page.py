@@ -78,25 +78,17 @@ def content(runs: list[RunData]) -> dict[str, Any]:
     """What changes during a run: tables as HTML, curves as points."""
     charts = charts_of(runs)
     most = max_points(sum(len(chart.lines) for chart in charts))
+
+    def points(line: Line) -> dict[str, Any]:
+        about = {"run": line.run, "eval": line.is_evaluation, "name": redact(line.metric)}
+        return about | thinned(line.curve, most)
+
     return {
         "runs": [redact(run.name) for run in runs],
         "samples": [run.latest.get("samples_per_iteration") or 0 for run in runs],
         "charts": [
-            {
-                "key": redact(chart.key),
-                "title": redact(chart.title),
-                "unit": chart.unit,
-                "lines": [
-                    {
-                        "run": line.run,
-                        "eval": line.is_evaluation,
-                        "name": redact(line.metric),
-                        **thinned(line.curve, most),
-                    }
-                    for line in chart.lines
-                ],
-            }
-            for chart in charts
+            {"key": redact(one.key), "title": redact(one.title), "unit": one.unit, "lines": [*map(points, one.lines)]}
+            for one in charts
         ],
         "phases": [_phases(run) for run in runs],
         "overview": overview(runs),
@@ -189,21 +181,14 @@ def _checkpoints(runs: list[RunData]) -> str:
     rows = []
     for run in runs:
         for entry in run.checkpoints:
-            manifest = entry.manifest
-            iteration = None if manifest is None else manifest.iteration
-            rows.append(
-                [
-                    *([run.name] if len(runs) > 1 else []),
-                    entry.path.name,
-                    _NONE if iteration is None else f"{iteration + 1:,}",
-                    "" if entry.saved_at is None else local_time(entry.saved_at),
-                    _size(entry.size_bytes),
-                    "" if entry.is_complete else entry.faults[0],
-                ]
-            )
-    has_faults = any(row[-1] for row in rows)
-    names = [*(["Run"] if len(runs) > 1 else []), "Name", "Iteration", "Saved", "Size", "Fault"]
-    return _table(names if has_faults else names[:-1], [row if has_faults else row[:-1] for row in rows])
+            iteration = None if entry.manifest is None else entry.manifest.iteration
+            at = _NONE if iteration is None else f"{iteration + 1:,}"
+            saved = "" if entry.saved_at is None else local_time(entry.saved_at)
+            fault = "" if entry.is_complete else entry.faults[0]
+            rows.append([run.name, entry.path.name, at, saved, _size(entry.size_bytes), fault])
+    first, last = 0 if len(runs) > 1 else 1, 6 if any(row[-1] for row in rows) else 5
+    names = ["Run", "Name", "Iteration", "Saved", "Size", "Fault"]
+    return _table(names[first:last], [row[first:last] for row in rows])
 
 
 def _environment(run: RunData) -> dict[str, Any]:
