@@ -26,7 +26,6 @@ ROWS: dict[str, dict[str, Any]] = {
     "gradient_checkpointing='offload'": {"gradient_checkpointing": "offload"},
     "zero_stage=3, zero_offload=True": {"zero_stage": 3, "zero_offload": True},
     "both offloads": {"zero_stage": 3, "zero_offload": True, "gradient_checkpointing": "offload"},
-    "activation_memory_budget=0.3": {"compile_blocks": True, "activation_memory_budget": 0.3},
 }
 UPDATES = 6
 

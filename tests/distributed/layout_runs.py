@@ -159,7 +159,8 @@ def file_config(
     settings.dist.device_type = "cpu"
     layout = dict(layout)
     stage = layout.pop("zero_stage", 0)
-    settings.zero_optimization.update({"enabled": stage > 0, "stage": max(stage, 1)})
+    zero = {"enabled": stage > 0, "stage": max(stage, 1), "offload": layout.pop("zero_offload", False)}
+    settings.zero_optimization.update(zero)
     settings.dist.update(layout)
     return OmegaConf.create(
         {

@@ -264,6 +264,14 @@ def test_an_own_step_is_estimated() -> None:
     assert own.costs[0].activations > estimate(build, config).costs[0].activations
 
 
+def test_offloaded_parameters_are_not_on_the_device() -> None:
+    config, build = run_of("gpt", zero_stage=3, zero_offload=True)
+    found, usual = estimate(build, config).costs[0], estimate(build, run_of("gpt")[0]).costs[0]
+    assert found.optimizer == 0
+    assert found.trainable == usual.trainable
+    assert found.peak < usual.peak - 2 * usual.trainable
+
+
 def test_a_frozen_part_has_no_gradients_and_no_state() -> None:
     def build(config: Any) -> Trainer:
         model = MLP()

@@ -40,21 +40,32 @@ def train_once(model: nn.Module) -> list[torch.Tensor]:
     return [p.grad.clone() for p in model.parameters()] + [b.clone() for b in model.buffers()]
 
 
-def test_gradients_and_running_statistics_are_those_of_a_plain_model() -> None:
+@pytest.mark.parametrize("which", [True, "offload"])
+def test_gradients_and_running_statistics_are_those_of_a_plain_model(which: Any) -> None:
     plain, recomputed = network(), network()
-    recompute_blocks(recomputed)
+    recompute_blocks(recomputed, which)
     for a, b in zip(train_once(plain), train_once(recomputed), strict=True):
         assert torch.equal(a, b)
 
 
 class Products(TorchDispatchMode):
-    """Counts matrix products."""
+    """Counts matrix products and copies."""
 
-    number = 0
+    number = copies = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.number += function in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+        self.copies += function is torch.ops.aten.copy_.default
         return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("which", "copies"), [(True, 0), ("offload", 2)])
+def test_only_the_inputs_of_blocks_are_copied_to_the_host(which: Any, copies: int) -> None:
+    model = network()
+    assert len(recompute_blocks(model, which)) == 2
+    with Products() as counted:
+        model(torch.randn(16, 4))
+    assert counted.copies == copies
 
 
 def test_a_selective_recomputation_repeats_no_matrix_product() -> None:
@@ -170,6 +181,7 @@ def test_models_of_transformers_and_timm_do_it_themselves() -> None:
     bert = BertModel(BertConfig(**tiny, vocab_size=11))
     assert recompute_blocks(bert) in (["activation_checkpointing_enable"], ["gradient_checkpointing_enable"])
     assert any(getattr(module, "gradient_checkpointing", False) for module in bert.modules())
+    recompute_blocks(bert, "offload")
     vit = timm.create_model("vit_tiny_patch16_224", depth=1, embed_dim=12, num_heads=2, img_size=32)
     assert recompute_blocks(vit) == ["set_grad_checkpointing"]
     assert vit.grad_checkpointing

@@ -36,6 +36,7 @@ from trainwright.parallel.sharding import ShardedGradients, check_shardable, sha
 
 ZERO_2 = {"zero_stage": 2}
 ZERO_3 = {"zero_stage": 3}
+OFFLOAD = {"zero_stage": 3, "zero_offload": True}
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "accumulation": {"accumulation": 2},
@@ -55,7 +56,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], dict
 @pytest.mark.parametrize(
     ("api", "world_size", "runs"),
     [
-        ("objects", 2, [(ZERO_3, "plain"), (ZERO_2, "accumulation"), ({"zero_stage": 1}, "plain"), (ZERO_3, "plain")]),
+        ("objects", 2, [(ZERO_3, "plain"), (ZERO_2, "accumulation"), ({"zero_stage": 1}, "plain"), (OFFLOAD, "plain")]),
+        ("files", 1, [(OFFLOAD, "accumulation"), (OFFLOAD, "untied, recomputed")]),
         pytest.param(
             "files",
             2,
@@ -78,7 +80,7 @@ def test_numbers_are_those_of_one_process(
         for (_, name), run in zip(runs, found, strict=True):
             assert_equal_runs(run, alone(api, name))
         if len(runs) == 4:
-            assert found[0] == found[3]  # bitwise, the same layout twice
+            assert found[0] == found[3]  # bitwise, the same layout twice, once in host memory
 
 
 @pytest.mark.exhaustive
@@ -257,24 +259,49 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: (v.full_tensor() if hasattr(v, "full_tensor") else v).clone() for name, v in values.items()}
 
 
-def train_cases(folder: Path) -> dict[str, dict[str, Tensor]]:
+def train_cases(folder: Path, **more: Any) -> dict[str, dict[str, Tensor]]:
     found = {}
     for name, case in CASES.items():
         with contextlib.redirect_stdout(io.StringIO()):
-            one = trainer(folder / name, **case)
+            one = trainer(folder / name, **case, **more)
             one.train()
         found[name] = weights(one.model)
     return found
 
 
+def train_offloaded(folder: Path) -> dict[str, dict[str, Tensor]]:
+    return train_cases(folder / "offloaded", zero_offload=True)
+
+
 @pytest.mark.exhaustive
 def test_parts_of_the_user_train_as_on_one_process(tmp_path: Path) -> None:
     expected = train_cases(tmp_path / "one")
-    for found in on_ranks(train_cases, tmp_path / "two"):
+    for found in (*on_ranks(train_cases, tmp_path / "two"), *on_ranks(train_offloaded, tmp_path, world_size=1)):
         for name, values in expected.items():
             for key, value in values.items():
                 difference = (found[name][key] - value).abs().max().item()
                 assert difference <= TOLERANCES.get(name, 1e-6), (name, key, difference)
+
+
+def resume_offloaded(folder: Path) -> list[dict[str, Tensor]]:
+    """Weights of two runs that continue those in ``folder``: one offloads from now on, the other one until now."""
+    found = []
+    for name, offload in (("plain", True), ("offloaded", False)):
+        saves: dict[str, Any] = {"save_enabled": True, "lr_scheduler_type": "constant"}
+        trainer(folder / name, zero_offload=not offload, max_steps=4, **saves).train()
+        later = trainer(folder / name, zero_offload=offload, resume_from_checkpoint=True, **saves)
+        later.train()
+        assert all(value.device == CPU for state in later.optimizer.state.values() for value in state.values())
+        found.append(weights(later.model))
+    return found
+
+
+def test_a_checkpoint_of_one_process_continues_with_and_without_offload(tmp_path: Path) -> None:
+    whole = trainer(tmp_path / "whole", lr_scheduler_type="constant")
+    whole.train()
+    for found in on_ranks(resume_offloaded, tmp_path, world_size=1)[0]:
+        for name, value in weights(whole.model).items():
+            torch.testing.assert_close(found[name], value, rtol=0, atol=1e-6)
 
 
 class CallsPart(Trainer):

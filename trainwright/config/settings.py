@@ -410,11 +410,6 @@ class TrainingConfig(CheckedConfig):
         False, "device", "Compile each repeated block of the model by itself.",
         place="train.compile_blocks", copy=False,
     )
-    activation_memory_budget: types.Ratio | None = setting(
-        None, "device",
-        "The share of their activations that compiled blocks store.",
-        place="train.activation_checkpoint.memory_budget",
-    )
     distributed: bool = setting(False, "device", "Train in the processes of `accelerate launch`.")
     data_parallel_size: types.Count | None = setting(
         None, "device", "Processes that share each batch. None: as many as the other sizes leave.",
@@ -656,7 +651,7 @@ _TRAIN = (
         Key("evaluation", False, bool, "With enabled: mixed precision in evaluation, too; False: float32."),
     )),
     Key("float32_matmul_precision", None),
-    Key("activation_checkpoint", keys=(Key("enabled", False), Key("memory_budget", None))),
+    Key("activation_checkpoint", keys=(Key("enabled", False),)),
     Key("compile_blocks", False, copy=False),
     Key("nccl_fusion_threshold_mb", 16, types.NotNegative, has_effect=False),
     Key("nccl_fusion_max_ops", 24, types.CountOrZero, has_effect=False),

@@ -219,11 +219,14 @@ class Run:
         if gathered_as and (mesh is None or mesh.layout.zero_stage == 0 or not mesh.layout.is_sharded):
             logger.warning("zero_gather_precision=%r has no effect without ZeRO over several processes.", gathered_as)
             gathered_as = None
+        recompute = spec.gradient_checkpointing
+        if recompute == "offload" and (spec.graph or spec.compile_blocks):
+            logger.warning("gradient_checkpointing='offload' has the effect of True where blocks are compiled.")
+            recompute = True
         recomputed = parallelize(
-            self.model, self.device, recompute=spec.gradient_checkpointing, autocast=autocast,
+            self.model, self.device, recompute=recompute, autocast=autocast,
             splits_scores=splits_scores, find_unused_parameters=spec.find_unused_parameters,
-            compiles_blocks=spec.compile_blocks and not spec.graph, memory_budget=spec.activation_memory_budget,
-            gathered_as=gathered_as,
+            compiles_blocks=spec.compile_blocks and not spec.graph, gathered_as=gathered_as,
         )  # fmt: skip
         for one in () if optimizer is None else each_optimizer(optimizer):
             use_replaced_parameters(one, before, self.model)
@@ -236,8 +239,6 @@ class Run:
             )
         if spec.graph and spec.compile_blocks:
             logger.warning("compile_blocks=True has no effect in graph mode, which compiles the whole update.")
-        elif spec.activation_memory_budget is not None and not spec.compile_blocks:
-            logger.warning("activation_memory_budget has no effect without compile_blocks=True.")
 
     def check_weights(self) -> None:
         """Raise if a weight has no value, after initial weights or a checkpoint are loaded."""

@@ -40,7 +40,6 @@ class RunSpec:
     find_unused_parameters: bool
     gradient_checkpointing: bool | Literal["selective", "offload"]
     compile_blocks: bool
-    activation_memory_budget: float | None
     zero_gather_precision: Literal["bf16"] | None
     graph: bool
     output_dir: str
@@ -89,7 +88,6 @@ def spec_of_cfg(cfg: "DictConfig", device: torch.device) -> RunSpec:
         "gradient_accumulation_steps": train.num_accumulation_steps,
         "mixed_precision": precision if train.amp.enabled else None,
         "gradient_checkpointing": train.activation_checkpoint.enabled,
-        "activation_memory_budget": train.activation_checkpoint.memory_budget,
         "zero_gather_precision": train.zero_optimization.gather_precision,
         "graph": cfg.graph.enabled,
         "learning_rate": optim.get("lr") if isinstance(optim, Mapping) else None,

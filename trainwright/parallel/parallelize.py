@@ -30,7 +30,6 @@ def parallelize(
     splits_scores: bool = True,
     find_unused_parameters: bool = False,
     compiles_blocks: bool = False,
-    memory_budget: float | None = None,
     gathered_as: Literal["bf16"] | None = None,
 ) -> list[str]:
     """Move ``model`` to the device, in place, with its parts spread over the processes as the current layout says.
@@ -47,7 +46,6 @@ def parallelize(
             but its own cross-entropy uses them.
         find_unused_parameters: processes may use different parameters in an update.
         compiles_blocks: compile the repeated blocks, each when it is first called.
-        memory_budget: the share of their activations that compiled blocks store; None: what the compiler chooses.
         gathered_as: the type in which ZeRO gathers parameters; None: their own.
 
     Returns the names of the recomputed blocks.
@@ -71,7 +69,7 @@ def parallelize(
         pipeline = (Pipeline if active is None else active.pipeline)(model, mesh, device)
     recomputed = recompute_blocks(model, recompute) if recompute else []
     if compiles_blocks:
-        compile_blocks(model, device, memory_budget)
+        compile_blocks(model, device)
     if mesh is None:
         run_under(model, autocast)
     else:
@@ -203,4 +201,5 @@ def _spread_as(parameter: Any, value: Any) -> Any:
 
     if type(value) is type(parameter):
         return value
-    return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    spread = distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    return spread.to(parameter.device)

@@ -65,20 +65,14 @@ def recompute_blocks(model: nn.Module, which: _Which = True) -> list[str]:
     return recomputed
 
 
-def compile_blocks(model: nn.Module, device: torch.device, memory_budget: float | None = None) -> None:
+def compile_blocks(model: nn.Module, device: torch.device) -> None:
     """Compile each repeated block in place, when it is first called; its names in the state dict stay.
 
-    Equal blocks share a program. Dropout draws the numbers of a block that is not compiled. ``memory_budget``: the
-    share of its activations that a block stores; the rest is computed again.
+    Equal blocks share a program. Dropout draws the numbers of a block that is not compiled.
 
     Raises:
-        ConfigError: the model has no repeated blocks, there is no C++ compiler for a CPU, or this torch has no budgets.
+        ConfigError: the model has no repeated blocks, or there is no C++ compiler for a CPU.
     """
-    if memory_budget is not None and not hasattr(torch.autograd.graph, "region_activation_memory_budget"):
-        raise ConfigError(
-            f"activation_memory_budget needs torch 2.13 or newer; this is torch {torch.__version__}. Set it to None;"
-            " gradient_checkpointing='selective' saves memory, too."
-        )
     blocks = [*repeated_blocks(model)]
     if not blocks:
         raise ConfigError(
@@ -89,8 +83,6 @@ def compile_blocks(model: nn.Module, device: torch.device, memory_budget: float 
     if compilers and not any(map(shutil.which, compilers)):
         raise ConfigError(f"compile_blocks: there is none of the C++ compilers {', '.join(compilers)}; install one.")
     for block in blocks:
-        if memory_budget is not None:
-            _replace_forward(block, partial(_within, memory_budget))
         _replace_forward(block, partial(torch.compile, options={"fallback_random": True}))
 
 
@@ -125,15 +117,6 @@ def _recomputed(forward: Callable[..., Any], which: _Which, has_statistics: bool
         options = _options(self, which) if has_statistics else in_program
         with saved():
             return checkpoint(forward, self, *args, use_reentrant=False, **options, **kwargs)
-
-    return call
-
-
-def _within(memory_budget: float, forward: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(forward)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with torch.autograd.graph.region_activation_memory_budget(memory_budget):
-            return forward(*args, **kwargs)
 
     return call
 

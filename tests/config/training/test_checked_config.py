@@ -96,7 +96,6 @@ VALUES: dict[str, list[Any]] = {
     "layer_decay": [None, 0.75],
     "gradient_checkpointing": [True, False, "selective", "offload"],
     "compile_blocks": [True, False],
-    "activation_memory_budget": [None, 0.3],
     "zero_gather_precision": [None, "bf16"],
     "zero_offload": [True, False],
     "log_throughput": [True, False],
