@@ -1,25 +1,15 @@
 """Recipes with several optimizers, closures and state of their own: the numbers of plain PyTorch loops."""
 
-import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy, softplus
 
-FOLDER = Path(__file__).parents[2] / "examples" / "recipes"
-
-
-def recipe(name: str) -> Any:
-    specification = importlib.util.spec_from_file_location(f"recipe_{name}", FOLDER / f"{name}.py")
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
+from tests.examples.test_recipes import assert_equal, recipe
 
 
 def gan(recipe: Any, model: Any, batches: Iterator[Any]) -> list[float]:
@@ -135,8 +125,3 @@ def test_a_resumed_recipe_continues_bitwise(name: str, tmp_path: Path) -> None:
     if name == "moco":
         assert_equal(resumed.keys, straight.keys)
         assert torch.equal(resumed.keys.queue_QF, straight.keys.queue_QF)
-
-
-def assert_equal(a: nn.Module, b: nn.Module) -> None:
-    for left, right in zip(a.parameters(), b.parameters(), strict=True):
-        assert torch.equal(left, right)

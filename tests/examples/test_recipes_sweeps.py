@@ -1,23 +1,12 @@
 """Sweeps: Optuna and Ray Tune end bad trials early, and the best trial is the one with the best evaluation."""
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from tests.examples.test_recipes import recipe as load
+
 pytest.importorskip("sklearn", reason="the digits are scikit-learn's: pip install 'trainwright[examples]'")
-
-RECIPES = Path(__file__).parents[2] / "examples" / "recipes"
-
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, RECIPES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    recipe = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(recipe)
-    return recipe
 
 
 @pytest.mark.exhaustive
