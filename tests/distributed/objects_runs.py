@@ -40,7 +40,7 @@ class Run:
     def seen(self) -> dict[int, list[int]]:
         """The sample numbers of each update, all ranks together, sorted."""
         seen: dict[int, list[int]] = {}
-        for iteration, numbers, _ in self.lines():
+        for iteration, numbers, *_ in self.lines():
             seen.setdefault(iteration, []).extend(numbers)
         return {iteration: sorted(numbers) for iteration, numbers in sorted(seen.items())}
 

@@ -1,14 +1,12 @@
 """Two processes under torchrun do what one does: the same samples, the same figures, the same weights."""
 
-import json
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
+from tests.distributed.objects_runs import Run
 from tests.torchrun import torchrun
 
 HERE = Path(__file__).parent
@@ -16,35 +14,10 @@ TRAIN_NET = HERE.parents[1] / "tools" / "train_net.py"
 ITERATIONS = 12
 
 
-@dataclass
-class Run:
-    code: int
-    output: str
-    folder: Path
-    seen_folder: Path
-
-    def rows(self) -> dict[int, dict[str, float]]:
-        rows = [json.loads(line) for line in (self.folder / "metrics.json").read_text().splitlines()]
-        assert len({row["iteration"] for row in rows}) == len(rows)
-        return {row["iteration"]: row for row in rows}
-
-    def seen(self) -> dict[int, list[int]]:
-        """The sample numbers of each iteration, all ranks together, sorted."""
-        seen: dict[int, list[int]] = {}
-        for file in self.seen_folder.glob("rank*.jsonl"):
-            for line in file.read_text().splitlines():
-                iteration, numbers = json.loads(line)
-                seen.setdefault(iteration, []).extend(numbers)
-        return {iteration: sorted(numbers) for iteration, numbers in sorted(seen.items())}
-
-    def weights(self, name: str = "model_final") -> dict[str, torch.Tensor]:
-        return load_file(self.folder / name / "model.safetensors")
-
-
-def train(folder: Path, *arguments: str, processes: int = 1) -> Run:
+def train(folder: Path, *arguments: str, processes: int = 1, config: str = "config.py") -> Run:
     seen = folder.parent / f"{folder.name}-seen-{time.monotonic_ns()}"
     seen.mkdir(parents=True)
-    given = ("--config-file", HERE / "config.py", *arguments, f"train.output_dir={folder}")
+    given = ("--config-file", HERE / config, *arguments, f"train.output_dir={folder}")
     done = torchrun(TRAIN_NET, *given, processes=processes, code=None, SEEN_FOLDER=str(seen))
     return Run(done.returncode, done.stdout, folder, seen)
 
@@ -70,10 +43,11 @@ def together(base: Path) -> Run:
     return run
 
 
-def assert_same_weights(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
-    assert a.keys() == b.keys()
-    for name in a:
-        torch.testing.assert_close(a[name], b[name], rtol=0, atol=1e-5)  # float32 gradients summed in another order
+def assert_same_weights(a: Run, b: Run) -> None:
+    ours, theirs = a.weights("model_final"), b.weights("model_final")
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-5)  # gradients summed in another order
 
 
 def test_the_samples_of_each_update_are_those_of_one_process(alone: Run, together: Run) -> None:
@@ -96,7 +70,7 @@ def test_losses_accuracy_and_weights_are_those_of_one_process(alone: Run, togeth
         assert one[iteration]["total_loss"] == pytest.approx(two[iteration]["total_loss"], rel=1e-4), iteration
         assert one[iteration]["lr"] == two[iteration]["lr"]
     assert one[ITERATIONS]["Acc@1"] == two[ITERATIONS]["Acc@1"]
-    assert_same_weights(alone.weights(), together.weights())
+    assert_same_weights(alone, together)
 
 
 def test_each_rank_has_a_log_and_only_one_writes_the_rest(together: Run) -> None:
@@ -113,7 +87,7 @@ def test_accumulation_on_two_processes_takes_the_samples_of_a_bigger_update(base
     one = train(base / "accumulate1", sizes[0], "train.num_accumulation_steps=4", sizes[2])
     assert (two.code, one.code) == (0, 0), two.output + one.output
     assert two.seen() == one.seen()
-    assert_same_weights(one.weights(), two.weights())
+    assert_same_weights(one, two)
 
 
 @pytest.mark.parametrize("processes", [2, 1])

@@ -25,7 +25,7 @@ IMPORTS: dict[str, dict[str, str]] = {
     "custom_callback": {"from towhee.trainer.callback import Callback": "from trainwright.hooks import Callback"},
     "list_metrics": {"from towhee.trainer.metrics import TMMetrics": "from trainwright.evaluation import TMMetrics"},
 }
-# In the order of the page. The pages of freezing have a test of their own.
+# In the order of the page.
 CELLS = [
     "train_model", "train_operator", "save_and_load", "tensorboard", "custom_callback", "metric", "list_metrics",
     "custom_optimizer", "custom_loss", "sub_trainer1", "sub_trainer2",
@@ -221,3 +221,18 @@ class Sum(torch.nn.Module):
 
     def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return self.layer(torch.cat([a, b], dim=1))
+
+
+def test_the_layers_that_are_frozen_by_name_are_run_cell(page_text: Callable[..., str]) -> None:
+    first = page_text(
+        "freezing/freezer",
+        imports={
+            "from towhee.trainer.utils.layer_freezer import LayerFreezer": "from trainwright.optim import LayerFreezer",
+            "from towhee.models import vit": "from trainwright.models import vit",
+        },
+    )
+    names: dict[str, Any] = {}
+    assert run_cell(first, names) == []
+    assert run_cell(page_text("freezing/by_names"), names) == ["head"]
+    trainable = {name for name, parameter in names["my_model"].named_parameters() if parameter.requires_grad}
+    assert trainable == {name for name, _ in names["my_model"].named_parameters()} - {"head.weight", "head.bias"}

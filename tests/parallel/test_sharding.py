@@ -621,3 +621,14 @@ def test_evaluations_are_exact_for_each_length(world_size: int, tmp_path: Path) 
 def test_without_zero_gathers_have_no_precision(tmp_path: Path) -> None:
     losses, of_half = on_ranks(gather_nothing, str(tmp_path), world_size=4)[0]
     assert losses == of_half
+
+
+@pytest.mark.compile
+@pytest.mark.exhaustive
+def test_compiled_blocks_give_the_numbers_of_one_process(tmp_path: Path) -> None:
+    layouts: list[dict[str, Any]] = [{}, {"zero_stage": 3}, {"tensor_parallel_size": 2}]
+    expected = train("objects", tmp_path / "alone")
+    calls = [("objects", {"layout": layout | {"compile_blocks": True}}) for layout in layouts]
+    for found in train_on_ranks(tmp_path, calls, world_size=2, timeout=240):
+        for run in found:
+            assert_equal_runs(run, expected)
