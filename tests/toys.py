@@ -147,6 +147,12 @@ class Tied(nn.Module):
         return self.head(self.inner(self.embedding(ids_BL)))
 
 
+def assert_equal_weights(a: Any, b: Any) -> None:
+    """Bit for bit; buffers, too."""
+    for (name, left), right in zip(a.state_dict().items(), b.state_dict().values(), strict=True):
+        assert torch.equal(left, right), name
+
+
 class NanGradient(torch.autograd.Function):
     """The identity, with a gradient that is NaN."""
 

@@ -30,8 +30,3 @@ def batches(count: int, size: int = 8) -> list[dict[str, Tensor]]:
 def classifier() -> Classifier:
     torch.manual_seed(0)
     return Classifier()
-
-
-def assert_equal_weights(a: nn.Module, b: nn.Module) -> None:
-    for (name, left), right in zip(a.named_parameters(), b.parameters(), strict=True):
-        assert torch.equal(left, right), name

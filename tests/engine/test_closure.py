@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.toys import Samples
+from tests.toys import Samples, assert_equal_weights
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
 from trainwright.config import ConfigError
 from trainwright.data import build_image_train_loader
@@ -77,11 +77,6 @@ def by_hand(batches: list[Any], max_norm: float | None = None) -> tuple[Net, lis
     return net, losses
 
 
-def assert_equal(a: nn.Module, b: nn.Module) -> None:
-    for left, right in zip(a.parameters(), b.parameters(), strict=True):
-        assert torch.equal(left, right)
-
-
 @pytest.fixture
 def batches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The distinct batches that forward passes get."""
@@ -104,13 +99,13 @@ def test_the_weights_and_losses_are_those_of_a_plain_loop(
     trainer = run(tmp_path)
     assert len(batches) == 6
     net, losses = by_hand(list(batches))
-    assert_equal(trainer.model, net)
+    assert_equal_weights(trainer.model, net)
     assert [value for value, _ in trainer.storage.history("total_loss").values()] == losses
 
 
 def test_each_evaluation_is_clipped(batches: list[Any], tmp_path: Path) -> None:
     trainer = python(tmp_path, max_grad_norm=0.05)
-    assert_equal(trainer.model, by_hand(list(batches), max_norm=0.05)[0])
+    assert_equal_weights(trainer.model, by_hand(list(batches), max_norm=0.05)[0])
     assert trainer.storage.latest()["grad_norm"][0] > 0
 
 
@@ -118,7 +113,7 @@ def test_each_evaluation_has_the_precision_of_the_run(tmp_path: Path) -> None:
     """Also in graph mode, which falls back to eager steps."""
     net = python(tmp_path / "bf16", mixed_precision="bf16").model
     assert all(torch.isfinite(parameter).all() for parameter in net.parameters())
-    assert_equal(python(tmp_path / "graph", graph=True).model, python(tmp_path / "eager").model)
+    assert_equal_weights(python(tmp_path / "graph", graph=True).model, python(tmp_path / "eager").model)
 
 
 def test_an_own_training_step_is_evaluated_as_often(tmp_path: Path) -> None:
@@ -138,7 +133,7 @@ def test_an_own_training_step_is_evaluated_as_often(tmp_path: Path) -> None:
     trainer = Own(Net(), config, rows())
     trainer.train()
     assert len(calls) > 2
-    assert_equal(trainer.model, python(tmp_path / "plain", 2).model)
+    assert_equal_weights(trainer.model, python(tmp_path / "plain", 2).model)
 
 
 @pytest.mark.exhaustive(every=2)
@@ -147,7 +142,7 @@ def test_a_resumed_run_continues_bitwise(run: Callable[..., Any], tmp_path: Path
     straight = run(tmp_path / "straight", 6)
     run(tmp_path / "resumed", 3)
     resuming = {"resume_from_checkpoint": True} if run is python else {"resume": True}
-    assert_equal(run(tmp_path / "resumed", 6, **resuming).model, straight.model)
+    assert_equal_weights(run(tmp_path / "resumed", 6, **resuming).model, straight.model)
 
 
 @pytest.mark.parametrize(

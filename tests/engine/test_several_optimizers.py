@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
 
-from tests.toys import Samples
+from tests.toys import Samples, assert_equal_weights
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
 from trainwright.config import ConfigError, ConfigKeyError, ConfigTypeError
 from trainwright.data import build_image_train_loader
@@ -112,11 +112,6 @@ class Recording:
         monkeypatch.setattr(Net, "forward", recorded)
 
 
-def assert_equal(a: Any, b: Any) -> None:
-    for left, right in zip(a.parameters(), b.parameters(), strict=True):
-        assert torch.equal(left, right)
-
-
 def rows_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
 
@@ -129,7 +124,7 @@ def test_without_an_own_step_all_step_on_the_loss(
     recording = Recording(monkeypatch)
     trainer = run(tmp_path)
     assert len(recording.batches) == 16
-    assert_equal(trainer.model, by_hand(trainer, recording.batches[:16]))
+    assert_equal_weights(trainer.model, by_hand(trainer, recording.batches[:16]))
     latest = trainer.storage.latest()
     assert latest["lr/body"][0] == pytest.approx(0.5 * 0.9**15)
     assert latest["lr/head"][0] == 0.01
@@ -139,7 +134,7 @@ def test_without_an_own_step_all_step_on_the_loss(
 def test_each_is_clipped_by_its_own_norm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recording = Recording(monkeypatch)
     trainer = python(tmp_path, max_grad_norm=0.05)
-    assert_equal(trainer.model, by_hand(trainer, recording.batches[:16], max_norm=0.05))
+    assert_equal_weights(trainer.model, by_hand(trainer, recording.batches[:16], max_norm=0.05))
 
 
 SETTINGS: list[dict[str, Any]] = [
@@ -157,7 +152,7 @@ def test_a_resumed_run_continues_bitwise(settings: dict[str, Any], tmp_path: Pat
     straight = python(tmp_path / "straight", 4, **settings)
     python(tmp_path / "resumed", 2, **settings)
     resumed = python(tmp_path / "resumed", 4, resume_from_checkpoint=True, **settings)
-    assert_equal(resumed.model, straight.model)
+    assert_equal_weights(resumed.model, straight.model)
     assert resumed.lr_schedulers["body"].get_last_lr() == straight.lr_schedulers["body"].get_last_lr()
     for name in ("body", "head"):
         ours, theirs = (run.optimizers[name].state_dict()["state"] for run in (resumed, straight))
@@ -168,7 +163,7 @@ def test_a_resumed_run_of_a_config_file_continues_bitwise(tmp_path: Path) -> Non
     straight = config_files(tmp_path / "straight", 16)
     config_files(tmp_path / "resumed", 8)
     resumed = config_files(tmp_path / "resumed", 16, resume=True)
-    assert_equal(resumed.model, straight.model)
+    assert_equal_weights(resumed.model, straight.model)
     rates = [[row["lr/body"] for row in rows_of(tmp_path / name)] for name in ("straight", "resumed")]
     assert rates[0] == rates[1]
     assert len(set(rates[0])) == 16
@@ -341,7 +336,7 @@ def test_a_gan_has_the_weights_of_a_plain_loop(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setitem(globals(), "gan_step", recorded)
     trainer = python_gan(tmp_path)
-    assert_equal(trainer.model, gan_by_hand(trainer.config.seed, seen))
+    assert_equal_weights(trainer.model, gan_by_hand(trainer.config.seed, seen))
     assert {"lr/g", "lr/d", "total_loss"} <= trainer.storage.latest().keys()
 
 
@@ -372,7 +367,7 @@ def test_one_gradient_scaler_scales_all_losses(tmp_path: Path) -> None:
         scaler.step(optimizers["g"])
         scaler.update()
         gan.zero_grad()
-    assert_equal(trainer.model, gan)
+    assert_equal_weights(trainer.model, gan)
     assert trainer.run.grad_scaler.state_dict() == scaler.state_dict()
 
 
@@ -458,7 +453,7 @@ def test_a_skipped_update_is_that_of_its_optimizer(tmp_path: Path, caplog: pytes
         output_dir=tmp_path, max_steps=2, batch_size=6, metrics=[], progress_bar=False, non_finite="skip"
     )
     Infinite(gan, config, reals(), optimizers=gan_optimizers(gan)).train()
-    assert_equal(gan.generator, before.generator)
+    assert_equal_weights(gan.generator, before.generator)
     assert not torch.equal(gan.discriminator[0].weight, before.discriminator[0].weight)
     (end,) = [message for message in caplog.messages if message.startswith("Finished after")]
     assert "Skipped  2 of 4 optimizer steps, whose loss or gradients were not finite\n" in end
@@ -542,5 +537,5 @@ def test_an_optimizer_without_gradients_may_step_in_float16(non_finite: str, tmp
         return python(folder, 1, Some, mixed_precision="fp16", non_finite=non_finite)
 
     every, one = trained((None, "body"), 2), trained(("body",), 2)
-    assert_equal(every.model, one.model)
+    assert_equal_weights(every.model, one.model)
     assert every.run.grad_scaler.state_dict() == one.run.grad_scaler.state_dict()

@@ -76,8 +76,3 @@ def by_hand(model: nn.Module, loss_of: Any, *, accumulation: int = 1, epochs: in
             optimizer.step()
             optimizer.zero_grad()
     return model
-
-
-def assert_equal_weights(a: nn.Module, b: nn.Module) -> None:
-    for (name, left), right in zip(a.named_parameters(), b.parameters(), strict=True):
-        assert torch.equal(left, right), name

@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import ChainedScheduler, ExponentialLR, LinearLR
 
 from tests.engine.trainer import contracts
 from tests.engine.trainer.conftest import PAIRS, Scripted, config, equal, make
+from tests.toys import assert_equal_weights
 from trainwright import Trainer, TrainingConfig
 
 
@@ -56,7 +57,7 @@ def test_bf16_is_autocast_around_model_and_criterion(tmp_path: Path) -> None:
 
     trainer = Trainer(contracts.make(contracts.Net), contracts.config(tmp_path, amp=True), contracts.PAIRS)
     trainer.train()
-    contracts.assert_equal_weights(trainer.model, contracts.by_hand(contracts.make(contracts.Net), loss_of))
+    assert_equal_weights(trainer.model, contracts.by_hand(contracts.make(contracts.Net), loss_of))
 
 
 PLATEAU = {"name_": "ReduceLROnPlateau", "patience": 0, "factor": 0.5, "threshold": 10.0, "mode": "min"}  # never better

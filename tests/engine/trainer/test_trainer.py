@@ -21,12 +21,12 @@ from tests.engine.trainer.contracts import (
     PAIRS,
     Net,
     ReturnsLosses,
-    assert_equal_weights,
     by_hand,
     config,
     make,
     pair_loss,
 )
+from tests.toys import assert_equal_weights
 from trainwright import Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data import DataError, build_image_train_loader

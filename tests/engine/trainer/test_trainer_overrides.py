@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.toys import Samples
+from tests.toys import Samples, assert_equal_weights
 from trainwright import Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError
 
@@ -39,11 +39,6 @@ def trained(kind: type[Trainer], folder: Path, **settings: Any) -> Trainer:
     trainer = kind(make(), config(folder, **settings), PAIRS, PAIRS)
     trainer.train()
     return trainer
-
-
-def assert_equal_weights(a: nn.Module, b: nn.Module) -> None:
-    for (name, left), right in zip(a.named_parameters(), b.parameters(), strict=True):
-        assert torch.equal(left, right), name
 
 
 def rows_of(read_rows: Any, folder: Path) -> list[dict[str, Any]]:
