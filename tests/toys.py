@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from omegaconf import DictConfig
 from torch import Tensor, nn
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from trainwright import LazyCall, get_config
 from trainwright.data import build_image_test_loader, build_image_train_loader
@@ -47,6 +47,18 @@ def points(length: int = 16, features: int = 4, seed: int = 0) -> Samples:
     """Random ``inputs`` of two classes, by the sign of their sum."""
     inputs_BF = torch.randn(length, features, generator=torch.Generator().manual_seed(seed))
     return Samples(inputs=inputs_BF, labels=lambda index: int(inputs_BF[index].sum() > 0), length=length)
+
+
+def pairs(length: int = 50) -> TensorDataset:
+    """Tuples of 6 random features and one of 3 classes."""
+    inputs_BF = torch.randn(length, 6, generator=torch.Generator().manual_seed(5))
+    return TensorDataset(inputs_BF, torch.randint(3, (length,), generator=torch.Generator().manual_seed(6)))
+
+
+def pairs_net() -> nn.Module:
+    """Layers for :func:`pairs`, with dropout; always the same weights."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))
 
 
 def tokens(length: int = 8) -> Samples:

@@ -9,17 +9,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from torch.utils.data import TensorDataset
 
+from tests.toys import pairs, pairs_net
 from trainwright import Trainer, TrainingConfig
 from trainwright.hooks import Callback, EvalHook
 from trainwright.hooks.signals import Interruptions
 
 pytestmark = pytest.mark.slow
 
-INPUTS = torch.randn(32, 6, generator=torch.Generator().manual_seed(5))
-LABELS = torch.randint(3, (32,), generator=torch.Generator().manual_seed(6))
-DATA = TensorDataset(INPUTS, LABELS)
+DATA = pairs(32)
 _MEASURED = ("time", "data_time", "total_throughput")
 
 
@@ -45,11 +43,6 @@ class Memory(Callback):
         self.events = list(state["events"])
 
 
-def net() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))
-
-
 def run(folder: Path, epochs: int, scores: list[float] | None = None, **settings: Any) -> Any:
     class Scored(Trainer):
         def evaluate(self, *arguments: Any) -> Any:
@@ -65,7 +58,7 @@ def run(folder: Path, epochs: int, scores: list[float] | None = None, **settings
         metric_for_best_model="accuracy",
         **{**given, **settings},
     )
-    trainer = Scored(net(), config, DATA, DATA, callbacks=[Memory()])
+    trainer = Scored(pairs_net(), config, DATA, DATA, callbacks=[Memory()])
     trainer.train()
     return trainer
 

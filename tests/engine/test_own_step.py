@@ -10,15 +10,14 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.toys import assert_equal_weights
+from tests.toys import assert_equal_weights, pairs
 from trainwright import Trainer, TrainingConfig
 from trainwright.config import ConfigError
 from trainwright.hooks import Callback
 
 # B batch, F features, C classes.
-INPUTS = torch.randn(50, 6, generator=torch.Generator().manual_seed(5))
-LABELS = torch.randint(3, (50,), generator=torch.Generator().manual_seed(6))
-PAIRS = TensorDataset(INPUTS, LABELS)
+PAIRS = pairs()
+INPUTS, LABELS = PAIRS.tensors
 
 
 def make() -> nn.Module:

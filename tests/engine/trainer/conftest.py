@@ -5,18 +5,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
 
+from tests.toys import pairs
 from trainwright import Trainer, TrainingConfig
 from trainwright.checkpoint import Checkpointer
 
-INPUTS = torch.randn(40, 6, generator=torch.Generator().manual_seed(5))
-
-
-LABELS = torch.randint(3, (40,), generator=torch.Generator().manual_seed(6))
-
-
-PAIRS = TensorDataset(INPUTS, LABELS)
+PAIRS = pairs(40)
+INPUTS, LABELS = PAIRS.tensors
 
 
 def make() -> nn.Module:

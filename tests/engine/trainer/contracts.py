@@ -10,16 +10,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
 
-from tests.toys import Samples
+from tests.toys import Samples, pairs
 from trainwright import TrainingConfig
 from trainwright.data import EpochSampler
 
-INPUTS = torch.randn(50, 6, generator=torch.Generator().manual_seed(5))
-
-
-LABELS = torch.randint(3, (50,), generator=torch.Generator().manual_seed(6))
+PAIRS = pairs()
+INPUTS, LABELS = PAIRS.tensors
 
 
 class Net(nn.Module):
@@ -37,7 +34,6 @@ class ReturnsLosses(Net):
         return {"logits": logits, "ce_loss": F.cross_entropy(logits, labels), "z_loss": 1e-3 * logits.square().mean()}
 
 
-PAIRS = TensorDataset(INPUTS, LABELS)
 NAMED = Samples(inputs=INPUTS, labels=LABELS)
 
 

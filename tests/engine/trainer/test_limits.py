@@ -8,23 +8,18 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Subset, TensorDataset
+from torch.utils.data import DataLoader, Subset
 
 from tests.engine.trainer import contracts
 from tests.engine.trainer.conftest import PAIRS, config, make
-from tests.toys import Stream
+from tests.toys import Stream, pairs
 from trainwright import Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data import EpochSampler
 from trainwright.hooks import Callback
 
-INPUTS = torch.randn(50, 6, generator=torch.Generator().manual_seed(5))
-
-
-LABELS = torch.randint(3, (50,), generator=torch.Generator().manual_seed(6))
-
-
-DATA = TensorDataset(INPUTS, LABELS)
+DATA = pairs()
+INPUTS, LABELS = DATA.tensors
 
 
 class Batches(Callback):

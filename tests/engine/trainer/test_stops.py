@@ -9,27 +9,20 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
 
-from tests.toys import Classifier, file_config
+from tests.toys import Classifier, file_config, pairs, pairs_net
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
 from trainwright.config.errors import ConfigError
 from trainwright.config.validation import seconds_of
 from trainwright.data import ColumnDataset
 from trainwright.hooks import CallbackHook
 
-INPUTS = torch.randn(40, 6, generator=torch.Generator().manual_seed(5))
-LABELS = torch.randint(3, (40,), generator=torch.Generator().manual_seed(6))
-DATA = TensorDataset(INPUTS, LABELS)
-
-
-def net() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))
+DATA = pairs(40)
+INPUTS, LABELS = DATA.tensors
 
 
 def model() -> Classifier:
-    return Classifier(body=net())
+    return Classifier(body=pairs_net())
 
 
 def columns() -> ColumnDataset:
@@ -41,7 +34,7 @@ def by_objects(folder: Path, **settings: Any) -> Trainer:
         **{"output_dir": folder, "num_epochs": 3, "batch_size": 8, "log_steps": 1, "tensorboard": None,
            "progress_bar": False, "resume_from_checkpoint": True, **settings}
     )  # fmt: skip
-    return Trainer(net(), config, DATA, DATA)
+    return Trainer(pairs_net(), config, DATA, DATA)
 
 
 def by_config(folder: Path, *, lazy_optim: Any = None, **settings: Any) -> DefaultTrainer:
@@ -124,7 +117,7 @@ def test_eval_on_start_adds_an_evaluation_and_changes_no_weight(build: Build, tm
     first = read_rows(tmp_path / "start")[0]
     assert first["iteration"] == 0
     with torch.no_grad():
-        right = (net().eval()(INPUTS).argmax(1) == LABELS).float().mean().item()
+        right = (pairs_net().eval()(INPUTS).argmax(1) == LABELS).float().mean().item()
     assert first[name] == pytest.approx(right if build is by_objects else 100 * right)
     resumed = build(tmp_path / "start", eval_on_start=True)
     resumed.train()
@@ -153,7 +146,7 @@ def test_deterministic_holds_for_the_training_alone(build: Build, setting: Any, 
 
 
 def by_hand(value: float, steps: int, batches: Any) -> tuple[list[Tensor], list[float]]:
-    model, norms = net(), []
+    model, norms = pairs_net(), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model.eval()  # no dropout
     for numbers in batches[:steps]:
@@ -172,7 +165,7 @@ def test_clipping_by_value_is_that_of_torch_and_its_norm_is_recorded(settings: d
         output_dir=tmp_path, num_epochs=1, batch_size=8, log_steps=1, optimizer="SGD", lr=0.1, lr_scheduler_type=None,
         clip_grad_value=0.01, dataloader_shuffle=False, progress_bar=False, tensorboard=None, **settings,
     )  # fmt: skip
-    model = net()
+    model = pairs_net()
     model[2].p = 0.0  # type: ignore[union-attr]
     trainer = Trainer(model, config, DATA)
     trainer.train()

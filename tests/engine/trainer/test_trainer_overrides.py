@@ -11,23 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.toys import Samples, assert_equal_weights
+from tests.toys import Samples, assert_equal_weights, pairs, pairs_net
 from trainwright import Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError
 
 # B batch, F features, C classes.
-INPUTS = torch.randn(50, 6, generator=torch.Generator().manual_seed(5))
-
-
-LABELS = torch.randint(3, (50,), generator=torch.Generator().manual_seed(6))
-
-
-PAIRS = TensorDataset(INPUTS, LABELS)
-
-
-def make() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))
+PAIRS = pairs()
+INPUTS, LABELS = PAIRS.tensors
 
 
 def config(folder: Path, **settings: Any) -> TrainingConfig:
@@ -36,7 +26,7 @@ def config(folder: Path, **settings: Any) -> TrainingConfig:
 
 
 def trained(kind: type[Trainer], folder: Path, **settings: Any) -> Trainer:
-    trainer = kind(make(), config(folder, **settings), PAIRS, PAIRS)
+    trainer = kind(pairs_net(), config(folder, **settings), PAIRS, PAIRS)
     trainer.train()
     return trainer
 
@@ -84,7 +74,7 @@ def test_an_inner_training_loop_of_ones_own_is_an_epoch(tmp_path: Path) -> None:
 
 
 def test_one_epoch_can_be_trained_by_a_call(tmp_path: Path) -> None:
-    trainer = Trainer(make(), config(tmp_path / "calls"), PAIRS)
+    trainer = Trainer(pairs_net(), config(tmp_path / "calls"), PAIRS)
     trainer.inner_training_loop(1)
     assert trainer.state.global_step == 7
     trainer.train()
@@ -188,7 +178,7 @@ def test_loaders_of_ones_own(tmp_path: Path) -> None:
 
     trainer = trained(Mine, tmp_path, num_epochs=2)
     assert trainer.total_steps == 10
-    theirs = make()
+    theirs = pairs_net()
     optimizer = torch.optim.Adam(theirs.parameters(), lr=0.01, fused=True)
     torch.manual_seed(42)
     for _ in range(2):
@@ -285,10 +275,10 @@ def test_a_generative_model_is_judged_by_what_it_generates(generates: bool, tmp_
 def test_model_and_config_in_either_order_and_by_either_name(tmp_path: Path) -> None:
     settings = config(tmp_path)
     for trainer in (
-        Trainer(make(), settings, PAIRS),
-        Trainer(settings, make(), PAIRS),
-        Trainer(config=settings, model=make(), train_dataset=PAIRS),
-        Trainer(make(), training_config=settings, train_dataset=PAIRS),
+        Trainer(pairs_net(), settings, PAIRS),
+        Trainer(settings, pairs_net(), PAIRS),
+        Trainer(config=settings, model=pairs_net(), train_dataset=PAIRS),
+        Trainer(pairs_net(), training_config=settings, train_dataset=PAIRS),
     ):
         assert trainer.config is trainer.configs is settings
         assert isinstance(trainer.model, nn.Sequential)
@@ -298,7 +288,7 @@ def test_model_and_config_in_either_order_and_by_either_name(tmp_path: Path) -> 
 def test_a_given_optimizer_and_loss_have_any_name_and_leave_the_config_alone(name: str | None, tmp_path: Path) -> None:
     settings = config(tmp_path / "first", num_epochs=1, max_grad_norm=0.5)
     before = repr(settings)
-    trainer = Trainer(make(), settings, PAIRS)
+    trainer = Trainer(pairs_net(), settings, PAIRS)
     trainer.set_optimizer(torch.optim.SGD(trainer.model.parameters(), lr=0.1), optimizer_name=name)
     trainer.set_loss(nn.CrossEntropyLoss(label_smoothing=0.1), loss_name=name)
     assert trainer.config is trainer.configs
@@ -308,13 +298,13 @@ def test_a_given_optimizer_and_loss_have_any_name_and_leave_the_config_alone(nam
     trainer.train()
     assert repr(settings) == before
     assert TrainingConfig.load_from_yaml(tmp_path / "first" / "training_config.yaml").optimizer == "custom_"
-    second = Trainer(make(), settings, PAIRS)  # trains as a first one does
+    second = Trainer(pairs_net(), settings, PAIRS)  # trains as a first one does
     assert type(second.optimizer) is torch.optim.Adam
     assert type(second.loss) is nn.CrossEntropyLoss
 
 
 def test_a_given_optimizer_is_not_written_to(tmp_path: Path) -> None:
-    model = make()
+    model = pairs_net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     keys = set(optimizer.param_groups[0])
     norms = []
@@ -363,7 +353,7 @@ def test_metrics_ignore_the_class_that_the_loss_ignores(
     labels = LABELS.clone()
     labels[::4] = 255
     data, given = TensorDataset(INPUTS, labels), {} if metrics is None else {"metrics": metrics}
-    trainer = Trainer(make(), config(tmp_path, loss=nn.CrossEntropyLoss(ignore_index=255), **given), data, data)
+    trainer = Trainer(pairs_net(), config(tmp_path, loss=nn.CrossEntropyLoss(ignore_index=255), **given), data, data)
     results = trainer.train()
     kept = labels != 255
     right = trainer.model.eval()(INPUTS).argmax(dim=1) == labels
@@ -373,7 +363,7 @@ def test_metrics_ignore_the_class_that_the_loss_ignores(
 
 def test_soft_labels_in_training_turn_its_metric_off_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     data = [(x, torch.nn.functional.one_hot(label, 3) * 0.9 + 1 / 30) for x, label in PAIRS]
-    trainer = Trainer(make(), config(tmp_path, num_epochs=1, metrics=["Accuracy"]), data, PAIRS)
+    trainer = Trainer(pairs_net(), config(tmp_path, num_epochs=1, metrics=["Accuracy"]), data, PAIRS)
     assert trainer.train().keys() == {"loss", "accuracy"}
     assert "No training metric is computed: metric Accuracy: cannot count" in caplog.text
     assert "accuracy" not in trainer.storage.latest()

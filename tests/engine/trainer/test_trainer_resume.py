@@ -9,23 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
+from tests.toys import pairs, pairs_net
 from trainwright import Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError, MissingFileError
 from trainwright.hooks import Callback
 
 pytestmark = pytest.mark.slow
 
-INPUTS = torch.randn(50, 6, generator=torch.Generator().manual_seed(5))
-LABELS = torch.randint(3, (50,), generator=torch.Generator().manual_seed(6))
-DATA = TensorDataset(INPUTS, LABELS)
-
-
-def net() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))
+DATA = pairs()
+INPUTS, LABELS = DATA.tensors
 
 
 class StoppedError(Exception):
@@ -58,7 +52,7 @@ def test_a_signal_saves_and_stops_between_two_updates(
 ) -> None:
     """In the middle of an accumulation window: the window is finished first."""
     settings = {"gradient_accumulation_steps": 3, "save_steps": 100}
-    whole = Trainer(net(), config(tmp_path / "whole", **settings), DATA)
+    whole = Trainer(pairs_net(), config(tmp_path / "whole", **settings), DATA)
     whole.train()
 
     class Scripted(Trainer):
@@ -68,28 +62,28 @@ def test_a_signal_saves_and_stops_between_two_updates(
             return super().training_step(batch)
 
     with pytest.raises(ends_with):
-        Scripted(net(), config(tmp_path / "cut", **settings), DATA).train()
-    resumed = Trainer(net(), config(tmp_path / "cut", resume_from_checkpoint=True, **settings), DATA)
+        Scripted(pairs_net(), config(tmp_path / "cut", **settings), DATA).train()
+    resumed = Trainer(pairs_net(), config(tmp_path / "cut", resume_from_checkpoint=True, **settings), DATA)
     assert resumed.state.global_step == 6
     resumed.train()
     assert torch.equal(weights(resumed), weights(whole))
 
 
 def test_a_run_goes_on_from_a_path_in_another_folder(tmp_path: Path) -> None:
-    whole = Trainer(net(), config(tmp_path / "whole"), DATA)
+    whole = Trainer(pairs_net(), config(tmp_path / "whole"), DATA)
     whole.train()
     for path in (tmp_path / "whole" / "checkpoints" / "08", tmp_path / "whole"):
         other = tmp_path / path.name
-        resumed = Trainer(net(), config(tmp_path / "b" / other.name, resume_from_checkpoint=path), DATA)
+        resumed = Trainer(pairs_net(), config(tmp_path / "b" / other.name, resume_from_checkpoint=path), DATA)
         assert resumed.state.global_step == (8 if path.name == "08" else 21)
         resumed.train()
         assert torch.equal(weights(resumed), weights(whole))
 
 
 def test_save_and_load_bring_back_the_whole_state(tmp_path: Path) -> None:
-    whole = Trainer(net(), config(tmp_path / "whole"), DATA)
+    whole = Trainer(pairs_net(), config(tmp_path / "whole"), DATA)
     whole.train()
-    stopping = Stopping(net(), config(tmp_path / "cut"), DATA)
+    stopping = Stopping(pairs_net(), config(tmp_path / "cut"), DATA)
     stopping.stop_at = 11
     with pytest.raises(StoppedError):
         stopping.train()
@@ -99,7 +93,7 @@ def test_save_and_load_bring_back_the_whole_state(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError, match="overwrite=True"):
         stopping.save(tmp_path / "saved", overwrite=False)
 
-    loaded = Trainer(net(), config(tmp_path / "other"), DATA)
+    loaded = Trainer(pairs_net(), config(tmp_path / "other"), DATA)
     loaded.load(tmp_path / "saved")
     assert (loaded.epoch, loaded.state.epoch_step) == (2, 3)
     loaded.train()
@@ -115,7 +109,7 @@ def test_a_checkpoint_that_a_callback_saves_in_an_evaluation_resumes_exactly(ema
 
     def trainer(name: str) -> Trainer:
         loader = DataLoader(DATA, 8, shuffle=True)  # draws from torch's generator
-        return Trainer(net(), config(tmp_path / name, ema=ema), DATA, eval_dataloader=loader)
+        return Trainer(pairs_net(), config(tmp_path / name, ema=ema), DATA, eval_dataloader=loader)
 
     whole = trainer("whole")
     whole.add_callback(Saving())
@@ -128,9 +122,9 @@ def test_a_checkpoint_that_a_callback_saves_in_an_evaluation_resumes_exactly(ema
 
 
 def test_a_second_train_goes_on_after_a_failure(tmp_path: Path) -> None:
-    whole = Trainer(net(), config(tmp_path / "whole"), DATA)
+    whole = Trainer(pairs_net(), config(tmp_path / "whole"), DATA)
     whole.train()
-    stopping = Stopping(net(), config(tmp_path / "cut"), DATA)
+    stopping = Stopping(pairs_net(), config(tmp_path / "cut"), DATA)
     stopping.stop_at = 11
     with pytest.raises(StoppedError):
         stopping.train()
@@ -141,13 +135,13 @@ def test_a_second_train_goes_on_after_a_failure(tmp_path: Path) -> None:
 
 
 def test_a_resume_that_would_train_on_other_batches_is_refused(tmp_path: Path) -> None:
-    Trainer(net(), config(tmp_path, max_steps=10, gradient_accumulation_steps=4), DATA).train()
+    Trainer(pairs_net(), config(tmp_path, max_steps=10, gradient_accumulation_steps=4), DATA).train()
     with pytest.raises(ConfigError, match=r"batch .* was 8 and is 4 now; steps_per_epoch was 7 and is 13 now"):
-        Trainer(net(), config(tmp_path, resume_from_checkpoint=True, batch_size=4), DATA)
+        Trainer(pairs_net(), config(tmp_path, resume_from_checkpoint=True, batch_size=4), DATA)
     with pytest.raises(ConfigError, match="within an accumulation window, at step 10"):
-        Trainer(net(), config(tmp_path, resume_from_checkpoint=True, gradient_accumulation_steps=4), DATA)
+        Trainer(pairs_net(), config(tmp_path, resume_from_checkpoint=True, gradient_accumulation_steps=4), DATA)
     with pytest.raises(MissingFileError, match="holds no checkpoint"):
-        Trainer(net(), config(tmp_path, resume_from_checkpoint=tmp_path / "nowhere"), DATA)
+        Trainer(pairs_net(), config(tmp_path, resume_from_checkpoint=tmp_path / "nowhere"), DATA)
 
 
 class Noisy:
@@ -179,7 +173,7 @@ class Counting(Callback):
 def everything(folder: Path, *, workers: int, stop_at: int, resume: bool) -> tuple[Stopping, Counting]:
     stopping = {"monitor": "eval_epoch_loss", "patience": 3, "mode": "min", "min_delta": 1.0}
     trainer = Stopping(
-        net(),
+        pairs_net(),
         config(
             folder, num_epochs=8, save_steps=1, log_steps=1, early_stopping=stopping, warmup_steps=3, optimizer="AdamW",
             dataloader_num_workers=workers, resume_from_checkpoint=resume, lr=0.05,
@@ -224,12 +218,12 @@ def rows_of(folder: Path) -> list[int]:
 
 
 def test_a_checkpoint_of_the_folder_given_to_train_continues_that_run_in_place(tmp_path: Path) -> None:
-    whole = Trainer(net(), config(tmp_path / "whole", log_steps=2), DATA)
+    whole = Trainer(pairs_net(), config(tmp_path / "whole", log_steps=2), DATA)
     whole.train()
     folder = tmp_path / "run"
-    Trainer(net(), config(folder, log_steps=2), DATA).train()
+    Trainer(pairs_net(), config(folder, log_steps=2), DATA).train()
     for link in ("checkpoints/12", "epoch_2"):
-        resumed = Trainer(net(), config(folder, log_steps=2), DATA)
+        resumed = Trainer(pairs_net(), config(folder, log_steps=2), DATA)
         resumed.train(resume_checkpoint_path=folder / link)
         assert torch.equal(weights(resumed), weights(whole))
         assert not (folder / "earlier_runs").exists()
@@ -237,10 +231,10 @@ def test_a_checkpoint_of_the_folder_given_to_train_continues_that_run_in_place(t
 
 
 def test_a_run_that_went_back_and_stopped_before_its_next_save_continues_where_it_went_back_to(tmp_path: Path) -> None:
-    whole = Trainer(net(), config(tmp_path / "whole", log_steps=2, save_steps=0), DATA)
+    whole = Trainer(pairs_net(), config(tmp_path / "whole", log_steps=2, save_steps=0), DATA)
     whole.train()
     folder = tmp_path / "run"
-    Trainer(net(), config(folder, log_steps=2, save_steps=0), DATA).train()
+    Trainer(pairs_net(), config(folder, log_steps=2, save_steps=0), DATA).train()
 
     class Stop(Callback):
         def on_train_batch_end(self, batch: Any, logs: Any) -> None:
@@ -248,9 +242,11 @@ def test_a_run_that_went_back_and_stopped_before_its_next_save_continues_where_i
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Trainer(net(), config(folder, log_steps=2, save_steps=0), DATA, callbacks=[Stop()]).train(folder / "epoch_1")
+        Trainer(pairs_net(), config(folder, log_steps=2, save_steps=0), DATA, callbacks=[Stop()]).train(
+            folder / "epoch_1"
+        )
     assert (folder / "checkpoints" / "last_checkpoint").read_text().strip() == (folder / "epoch_1").resolve().name
-    resumed = Trainer(net(), config(folder, log_steps=2, save_steps=0, resume_from_checkpoint=True), DATA)
+    resumed = Trainer(pairs_net(), config(folder, log_steps=2, save_steps=0, resume_from_checkpoint=True), DATA)
     resumed.train()
     assert torch.equal(weights(resumed), weights(whole))
     assert rows_of(folder) == rows_of(tmp_path / "whole")
@@ -258,9 +254,9 @@ def test_a_run_that_went_back_and_stopped_before_its_next_save_continues_where_i
 
 def test_a_checkpoint_of_an_earlier_run_starts_a_run_of_its_own(tmp_path: Path) -> None:
     for _ in range(2):
-        Trainer(net(), config(tmp_path), DATA).train()
+        Trainer(pairs_net(), config(tmp_path), DATA).train()
     earlier = tmp_path / "earlier_runs" / "001" / "checkpoints" / "12"
-    Trainer(net(), config(tmp_path), DATA).train(resume_checkpoint_path=earlier)
+    Trainer(pairs_net(), config(tmp_path), DATA).train(resume_checkpoint_path=earlier)
     assert (tmp_path / "earlier_runs" / "002" / "checkpoints" / "21").is_dir()
     assert earlier.is_dir()
 
@@ -269,7 +265,7 @@ def test_a_checkpoint_of_an_earlier_run_starts_a_run_of_its_own(tmp_path: Path) 
 def test_a_file_that_no_run_wrote_is_refused_by_name_before_the_first_step(tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("my own notes\n")
-    trainer = Trainer(net(), config(tmp_path), DATA)
+    trainer = Trainer(pairs_net(), config(tmp_path), DATA)
     with pytest.raises(ConfigError, match=rf"TrainingConfig.output_dir: .*no run wrote.*: {name}\."):
         trainer.train()
     assert trainer.state.global_step == 0
@@ -281,7 +277,7 @@ def test_a_card_of_the_users_that_appears_during_a_run_stays(tmp_path: Path, cap
         def on_train_begin(self, logs: Any) -> None:
             (tmp_path / "README.md").write_text("mine")
 
-    Trainer(net(), config(tmp_path), DATA, callbacks=[WriteOwn()]).train()
+    Trainer(pairs_net(), config(tmp_path), DATA, callbacks=[WriteOwn()]).train()
     assert (tmp_path / "README.md").read_text() == "mine"
     assert "the model card is not written" in caplog.text
 
@@ -304,7 +300,7 @@ def test_what_is_no_file_in_the_place_of_one_ends_no_run_and_stays(
     mode = (tmp_path / name).stat().st_mode
     for resume in (False, True):
         settings = {"logs_dir": "logs", "resume_from_checkpoint": resume, "num_epochs": 1 + resume}
-        trainer = Trainer(net(), config(tmp_path, **settings), DATA)
+        trainer = Trainer(pairs_net(), config(tmp_path, **settings), DATA)
         trainer.train()
     assert trainer.state.global_step == 14
     assert (tmp_path / "checkpoints" / "last_checkpoint").is_file()
@@ -337,7 +333,7 @@ def test_a_resume_with_other_parts_around_the_steps_goes_on(
         parts = {key: value for key, value in given.items() if key in ("eval", "callbacks")}
         settings = {key: value for key, value in given.items() if key not in parts} | {"early_stopping": None}
         trainer = Trainer(
-            net(),
+            pairs_net(),
             config(tmp_path, num_epochs=1 + number, resume_from_checkpoint=bool(number), **settings),
             DATA,
             DATA if parts.get("eval") else None,
