@@ -19,8 +19,6 @@ from trainwright.data import ColumnDataset
 from trainwright.engine import EagerTrainer, GraphBase, GraphTrainer
 
 INPUTS = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
-
-
 PAIRS = TensorDataset(INPUTS, torch.randint(3, (16,), generator=torch.Generator().manual_seed(1)))
 
 
@@ -301,8 +299,6 @@ def test_a_detection_model_takes_lists_of_images_and_of_dicts(metric: Any, tmp_p
 
 
 WEIGHTS = torch.tensor([1.0, 2.0, 0.5])
-
-
 WEIGHTED = nn.CrossEntropyLoss(weight=WEIGHTS)
 
 
@@ -377,23 +373,10 @@ def test_outputs_are_not_compared_with_the_targets_of_other_samples(kind: str, l
 
 
 PICTURES = torch.rand(32, 1, 4, 4, generator=torch.Generator().manual_seed(1))
-
-
 CLASSES = torch.randint(3, (32,), generator=torch.Generator().manual_seed(2))
-
-
 DATA = TensorDataset(PICTURES, CLASSES)
-
-
 VOCABULARY = 11
-
-
 TEXTS = (torch.arange(32)[:, None] + torch.arange(6)) % VOCABULARY  # each token is the one before, plus one
-
-
-def alignment_config(folder: Path, **settings: Any) -> TrainingConfig:
-    given = {"progress_bar": False, "tensorboard": None, "batch_size": 8, "lr": 0.01, "save_enabled": False}
-    return TrainingConfig(output_dir=folder, **{**given, **settings})
 
 
 class AutoEncoder(nn.Module):
@@ -419,7 +402,7 @@ def test_a_reconstruction_has_no_accuracy_and_none_ends_its_run(
     gives_pair: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "trainwright")
-    settings = alignment_config(tmp_path, num_epochs=8, print_steps=1000)
+    settings = config(tmp_path, num_epochs=8, print_steps=1000)
     trainer = Reconstructing(AutoEncoder(gives_pair), settings, DATA, DATA)
     assert set(trainer.train()) == {"loss"}
     assert trainer.epoch == 8
@@ -429,9 +412,9 @@ def test_a_reconstruction_has_no_accuracy_and_none_ends_its_run(
 
 def test_a_loss_that_is_not_of_classes_has_no_accuracy(tmp_path: Path) -> None:
     numbers = TensorDataset(PICTURES.flatten(1), (CLASSES > 0).float()[:, None])
-    trainer = Trainer(nn.Linear(16, 1), alignment_config(tmp_path, loss="MSELoss"), numbers, numbers)
+    trainer = Trainer(nn.Linear(16, 1), config(tmp_path, loss="MSELoss"), numbers, numbers)
     assert set(trainer.train()) == {"loss"}
-    asked = Trainer(nn.Linear(16, 1), alignment_config(tmp_path, loss="MSELoss", metric="Accuracy"), numbers, numbers)
+    asked = Trainer(nn.Linear(16, 1), config(tmp_path, loss="MSELoss", metric="Accuracy"), numbers, numbers)
     assert set(asked.train()) == {"loss", "accuracy"}
 
 
@@ -440,7 +423,7 @@ def test_a_classification_by_a_loss_of_the_users_own_keeps_its_accuracy(tmp_path
         def compute_loss(self, model: Any, inputs: Any) -> Tensor:
             return F.cross_entropy(model(inputs[0].flatten(1)), inputs[1], label_smoothing=0.1)
 
-    trainer = Smoothed(nn.Linear(16, 3), alignment_config(tmp_path), DATA, DATA)
+    trainer = Smoothed(nn.Linear(16, 3), config(tmp_path), DATA, DATA)
     assert set(trainer.train()) == {"loss", "accuracy"}
     assert "accuracy" in trainer.storage.latest()
 
@@ -465,7 +448,7 @@ def test_labels_are_shifted_where_the_loss_shifts_them(
     step: int, shifts: bool, accuracy: float, tmp_path: Path
 ) -> None:
     data = [{"input_ids": row, "labels": row} for row in TEXTS]
-    trainer = Trainer(NextToken(step, shifts), alignment_config(tmp_path, num_epochs=1, lr=1e-6), data, data)
+    trainer = Trainer(NextToken(step, shifts), config(tmp_path, num_epochs=1, lr=1e-6), data, data)
     assert trainer.train()["accuracy"] == accuracy
     assert trainer.storage.latest()["accuracy"][0] == accuracy  # of the training
 
@@ -473,7 +456,7 @@ def test_labels_are_shifted_where_the_loss_shifts_them(
 def test_a_first_batch_whose_labels_are_all_ignored_does_not_decide_whether_they_are_shifted(tmp_path: Path) -> None:
     data: list[dict[str, Tensor]] = [{"input_ids": row, "labels": row} for row in TEXTS]
     data[0] = {"input_ids": TEXTS[0], "labels": torch.full_like(TEXTS[0], -100)}
-    settings = alignment_config(tmp_path, eval_batch_size=1)
+    settings = config(tmp_path, eval_batch_size=1)
     assert Trainer(NextToken(1, shifts=True), settings, data, data).evaluate()["accuracy"] == 1.0
 
 
@@ -482,7 +465,7 @@ def test_labels_that_are_shifted_out_have_no_weight_in_the_loss(tmp_path: Path) 
     data = [{"input_ids": row, "labels": labels} for row, labels in zip(TEXTS, rows, strict=True)]
     model = NextToken(1, shifts=True)
     losses = [
-        Trainer(model, alignment_config(tmp_path / str(size), eval_batch_size=size), data, data).evaluate()["loss"]
+        Trainer(model, config(tmp_path / str(size), eval_batch_size=size), data, data).evaluate()["loss"]
         for size in (1, 5, 32)
     ]
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)

@@ -13,10 +13,9 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
 
-from tests.toys import Samples, assert_equal_weights
+from tests.toys import Samples, assert_equal_weights, file_config
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
 from trainwright.config import ConfigError, ConfigKeyError, ConfigTypeError
-from trainwright.data import build_image_train_loader
 from trainwright.hooks import CallbackHook
 
 # B batch, F features.
@@ -66,16 +65,13 @@ def config_files(folder: Path, train_iter: int = 16, **settings: Any) -> Default
 
 
 def configured(folder: Path, train_iter: int = 16, **settings: Any) -> DictConfig:
-    cfg = get_config("common/defaults.py")
-    cfg.model = LazyCall(Net)()
-    cfg.dataloader = {"train": LazyCall(build_image_train_loader)(dataset=LazyCall(rows)(), num_workers=0)}
+    sizes = {"train_iter": train_iter, "train_micro_batch_size": 6, "log_period": 1}
+    cfg = file_config(folder, Net, rows, **sizes, **settings)
     cfg.optim = {
         "body": LazyCall(torch.optim.SGD)(params={"part": "body"}, lr=0.5, momentum=0.9),
         "head": LazyCall(torch.optim.Adam)(params={"part": "head"}, lr=0.01),
     }
     cfg.train.scheduler = {"body": LazyCall(ExponentialLR)(gamma=0.9)}
-    cfg.train.update({"output_dir": str(folder), "train_iter": train_iter, "train_micro_batch_size": 6})
-    cfg.train.update({"log_period": 1, **settings})
     return cfg
 
 
@@ -299,50 +295,20 @@ def reals() -> Samples:
     return Samples(inputs=INPUTS_BF)
 
 
-def python_gan(folder: Path, num_epochs: int = 4, **settings: Any) -> Trainer:
+def python_gan(folder: Path, kind: type[Trainer] = PythonGan, **settings: Any) -> Trainer:
     gan = Gan()
     config = TrainingConfig(
-        output_dir=folder, num_epochs=num_epochs, batch_size=6, metrics=[], progress_bar=False, eval_strategy="no",
+        output_dir=folder, batch_size=6, metrics=[], progress_bar=False, eval_strategy="no",
         tensorboard=None, lr_scheduler_type=None, **settings,
     )  # fmt: skip
-    trainer = PythonGan(gan, config, reals(), optimizers=gan_optimizers(gan))
+    trainer = kind(gan, config, reals(), optimizers=gan_optimizers(gan))
     trainer.train()
     return trainer
 
 
-def gan_by_hand(seed: int, batches: list[Tensor]) -> Gan:
-    gan = Gan()
-    optimizers = gan_optimizers(gan)
-    torch.manual_seed(seed)
-    for real_BF in batches:
-        fake_BF = gan.generator(torch.randn(len(real_BF), 3))
-        judged = gan.discriminator(real_BF), gan.discriminator(fake_BF.detach())
-        optimizers["d"].zero_grad()
-        (F.softplus(-judged[0]).mean() + F.softplus(judged[1]).mean()).backward()
-        optimizers["d"].step()
-        optimizers["g"].zero_grad()
-        F.softplus(-gan.discriminator(fake_BF)).mean().backward()
-        optimizers["g"].step()
-    return gan
-
-
-def test_a_gan_has_the_weights_of_a_plain_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Tensor] = []
-    step = gan_step
-
-    def recorded(self: Any, model: Any, inputs: Any) -> dict[str, Tensor]:
-        seen.append(inputs["inputs"])
-        return step(self, model, inputs)
-
-    monkeypatch.setitem(globals(), "gan_step", recorded)
-    trainer = python_gan(tmp_path)
-    assert_equal_weights(trainer.model, gan_by_hand(trainer.config.seed, seen))
-    assert {"lr/g", "lr/d", "total_loss"} <= trainer.storage.latest().keys()
-
-
 def test_one_gradient_scaler_scales_all_losses(tmp_path: Path) -> None:
     """As torch's example of several losses: each optimizer is unscaled, clipped and stepped, then the scale updated."""
-    trainer = python_gan(tmp_path / "ours", 1, mixed_precision="fp16", max_grad_norm=0.1)
+    trainer = python_gan(tmp_path / "ours", num_epochs=1, mixed_precision="fp16", max_grad_norm=0.1)
     config = TrainingConfig(output_dir=tmp_path / "new", num_epochs=1, batch_size=6, eval_strategy="no", metrics=[])
     fresh = Gan()
     order = PythonGan(fresh, config, reals(), optimizers=gan_optimizers(fresh)).train_dataloader
@@ -419,9 +385,7 @@ def test_only_the_named_optimizers_parameters_get_gradients(tmp_path: Path) -> N
             assert all(p.requires_grad for p in model.parameters())
             return {"step_loss": loss.detach()}
 
-    gan = Gan()
-    config = TrainingConfig(output_dir=tmp_path, max_steps=1, batch_size=6, metrics=[], progress_bar=False)
-    Looks(gan, config, reals(), optimizers=gan_optimizers(gan)).train()
+    python_gan(tmp_path, Looks, max_steps=1)
     assert seen == [(True, False), (True, True), (False, True), (False, False)]
 
 
@@ -431,10 +395,8 @@ def test_an_unknown_name_is_an_error_with_the_nearest_one(tmp_path: Path) -> Non
             self.step("dd")
             return {}
 
-    gan = Gan()
-    config = TrainingConfig(output_dir=tmp_path, max_steps=1, batch_size=6, metrics=[], progress_bar=False)
     with pytest.raises(ConfigError, match=r"no optimizer 'dd'\. Did you mean 'd'"):
-        Wrong(gan, config, reals(), optimizers=gan_optimizers(gan)).train()
+        python_gan(tmp_path, Wrong, max_steps=1)
 
 
 def test_a_skipped_update_is_that_of_its_optimizer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -448,11 +410,7 @@ def test_a_skipped_update_is_that_of_its_optimizer(tmp_path: Path, caplog: pytes
             self.step()
             return {"step_loss": loss.detach()}
 
-    gan, before = Gan(), Gan()
-    config = TrainingConfig(
-        output_dir=tmp_path, max_steps=2, batch_size=6, metrics=[], progress_bar=False, non_finite="skip"
-    )
-    Infinite(gan, config, reals(), optimizers=gan_optimizers(gan)).train()
+    gan, before = python_gan(tmp_path, Infinite, max_steps=2, non_finite="skip").model, Gan()
     assert_equal_weights(gan.generator, before.generator)
     assert not torch.equal(gan.discriminator[0].weight, before.discriminator[0].weight)
     (end,) = [message for message in caplog.messages if message.startswith("Finished after")]
