@@ -12,8 +12,6 @@ from tests._torch_compat.conftest import CHANGES, Trained, change_torch
 from trainwright.graph import ahead_of_time, compile_graph, dynamo, traced_step
 
 pytestmark = pytest.mark.usefixtures("compiler")
-
-
 EAGER = "Graph mode: the steps stay eager: torch"
 
 

@@ -15,8 +15,6 @@ from trainwright.config.errors import ConfigError
 from trainwright.data import build_image_train_loader
 
 INPUTS = torch.randn(32, 4, generator=torch.Generator().manual_seed(5))
-
-
 DATA = TensorDataset(INPUTS, INPUTS.sum(1, keepdim=True))
 
 

@@ -86,8 +86,6 @@ def by_files(folder: Path, *, resume: bool = False) -> DefaultTrainer:
 
 
 BUILD = {"objects": by_objects, "files": by_files}
-
-
 BOTH = pytest.mark.parametrize("api", BUILD)
 
 
@@ -189,8 +187,6 @@ def test_what_is_a_picture() -> None:
 
 
 NUM, BAD = 160, 71
-
-
 READ: list[int] = []
 
 
@@ -240,8 +236,6 @@ def ids_by_files(folder: Path, dataset: Any, **settings: Any) -> DefaultTrainer:
 
 
 IDS_BUILD = {"objects": ids_by_objects, "files": ids_by_files}
-
-
 IDS_BOTH = pytest.mark.parametrize("api", IDS_BUILD)
 
 

@@ -23,11 +23,7 @@ from trainwright.evaluation import RegEvaluator
 from trainwright.hooks import EarlyStoppingCallback
 
 INPUTS = torch.randn(32, 4, generator=torch.Generator().manual_seed(5))
-
-
 LABELS = (INPUTS[:, 0] > 0).long()
-
-
 DATA = TensorDataset(INPUTS, LABELS)
 
 

@@ -18,11 +18,7 @@ from trainwright.data import EpochSampler
 from trainwright.engine.trainer.loaders import batches_of_rank
 
 pytestmark = pytest.mark.slow
-
-
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-
-
 LENGTH, WORDS = 12, 40
 
 
@@ -107,8 +103,6 @@ def test_a_language_model_with_tied_weights_resumes(tmp_path: Path) -> None:
 
 
 INPUTS = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
-
-
 LABELS = (INPUTS[:, 0] > 0).long()
 
 
