@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.engine.conftest import batches, classifier
+from tests.engine.conftest import Classifier, batches, classifier
 from tests.ranks import on_ranks
-from tests.toys import Classifier, assert_equal_weights
+from tests.toys import assert_equal_weights
 from trainwright.config import TrainingConfig
 from trainwright.config.errors import ConfigError
 from trainwright.data.seeding import seed_everything

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from tests.engine.conftest import batches, classifier
+from tests.engine.conftest import Classifier, batches, classifier
 from tests.engine.default.test_default_trainer import config
-from tests.toys import Classifier, assert_equal_weights
+from tests.toys import assert_equal_weights
 from trainwright import DefaultTrainer
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.engine import EagerTrainer
