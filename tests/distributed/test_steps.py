@@ -27,7 +27,7 @@ CASES = [
     "unfrozen",
     "own run_step",
 ]
-CASES += ["own run_step", "own update", "python gan", "config gan", "two backward passes"]
+CASES += ["own update", "python gan", "config gan", "two backward passes"]
 
 
 @pytest.mark.parametrize("case", CASES)

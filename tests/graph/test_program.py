@@ -13,7 +13,10 @@ import torch
 from torch import Tensor
 
 from tests.graph.conftest import Run, Small, captures, has_compiler, train_by_trainer
+from tests.graph.test_step import checkpoints
 from trainwright.graph.program import Replayed
+
+needs_compiler = pytest.mark.skipif(not has_compiler(), reason="no C++ compiler")
 
 
 class Recorder:
@@ -117,7 +120,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tensor]:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.skipif(not has_compiler(), reason="no C++ compiler")
+@needs_compiler
 @pytest.mark.parametrize("damage", ["text", "half"])
 def test_a_program_on_disk_that_cannot_be_read_is_compiled_again(
     damage: str,
@@ -138,11 +141,6 @@ def test_a_program_on_disk_that_cannot_be_read_is_compiled_again(
     assert ["loaded from disk" in line for line in captures(caplog)] == [False, True]
     assert losses.tolist() == second.values().tolist() == third.values().tolist()
     assert [*(tmp_path / "cache" / "trainwright").iterdir()] == [kept]
-
-
-needs_compiler = pytest.mark.skipif(
-    not (shutil.which("g++") or shutil.which("clang++")), reason="inductor needs a C++ compiler"
-)
 
 
 FRESH = """
@@ -181,9 +179,7 @@ def test_a_resumed_program_of_inductor_goes_on_bit_for_bit(
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "kept"))
     saving: dict[str, Any] = {"save_steps": 25, "save_total_limit": 9}
     whole = train_by_trainer(tmp_path / "whole", **saving)
-    folders = (tmp_path / "whole" / "checkpoints").iterdir()
-    first = min(path for path in folders if path.is_dir() and not path.is_symlink())
-    resumed = train_by_trainer(tmp_path / "resumed", str(first), **saving)
+    resumed = train_by_trainer(tmp_path / "resumed", str(checkpoints(tmp_path / "whole")), **saving)
     found = re.findall(r"are one program \(.*\), (.*) in \d+\.\d s\.", caplog.text)
     assert found == ["compiled by inductor", "loaded from disk"]
     eager = train_by_trainer(tmp_path / "eager", graph=False, save_enabled=False)
@@ -199,7 +195,7 @@ def test_a_resumed_program_of_inductor_goes_on_bit_for_bit(
 
 
 @pytest.mark.exhaustive
-@pytest.mark.skipif(not has_compiler(), reason="no C++ compiler")
+@needs_compiler
 def test_a_second_start_compiles_nothing(compiled: tuple[Path, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     folder, losses = compiled
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))

@@ -13,6 +13,8 @@ from torch.utils.data import TensorDataset
 from tests.toys import Samples
 from trainwright import Trainer, TrainingConfig
 
+pytestmark = pytest.mark.usefixtures("no_compiler")
+
 SAMPLES = 203  # the last batch of an epoch is a short one
 
 
@@ -86,12 +88,6 @@ def values(trainer: Trainer, name: str = "total_loss") -> Tensor:
 
 def messages(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
     return [record.getMessage() for record in caplog.records if text in record.getMessage()]
-
-
-@pytest.fixture(autouse=True)
-def _one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a C++ compiler, so that nothing is compiled for seconds: the programs are the same."""
-    monkeypatch.setenv("PATH", "")
 
 
 @pytest.mark.exhaustive(every=3)

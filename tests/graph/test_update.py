@@ -155,14 +155,6 @@ def test_an_attempt_in_vain_is_counted_as_well(caplog: pytest.LogCaptureFixture)
     assert trainer.phases.forward > 0
 
 
-def test_a_shorter_last_batch_is_made_eagerly_without_another_program(caplog: pytest.LogCaptureFixture) -> None:
-    data = [*batches(4), *batches(1, size=5)]
-    eager, graph = Run(None, data), Run("aot_eager", data)
-    torch.testing.assert_close(graph.values(), eager.values(), rtol=1e-5, atol=1e-5)
-    assert len(captures(caplog)) == 1
-    assert not refusals(caplog)
-
-
 def test_many_batches_of_other_shapes_are_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     data = [*batches(2), *batches(30, size=5)]
     eager, graph = Run(None, data, updates=64), Run("aot_eager", data, updates=64)
