@@ -12,8 +12,8 @@ from omegaconf import OmegaConf
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from tests.toys import Classifier, points
-from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
+from tests.toys import Classifier, file_config, points
+from trainwright import DefaultTrainer, Trainer, TrainingConfig, get_config
 from trainwright.cli.commands import COMMANDS
 from trainwright.cli.main import main
 from trainwright.engine.folder.formats import CURVES_NAME
@@ -51,15 +51,8 @@ def trainer(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
 @pytest.fixture(scope="module")
 def saved_by_the_config_api(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The output folder of a configuration that has trained 10 iterations."""
-    from trainwright.data import build_image_test_loader, build_image_train_loader
-
     folder = tmp_path_factory.mktemp("config")
-    cfg = get_config("common/defaults.py")
-    cfg.model = LazyCall(Classifier)()
-    for split, build in (("train", build_image_train_loader), ("test", build_image_test_loader)):
-        OmegaConf.update(cfg, f"dataloader.{split}", LazyCall(build)(dataset=LazyCall(points)(), num_workers=0))
-    cfg.dataloader.test = [cfg.dataloader.test]
-    cfg.train.update(output_dir=str(folder), train_iter=10, train_micro_batch_size=4)
+    cfg = file_config(folder, Classifier, points, points, train_iter=10, train_micro_batch_size=4)
     cfg.train.checkpointer.period = 10
     cfg.train.evaluation.eval_period = 5
     cfg.train.evaluation.evaluator.topk = (1,)

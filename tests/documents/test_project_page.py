@@ -87,26 +87,6 @@ def test_a_model_can_be_configured_by_a_dict(
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
-@pytest.mark.exhaustive(every=2)
-@pytest.mark.parametrize(
-    ("lengths", "iterations"),
-    [
-        (["train.train_epoch=3", "train.iter_per_epoch=4"], 12),
-        (["train.train_epoch=3", "train.iter_per_epoch=4", "train.train_iter=15"], 15),
-    ],
-)
-def test_the_run_is_the_longer_of_iterations_and_epochs(
-    page_project: Path,
-    train: Callable,
-    data_here: list[str],
-    no_workers: list[str],
-    lengths: list[str],
-    iterations: int,
-) -> None:
-    done = train("configs/config.py", *data_here, *no_workers, *lengths, cwd=page_project)
-    assert f"Iterations  1 to {iterations} " in done.stdout
-
-
 def test_the_pages_whole_train_section_is_a_train_py(
     page_project: Path,
     page_text: Callable,
