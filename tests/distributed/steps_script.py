@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
-from trainwright.data import build_image_train_loader
+from tests.toys import file_config
+from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
 from trainwright.engine import EagerTrainer, GraphBase, GraphTrainer
 from trainwright.parallel.data_parallel import setup_dist_util
 from trainwright.parallel.dist import all_gather_object, get_rank
@@ -204,10 +204,7 @@ def python_gan() -> Any:
 
 
 def config_gan() -> Any:
-    cfg = get_config("common/defaults.py")
-    cfg.model = LazyCall(Gan)()
-    cfg.dataloader = {"train": LazyCall(build_image_train_loader)(dataset=LazyCall(Points)(), num_workers=0)}
-    cfg.train.update({"output_dir": str(FOLDER / "config-gan"), "train_iter": 4, "train_micro_batch_size": 2})
+    cfg = file_config(FOLDER / "config-gan", Gan, Points, train_iter=4, train_micro_batch_size=2)
     cfg.train.scheduler = LazyCall(torch.optim.lr_scheduler.ConstantLR)(factor=1.0)
     trainer = ConfigGan(cfg)
     trainer.train()
@@ -261,11 +258,7 @@ def logged() -> dict[str, Any]:
             calls.append(len(tensor))
         return all_reduce(tensor, *arguments, **named)
 
-    cfg = get_config("common/defaults.py")
-    cfg.model = LazyCall(Net)()
-    cfg.dataloader = {"train": LazyCall(build_image_train_loader)(dataset=LazyCall(Points)(), num_workers=0)}
-    cfg.train.update({"output_dir": str(FOLDER / "logged"), "train_iter": 10, "train_micro_batch_size": 2})
-    cfg.train.update({"log_period": 5})
+    cfg = file_config(FOLDER / "logged", Net, Points, train_iter=10, train_micro_batch_size=2, log_period=5)
     trainer = DefaultTrainer(cfg)
     own = copy.deepcopy(trainer.model)
     dist.all_reduce = count

@@ -9,10 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.toys import Samples, assert_equal_weights
-from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
+from tests.toys import Samples, assert_equal_weights, file_config
+from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
 from trainwright.config import ConfigError
-from trainwright.data import build_image_train_loader
 
 # B batch, F features.
 INPUTS_BF = torch.randn(24, 4, generator=torch.Generator().manual_seed(1))
@@ -48,12 +47,9 @@ def python(folder: Path, steps: int = 6, **settings: Any) -> Trainer:
 
 
 def config_files(folder: Path, steps: int = 6, **settings: Any) -> DefaultTrainer:
-    cfg = get_config("common/defaults.py")
-    cfg.model = LazyCall(Net)()
-    cfg.dataloader = {"train": LazyCall(build_image_train_loader)(dataset=LazyCall(rows)(), num_workers=0)}
+    cfg = file_config(folder, Net, rows, train_iter=steps, train_micro_batch_size=12, **settings)
     cfg.optim = LazyCall(torch.optim.LBFGS)(params={}, **SETTINGS)
     cfg.train.scheduler = LazyCall(torch.optim.lr_scheduler.ConstantLR)(factor=1.0)
-    cfg.train.update({"output_dir": str(folder), "train_iter": steps, "train_micro_batch_size": 12, **settings})
     trainer = DefaultTrainer(cfg)
     trainer.train()
     return trainer

@@ -19,8 +19,8 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from trainwright import DefaultTrainer, LazyCall, get_config
-from trainwright.data import build_image_test_loader, build_image_train_loader
+from tests.toys import file_config
+from trainwright import DefaultTrainer, LazyCall
 from trainwright.hooks import CallbackHook
 
 pytestmark = pytest.mark.slow
@@ -55,16 +55,11 @@ class Model(nn.Module):
 
 
 def config(folder: Path, *, num_workers: int, **train: Any) -> DictConfig:
-    cfg = get_config("common/defaults.py")
-    cfg.model = LazyCall(Model)()
-    cfg.dataloader = {
-        "train": LazyCall(build_image_train_loader)(dataset=LazyCall(Augmented)(), num_workers=num_workers),
-        "test": [LazyCall(build_image_test_loader)(dataset=LazyCall(Augmented)(seed=1), num_workers=0)],
-    }
+    cfg = file_config(folder, Model, Augmented, LazyCall(Augmented)(seed=1))
+    cfg.dataloader.train.num_workers = num_workers
     cfg.optim.lr = 0.02
     cfg.train.update(
         {
-            "output_dir": str(folder),
             "train_iter": ITERATIONS,
             "warmup_ratio": 0.2,
             "train_micro_batch_size": 4,

@@ -9,10 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from tests.toys import Samples
-from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
+from tests.toys import Samples, file_config
+from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError
-from trainwright.data import build_image_train_loader
 
 INPUTS = torch.randn(32, 4, generator=torch.Generator().manual_seed(5))
 DATA = TensorDataset(INPUTS, INPUTS.sum(1, keepdim=True))
@@ -124,12 +123,9 @@ def adam_with_more(params: Any, lr: float) -> torch.optim.Optimizer:
 
 def test_the_config_file_api(tmp_path: Path) -> None:
     def train(folder: Path, iterations: int, **train: Any) -> DefaultTrainer:
-        cfg = get_config("common/defaults.py")
-        cfg.model = LazyCall(Scaled)()
+        cfg = file_config(folder, Scaled, rows, train_iter=iterations, train_micro_batch_size=4, **train)
         cfg.optim = LazyCall(adam_with_more)(params=dict(cfg.optim.params), lr=0.05)
         cfg.optim.params.pop("_target_", None)
-        cfg.dataloader = {"train": LazyCall(build_image_train_loader)(dataset=LazyCall(rows)(), num_workers=0)}
-        cfg.train.update({"output_dir": str(folder), "train_iter": iterations, "train_micro_batch_size": 4, **train})
         cfg.train.scheduler = LazyCall(torch.optim.lr_scheduler.ConstantLR)(factor=1.0)
         trainer = DefaultTrainer(cfg)
         trainer.train()

@@ -11,11 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.toys import NanGradient, Samples, points
-from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
+from tests.toys import NanGradient, Samples, file_config, points
+from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
 from trainwright.checkpoint import verify
 from trainwright.config.errors import ConfigError
-from trainwright.data import build_image_train_loader
 from trainwright.engine import EagerTrainer
 from trainwright.hooks import FiniteCheck, NonFiniteError
 from trainwright.optim import get_default_optimizer_params
@@ -58,12 +57,9 @@ def config_files(
     **train: Any,
 ) -> Any:
     """20 iterations, a row each 5, a checkpoint each 4."""
-    cfg = get_config("common/defaults.py")
-    cfg.model = LazyCall(lambda: model)()
-    cfg.dataloader = {"train": LazyCall(build_image_train_loader)(dataset=LazyCall(data)(), num_workers=0)}
+    sizes = {"train_iter": 20, "train_micro_batch_size": 4, "num_accumulation_steps": accumulation}
+    cfg = file_config(folder, lambda: model, data, log_period=5, checkpointer={"period": 4}, **sizes, **train)
     cfg.optim = LazyCall(kind)(lr=1e-3, **({"params": {"clip_grad_max_norm": 1.0}} if clip else {}))
-    cfg.train.update({"output_dir": str(folder), "train_iter": 20, "train_micro_batch_size": 4, "log_period": 5})
-    cfg.train.update({"num_accumulation_steps": accumulation, "checkpointer": {"period": 4}, **train})
     return DefaultTrainer(cfg)
 
 
@@ -272,13 +268,10 @@ def test_skip_in_an_accumulation_window_leaves_out_all_of_it(tmp_path: Path, api
 @pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
 def test_skip_leaves_out_a_bad_sample_in_each_epoch(tmp_path: Path, graph: bool) -> None:
     """With a fused optimizer, which nobody waits for."""
-    cfg = get_config("common/defaults.py")
-    cfg.model = LazyCall(Model)()
-    bad = LazyCall(data)(bad_sample=7)
-    cfg.dataloader = {"train": LazyCall(build_image_train_loader)(dataset=bad, num_workers=0)}
+    settings = {"train_iter": 40, "train_micro_batch_size": 4, "non_finite": "skip"}
+    cfg = file_config(tmp_path, Model, LazyCall(data)(bad_sample=7), **settings)
     cfg.optim.fused = True
     cfg.graph = {"enabled": graph, "backend": "aot_eager"}
-    cfg.train.update({"output_dir": str(tmp_path), "train_iter": 40, "train_micro_batch_size": 4, "non_finite": "skip"})
     trainer = DefaultTrainer(cfg)
     trainer.train()
     values = [value for value, _ in trainer.storage.history("skipped_update").values()]

@@ -13,10 +13,9 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from tests.fork_server import python
-from tests.toys import Samples
+from tests.toys import Samples, file_config
 from trainwright import DefaultTrainer, get_config
 from trainwright.config import ConfigError, LazyCall, LazyConfig
-from trainwright.data import build_image_train_loader
 from trainwright.engine import default_setup
 from trainwright.engine.default import setup
 from trainwright.engine.default.setup import bind_arguments
@@ -39,11 +38,7 @@ def rows() -> Samples:
 
 
 def config(folder: Path, **train: Any) -> DictConfig:
-    cfg = get_config("common/defaults.py")
-    cfg.model = LazyCall(nn.Linear)(in_features=2, out_features=2)
-    cfg.dataloader = {"train": LazyCall(build_image_train_loader)(dataset=LazyCall(rows)(), num_workers=0)}
-    cfg.train.update({"output_dir": str(folder / "run"), **train})
-    return cfg
+    return file_config(folder / "run", LazyCall(nn.Linear)(in_features=2, out_features=2), rows, **train)
 
 
 def sizes(train: Any) -> tuple[Any, ...]:
