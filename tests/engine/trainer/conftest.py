@@ -42,3 +42,11 @@ def weights(path: Path) -> dict[str, Any]:
 
 def equal(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return all(torch.equal(a[name], b[name]) for name in a)
+
+
+def events_in(folder: Path) -> set[str]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return set(events.Tags()["scalars"])

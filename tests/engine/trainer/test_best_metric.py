@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from tests.engine.trainer.conftest import INPUTS as STOPPING_INPUTS
-from tests.engine.trainer.conftest import PAIRS, Scripted, config, make
+from tests.engine.trainer.conftest import PAIRS, Scripted, config, events_in, make
 from tests.toys import Classifier, Results, Samples
 from tests.toys import file_config as config_of
 from trainwright import DefaultTrainer, Trainer, TrainerConfig, TrainingConfig
@@ -288,11 +288,3 @@ def test_the_names_of_the_trainer_config_page_are_in_csv_and_tensorboard(tmp_pat
     assert logs["train.loss"] == logs["total_loss"]
     assert logs["evaluation.accuracy"][-1] == trainer.last_eval_results["accuracy"]
     assert {"train.loss", "total_loss"} <= events_in(tmp_path / "logs")
-
-
-def events_in(folder: Path) -> set[str]:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(folder))
-    events.Reload()
-    return set(events.Tags()["scalars"])

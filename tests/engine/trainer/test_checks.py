@@ -382,15 +382,6 @@ def test_the_schedule_after_a_given_one_is_stepped_in_its_own_way(tmp_path: Path
     assert rates[5:] == pytest.approx([0.1, 0.08, 0.06, 0.04, 0.02])  # linear, over the updates that are left
 
 
-def test_a_training_step_without_a_loss_is_an_error(tmp_path: Path) -> None:
-    class NoLoss(Trainer):
-        def training_step(self, batch: Any) -> Any:
-            super().training_step(batch)
-
-    with pytest.raises(ConfigTypeError, match=r"NoLoss.training_step .*NoneType"):
-        NoLoss(make(), config(tmp_path), DATA).train()
-
-
 class Writer(nn.Module):
     """Its scores are of tokens; what it generates is not."""
 

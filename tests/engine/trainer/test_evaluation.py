@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.engine.trainer.conftest import events_in
 from tests.engine.trainer.contracts import (
     INPUTS,
     LABELS,
@@ -192,14 +193,6 @@ def test_callbacks_see_loss_and_metric_of_an_evaluation_so_far(tmp_path: Path) -
     assert [epoch[1:] for epoch in seen[2::3]] == [pytest.approx(end) for end in ends]
     tags = events_in(tmp_path)
     assert {"eval_epoch_loss", "eval_epoch_metric", "eval_loss", "eval_accuracy"} <= tags
-
-
-def events_in(folder: Path) -> set[str]:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(folder))
-    events.Reload()
-    return set(events.Tags()["scalars"])
 
 
 class PutsInLoss(Trainer):

@@ -99,8 +99,6 @@ def test_what_cannot_be_trained_is_said_before_the_first_step(tmp_path: Path) ->
         Trainer(make(Net), config(tmp_path, batch_size=64, dataloader_drop_last=True), PAIRS)
     with pytest.raises(ConfigTypeError, match="list of 3 parts; the Trainer takes pairs"):
         Trainer(make(Net), config(tmp_path), TensorDataset(INPUTS, LABELS, LABELS)).train()
-    with pytest.raises(ConfigTypeError, match="does not take the batch"):
-        Trainer(make(ReturnsLosses), config(tmp_path), [{"input": x, "labels": 1} for x in INPUTS]).train()
     with pytest.raises(ConfigError, match="there is no eval_dataset"):
         Trainer(make(Net), config(tmp_path), PAIRS).evaluate()
     with pytest.raises(ConfigError, match="gave 2 batches, but its length is 3"):
@@ -185,6 +183,10 @@ def test_a_step_without_a_loss_is_an_error(tmp_path: Path) -> None:
         def compute_loss(self, model: Any, inputs: Any) -> Any:
             model(inputs[0])
 
+    class NoStep(Trainer):
+        def training_step(self, batch: Any) -> Any:
+            super().training_step(batch)
+
     class NoLogs(Trainer):
         def train_step(self, model: Any, inputs: Any) -> Any:
             super().train_step(model, inputs)
@@ -195,6 +197,8 @@ def test_a_step_without_a_loss_is_an_error(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match=r"NoLoss.compute_loss .*NoneType"):
         NoLoss(make(Net), config(tmp_path), PAIRS).train()
+    with pytest.raises(ConfigTypeError, match=r"NoStep.training_step .*NoneType"):
+        NoStep(make(Net), config(tmp_path), PAIRS).train()
     with pytest.raises(ConfigError, match=r"NoLogs.train_step returned NoneType; it must return a dict"):
         NoLogs(make(Net), config(tmp_path), PAIRS).train()
     with pytest.raises(ConfigError, match=r"OtherName.train_step returned 'loss'; the loss of a step is \"step_loss\""):
