@@ -77,15 +77,6 @@ def test_stages_compute_what_the_model_computes(name: str) -> None:
             torch.testing.assert_close(hidden[key], expected[key], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_each_name_is_on_one_stage_and_a_tied_one_on_two(name: str) -> None:
-    build, _ = MODELS[name]
-    whole = {key for key, _ in build().named_parameters(remove_duplicate=False)}
-    held = [{key for key, _ in model.named_parameters()} for model, _ in stages_of(build, 2)]
-    assert held[0] | held[1] == whole
-    assert not held[0] & held[1]
-
-
 def test_two_stages_of_one_process_hold_two_copies_of_a_tied_weight() -> None:
     model = build_gpt(layers=4)
     stages, (tie,), _ = cut_model(model, 4, [0, 3], Layout(pipeline=4).stage_ids)
