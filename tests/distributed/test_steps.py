@@ -1,4 +1,4 @@
-"""Both APIs on two processes: one step, with the numbers of a hand-written loop in one process."""
+"""Both APIs on two processes: the numbers of a hand-written loop in one process, and shares of streams."""
 
 import json
 from pathlib import Path
@@ -9,12 +9,20 @@ import pytest
 from tests.torchrun import torchrun
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("steps")
-    torchrun(Path(__file__).parent / "steps_script.py", folder)
+def found_by(script: str, folder: Path) -> dict[str, Any]:
+    torchrun(Path(__file__).parent / script, folder)
     result: dict[str, Any] = json.loads((folder / "found.json").read_text())
     return result
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return found_by("steps_script.py", tmp_path_factory.mktemp("steps"))
+
+
+@pytest.fixture(scope="module")
+def streams(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return found_by("streams_script.py", tmp_path_factory.mktemp("streams"))
 
 
 CASES = [
@@ -61,3 +69,22 @@ def test_numbers_that_a_model_returns_are_means_over_the_samples_of_both_process
     assert len(logged["first"]) == len(sizes)
     (warning,) = [text for text in numbers["warnings"] if "only some" in text]
     assert "only some processes put: rank_only." in warning
+
+
+@pytest.mark.parametrize("case", ["python", "config files", "own loop"])
+@pytest.mark.exhaustive
+def test_killed_and_resumed_is_uninterrupted(streams: dict[str, Any], case: str) -> None:
+    assert streams[case]["is_exact"]
+    assert streams[case]["is_equal_on_ranks"]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("case", ["python", "config files"])
+def test_each_rank_reads_its_share_again_if_it_is_short(streams: dict[str, Any], case: str) -> None:
+    assert streams[case]["ranks_of_samples"] == [[0], [1]]
+
+
+@pytest.mark.exhaustive
+def test_a_stream_without_shards_is_split_by_samples(streams: dict[str, Any]) -> None:
+    first, second = streams["without shard"]
+    assert (first, second) == ([*range(0, 23, 2)], [*range(1, 23, 2)])
