@@ -23,12 +23,6 @@ def gpt(**settings: Any) -> GPTTextGeneration:
     return GPTTextGeneration(GPTTextGenerationConfig(**{**sizes, **settings}))
 
 
-def untied() -> GPTTextGeneration:
-    model = gpt()
-    model.head.weight = nn.Parameter(model.head.weight.detach().clone())
-    return model
-
-
 def of_transformers(kind: str, **settings: Any) -> nn.Module:
     import transformers
 
@@ -185,7 +179,6 @@ WITHOUT_PLAN = (
 )  # fmt: skip
 CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], dict[str, Any]]] = {
     "gpt": (gpt, {}, {"steps": 8}),
-    "untied": (untied, {}, {}),
     "sequence parallel": (gpt, {"sequence_parallel": True}, {}),
     "sequence parallel, recompute": (gpt, {"sequence_parallel": True}, {"recompute": True}),
     "accumulation, fused": (gpt, {}, {"accumulation": 2, "fused": True}),
@@ -193,9 +186,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], dict[str, Any]]]
     "bfloat16": (gpt, {}, {"autocast": True}),
     "bert": (bert, {}, {}),
     "own plan": (Gated, {}, {}),
-    "llama": (lambda: of_transformers("Llama", tie_word_embeddings=False), {}, {}),
     "llama, tied": (lambda: of_transformers("Llama", tie_word_embeddings=True), {}, {}),
-    "qwen3": (lambda: of_transformers("Qwen3"), {}, {}),
     "mixtral": (lambda: of_transformers("Mixtral", num_local_experts=4, output_router_logits=True), {}, {"steps": 8}),
     "qwen3 moe, frozen router": (lambda: frozen_routers("Qwen3Moe", num_experts=4, num_experts_per_tok=2), {}, {}),
     **{kind: (partial(without_plan, kind), {}, {}) for kind in WITHOUT_PLAN},
