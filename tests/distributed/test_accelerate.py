@@ -10,6 +10,7 @@ from torch.utils.data import TensorDataset
 
 from tests.distributed.objects_project import Model, Points
 from tests.distributed.objects_runs import ACCELERATE, assert_same_numbers, run
+from tests.toys import assert_equal_weights
 from trainwright import Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError, ConfigTypeError
 
@@ -65,8 +66,7 @@ def test_in_one_process_an_accelerator_changes_no_bit(tmp_path: Path, precision:
     given = trained(tmp_path / "given", accelerate.Accelerator(cpu=True, **settings))
     assert given.config.gradient_accumulation_steps == accumulation
     assert (given.config.mixed_precision or "no") == precision
-    for name, value in plain.model.state_dict().items():
-        assert torch.equal(value, given.model.state_dict()[name]), name
+    assert_equal_weights(plain.model, given.model)
     assert plain.evaluate() == given.evaluate()
     assert given._steps.placement.model is given.model
 
@@ -79,8 +79,7 @@ def test_a_run_goes_on_with_an_accelerator_and_without(tmp_path: Path) -> None:
     trained(tmp_path / "parts", num_epochs=2, resume_from_checkpoint=True, lr_scheduler_type=None)
     last = trained(tmp_path / "parts", accelerator, num_epochs=3, resume_from_checkpoint=True, lr_scheduler_type=None)
     assert last.start_iter == last.max_iter
-    for name, value in whole.model.state_dict().items():
-        assert torch.equal(value, last.model.state_dict()[name]), name
+    assert_equal_weights(whole.model, last.model)
 
 
 @pytest.mark.usefixtures("fresh")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.toys import tokens
+from tests.toys import assert_equal_weights, tokens
 from trainwright import Trainer, TrainerConfig
 from trainwright.checkpoint import verify
 from trainwright.data import ImageProcessor, ImageProcessorConfig
@@ -91,8 +91,7 @@ def test_the_simple_example(
     names: dict[str, Any] = {}
     exec(compile(before, "page", "exec"), names)
     trainer = names["trainer"]
-    for name, parameter in trainer.model.state_dict().items():
-        assert torch.equal(parameter, base_model.state_dict()[name]), name
+    assert_equal_weights(trainer.model, base_model)
     assert len(trainer.train_dataset) == 8
     trainer.train()
     assert trainer.state.global_step == 2

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.engine.trainer.conftest import PAIRS, Scripted, config, equal, make, weights
-from tests.toys import tokens
+from tests.toys import assert_equal_weights, tokens
 from trainwright import Trainer, TrainerConfig
 from trainwright.checkpoint import verify
 from trainwright.config.errors import ConfigError
@@ -189,8 +189,7 @@ def test_a_model_is_pushed_and_loaded(hub: Any, tmp_path: Path) -> None:
     url = trainer.push_to_hub("me/classifier", commit_message="First")
     assert url.startswith(hub.url)
     loaded = Model.load("me/classifier")
-    for left, right in zip(loaded.parameters(), trainer.model.parameters(), strict=True):
-        assert torch.equal(left, right)
+    assert_equal_weights(loaded, trainer.model)
     folder = hub.folder("models", "me/classifier")
     card = (folder / "README.md").read_text()
     assert (folder / "curves.png").read_bytes() == curves.read_bytes()
@@ -208,8 +207,7 @@ def test_what_is_on_the_hub_can_be_gone_on_with_and_begun_from(hub: Any, tmp_pat
         init_weights_from="me/classifier",
     )  # fmt: skip
     begun = Trainer(other, config, tokens())
-    for left, right in zip(begun.model.parameters(), trainer.model.parameters(), strict=True):
-        assert torch.equal(left, right)
+    assert_equal_weights(begun.model, trainer.model)
 
 
 def test_a_card_of_ones_own_is_in_every_checkpoint(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from tests.toys import Stream
+from tests.toys import Stream, assert_equal_weights
 from trainwright import Trainer, TrainingConfig
 from trainwright.checkpoint import verify
 from trainwright.config.errors import ConfigError, ConfigTypeError
@@ -65,8 +65,7 @@ def test_a_classifier_gets_the_weights_of_a_loop_by_hand(tmp_path: Path) -> None
         theirs(**batch).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    for (name, left), right in zip(trainer.model.named_parameters(), theirs.parameters(), strict=True):
-        assert torch.equal(left, right), name
+    assert_equal_weights(trainer.model, theirs)
     assert set(results) == {"loss", "accuracy"}
 
 
@@ -98,8 +97,7 @@ def test_a_language_model_with_tied_weights_resumes(tmp_path: Path) -> None:
     Trainer(gpt(), config(tmp_path / "cut", max_steps=5), data, data).train()
     resumed = Trainer(gpt(), config(tmp_path / "cut", resume_from_checkpoint=True), data, data)
     assert resumed.train() == results
-    for left, right in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
-        assert torch.equal(left, right)
+    assert_equal_weights(resumed.model, whole.model)
 
 
 INPUTS = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
