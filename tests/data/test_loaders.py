@@ -241,8 +241,9 @@ def test_a_loader_shows_its_parts():
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_loaders_take_their_share_by_the_rank_of_the_process(monkeypatch, rank):
-    monkeypatch.setattr("trainwright.data.loaders.get_data_parallel_rank", lambda: rank)
-    monkeypatch.setattr("trainwright.data.loaders.get_data_parallel_size", lambda: 2)
+    for kind in ("data_parallel", "averaging"):
+        monkeypatch.setattr(f"trainwright.data.loaders.get_{kind}_rank", lambda: rank)
+        monkeypatch.setattr(f"trainwright.data.loaders.get_{kind}_size", lambda: 2)
     train, _, _ = build_image_train_loader(Numbers(), 2, num_workers=0)
     whole = first(CyclicSampler(range(10), 2, shuffle=True), 6)
     assert labels(first(train, 3)) == whole[rank::2]

@@ -49,10 +49,11 @@ def test_a_run_resumes_bitwise_in_its_layout_and_passes_from_one_process_to_it_a
 
 
 def test_random_states_go_to_the_same_share_of_the_data_in_another_layout(monkeypatch: pytest.MonkeyPatch) -> None:
-    def given(layout: list[int], rank: int, share: int, shares: int, saved: list[int]) -> Any:
+    def given(layout: list[int], rank: int, share: int, shares: int, saved: list[int], place: int | None = None) -> Any:
         monkeypatch.setattr(engine_state, "_layout", lambda: layout)
         monkeypatch.setattr(engine_state, "get_rank", lambda: rank)
         monkeypatch.setattr(engine_state, "get_data_parallel_rank", lambda: share)
+        monkeypatch.setattr(engine_state, "get_averaging_rank", lambda: share if place is None else place)
         monkeypatch.setattr(engine_state, "get_data_parallel_size", lambda: shares)
         monkeypatch.setattr(engine_state, "get_world_size", lambda: layout[0])
         return engine_state._sources(saved)
@@ -68,6 +69,11 @@ def test_random_states_go_to_the_same_share_of_the_data_in_another_layout(monkey
         (None, 0, None),
     ]
     assert [given([2], rank, rank, 2, [4, 1, 1, 2])["random"] for rank in range(2)] == [0, 2]
+    context = [4, 1, 4, 1, 2]
+    found = [given(context, rank, rank // 2, 2, [2], place=rank) for rank in range(4)]
+    assert [(one["random"], one["data"]) for one in found] == [(0, 0), (1, 0), (None, 1), (None, 1)]
+    found = [given([2], rank, rank, 2, context) for rank in range(2)]
+    assert [(one["random"], one["data"]) for one in found] == [(0, 0), (1, 2)]
 
 
 Content = dict[str, torch.Tensor]

@@ -80,6 +80,16 @@ class NextToken(Scores):
         return {"loss": loss, "logits": logits_BLC}
 
 
+class OwnMethod(Scores):
+    """The same in two methods."""
+
+    def forward(self, inputs: Tensor) -> Any:
+        return {"logits": self.body(inputs)}
+
+    def compute_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
+
 class Tagger(Scores):
     def forward(self, inputs: Tensor, labels: Tensor | None = None) -> Any:  # type: ignore[override]
         assert labels is not None
@@ -164,6 +174,7 @@ WEIGHTS = torch.tensor([0.1, 1.0, 5.0, 2.0, 0.5], dtype=torch.float64)
 # Kind of run: the model, its data, and further arguments of the trainer.
 KINDS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tokens], dict[str, Any]]] = {
     "next tokens": (NextToken, Tokens, {}),
+    "loss of a method": (OwnMethod, Tokens, {}),
     "tags": (Tagger, Tokens, {}),
     "labels of another name": (OtherName, lambda: Tokens(name="token_labels"), {}),
     "labels of a name that is set": (NamedBySetting, lambda: Tokens(name="tags"), {"label_names": ["tags"]}),
@@ -193,7 +204,10 @@ def model_of(kind: str) -> nn.Module:
 def by_hand(kind: str) -> tuple[list[list[float]], float]:
     model, (_, make_data, options) = model_of(kind), KINDS[kind]
     batch = make_data().batch()
-    loss = model(**batch)["loss"] if isinstance(batch, dict) else options["loss"](model(batch[0]), batch[1])
+    if isinstance(model, OwnMethod):
+        loss = model.compute_loss(**model(batch["inputs"]), labels=batch["labels"])
+    else:
+        loss = model(**batch)["loss"] if isinstance(batch, dict) else options["loss"](model(batch[0]), batch[1])
     loss.backward()
     torch.optim.SGD(model.parameters(), lr=0.5).step()
     return weights_of(model), loss.item()

@@ -7,7 +7,8 @@ import torch
 
 from tests.ranks import on_ranks
 from trainwright.config.errors import ConfigError
-from trainwright.parallel.batch_comparison import check_same_on_stages, described_shapes, shapes_of
+from trainwright.parallel.batch_comparison import check_same, described_shapes, shapes_of
+from trainwright.parallel.dist import gather_over_pipeline
 from trainwright.parallel.layout import Layout
 from trainwright.parallel.mesh import use_layout
 
@@ -47,9 +48,9 @@ def differences() -> dict[str, str]:
     found = {}
     for name, pair in pairs.items():
         try:
-            check_same_on_stages([pair[0], pair[mesh.pipeline_rank]])
+            check_same([pair[0], pair[mesh.pipeline_rank]], gather_over_pipeline, "Pipeline stages")
         except ConfigError as error:
-            found[name] = str(error).partition(". All stages")[0].partition("batches: ")[2]
+            found[name] = str(error).partition(". All of them")[0].partition("batches: ")[2]
     return found
 
 

@@ -26,7 +26,10 @@ def test_zero_shares_one_copy_among_the_data_ranks() -> None:
     assert Layout.of({"zero_stage": 3}, 4).shard == 4
     hybrid = Layout.of({"zero_stage": 2, "replicate_size": 2, "tensor_parallel_size": 2}, 8)
     assert (hybrid.data, hybrid.replicate, hybrid.shard) == (4, 2, 2)
+    context = Layout.of({"zero_stage": 2, "context_parallel_size": 2, "tensor_parallel_size": 2}, 8)
+    assert (context.data, context.averaging, context.shard, context.world_size) == (2, 4, 4, 8)
     assert Layout.of({}, 4) == Layout(data=4, replicate=4)
+    assert not Layout.of({"context_parallel_size": 4}, 4).is_plain
     assert Layout.of({}, 4).is_plain
     assert not Layout.of({"zero_stage": 1}, 4).is_plain
 
@@ -41,6 +44,8 @@ def test_one_process_has_no_parallelism() -> None:
         ({"replicate_size": 2}, 4, "TrainingConfig.replicate_size: got 2, without ZeRO"),
         ({"replicate_size": 3, "zero_stage": 1}, 4, "got 3, which does not divide the 4 data ranks"),
         ({"sequence_parallel": True}, 2, "needs TrainingConfig.tensor_parallel_size > 1"),
+        ({"context_parallel_size": 2, "pipeline_parallel_size": 2}, 4, "pipelines cannot divide sequences"),
+        ({"context_parallel_size": 3}, 4, "context_parallel_size=3: needs a multiple of 3 processes"),
         ({"pipeline_schedule": "1F2B"}, 2, "Did you mean '1F1B'"),
         ({"pipeline_parallel_size": 4, "pipeline_num_layers": 3}, 4, "4 stages need at least 4 layers"),
         ({"pipeline_parallel_size": 2, "custom_pipeline_stage_id": [0, 1, 0]}, 2, "it must ascend"),

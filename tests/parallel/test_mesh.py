@@ -27,6 +27,7 @@ def _places() -> dict[str, Any]:
         Layout(data=4, replicate=2, zero_stage=3),
         Layout(data=2, replicate=2, tensor=2),
         Layout(pipeline=4),
+        Layout(data=2, context=2, zero_stage=2),
     ):
         mesh = use_layout(layout, "cpu")
         assert mesh is not None
@@ -47,7 +48,7 @@ def _places() -> dict[str, Any]:
 
 def test_places_of_four_processes() -> None:
     ranks = on_ranks(_places, world_size=4)
-    hybrid, tensor, stages = zip(*(found.values() for found in ranks), strict=True)
+    hybrid, tensor, stages, context = zip(*(found.values() for found in ranks), strict=True)
     assert [place["data"] for place in hybrid] == [(rank, 4) for rank in range(4)]
     assert [place["data ranks"] for place in hybrid] == [[0, 1, 2, 3]] * 4
     assert [place["their sum"] for place in hybrid] == [6.0] * 4
@@ -56,6 +57,8 @@ def test_places_of_four_processes() -> None:
     assert [place["data ranks"] for place in tensor] == [[0, 2], [1, 3]] * 2
     assert [place["pipeline"] for place in stages] == [(rank, 4) for rank in range(4)]
     assert [place["data"] for place in stages] == [(0, 1)] * 4
+    assert [place["data"] for place in context] == [(0, 2), (0, 2), (1, 2), (1, 2)]
+    assert [place["data ranks"] for place in context] == [[0, 1, 2, 3]] * 4
 
 
 def test_one_process_keeps_the_whole_model() -> None:

@@ -423,6 +423,10 @@ class TrainingConfig(CheckedConfig):
         1, "device", "Stages that the layers of the model are spread over.",
         place="train.dist.pipeline_parallel_size",
     )
+    context_parallel_size: types.Count = setting(
+        1, "device", "Processes that hold the parts of each sequence together.",
+        place="train.dist.context_parallel_size",
+    )
     zero_stage: types.ZeroStage = setting(
         0, "device",
         "What the data-parallel processes share: 0 nothing, 1 the optimizer state, 2 gradients too, 3 parameters too.",
@@ -604,6 +608,7 @@ _DIST = (
     Key("data_parallel_size", 1),
     Key("tensor_parallel_size", 1),
     Key("pipeline_parallel_size", 1),
+    Key("context_parallel_size", 1),
     Key("replicate_size", None),
     Key("sequence_parallel", False),
     Key("pipeline_schedule", "1F1B"),

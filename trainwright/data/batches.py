@@ -49,6 +49,7 @@ class Batches(Iterator[Any]):
 
     Attributes:
         done: the batches of the run so far, those of earlier starts included.
+        divide: called with each batch that is read, before it is copied to a device; None: not needed.
 
     Raises:
         ConfigError: an iteration of the loader has fewer than ``length`` batches, or two iterations have none.
@@ -71,6 +72,7 @@ class Batches(Iterator[Any]):
         self._continued: dict[str, Any] | None = None  # a loaded state
         self._fresh = False  # whether the loader of each epoch has generators of its own
         self.prefetches_to = prefetches_to
+        self.divide: Callable[[Any], Any] | None = None
         self.done = 0
         self._keeps_generators = self._is_positioned = False
         self._was_infinite = getattr(source_of(loader), "infinite", True)
@@ -154,12 +156,14 @@ class Batches(Iterator[Any]):
 
     def _read(self) -> Iterator[Any]:
         while self._repeated:
-            yield from map(copy.deepcopy, self._repeated)
+            repeated = map(copy.deepcopy, self._repeated)
+            yield from repeated if self.divide is None else map(self.divide, repeated)
         device, source = self.prefetches_to, source_of(self.loader)
         # The own state of a loader would count a batch that is read ahead as used.
         may_prefetch = isinstance(source, StreamLoader) or not has_state(source)
         for batches in self._epochs(source) if self._renew is None else self._epochs_of_new_loaders(self._renew):
-            yield from batches if device is None or not may_prefetch else ahead(batches, device)
+            parts = batches if self.divide is None else map(self.divide, batches)
+            yield from parts if device is None or not may_prefetch else ahead(parts, device)
 
     def _epochs(self, source: Any) -> Iterator[Iterator[Any]]:
         """For each epoch, an iterator of its batches from the position on; opened when it is asked for."""

@@ -27,7 +27,12 @@ from trainwright.data.mixture import mixed, shares
 from trainwright.data.order import sample_lengths
 from trainwright.data.sampler import CyclicSampler, EpochSampler, SingleRoundSampler
 from trainwright.data.streaming import StreamLoader, eval_stream_loader, is_stream, shard_of_rank
-from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_size
+from trainwright.parallel.dist import (
+    get_averaging_rank,
+    get_averaging_size,
+    get_data_parallel_rank,
+    get_data_parallel_size,
+)
 
 logger = logging.getLogger("trainwright.data")
 
@@ -127,11 +132,13 @@ def build_image_test_loader(
     """A loader of one pass in the data set's order, by default with ``SingleRoundSampler``, unshuffled."""
     joined = _joined(dataset, dataset_mixer)
     if is_stream(joined):
-        part = shard_of_rank(joined, get_data_parallel_rank(), get_data_parallel_size())
+        part = shard_of_rank(joined, get_averaging_rank(), get_averaging_size())
         loader = eval_stream_loader(part, test_batch_size, num_workers, _instantiated(collate_fn))
         loader.is_sharded = True
         return loader
-    made = _make_sampler(SingleRoundSampler if sampler is None else sampler, joined, test_batch_size, seed=seed)
+    sampler, rank, size = SingleRoundSampler if sampler is None else sampler, get_averaging_rank(), get_averaging_size()
+    ranks = {"data_parallel_rank": rank, "data_parallel_size": size}
+    made = _make_sampler(sampler, joined, test_batch_size, seed=seed, **ranks)
     return make_loader(
         joined,
         made,

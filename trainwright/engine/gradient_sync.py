@@ -22,8 +22,8 @@ from trainwright.parallel import dist as ranks
 from trainwright.parallel.data_parallel import unwrap_model, watch_wrapped, wrap_data_parallel
 from trainwright.parallel.dist import (
     gather_over_data,
+    get_averaging_size,
     get_data_parallel_group,
-    get_data_parallel_size,
     get_world_size,
     is_any,
     reduce_over_data,
@@ -230,9 +230,9 @@ def gradient_sync(
         parts = [model] if pipeline is None else [stage.model for stage in pipeline.stages]
         check_used: Callable[[], object] = bool
         before_use: Callable[[], object] = bool
-        if mesh.layout.data > 1 and find_unused_parameters:
+        if mesh.layout.averaging > 1 and find_unused_parameters:
             before_use = UnusedParameters(fsdp_modules(model)).drop
-        elif mesh.layout.data > 1:
+        elif mesh.layout.averaging > 1:
             check_used = before_use = UsedParameters(parts).check
         if pipeline is not None:
             return StageSync(pipeline, before_use)
@@ -319,7 +319,7 @@ def average_gradients(parameters: Iterable[Tensor]) -> bool:
         if is_anywhere:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            parameter.grad /= get_data_parallel_size()
+            parameter.grad /= get_averaging_size()
             reduce_over_data(parameter.grad)
     return not any(found[: len(missing)])
 

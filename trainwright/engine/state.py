@@ -24,6 +24,7 @@ from trainwright.engine.update import Update
 from trainwright.hooks.callbacks.logs import EpochMean
 from trainwright.optim.named import NamedOptimizers
 from trainwright.parallel.dist import (
+    get_averaging_rank,
     get_data_parallel_rank,
     get_data_parallel_size,
     get_rank,
@@ -339,22 +340,26 @@ def _layout() -> list[int]:
     """The sizes that determine what each rank computes."""
     mesh = mesh_in_use()
     layout = None if mesh is None else mesh.layout
-    return [get_world_size(), *([] if layout is None else [layout.pipeline, layout.replicate, layout.tensor])]
+    if layout is None:
+        return [get_world_size()]
+    context = [layout.context] if layout.context > 1 else []
+    return [get_world_size(), layout.pipeline, layout.replicate, layout.tensor, *context]
 
 
 def _sources(layout: list[int]) -> dict[str, int | None]:
     """The rank among those of ``layout`` whose random state, place in the data and hooks this process continues with.
 
-    In another layout all ranks of a share get the same random state: tensor-parallel ranks must draw the same numbers.
-    A share that was not there keeps its seed. With another number of shares there is no exact place in the data.
+    In another layout all tensor-parallel ranks of a place get the same random state: they must draw the same numbers.
+    A place that was not there keeps its seed. With another number of shares there is no exact place in the data.
     """
     if layout == _layout():
         return dict.fromkeys(("random", "data", "hooks"), get_rank())
-    world_size, stages, _, parts = layout if len(layout) > 1 else (*layout, 1, 1, 1)
-    shares, first = world_size // (stages * parts), get_data_parallel_rank() * parts
+    world_size, stages, _, parts, context = (*layout, 1, 1, 1, 1)[:5]
+    places = world_size // (stages * parts)
+    is_same = places == get_data_parallel_size() * context
     return {
-        "random": first if get_data_parallel_rank() < shares else None,
-        "data": first if shares == get_data_parallel_size() else 0,
+        "random": get_averaging_rank() * parts if get_averaging_rank() < places else None,
+        "data": get_data_parallel_rank() * context * parts if is_same else 0,
         "hooks": get_rank() if world_size == get_world_size() else None,
     }
 

@@ -15,10 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trainwright._torch_compat.tensor_chunks import is_dtensor
 from trainwright.data.batch import arguments, count_samples, parameter_names
 from trainwright.data.seeding import rng_states, set_rng_states
 from trainwright.engine.loss_fn import losses_of, predictions_of, target_of
 from trainwright.events.media import wide_dtype
+from trainwright.parallel.context import SHIFTED
 from trainwright.parallel.simulated import simulation
 
 logger = logging.getLogger("trainwright.engine")
@@ -105,7 +107,7 @@ def targets_by_value(model: nn.Module, scores: Any, labels: Tensor, loss: Tensor
     """The targets whose mean cross-entropy is the value of ``loss``; None: it is another loss, or has further terms."""
     if not (isinstance(scores, Tensor) and scores.is_floating_point() and scores.dim() == labels.dim() + 1):
         return None
-    value = float(loss)
+    value, scores = float(loss), scores.full_tensor() if is_dtensor(scores) else scores  # type: ignore[attr-defined]
     faults = {one: abs(_mean_loss(one, scores.detach(), labels) - value) for one in _candidates(model, labels)}
     best = min(faults, key=faults.__getitem__)
     if not faults[best] <= 0.01 * max(1.0, value):  # also if it is NaN
@@ -208,9 +210,12 @@ class TargetCounter:
         is_of_model = outputs is not None and losses_of(outputs) is not None
         found, criterion = None, None if is_of_model else self._criterion()
         self._fields = () if criterion is not None else label_fields(self._model, batch, self._label_names)
-        labels = labels_of(batch, self._fields)
+        is_shifted = _has_shifted(batch)
+        labels = batch[SHIFTED] if is_shifted else labels_of(batch, self._fields)
         if labels is not None and criterion is not None:
             found = targets_of_criterion(criterion)
+        elif is_shifted:
+            found = targets_by_value(self._model, predictions_of(outputs), labels, loss) or Targets()
         empty = [] if labels is None or found is not None else empty_targets(self._model, labels, loss.detach())
         self._is_empty, self._is_of_criterion = len(empty) > 1, criterion is not None
         if len(empty) == 1:
@@ -222,6 +227,8 @@ class TargetCounter:
         self._empty = empty or self._empty
         shared = self._share((_by_sample(found, labels, samples), self._is_empty))
         self.targets = next((one for one, _ in shared if one is not None), None)
+        if is_shifted and self.targets is not None:  # of labels that are not
+            self.targets = replace(self.targets, is_shifted=True)
         self.is_decided = self.targets is not None or not any(is_empty for _, is_empty in shared)
 
     def state_dict(self) -> dict[str, Any]:
@@ -241,6 +248,8 @@ class TargetCounter:
         """The weight of a batch; ``samples``: its number of samples, 0 for a padding batch."""
         if not samples or (self._is_empty and self.targets is None):
             return 0
+        if self.targets is not None and _has_shifted(batch):
+            return replace(self.targets, is_shifted=False).count(batch[SHIFTED])
         labels = labels_of(batch, self._fields)
         if self.targets is not None:
             return samples if labels is None else self.targets.count(labels)
@@ -255,6 +264,11 @@ class TargetCounter:
                 "'num_tokens' beside 'logits' from the model" if self._is_of_criterion else of_model,
             )
         return samples
+
+
+def _has_shifted(batch: Any) -> bool:
+    """Whether a batch also has the token after each, which the loss then uses."""
+    return isinstance(batch, Mapping) and SHIFTED in batch
 
 
 def _by_sample(found: Targets | None, labels: Tensor | None, samples: int) -> Targets | None:
@@ -346,7 +360,7 @@ def find_comparison(
         if targets is None and (empty := empty_targets(model, labels, loss)):
             targets, is_final = empty[0], False
     if targets is None and _are_of_classes(scores, labels):
-        targets = Targets(is_shifted=is_of_tokens and predicts_next_token(model))
+        targets = Targets(is_shifted=is_of_tokens and predicts_next_token(model) and not _has_shifted(inputs))
     return Comparison(
         is_shifted=targets is not None and targets.is_shifted,
         targets=targets,

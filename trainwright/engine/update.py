@@ -32,7 +32,7 @@ from trainwright.models.outputs import is_loss_alone
 from trainwright.optim.clip import gradient_clipper, gradient_norm
 from trainwright.optim.named import NamedOptimizers, each_optimizer
 from trainwright.optim.skip import ScaledStep, SkipNonFinite
-from trainwright.parallel.dist import gather_over_data, get_data_parallel_size
+from trainwright.parallel.dist import gather_over_data, get_averaging_size
 from trainwright.parallel.mesh import computing_device
 from trainwright.parallel.sharding import check_steps_of_parts, use_kernels_for_parts
 
@@ -124,7 +124,7 @@ class Update:
             targets=TargetCounter(model, criterion, gather_over_data, label_names),
             count=count,
             count_all=count_all,
-            num_ranks=None if replica is None else get_data_parallel_size(),
+            num_ranks=None if replica is None else get_averaging_size(),
             is_staged=is_staged,
         )
         self.record = self.mean.record if self.is_weighed else None
@@ -191,7 +191,7 @@ class Update:
             if name == TOKENS and self._device is not None:  # the sum of all processes' values
                 value = value.full_tensor() if is_dtensor(value) else value
                 value = torch.as_tensor(value, device=self._device).detach().reshape(())
-                part = [value, torch.ones_like(value) / get_data_parallel_size()]
+                part = [value, torch.ones_like(value) / get_averaging_size()]
                 storage.put_mean(prefix + name, torch.stack(part).to(wide_dtype(self._device)), dist.all_reduce)
             else:
                 self.put(storage, prefix + (f"model/{name}" if name in _OWN_NAMES else name), value, weight)

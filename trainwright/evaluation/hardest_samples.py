@@ -22,7 +22,7 @@ from trainwright.evaluation.sample_losses import LossesOfTorch, losses_of_sample
 from trainwright.events.media import wide_dtype
 from trainwright.parallel.dist import (
     all_gather_object,
-    get_data_parallel_rank,
+    get_averaging_rank,
     get_tensor_parallel_rank,
     is_main_process,
 )
@@ -155,9 +155,7 @@ class WatchedEvaluation:
         """Report the hardest samples of all ranks, which must all call this."""
         self._merge()
         own = get_tensor_parallel_rank() == 0  # the others have the same
-        gathered = all_gather_object(
-            (get_data_parallel_rank(), self._sizes if own else [], self._rows() if own else [])
-        )
+        gathered = all_gather_object((get_averaging_rank(), self._sizes if own else [], self._rows() if own else []))
         ranks = sorted((one for one in gathered if one[1]), key=lambda one: one[0])
         if not is_main_process():
             return

@@ -16,7 +16,7 @@ from trainwright.evaluation.loop import run_evaluation
 from trainwright.evaluation.rank_exchange import even_rounds, gather_values, in_order
 from trainwright.events.storage import EvaluationStorage
 from trainwright.models.eval_mode import evaluation_mode
-from trainwright.parallel.dist import get_data_parallel_size, get_tensor_parallel_rank, get_world_size
+from trainwright.parallel.dist import get_averaging_size, get_tensor_parallel_rank, get_world_size
 from trainwright.parallel.pipeline import pipeline_of
 from trainwright.parallel.sharding import computes_together, gathered, reshard
 
@@ -52,7 +52,7 @@ def predict(
         lambda batch: outputs.append(on_cpu(step(batch))),
         joined,
         device=device,
-        num_samples=lambda batch: count_samples(batch, unknown=1) * get_data_parallel_size(),
+        num_samples=lambda batch: count_samples(batch, unknown=1) * get_averaging_size(),
         num_batches=num_batches,
         without_batches="predict: the data yielded no batch. Pass data with at least one sample.",
         pad=step if is_single_pass else None,

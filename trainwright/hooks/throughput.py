@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trainwright.data.batch import fields
 from trainwright.hooks.base import HookBase
-from trainwright.parallel.dist import get_data_parallel_size
+from trainwright.parallel.dist import get_averaging_size
 
 # TFLOP/s of dense matrix products in bfloat16, by words of the device's name: the data sheets of NVIDIA and AMD.
 _PEAKS = {"B200": 2250, "GH200": 989, "H200": 989, "H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "A100": 312}
@@ -61,7 +61,7 @@ class Throughput(HookBase):
                 storage.put_scalar("peak_share", self._tflop / seconds / self._peak)
         tokens = (fields(self._batch()) or {}).get("input_ids")
         if isinstance(tokens, torch.Tensor):
-            number = tokens.numel() * self._num_batches * get_data_parallel_size()
+            number = tokens.numel() * self._num_batches * get_averaging_size()
             storage.put_scalar("tokens_per_s", number / seconds)
 
     def after_train(self) -> None:

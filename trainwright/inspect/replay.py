@@ -25,7 +25,13 @@ from trainwright.inspect.diff import compare_starts
 from trainwright.inspect.report.run_data import LOSS, read_loss_table
 from trainwright.inspect.step_probe import StepFacts, probed_step, user_frame
 from trainwright.parallel.data_parallel import unwrap_model
-from trainwright.parallel.dist import gather_over_data, get_data_parallel_rank, get_data_parallel_size, get_world_size
+from trainwright.parallel.dist import (
+    gather_over_data,
+    get_averaging_size,
+    get_data_parallel_rank,
+    get_data_parallel_size,
+    get_world_size,
+)
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -190,7 +196,7 @@ def _join_processes(found: Replay) -> None:
     ranks = gather_over_data(found)
     if len(ranks) == 1:
         return
-    samples = [one.samples for one in ranks]
+    samples = [one.samples for one in ranks[:: get_averaging_size() // get_data_parallel_size()]]  # context ranks share
     found.samples = [batch for one in samples for batch in one or ()] if all(samples) else None
     found.names = {index: name for one in ranks for index, name in one.names.items()}
     found.facts.sample_losses = [losses for one in ranks for losses in one.facts.sample_losses]

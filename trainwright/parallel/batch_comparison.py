@@ -1,14 +1,13 @@
 """Batches of several processes: their shapes, and whether they are the same."""
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from trainwright.config.errors import ConfigError
-from trainwright.parallel.dist import gather_over_pipeline
 
 
 def shapes_of(batch: Any) -> Any:
@@ -39,16 +38,19 @@ def described_shapes(key: Any) -> str:
     return getattr(key, "__name__", str(key))
 
 
-def check_same_on_stages(batches: Sequence[Any]) -> None:
-    """Raise on all pipeline stages if they have read different batches: their losses would be those of no model."""
-    first, *others = gather_over_pipeline(_checksums([*batches]))
+def check_same(batches: Sequence[Any], gather: Callable[[Any], list[Any]], ranks: str) -> None:
+    """Raise on all ``ranks`` if they have read different batches: their losses would be those of no model.
+
+    ``gather`` returns the value of each of them.
+    """
+    first, *others = gather(_checksums([*batches]))
     different = next((stage for stage, other in enumerate(others, start=1) if other != first), None)
     if different is None:
         return
     pairs = zip(first, others[different - 1], strict=False)
     one, other = next(((one, other) for one, other in pairs if one != other), (None, None))
     raise ConfigError(
-        f"Pipeline stages 0 and {different} have read different batches: {_difference(one, other)}. All stages must"
+        f"{ranks} 0 and {different} have read different batches: {_difference(one, other)}. All of them must"
         " read the same ones: a loader must not draw from the random generators of its process. Pass"
         " generator=torch.Generator().manual_seed(0) to a DataLoader that shuffles."
     )

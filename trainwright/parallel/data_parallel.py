@@ -184,7 +184,7 @@ def setup_dist_util(
 
 
 def _warn_of_one_process(sizes: Mapping[str, Any], name: Callable[[str], str]) -> None:
-    least = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "zero_stage": 1}
+    least = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "context_parallel_size": 2, "zero_stage": 1}
     asked = [key for key, number in least.items() if (sizes.get(key) or 0) >= number]
     if asked:
         text = ", ".join(f"{name(key)}={sizes[key]}" for key in asked)

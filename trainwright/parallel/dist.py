@@ -67,8 +67,21 @@ def get_data_parallel_size() -> int:
     return get_world_size() if _mesh is None else int(_mesh.layout.data)
 
 
+def get_averaging_rank() -> int:
+    """This process's number in ``[0, get_averaging_size())``; it draws random numbers of its own."""
+    return get_rank() if _mesh is None else int(_mesh.averaging_rank)
+
+
+def get_averaging_size() -> int:
+    """How many processes average their gradients: the data ranks, and the context ranks of each.
+
+    An evaluation divides its samples between them, and no sequence.
+    """
+    return get_world_size() if _mesh is None else int(_mesh.layout.averaging)
+
+
 def get_data_parallel_group() -> Any:
-    """The process group of the shares of one global batch, for ``torch.distributed``; None: all processes."""
+    """The process group of those that average their gradients, for ``torch.distributed``; None: all processes."""
     return None if _mesh is None else _mesh.data_group
 
 
@@ -167,7 +180,7 @@ def gather_over_data(value: T) -> list[T]:
 
 def reduce_over_data(tensor: Any) -> None:
     """Add up a tensor over the data ranks of this process's stage and part, in place."""
-    if get_data_parallel_size() > 1:
+    if get_averaging_size() > 1:
         _torch_dist().all_reduce(tensor, group=get_data_parallel_group())
 
 
@@ -178,7 +191,7 @@ def start_sum_over_data(tensor: Any) -> Any:
 
 def broadcast_over_data(tensor: Any) -> None:
     """The values of the first data rank of this process's stage and part, in place."""
-    if get_data_parallel_size() > 1:
+    if get_averaging_size() > 1:
         dist, group = _torch_dist(), get_data_parallel_group()
         tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor  # a part, of tensor ranks
         dist.broadcast(tensor, 0 if group is None else dist.get_global_rank(group, 0), group=group)

@@ -1,9 +1,11 @@
 """How the processes of a run are arranged: arithmetic alone, without a process group.
 
-A run of ``world_size`` processes is a grid of pipeline stages x data ranks x tensor ranks; the tensor ranks of one
-place are neighbours. ``data = replicate * shard``: with ZeRO, ``shard`` data ranks hold one copy of the model together.
+A run of ``world_size`` processes is a grid of pipeline stages x data ranks x context ranks x tensor ranks; the tensor
+ranks of one place are neighbours. Gradients are averaged over data and context ranks, ``replicate * shard`` of them:
+with ZeRO, ``shard`` of these hold one copy of the model together.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +13,8 @@ from typing import Any
 from trainwright.config.errors import ConfigError, did_you_mean
 
 SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble")
+
+_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")  # that data ranks multiply
 
 STAGES_PER_PROCESS = {"Interleaved1F1B": 2, "InterleavedZeroBubble": 2, "ZBVZeroBubble": 2}  # 1 otherwise
 
@@ -23,12 +27,13 @@ class Layout:
         data: data-parallel ranks, each with its share of a global batch.
         tensor: ranks that hold the parts of each layer together.
         pipeline: stages, each with some of the layers.
-        replicate: copies of the model among the data ranks.
+        replicate: copies of the model among the ranks whose gradients are averaged.
         zero_stage: what the ranks of one copy share: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too.
         sequence_parallel: tensor ranks also share the activations between their layers.
         schedule: of the pipeline, one of ``SCHEDULES``.
         custom_stage_ids: the stage of each layer, if the user chose them.
         offload: with a zero_stage, parameters, gradients and optimizer state are in host memory.
+        context: ranks that hold the parts of each sequence together.
     """
 
     data: int = 1
@@ -40,6 +45,7 @@ class Layout:
     schedule: str = "1F1B"
     custom_stage_ids: tuple[int, ...] | None = None
     offload: bool = False
+    context: int = 1
 
     def __str__(self) -> str:
         """
@@ -50,6 +56,7 @@ class Layout:
         copies = f" in {self.replicate} copies" if self.zero_stage and self.replicate > 1 else ""
         sizes = [f"{self.data} data{zero}{copies}"]
         sequence = " (sequence parallel)" if self.sequence_parallel else ""
+        sizes += [f"{self.context} context"] if self.context > 1 else []
         sizes += [f"{self.tensor} tensor{sequence}"] if self.tensor > 1 else []
         sizes += [f"{self.pipeline} pipeline"] if self.pipeline > 1 else []
         return " x ".join(sizes)
@@ -57,22 +64,27 @@ class Layout:
     @property
     def world_size(self) -> int:
         """The number of processes."""
-        return self.data * self.tensor * self.pipeline
+        return self.averaging * self.tensor * self.pipeline
+
+    @property
+    def averaging(self) -> int:
+        """The ranks whose gradients are averaged."""
+        return self.data * self.context
 
     @property
     def shard(self) -> int:
-        """The data ranks that hold one copy of the model together; 1: each holds a whole copy."""
-        return self.data // self.replicate
+        """The ranks that share one copy of the model between data and context ranks; 1: each holds a whole copy."""
+        return self.averaging // self.replicate
 
     @property
     def is_plain(self) -> bool:
         """Whether each process holds the whole model: one process, or data parallelism without ZeRO."""
-        return self.tensor == self.pipeline == 1 and self.zero_stage == 0
+        return self.tensor == self.pipeline == self.context == 1 and self.zero_stage == 0
 
     @property
     def is_sharded(self) -> bool:
-        """Whether FSDP2 holds the parameters: of several data ranks, or in host memory."""
-        return self.data > 1 or self.offload
+        """Whether FSDP2 holds the parameters: of several ranks, or in host memory."""
+        return self.averaging > 1 or self.offload
 
     @classmethod
     def of(
@@ -81,8 +93,8 @@ class Layout:
         """The layout of ``world_size`` processes.
 
         Args:
-            asked: the settings ``tensor_parallel_size``, ``pipeline_parallel_size``, ``replicate_size``,
-                ``zero_stage``, ``zero_offload``, ``sequence_parallel``, ``pipeline_schedule``,
+            asked: the settings ``tensor_parallel_size``, ``pipeline_parallel_size``, ``context_parallel_size``,
+                ``replicate_size``, ``zero_stage``, ``zero_offload``, ``sequence_parallel``, ``pipeline_schedule``,
                 ``pipeline_num_layers`` and ``custom_pipeline_stage_id``, where they are set. The data-parallel size
                 follows.
             name: the name of a setting in a message.
@@ -99,19 +111,20 @@ class Layout:
         offload = zero_stage > 0 and bool(asked.get("zero_offload"))
         if world_size == 1:
             return cls(zero_stage=zero_stage if offload else 0, offload=offload)
-        tensor, pipeline = _model_sizes(asked)
-        data = world_size // (tensor * pipeline)
+        tensor, pipeline, context = (asked.get(one) or 1 for one in _SIZES)
+        data = world_size // (tensor * pipeline * context)
         custom = asked.get("custom_pipeline_stage_id") if pipeline > 1 else None
         return cls(
             data,
             tensor,
             pipeline,
-            replicate=data if zero_stage == 0 else asked.get("replicate_size") or 1,
+            replicate=data * context if zero_stage == 0 else asked.get("replicate_size") or 1,
             zero_stage=zero_stage,
             offload=offload,
             sequence_parallel=bool(asked.get("sequence_parallel")),
             schedule=asked.get("pipeline_schedule") or cls.schedule,
             custom_stage_ids=None if custom is None else tuple(custom),
+            context=context,
         )
 
     @property
@@ -138,11 +151,6 @@ class Layout:
         return [stage for stage, size in enumerate(sizes) for _ in range(size)][:num_layers]
 
 
-def _model_sizes(asked: Mapping[str, Any]) -> tuple[int, int]:
-    """The tensor and pipeline ranks that hold a copy of the model together."""
-    return asked.get("tensor_parallel_size") or 1, asked.get("pipeline_parallel_size") or 1
-
-
 def _faults(asked: Mapping[str, Any], world_size: int, name: Callable[[str], str]) -> list[str]:
     """What does not fit in the settings of a layout; on one process they have no effect."""
     schedule, zero_stage = asked.get("pipeline_schedule") or Layout.schedule, asked.get("zero_stage") or 0
@@ -151,14 +159,15 @@ def _faults(asked: Mapping[str, Any], world_size: int, name: Callable[[str], str
         faults.append(f"{name('pipeline_schedule')}: got {schedule!r}. {did_you_mean(schedule, SCHEDULES)}")
     if world_size == 1:
         return faults
-    tensor, pipeline = _model_sizes(asked)
-    model_ranks = tensor * pipeline
-    sizes = f"{name('tensor_parallel_size')}={tensor} x {name('pipeline_parallel_size')}={pipeline}"
+    tensor, pipeline, context = numbers = [asked.get(one) or 1 for one in _SIZES]
+    model_ranks = math.prod(numbers)
+    shown = zip(_SIZES, numbers, strict=True)
+    sizes = " x ".join(f"{name(one)}={size}" for one, size in shown if size > 1 or one != _SIZES[-1])
     if world_size % model_ranks:
         fitting = ", ".join(str(model_ranks * n) for n in (1, 2, 3))
         text = f"needs a multiple of {model_ranks} processes ({fitting}, ...), but {world_size} were started."
         faults.append(f"{sizes}: {text}")
-    data = max(1, world_size // model_ranks)
+    data = max(1, world_size // model_ranks) * context  # ranks that may hold a copy of the model each
     replicate = asked.get("replicate_size")
     if replicate is not None and zero_stage == 0 and replicate != data:
         text = f"got {replicate}, without ZeRO, where each of the {data} data ranks has its copy of the model."
@@ -170,6 +179,8 @@ def _faults(asked: Mapping[str, Any], world_size: int, name: Callable[[str], str
         )
     if asked.get("sequence_parallel") and tensor == 1:
         faults.append(f"{name('sequence_parallel')}: got True, which needs {name('tensor_parallel_size')} > 1.")
+    if context > 1 and pipeline > 1:
+        faults.append(f"{sizes}: pipelines cannot divide sequences. Use ZeRO or tensor parallelism instead of stages.")
     if pipeline > 1:
         faults += _stage_faults(asked, pipeline, name)
     if pipeline > 1 and zero_stage == 3 and data > 1 and schedule.endswith("ZeroBubble"):

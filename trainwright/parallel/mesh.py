@@ -25,12 +25,14 @@ class Mesh:
     Attributes:
         layout: its sizes.
         device_mesh: torch's mesh with the dimensions ``DIMS``; its rank order is that of the processes.
-        data_group: the processes with the same stage and part, and other shares of the batch.
+        data_group: the processes with the same stage and part of each layer, whose gradients are averaged.
+        context_mesh: those of them that hold the other parts of the same sequences.
     """
 
     layout: Layout
     device_mesh: "DeviceMesh"
     data_group: "ProcessGroup"
+    context_mesh: "DeviceMesh | None" = None
 
     @cached_property
     def pipeline_rank(self) -> int:
@@ -43,10 +45,20 @@ class Mesh:
         return int(self.device_mesh.get_local_rank("tp"))
 
     @cached_property
-    def data_rank(self) -> int:
-        """The share of a global batch that this process trains on."""
+    def averaging_rank(self) -> int:
+        """This process's number in ``data_group``."""
         copy, shard = (int(self.device_mesh.get_local_rank(dim)) for dim in ("replicate", "shard"))
         return copy * self.layout.shard + shard
+
+    @property
+    def data_rank(self) -> int:
+        """The share of a global batch that this process trains on."""
+        return self.averaging_rank // self.layout.context
+
+    @property
+    def context_rank(self) -> int:
+        """The part of each sequence that this process holds."""
+        return self.averaging_rank % self.layout.context
 
     @cached_property
     def pipeline_group(self) -> "ProcessGroup":
@@ -67,7 +79,7 @@ def use_layout(layout: Layout, device_type: str) -> Mesh | None:
         sizes = (layout.pipeline, layout.replicate, layout.shard, layout.tensor)
         with real_tensors():  # of the ranks, in an estimate too
             device_mesh = init_device_mesh(device_type, sizes, mesh_dim_names=DIMS)
-            mesh = Mesh(layout, device_mesh, _data_group(device_mesh))
+            mesh = Mesh(layout, device_mesh, _data_group(device_mesh), _context_mesh(device_mesh, layout.context))
     dist.use_mesh(mesh)
     return mesh
 
@@ -92,9 +104,22 @@ def _data_group(device_mesh: "DeviceMesh") -> "ProcessGroup":
     for name, other in one.items():
         if device_mesh.size(DIMS.index(name)) == 1:
             return device_mesh[other].get_group()
+    return _own_group(device_mesh, device_mesh.size(1) * device_mesh.size(2))
+
+
+def _context_mesh(device_mesh: "DeviceMesh", size: int) -> "DeviceMesh | None":
+    """The context ranks, neighbours among those whose gradients are averaged. Every process must call this."""
+    if size == 1:
+        return None
+    from torch.distributed.device_mesh import DeviceMesh
+
+    return DeviceMesh.from_group(_own_group(device_mesh, size), device_mesh.device_type)
+
+
+def _own_group(device_mesh: "DeviceMesh", size: int) -> "ProcessGroup":
+    """This process's group of ``size`` neighbours along both dimensions of the data ranks."""
     from torch.distributed import new_subgroups_by_enumeration
 
-    ranks = device_mesh.mesh.permute(0, 3, 1, 2).flatten(2).flatten(0, 1)
     groups: Any = new_subgroups_by_enumeration
-    own: ProcessGroup = groups(ranks.tolist())[0]
+    own: ProcessGroup = groups(device_mesh.mesh.permute(0, 3, 1, 2).reshape(-1, size).tolist())[0]
     return own

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError
+from trainwright.parallel.context import split_attention
 from trainwright.parallel.derived_plan import DerivedCheck
 from trainwright.parallel.dist import get_world_size
 from trainwright.parallel.mesh import Mesh, current_mesh
@@ -67,6 +68,8 @@ def parallelize(
     if mesh is not None and mesh.layout.pipeline > 1:
         active = simulation()
         pipeline = (Pipeline if active is None else active.pipeline)(model, mesh, device)
+    if mesh is not None and mesh.layout.context > 1:
+        split_attention(model, mesh, compiles_blocks=compiles_blocks)
     recomputed = recompute_blocks(model, recompute) if recompute else []
     if compiles_blocks:
         compile_blocks(model, device)

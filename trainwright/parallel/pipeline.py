@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError
 from trainwright.data.batch import parts
-from trainwright.parallel.batch_comparison import check_same_on_stages, described_shapes, shapes_of
+from trainwright.parallel.batch_comparison import check_same, described_shapes, shapes_of
 from trainwright.parallel.dist import gather_over_pipeline, new_cpu_group
 from trainwright.parallel.mesh import Mesh
 from trainwright.parallel.pipeline_cut import Stage, cut_model
@@ -234,7 +234,7 @@ class Pipeline:
         return _agreement()
 
     def _compare(self, batches: Sequence[Any]) -> None:
-        check_same_on_stages(batches)
+        check_same(batches, gather_over_pipeline, "Pipeline stages")
 
     def _probe(self, batch: Any) -> list[tuple[Tensor | None, Any]]:
         """Run one batch without gradients, in evaluation mode: no random number is drawn, no statistics change."""

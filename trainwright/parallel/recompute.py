@@ -60,7 +60,7 @@ def recompute_blocks(model: nn.Module, which: _Which = True) -> list[str]:
     recomputed = []
     for block in blocks:
         has_statistics = any(isinstance(module, RUNNING_NORMS) for module in block.modules())
-        _replace_forward(block, partial(_recomputed, which=which, has_statistics=has_statistics))
+        replace_forward(block, partial(_recomputed, which=which, has_statistics=has_statistics))
         recomputed.append(names[block])
     return recomputed
 
@@ -83,7 +83,7 @@ def compile_blocks(model: nn.Module, device: torch.device) -> None:
     if compilers and not any(map(shutil.which, compilers)):
         raise ConfigError(f"compile_blocks: there is none of the C++ compilers {', '.join(compilers)}; install one.")
     for block in blocks:
-        _replace_forward(block, partial(torch.compile, options={"fallback_random": True}))
+        replace_forward(block, partial(torch.compile, options={"fallback_random": True}))
 
 
 def repeated_blocks(module: nn.Module) -> Iterator[nn.Module]:
@@ -96,7 +96,7 @@ def repeated_blocks(module: nn.Module) -> Iterator[nn.Module]:
             yield from repeated_blocks(child)
 
 
-def _replace_forward(block: nn.Module, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+def replace_forward(block: nn.Module, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     """Replace the method of this one object. It is a method still, so that a copy computes with its own weights."""
     own: Any = vars(block).get("forward")
     called = lambda _, *args, **named: own(*args, **named)  # noqa: E731  # a function that is not the block's method

@@ -222,7 +222,7 @@ def test_a_setting_of_streams_has_no_effect_on_other_data(tmp_path: Path, caplog
 def test_a_shuffled_loader_of_an_evaluation_on_several_processes_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("trainwright.engine.trainer.loaders.get_data_parallel_size", lambda: 2)
+    monkeypatch.setattr("trainwright.engine.trainer.loaders.get_averaging_size", lambda: 2)
     for shuffle in (False, True):
         assert "shuffles differently" not in caplog.text
         assert len(list(batches_of_rank(DataLoader(range(8), 2, shuffle=shuffle)))) == 2  # type: ignore[arg-type]

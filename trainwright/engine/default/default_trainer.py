@@ -62,7 +62,7 @@ from trainwright.hooks.timer import SettingNames
 from trainwright.lazy_names import ring
 from trainwright.optim.build import build_lr_scheduler, build_optimizer
 from trainwright.optim.named import NamedOptimizers
-from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_size, is_main_process
+from trainwright.parallel.dist import get_averaging_rank, get_averaging_size, get_data_parallel_size, is_main_process
 from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.meta_start import built_on
 from trainwright.parallel.pipeline import pipeline_of
@@ -270,7 +270,7 @@ class DefaultTrainer(RunMethods):
         schedule: Any = self.build_lr_scheduler(cfg, run.optimizer)
         several = isinstance(schedule, Mapping)
         run.lr_scheduler, run.lr_schedulers = (None, dict(schedule)) if several else (schedule, {})
-        seed_everything(cfg.train.seed + get_data_parallel_rank())  # from here on each data rank draws other numbers
+        seed_everything(cfg.train.seed + get_averaging_rank())  # from here on each of these draws other numbers
 
     def _build_step(self) -> None:
         run, cfg = self.run, self.cfg
@@ -289,8 +289,8 @@ class DefaultTrainer(RunMethods):
             self._trainer = EagerTrainer(run.model, self.train_loader, run.optimizer, steps, **settings)
         elif current_mesh() is not None:
             raise ConfigError(
-                "graph.enabled: got True with tensor parallel, pipeline parallel or ZeRO, which are not compiled as one"
-                " program; use train.compile_blocks=True."
+                "graph.enabled: got True with tensor, pipeline or context parallel, or ZeRO, which are not compiled as"
+                " one program; use train.compile_blocks=True."
             )
         else:
             graph = self.build_graph(cfg, run.model, run.optimizer, run.lr_scheduler)
@@ -489,7 +489,7 @@ class DefaultTrainer(RunMethods):
             model,
             test_loaders,
             cls.build_evaluator(cfg) if evaluator is None else evaluator,
-            batch_size=settings.test_micro_batch_size * get_data_parallel_size(),
+            batch_size=settings.test_micro_batch_size * get_averaging_size(),
             eval_iter=settings.evaluation.eval_iter,
             limit=settings.overfit_batches or settings.limit_eval_batches,
             are_named=_names_loaders(cfg),

@@ -17,6 +17,7 @@ from trainwright.engine.gradient_sync import average_before_own_steps, explained
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.loss_fn import explain_forward, returned_losses, sum_losses, warn_of_parts, without_empty_mean
 from trainwright.engine.pipeline_step import PipelineStep, pipeline_settings, refuse_own_step
+from trainwright.engine.sequence_parts import sequence_parts
 from trainwright.engine.step import Step
 from trainwright.engine.update import Update, optimizer_calls
 from trainwright.events.storage import get_event_storage
@@ -170,6 +171,7 @@ class EagerTrainer(TrainerBase):
         if train_step is None:
             self._update.check_closure()
         place = self._device if device is None else device
+        self.batches.divide = sequence_parts(self._plain_model)
         self.batches.prepare = (
             partial(to_batch, device=place) if get_batch is None else lambda data: get_batch(data, place)
         )

@@ -47,7 +47,8 @@ from trainwright.evaluation.objective import objective_of_name
 from trainwright.optim.schedules import extend_schedule
 from trainwright.parallel.data_parallel import launched_rank, setup_dist_util
 from trainwright.parallel.dist import (
-    get_data_parallel_rank,
+    get_averaging_rank,
+    get_averaging_size,
     get_data_parallel_size,
     get_world_size,
     is_main_process,
@@ -125,7 +126,7 @@ def limit_data(train: DictConfig, data_loader: Any) -> None:
 
 def overfit_loader(data_loader: BatchLoader, batch_size: int) -> Any:
     """The loader of the evaluations of ``overfit_batches``: the training data, in their order."""
-    rank, size = get_data_parallel_rank(), get_data_parallel_size()
+    rank, size = get_averaging_rank(), get_averaging_size()
     sampler = SingleRoundSampler(data_loader.dataset, batch_size, data_parallel_rank=rank, data_parallel_size=size)
     return make_loader(
         data_loader.dataset, sampler, seed=0, num_workers=0, collate_fn=data_loader.collate_fn, loader_options={}

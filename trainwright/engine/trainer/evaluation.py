@@ -30,7 +30,7 @@ from trainwright.models.eval_mode import evaluation_mode
 from trainwright.models.outputs import named_outputs
 from trainwright.parallel.dist import (
     all_gather_object,
-    get_data_parallel_size,
+    get_averaging_size,
     get_tensor_parallel_rank,
     get_world_size,
 )
@@ -264,7 +264,7 @@ class Evaluation:
             self._evaluate_batch,
             results,
             device=self._run.device,
-            num_samples=lambda batch: count_samples(batch, unknown=1) * get_data_parallel_size(),
+            num_samples=lambda batch: count_samples(batch, unknown=1) * get_averaging_size(),
             num_batches=limit,
             loader=loader,
             name=name,

@@ -14,7 +14,12 @@ from trainwright.data.loaders import check_stream_arguments
 from trainwright.data.order import sample_lengths
 from trainwright.data.sampler import EpochSampler, SingleRoundSampler, limited
 from trainwright.data.streaming import StreamLoader, eval_stream_loader, is_stream
-from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_size
+from trainwright.parallel.dist import (
+    get_averaging_rank,
+    get_averaging_size,
+    get_data_parallel_rank,
+    get_data_parallel_size,
+)
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -85,14 +90,14 @@ def eval_loader(dataset: Any, config: "TrainingConfig", collator: Callable[[list
     assert config.eval_batch_size is not None, "resolved when the config was made"
     if is_stream(dataset):
         return eval_stream_loader(dataset, config.eval_batch_size, config.dataloader_num_workers, collator)
-    rank, size = get_data_parallel_rank(), get_data_parallel_size()
+    rank, size = get_averaging_rank(), get_averaging_size()
     sampler = SingleRoundSampler(dataset, config.eval_batch_size, data_parallel_rank=rank, data_parallel_size=size)
     return _loader(dataset, sampler, config, collator)
 
 
 def batches_of_rank(loader: Iterable[Any]) -> Iterator[Any]:
     """This rank's batches of an evaluation: every sample is in one batch of one rank."""
-    rank, size = get_data_parallel_rank(), get_data_parallel_size()
+    rank, size = get_averaging_rank(), get_averaging_size()
     is_own_share = any(getattr(part, "is_sharded", False) for part in (loader, getattr(loader, "dataset", None)))
     if size == 1 or _is_sharded(loader) or is_own_share:  # a stream may yield only the samples of this rank
         return iter(loader)
@@ -109,7 +114,7 @@ def batches_of_rank(loader: Iterable[Any]) -> Iterator[Any]:
 def num_rounds(loader: Any) -> int | None:
     """The number of batches that the rank with most has in an evaluation, if it is known."""
     try:
-        return math.ceil(len(loader) / (1 if _is_sharded(loader) else get_data_parallel_size()))
+        return math.ceil(len(loader) / (1 if _is_sharded(loader) else get_averaging_size()))
     except (TypeError, NotImplementedError):  # a generator, or a loader over a stream
         return None
 

@@ -32,7 +32,7 @@ logger = logging.getLogger("trainwright.engine")
 
 LAYOUT_SETTINGS = (
     *("data_parallel_size", "tensor_parallel_size", "pipeline_parallel_size", "replicate_size", "zero_stage"),
-    *("zero_offload", "sequence_parallel", "pipeline_schedule"),
+    *("zero_offload", "context_parallel_size", "sequence_parallel", "pipeline_schedule"),
 )
 
 # A pipeline runs the forward and backward passes of an update at once: these would call the model themselves. In
@@ -101,7 +101,7 @@ def _apply_accelerator(config: "TrainingConfig", accelerator: Any) -> "TrainingC
             f"Trainer.accelerator: got mixed_precision={accelerator.mixed_precision!r}; the Trainer supports"
             " 'no', 'bf16', 'fp16'."
         )
-    least = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "zero_stage": 0}
+    least = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "context_parallel_size": 1, "zero_stage": 0}
     faults += [
         f"TrainingConfig.{name}: got {getattr(config, name)} with an Accelerator, which has its own processes and"
         " averages gradients itself. Start the Trainer without it."
@@ -232,7 +232,7 @@ def _refuse_with_mesh(config: "TrainingConfig", model: nn.Module, accelerator: A
             "TrainingConfig.evaluate_with_generate: got True with sequence_parallel=True, which needs texts whose"
             " length tensor_parallel_size divides; generate adds one token at a time. Set one of them to False."
         )
-    sizes = "tensor parallel, pipeline parallel or ZeRO"
+    sizes = "tensor, pipeline or context parallel, or ZeRO"
     if config.graph:
         raise ConfigError(
             f"TrainingConfig.graph: got True with {sizes}, which are not compiled as one program; use"

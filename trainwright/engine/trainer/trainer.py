@@ -70,7 +70,7 @@ from trainwright.models.eval_mode import set_training_mode
 from trainwright.optim.freeze import freeze_bn
 from trainwright.optim.named import NamedOptimizers
 from trainwright.optim.weight_average import exchanging_optimizers
-from trainwright.parallel.dist import get_data_parallel_rank, get_world_size, is_main_process
+from trainwright.parallel.dist import get_averaging_rank, get_world_size, is_main_process
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -850,7 +850,7 @@ class Trainer(RunMethods):
 
     def _before_first_step(self) -> None:
         if self.start_iter == 0:
-            seed_everything(self.config.seed + get_data_parallel_rank())
+            seed_everything(self.config.seed + get_averaging_rank())
         self._batches_of_run()
         self.state.restore(in_place=self.run.folder.resume)
         self._steps.check_assigned()

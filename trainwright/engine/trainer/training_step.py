@@ -17,6 +17,7 @@ from trainwright.engine.accumulation import mean_outputs
 from trainwright.engine.gradient_sync import explained
 from trainwright.engine.loss_fn import Loss, add_notes, contract_for, predictions_of
 from trainwright.engine.pipeline_step import PipelineStep, pipeline_settings, refuse_own_step
+from trainwright.engine.sequence_parts import sequence_parts
 from trainwright.engine.step import Step
 from trainwright.engine.trainer import loaders, optim
 from trainwright.engine.trainer.processes import OWN_STEPS, Placement, has_all_gpus
@@ -142,7 +143,7 @@ class TrainingStep:
             max_value=config.clip_grad_value,
             skip_non_finite=config.non_finite == "skip",
             grad_scaler=run.grad_scaler,
-            criterion=lambda: run.criterion,
+            criterion=lambda: run.criterion if self.loss.own_loss is None else None,
             label_names=config.label_names,
             count=self._samples_of_step if is_own else None,
             replica=placement.sync,
@@ -179,7 +180,7 @@ class TrainingStep:
         if mixup_func is not None:
             batches.prepare = lambda batch: mixed(mixup_func, prepare(batch))
         batches.prefetches_to = None if overrides.has("prepare_input_batch") else run.device  # it may draw numbers
-        batches.length = self._state.plan.steps_per_epoch
+        batches.divide, batches.length = sequence_parts(self.model), self._state.plan.steps_per_epoch
         batches.start(self._state.global_step)
         self._callbacks.is_fed = True
         if getattr(self.model, "compute_loss", None) != self.loss.of_model:

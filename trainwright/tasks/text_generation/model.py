@@ -100,17 +100,20 @@ class GPTTextGeneration(Model):
         self.apply(self._init_weights)
         self.head.weight = self.token_embedding.weight
 
-    def forward(self, token_ids: Tensor, attention_mask: Tensor | None = None) -> dict[str, Tensor]:
+    def forward(
+        self, token_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None
+    ) -> dict[str, Tensor]:
         """Scores of the next token at each position.
 
         Args:
             attention_mask: (B, L), 1 for tokens and 0 for padding, on either side; None means no padding, or padding
                 only at the end, which the tokens before it do not attend to.
+            position_ids: (B, L), of the tokens in their texts; None: by the mask.
 
         Raises:
             ConfigError: a text has more tokens than positions.
         """
-        x_BLD = self.before_layers(token_ids, attention_mask)
+        x_BLD = self.before_layers(token_ids, attention_mask, position_ids)
         (mask,) = self.layer_arguments(token_ids, attention_mask)
         for block in self.blocks:
             x_BLD = block(x_BLD, mask)
@@ -118,24 +121,32 @@ class GPTTextGeneration(Model):
 
     # Where the model is cut into pipeline stages.
 
-    def before_layers(self, token_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    def before_layers(
+        self, token_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None
+    ) -> Tensor:
         length = token_ids.shape[1]
         check_length(length, self.config.max_position_embeddings)
-        if attention_mask is None:
+        if position_ids is not None:
+            positions = position_ids
+        elif attention_mask is None:
             positions = torch.arange(length, device=token_ids.device)
         else:
             positions = (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)
         x_BLD: Tensor = self.dropout(self.token_embedding(token_ids) + self.position_embedding(positions))
         return x_BLD
 
-    def layer_arguments(self, token_ids: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor | None]:
+    def layer_arguments(
+        self, token_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None
+    ) -> tuple[Tensor | None]:
         return (None if attention_mask is None else _mask_of(attention_mask),)
 
     def after_layers(self, hidden: Tensor, *batch: Any, **named: Any) -> dict[str, Tensor]:
         return {"logits": self.head(self.norm(hidden))}
 
-    def compute_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Mean cross-entropy of each next token that is a label."""
+    def compute_loss(self, logits: Tensor, labels: Tensor, shift_labels: Tensor | None = None) -> Tensor:
+        """Mean cross-entropy of each next token that is a label; ``shift_labels``: these tokens, if they are known."""
+        if shift_labels is not None:
+            return super().compute_loss(logits, shift_labels)
         return super().compute_loss(logits[:, :-1], labels[:, 1:])
 
     def generate(

@@ -1,0 +1,87 @@
+"""Context parallel: the part of each sequence of a batch that a process trains on.
+
+B batch, L tokens.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trainwright.config.errors import ConfigError
+from trainwright.data.batch import fields, mapped
+from trainwright.engine.targets import IGNORED
+from trainwright.parallel.batch_comparison import check_same
+from trainwright.parallel.context import POSITIONS, SHIFTED
+from trainwright.parallel.dist import all_gather_object
+from trainwright.parallel.mesh import Mesh, current_mesh
+from trainwright.parallel.simulated import simulation
+
+_LABELS, _MASK = "labels", "attention_mask"
+
+
+def sequence_parts(model: nn.Module) -> Callable[[Any], Any] | None:
+    """What makes of each batch this process's part of its sequences; None: the processes divide no sequence."""
+    mesh = current_mesh()
+    if mesh is None or mesh.layout.context == 1:
+        return None
+    return _SequenceParts(mesh, getattr(getattr(model, "config", None), "max_position_embeddings", None))
+
+
+class _SequenceParts:
+    """Each rank has equally many consecutive tokens, padded at the end, where causal attention does not look.
+
+    Labels are shifted before: the last token of a part predicts the first one of the next.
+    """
+
+    def __init__(self, mesh: Mesh, max_length: int | None) -> None:
+        self._mesh, self._max_length, self._is_first = mesh, max_length, True
+
+    def __call__(self, batch: Any) -> dict[str, Any]:
+        has_values = simulation() is None
+        if self._is_first and has_values:
+            self._is_first = False
+            group = self._mesh.context_mesh.get_group()  # type: ignore[union-attr]  # of several context ranks
+            check_same([batch], lambda value: all_gather_object(value, group), "Context ranks")
+        named = None if fields(batch) is None else mapped(lambda value: value, batch)
+        labels = None if named is None else named.get(_LABELS)
+        if named is None or not isinstance(labels, Tensor) or labels.dim() != 2:
+            raise ConfigError(f"context_parallel_size: batches need fields by name, with {_LABELS!r} of (B, L) tokens.")
+        if POSITIONS in named or SHIFTED in named:
+            raise ConfigError(
+                f"context_parallel_size: the data have {POSITIONS!r} or {SHIFTED!r}, as packed texts; these cannot be"
+                " divided. Remove the field, and let labels be those of complete texts."
+            )
+        targets_BL = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
+        mask = named.pop(_MASK, None)
+        if mask is not None and has_values:
+            _check_padding(mask, targets_BL)
+        length, ranks = labels.shape[1], self._mesh.layout.context
+        size = max(2, -(-length // ranks))  # attention of a single token is not causal for some models
+        if self._max_length is not None and size * ranks > self._max_length:
+            raise ConfigError(
+                f"context_parallel_size: a text of {length} tokens is padded to {size * ranks} for {ranks} processes;"
+                f" the model has {self._max_length} positions (max_position_embeddings)."
+            )
+        places_L = torch.arange(size, device=labels.device) + self._mesh.context_rank * size
+        tokens_L = places_L.clamp(max=length - 1)  # padding repeats the last token, which predicts nothing
+        for name, value in named.items():
+            if isinstance(value, Tensor) and value.shape[:2] == labels.shape:
+                named[name] = value[:, tokens_L]
+        named[_LABELS] = named[SHIFTED] = targets_BL[:, tokens_L]
+        return named | {POSITIONS: places_L.expand(len(labels), -1)}
+
+
+def _check_padding(mask_BL: Tensor, targets_BL: Tensor) -> None:
+    """Raise unless causal attention without the mask has the same values wherever a token is predicted."""
+    if mask_BL.shape == targets_BL.shape:
+        lengths_B1 = mask_BL.bool().sum(dim=1, keepdim=True)
+        is_padding = torch.arange(mask_BL.shape[1], device=mask_BL.device) >= lengths_B1
+        if bool((mask_BL.bool() != is_padding).all() & (targets_BL[is_padding] == IGNORED).all()):
+            return
+    raise ConfigError(
+        f"context_parallel_size: {_MASK!r} must have the shape of the labels, with padding only at the end of a text,"
+        f" where labels are {IGNORED}."
+    )

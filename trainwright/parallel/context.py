@@ -1,0 +1,138 @@
+"""Context parallel: each process holds a part of every sequence, and in attention all of it for some of the heads.
+
+Ulysses (Jacobs et al. 2023, "DeepSpeed Ulysses"): before ``scaled_dot_product_attention`` the processes exchange parts
+of the sequence for heads, and back after it. torch's ring attention has no kernel for CPUs.
+
+B batch, N heads, L tokens, H features of a head.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from trainwright.config.errors import ConfigError
+from trainwright.parallel.mesh import Mesh
+from trainwright.parallel.recompute import repeated_blocks, replace_forward
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+POSITIONS = "position_ids"  # of a rank's tokens in their sequence
+SHIFTED = "shift_labels"  # the label of the token after each; -100: none. The names of transformers' models.
+
+
+def split_attention(model: nn.Module, mesh: Mesh, *, compiles_blocks: bool = False) -> None:
+    """Let the blocks of ``model`` attend to complete sequences where a batch has a part of each, in place.
+
+    These are batches of the training with ``position_ids``; others are computed as before.
+
+    Raises:
+        ConfigError: the model cannot be trained so.
+    """
+    assert mesh.context_mesh is not None, "called for several context ranks"
+    _check_model(model, mesh, compiles_blocks=compiles_blocks)
+    attention, name = _OverHeads(mesh.context_mesh), type(model).__name__
+
+    def begin(model: nn.Module, _: Any, named: Mapping[str, Any]) -> None:
+        attention.is_on, attention.num_calls = model.training and named.get(POSITIONS) is not None, 0
+
+    def end(*_: Any) -> None:
+        if attention.is_on and not attention.num_calls:
+            raise ConfigError(
+                f"context_parallel_size: the repeated blocks of {name} do not call torch's"
+                " scaled_dot_product_attention. Call it there, or build a model of transformers with"
+                " attn_implementation='sdpa'."
+            )
+
+    for block in repeated_blocks(model):
+        replace_forward(block, functools.partial(_attending, attention))
+    model.register_forward_pre_hook(begin, with_kwargs=True)
+    model.register_forward_hook(end)
+
+
+def _attending(attention: "_OverHeads", forward: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(forward)
+    def call(self: nn.Module, *args: Any, **named: Any) -> Any:
+        if not attention.is_on:
+            return forward(self, *args, **named)
+        with attention:
+            return forward(self, *args, **named)
+
+    return call
+
+
+class _OverHeads(TorchFunctionMode):
+    """Computes attention of parts of sequences over complete ones.
+
+    Attributes:
+        is_on: whether the latest batch has parts of sequences.
+        num_calls: calls of ``scaled_dot_product_attention`` for it.
+    """
+
+    def __init__(self, mesh: "DeviceMesh") -> None:
+        super().__init__()
+        self._mesh, self.is_on, self.num_calls = mesh, False, 0
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is not F.scaled_dot_product_attention:
+            return function(*args, **(kwargs or {}))
+        self.num_calls += 1
+        return self._attend(*args, **(kwargs or {}))
+
+    def _attend(
+        self, q_BNLH: Tensor, k_BNLH: Tensor, v_BNLH: Tensor, attn_mask: Any = None, dropout_p: float = 0.0,
+        is_causal: bool = False, **settings: Any,
+    ) -> Tensor:  # fmt: skip
+        heads, size = q_BNLH.shape[1], self._mesh.size()
+        if attn_mask is not None or not is_causal:
+            raise ConfigError(
+                "context_parallel_size: the model's attention has a mask, or is not causal; parts of sequences need"
+                " scaled_dot_product_attention(..., is_causal=True), without sliding windows and packed texts."
+            )
+        if heads % size:
+            raise ConfigError(
+                f"context_parallel_size: got {size}, which does not divide the {heads} attention heads of a process."
+            )
+        if k_BNLH.shape[1] % size:  # fewer heads of keys and values than processes
+            k_BNLH, v_BNLH = (one.repeat_interleave(heads // one.shape[1], 1) for one in (k_BNLH, v_BNLH))
+        q_BNLH, k_BNLH, v_BNLH = (self._exchanged(one, 2, 1) for one in (q_BNLH, k_BNLH, v_BNLH))
+        y_BNLH = F.scaled_dot_product_attention(q_BNLH, k_BNLH, v_BNLH, dropout_p=dropout_p, is_causal=True, **settings)
+        return self._exchanged(y_BNLH, 1, 2)
+
+    def _exchanged(self, tensor: Tensor, divided: int, to_divide: int) -> Tensor:
+        """The tensor that is divided along another dimension: an all-to-all, in the backward pass too."""
+        from torch.distributed.tensor import DTensor, Shard
+
+        parts = DTensor.from_local(tensor, self._mesh, [Shard(divided)], run_check=False)
+        moved: Tensor = parts.redistribute(placements=[Shard(to_divide)]).to_local()
+        return moved
+
+
+def _check_model(model: nn.Module, mesh: Mesh, *, compiles_blocks: bool) -> None:
+    """Raise if a model cannot be trained on parts of sequences, by its methods and its config."""
+    name, config, faults = type(model).__name__, getattr(model, "config", None), []
+    size, heads = mesh.layout.context, getattr(config, "num_attention_heads", None)
+    if isinstance(heads, int) and heads % (size * mesh.layout.tensor):
+        of_tensor = f" x tensor_parallel_size={mesh.layout.tensor}" if mesh.layout.tensor > 1 else ""
+        faults.append(f"got {size}{of_tensor}, which does not divide the {heads} attention heads of {name}.")
+    is_of_transformers = name.endswith("ForCausalLM") and hasattr(config, "model_type")
+    takes_shifted = _takes(model.forward, SHIFTED) or _takes(getattr(model, "compute_loss", None), SHIFTED)
+    if not (_takes(model.forward, POSITIONS) and (is_of_transformers or takes_shifted)):
+        faults.append(
+            f"{name} needs parameters {POSITIONS!r} of forward, and {SHIFTED!r} of forward or compute_loss: the places"
+            " of a process's tokens, and the labels of the tokens after them. Models of transformers for causal"
+            " language modeling, and GPTTextGeneration, have them."
+        )
+    if compiles_blocks:
+        faults.append("compile_blocks cannot compile attention that exchanges heads; set it to False.")
+    if faults:
+        raise ConfigError("\n".join(f"context_parallel_size: {fault}" for fault in faults))
+
+
+def _takes(function: Any, name: str) -> bool:
+    return function is not None and name in inspect.signature(function).parameters
