@@ -17,8 +17,7 @@ from trainwright.config import TrainingConfig
 from trainwright.config.errors import ConfigError
 from trainwright.data.seeding import seed_everything
 from trainwright.engine import EagerTrainer
-from trainwright.engine.state import random_state, set_random_state
-from trainwright.engine.step_plan import StepPlan
+from trainwright.engine.state import StepPlan, random_state, set_random_state
 from trainwright.engine.trainer.start import plan_of
 from trainwright.parallel.dist import get_rank
 

@@ -1,7 +1,7 @@
 """The loss of an update is the mean over the targets of all its micro-batches, on all processes.
 
-Each micro-batch has a mean loss, which contributes its share: its part of the targets that count. ``step_plan`` says
-which micro-batches form an update, ``step`` runs them.
+Each micro-batch has a mean loss, which contributes its share: its part of the targets that count. ``StepPlan`` says
+which micro-batches form an update, ``Step`` runs them.
 """
 
 from collections import deque
@@ -58,12 +58,10 @@ class WindowMean:
         count: returns the samples of a batch, 0 for a padding batch or if unknown; by default what the batch shows.
         count_all: of several processes: the samples of all of them in the window that starts; 0: unknown.
         num_ranks: the data ranks that take part, whose gradients are averaged; None: this process alone.
-        is_staged: the batches of a window are read, and announced by ``read``, before the first loss is known, which
-            only the last pipeline stage knows. The gradients are complete after ``finish``.
+        is_staged: the batches of a window are read, and announced by ``read``, before the first loss is known.
 
     Attributes:
         weights: of the window's micro-batches so far: numbers, or tensors on the device.
-        counter: decides how much a micro-batch weighs.
         latest_samples: the samples of the latest weighted micro-batch.
     """
 

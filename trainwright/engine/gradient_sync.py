@@ -57,7 +57,6 @@ class Replica:
     update after parameters were frozen or unfrozen.
 
     Args:
-        model: the model, or the same in a DistributedDataParallel.
         on_wrap: called with the wrapped model whenever it changes.
         prepared: the wrapped model, if it is already wrapped.
         wraps: False: the model is not wrapped, and each update is averaged after its backward passes.

@@ -36,10 +36,8 @@ class PipelineStep(Step):
     """Reads all micro-batches of a window, and trains on them at once.
 
     Args:
-        pipeline: the stages of this process.
         to_row, from_row: what is kept of a micro-batch as scalars by name, and the reverse.
         update_weights: called on all stages with what is kept of the micro-batches; None: ``end_window`` updates.
-        loss_name: the name of the loss in a row.
         shows_each: whether all stages need the logged values after each window, not only at log lines.
 
     Attributes:

@@ -181,11 +181,8 @@ class TargetCounter:
 
     Decided with the first batch, for all processes.
 
-    Args:
-        model: the model, not wrapped.
-        criterion: returns the loss of outputs and labels, if the model computes none.
-        share: called with the decision of this process; returns that of all processes that share the data.
-        label_names: the fields with the labels of a model's own loss, as :func:`label_fields` takes them.
+    ``criterion`` returns the loss of outputs and labels, if the model computes none. ``share`` is called with the
+    decision of this process, and returns that of all processes that share the data.
     """
 
     def __init__(
@@ -344,11 +341,7 @@ def find_comparison(
 ) -> Comparison:
     """The comparison for a run whose first batch is ``inputs``.
 
-    Args:
-        outputs: the model's outputs for the batch.
-        loss: the loss of the batch, if known.
-        criterion: the loss function of the run, or None. ``has_own_loss``: it is not used, because the model or the
-            user's code computes the loss.
+    ``has_own_loss``: the model or the user's code computes the loss, without the ``criterion``.
     """
     scores, labels = predictions_of(outputs), labels_of(inputs)
     criterion = None if has_own_loss else criterion

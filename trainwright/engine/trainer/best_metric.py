@@ -23,11 +23,8 @@ class BestMetric:
     ``train.x`` is the training metric x. ``evaluation.x``, ``eval_x`` and x are the evaluation metric x if the run
     evaluates. A mode is "max" or "min".
 
-    Args:
-        handler: returns the object that computes the metrics of evaluations.
-        datasets: the names of the evaluation data sets, if there are several.
-        evaluates: whether the training evaluates.
-        has_own_results: whether the user's own methods return the results of evaluations.
+    ``handler`` returns the object that computes the metrics of evaluations. ``datasets``: the names of the evaluation
+    data sets, if there are several. ``has_own_results``: whether the user's own methods return the results.
     """
 
     def __init__(

@@ -47,11 +47,8 @@ logger = logging.getLogger("trainwright.engine")
 class Evaluation:
     """Evaluates the model, and predicts, with the methods that the user has overridden in place of its own.
 
-    Args:
-        handler: returns the current metrics.
-        compute_loss: the run's own, of a model and a batch.
-        collator: of the loaders; None: the data set's own. ``default_collator`` is that of samples in a list.
-        replaced_model: entered while another model is evaluated in place of the run's.
+    ``handler`` returns the current metrics. ``default_collator`` is that of samples in a list. ``replaced_model`` is
+    entered while another model is evaluated in place of the run's.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 from trainwright._torch_compat.optimizer_import import without_compiler
 from trainwright.config.errors import ConfigError
 from trainwright.config.torch_names import CUSTOM
-from trainwright.engine.step_plan import steps_of
+from trainwright.engine.state import steps_of
 from trainwright.hooks import HookBase
 from trainwright.hooks import LRScheduler as ScheduleHook
 from trainwright.optim import schedules as configured

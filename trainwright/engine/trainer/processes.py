@@ -181,18 +181,12 @@ class Placement:
     """The model of a run on its processes. With one process and no Accelerator, it is the model itself.
 
     Args:
-        run: whose model is moved, split and recomputed as its settings request.
         optimizer: the user's own; None: built later.
         splits_scores: whether nothing but the model's loss uses its scores.
         wraps: False: with several processes, gradients are averaged after the backward passes.
 
     Attributes:
         model: what a step calls: the model, perhaps wrapped. ``on_wrap``: called when it changes.
-        sync: what averages the gradients of several processes; None: one process.
-        pipeline: if the model is cut into stages.
-
-    Raises:
-        ConfigError: the settings exclude each other.
     """
 
     def __init__(

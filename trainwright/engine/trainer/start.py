@@ -17,8 +17,7 @@ from trainwright.config.errors import ConfigError, MissingFileError
 from trainwright.data.sampler import limited
 from trainwright.engine.folder.run_folder import RunFolder
 from trainwright.engine.logs import log_to_console
-from trainwright.engine.state import TrainerState
-from trainwright.engine.step_plan import StepPlan, steps_of
+from trainwright.engine.state import StepPlan, TrainerState, steps_of
 from trainwright.engine.trainer.checks import Given
 from trainwright.engine.trainer.loaders import is_own_loader, with_length
 from trainwright.engine.trainer.parts import dev_batches
