@@ -153,6 +153,15 @@ class Evaluation:
         hook = model.register_forward_hook(lambda module, arguments, outputs: seen.append(outputs))
         try:
             loss = self.compute_loss(model, batch)
+        except (IndexError, TypeError) as error:
+            criterion = self._run.criterion
+            if self._has_own_loss("compute_loss") or criterion is None or target_of(batch) is not None:
+                raise
+            raise ConfigError(
+                f"Trainer.eval_dataset: its samples have no target for the loss {type(criterion).__name__}, as those of"
+                " the training data have. Give pairs (input, target), or the fields of the training data; predict()"
+                " takes samples without targets."
+            ) from error
         finally:
             hook.remove()
         last = seen[-1] if seen else None

@@ -244,7 +244,13 @@ class TrainingStep:
                 f'{overrides.kind}.train_step returned {type(logs).__name__}; it must return a dict with "step_loss" in'
                 " it."
             )
-        if "loss" in logs and "step_loss" not in logs:
+        loss = logs.get("step_loss")
+        if overrides.has("training_step") and loss is None and not overrides.has("train_step"):
+            raise ConfigTypeError(
+                f"{overrides.kind}.training_step returned {type(loss).__name__}; it must return its loss, or a dict"
+                ' with "loss" in it.'
+            )
+        if "loss" in logs and loss is None:
             raise ConfigTypeError(
                 f'{overrides.kind}.train_step returned {", ".join(map(repr, logs))}; the loss of a step is "step_loss".'
             )
