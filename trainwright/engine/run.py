@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from trainwright.engine.folder.run_folder import RunFolder
 from trainwright.engine.folder.summary import described_model, described_optimizers, described_stages
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.spec import RunSpec
-from trainwright.engine.state import TrainingState
+from trainwright.engine.state import TrainerState, TrainingState
 from trainwright.engine.update import Update
 from trainwright.evaluation.prediction import iterate_predictions, predict
 from trainwright.events.storage import EventStorage
@@ -37,6 +37,9 @@ from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.meta_start import check_filled, has_meta
 from trainwright.parallel.parallelize import parallelize, use_replaced_parameters
 from trainwright.parallel.simulated import simulation
+
+if TYPE_CHECKING:
+    from trainwright.config.settings import TrainingConfig
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -355,3 +358,16 @@ class Run:
         for hook in self.hooks[self.num_own_hooks :]:
             memo[id(vars(hook).get("trainer"))] = None
             new.register_hooks([copy.deepcopy(hook, memo)])
+
+
+class TrainerRun(Run):
+    """The parts of a run of the Python API.
+
+    Attributes:
+        config: the current one.
+        criterion: the loss of outputs and target; None if the model computes its loss.
+    """
+
+    config: "TrainingConfig"
+    criterion: Any = None
+    state: TrainerState

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from trainwright.data.batch import arguments, count_samples, parameter_names, to
 from trainwright.data.errors import add_batch_note, data_fault
 from trainwright.data.instance import Instance
 from trainwright.engine.loss_fn import forward, losses_of, predictions_of, target_of
+from trainwright.engine.run import TrainerRun
 from trainwright.engine.targets import Comparison, find_comparison, label_fields
 from trainwright.engine.trainer import checks, loaders, parts
 from trainwright.evaluation.evaluator import EvaluationError
@@ -38,9 +39,6 @@ from trainwright.parallel.faults import meet
 from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.pipeline import pipeline_of
 
-if TYPE_CHECKING:
-    from trainwright.engine.trainer.trainer import TrainerRun
-
 logger = logging.getLogger("trainwright.engine")
 
 
@@ -53,7 +51,7 @@ class Evaluation:
 
     def __init__(
         self,
-        run: "TrainerRun",
+        run: TrainerRun,
         *,
         handler: Callable[[], Any],
         compute_loss: Callable[[Any, Any], Any],

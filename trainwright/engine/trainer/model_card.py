@@ -5,17 +5,15 @@ import shutil
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
 from trainwright.engine.folder.formats import CURVES_NAME
+from trainwright.engine.run import TrainerRun
 from trainwright.models.adapters import is_peft_model
 from trainwright.models.checkpoint_files import class_name
 from trainwright.parallel.dist import mesh_in_use
-
-if TYPE_CHECKING:
-    from trainwright.engine.trainer.trainer import TrainerRun
 
 
 class RunCard:
@@ -26,7 +24,7 @@ class RunCard:
         results: returns the results of an evaluation of the current weights, if there was one.
     """
 
-    def __init__(self, run: "TrainerRun", given: Any, results: Callable[[], Mapping[str, Any]]) -> None:
+    def __init__(self, run: TrainerRun, given: Any, results: Callable[[], Mapping[str, Any]]) -> None:
         self._run, self._given, self._results = weakref.proxy(run), given, results
         self._rendered: tuple[dict[str, Any], str] | None = None  # settings, and their text
 

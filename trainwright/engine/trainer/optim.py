@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 from trainwright._torch_compat.optimizer_import import without_compiler
 from trainwright.config.errors import ConfigError
 from trainwright.config.torch_names import CUSTOM
+from trainwright.engine.run import TrainerRun
 from trainwright.engine.state import steps_of
 from trainwright.hooks import HookBase
 from trainwright.hooks import LRScheduler as ScheduleHook
@@ -28,7 +29,6 @@ from trainwright.parallel.precision import autocast_and_scaler
 
 if TYPE_CHECKING:
     from trainwright.config.settings import TrainingConfig
-    from trainwright.engine.trainer.trainer import TrainerRun
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -138,7 +138,7 @@ class Schedules:
     """
 
     def __init__(
-        self, run: "TrainerRun", given: Mapping[str, LRScheduler] | None, plateau_mode: Callable[[], str]
+        self, run: TrainerRun, given: Mapping[str, LRScheduler] | None, plateau_mode: Callable[[], str]
     ) -> None:
         self._run, self._given, self._state, self._plateau_mode = weakref.proxy(run), given, run.state, plateau_mode
         every = run.config.lr_scheduling_steps

@@ -15,6 +15,7 @@ from trainwright.data.batch import tensors
 from trainwright.engine.accumulation import TOKENS
 from trainwright.engine.gradient_sync import GradientSync, gradient_sync
 from trainwright.engine.pipeline_step import refuse_own_step, refuse_unseeded_loader
+from trainwright.engine.run import TrainerRun
 from trainwright.engine.trainer import loaders
 from trainwright.hooks.method_overrides import Overrides
 from trainwright.parallel.data_parallel import leave_at_exit, num_launched, setup_dist_util
@@ -25,7 +26,6 @@ from trainwright.parallel.rank_checks import check_same_settings, data_size
 
 if TYPE_CHECKING:
     from trainwright.config.settings import TrainingConfig
-    from trainwright.engine.trainer.trainer import TrainerRun
 
 
 logger = logging.getLogger("trainwright.engine")
@@ -189,9 +189,7 @@ class Placement:
         model: what a step calls: the model, perhaps wrapped. ``on_wrap``: called when it changes.
     """
 
-    def __init__(
-        self, run: "TrainerRun", *, accelerator: Any, optimizer: Any, splits_scores: bool, wraps: bool
-    ) -> None:
+    def __init__(self, run: TrainerRun, *, accelerator: Any, optimizer: Any, splits_scores: bool, wraps: bool) -> None:
         model = run.model
         _refuse_with_mesh(run.config, model, accelerator)
         autocast = None if accelerator is not None else run.autocast

@@ -8,21 +8,18 @@ import weakref
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.checkpoint.files import has_links, point_at
 from trainwright.checkpoint.folder import is_checkpoint, keep_newest
 from trainwright.config.errors import MissingFileError
+from trainwright.engine.run import TrainerRun
 from trainwright.engine.trainer.model_card import RunCard
 from trainwright.engine.trainer.start import Periods
 from trainwright.events.writers.writer_thread import sync_files
 from trainwright.hooks import BestCheckpointer
 from trainwright.parallel.dist import broadcast_object, is_main_process, raised_together
 from trainwright.parallel.faults import meet
-
-if TYPE_CHECKING:
-    from trainwright.engine.trainer.trainer import TrainerRun
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -33,7 +30,7 @@ FINAL_EPOCH = "final_epoch"
 class Saving:
     """Saves and loads the checkpoints of a run."""
 
-    def __init__(self, run: "TrainerRun", periods: Periods, card: RunCard) -> None:
+    def __init__(self, run: TrainerRun, periods: Periods, card: RunCard) -> None:
         self._run, self._periods, self._card = weakref.proxy(run), periods, card
         self._checkpointer, self._state, self._folder = run.checkpointer, run.state, run.folder
         self._last_trained: Path | None = None  # the last step's checkpoint, if the model has the best weights

@@ -32,7 +32,7 @@ from trainwright.engine.folder.run_folder import TrainerFolder
 from trainwright.engine.hardest_samples import hardest_samples
 from trainwright.engine.loss_fn import forward
 from trainwright.engine.own_step import OwnStep
-from trainwright.engine.run import Run
+from trainwright.engine.run import TrainerRun
 from trainwright.engine.run_hooks import run_hooks, timing_facts
 from trainwright.engine.run_methods import RunMethods, part_of_run
 from trainwright.engine.spec import spec_of_training_config
@@ -83,20 +83,15 @@ _READ_ONCE = (  # settings that the constructor reads
 )  # fmt: skip
 
 
-class TrainerRun(Run):
+class PythonRun(TrainerRun):
     """A run of the Python API.
 
     Attributes:
-        config: the current one.
-        criterion: the loss of outputs and target; None if the model computes its loss.
         evaluation, saving, scheduling: its evaluations, checkpoints and learning-rate schedules.
         built_in_callbacks: those of the settings.
         settings_used: settings that the trainer was built with, and whose later changes have no effect.
     """
 
-    config: "TrainingConfig"
-    criterion: Any = None
-    state: TrainerState
     evaluation: Evaluation
     saving: Saving
     scheduling: Schedules
@@ -218,8 +213,8 @@ class Trainer(RunMethods):
         metrics_handler, loss, optimizer, lr_scheduler, checkpointer: as built from the arguments.
     """
 
-    run: TrainerRun
-    run_kind = TrainerRun
+    run: PythonRun
+    run_kind = PythonRun
     config: "TrainingConfig" = part_of_run()
     state: TrainerState = part_of_run()
     loss: Any = part_of_run("criterion")  # a module, or the user's function; None if the model computes its loss

@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from trainwright.engine.accumulation import mean_outputs
 from trainwright.engine.gradient_sync import explained
 from trainwright.engine.loss_fn import Loss, add_notes, contract_for, predictions_of
 from trainwright.engine.pipeline_step import PipelineStep, pipeline_settings, refuse_own_step
+from trainwright.engine.run import TrainerRun
 from trainwright.engine.sequence_parts import sequence_parts
 from trainwright.engine.step import Step
 from trainwright.engine.trainer import loaders, optim
@@ -27,9 +28,6 @@ from trainwright.events.storage import EventStorage
 from trainwright.hooks.callbacks import RunCallbacks
 from trainwright.lazy_names import ring
 from trainwright.models.outputs import is_loss_alone, named_outputs, scalars_of
-
-if TYPE_CHECKING:
-    from trainwright.engine.trainer.trainer import TrainerRun
 
 # An override of one of these is a step of the user's own.
 OWN_STEP_METHODS = ("run_step", "train_step", "training_step", "optimization_step")
@@ -93,7 +91,7 @@ class TrainingStep:
 
     def __init__(
         self,
-        run: "TrainerRun",
+        run: TrainerRun,
         placement: Placement,
         *,
         callbacks: RunCallbacks,
