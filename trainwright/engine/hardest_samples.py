@@ -29,14 +29,14 @@ COLUMNS = ("iteration", "dataset", "sample", "name", "loss", "label", "predictio
 _MAX_TEXT = 2000  # characters of a sample
 
 
-def hardest_samples(run: Run, setting: str) -> Callable[[], AbstractContextManager[None]]:
-    """What to enter around each evaluation of a training; ``setting``: the name of the number of samples."""
+def hardest_samples(run: Run) -> Callable[[], AbstractContextManager[None]]:
+    """What to enter around each evaluation of a training."""
     number, mesh = run.spec.hardest_samples, current_mesh()
     if number is None:
         return nullcontext
     if mesh is not None and (mesh.layout.tensor > 1 or mesh.layout.pipeline > 1):
         raise ConfigError(
-            f"{setting}: got {number} with tensor or pipeline parallelism, where no process has the scores of all"
+            f"hardest_samples: got {number} with tensor or pipeline parallelism, where no process has the scores of all"
             " classes; set it to None."
         )
     of_run = weakref.proxy(run)

@@ -332,31 +332,22 @@ class _FirstWindow:
                 " self.zero_grad(optimizer), or nothing: self.step(optimizer) does it.",
                 self._name, settings.get("accumulation"),
             )  # fmt: skip
-        called = {"backward": update.has_differentiated, "step": update.has_finished}
-        without = {name for name, is_called in called.items() if not is_called}
-        if self._has_raw_step:
-            without.add("step")
+        is_bare_backward, is_bare_step = not update.has_differentiated, self._has_raw_step or not update.has_finished
         is_lost = {
-            "accumulation": "backward" in without or self.has_early_step,
-            "scaler": bool(without),
-            "clipping": "step" in without,
-            "skip": "step" in without,
+            "accumulation": is_bare_backward or self.has_early_step,
+            "scaler": is_bare_backward or is_bare_step,
+            "clipping": is_bare_step,
+            "skip": is_bare_step,
         }
         lost = [text for name, text in settings.items() if is_lost[name]]
-        if not lost:
-            return
-        if not {"accumulation", "scaler"} & settings.keys():
-            without.discard("backward")  # self.backward does the same then
-        raw = {"backward": "loss.backward()", "step": "optimizer.step()"}
-        instead = {"backward": "self.backward(loss)", "step": "self.step(optimizer)"}
-        logger.warning(
-            "%s calls %s itself, so %s %s no effect. Call %s instead.",
-            self._name,
-            " and ".join(raw[name] for name in sorted(without)),
-            ", ".join(lost),
-            "has" if len(lost) == 1 else "have",
-            " and ".join(instead[name] for name in sorted(without)),
-        )
+        instead = {"optimizer.step()": "self.step(optimizer)"} if is_bare_step else {}
+        if is_bare_backward and {"accumulation", "scaler"} & settings.keys():  # otherwise self.backward does the same
+            instead = {"loss.backward()": "self.backward(loss)", **instead}
+        if lost:
+            logger.warning(
+                "%s calls %s itself, so %s %s no effect. Call %s instead.", self._name, " and ".join(instead),
+                ", ".join(lost), "has" if len(lost) == 1 else "have", " and ".join(instead.values()),
+            )  # fmt: skip
 
     def close(self) -> None:
         self._handle.remove()
@@ -380,9 +371,7 @@ def _settings_of_step(run: "Run") -> dict[str, str]:
         name = "train.num_accumulation_steps" if by_file else "gradient_accumulation_steps"
         settings["accumulation"] = f"{name}={steps}"
     if update.grad_scaler is not None:
-        settings["scaler"] = (
-            "the gradient scaler of float16" if by_file else "the gradient scaler of mixed_precision='fp16'"
-        )
+        settings["scaler"] = "the gradient scaler of float16"
     for name, limit in (("max_grad_norm", update.max_norm), ("clip_grad_value", update.max_value)):
         if limit is not None:
             settings["clipping"] = f"{name}={limit}"

@@ -32,7 +32,6 @@ def run_hooks(
     own_step: OwnStep | None,
     check_period: Period,
     save: Callable[[], None],
-    resume: str,
     steps_done: Callable[[], int],
     has_passed: Callable[[int, int], bool],
     total_steps: int,
@@ -42,13 +41,13 @@ def run_hooks(
 
     Args:
         own_step: for a step of the user's own.
-        resume: what a user sets to continue.
         steps_done: the number of steps before the next iteration, for settings that count steps.
         has_passed: whether the steps so far are more than the first number and, just now, a multiple of the second.
     """
     spec, of_run = run.spec, weakref.proxy(run)
     precision = spec.float32_matmul_precision
     lengths: dict[str, Any] = {"total_steps": total_steps, "steps_per_epoch": steps_per_epoch}
+    resume = "--resume" if spec.api == "config file" else "resume_from_checkpoint=True"
     return [
         None if precision is None else Float32MatmulPrecision(precision),
         deterministic_hook(spec.deterministic),

@@ -229,7 +229,7 @@ class DefaultTrainer(RunMethods):
         self.resume_or_load(run.folder.resume)
         run.check_weights()
         run.set_position()
-        run.watching_hardest = hardest_samples(run, "train.evaluation.hardest_samples")
+        run.watching_hardest = hardest_samples(run)
         run.folder.prepare(as_given)
         self._register_hooks()
 
@@ -550,7 +550,6 @@ class DefaultTrainer(RunMethods):
                 own_step=run.own_step if self._has_own_step else None,
                 check_period=self.cfg.train.log_period,
                 save=lambda: me.run.save(),
-                resume="--resume",
                 steps_done=lambda: self.iter,
                 has_passed=lambda start, every: self.iter >= start and (self.iter + 1) % every == 0,
                 total_steps=self.max_iter,

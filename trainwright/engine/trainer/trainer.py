@@ -396,14 +396,13 @@ class Trainer(RunMethods):
 
     def _register_hooks(self) -> None:
         run, config, state, periods = self.run, self.config, self.state, self._periods
-        run.watching_hardest = hardest_samples(run, "TrainingConfig.hardest_samples")
+        run.watching_hardest = hardest_samples(run)
         hooks = run_hooks(
             run,
             self.build_hooks(),
             own_step=run.own_step,
             check_period=periods.check_is_due if get_world_size() > 1 else periods.log_is_due,
             save=self.run.saving.save_step if config.save_enabled else lambda: None,
-            resume="resume_from_checkpoint=True",
             steps_done=lambda: state.global_step,
             has_passed=lambda start, every: state.global_step > start and state.has_passed(every),
             total_steps=self.total_steps,
