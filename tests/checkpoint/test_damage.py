@@ -183,13 +183,6 @@ def test_all_bad_is_an_error_that_gives_each_reason_and_changes_nothing(run: Pat
     assert states(run.parent) == before
 
 
-def test_a_whole_checkpoint_passes_also_through_a_link(checkpoint):
-    assert verify(checkpoint).iteration == 9
-    link = checkpoint.parent / "link"
-    link.symlink_to(checkpoint.name)
-    assert verify(str(link)).iteration == 9
-
-
 def test_an_absent_folder_is_a_missing_file(tmp_path):
     with pytest.raises(MissingFileError, match="nowhere"):
         verify(tmp_path / "nowhere")

@@ -9,12 +9,9 @@ from trainwright.config.errors import (
     ConfigKeyError,
     ConfigSyntaxError,
     ConfigTypeError,
-    Fault,
     MissingFileError,
     UserError,
     did_you_mean,
-    error_of,
-    got,
 )
 
 
@@ -41,19 +38,6 @@ def test_an_error_is_also_one_of_pythons_own(ours: type[UserError], pythons: typ
 def test_a_message_cannot_command_a_terminal() -> None:
     for error in (ConfigError("a\x1b[2Jb"), ConfigKeyError("a\x1b[2Jb")):
         assert str(error) == r"a\x1b[2Jb"
-
-
-def test_faults_of_one_class_are_an_error_of_that_class() -> None:
-    wrong_type, wrong_key = Fault("a", "text", ConfigTypeError), Fault("b", "text", ConfigKeyError)
-    assert type(error_of([wrong_type, wrong_type], "message")) is ConfigTypeError
-    assert type(error_of([wrong_type, wrong_key], "message")) is ConfigError
-    assert str(error_of([wrong_key], "message")) == "message"
-    assert str(wrong_type) == "a: text"
-
-
-def test_a_value_is_shown_with_its_type() -> None:
-    assert got(0) == "got 0 (int)"
-    assert got("0") == "got '0' (str)"
 
 
 def test_the_nearest_name_or_all_of_them() -> None:

@@ -2,15 +2,13 @@
 
 import doctest
 from collections import namedtuple
-from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 from trainwright.data import DistTensorData, Instance
 from trainwright.data import batch as batches
-from trainwright.data.batch import arguments, fields, first_labels, joined, leaves, mapped, pair, parts, tensors
+from trainwright.data.batch import fields, first_labels, joined, leaves, mapped, pair, parts, tensors
 
 X, Y = torch.zeros(4, 3), torch.arange(4)
 Point = namedtuple("Point", "x y")
@@ -18,22 +16,6 @@ Point = namedtuple("Point", "x y")
 
 def test_examples() -> None:
     assert doctest.testmod(batches).failed == 0
-
-
-@pytest.mark.parametrize("batch", [{"x": X, "labels": Y}, Instance(x=X, labels=DistTensorData(Y))])
-def test_named_fields(batch: Any) -> None:
-    assert list(fields(batch) or ()) == ["x", "labels"]
-    assert [id(part) for part in parts(batch)] == [id(X), id(Y)]
-    assert pair(batch) is None
-    assert arguments(batch, {"x"})[1].keys() == {"x"}
-
-
-@pytest.mark.parametrize("batch", [(X, Y), [X, Y], Point(X, Y)])
-def test_pairs(batch: Any) -> None:
-    assert fields(batch) is None
-    assert pair(batch) is not None
-    assert first_labels(batch) is Y
-    assert arguments(batch)[0] == (X,)
 
 
 def test_parts_and_values_of_any_batch() -> None:

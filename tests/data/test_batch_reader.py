@@ -1,6 +1,5 @@
 """A batch is a function of (seed, epoch, indices): not of the workers, the ranks, or where a run was resumed."""
 
-import functools
 import random
 import time
 from itertools import chain, islice
@@ -114,27 +113,6 @@ def test_a_draw_after_batches_without_any_changes_nothing(num_workers):
     assert found == {place: expected[place] for place in found}
 
 
-def test_a_rare_draw_in_collate_changes_nothing():
-    def collated(samples, *, always):
-        batch = collate(samples)
-        drawn = torch.rand(()) if always or batch[0, 0] == 9 else 0.0
-        return batch + drawn if batch[0, 0] == 9 else batch
-
-    rare, always = (
-        take(
-            train_loader(
-                Augmented(12, "nothing"),
-                3,
-                sampler=CyclicSampler(range(12), 3),
-                collate_fn=functools.partial(collated, always=always),
-            ),
-            8,
-        )
-        for always in (False, True)
-    )
-    assert rare == always
-
-
 @pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize("consumed", [*range(0, 36, 5), 11, 12, 22])
 def test_resuming_anywhere_continues_bit_for_bit(consumed):
@@ -149,20 +127,6 @@ def test_one_loader_set_back_repeats_itself():
     whole = take(loader, 6)
     loader.batch_sampler.set_consumed_samples(8)
     assert take(loader, 4) == whole[2:]
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_the_ranks_of_a_step_together_hold_the_same_batch(world_size):
-    micro = 8 // world_size
-    ranks = [
-        train_loader(
-            Augmented(), micro, sampler=CyclicSampler(range(11), micro, True, 0, rank, world_size, 5), num_workers=0
-        )
-        for rank in range(world_size)
-    ]
-    steps = [take(rank, 6) for rank in ranks]
-    together = [row for step in zip(*steps, strict=True) for batch in step for row in batch]
-    assert together == list(chain.from_iterable(take(train_loader(Augmented(), 8), 6)))
 
 
 def test_samples_differ_and_their_draws_are_uniform():

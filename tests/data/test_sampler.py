@@ -1,5 +1,4 @@
 import pickle
-import random
 import re
 from itertools import chain, islice
 from typing import Any
@@ -49,29 +48,6 @@ def test_prefetch_of_a_dataset_is_called_for_each_batch_before_it_is_read():
     data.seen.clear()
     batches = list(SingleRoundSampler(data, 2))
     assert data.seen == batches
-
-
-@pytest.mark.parametrize(
-    "sampler",
-    [
-        CyclicSampler(range(50), 4, True),
-        SingleRoundSampler(range(50), 4, True),
-        RangedSampler(range(50), 4, shuffle=True, seed=0),
-    ],
-)
-def test_global_generators_are_left_alone_and_do_not_matter(sampler):
-    torch.manual_seed(1)
-    states = (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy())
-    first = take(iter(sampler), 10)
-    assert torch.equal(states[0], torch.get_rng_state())
-    kept = random.Random()
-    kept.setstate(states[1])  # one state has two forms where a block of numbers ends: what counts is what is drawn
-    assert [kept.random() for _ in range(1000)] == [random.random() for _ in range(1000)]
-    assert np.array_equal(states[2], np.random.get_state()[1])
-    with torch.random.fork_rng():
-        torch.manual_seed(99)
-        fresh = type(sampler)(range(50), 4, shuffle=True, seed=0)
-        assert take(iter(fresh), 10) == first
 
 
 @pytest.mark.parametrize("num_samples", [1, 7, 8, 12, 13])

@@ -66,13 +66,6 @@ def test_a_period_that_ends_with_the_training_saves_both_names(tmp_path: Path) -
     assert steps_in(tmp_path, "model_0000007") == steps_in(tmp_path, "model_final") == 8
 
 
-def test_the_newest_are_kept(tmp_path: Path) -> None:
-    trainer = Trainer(tmp_path)
-    trainer.register_hooks([PeriodicCheckpointer(trainer.checkpointer, 1, max_to_keep=2)])
-    trainer.train(0, 6)
-    assert names(tmp_path) == ["model_0000004", "model_0000005", "model_final"]
-
-
 def test_the_final_save_deletes_what_a_kill_has_left(tmp_path: Path) -> None:
     killed = Trainer(tmp_path)
     killed.register_hooks([PeriodicCheckpointer(killed.checkpointer, 1)])  # which keeps all

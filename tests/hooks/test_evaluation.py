@@ -8,7 +8,7 @@ from torch import nn
 
 from trainwright.config.errors import ConfigError
 from trainwright.engine.loop import TrainerBase
-from trainwright.hooks import CallbackHook, EvalHook
+from trainwright.hooks import CallbackHook, EvalHook, LRScheduler, ReduceOnPlateau
 
 
 class Trainer(TrainerBase):
@@ -90,3 +90,95 @@ def test_callback_hook_calls_the_functions_it_has() -> None:
     )
     trainer.train(0, 1)
     assert calls == ["before_train", "before_step 0", "after_step 0", "after_train", "after_end False"]
+
+
+# The schedule that a training steps, and the rate that is recorded.
+
+
+def test_the_rate_that_is_recorded_is_the_one_the_iteration_used() -> None:
+    trainer = Trainer()
+    trainer.register_hooks([LRScheduler()])
+    trainer.train(0, 4)
+    assert trainer.storage.history("lr").values() == [(1.0, 0), (0.5, 1), (pytest.approx(1 / 3), 2), (0.25, 3)]
+    assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(0.2)
+
+
+def test_the_rate_of_the_largest_group_is_recorded() -> None:
+    trainer = Trainer()
+    layers = [nn.Linear(2, 2) for _ in range(3)]
+    groups = [{"params": list(layers[0].parameters())[:1], "lr": 1.0}]
+    groups.append({"params": [p for layer in layers[1:] for p in layer.parameters()], "lr": 2.0})
+    trainer.optimizer = torch.optim.SGD(groups, lr=0.1)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(trainer.optimizer, lambda step: 1.0)
+    trainer.register_hooks([LRScheduler(trainer.optimizer, scheduler)])
+    trainer.train(0, 1)
+    assert trainer.storage.history("lr").latest() == 2.0
+
+
+def test_the_commonest_rate_where_every_group_is_one_parameter() -> None:
+    trainer = Trainer()
+    parameters = [nn.Parameter(torch.zeros(1)) for _ in range(3)]
+    groups = [{"params": [p], "lr": lr} for p, lr in zip(parameters, (0.5, 0.25, 0.25), strict=True)]
+    trainer.optimizer = torch.optim.SGD(groups)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(trainer.optimizer, lambda step: 1.0)
+    trainer.register_hooks([LRScheduler(trainer.optimizer, scheduler)])
+    trainer.train(0, 1)
+    assert trainer.storage.history("lr").latest() == 0.25
+
+
+def test_a_schedule_is_stepped_when_its_period_is_over() -> None:
+    trainer = Trainer()
+    trainer.register_hooks([LRScheduler(period=2)])
+    trainer.train(0, 4)
+    assert [value for value, _ in trainer.storage.history("lr").values()] == [1.0, 1.0, 0.5, 0.5]
+
+
+def test_a_schedule_that_the_step_has_stepped_is_not_stepped_again() -> None:
+    class OwnStep(Trainer):
+        def run_step(self) -> None:
+            super().run_step()
+            self.lr_scheduler.step()
+
+    trainer = OwnStep()
+    trainer.register_hooks([LRScheduler()])
+    trainer.train(0, 4)
+    assert trainer.lr_scheduler.last_epoch == 4
+
+
+def test_the_schedule_of_a_new_optimizer_is_used() -> None:
+    def replace(trainer: Any) -> None:
+        if trainer.iter == 1:
+            trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=8.0)
+            trainer.lr_scheduler = torch.optim.lr_scheduler.ExponentialLR(trainer.optimizer, 0.5)
+
+    trainer = Trainer()
+    trainer.register_hooks([LRScheduler(), CallbackHook(after_step=replace)])
+    trainer.train(0, 4)
+    assert [value for value, _ in trainer.storage.history("lr").values()] == [1.0, 0.5, 8.0, 4.0]
+
+
+def test_a_plateau_is_stepped_with_each_evaluation() -> None:
+    trainer = Trainer()
+    trainer.lr_scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(trainer.optimizer, "max", 0.5, patience=0)
+    scores = iter([0.5, 0.6, 0.6, 0.6])
+    latest = lambda: trainer.storage.latest()["acc"][0]  # noqa: E731
+    trainer.register_hooks([LRScheduler(), EvalHook(2, lambda: {"acc": next(scores)}), ReduceOnPlateau(latest)])
+    trainer.train(0, 8)
+    assert trainer.storage.history("lr").latest() == 0.5
+    assert trainer.optimizer.param_groups[0]["lr"] == 0.25  # after the final evaluation
+
+
+def test_a_plateau_without_a_metric_is_an_error() -> None:
+    trainer = Trainer()
+    trainer.lr_scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(trainer.optimizer)
+    trainer.register_hooks([LRScheduler()])
+    with pytest.raises(ConfigError, match="add a ReduceOnPlateau hook"):
+        trainer.train(0, 8)
+
+
+def test_the_rate_is_recorded_without_a_schedule_too() -> None:
+    trainer = Trainer()
+    trainer.lr_scheduler = None
+    trainer.register_hooks([LRScheduler()])
+    trainer.train(0, 2)
+    assert trainer.storage.history("lr").values() == [(1.0, 0), (1.0, 1)]

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
 
 from tests.fork_server import python
 from tests.toys import Samples, file_config
@@ -51,14 +50,6 @@ def test_in_config_files(tmp_path: Path) -> None:
     DefaultTrainer(cfg).train()
     assert SEEN == ["high", "high"]
     assert torch.get_float32_matmul_precision() == "highest"
-
-
-def test_left_alone_by_default(tmp_path: Path) -> None:
-    x, y = torch.ones(8, 2), torch.zeros(8, dtype=torch.int64)
-    trainer = Trainer(
-        nn.Linear(2, 2), TrainingConfig(output_dir=str(tmp_path), num_epochs=1), train_dataset=TensorDataset(x, y)
-    )
-    assert not any(isinstance(hook, Float32MatmulPrecision) for hook in trainer._hooks)
 
 
 @pytest.mark.parametrize("wrong", ["low", 16, True])

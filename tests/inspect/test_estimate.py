@@ -285,14 +285,6 @@ def test_a_frozen_part_has_no_gradients_and_no_state() -> None:
     assert found.optimizer == pytest.approx(2 * found.trainable, rel=0.01)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 6, 64, 1000])
-def test_layouts_use_all_processes_and_are_all_different(world_size: int) -> None:
-    layouts = [*layouts_of(world_size)]
-    assert {layout.world_size for layout in layouts} == {world_size}
-    assert len(set(layouts)) == len(layouts)
-    assert layouts[0] == Layout(data=world_size, replicate=world_size)
-
-
 def test_the_sizes_are_those_that_both_apis_read() -> None:
     layout = Layout(data=2, tensor=4, pipeline=2, zero_stage=3)
     config = with_layout(TrainingConfig(output_dir="x"), layout)

@@ -124,13 +124,6 @@ def test_classes_of_a_whole_data_set_at_once(kind):
     assert handler.compute_metrics(LOGITS.argmax(1), CLASSES) == pytest.approx(EXPECTED)
 
 
-def test_uneven_batches_have_the_value_of_one_batch():
-    handler = TextClassificationMetricsHandler(NAMES)
-    values = fed(handler, LOGITS, CLASSES, UNEVEN)
-    assert values == pytest.approx(EXPECTED)
-    assert values == fed(handler, LOGITS, CLASSES, WHOLE)
-
-
 def test_results_are_exact_unless_decimals_are_asked_for():
     third = ([0, 1, 1], [0, 0, 0])
     assert TextClassificationMetricsHandler().compute_metrics(*third) == {"accuracy": 1 / 3}

@@ -68,10 +68,6 @@ def test_the_mark_of_data_survives_copies_merges_and_moves(project):
             instantiate(node)
 
 
-def test_python_configurations_are_code():
-    assert instantiate(LazyCall("os.getcwd")())
-
-
 class Part:
     def __init__(self, size=1, inner=None, **more):
         self.size, self.inner, self.more = size, inner, more

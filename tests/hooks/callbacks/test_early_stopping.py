@@ -125,14 +125,6 @@ def test_a_new_training_starts_with_no_best_value() -> None:
     assert (callback.best, callback.wait, callback.stopped_epoch) == (None, 0, None)
 
 
-def test_the_training_stops(tmp_path: Path) -> None:
-    callback = stopper(patience=2)
-    trainer = ScoredTrainer(tmp_path, callback, scores=SCORES)
-    assert trainer.train(0, 7 * STEPS) == {"loss": 0.25, "accuracy": 0.3}
-    assert (trainer.iter, callback.stopped_epoch, callback.best) == (4 * STEPS, 4, 0.5)
-    assert (tmp_path / "model_final").exists()
-
-
 @pytest.mark.exhaustive(every=4)
 @pytest.mark.parametrize("fails_at", range(1, 4 * STEPS))
 def test_a_resumed_training_stops_where_the_uninterrupted_one_does(tmp_path: Path, fails_at: int) -> None:
