@@ -112,22 +112,13 @@ def test_tools_train_net_is_the_same_program(finished, run_python, short, sha, t
 # Evaluating only, and a quick look.
 
 
-def test_eval_only_gives_the_accuracy_of_the_checkpoint(finished, train, read_rows, tmp_path: Path) -> None:
-    arguments = [f"train.load_weight={finished.folder}/model_final", "train.output_dir=output"]
-    done = train(finished.config, "--eval-only", *arguments, cwd=tmp_path)
-    assert accuracy_printed(done.stdout) == pytest.approx(read_rows(finished.folder)[-1]["Acc@1"], abs=1e-4)
-    assert not list((tmp_path / "output").glob("model_*"))
-
-
-def test_eval_only_leaves_the_runs_folder_alone(finished, train, contents, tmp_path: Path) -> None:
+def test_eval_only_gives_the_accuracy_of_the_checkpoint_and_leaves_the_runs_folder_alone(
+    finished, train, read_rows, contents, tmp_path: Path
+) -> None:
     before = contents(finished.folder)
-    train(
-        "--eval-only",
-        finished.config,
-        f"train.load_weight={finished.folder}/model_best",
-        f"train.output_dir={finished.folder}",
-        cwd=tmp_path,
-    )
+    arguments = [f"train.load_weight={finished.folder}/model_final", f"train.output_dir={finished.folder}"]
+    done = train("--eval-only", finished.config, *arguments, cwd=tmp_path)
+    assert accuracy_printed(done.stdout) == pytest.approx(read_rows(finished.folder)[-1]["Acc@1"], abs=1e-4)
     assert contents(finished.folder) == before
 
 

@@ -1,6 +1,5 @@
 """Tensors side by side are read by whole batches, with the same result as sample by sample."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Subset, TensorDataset, random_split
 
 from trainwright.config.errors import UserError
-from trainwright.data import ColumnDataset, EpochSampler, SingleRoundSampler, collate, to_batch
+from trainwright.data import ColumnDataset, EpochSampler, SingleRoundSampler, collate
 from trainwright.data.batch_loader import make_loader
 
 X = torch.randn(23, 3, 2)
@@ -175,30 +174,6 @@ def test_prefetch_of_a_dataset_is_still_called() -> None:
         loader_options={},
     )
     assert [batch.tolist() for (batch,) in loader] == SEEN
-
-
-@pytest.mark.parametrize(
-    ("data", "most"),
-    [(TensorDataset(X, Y), 10), (ColumnDataset(x=X, labels=Y), 10), (columns(), 25)],  # the last has labels to convert
-)
-def test_a_batch_costs_few_calls(data: Any, most: int) -> None:
-    sampler = EpochSampler(data, 4, shuffle=True)
-    loader = make_loader(data, sampler, seed=3, num_workers=0, collate_fn=None, loader_options={})
-    prepared = map(to_batch, iter(loader))
-    next(prepared)
-    calls = 0
-
-    def count(frame: Any, event: str, argument: Any) -> None:
-        nonlocal calls
-        calls += event == "call"
-
-    sys.setprofile(count)
-    try:
-        for _ in range(20):
-            next(prepared)
-    finally:
-        sys.setprofile(None)
-    assert calls <= 20 * most
 
 
 class TestIndicesOfASubset:

@@ -160,23 +160,6 @@ def test_values_put_in_inference_mode_and_under_autocast_are_read_outside():
 # -- no wait on the step ------------------------------------------------------------------------------------------
 
 
-def test_putting_tensors_reads_nothing_from_the_device_until_somebody_looks():
-    values = [torch.tensor(float(place)) for place in range(900)]
-    storage = EventStorage()
-    with Operations() as step:
-        for value in values:
-            storage.put_scalar("loss", value)
-            storage.step()
-    assert step.counts == {"detach": 900, "clone": 900}
-    with Operations() as reading:
-        storage.latest()
-    assert "_local_scalar_dense" not in reading.counts
-    assert sum(reading.counts.values()) <= 4  # stack, widen, join: no operation per value
-    with Operations() as again:
-        assert storage.history("loss").avg(900) == 449.5
-    assert again.counts == {}
-
-
 def test_the_number_of_reads_does_not_grow_with_names_or_dtypes():
     storage = EventStorage()
     for place in range(100):

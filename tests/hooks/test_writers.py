@@ -10,12 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
-from torch.utils.data import TensorDataset
 
-from trainwright import Trainer as ObjectsTrainer
-from trainwright import TrainingConfig
 from trainwright.checkpoint import Checkpointer
 from trainwright.engine.loop import TrainerBase
 from trainwright.events import EventStorage, EventWriter, JSONWriter, get_event_storage
@@ -42,14 +38,6 @@ class Memory(EventWriter):
 
     def close(self) -> None:
         self.closed = True
-
-
-class Asleep(Memory):
-    """A tracker far away."""
-
-    def write(self, storage: EventStorage | None = None) -> None:
-        time.sleep(0.6)
-        super().write(storage)
 
 
 def longest_step(trainer: TrainerBase, train: Callable[[], object]) -> float:
@@ -120,23 +108,6 @@ def test_a_checkpoint_is_not_there_before_the_rows_that_it_tells_of(
     trainer.train(0, 4)
     assert [step for step, _ in committed] == [0, 1, 2, 3]
     assert all(rows > step for step, rows in committed)
-
-
-@pytest.mark.exhaustive
-def test_a_slow_writer_of_the_python_api_slows_no_step(tmp_path: Path) -> None:
-    class Tracked(ObjectsTrainer):
-        def build_writers(self) -> list[EventWriter]:
-            self.asleep = Asleep()
-            return [*super().build_writers(), self.asleep]
-
-    config = TrainingConfig(output_dir=tmp_path, log_steps=1, max_steps=4, save_enabled=False, progress_bar=False)
-    data = TensorDataset(torch.randn(32, 2), torch.randint(2, (32,)))
-    trainer = Tracked(nn.Linear(2, 2), config, train_dataset=data)
-    assert longest_step(trainer, trainer.train) < 0.5
-    assert trainer.asleep.rows == [0, 1, 2, 3, 4]
-    rows = [json.loads(line)["iteration"] for line in (tmp_path / "metrics.json").read_text().splitlines()]
-    assert rows == [0, 1, 2, 3]
-    assert len(trainer.load_csv_logs()["iteration"]) == 4
 
 
 @pytest.mark.parametrize("writer", [object(), Memory, None])

@@ -15,7 +15,6 @@ from trainwright.config.training.metric_config import MetricConfig
 from trainwright.evaluation import (
     EvaluationError,
     Image2TextMetricHandler,
-    Image2TextMetricsHandler,
     Metric,
     MetricsHandler,
     SequenceLabelingMetricsHandler,
@@ -55,10 +54,6 @@ def test_a_task_has_its_handler_and_its_metrics(task, handler, metrics):
     assert metrics_handler_for(task) is handler
     assert list(handler().metrics) == metrics
     assert set(metrics) <= set(handler.valid_metrics)
-
-
-def test_the_other_spelling_is_the_same_class():
-    assert Image2TextMetricsHandler is Image2TextMetricHandler
 
 
 def test_a_task_without_metrics_is_an_error():

@@ -139,15 +139,6 @@ def test_a_metric_config_is_honoured():
     assert metric.compute(["walking far on"], ["walked far"]) == {"rouge1": 0.8}
 
 
-@pytest.mark.parametrize(
-    ("name", "objective"),
-    [("accuracy", "maximize"), ("seqeval", "maximize"), ("cer", "minimize"), ("wer", "minimize"), ("bleu", "maximize"),
-     ("MeanSquaredError", "minimize"), ("R2Score", "maximize")],
-)  # fmt: skip
-def test_each_metric_says_what_is_better(name, objective):
-    assert build_metric(name).objective == objective
-
-
 def test_the_arguments_may_come_as_a_config():
     for config in (MetricConfig("accuracy", n_decimals=1), {"n_decimals": 1}):
         assert build_metric("accuracy", config).compute([1, 0, 0], [1, 1, 0]) == {"accuracy": 0.7}

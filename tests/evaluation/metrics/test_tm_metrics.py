@@ -161,21 +161,6 @@ def test_tensors_may_be_written_to_after_the_update(name):
     torch.testing.assert_close(metric.compute(), fed(name, predictions, targets).compute())
 
 
-@pytest.mark.parametrize("buffered", [True, False])
-def test_class_indices_may_be_written_to_after_the_update(buffered):
-    reused, metric = torch.empty(30, dtype=torch.int64), TMMetrics("F1Score", buffered=buffered, average="macro")
-    for start in (0, 30, 60):
-        metric.update(reused.copy_(FOUND[start : start + 30]), CLASSES[start : start + 30])
-    assert metric.compute() == fed("F1Score", FOUND, CLASSES, average="macro").compute()
-
-
-def test_wrong_class_indices_among_right_ones_are_found():
-    metric = fed("Accuracy", FOUND, CLASSES)
-    metric.update(FOUND[:8], CLASSES[:7])
-    with pytest.raises(EvaluationError, match=r"\(8,\) int64 and targets \(7,\) int64.*one shape"):
-        metric.compute()
-
-
 def test_gradients_are_not_kept():
     weight = torch.ones(C, requires_grad=True)
     metric = TMMetrics("MeanSquaredError")
@@ -225,34 +210,12 @@ def test_a_state_is_a_copy_and_only_for_the_same_metric():
         TMMetrics("F1Score").load_state_dict(state)
 
 
-def test_reset_begins_again():
-    metric = fed("F1Score", LOGITS, CLASSES, average="macro")
-    metric.reset()
-    metric.update(LOGITS[:20], CLASSES[:20])
-    assert float(metric.compute()) == pytest.approx(sk.f1_score(CLASSES[:20], FOUND[:20], average="macro"))
-
-
 def test_fresh_ones_are_made_alike_and_empty():
     metric = fed("F1Score", LOGITS, CLASSES, average="macro")
     other = metric.fresh()
     assert repr(other) == repr(metric)
     with pytest.raises(EvaluationError, match="no samples"):
         other.compute()
-
-
-def test_to_moves_it():
-    metric = TMMetrics("MeanSquaredError").to("cpu")
-    metric.update(SCORES, SCORES)
-    assert metric.compute().device == torch.device("cpu")
-
-
-def test_which_direction_is_better():
-    assert TMMetrics("Accuracy").higher_is_better is True
-    assert TMMetrics("MeanSquaredError").higher_is_better is False
-    assert TMMetrics("Hinge").higher_is_better is False
-    assert TMMetrics("ConfusionMatrix").higher_is_better is None
-    assert TMMetrics("MinMaxMetric", base_metric="MeanSquaredError").higher_is_better is False
-    assert TMMetrics("WordInfoPreserved").higher_is_better is True
 
 
 def test_other_inputs_go_to_torchmetrics_as_they_are():

@@ -230,31 +230,6 @@ def test_a_writer_that_does_not_come_back_is_left_behind(
     wait_until(lambda: not any(thread.name == "trainwright-write" for thread in threading.enumerate()))
 
 
-def test_rows_are_written_in_blocks_where_the_disk_is_slow(
-    tmp_path: Path, storage: EventStorage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    blocks: list[int] = []
-    write = os.write
-
-    def slow(descriptor: int, block: bytes) -> int:
-        time.sleep(0.05)
-        blocks.append(block.count(b"\n"))
-        return write(descriptor, block)
-
-    path = tmp_path / "metrics.json"
-    dispatcher = WriterDispatcher([JSONWriter(path)])
-    with monkeypatch.context() as disk:
-        disk.setattr(os, "write", slow)
-        before = time.perf_counter()
-        put_steps(storage, dispatcher, 1000)
-        taken = time.perf_counter() - before
-        dispatcher.close()
-    assert iterations(path) == list(range(1000))
-    assert taken < 1000 * 0.05 / 10  # a write each would have taken 50 s
-    assert sum(blocks) == 1000
-    assert len(blocks) < 500
-
-
 # -- what is on the disk when ---------------------------------------------------------------------------------------
 
 
@@ -320,16 +295,6 @@ def test_the_same_run_may_go_on_after_its_end(tmp_path: Path, storage: EventStor
         dispatcher.close()
     assert iterations(path) == list(range(6))
     assert len(set(map(id, memory.storages))) == 1
-
-
-def test_another_run_has_another_storage(tmp_path: Path) -> None:
-    memory = Memory()
-    dispatcher = WriterDispatcher([memory])
-    for start in (0, 5):
-        with EventStorage(start) as storage:
-            put_steps(storage, dispatcher, 2)
-            dispatcher.close()
-    assert [storage.start_iter for storage in memory.storages] == [0, 0, 5, 5]
 
 
 # -- failures -------------------------------------------------------------------------------------------------------

@@ -92,14 +92,3 @@ def test_a_subclass_with_its_own_arguments_is_copied(tmp_path: Path) -> None:
         new = copies(Own(3.0, plain.model, plain.config, plain.train_dataset), tmp_path).make().trainer
     assert new.weight == 3.0
     assert new.config.output_dir != plain.config.output_dir
-
-
-def test_quiet_ends_with_the_handlers_from_before(tmp_path: Path, capsys: Any) -> None:
-    import logging
-
-    before = logging.getLogger("trainwright").handlers[:]
-    with quiet():
-        objects(tmp_path / "run")
-        print("a line of a callback")
-    assert logging.getLogger("trainwright").handlers == before
-    assert capsys.readouterr().out == ""
