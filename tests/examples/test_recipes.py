@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from tests.toys import assert_equal_weights
 from trainwright.data import EpochSampler
 from trainwright.data.seeding import ORDER_STREAM, mixed_seed, permutation
 
@@ -36,9 +37,10 @@ def recipe(name: str) -> ModuleType:
 
 @pytest.fixture
 def train(tmp_path: Path, one_thread: None) -> Callable[[ModuleType], tuple[nn.Module, list[float]]]:
-    """``train(module)``: the model and the losses of a recipe."""
+    """``train(module)``: the model and the losses of a recipe in one epoch."""
 
     def train(module: ModuleType) -> tuple[nn.Module, list[float]]:
+        module.EPOCHS = 1
         trainer = module.main(str(tmp_path / "run"))
         return trainer.model, [value for value, _ in trainer.storage.history("total_loss").values()]
 
@@ -54,11 +56,6 @@ def batches(data: Any, size: int, epochs: int) -> Iterator[dict[str, Tensor]]:
     for _ in range(epochs * (len(data) // size)):
         rows = [data[index] for index in next(order)]
         yield {key: torch.stack([torch.as_tensor(row[key]) for row in rows]) for key in rows[0]}
-
-
-def assert_equal(left: nn.Module, right: nn.Module) -> None:
-    for (name, value), (_, expected) in zip(left.state_dict().items(), right.state_dict().items(), strict=True):
-        assert torch.equal(value, expected), name
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # of peft
@@ -77,7 +74,7 @@ def test_lora(train: Any) -> None:
         optimizer.zero_grad()
         expected.append(loss.item())
     assert losses == expected
-    assert_equal(mine, model)
+    assert_equal_weights(mine, model)
 
 
 @pytest.mark.exhaustive
@@ -109,7 +106,7 @@ def test_image_classifier(train: Any) -> None:
         average.update_parameters(model)
         expected.append(loss.item())
     assert losses == expected
-    assert_equal(mine, average.module)
+    assert_equal_weights(mine, average.module)
 
 
 def test_ddpm(train: Any) -> None:
@@ -127,7 +124,7 @@ def test_ddpm(train: Any) -> None:
         average.update_parameters(model)
         expected.append(loss.item())
     assert losses == expected
-    assert_equal(mine, average.module)
+    assert_equal_weights(mine, average.module)
 
 
 @pytest.mark.exhaustive
@@ -150,7 +147,7 @@ def test_distillation(train: Any) -> None:
             optimizer.zero_grad()
             expected.append(loss.item())
     assert losses == expected
-    assert_equal(mine, models[1])
+    assert_equal_weights(mine, models[1])
 
 
 def digits() -> tuple[Tensor, Tensor]:
@@ -181,7 +178,7 @@ def test_models_of_several_losses(name: str, tmp_path: Path) -> None:
             logged.append({"total_loss": total.item(), **{key: value.item() for key, value in losses.items()}})
     for key in logged[0]:
         assert [value for value, _ in trainer.storage.history(key).values()] == [row[key] for row in logged], key
-    assert_equal(trainer.model, model)
+    assert_equal_weights(trainer.model, model)
     if name == "vae":
         assert [image.name for image in trainer.storage.media()] == ["digits", "digits"]
     else:
@@ -211,7 +208,7 @@ def test_causal_lm(tmp_path: Path) -> None:
         lr_scheduler.step()
         losses.append(loss.item())
     assert [value for value, _ in trainer.storage.history("total_loss").values()] == losses
-    assert_equal(trainer.model, model)
+    assert_equal_weights(trainer.model, model)
 
 
 def shards_by_hand(folder: Path, steps: int) -> Iterator[Tensor]:
@@ -238,9 +235,9 @@ def test_stream_language_model(tmp_path: Path) -> None:
         model(tokens)["loss"].backward()
         optimizer.step()
         optimizer.zero_grad()
-    assert_equal(trainer.model, model)
+    assert_equal_weights(trainer.model, model)
     its.main(str(tmp_path / "cut"), 5)
-    assert_equal(its.main(str(tmp_path / "cut"), steps).model, model)
+    assert_equal_weights(its.main(str(tmp_path / "cut"), steps).model, model)
 
 
 def own_loop(folder: Path, max_iter: int = 70) -> nn.Module:
@@ -263,7 +260,7 @@ def test_own_loop(tmp_path: Path) -> None:
         optimizer.step()
         optimizer.zero_grad()
         lr_scheduler.step()
-    assert_equal(own_loop(tmp_path), net)
+    assert_equal_weights(own_loop(tmp_path), net)
 
 
 def test_own_loop_killed_and_resumed_is_uninterrupted(
@@ -280,7 +277,7 @@ def test_own_loop_killed_and_resumed_is_uninterrupted(
         context.setattr(F, "cross_entropy", failing)
         with pytest.raises(RuntimeError, match="killed"):
             own_loop(tmp_path / "killed")
-    assert_equal(own_loop(tmp_path / "killed"), whole)
+    assert_equal_weights(own_loop(tmp_path / "killed"), whole)
     losses = [
         [(row["iteration"], row["total_loss"]) for row in read_rows(tmp_path / name)] for name in ("whole", "killed")
     ]
