@@ -17,7 +17,7 @@ from trainwright.parallel.pipeline import Pipeline, pipeline_of
 from trainwright.parallel.precision import run_under
 from trainwright.parallel.rank_checks import check_same_model
 from trainwright.parallel.recompute import compile_blocks, recompute_blocks
-from trainwright.parallel.sharding import check_dense, check_shardable, check_sync_norms, shard_data
+from trainwright.parallel.sharding import check_dense, check_shardable, shard_data
 from trainwright.parallel.simulated import simulation
 from trainwright.parallel.tensor_plan import check_plan, derived_parts, tensor_plan
 
@@ -56,13 +56,13 @@ def parallelize(
     """
     _check_whole(model)
     check_same_model(model)
-    check_sync_norms(model, device)
     mesh = current_mesh()
     complete = shell_of(model) if has_meta(model) else None
     words = {} if mesh is None else _words_of_checked(model, mesh, is_one_unit=find_unused_parameters)
     if mesh is None and complete is None:
         model.to(device)
-    share_state(model, device)  # equal weights, even if a model draws from generators of its own
+    if simulation() is None and get_world_size() > 1:  # equal weights, even if they are drawn from own generators
+        share_tensors([*model.buffers(), *model.parameters()], device)
     checks = [DerivedCheck(part) for part in derived_parts(model)] if words and simulation() is None else []
     pipeline: Pipeline | None = None
     if mesh is not None and mesh.layout.pipeline > 1:
@@ -154,12 +154,6 @@ def _move(parts: Iterable[nn.Module], device: torch.device, home: torch.device) 
                 setattr(module, name, moved[id(buffer)][1])
         if home == device:
             part.to(device)
-
-
-def share_state(model: nn.Module, device: torch.device | None = None) -> None:
-    """Broadcast the parameters and buffers of the first process, on ``device`` one after another; None: where it is."""
-    if simulation() is None and get_world_size() > 1:
-        share_tensors([*model.buffers(), *model.parameters()], device)
 
 
 def share_tensors(tensors: Iterable[Tensor], device: torch.device | None = None) -> None:

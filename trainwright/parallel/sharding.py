@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from trainwright._torch_compat.norm_layers import BATCH_NORMS
 from trainwright.config.errors import ConfigError
-from trainwright.parallel.dist import broadcast_over_data, get_world_size
+from trainwright.parallel.dist import broadcast_over_data
 from trainwright.parallel.faults import meet
 from trainwright.parallel.mesh import Mesh, current_mesh
 from trainwright.parallel.pipeline import pipeline_of
@@ -67,16 +67,6 @@ def shard_data(
         shared = fully_shard(root, **settings, reshard_after_forward=None if is_resharded else False)
         if is_one_unit:
             shared.set_reduce_scatter_unused_params(True)
-
-
-def check_sync_norms(model: nn.Module, device: torch.device) -> None:
-    """Raise if a synchronized batch norm would have to exchange statistics between processes on CPUs."""
-    name = next((name for name, module in model.named_modules() if isinstance(module, nn.SyncBatchNorm)), None)
-    if name is not None and device.type == "cpu" and get_world_size() > 1:
-        raise ConfigError(
-            f"{name or type(model).__name__} (SyncBatchNorm): torch's version needs GPUs where several processes train."
-            " Use BatchNorm layers on CPUs, whose statistics are of each process's batch."
-        )
 
 
 def check_dense(model: nn.Module) -> None:

@@ -23,6 +23,7 @@ from trainwright.hooks.method_overrides import is_overridden
 from trainwright.inspect.check.finding import Skipped
 from trainwright.optim.named import each_optimizer
 from trainwright.parallel.dist import get_world_size
+from trainwright.parallel.mesh import current_mesh
 
 
 class Copies:
@@ -42,9 +43,10 @@ class Copies:
         own = {name for name in run.step_methods if is_overridden(trainer, name)}
         self.has_own_step, self.has_own_loss = bool(own - {"compute_loss"}), bool(own)
         assigned = [name for name in (*run.step_methods, "evaluate") if callable(vars(trainer).get(name))]
-        if get_world_size() > 1:
+        if get_world_size() > 1 or current_mesh() is not None:
             raise ConfigError(
-                "check, find_lr and find_batch_size run in one process: start the program without a launcher."
+                "check, find_lr and find_batch_size run in one process, without zero_offload: start the program without"
+                " a launcher."
             )
         if assigned:
             raise ConfigError(
