@@ -51,14 +51,14 @@ def _run(cfg: Any, args: argparse.Namespace) -> int:
         return DONE
     candidates = fitting_layouts(DefaultTrainer, cfg, world_size=args.world, memory=memory)
     if args.json:
-        found = [
+        rows = [
             {
                 **({"layout": asdict(one.layout)} if one.estimate is None else facts(one.estimate)),
                 "state_bytes": one.state_bytes, "fits": one.fits(memory), "fault": one.fault,
             }
             for one in candidates
         ]  # fmt: skip
-        print(json.dumps(found, indent=1))
+        print(json.dumps(rows, indent=1))
     else:
         print("\n".join(table_of(candidates, memory)))
     return DONE if any(candidate.fits(memory) for candidate in candidates) else DOES_NOT_FIT

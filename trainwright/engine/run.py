@@ -116,7 +116,8 @@ class Run:
     @property
     def storage(self) -> EventStorage:
         """The metrics of the training."""
-        return self.trainer.storage
+        storage: EventStorage = self.trainer.storage
+        return storage
 
     @property
     def optimizers(self) -> dict[str, Optimizer]:

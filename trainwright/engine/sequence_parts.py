@@ -71,7 +71,8 @@ class _SequenceParts:
             if isinstance(value, Tensor) and value.shape[:2] == labels.shape:
                 named[name] = value[:, tokens_L]
         named[_LABELS] = named[SHIFTED] = targets_BL[:, tokens_L]
-        return named | {POSITIONS: places_L.expand(len(labels), -1)}
+        divided: dict[str, Any] = named | {POSITIONS: places_L.expand(len(labels), -1)}
+        return divided
 
 
 def _check_padding(mask_BL: Tensor, targets_BL: Tensor) -> None:

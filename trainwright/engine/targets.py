@@ -211,7 +211,7 @@ class TargetCounter:
         labels = batch[SHIFTED] if is_shifted else labels_of(batch, self._fields)
         if labels is not None and criterion is not None:
             found = targets_of_criterion(criterion)
-        elif is_shifted:
+        elif labels is not None and is_shifted:
             found = targets_by_value(self._model, predictions_of(outputs), labels, loss) or Targets()
         empty = [] if labels is None or found is not None else empty_targets(self._model, labels, loss.detach())
         self._is_empty, self._is_of_criterion = len(empty) > 1, criterion is not None

@@ -129,7 +129,9 @@ class Update:
         )
         self.record = self.mean.record if self.is_weighed else None
         self.begin: Callable[[int], None] | None = self.mean.begin if self.is_weighed else None
-        self._add: Callable[[Tensor, Any], None] = (lambda loss, _: loss.backward()) if is_plain else self.mean.backward
+        self._add: Callable[[Tensor, Any], None] = self.mean.backward
+        if is_plain:
+            self._add = lambda loss, _: loss.backward()  # type: ignore[no-untyped-call]
 
         self.record_loss: Callable[[Tensor], None] | None = None
         self._compose_step(optimizer, model, step)

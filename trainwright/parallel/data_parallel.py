@@ -148,7 +148,7 @@ def setup_dist_util(
     if layout.offload and backend == "nccl":  # host memory is exchanged, too
         backend = "cpu:gloo,cuda:nccl"
     if num_processes == 1 and not layout.is_plain and not dist.is_initialized():  # FSDP2 needs a group
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
         leave_at_exit()
     if num_processes > 1 and not dist.is_initialized():
         seconds = float(timeout_s or sizes.get("hang_timeout_s") or HANG_TIMEOUT_S)  # type: ignore[arg-type]

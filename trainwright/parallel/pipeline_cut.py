@@ -358,7 +358,7 @@ def _more_scores(base: nn.Module, scores: Tensor | None, num_experts: int) -> It
 
     def add(base: nn.Module, inputs: Any, outputs: Any) -> None:
         if scores is not None:
-            earlier = scores.flatten(0, -2).split(num_experts, dim=-1)
+            earlier = torch.split(scores.flatten(0, -2), num_experts, dim=-1)
             outputs.router_logits = (*earlier, *(outputs.router_logits or ()))
 
     handle = base.register_forward_hook(add)

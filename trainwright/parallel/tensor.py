@@ -104,8 +104,8 @@ def _keep_heads(module: nn.Module) -> None:
 
     def keep(module: nn.Module, inputs: Any, output: DTensor) -> Tensor:
         mesh = output.device_mesh
-        whole = output.to_local(grad_placements=[Partial()]).unflatten(-1, (3, mesh.size(), -1))
-        return whole[..., mesh.get_local_rank(), :].flatten(-2)
+        whole: Tensor = output.to_local(grad_placements=[Partial()])
+        return torch.unflatten(whole, -1, (3, mesh.size(), -1))[..., mesh.get_local_rank(), :].flatten(-2)
 
     module.register_forward_hook(keep)
 
@@ -155,7 +155,7 @@ def _refuse_parts(module: nn.Module) -> None:
 class Transposed(ParallelStyle):
     """A style of torch's for linear layers whose weight has the inputs first."""
 
-    def __init__(self, style: ColwiseParallel | RowwiseParallel) -> None:
+    def __init__(self, style: Any) -> None:
         self._style, self._dim = style, int(isinstance(style, ColwiseParallel))
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -209,7 +209,7 @@ class Replicated(ParallelStyle):
 class Experts(ParallelStyle):
     """Each process has some experts and all tokens, and computes those routed to its own; the results are added up."""
 
-    def _apply(self, module: Any, device_mesh: DeviceMesh) -> nn.Module:
+    def _apply(self, module: Any, device_mesh: DeviceMesh) -> Any:
         own = module.num_experts // device_mesh.size()
         first = own * device_mesh.get_local_rank()
         _replace_during_forward(module, _distribute(module, device_mesh, lambda _: Shard(0)), _local_values)
@@ -225,7 +225,8 @@ class Experts(ParallelStyle):
             return _used_in_part(hidden, device_mesh), index.masked_fill(is_other, own), weights
 
         def add_up(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-            return _gather(device_mesh, Partial(), module, inputs, output).to_local()
+            whole: Tensor = _gather(device_mesh, Partial(), module, inputs, output).to_local()
+            return whole
 
         module.register_forward_pre_hook(route)
         module.register_forward_hook(add_up)
@@ -235,7 +236,8 @@ class Experts(ParallelStyle):
 def _used_in_part(value: Any, mesh: DeviceMesh) -> Tensor:
     """A tensor that all processes have, of which each computes a part of the gradient."""
     whole = value if isinstance(value, DTensor) else DTensor.from_local(value, mesh, [Replicate()], run_check=False)
-    return whole.to_local(grad_placements=[Partial()])
+    local: Tensor = whole.to_local(grad_placements=[Partial()])
+    return local
 
 
 def _distribute(module: nn.Module, mesh: DeviceMesh, layout_of: Callable[[Tensor], Placement]) -> list[str]:

@@ -188,7 +188,7 @@ def _module_faults(name: str, module: nn.Module, word: str, size: int, *, is_own
         found = f"{type(module).__module__}.{found}" if found in kind else found  # the layer of an adapter
         yield f"{name} is a {found}; {word!r} cuts an {kind}."
         return
-    length = module.weight.shape[dim]
+    length = module.get_parameter("weight").shape[dim]
     if word == "colwise_fused" and length % (3 * size):
         yield f"{name} ({word}) has {length} outputs, and {length} / 3 / {size} is not a whole number."
     elif length % size and word not in _MAY_BE_UNEVEN:

@@ -151,7 +151,7 @@ class BestMetric:
 
     def _as_result(self, key: str) -> str:
         """``key`` as the evaluation names it. As in ``metrics``, case and underscores do not matter."""
-        known = getattr(self._handler(), "known_results", tuple)() or ()
+        known: Sequence[str] = getattr(self._handler(), "known_results", tuple)() or ()
         dataset, slash, name = key.rpartition("/")
         plain = {one.lower().replace("_", ""): one for one in known}
         return key if name in known else dataset + slash + plain.get(name.lower().replace("_", ""), name)

@@ -57,12 +57,18 @@ class EarlyStoppingCallback(Callback):
         if not isinstance(patience, int) or isinstance(patience, bool) or patience < 0:
             raise ConfigError(f"EarlyStoppingCallback.patience: got {patience!r}; it must be a whole number >= 0.")
         self.trainercontrol = trainercontrol
-        self.monitor = self._requested = monitor
+        self.monitor = monitor
         self.min_delta = min_delta
         self.patience = patience
         self.mode = _resolve_mode(mode, monitor)
         self.baseline = baseline
-        self._reset()
+        self._requested = monitor
+        self.best: float | None = None
+        self.wait = 0
+        self.stopped_epoch: int | None = None
+        self._is_evaluated = False  # since the last end of an epoch
+        self._is_logged = False  # what it does
+        self._counted_epoch: int | None = None  # the newest one that wait takes into account
 
     def __repr__(self) -> str:
         return (
@@ -129,12 +135,8 @@ class EarlyStoppingCallback(Callback):
         self._stop(state["stopped_epoch"])
 
     def _reset(self) -> None:
-        self.best: float | None = None
-        self.wait = 0
-        self.stopped_epoch: int | None = None
-        self._is_evaluated = False  # since the last end of an epoch
-        self._is_logged = False  # what it does
-        self._counted_epoch: int | None = None  # the newest one that wait takes into account
+        self.best, self.wait, self.stopped_epoch, self._counted_epoch = None, 0, None, None
+        self._is_evaluated = self._is_logged = False
 
     def _is_better(self, value: float, other: float) -> bool:
         return value - self.min_delta > other if self.mode == "max" else value + self.min_delta < other
