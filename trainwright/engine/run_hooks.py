@@ -16,12 +16,14 @@ from trainwright.engine.run import Run
 from trainwright.hooks import FiniteCheck, Float32MatmulPrecision, HookBase, Interruptions
 from trainwright.hooks.base import Period
 from trainwright.hooks.signals import max_time_of
+from trainwright.hooks.stragglers import Stragglers
 from trainwright.hooks.tensor_parallel import tensor_parallel_hook
 from trainwright.hooks.throughput import Throughput
 from trainwright.hooks.timer import Facts, SettingNames
 from trainwright.hooks.torch_settings import deterministic_hook
 from trainwright.hooks.unfreezing import unfreezing_hook
 from trainwright.hooks.weight_average import averaging_hook
+from trainwright.parallel.dist import get_world_size
 from trainwright.parallel.pipeline import pipeline_of
 
 
@@ -55,6 +57,7 @@ def run_hooks(
         OpenRunFolder(run.folder),
         own_step,
         FiniteCheck(check_period, spec.non_finite),
+        _stragglers(run, check_period),
         _throughput(run) if spec.log_throughput else None,
         averaging_hook(run.average, spec.ema, has_passed, run.update_statistics, total_steps),
         unfreezing_hook(run.model, spec.unfreeze, steps_done, **lengths),
@@ -63,6 +66,12 @@ def run_hooks(
         RunSummary(spec.output_dir, lambda: of_run.next_commands()),
         Interruptions(run.checkpointer, save, resume=resume, max_time_s=max_time_of(spec)),
     ]
+
+
+def _stragglers(run: Run, check_period: Period) -> HookBase | None:
+    if get_world_size() == 1:
+        return None
+    return Stragglers(check_period, torch.device(run.device), measures_forward=not run.spec.graph)
 
 
 def _throughput(run: Run) -> HookBase:
