@@ -436,7 +436,9 @@ def losses_of(outputs: Any) -> Mapping[str, Any] | None:
     """The losses that a model returned, by name, among its other outputs; None if there are none."""
     named = outputs if type(outputs) is dict else named_outputs(outputs)
     if named is not None:
-        if named.get("loss") is not None or any("loss" in name and named[name] is not None for name in named):
+        if named.get("loss") is not None:
+            return _total_of_transformers(named) if hasattr(outputs, "to_tuple") else named
+        if any("loss" in name and named[name] is not None for name in named):
             return named
         if isinstance(outputs, Mapping):
             return None
@@ -444,6 +446,13 @@ def losses_of(outputs: Any) -> Mapping[str, Any] | None:
     return {"loss": first} if isinstance(first, Tensor) and first.dim() == 0 else None
 
 
+def _total_of_transformers(outputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Outputs of transformers, whose ``loss`` is the total: ``aux_loss``, a part of it, is named ``aux``."""
+    if sum("loss" in name for name in outputs) == 1:
+        return outputs
+    return {name if name == "loss" else name.replace("loss", "").strip("_"): value for name, value in outputs.items()}
+
+
 def returned_losses(outputs: Any) -> Any:
     """The outputs of a model by name; unchanged if it returned no loss."""
-    return outputs if isinstance(outputs, dict) else losses_of(outputs) or outputs
+    return outputs if type(outputs) is dict else losses_of(outputs) or outputs

@@ -1,14 +1,19 @@
 """Cut a model between its layers: which of its modules a pipeline stage holds, and what the stage computes.
 
-A model declares where it can be cut (:class:`Cut`). Models of transformers with a ``pp_plan`` need no declaration. Each
-stage keeps the names of the complete model: a module of another stage is replaced by a placeholder without parameters.
+A model declares where it can be cut: ``pipeline_layers`` is the name of its ``nn.ModuleList`` of layers, and its
+``forward(**batch)`` computes ``before_layers(**batch)``, then ``layer(hidden, *layer_arguments(**batch))`` for each of
+them (``layer_arguments`` may be absent), then ``after_layers(hidden, **batch)``. Modules that are assigned before the
+layers belong to the first stage, those after them to the last. Models of transformers with a ``pp_plan`` need nothing.
+
+Each stage keeps the names of the complete model: a module of another stage is replaced by a placeholder without
+parameters. Every stage has the batch, so masks are computed where they are used.
 """
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,31 +23,6 @@ from trainwright.data.batch import arguments as arguments_of
 from trainwright.parallel.meta_start import has_meta, shell_of
 from trainwright.parallel.simulated import simulation
 from trainwright.parallel.tensor_plan import tied_names
-
-
-class Cut(Protocol):
-    """A model that can be cut into pipeline stages.
-
-    Its ``forward(**batch)`` computes ``before_layers(**batch)``, then ``layer(hidden, *layer_arguments(**batch))`` for
-    each layer, then ``after_layers(hidden, **batch)``. The three methods take the arguments of ``forward``; every stage
-    has the batch, so masks are computed where they are used.
-
-    Modules that are assigned before the layers belong to the first stage, those after them to the last one.
-
-    Class attributes:
-        pipeline_layers: the name of the ``nn.ModuleList`` of layers.
-    """
-
-    pipeline_layers: ClassVar[str]
-
-    def before_layers(self, **batch: Any) -> Tensor:
-        """The input of the first layer. Called on the first stage."""
-
-    def layer_arguments(self, **batch: Any) -> Sequence[Any]:
-        """Further arguments of each layer, such as masks. Called on every stage; may be absent."""
-
-    def after_layers(self, hidden: Tensor, **batch: Any) -> Any:
-        """The outputs of the model, from the result of the last layer. Called on the last stage."""
 
 
 class Absent(nn.Module):
@@ -258,7 +238,7 @@ def _share_modules(
 
 
 class _Declared:
-    """A model with the methods of :class:`Cut`."""
+    """A model that declares where it can be cut."""
 
     passes_input = False
 

@@ -1,5 +1,6 @@
 """Models of transformers in the Python API; and the loaders that it makes or is given."""
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from trainwright import Trainer, TrainingConfig
 from trainwright.checkpoint import verify
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data import EpochSampler
+from trainwright.engine import EagerTrainer
 from trainwright.engine.trainer.loaders import batches_of_rank
 
 pytestmark = pytest.mark.slow
@@ -98,6 +100,26 @@ def test_a_language_model_with_tied_weights_resumes(tmp_path: Path) -> None:
     resumed = Trainer(gpt(), config(tmp_path / "cut", resume_from_checkpoint=True), data, data)
     assert resumed.train() == results
     assert_equal_weights(resumed.model, whole.model)
+
+
+def test_the_loss_of_routers_counts_once(tmp_path: Path) -> None:
+    """``loss`` has it, with its coefficient; ``aux_loss`` is the part alone."""
+    settings = {"vocab_size": WORDS, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 4, "output_router_logits": True}
+    torch.manual_seed(0)
+    model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**settings, **heads))
+    batch = {"input_ids": Sentences(8).tokens, "labels": Sentences(8).tokens}
+    with torch.no_grad():
+        expected = model(**batch)
+    data = [{name: rows[index] for name, rows in batch.items()} for index in range(8)]
+    given = {"num_epochs": 1, "batch_size": 8, "metrics": None, "eval_strategy": "no"}
+    trainer = Trainer(copy.deepcopy(model), config(tmp_path, **given), data)
+    trainer.train()
+    eager = EagerTrainer(model.train(), [batch], torch.optim.Adam(model.parameters()))
+    eager.train(0, 1)
+    for storage in (trainer.storage, eager.storage):
+        assert storage.latest()["total_loss"][0] == pytest.approx(float(expected.loss))
+        assert storage.latest()["aux"][0] == pytest.approx(float(expected.aux_loss))
 
 
 INPUTS = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))

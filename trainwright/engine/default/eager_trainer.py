@@ -225,7 +225,7 @@ class EagerTrainer(TrainerBase):
 
     def _train_micro_batch(self, model: Any, batch: Mapping[str, Any]) -> Mapping[str, Any]:
         outputs: Mapping[str, Any] = self.model(**batch)
-        if not isinstance(outputs, dict):
+        if type(outputs) is not dict:
             outputs = returned_losses(outputs)
         loss = self._loss_of(outputs, batch)
         start = time.perf_counter()
