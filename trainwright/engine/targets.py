@@ -205,28 +205,34 @@ class TargetCounter:
             self.is_decided = self._is_logged = True
             return
         is_of_model = outputs is not None and losses_of(outputs) is not None
-        found, criterion = None, None if is_of_model else self._criterion()
+        criterion = None if is_of_model else self._criterion()
         self._fields = () if criterion is not None else label_fields(self._model, batch, self._label_names)
         is_shifted = _has_shifted(batch)
         labels = batch[SHIFTED] if is_shifted else labels_of(batch, self._fields)
-        if labels is not None and criterion is not None:
-            found = targets_of_criterion(criterion)
-        elif labels is not None and is_shifted:
-            found = targets_by_value(self._model, predictions_of(outputs), labels, loss) or Targets()
-        empty = [] if labels is None or found is not None else empty_targets(self._model, labels, loss.detach())
-        self._is_empty, self._is_of_criterion = len(empty) > 1, criterion is not None
-        if len(empty) == 1:
-            found = empty[0]
-        elif not empty and labels is not None and found is None:
-            if outputs is not None:
-                found = targets_of_model(self._model, outputs, batch, labels, loss.detach())
-            found = found or next(iter(self._empty), None)  # a batch before has shown that they are ignored
-        self._empty = empty or self._empty
+        self._is_of_criterion, self._is_empty = criterion is not None, False
+        found = None if labels is None else self._found(outputs, batch, labels, loss, criterion)
         shared = self._share((_by_sample(found, labels, samples), self._is_empty))
         self.targets = next((one for one, _ in shared if one is not None), None)
         if is_shifted and self.targets is not None:  # of labels that are not
             self.targets = replace(self.targets, is_shifted=True)
         self.is_decided = self.targets is not None or not any(is_empty for _, is_empty in shared)
+
+    def _found(self, outputs: Any, batch: Any, labels: Tensor, loss: Tensor, criterion: Any) -> Targets | None:
+        """What counts among the labels of a batch; None: it is unknown, or the batch is empty."""
+        found = None
+        if criterion is not None:
+            found = targets_of_criterion(criterion)
+        elif _has_shifted(batch):
+            found = targets_by_value(self._model, predictions_of(outputs), labels, loss) or Targets()
+        if found is not None:
+            return found
+        empty = empty_targets(self._model, labels, loss.detach())
+        if empty:
+            self._is_empty, self._empty = len(empty) > 1, empty
+            return None if self._is_empty else empty[0]
+        if outputs is not None:
+            found = targets_of_model(self._model, outputs, batch, labels, loss.detach())
+        return found or next(iter(self._empty), None)  # a batch before has shown that they are ignored
 
     def state_dict(self) -> dict[str, Any]:
         """The decision, which a resumed run keeps: its first batch, of a trained model, might show another one."""

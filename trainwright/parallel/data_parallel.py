@@ -152,23 +152,35 @@ def setup_dist_util(
         leave_at_exit()
     if num_processes > 1 and not dist.is_initialized():
         seconds = float(timeout_s or sizes.get("hang_timeout_s") or HANG_TIMEOUT_S)  # type: ignore[arg-type]
-        # The group's own limit comes later: its error names neither the processes nor their places.
-        try:
-            with siblings_awaited():
-                dist.init_process_group(backend, timeout=timedelta(seconds=seconds + 60), **_store_of_attempt())
-        except dist.DistStoreError as error:
-            error.add_note(
-                f"Rank {os.environ.get('RANK', 0)} has waited for {num_processes} processes to meet. Another one has"
-                " ended before it built its trainer, or cannot reach the first one."
-            )
-            raise
-        _watch(seconds)
-        leave_at_exit()
-        if os.environ.get("LOCAL_WORLD_SIZE") != str(num_processes):  # several hosts
-            end_lost_connections(min(seconds, LOST_AFTER_S))
+        _join(backend, seconds, num_processes)
     if num_processes > 1 and check is not None:
         check()
     use_layout(layout, device.type)
+    _warn_of_no_effect(sizes, layout, num_processes, name)
+    return device
+
+
+def _join(backend: str, seconds: float, num_processes: int) -> None:
+    """Meet the other processes; a collective that takes longer than ``seconds`` ends all of them."""
+    # The group's own limit comes later: its error names neither the processes nor their places.
+    try:
+        with siblings_awaited():
+            dist.init_process_group(backend, timeout=timedelta(seconds=seconds + 60), **_store_of_attempt())
+    except dist.DistStoreError as error:
+        error.add_note(
+            f"Rank {os.environ.get('RANK', 0)} has waited for {num_processes} processes to meet. Another one has"
+            " ended before it built its trainer, or cannot reach the first one."
+        )
+        raise
+    _watch(seconds)
+    leave_at_exit()
+    if os.environ.get("LOCAL_WORLD_SIZE") != str(num_processes):  # several hosts
+        end_lost_connections(min(seconds, LOST_AFTER_S))
+
+
+def _warn_of_no_effect(
+    sizes: Mapping[str, Any], layout: Layout, num_processes: int, name: Callable[[str], str]
+) -> None:
     if num_processes == 1 and layout.is_plain:
         _warn_of_one_process(sizes, name)
     if sizes.get("zero_offload") and not layout.offload:
@@ -180,7 +192,6 @@ def setup_dist_util(
             "%s is %s, but %s: training on %d data-parallel ranks.",
             name("data_parallel_size"), asked, processes, layout.data,
         )  # fmt: skip
-    return device
 
 
 def _warn_of_one_process(sizes: Mapping[str, Any], name: Callable[[str], str]) -> None:

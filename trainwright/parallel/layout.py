@@ -168,38 +168,36 @@ def _faults(asked: Mapping[str, Any], world_size: int, name: Callable[[str], str
         text = f"needs a multiple of {model_ranks} processes ({fitting}, ...), but {world_size} were started."
         faults.append(f"{sizes}: {text}")
     data = max(1, world_size // model_ranks) * context  # ranks that may hold a copy of the model each
-    replicate = asked.get("replicate_size")
-    if replicate is not None and zero_stage == 0 and replicate != data:
+    replicate, key = asked.get("replicate_size") or data, name("replicate_size")
+    if zero_stage == 0 and replicate != data:
         text = f"got {replicate}, without ZeRO, where each of the {data} data ranks has its copy of the model."
-        faults.append(f"{name('replicate_size')}: {text} Set {name('zero_stage')}, or remove it.")
-    elif replicate is not None and data % replicate:
-        faults.append(
-            f"{name('replicate_size')}: got {replicate}, which does not divide the {data} data ranks"
-            f" ({world_size} processes / {sizes})."
-        )
+        faults.append(f"{key}: {text} Set {name('zero_stage')}, or remove it.")
+    elif data % replicate:
+        text = f"got {replicate}, which does not divide the {data} data ranks ({world_size} processes / {sizes})."
+        faults.append(f"{key}: {text}")
     if asked.get("sequence_parallel") and tensor == 1:
         faults.append(f"{name('sequence_parallel')}: got True, which needs {name('tensor_parallel_size')} > 1.")
-    if context > 1 and pipeline > 1:
-        faults.append(f"{sizes}: pipelines cannot divide sequences. Use ZeRO or tensor parallelism instead of stages.")
     if pipeline > 1:
-        faults += _stage_faults(asked, pipeline, name)
-    if pipeline > 1 and zero_stage == 3 and data > 1 and schedule.endswith("ZeroBubble"):
+        faults += _stage_faults(asked, pipeline, data, name)
+        if context > 1:
+            faults.append(f"{sizes}: pipelines cannot divide sequences. Use ZeRO or tensor parallelism, not stages.")
+    return faults
+
+
+def _stage_faults(asked: Mapping[str, Any], stages: int, data: int, name: Callable[[str], str]) -> list[str]:
+    layers, custom = asked.get("pipeline_num_layers"), asked.get("custom_pipeline_stage_id")
+    faults = []
+    schedule = asked.get("pipeline_schedule") or Layout.schedule
+    if asked.get("zero_stage") == 3 and data > 1 and schedule.endswith("ZeroBubble"):
         # torch's backward pass for the weights alone does not reach parameters that are gathered layer by layer.
         faults.append(
             f"{name('pipeline_schedule')}: {schedule} computes wrong gradients with ZeRO stage 3. Use stage 2"
             f" ({name('zero_stage')}), or the schedule Interleaved1F1B."
         )
-    return faults
-
-
-def _stage_faults(asked: Mapping[str, Any], stages: int, name: Callable[[str], str]) -> list[str]:
-    layers, custom = asked.get("pipeline_num_layers"), asked.get("custom_pipeline_stage_id")
-    faults = []
     if layers is not None and layers < stages:
         faults.append(f"{name('pipeline_num_layers')}: got {layers}; {stages} stages need at least {stages} layers.")
     if custom is None:
         return faults
-    schedule = asked.get("pipeline_schedule") or Layout.schedule
     if schedule in STAGES_PER_PROCESS:
         text = f"{schedule} has {STAGES_PER_PROCESS[schedule]} stages on each process; 1F1B and GPipe have one."
         faults.append(f"{name('custom_pipeline_stage_id')}: {text} Use one of these, or remove it.")

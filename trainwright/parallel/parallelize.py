@@ -63,11 +63,8 @@ def parallelize(
         model.to(device)
     if simulation() is None and get_world_size() > 1:  # equal weights, even if they are drawn from own generators
         share_tensors([*model.buffers(), *model.parameters()], device)
-    checks = [DerivedCheck(part) for part in derived_parts(model)] if words and simulation() is None else []
-    pipeline: Pipeline | None = None
-    if mesh is not None and mesh.layout.pipeline > 1:
-        active = simulation()
-        pipeline = (Pipeline if active is None else active.pipeline)(model, mesh, device)
+    checks = _checks(model) if words else []
+    pipeline = None if mesh is None else _cut(model, mesh, device)
     if mesh is not None and mesh.layout.context > 1:
         split_attention(model, mesh, compiles_blocks=compiles_blocks)
     recomputed = recompute_blocks(model, recompute) if recompute else []
@@ -96,6 +93,17 @@ def _check_whole(model: nn.Module) -> None:
             "The model is divided between the processes already, by an earlier trainer. Build it"
             " again, or continue with that trainer."
         )
+
+
+def _checks(model: nn.Module) -> list[DerivedCheck]:
+    return [] if simulation() is not None else [DerivedCheck(part) for part in derived_parts(model)]
+
+
+def _cut(model: nn.Module, mesh: Mesh, device: torch.device) -> Pipeline | None:
+    if mesh.layout.pipeline == 1:
+        return None
+    active = simulation()
+    return (Pipeline if active is None else active.pipeline)(model, mesh, device)
 
 
 def _divide(
