@@ -188,13 +188,25 @@ def test_early_stopping_that_can_never_work_is_named_before_the_first_step(
         assert "nothing is evaluated" in caplog.text
 
 
-@pytest.mark.parametrize("monitor", [("eval_epoch_loss", "min"), ("score", "max")])  # also by its plain name
+class LossAlone(Scripted):
+    def evaluate(self, dataset: Any = None) -> dict[str, Any]:  # type: ignore[override]
+        return {"loss": super().evaluate()["loss"]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "monitor"),
+    [
+        (Scripted, ("eval_epoch_loss", "min")),
+        (Scripted, ("score", "max")),  # also by its plain name
+        (LossAlone, ("eval_epoch_metric", "max")),  # by the loss where there is no metric
+    ],
+)
 def test_early_stopping_stops_stays_stopped_and_goes_on_with_more_patience(
-    monitor: tuple[str, str], tmp_path: Path
+    kind: type[Scripted], monitor: tuple[str, str], tmp_path: Path
 ) -> None:
     def run(patience: int, **settings: Any) -> Scripted:
         stopping = {"monitor": monitor[0], "patience": patience, "mode": monitor[1]}
-        trainer = Scripted(make(), config(tmp_path, num_epochs=4, early_stopping=stopping, **settings), PAIRS, PAIRS)
+        trainer = kind(make(), config(tmp_path, num_epochs=4, early_stopping=stopping, **settings), PAIRS, PAIRS)
         trainer.train()
         return trainer
 
@@ -236,22 +248,6 @@ def test_the_default_early_stopping_goes_by_what_chooses_the_best_checkpoint(
     for part in ("eval_accuracy was no better", "patience=2", "epoch 3", "early_stopping=None turns it off"):
         assert part in end
     assert epochs("named", early_stopping={"monitor": "eval_accuracy", "mode": "max"}) == 5
-
-
-def test_early_stopping_by_the_metric_goes_by_the_loss_where_there_is_no_metric(tmp_path: Path) -> None:
-    class LossAlone(Scripted):
-        def evaluate(self, dataset: Any = None) -> dict[str, Any]:  # type: ignore[override]
-            return {"loss": super().evaluate()["loss"]}
-
-    def run(patience: int, **settings: Any) -> int:
-        stopping = {"monitor": "eval_epoch_metric", "patience": patience, "mode": "max"}
-        trainer = LossAlone(make(), config(tmp_path, num_epochs=4, early_stopping=stopping, **settings), PAIRS, PAIRS)
-        trainer.train()
-        return trainer.epoch
-
-    assert run(1) == 3  # 2.0 is not better than 1.0
-    assert run(1, resume_from_checkpoint=True) == 3
-    assert run(2, resume_from_checkpoint=True) == 4
 
 
 def test_a_callback_of_the_users_stands_in_for_the_configurations(tmp_path: Path) -> None:
