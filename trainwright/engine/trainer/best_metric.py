@@ -135,7 +135,10 @@ class BestMetric:
 
     def _known_results(self) -> Sequence[str] | None:
         """The results that an evaluation computes beside the loss; None if they are not known in advance."""
-        return None if self._has_own_results() else getattr(self._handler(), "known_results", lambda: None)()
+        if self._has_own_results():
+            return None
+        known: Sequence[str] | None = getattr(self._handler(), "known_results", lambda: None)()
+        return known
 
     def _first_key(self, default: str) -> str:
         return getattr(getattr(self._handler(), "first", None), "key", default)

@@ -241,11 +241,11 @@ def build_lr_scheduler(
             "TrainingConfig.warmup_steps: the warm-up takes %d updates, and there are %d: the learning rate is never"
             " reached. A share of all updates is a float, such as 0.1.", warmup, num_updates,
         )  # fmt: skip
-    if config.lr_scheduler_type is None:
+    kind: Any = config.lr_scheduler_type
+    if kind is None:
         return None
-    counts = {"constant": (), "constant_with_warmup": (warmup,)}.get(config.lr_scheduler_type, (warmup, num_updates))
-    scheduler: LRScheduler = _CONFIGURED[config.lr_scheduler_type](optimizer, *counts)
-    return scheduler
+    counts: dict[str, tuple[int, ...]] = {"constant": (), "constant_with_warmup": (warmup,)}
+    return _CONFIGURED[kind](optimizer, *counts.get(kind, (warmup, num_updates)))
 
 
 _CONFIGURED: dict[str, Callable[..., LRScheduler]] = {

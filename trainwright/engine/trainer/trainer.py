@@ -101,7 +101,8 @@ class PythonRun(TrainerRun):
     def prepare(self, batch: Any) -> Any:
         return self.evaluation.prepare(batch)
 
-    prepare_eval = prepare
+    def prepare_eval(self, batch: Any) -> Any:
+        return self.evaluation.prepare(batch)
 
     def forward(self, batch: Any) -> Any:
         return forward(self.model, batch)
