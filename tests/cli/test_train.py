@@ -72,8 +72,9 @@ def test_in_a_pipe_lines_are_plain(finished) -> None:
     assert "\r" not in finished.done.stdout + finished.done.stderr
     assert "\x1b" not in finished.done.stdout + finished.done.stderr
     assert re.search(r"iteration 20/60 .*total_loss [\d.]+ .*lr [\d.]+e-\d+ .*samples/s", finished.done.stdout)
-    lines = [line for line in finished.done.stdout.splitlines() if str(finished.folder) not in line]  # a command
-    assert max(map(len, lines)) <= 120
+    # A command has its folder, and a busy machine gets advice.
+    shown = [line for line in finished.done.stdout.splitlines() if "Advice: " not in line]
+    assert max(len(line) for line in shown if str(finished.folder) not in line) <= 120
 
 
 @pytest.mark.parametrize("streams", ["| head -1", "<&- >&- 2>&-"])

@@ -40,29 +40,6 @@ def test_weights_gradients_and_random_numbers_are_the_same_by_bits() -> None:
     assert sum(losses) / 8 == pytest.approx(loss.item(), rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("loss", "size"),
-    [
-        (lambda x: F.cross_entropy(x, torch.arange(8) % 3), 8),
-        (lambda x: F.cross_entropy(x, torch.tensor([0, 1, 2, -100, 0, 1, 2, -100])), 4),  # two tokens of each sample
-        (lambda x: nn.MSELoss()(x, torch.ones(8, 3)), 8),
-        (lambda x: F.binary_cross_entropy_with_logits(x, torch.ones(8, 3)), 8),
-        (lambda x: F.cross_entropy(x.reshape(2, 4, 3).transpose(1, 2), torch.zeros(2, 4, dtype=torch.long)), 2),
-    ],
-    ids=["classes", "tokens", "module", "labels", "sequences"],
-)
-def test_losses_of_samples(loss: object, size: int) -> None:
-    model = nn.Linear(6, 3)
-    with probed_step(model, [size]) as facts:
-        value = loss(model(INPUTS))  # type: ignore[operator]
-        value.backward()
-    (losses,) = facts.sample_losses
-    assert losses is not None
-    assert len(losses) == size
-    if size != 4:  # the mean over tokens is not the mean over samples
-        assert sum(losses) / size == pytest.approx(value.item(), rel=1e-5)
-
-
 def test_a_loss_that_is_no_mean_over_samples_has_none() -> None:
     model = nn.Linear(6, 3)
     with probed_step(model, [5]) as facts:
