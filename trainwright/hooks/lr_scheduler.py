@@ -96,9 +96,8 @@ class LRScheduler(HookBase):
         self._has_rate = len(groups) > 0 and all("lr" in group for group in groups)
         if optimizer is not None and self._has_rate:
             self._group = _representative_group(optimizer)
-            names = [
-                self._key if place == self._group else f"{self._key} of group {place}" for place in range(len(groups))
-            ]
+            names = [f"{self._key} of group {place}" for place in range(len(groups))]
+            names[self._group] = self._key
             if pipeline_of(getattr(self.trainer, "model", None)) is not None:  # each stage has the groups of its layers
                 names = [f"{self._key} of the group with {_settings(group)}" for group in groups]
             self.trainer.storage.alike[self._key] = partial(_rates, optimizer, names)
@@ -143,12 +142,9 @@ class ReduceOnPlateau(HookBase):
 def _settings(group: Mapping[str, Any]) -> str:
     """What tells a group from others, whose rates may be others: its first rate and all that is set."""
     first = {} if "initial_lr" in group else {"first lr": group["lr"]}
-    plain = {
-        key: value
-        for key, value in group.items()
-        if key not in ("params", "lr") and not (value is None or value is False)
-    }
-    return ", ".join(f"{key}={value}" for key, value in sorted({**plain, **first}.items()))
+    rest = {key: value for key, value in group.items() if key not in ("params", "lr")}
+    shown = sorted({**rest, **first}.items())
+    return ", ".join(f"{key}={value}" for key, value in shown if not (value is None or value is False))
 
 
 def _rates(optimizer: Optimizer, names: Sequence[str]) -> dict[str, float]:

@@ -116,9 +116,8 @@ class Interruptions(HookBase):
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._previous[number] = signal.signal(number, self._handle)
         self._is_alone = dist.get_world_size() == 1
-        if not self._is_alone:
-            self._next_check = self.trainer.start_iter + 1
-            self._last_check = (self.trainer.start_iter, time.perf_counter())
+        self._next_check = self.trainer.start_iter + 1
+        self._last_check = (self.trainer.start_iter, time.perf_counter())
 
     def before_step(self) -> None:
         if not self._is_alone:

@@ -204,15 +204,11 @@ def _a(words: str) -> str:
 
 
 def _read(folder: Path, overrides: Mapping[str, Any]) -> list[Preprocessor]:
-    contents = {path: read_mapping(path) for path in sorted(folder.glob(f"*{_CONFIG_END}"))}
-    # The folder may also hold settings of a model, of a run, or of other libraries.
-    ours = {
-        path: c
-        for path, c in contents.items()
-        if c.get("config_type", "preprocessor" if "name" in c else "") == "preprocessor"
-    }
     found = []
-    for path, content in ours.items():
+    for path in sorted(folder.glob(f"*{_CONFIG_END}")):
+        content = read_mapping(path)
+        if content.get("config_type", "preprocessor" if "name" in content else "") != "preprocessor":
+            continue  # settings of a model, of a run, or of another library
         if "name" not in content:
             raise ConfigError(
                 f"{path}: has no key 'name', the registered name of a preprocessor, such as 'image_processor'."

@@ -155,16 +155,17 @@ class WandbTracker(Tracker):
     """Weights & Biases. ``arguments``: of ``wandb.init``, such as ``project``, ``name``, ``mode="offline"``."""
 
     name = "wandb"
+    _id = "id"  # argument of ``init`` and attribute of its run
 
     def begin_run(self, run_id: str | None) -> str:
-        import wandb
-
-        defaults = {"dir": str(self._folder), "name": self._folder.name, "config": self._settings}
-        arguments: dict[str, Any] = {**defaults, **self._arguments}
+        arguments = {**self._defaults(), **self._arguments}
         if run_id is not None:
-            arguments |= {"id": run_id, "resume": "allow"}
-        self._run = wandb.init(**arguments)
-        return str(self._run.id)
+            arguments |= {self._id: run_id, "resume": "allow"}
+        self._run: Any = importlib.import_module(self.name).init(**arguments)
+        return str(getattr(self._run, self._id))
+
+    def _defaults(self) -> dict[str, Any]:
+        return {"dir": str(self._folder), "name": self._folder.name, "config": self._settings}
 
     @staticmethod
     def allowed_name(name: str) -> str:
@@ -234,33 +235,24 @@ class MLflowTracker(Tracker):
         self._client.set_terminated(run_id)
 
 
-class TrackioTracker(Tracker):
-    """Trackio: local, or in a Space. ``arguments``: of ``trackio.init``, such as ``project`` and ``space_id``."""
+class TrackioTracker(WandbTracker):
+    """Trackio, which has the functions of W&B: local, or in a Space.
+
+    ``arguments``: of ``trackio.init``, such as ``project`` and ``space_id``.
+    """
 
     name = "trackio"
+    _id = "name"
+    last_iteration = Tracker.last_iteration
 
-    def begin_run(self, run_id: str | None) -> str:
-        import trackio
-
-        defaults = {"project": "trainwright", "name": self._folder.name, "config": self._settings, "embed": False}
-        arguments: dict[str, Any] = {**defaults, **self._arguments}
-        if run_id is not None:
-            arguments |= {"name": run_id, "resume": "allow"}
-        self._run: Any = trackio.init(**arguments)
-        return str(self._run.name)
+    def _defaults(self) -> dict[str, Any]:
+        return {"project": "trainwright", "name": self._folder.name, "config": self._settings, "embed": False}
 
     @staticmethod
     def allowed_name(name: str) -> str:
         """``time`` is ``iter_time``; other names of Trackio's own are ``metric_step``, ``metric_run``, …"""
         other = "iter_time" if name == "time" else f"metric_{name}"
         return other if name.lower() in _RESERVED_IN_TRACKIO or name.startswith("__") else name
-
-    def send(self, rows: Mapping[int, Row]) -> None:
-        for iteration, row in rows.items():
-            self._run.log(dict(row), step=iteration)
-
-    def end_run(self, run_id: str) -> None:
-        self._run.finish()
 
 
 TRACKERS: dict[str, type[Tracker]] = {kind.name: kind for kind in (WandbTracker, MLflowTracker, TrackioTracker)}

@@ -196,8 +196,6 @@ def _first_samples(new: Copy) -> list[Any]:
     dataset: Any = getattr(new.run.batches.loader, "dataset", None)
     if hasattr(dataset, "__len__"):  # not the same samples again
         number = min(number, len(dataset) // size)
-    if number < 3:
-        raise Skipped("an epoch has fewer than three batches")
     batches = new.run.batches.first(number)
     if len(batches) < 3:
         raise Skipped("an epoch has fewer than three batches")

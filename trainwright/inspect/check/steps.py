@@ -192,11 +192,8 @@ def check_modes(setup: SetUp) -> Finding:
 
 def _stays_off(model: nn.Module, name: str) -> bool:
     """Whether a module is in evaluation mode deliberately: frozen, or its mode is fixed by its own ``train``."""
-    parents = (
-        [model.get_submodule(".".join(name.split(".")[:n])) for n in range(len(name.split(".")) + 1)]
-        if name
-        else [model]
-    )
+    parts = name.split(".")
+    parents = [model.get_submodule(".".join(parts[:number])) for number in range(len(parts) + 1)]
     if any("train" in vars(module) or type(module).train is not nn.Module.train for module in parents):
         return True
     near = next((module for module in reversed(parents) if any(True for _ in module.parameters())), None)

@@ -143,7 +143,7 @@ class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.traffic: Counter[str] = Counter()
         self._sizes: dict[int, int] = {}  # by the storage's identity
         self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-        self._grown: Callable[[], object] = _ignore
+        self._grown: Callable[[], object] | None = None
         self.on_host: Callable[[], Iterable[Any]] = tuple
 
     def start(self) -> None:
@@ -171,7 +171,7 @@ class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             step()
         finally:
-            self._grown = _ignore
+            self._grown = None
         return parts
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -215,7 +215,8 @@ class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if more > 0:
             self._leave_out()
             self.peak = max(self.peak, self.now)
-            self._grown()
+            if self._grown is not None:
+                self._grown()
 
     @contextmanager
     def watching_sizes(self) -> Iterator[None]:
@@ -254,10 +255,6 @@ _COLLECTIVES = {
     "scatter": "scatter",
     "reduce": "reduce",
 }
-
-
-def _ignore() -> None:
-    """In no step that is counted."""
 
 
 def _num_bytes(argument: Any) -> int:
