@@ -16,6 +16,7 @@ from trainwright.events.storage import EventStorage
 from trainwright.hooks.base import HookBase, has_failed
 from trainwright.hooks.callbacks.base import CallbackList, TrainerControl
 from trainwright.hooks.callbacks.logs import EpochMean, Logs
+from trainwright.parallel import dist
 from trainwright.parallel.dist import all_gather_object, get_world_size, is_any
 
 logger = logging.getLogger("trainwright.hooks")
@@ -325,14 +326,9 @@ class RunCallbacks(HookBase):
     # Requests.
 
     def _share_requests(self) -> None:
-        if get_world_size() == 1:
-            return
-        own = [getattr(self.control, name) for name in _REQUESTS]
-        if not is_any(any(own)):
-            return
-        all_requests = all_gather_object(own)
-        for name, requested in zip(_REQUESTS, zip(*all_requests, strict=True), strict=True):
-            setattr(self.control, name, any(requested))
+        requests = dist.largest(*(bool(getattr(self.control, name)) for name in _REQUESTS))
+        for name, is_requested in zip(_REQUESTS, requests, strict=True):
+            setattr(self.control, name, bool(is_requested))
 
     def _apply_requests(self) -> None:
         """Apply every request and clear it, except a save, which :meth:`_save` handles between two iterations."""

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trainwright.config.errors import ConfigError, ConfigImportError
+from trainwright.config.errors import ConfigError, ConfigImportError, import_optional
 from trainwright.engine.run import Run
 from trainwright.inspect.check.copies import Copies, quiet, restored_generators
 from trainwright.optim.named import each_optimizer
@@ -67,11 +67,9 @@ def new_figure(path: str | Path) -> Any:
         ConfigImportError: matplotlib is not installed.
         ConfigError: the format is unknown, or ``path`` is a folder.
     """
-    try:
-        from matplotlib.figure import Figure  # without pyplot: no window, no global state
-    except ImportError as error:
-        raise ConfigImportError("A picture of the curve needs matplotlib: pip install matplotlib") from error
-    figure = Figure(figsize=(7, 4), layout="constrained")
+    message = "A picture of the curve needs matplotlib: pip install matplotlib"
+    module = import_optional("matplotlib.figure", message, ConfigImportError)  # no pyplot: no window, no global state
+    figure = module.Figure(figsize=(7, 4), layout="constrained")
     formats = figure.canvas.get_supported_filetypes()
     ending = Path(path).suffix.lower().removeprefix(".")
     if Path(path).is_dir() or (ending and ending not in formats):

@@ -24,7 +24,7 @@ from trainwright.engine.folder.formats import (
     read_hardest,
     read_starts,
 )
-from trainwright.inspect.report.run_state import CONFIGS, flat, last_written, read_config, state_of
+from trainwright.inspect.report.run_state import CONFIGS, flat, last_written, read_config, read_tail, state_of
 
 LOSS = "total_loss"
 
@@ -119,13 +119,7 @@ class RunData:
     @cached_property
     def warnings(self) -> list[str]:
         """The latest warnings and errors of ``log.txt``."""
-        try:
-            with open(open_regular(self.folder / "log.txt"), "rb") as file:
-                file.seek(0, 2)
-                file.seek(max(0, file.tell() - _MAX_LOG))
-                lines = file.read().decode(errors="replace").splitlines()
-        except OSError:
-            return []
+        lines = read_tail(self.folder / "log.txt", _MAX_LOG).splitlines()
         found = [line for line in lines if " WARNING] " in line or " ERROR] " in line]
         return found[-_MAX_WARNINGS:]
 

@@ -103,11 +103,11 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-def read_tail(path: Path) -> str:
+def read_tail(path: Path, num_bytes: int = _TAIL_BYTES) -> str:
     """The end of a text file; empty without it."""
     try:
         with open(open_regular(path), "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            file.seek(max(0, os.fstat(file.fileno()).st_size - num_bytes))
             return file.read().decode(errors="replace")
     except OSError:
         return ""
