@@ -103,6 +103,7 @@ VALUES: dict[str, list[Any]] = {
     "data_parallel_size": [None, 2],
     "tensor_parallel_size": [1, 2],
     "pipeline_parallel_size": [1, 2],
+    "context_parallel_size": [1, 2],
     "zero_stage": [0, 1, 2, 3],
     "replicate_size": [None, 2],
     "sequence_parallel": [True, False],
