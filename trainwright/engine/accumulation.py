@@ -187,7 +187,7 @@ class WindowMean:
 
     def _expected_of_all(self) -> float:
         """A number near the weight of all ranks in the window, the same on all of them."""
-        found = self.known_targets
+        found = None if self._is_by_tokens else self.counter.targets  # not the property: a call in each step
         return (self._expected or self._num_ranks) * (1.0 if found is None else found.per_sample)
 
     def watch(self, model: nn.Module) -> RemovableHandle:
