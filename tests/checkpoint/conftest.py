@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from xxhash import xxh3_128_hexdigest
 
 from trainwright.checkpoint import Checkpointer
 from trainwright.checkpoint.manifest import FileEntry, Manifest, read_manifest
-from trainwright.checkpoint.safetensors_file import TensorFile, read_tensors
+from trainwright.checkpoint.safetensors_file import TensorFile
 from trainwright.checkpoint.state_files import decode_state, encode_state
 from trainwright.cli.main import main
 
@@ -36,7 +37,7 @@ def through_files(state, tmp_path):
     text, tensors = encode_state(state, "state")
     with open(tmp_path / "state.safetensors", "wb") as file:
         TensorFile(tensors)(file)
-    return decode_state(text, read_tensors(tmp_path / "state.safetensors")[0], "state.json")
+    return decode_state(text, load_file(tmp_path / "state.safetensors"), "state.json")
 
 
 @pytest.fixture

@@ -9,24 +9,6 @@ from tests.checkpoint.conftest import Training
 from trainwright.checkpoint import Checkpointer
 
 
-def test_much_is_copied_by_two_threads_and_memory_that_is_got_ready_is_not_what_is_saved(tmp_path):
-    model = nn.Sequential(*[nn.Linear(1500, 1500) for _ in range(3)])  # 27 MB
-    weights = {name: value.clone() for name, value in model.state_dict().items()}
-    checkpointer = Checkpointer(model, tmp_path)
-    checkpointer.prepare()
-    for name in ("one", "two", "three"):
-        checkpointer.save(name, iteration=1)
-        checkpointer.wait()
-        checkpointer.prepare()
-    checkpointer.save("four", iteration=1)
-    checkpointer.prepare()
-    checkpointer.save("five", iteration=1)
-    for name in ("one", "two", "three", "four", "five"):
-        other = nn.Sequential(*[nn.Linear(1500, 1500) for _ in range(3)])
-        Checkpointer(other, tmp_path).load(tmp_path / name)
-        assert all(torch.equal(value, weights[key]) for key, value in other.state_dict().items()), name
-
-
 def test_memory_is_taken_once(tmp_path):
     training = Training()
     training.step()

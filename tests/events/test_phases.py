@@ -41,7 +41,7 @@ class Saver:
 
     def check_folder(self) -> None: ...
 
-    def prepare(self, *, reserve: bool = True) -> None:
+    def prepare(self) -> None:
         pass
 
 

@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
 
-from trainwright import Trainer as ObjectsTrainer
-from trainwright import TrainingConfig, checkpoint
+from trainwright import checkpoint
 from trainwright.config.errors import ConfigError
 from trainwright.engine.loop import TrainerBase
 from trainwright.hooks import BestCheckpointer, CallbackHook, EvalHook, HookBase, PeriodicCheckpointer
@@ -245,28 +243,6 @@ def test_impossible_arguments_are_refused(tmp_path: Path) -> None:
         BestCheckpointer(1, checkpointer, "accuracy", "best")
     with pytest.raises(ConfigError, match="max_to_keep"):
         PeriodicCheckpointer(checkpointer, 1, max_to_keep=0)
-
-
-@pytest.mark.parametrize(
-    ("settings", "is_reserved"),
-    [({}, False), ({"num_epochs": 2}, True), ({"save_steps": 3}, True), ({"save_steps": 4}, False)],
-    ids=str,
-)
-def test_memory_for_a_copy_in_the_python_api(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], is_reserved: bool
-) -> None:
-    got: list[bool] = []
-    original = checkpoint.Checkpointer.prepare
-
-    def prepare(self: checkpoint.Checkpointer, *, reserve: bool = True) -> None:
-        got.append(reserve)
-        original(self, reserve=reserve)
-
-    monkeypatch.setattr(checkpoint.Checkpointer, "prepare", prepare)
-    data = TensorDataset(torch.ones(8, 2), torch.zeros(8, dtype=torch.int64))
-    config = TrainingConfig(output_dir=str(tmp_path), batch_size=2, metrics=[], **{"num_epochs": 1, **settings})
-    ObjectsTrainer(nn.Linear(2, 2), config, train_dataset=data).train()
-    assert got == [is_reserved]
 
 
 def test_checkpoints_under_own_names_by_a_function(tmp_path: Path) -> None:

@@ -3,9 +3,6 @@
 For a tiny network ``optimizer.step()`` takes 25 us and its kernel 9 us: the rest is a profiler label, hooks that are
 not set, and new lists of parameters, gradients and states. The lists are reused while torch would build equal ones.
 The kernel and its arguments are torch's, so the result is bitwise equal.
-
-Of a DTensor the kernel gets the part of this process, since it computes each element by itself: torch takes 10 us per
-parameter to find that out in each step.
 """
 
 import functools
@@ -123,7 +120,6 @@ class DirectUpdate(PlainUpdate):
                 any(map(is_, of_part, repeat(None)))
                 or (part.others and not all(map(is_, map(_GRADIENT, part.others), repeat(None))))
                 or isinstance(part.group["lr"], Tensor)
-                or (part.is_shared and not all(map(_are_shared_alike, of_part, part.parameters)))
             ):
                 return None
             gradients.append(of_part)
@@ -148,44 +144,19 @@ class _Part:
         optimizer._init_group(group, self.parameters, [], *self.states)  # only parameters with a gradient
         taken = {id(parameter) for parameter in self.parameters}
         self.others = [parameter for parameter in group["params"] if id(parameter) not in taken]
-        self.is_shared = any(map(is_dtensor, self.parameters))
-        self._are_shared = [any(map(is_dtensor, tensors)) for tensors in self.states]
 
     def run(self, gradients: list[Tensor]) -> None:
         """Call the kernel. Gradients are disabled."""
-        parameters, states = self.parameters, self.states
-        if self.is_shared:  # asked each time: a load may give a parameter another part
-            parameters, gradients = _local(parameters), _local(gradients)
-            states = [_local(of) if are else of for of, are in zip(states, self._are_shared, strict=True)]
-        self.kernel(self.group, parameters, gradients, states)
+        self.kernel(self.group, self.parameters, gradients, self.states)
 
     def is_plain(self) -> bool:
         """Whether one call of the kernel updates the group."""
         kinds = {(parameter.device, parameter.dtype) for parameter in self.parameters}
         # SGD has no momentum before its first step, which is torch's.
         has_all = not any(map(is_, chain.from_iterable(self.states), repeat(None)))
-        lists = [self.parameters, *self.states]
-        is_alike = not self.is_shared or all(map(_are_alike, lists))
+        is_shared = any(map(is_dtensor, self.parameters))
         is_sparse = any(p.grad is not None and p.grad.is_sparse for p in self.parameters)
-        return len(kinds) == 1 and has_all and is_alike and not is_sparse
-
-
-def _local(tensors: Sequence[Any]) -> list[Tensor]:
-    return [tensor.to_local() for tensor in tensors]
-
-
-def _are_alike(tensors: Sequence[Any]) -> bool:
-    found = [*map(is_dtensor, tensors)]
-    return all(found) or not any(found)
-
-
-def _are_shared_alike(gradient: Any, parameter: Any) -> bool:
-    """Whether both parts are of the same elements. Torch would first exchange a gradient that is a sum of all parts."""
-    return (
-        is_dtensor(gradient)
-        and gradient.placements == parameter.placements
-        and gradient.device_mesh is parameter.device_mesh
-    )
+        return len(kinds) == 1 and has_all and not is_shared and not is_sparse
 
 
 def _lists_depend_on(optimizer: Any) -> list[Any]:

@@ -218,8 +218,7 @@ class Checkpointer:
         self._warn_of_unused()
         self.loaded_from = None
         sharing = self._sharing_now()
-        alike: Mapping[str, Writer] | None = None
-        numbers = [0, 0, 0]  # of rank 0: whether it writes; bytes of a row; whether tensors have changed since a save
+        numbers = [0, 0]  # of rank 0: whether it writes; bytes of a row
         with raised_together(numbers):
             iteration = self._checked_iteration(name, extra)
             commit: dict[str, Any] = {"tag_last": tag_last and name != "model_best", "on_commit": on_commit}
@@ -228,16 +227,12 @@ class Checkpointer:
             share = self._share(sharing, extra, attached)
             if keep_trained:
                 share = replace(share, files=self._with_trained(share.files, iteration))
-            if sharing is None and self._is_writer and self.asynchronous:
+            if self.asynchronous and (self._is_writer or sharing is not None):
                 share = replace(share, files=self._writer.stage(share.files, iteration))
-            elif sharing is not None and self.asynchronous:
-                alike = self._writer.staged_alike(share.files, iteration)
-            numbers[:] = self._is_writer, max(map(len, share.rows.values()), default=0), alike is None
+            numbers[:] = self._is_writer, max(map(len, share.rows.values()), default=0)
         # Nothing is written unless every rank has collected its state.
-        is_written, size, is_changed = numbers
+        is_written, size = numbers
         writes = bool(is_written) and (self._is_writer or sharing is not None)
-        if writes and sharing is not None and self.asynchronous:
-            share = replace(share, files=self._staged_together(share.files, iteration, None if is_changed else alike))
         if is_written:
             share = with_rows(share, size, None if sharing is None else sharing.grid)
         ranks, layout = (Alone(), None) if sharing is None else (sharing.ranks, sharing.grid.sizes)
@@ -390,13 +385,11 @@ class Checkpointer:
                     " output folder."
                 )
 
-    def prepare(self, *, reserve: bool = True) -> None:
-        """Check that the state can be saved, and allocate the memory for staging in the background.
-
-        ``reserve=False`` does not allocate memory; use it if nothing is saved before the training ends.
+    def prepare(self) -> None:
+        """Check that the state can be saved.
 
         Call it on all ranks after the first optimizer step, which creates the optimizer's state. A state that cannot
-        be saved is then reported at once, not after hours, and the first `save` takes no longer than later ones.
+        be saved is then reported at once, not after hours.
 
         Raises:
             CheckpointTypeError: a state holds a type that a checkpoint cannot store.
@@ -404,9 +397,7 @@ class Checkpointer:
         sharing = self._sharing_now()
         with raised_together():
             self._before_save()
-            files = self._share(sharing, {}, {}).files
-            if reserve and self.asynchronous and (self._is_writer or sharing is not None):
-                self._writer.reserve(files)
+            self._share(sharing, {}, {})
 
     def _mesh(self) -> "DeviceMesh | None":
         return self.mesh if self.mesh is not None else getattr(dist.mesh_in_use(), "device_mesh", None)
@@ -471,15 +462,6 @@ class Checkpointer:
         states = {MODEL, *(name for name, item in self.checkpointables.items() if isinstance(item, Optimizer))}
         names = [name for name in files if state_of(name) in states]
         return self._writer.with_last(files, iteration, [*MODEL_FILES, *names])
-
-    def _staged_together(
-        self, files: Mapping[str, Writer], iteration: int | None, alike: Mapping[str, Writer] | None
-    ) -> Mapping[str, Writer]:
-        """A copy of this rank's files, ``alike`` if every rank has one; or all ranks wait for a save in flight."""
-        if alike is not None:
-            return alike
-        with raised_together():
-            return self._writer.stage(files, iteration)
 
     @property
     def _is_writer(self) -> bool:

@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 from trainwright._torch_compat.tensor_chunks import is_dtensor
 from trainwright.checkpoint.errors import CheckpointTypeError
 from trainwright.checkpoint.files import open_regular
-from trainwright.checkpoint.safetensors_header import open_tensors, read_header
+from trainwright.checkpoint.safetensors_header import read_header
 
 DTYPE_NAMES = {
     torch.float64: "F64",
@@ -145,13 +145,3 @@ class MappedTensors:
         """Free the memory of all tensors, whose values are read from the file again."""
         if hasattr(mmap, "MADV_DONTNEED"):
             self._content.madvise(mmap.MADV_DONTNEED)
-
-
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a safetensors file, and its metadata.
-
-    The tensors may be memory-mapped: copy them before the file may be deleted.
-    """
-    header = read_header(path)
-    with open_tensors(path) as file:
-        return {name: file.get_tensor(name) for name in header.tensors}, header.metadata

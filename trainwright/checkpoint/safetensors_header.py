@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
 from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.files import open_regular
 
@@ -63,14 +61,6 @@ def read_header(path: Path) -> Header:
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
         raise CheckpointError(f"{path}: not a safetensors file ({error}).") from error
     return Header(tensors, metadata)
-
-
-def open_tensors(path: Path) -> Any:  # a safe_open, which has no annotations
-    """The file, to read single tensors by ``get_tensor(name)``."""
-    try:
-        return safe_open(str(path), "pt")
-    except SafetensorError as error:
-        raise CheckpointError(f"{path}: not a safetensors file ({error}).") from error
 
 
 def names_in(metadata: Mapping[str, str], key: str) -> dict[str, str]:

@@ -66,7 +66,7 @@ _writers: WeakSet["CheckpointWriter"] = WeakSet()
 def wait_for_saves() -> None:
     """Wait for every save in flight of this process: a checkpoint to be read may still be written."""
     for writer in list(_writers):
-        writer.wait()
+        writer.background.wait()
 
 
 def _forget_in_child() -> None:
@@ -109,7 +109,7 @@ class CheckpointWriter:
             return alike
         self.finish()
         self._staged_iteration = None
-        staged = self._staging.stage(files, beside=self.background.submit)
+        staged = self._staging.stage(files)
         self._staged_iteration = iteration
         return staged
 
@@ -139,19 +139,10 @@ class CheckpointWriter:
 
         self.background.submit(wait_and_write)
 
-    def reserve(self, files: Mapping[str, Writer]) -> None:
-        """Allocate the memory for staging these files, in the background."""
-        if not self.background.is_busy():
-            self.background.submit(partial(self._staging.reserve, files))
-
     def finish(self) -> None:
         """Wait for the saves in flight, and raise the error of a failed one."""
         self.background.wait()
         self.background.raise_failure()
-
-    def wait(self) -> None:
-        """Wait for the saves in flight."""
-        self.background.wait()
 
     def release(self) -> None:
         """Wait for the saves in flight, and release their thread and memory; the next save allocates both again."""
@@ -464,24 +455,18 @@ class Background:
         self.failure: BaseException | None = None
         self._thread: int | None = None
 
-    def submit(self, task: Callable[[], object]) -> Callable[[], None]:
-        """Queue ``task``; returns a function that waits for it.
-
-        While the interpreter shuts down and starts no threads, the task runs synchronously.
-        """
+    def submit(self, task: Callable[[], object]) -> None:
+        """Queue ``task``. While the interpreter shuts down and starts no threads, it runs synchronously."""
         if self._executor is None:
             # Not a method of this object: the thread would keep a reference to it and never end.
             self._executor = ThreadPoolExecutor(1, "trainwright-save", initializer=_leave_the_processor_to_others)
         self._tasks = [earlier for earlier in self._tasks if not earlier.done()]
         try:
-            submitted = self._executor.submit(self._run, task)
+            self._tasks.append(self._executor.submit(self._run, task))
         except RuntimeError:
             self.wait()
             self._run(task)
             self._thread = None
-            return lambda: None
-        self._tasks.append(submitted)
-        return submitted.result
 
     def is_busy(self) -> bool:
         """Whether a task is running or queued."""

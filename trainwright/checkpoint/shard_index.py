@@ -21,7 +21,7 @@ from typing import Any  # Any: a table is a tensor; torch is loaded only to read
 from zlib import crc32
 
 from trainwright.checkpoint.errors import CheckpointError
-from trainwright.checkpoint.safetensors_header import COPIES, TIED, Header, names_in, open_tensors, read_header
+from trainwright.checkpoint.safetensors_header import COPIES, TIED, Header, names_in, read_header
 
 INDEX_NAME = "shards.index"
 STATES = "states"  # metadata key of the index: JSON of {state: {name: [dtype, shape, table]}}
@@ -149,7 +149,7 @@ def read_index(folder: Path, state: str | None, files: Collection[str]) -> Index
     try:
         found = _numbers(header.metadata, STATES).get(state, {})
         file_of = partial(shard_name, state, world_size=int(header.metadata["world_size"]))
-        opened = cache(lambda: open_tensors(path))
+        opened = cache(partial(_open, path))
         tensors = {}
         for key, (dtype, shape, table) in found.items():
             columns = header.tensors[table].shape[1]
@@ -161,6 +161,12 @@ def read_index(folder: Path, state: str | None, files: Collection[str]) -> Index
     if state != "model":
         return Index(tensors, {}, {})
     return Index(tensors, *(names_in(header.metadata, key) for key in (TIED, COPIES)))
+
+
+def _open(path: Path) -> Any:
+    from trainwright.checkpoint.safetensors_file import MappedTensors  # here: loads torch
+
+    return MappedTensors(path)
 
 
 def _table(opened: Callable[[], Any], name: str) -> Any:

@@ -151,7 +151,7 @@ def _measure_file(path: Path, *, sha256: bool) -> FileEntry:
 
 def _read_back(folder: Path, manifest: Manifest) -> None:
     # Imported here: the rest of this file does not need torch.
-    from trainwright.checkpoint.safetensors_file import read_tensors
+    from trainwright.checkpoint.safetensors_header import read_header
     from trainwright.checkpoint.shards import ShardReader
     from trainwright.checkpoint.state_files import MODEL, NOT_OURS, read_state
 
@@ -167,7 +167,7 @@ def _read_back(folder: Path, manifest: Manifest) -> None:
         if name.endswith(".json"):
             read_state(folder, manifest, name.removesuffix(".json"))
         elif name.endswith(".safetensors"):
-            read_tensors(folder / name)
+            read_header(folder / name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,7 +146,6 @@ def load_weights(
         CheckpointError: a weight does not match, or without ``strict`` none fits. The model is then unchanged.
     """
     own = model_state(model)
-    _check_all(own)
     weights = dict(_without_wrappers({plain_name(name): value for name, value in weights.items()}, own))
     for name, first in _copies_on_stages(model).items():  # a file of the complete model has a tied weight once
         if name not in weights and first in weights:
@@ -172,12 +171,6 @@ def load_weights(
     for line in _listed("in the model, not in the file", missing):
         logger.warning("%s: %s. They keep their initial values.", source, line)
     _copy(model, fitting, own)
-
-
-def _check_all(state: Mapping[str, Any]) -> None:
-    for name, value in state.items():
-        if isinstance(value, Tensor):
-            check_tensor(local_of(value), f"model.{name}")
 
 
 def _copy(model: nn.Module, weights: Mapping[str, Any], own: Mapping[str, Any]) -> None:

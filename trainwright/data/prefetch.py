@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from trainwright.data.batch import moved_object, rebuilt
+from trainwright.data.batch import mapped, moved_object
 
 _WITH_STREAMS = ("cuda", "xpu")
 
@@ -75,7 +75,7 @@ class SideStream:
         """Start the copy: the batch on the device, and its tensors that are still being copied."""
         tensors: list[Tensor] = []
         with self._stream:
-            return rebuilt(partial(_on, self._device, tensors), batch), tensors
+            return mapped(partial(_on, self._device, tensors), batch), tensors
 
     def wait_for(self, tensors: list[Tensor]) -> None:
         """Make all later computations wait for these tensors."""

@@ -113,47 +113,26 @@ class SavedGenerators:
 
 
 @contextmanager
-def kept_generators(device: torch.device | None = None, *, in_checkpoints: bool = False) -> Iterator[None]:
-    """The generators, with that of ``device``, have the same state afterwards; ``in_checkpoints``: also in those that
-    are saved inside."""
+def kept_generators(*, in_checkpoints: bool = False) -> Iterator[None]:
+    """The generators have the same state afterwards; ``in_checkpoints``: also in those that are saved inside."""
     global _state_afterwards
-    states, before = rng_states(device), _state_afterwards
+    state, before = rng_state(), _state_afterwards
     if in_checkpoints:
-        _state_afterwards = random_state()
+        _state_afterwards = before or state
     try:
         yield
     finally:
         _state_afterwards = before
-        set_rng_states(states, device)
-
-
-def rng_states(device: torch.device | None = None) -> tuple[Any, ...]:
-    """The states of the three generators, and of the one of ``device``, if it is an accelerator."""
-    of_device = [torch.get_device_module(device).get_rng_state(index) for index in _generator_indices(device)]
-    return random.getstate(), np.random.get_state(), torch.get_rng_state(), of_device
-
-
-def set_rng_states(states: tuple[Any, ...], device: torch.device | None = None) -> None:
-    """Continue the generators at ``states``."""
-    python_state, numpy_state, torch_state, of_device = states
-    random.setstate(python_state)
-    np.random.set_state(numpy_state)
-    torch.set_rng_state(torch_state)
-    for index, state in zip(_generator_indices(device), of_device, strict=True):
-        torch.get_device_module(device).set_rng_state(state, index)
-
-
-def _generator_indices(device: torch.device | None) -> list[int]:
-    """The accelerator whose generator is restored. Apple's has no index and no draws in evaluation mode."""
-    if device is None or device.type in ("cpu", "mps") or not torch.get_device_module(device).is_available():
-        return []
-    return [torch.get_device_module(device).current_device() if device.index is None else device.index]
+        set_random_state(state)
 
 
 def random_state() -> dict[str, Any]:
-    """The state of all generators of this process: numbers and tensors; within ``kept_generators`` that of before."""
-    if _state_afterwards is not None:
-        return _state_afterwards
+    """The state of all generators of this process for a checkpoint; within ``kept_generators`` that of before."""
+    return _state_afterwards or rng_state()
+
+
+def rng_state() -> dict[str, Any]:
+    """The state of all generators of this process now: numbers and tensors."""
     version, words, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = np.random.get_state()
     state: dict[str, Any] = {
@@ -161,20 +140,27 @@ def random_state() -> dict[str, Any]:
         "numpy": [kind, torch.from_numpy(np.asarray(keys, dtype=np.int64)), position, has_gauss, cached],
         "torch": torch.get_rng_state(),
     }
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # a run on the CPU leaves a GPU alone
-        state["cuda"] = torch.cuda.get_rng_state()
+    for name, module in _accelerators().items():
+        state[name] = module.get_rng_state()
     return state
 
 
+def _accelerators() -> dict[str, Any]:
+    """The modules of accelerators that this process uses: a run on the CPU leaves a GPU alone."""
+    modules: dict[str, Any] = {"cuda": torch.cuda, "xpu": torch.xpu}
+    return {name: module for name, module in modules.items() if module.is_initialized()}
+
+
 def set_random_state(state: dict[str, Any]) -> None:
-    """Restore a state from :func:`random_state`."""
+    """Restore a state from :func:`random_state` or :func:`rng_state`."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     kind, keys, position, has_gauss, cached = state["numpy"]
     np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))
     torch.set_rng_state(state["torch"])
-    if "cuda" in state and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # not in a run on the CPU
-        torch.cuda.set_rng_state(state["cuda"])
+    for name, module in _accelerators().items():
+        if name in state:
+            module.set_rng_state(state[name])
 
 
 def is_generator(value: Any) -> bool:

@@ -155,7 +155,7 @@ class Run:
         is_single_pass: bool = True,
     ) -> Any:
         """The outputs of ``step`` for all batches, with the weights of evaluations."""
-        settings: dict[str, Any] = {"device": self.device, "is_single_pass": is_single_pass}
+        settings: dict[str, Any] = {"is_single_pass": is_single_pass}
         if iterate:
             return iterate_predictions(self.model, read_batches, step, weights=self.evaluated_weights, **settings)
         with self.evaluated_weights():
@@ -288,7 +288,7 @@ class Run:
         """Compute the statistics of normalization layers for averaged weights, by a pass over the training data."""
         from trainwright.data.loaders import one_pass  # here: loads omegaconf
 
-        with kept_generators(self.device, in_checkpoints=True):
+        with kept_generators(in_checkpoints=True):
             average.update_statistics(lambda: map(self.prepare, one_pass(self.batches.loader)), self.forward)
 
     # Copies.

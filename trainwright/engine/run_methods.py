@@ -199,7 +199,7 @@ class RunMethods(TrainerBase):
 
         if batch is None:
             batches = self.run.examples()
-            with kept_generators(self.device, in_checkpoints=True):
+            with kept_generators(in_checkpoints=True):
                 batch = next(iter(batches))
         with self.run.evaluated_weights():
             return export_of_run(self.model, path, self.run.prepare_eval(batch), tolerance=tolerance)

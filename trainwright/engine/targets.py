@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from trainwright._torch_compat.tensor_chunks import is_dtensor
 from trainwright.data.batch import arguments, count_samples, parameter_names
-from trainwright.data.seeding import rng_states, set_rng_states
+from trainwright.data.seeding import rng_state, set_random_state
 from trainwright.engine.loss_fn import losses_of, predictions_of, target_of
 from trainwright.events.media import wide_dtype
 from trainwright.parallel.context import SHIFTED
@@ -160,16 +160,16 @@ def _mean_loss(targets: Targets, scores: Tensor, labels: Tensor) -> float:
 @torch.no_grad()
 def _by_sum_and_mean(model: nn.Module, batch: Mapping[str, Any], labels: Tensor) -> Targets | None:
     """By the number of targets that a model itself counts: the sum of its losses divided by their mean."""
-    states, buffers = rng_states(labels.device), [(buffer, buffer.clone()) for buffer in model.buffers()]
+    state, buffers = rng_state(), [(buffer, buffer.clone()) for buffer in model.buffers()]
     _, fields = arguments(batch, parameter_names(model.forward))
     try:
         found = []
         for more in ({_NUM_ITEMS: 1}, {}):
-            set_rng_states(states, labels.device)
+            set_random_state(state)
             losses = losses_of(model(**fields, **more))
             found.append(float((losses or {}).get("loss", torch.nan)))
     finally:
-        set_rng_states(states, labels.device)
+        set_random_state(state)
         for buffer, value in buffers:  # running statistics count a batch once
             buffer.copy_(value)
     number = found[0] / found[1] if found[1] else 0.0

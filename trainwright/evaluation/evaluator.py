@@ -39,8 +39,8 @@ class DatasetEvaluator:
     def merge_state(self, others: Sequence[Self]) -> None:
         """Add the state of ``others``, the evaluators of the other ranks, by rank, to this one's. Optional.
 
-        With this method, each rank's evaluator processes the batches of its rank. Then the attributes of all are sent
-        to rank 0, tensors as tensors and the rest pickled, where this method and ``evaluate`` are called. Without it,
+        With this method, each rank's evaluator processes the batches of its rank. Then the attributes of all are
+        pickled and sent to rank 0, where this method and ``evaluate`` are called. Without it,
         and in a subclass that overrides ``reset``, ``process`` or ``evaluate`` but not this method, rank 0 processes
         the batches of all ranks, which is slower.
         """

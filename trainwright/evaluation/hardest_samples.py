@@ -1,15 +1,17 @@
 """The samples with the largest losses of an evaluation, on any number of ranks.
 
-While it runs, their losses, labels and predictions stay on the device; it reads them once, at its end. Ranks exchange
-these numbers only, never samples.
+While it runs, the losses, labels and predictions of all samples stay on the device; those of the hardest ones are read
+at its end. Ranks exchange these numbers only, never samples.
 
-B samples of a batch, K kept samples, N kept and new ones.
+B samples of a batch, N of an evaluation on this rank.
 """
 
 import logging
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from itertools import accumulate
 from typing import Any, ClassVar
 
 import torch
@@ -19,7 +21,6 @@ from trainwright.data.batch import count_samples, fields, first_labels
 from trainwright.data.sample_names import index_of_place, sample_name
 from trainwright.evaluation.prediction_table import ID_FIELDS
 from trainwright.evaluation.sample_losses import LossesOfTorch, losses_of_samples, scores_of
-from trainwright.events.media import wide_dtype
 from trainwright.parallel.dist import (
     all_gather_object,
     get_averaging_rank,
@@ -30,9 +31,6 @@ from trainwright.parallel.dist import (
 logger = logging.getLogger("trainwright.evaluation")
 
 Row = dict[str, Any]
-
-_MERGED_AT_ONCE = 64  # batches
-_PER_BATCH = 1 << 32  # a place is the number of its batch times this, plus the number of the sample in it
 
 
 class HardestSamples:
@@ -75,10 +73,7 @@ class WatchedEvaluation:
         self._reads_losses = owner.reads_losses
         self._sizes: list[int] = []  # of the batches of this rank
         self._ids: list[Any] = []  # the names of samples in these batches, where they have them
-        self._waiting: list[tuple[int, Tensor, list[Tensor | None]]] = []  # batches that are to be merged
-        self._values: Tensor | None = None  # (3, K): losses, labels, predictions
-        self._places: Tensor | None = None  # (K,)
-        self._are_whole = [True, True]  # labels, predictions: whole numbers
+        self._kept: list[tuple[int, Tensor, list[Tensor | None]]] = []  # number of a batch, losses, its other columns
 
     def around(self, step: Callable[[Any], object]) -> Callable[[Any], None]:
         """``step``, and look at what the model returns in it."""
@@ -108,52 +103,11 @@ class WatchedEvaluation:
         self._ids.append(ids[0] if ids and hasattr(ids[0], "__len__") and len(ids[0]) == size else None)
         if losses_B is None or not size:
             return
-        columns = [self._column(0, first_labels(batch), size), self._column(1, scores_of(outputs[-1]), size)]
-        self._waiting.append((number, losses_B, columns))
-        if len(self._waiting) == _MERGED_AT_ONCE:
-            self._merge()
-
-    def _merge(self) -> None:
-        """Keep the samples with the largest losses of those so far."""
-        if not self._waiting:
-            return
-        device = self._waiting[0][1].device
-        losses = [losses_B for _, losses_B, _ in self._waiting]
-        wide = wide_dtype(device)
-        rows = [torch.cat(losses).to(wide)]
-        for which in range(2):
-            columns = [of_batch[which] for _, _, of_batch in self._waiting]
-            known = (
-                torch.full_like(losses_B, math.nan, dtype=wide) if column is None else column
-                for column, losses_B in zip(columns, losses, strict=True)
-            )
-            rows.append(torch.cat([*known]).to(wide))
-        values = [torch.stack(rows)]
-        starts = ((number * _PER_BATCH, len(losses_B)) for number, losses_B, _ in self._waiting)
-        places = [torch.cat([torch.arange(start, start + length, device=device) for start, length in starts])]
-        self._waiting = []
-        if self._values is not None and self._places is not None:
-            values, places = [self._values, *values], [self._places, *places]
-        values_N, places_N = torch.cat(values, 1), torch.cat(places)
-        # Stable: of equal losses the first samples are kept, on any number of ranks. NaN counts as infinity.
-        keys = values_N[0].nan_to_num(math.inf, math.inf)
-        order = keys.sort(descending=True, stable=True).indices[: self._owner.number]
-        self._values, self._places = values_N[:, order], places_N[order]
-
-    def _column(self, which: int, values: Tensor | None, size: int) -> Tensor | None:
-        """One number for each sample: of scores the class; None: there is none."""
-        if values is None or len(values) != size:
-            return None
-        if which == 1 and values.ndim == 2 and values.shape[1] > 1:
-            values = values.argmax(1)
-        if values.numel() != size:
-            return None
-        self._are_whole[which] = not values.is_floating_point()
-        return values.detach().reshape(size).clone()  # the next batch may be read into the same memory
+        columns = [_column(first_labels(batch), size), _column(scores_of(outputs[-1]), size, are_scores=True)]
+        self._kept.append((number, losses_B, columns))
 
     def finish(self) -> None:
         """Report the hardest samples of all ranks, which must all call this."""
-        self._merge()
         own = get_tensor_parallel_rank() == 0  # the others have the same
         gathered = all_gather_object((get_averaging_rank(), self._sizes if own else [], self._rows() if own else []))
         ranks = sorted((one for one in gathered if one[1]), key=lambda one: one[0])
@@ -189,19 +143,22 @@ class WatchedEvaluation:
         self._owner.report(rows, None if index_of is None else dataset)
 
     def _rows(self) -> list[tuple[int, int, float, Any, Any, str | None]]:
-        """Batch, number in it, loss, label, prediction and name of the samples that this rank has kept."""
-        if self._values is None or self._places is None:
+        """Batch, number in it, loss, label, prediction and name of the hardest samples of this rank."""
+        if not self._kept:
             return []
+        ends = [*accumulate(len(losses_B) for _, losses_B, _ in self._kept)]
+        losses_N = torch.cat([losses_B for _, losses_B, _ in self._kept])
+        # Stable: of equal losses the first samples are kept, on any number of ranks. NaN counts as infinity.
+        keys_N = losses_N.nan_to_num(math.inf, math.inf)
         rows = []
-        for place, (loss, *numbers) in zip(self._places.tolist(), self._values.T.tolist(), strict=True):
-            label, prediction = (
-                None if math.isnan(value) else int(value) if is_whole and math.isfinite(value) else value
-                for value, is_whole in zip(numbers, self._are_whole, strict=True)
-            )
-            batch, number = divmod(place, _PER_BATCH)
+        for place in keys_N.sort(descending=True, stable=True).indices[: self._owner.number].tolist():
+            kept = bisect_right(ends, place)
+            batch, losses_B, columns = self._kept[kept]
+            number = place - ends[kept] + len(losses_B)
+            loss, label, prediction = (None if one is None else one[number].item() for one in (losses_B, *columns))
             ids = self._ids[batch]
             name = None if ids is None else ids[number].item() if isinstance(ids, Tensor) else ids[number]
-            rows.append((batch, number, loss, label, prediction, None if name is None else str(name)))
+            rows.append((batch, number, float(loss), label, prediction, None if name is None else str(name)))
         return rows
 
     def _warn(self) -> None:
@@ -211,3 +168,14 @@ class WatchedEvaluation:
                 "hardest_samples: the loss of each sample is unknown. Let the model return it as 'sample_losses', with"
                 " one value for each sample; or use a loss of torch, or scores and labels of classes.",
             )
+
+
+def _column(values: Tensor | None, size: int, *, are_scores: bool = False) -> Tensor | None:
+    """One number for each sample: of scores the class; None: there is none."""
+    if values is None or len(values) != size:
+        return None
+    if are_scores and values.ndim == 2 and values.shape[1] > 1:
+        values = values.argmax(1)
+    if values.numel() != size:
+        return None
+    return values.detach().reshape(size).clone()  # the next batch may be read into the same memory

@@ -54,7 +54,6 @@ def run_evaluation(
     step: Callable[[Any], object],
     results: Callable[[], T],
     *,
-    device: torch.device,
     num_samples: Callable[[Any], int],
     num_batches: int | None,
     without_batches: str,
@@ -95,7 +94,7 @@ def run_evaluation(
     is_joint, without_count = is_joint and pad is not None, pad or step
     with (
         evaluation_mode(model),
-        kept_generators(device, in_checkpoints=True),
+        kept_generators(in_checkpoints=True),
         weights,
         activity("evaluation", num_batches) as shown,
     ):
@@ -249,7 +248,6 @@ def inference_on_dataset(
         read_batches,
         lambda inputs: evaluators.process(inputs, model(**inputs)),
         evaluators.results,
-        device=device,
         num_samples=lambda _: batch_size,
         num_batches=dist.largest(0 if math.isinf(length) else int(limit))[0] or None,
         without_batches="evaluation: the data loader is empty. Give it samples, or turn the evaluation off.",

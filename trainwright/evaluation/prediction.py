@@ -5,13 +5,12 @@ from contextlib import AbstractContextManager, nullcontext
 from itertools import repeat
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError
 from trainwright.data.batch import count_samples, described, joined, like, mapped
 from trainwright.data.errors import add_batch_note
-from trainwright.data.seeding import kept_generators, rng_states, set_rng_states
+from trainwright.data.seeding import kept_generators, rng_state, set_random_state
 from trainwright.evaluation.loop import run_evaluation
 from trainwright.evaluation.rank_exchange import even_rounds, gather_values, in_order
 from trainwright.events.storage import EvaluationStorage
@@ -26,7 +25,6 @@ def predict(
     read_batches: Callable[[], Iterable[Any]],
     step: Callable[[Any], Any],
     *,
-    device: torch.device,
     num_batches: int | None,
     is_single_pass: bool = True,
 ) -> Any:
@@ -51,7 +49,6 @@ def predict(
         read_batches,
         lambda batch: outputs.append(on_cpu(step(batch))),
         joined,
-        device=device,
         num_samples=lambda batch: count_samples(batch, unknown=1) * get_averaging_size(),
         num_batches=num_batches,
         without_batches="predict: the data yielded no batch. Pass data with at least one sample.",
@@ -64,7 +61,6 @@ def iterate_predictions(
     read_batches: Callable[[], Iterable[Any]],
     step: Callable[[Any], Any],
     *,
-    device: torch.device,
     weights: Callable[[], AbstractContextManager[None]] = nullcontext,
     is_single_pass: bool = True,
 ) -> Iterator[Any]:
@@ -78,12 +74,12 @@ def iterate_predictions(
     pipeline = pipeline_of(model)
     if pipeline is not None:
         step = pipeline.evaluated(step, lambda: None)
-    is_alone, states = get_world_size() == 1, rng_states(device)
+    is_alone, state = get_world_size() == 1, rng_state()
     while True:
         outputs, error = None, None
         try:
-            with weights(), evaluation_mode(model), kept_generators(device, in_checkpoints=True), EvaluationStorage():
-                set_rng_states(states, device)  # each batch continues the draws of the one before
+            with weights(), evaluation_mode(model), kept_generators(in_checkpoints=True), EvaluationStorage():
+                set_random_state(state)  # each batch continues the draws of the one before
                 if reader is None:  # a shuffled loader draws
                     reader = even_rounds(read_batches(), model) if is_joint else zip(read_batches(), repeat(True))
                 for batch, is_counted in reader:
@@ -91,7 +87,7 @@ def iterate_predictions(
                         found = _outputs_of(step, batch)
                     outputs = found if is_counted and get_tensor_parallel_rank() == 0 else None
                     break
-                states = rng_states(device)
+                state = rng_state()
                 reshard(model)
         except Exception as failure:
             if is_alone or is_joint:

@@ -1,4 +1,4 @@
-"""What the ranks of an evaluation exchange: errors, the state of evaluators, and batches. Tensors are not pickled."""
+"""What the ranks of an evaluation exchange: errors, the state of evaluators, and batches."""
 
 import io
 import logging
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as torch_dist
 
+from trainwright.checkpoint.safetensors_file import bytes_of
 from trainwright.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators, EvaluationError
 from trainwright.parallel import dist
 from trainwright.parallel.dist import (
@@ -244,8 +245,8 @@ def gather_values(
 
     ``to_all``: on every rank.
 
-    Tensors in a value are sent as tensors, the rest is pickled. Every rank must call this; if one passes an error, or
-    its value cannot be pickled, it is raised on all.
+    Values are pickled. Every rank must call this; if one passes an error, or its value cannot be pickled, it is raised
+    on all.
     """
     sent, numbers = torch.empty(0), [0, 0]
     with raised_on_all_ranks(numbers):
@@ -275,45 +276,27 @@ def _value_of(rank: int, value: Any) -> Any:
     return value if rank == get_rank() else _unpacked(sent)
 
 
-_Kind = tuple[torch.dtype, torch.Size, str]  # of a tensor; the last is its device's type
-_PREFIX = 16  # bytes: the lengths of the kinds and of the pickle
+class _Pickler(pickle.Pickler):
+    """Pickles of tensors their own values, not those of the memory that they are a view of."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) not in (Tensor, nn.Parameter) or obj.layout is not torch.strided or obj.is_quantized:
+            return NotImplemented
+        content = bytes(bytes_of(obj)) if obj.numel() else b""
+        return _tensor_of, (content, obj.dtype, obj.shape, obj.device.type)
+
+
+def _tensor_of(content: bytes, dtype: torch.dtype, shape: torch.Size, device: str) -> Tensor:
+    flat = torch.frombuffer(bytearray(content), dtype=dtype) if content else torch.empty(0, dtype=dtype)
+    return flat.reshape(shape).to(device)
 
 
 def _packed(value: Any) -> Tensor:
-    """A value as bytes: the kinds of its tensors, a pickle with numbers in place of them, then each tensor."""
-    tensors: list[Tensor] = []
-
-    class Pickler(pickle.Pickler):
-        def persistent_id(self, obj: Any) -> int | None:
-            if type(obj) not in (Tensor, nn.Parameter) or obj.layout is not torch.strided or obj.is_quantized:
-                return None
-            tensors.append(obj.detach())
-            return len(tensors) - 1
-
+    """A value as bytes, on the device of collectives."""
     file = io.BytesIO()
-    Pickler(file).dump(value)
-    kinds: list[_Kind] = [(tensor.dtype, tensor.shape, tensor.device.type) for tensor in tensors]
-    heads = pickle.dumps(kinds), file.getvalue()
-    first = torch.frombuffer(bytearray(b"".join([*(len(h).to_bytes(8) for h in heads), *heads])), dtype=torch.uint8)
-    flat = [tensor.resolve_conj().resolve_neg().flatten() for tensor in tensors]
-    contiguous = [tensor.clone(memory_format=torch.contiguous_format) for tensor in flat]  # as views need it
-    device = dist.device_of_collectives()
-    return torch.cat([part.to(device) for part in (first, *(tensor.view(torch.uint8) for tensor in contiguous))])
+    _Pickler(file).dump(value)
+    return torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8).to(dist.device_of_collectives())
 
 
 def _unpacked(buffer: Tensor) -> Any:
-    prefix = buffer[:_PREFIX].cpu().numpy().tobytes()
-    ends = _PREFIX + int.from_bytes(prefix[:8]), int.from_bytes(prefix[8:])
-    heads = buffer[_PREFIX : sum(ends)].cpu().numpy().tobytes()
-    kinds: list[_Kind] = pickle.loads(heads[: ends[0] - _PREFIX])
-    tensors, begin = list[Tensor](), sum(ends)
-    for dtype, shape, device in kinds:
-        end = begin + shape.numel() * dtype.itemsize
-        tensors.append(buffer[begin:end].clone().view(dtype).reshape(shape).to(device))
-        begin = end
-
-    class Unpickler(pickle.Unpickler):
-        def persistent_load(self, pid: int) -> Tensor:
-            return tensors[pid]
-
-    return Unpickler(io.BytesIO(heads[ends[0] - _PREFIX :])).load()
+    return pickle.loads(buffer.cpu().numpy().tobytes())

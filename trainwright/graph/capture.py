@@ -9,7 +9,6 @@ import itertools
 import linecache
 import operator
 import re
-import sys
 import traceback
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
@@ -176,64 +175,8 @@ def _constants(leaves: Iterable[Any]) -> list[Any]:
     return [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
 
 
-class Effects:
-    """The values at ``sources`` before a forward pass; ``undo`` restores them and returns what has changed."""
-
-    def __init__(self, sources: list[str], scope: Mapping[str, Any], names: Mapping[str, Any]) -> None:
-        """Raises any error of a source that cannot be evaluated."""
-        within = {"L": scope, "G": _Names(names)}
-        self._kept = [(source, found := eval(source, within), _contents(found)) for source in sources]
-        if any(isinstance(found, type) for _, found, _ in self._kept):
-            raise TypeError("the attributes of a class cannot be restored")
-
-    def undo(self, stand_for: Callable[[Any], Any]) -> list[str]:
-        """Restore everything; return the changed sources. ``stand_for`` maps a placeholder to its value."""
-        changed = [source for source, found, before in self._kept if _differ(_contents(found, stand_for), before)]
-        for _, found, before in self._kept:
-            _restore(found, before)
-        return changed
-
-
-class _Names(dict[str, Any]):
-    """Global names, including those that TorchDynamo makes for modules."""
-
-    def __missing__(self, name: str) -> Any:
-        return sys.modules[name.removeprefix("__import_").replace("_dot_", ".")]
-
-
-def _contents(found: Any, stand_for: Callable[[Any], Any] = lambda value: value) -> Any:
-    if isinstance(found, list):
-        return [stand_for(value) for value in found]
-    inside = found if isinstance(found, dict) else vars(found)
-    return {key: stand_for(value) for key, value in inside.items()}
-
-
-def _restore(found: Any, before: Any) -> None:
-    if isinstance(found, list):
-        found[:] = before
-        return
-    inside = found if isinstance(found, dict) else vars(found)
-    inside.clear()
-    inside.update(before)
-
-
-def _differ(now: Any, before: Any) -> bool:
-    if isinstance(now, list):
-        return len(now) != len(before) or any(map(_is_other, now, before))
-    return now.keys() != before.keys() or any(_is_other(now[key], before[key]) for key in now)
-
-
-def _is_other(left: Any, right: Any) -> bool:
-    if left is right:
-        return False
-    is_plain = isinstance(left, bool | int | float | str) and type(left) is type(right)
-    return not (is_plain and left == right) and not (isinstance(left, list | dict) and not left and left == right)
-
-
 # (batch) -> loss, and further outputs of a step by name: tensors, and constants
 LossOf = Callable[[Any], tuple[Tensor, Mapping[str, Any]]]
-
-_IN_PLACE = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
 
 
 class Capture:
@@ -256,7 +199,7 @@ class Capture:
         self._layout = layout
         self._forward = _forward_of(loss_of, layout.rebuild)
         self._scope = _scope_of(self._forward)
-        self._found = found = dict[str, Any]()
+        found = dict[str, Any]()
 
         def backend(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
             found["graph"], found["sources"] = graph, argument_sources(graph)  # the sources are removed later
@@ -276,7 +219,6 @@ class Capture:
         self._place_outputs(returned, found["marks"])
         self._place_arguments(found["arguments"], tensors, found["sources"])
         _check_operations(self.graph)
-        found.clear()
 
     def arguments(self, tensors: Sequence[Any]) -> list[Any] | None:
         """The graph's arguments for these tensors of a batch; None if the graph does not apply to this step."""
@@ -295,41 +237,10 @@ class Capture:
         try:
             returned = run_captured(self._forward, backend, tensors)
         except Exception as error:  # of the compiler, or of the code that it traces
-            sources = written_sources(error)
-            if sources is None:
-                raise NotCapturable(reason(error)) from error
-            returned = self._run_with_writes(sources, backend, tensors)
+            written = ", ".join(map(_short, written_sources(error)))
+            raise NotCapturable(f"the forward pass writes to {written}" if written else reason(error)) from error
         self._holds = guard_check(self._forward)
         return returned
-
-    def _run_with_writes(self, sources: list[str], backend: Callable[..., Any], tensors: Sequence[Any]) -> Any:
-        """Trace the forward pass again, and check that it leaves the values that it writes unchanged."""
-        text = ", ".join(_short(source) for source in sources)
-        try:
-            effects = Effects(sources, self._scope, self._forward.__globals__)
-        except Exception as error:
-            raise NotCapturable(f"the forward pass writes to {text}") from error
-        try:
-            returned = run_captured(self._forward, backend, tensors, may_write=True)
-        except Exception as error:
-            raise NotCapturable(reason(error)) from error
-        finally:
-            changed = effects.undo(self._written_in_place)
-        if changed:
-            raise NotCapturable(f"the forward pass writes to {text}, which a program would do once for all steps")
-        return returned
-
-    def _written_in_place(self, value: Any) -> Any:
-        """The tensor that ``x += 1`` returns, if ``value`` is a placeholder of one; else ``value``."""
-        graph, marks, arguments = (self._found.get(name, ()) for name in ("graph", "marks", "arguments"))
-        index = next((index for index, mark in enumerate(marks) if mark is value), None)
-        if index is None:
-            return value
-        node = _returned(graph)[index]
-        while node.op == "call_function" and node.target in _IN_PLACE:
-            node = node.args[0]
-        places = [each for each in graph.graph.nodes if each.op == "placeholder"]
-        return arguments[places.index(node)] if node in places else value
 
     def _place_outputs(self, returned: Any, marks: list[Tensor]) -> None:
         loss, outputs = returned

@@ -60,8 +60,6 @@ class PeriodicCheckpointer(HookBase):
     Args:
         save: saves the current training state under the caller's own name, which is also the last one's. It takes
             ``keep_trained``, as :meth:`Checkpointer.save` does.
-        saves_before_end: whether a checkpoint is due before the last one, so that memory is reserved in advance. By
-            default as ``period`` says.
     """
 
     in_copies = False
@@ -75,19 +73,16 @@ class PeriodicCheckpointer(HookBase):
         file_prefix: str = "model",
         *,
         save: Callable[..., None] | None = None,
-        saves_before_end: Callable[[], bool] | None = None,
     ) -> None:
         if max_to_keep is not None and max_to_keep < 1:
             raise ConfigError(f"PeriodicCheckpointer.max_to_keep: got {max_to_keep}; it must be None or at least 1.")
         self._checkpointer = checkpointer
-        self._period = period
         self._is_due = condition(period)
         self._max_iter = max_iter
         self._max_to_keep = max_to_keep
         check_prefix(file_prefix, "PeriodicCheckpointer.file_prefix")
         self._prefix = file_prefix
         self._save_by = save
-        self._reserves = saves_before_end
         self._due: int | None = None  # the iteration to save
         self._is_prepared = False
 
@@ -100,7 +95,7 @@ class PeriodicCheckpointer(HookBase):
         if not self._is_prepared:  # an optimizer has its state after its first step
             self._is_prepared = True
             with self.trainer.phases.counting("save"):
-                self._checkpointer.prepare(reserve=self._saves_before_end())
+                self._checkpointer.prepare()
 
     def before_step(self) -> None:
         if self._due is not None:
@@ -133,12 +128,6 @@ class PeriodicCheckpointer(HookBase):
     def _is_last(self) -> bool:
         is_last = self.trainer.iter >= (self.trainer.max_iter if self._max_iter is None else self._max_iter)
         return bool(is_last and not has_failed_at_start(self.trainer))
-
-    def _saves_before_end(self) -> bool:
-        done, period = self.trainer.iter + 1, self._period
-        if self._reserves is not None or callable(period):
-            return self._reserves is None or self._reserves()
-        return period > 0 and -(-done // period) * period < self.trainer.max_iter
 
     def _save(self, *, is_final: bool = False, **settings: Any) -> None:
         with self.trainer.phases.counting("save"):

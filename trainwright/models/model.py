@@ -17,6 +17,7 @@ from trainwright.config.errors import ConfigError, ConfigTypeError, did_you_mean
 from trainwright.data.batch import to_batch
 from trainwright.lazy_names import ring
 from trainwright.models import folder as files
+from trainwright.models.checkpoint_files import checkpoint_files
 from trainwright.models.config import CONFIG_NAME, ModelConfig
 from trainwright.models.eval_mode import evaluation_mode
 from trainwright.models.registry import Registry
@@ -326,12 +327,7 @@ def model_files(model: Model) -> dict[str, bytes]:
 
     A training checkpoint has them too, so that it can be loaded as a model.
     """
-    files = {model.config_filename: model.config.to_yaml().encode()}
-    if model.preprocessor is not None:
-        with tempfile.TemporaryDirectory() as name:
-            model.preprocessor.save(name)
-            files |= {p.relative_to(name).as_posix(): p.read_bytes() for p in Path(name).rglob("*") if p.is_file()}
-    return files
+    return checkpoint_files(model, model.preprocessor)
 
 
 def _named_by(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """From a configuration to parameter groups, an optimizer and its learning-rate schedule."""
 
 import copy
+import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -16,7 +17,7 @@ from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeErr
 from trainwright.config.lazy.instantiation import instantiate, locate_target
 from trainwright.config.lazy.provenance import are_several
 from trainwright.config.lazy.targets import signature_of
-from trainwright.optim.fused import fused_arguments, run_fused
+from trainwright.optim.fused import run_fused
 from trainwright.optim.layer_depth import layer_depths, log_layer_rates
 from trainwright.optim.named import NamedOptimizers, check_schedules
 from trainwright.parallel.dist import gather_over_pipeline
@@ -221,14 +222,12 @@ def build_optimizer(cfg: Mapping[str, Any] | Optimizer, model: nn.Module) -> Opt
     params = params or groups  # a pipeline stage that trains no parameter clips and steps as the others
 
     described = _without_bias_correction(cfg)
-    fused = fused_arguments(locate_target(described), described, params, model)
-    optimizer = instantiate(described, params=params, **fused)
+    optimizer = instantiate(described, params=params)
     if not isinstance(optimizer, Optimizer):
         raise ConfigTypeError(
             f"optim: its target built {type(optimizer).__name__}; it must be a torch.optim.Optimizer."
         )
-    if not isinstance(locate_target(described), type):
-        run_fused(optimizer, model)
+    run_fused(optimizer, model, level=logging.DEBUG if isinstance(locate_target(described), type) else logging.INFO)
     is_trained = any(parameter.requires_grad for group in optimizer.param_groups for parameter in group["params"])
     if not any(gather_over_pipeline(is_trained)):
         raise _nothing_to_train(model)

@@ -5,9 +5,8 @@ step of Adam takes 0.4 of the plain one for a tiny network and 0.2 for 3 M param
 last bits, so a run that started with one kind keeps it: a checkpoint's ``fused`` overrides the built optimizer.
 """
 
-import inspect
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -18,46 +17,29 @@ from trainwright.optim.named import parameters_of
 
 logger = logging.getLogger("trainwright.optim")
 
-_CLASSES = ("Adam", "AdamW", "SGD", "Adagrad")
-_CHOICES = ("fused", "foreach", "capturable", "differentiable")  # if one is set, the user has chosen
-# The values of torch's constructors if these were not set.
+_CLASSES = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
+# Settings with the values of torch's constructors: with another one, the user has chosen.
 _NOT_CHOSEN = {"fused": (None,), "foreach": (None,), "capturable": (None, False), "differentiable": (None, False)}
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _DEVICES = ("cpu", "cuda")
 
 
-def fused_arguments(
-    optimizer_class: Callable[..., Any], arguments: Mapping[str, Any], params: Any, model: nn.Module
-) -> dict[str, bool]:
-    """``{"fused": True}`` if ``optimizer_class(params, **arguments)`` may run fused and the user has not set it.
-
-    ``params``: parameters or groups of them, those of ``model``.
-    """
-    is_torchs = any(optimizer_class is getattr(torch.optim, name) for name in _CLASSES)
-    groups = [arguments, *(entry for entry in _listed(params) if isinstance(entry, Mapping))]
-    if not is_torchs or any(name in group for group in groups for name in _CHOICES):
-        return {}
-    if not _listed(params) or not _can_be_fused(optimizer_class, [*_parameters(params)], model):
-        return {}  # a generator can be read only once
-    assert "fused" in inspect.signature(optimizer_class).parameters, "each of the classes has it"
-    logger.debug("%s runs fused; fused=False in its settings for torch's default.", optimizer_class.__name__)
-    return {"fused": True}
-
-
-def run_fused(optimizer: Optimizer, model: nn.Module) -> None:
-    """Make a user-built optimizer step fused if it may and the user has not set it. Logs a line."""
-    kind, defaults = type(optimizer), optimizer.defaults
-    if kind not in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD):  # Adagrad has state from the start
+def run_fused(optimizer: Optimizer, model: nn.Module, *, level: int = logging.DEBUG) -> None:
+    """Make a new optimizer step fused if it may and the user has not set it; logs a line at ``level``."""
+    kind = type(optimizer)
+    if kind not in _CLASSES:
         return
-    groups = [defaults, *optimizer.param_groups]
-    if optimizer.state or any(group.get(name) not in _NOT_CHOSEN[name] for group in groups for name in _CHOICES):
-        return
-    if not _can_be_fused(kind, parameters_of(optimizer), model):
+    groups = [optimizer.defaults, *optimizer.param_groups]
+    is_chosen = any(group.get(name) not in values for group in groups for name, values in _NOT_CHOSEN.items())
+    is_new = not any(state.get("step", True) for state in optimizer.state.values())  # Adagrad has states from the start
+    if not is_new or is_chosen or not _can_be_fused(kind, parameters_of(optimizer), model):
         return
     for group in groups:
         group["fused"] = True
+    for parameter, state in optimizer.state.items():
+        state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
     optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]  # as torch's own constructor does
-    logger.info("%s runs fused; create it with fused=False for torch's default.", kind.__name__)
+    logger.log(level, "%s runs fused; create it with fused=False for torch's default.", kind.__name__)
 
 
 def may_be_fused(optimizer_class: Any, parameters: Iterable[Tensor]) -> bool:
@@ -79,19 +61,6 @@ def keep_possible_kernels(optimizer: Optimizer) -> None:
     for group in optimizer.param_groups:
         if group.get("fused") and not may_be_fused(type(optimizer), group["params"]):
             group["fused"] = False
-
-
-def _listed(params: Any) -> list[Any]:
-    return list(params) if isinstance(params, list | tuple) else []
-
-
-def _parameters(params: Any) -> Iterable[Tensor]:
-    for entry in _listed(params):
-        if isinstance(entry, Mapping):
-            inner = entry.get("params", [])
-            yield from [inner] if isinstance(inner, Tensor) else inner
-        else:
-            yield entry[1] if isinstance(entry, tuple) else entry  # torch accepts pairs with names, too
 
 
 def _is_plain(parameter: Tensor) -> bool:

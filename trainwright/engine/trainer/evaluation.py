@@ -267,7 +267,6 @@ class Evaluation:
             read_batches,
             self._evaluate_batch,
             results,
-            device=self._run.device,
             num_samples=lambda batch: count_samples(batch, unknown=1) * get_averaging_size(),
             num_batches=limit,
             loader=loader,

@@ -21,7 +21,7 @@ from trainwright.engine.state import steps_of
 from trainwright.hooks import HookBase
 from trainwright.hooks import LRScheduler as ScheduleHook
 from trainwright.optim import schedules as configured
-from trainwright.optim.fused import fused_arguments
+from trainwright.optim.fused import run_fused
 from trainwright.optim.named import NamedOptimizers, by_name
 from trainwright.optim.schedules import FormulaLR, extend_schedule
 from trainwright.parallel.dist import gather_over_pipeline, get_tensor_parallel_size
@@ -94,8 +94,8 @@ def build_optimizer(config: "TrainingConfig", model: nn.Module) -> Optimizer:
     parameters: list[Any] = list(model.parameters())
     if config.layer_decay is not None or not config.decay_norm_and_bias:
         parameters = _parameter_groups(config, model, settings)
-    settings |= fused_arguments(found, settings, parameters, model)
     optimizer: Optimizer = _built("optimizer", config.optimizer, "optimizer", parameters, **settings)
+    run_fused(optimizer, model)
     return optimizer
 
 

@@ -221,11 +221,3 @@ class Periods:
         """Whether an epoch has ended whose checkpoint has a link ``epoch_{n}``."""
         state, period = self._state, self._linked_epochs
         return bool(period) and state.is_epoch_end() and state.epoch % period == 0
-
-    def saves_before_end(self, *, keeps_best: bool) -> bool:
-        """Whether a checkpoint is due before the last step, including the best one after an evaluation."""
-        plan, done = self._state.plan, self._state.global_step
-        periods = [self.save, self._saved_steps, self._linked_epochs * plan.steps_per_epoch]
-        if keeps_best:
-            periods.append(self.evaluate or plan.steps_per_epoch)
-        return any(period and -(-done // period) * period < plan.total_steps for period in periods)

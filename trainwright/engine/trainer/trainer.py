@@ -424,7 +424,6 @@ class Trainer(RunMethods):
             self.checkpointer,
             periods.save_is_due,
             save=self.run.saving.save_step,
-            saves_before_end=lambda: periods.saves_before_end(keeps_best=best is not None),
         )
         names = names_of_settings(self.config, self.state.plan.steps_per_epoch)
         hooks = [

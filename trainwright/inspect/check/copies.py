@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from trainwright.config.errors import ConfigError
-from trainwright.data.seeding import rng_states, set_rng_states
 from trainwright.engine.logs import logging_only_above
 from trainwright.engine.run import Run
 from trainwright.hooks import CallbackHook
@@ -134,16 +133,6 @@ class Copy:
         if self._has_own_step:
             raise Skipped("the step is your own, and may have several losses")
         return self.run.loss(batch)
-
-
-@contextmanager
-def restored_generators(device: torch.device) -> Iterator[None]:
-    """Restore the random generators afterwards; checkpoints inside have the states that they have there."""
-    states = rng_states(device)
-    try:
-        yield
-    finally:
-        set_rng_states(states, device)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from trainwright.data.batch import count_samples
-from trainwright.data.seeding import rng_states
+from trainwright.data.seeding import rng_state
 from trainwright.inspect.check.batches import labels_are_inputs, same_values, with_permuted_labels
 from trainwright.inspect.check.copies import Copy
 from trainwright.inspect.check.finding import Finding, Skipped, passed, problem, undecided
@@ -31,7 +31,7 @@ def check_evaluation(setup: SetUp) -> Finding:
     new.model.train()
     before, modes = _copied(new.model), {name: one.training for name, one in new.model.named_modules()}
     flags = {name: one.requires_grad for name, one in new.model.named_parameters()}
-    states = rng_states(setup.run.device)
+    state = rng_state()
     with _TrainingCalls() as calls:
         results = new.run.evaluate()
     faults = []
@@ -46,7 +46,7 @@ def check_evaluation(setup: SetUp) -> Finding:
         faults.append(f"it leaves {later[0] or 'the model'} in another mode")
     if flags != {name: one.requires_grad for name, one in new.model.named_parameters()}:
         faults.append("it changes requires_grad")
-    if not _equal_states(states, rng_states(setup.run.device)):
+    if not _equal_states(state, rng_state()):
         faults.append("it draws from the random generators of the training")
     values = {"faults": faults, "results": [*results]}
     if faults:
@@ -106,6 +106,8 @@ def _copied(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _equal_states(first: Any, second: Any) -> bool:
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(_equal_states(first[name], second[name]) for name in first)
     if isinstance(first, tuple | list):
         return len(first) == len(second) and all(map(_equal_states, first, second))
     return bool((first == second).all()) if hasattr(first, "shape") else bool(first == second)

@@ -10,9 +10,10 @@ from pathlib import Path
 import torch
 
 from trainwright.config.errors import ConfigError, did_you_mean
+from trainwright.data.seeding import kept_generators
 from trainwright.engine.run import Run
 from trainwright.inspect.check import data, evaluation, exactness, steps
-from trainwright.inspect.check.copies import quiet, restored_generators
+from trainwright.inspect.check.copies import quiet
 from trainwright.inspect.check.finding import Finding, Report, Skipped
 from trainwright.inspect.check.observed import SetUp
 
@@ -59,7 +60,7 @@ def check_run(
 
     end = time.perf_counter() + max_seconds
     findings: list[Finding] = []
-    with tempfile.TemporaryDirectory() as folder, restored_generators(run.device):
+    with tempfile.TemporaryDirectory() as folder, kept_generators():
         setup = SetUp(run, Path(folder), end=end)
         setup.output_dir = output_dir or setup.output_dir
         for name in names:

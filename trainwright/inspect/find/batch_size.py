@@ -11,9 +11,10 @@ import torch
 
 from trainwright.config.errors import ConfigError
 from trainwright.data.batch import count_samples
+from trainwright.data.seeding import kept_generators
 from trainwright.engine.out_of_memory import is_out_of_memory
 from trainwright.engine.run import Run
-from trainwright.inspect.check.copies import Copies, quiet, restored_generators
+from trainwright.inspect.check.copies import Copies, quiet
 from trainwright.inspect.check.finding import Skipped
 from trainwright.inspect.check.observed import bytes_of, counting_saved
 
@@ -50,7 +51,7 @@ def find_batch_size(
         if value is not None and (not isinstance(value, int) or value < 1):
             raise ConfigError(f"find_batch_size: got {name}={value!r}; it must be a whole number >= 1.")
     trials: dict[int, int | None] = {}
-    with tempfile.TemporaryDirectory() as folder, restored_generators(run.device), quiet():
+    with tempfile.TemporaryDirectory() as folder, kept_generators(), quiet():
         copies = Copies(run, Path(folder), end=time.perf_counter() + max_seconds)
         most = None
         with suppress(AttributeError, TypeError):  # a stream

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.config.errors import ConfigError, ConfigImportError, import_optional
+from trainwright.data.seeding import kept_generators
 from trainwright.engine.run import Run
-from trainwright.inspect.check.copies import Copies, quiet, restored_generators
+from trainwright.inspect.check.copies import Copies, quiet
 from trainwright.optim.named import each_optimizer
 
 _SMOOTHING = 0.9  # of the moving average of the losses
@@ -109,7 +110,7 @@ def find_learning_rate(
     rates: list[float] = []
     losses: list[float] = []
     factor = (highest / lowest) ** (1 / (updates - 1))
-    with tempfile.TemporaryDirectory() as folder, restored_generators(run.device), quiet():
+    with tempfile.TemporaryDirectory() as folder, kept_generators(), quiet():
         copies = Copies(run, Path(folder), end=time.perf_counter() + max_seconds)
         new = copies.make(constant_rate=True, non_finite="warn")  # a loss that is not finite ends the test
         (optimizer,) = new.optimizers
