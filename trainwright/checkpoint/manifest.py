@@ -125,16 +125,10 @@ def _manifest(content: Mapping[str, Any], path: Path) -> Manifest:
     datetime.fromisoformat(manifest.saved_at)
     if not isinstance(manifest.previous, str | None) or type(manifest.tag_last) is not bool:
         raise ValueError("previous or tag_last of another type")
-    layout = manifest.layout
-    if (content["format"] == SHARDED_FORMAT_VERSION) != isinstance(layout, dict) or not isinstance(layout, dict | None):
+    if (content["format"] == SHARDED_FORMAT_VERSION) != isinstance(manifest.layout, dict):
         raise ValueError("a layout that does not fit the format")
-    sizes = [] if layout is None else layout.values()
-    counts = [
-        manifest.world_size,
-        manifest.sequence,
-        *sizes,
-        *([] if manifest.iteration is None else [manifest.iteration]),
-    ]
+    sizes = (manifest.layout or {}).values()
+    counts = [manifest.world_size, manifest.sequence, manifest.iteration or 0, *sizes]
     if not all(type(count) is int for count in [*counts, *(entry.bytes for entry in files.values())]):
         raise ValueError("a count that is no whole number")
     return manifest

@@ -51,13 +51,10 @@ class Grid:
         self.rank, self.world_size = mesh.get_rank(), mesh.mesh.numel()
         stage = mesh.mesh.select(names.index(PIPELINE), self.stage) if PIPELINE in names else mesh.mesh
         self._ranks: list[int] = stage.flatten().tolist()
+        # This process writes what all processes of its stage have, apart from tensors.
+        self.is_first_of_stage = self.rank == self._ranks[0]
         self._places = dict(zip(self._ranks, itertools.product(*map(range, stage.shape)), strict=True))
         self._layouts: dict[Any, Layout] = {}
-
-    @property
-    def is_first_of_stage(self) -> bool:
-        """Whether this process writes what all processes of its stage have, apart from tensors."""
-        return self.rank == self._ranks[0]
 
     def layout_of(self, tensor: Any) -> Layout:
         """How a tensor is divided over the processes of this stage. Computed once for all tensors of a shape."""

@@ -8,13 +8,13 @@ named tuple.
 """
 
 import base64
-import binascii
 import io
 import json
 import math
 import re
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol  # Any: a state is the user's, anything may be in it; each value is checked
 
@@ -264,14 +264,14 @@ class _Decoder:
         self._copies: dict[str, Any] = {} if copies_tensors else dict(tensors)
         self._tags: dict[str, Callable[[Any], Any]] = {
             "$tuple": lambda items: tuple(self.decode(item) for item in items),
-            "$float": _decode_float,
-            "$bytes": _decode_bytes,
+            "$float": float,
+            "$bytes": partial(base64.b64decode, validate=True),
             "$dict": lambda pairs: dict(self._pairs(pairs)),
             "$ordered_dict": lambda pairs: OrderedDict(self._pairs(pairs)),
             "$counter": lambda pairs: Counter(dict(self._pairs(pairs))),
             "$tensor": self._decode_tensor,
             "$array": self._decode_array,
-            "$numpy_text": self._decode_text,
+            "$numpy_text": lambda tree: (np.str_ if isinstance(tree, str) else np.bytes_)(self.decode(tree)),
         }
 
     def decode(self, tree: Any) -> Any:
@@ -285,10 +285,6 @@ class _Decoder:
         if len(tree) > 1 or tags[0] not in self._tags:
             raise ValueError(f"unknown tag {tags[0]!r}")
         return self._tags[tags[0]](tree[tags[0]])
-
-    def _decode_text(self, tree: Any) -> Any:
-        text = self.decode(tree)
-        return np.str_(text) if isinstance(text, str) else np.bytes_(text)
 
     def _pairs(self, pairs: list[list[Any]]) -> list[tuple[Any, Any]]:
         return [(self.decode(key), self.decode(item)) for key, item in pairs]
@@ -304,16 +300,3 @@ class _Decoder:
         data = self._tensors[entry["data"]].numpy().tobytes()
         array = np.frombuffer(data, dtype=np.dtype(entry["dtype"])).reshape(entry["shape"]).copy()
         return array[()] if entry["scalar"] else array
-
-
-def _decode_float(text: str) -> float:
-    if text not in ("nan", "inf", "-inf"):
-        raise ValueError(f"unknown float {text!r}")
-    return float(text)
-
-
-def _decode_bytes(text: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except binascii.Error as error:
-        raise ValueError(f"bytes that are no base64: {error}") from error

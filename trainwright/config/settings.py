@@ -538,11 +538,7 @@ for _name, _row in TrainerConfig.rows.items():
 TrainerConfig.model_rebuild(force=True)
 
 
-class _Absent:
-    """No default: a run writes the key, or only reads it."""
-
-
-_ABSENT: Any = _Absent()
+_ABSENT: Any = object()  # no default: a run writes the key, or only reads it
 _Stage = Annotated[int, Field(ge=1, le=3), Allowed("1, 2 or 3")]
 _Stages = Annotated[list[int], Allowed("a list of whole numbers")] | None
 _Device = Annotated[

@@ -275,13 +275,15 @@ class BatchLoader(DataLoader[Any]):
 
     def _in_this_process(self, reader: BatchReader) -> "_LocalBatches":
         read: Callable[[Any], Any] = reader.__getitems__
-        sampler: Any = self.batch_sampler if _is_ours(self.batch_sampler) else self._rounds
+        gives_indices = type(self.batch_sampler) in (CyclicSampler, EpochSampler, SingleRoundSampler)
+        sampler: Any = self.batch_sampler if gives_indices else self._rounds
         indices: Iterator[Any] = iter(sampler)
-        if reader.pick is not None and _gives_tensors(self.batch_sampler):
-            read, indices = reader.pick, self.batch_sampler.index_tensors()  # type: ignore[union-attr]
-        if self.pin_memory and can_pin_memory():
-            read = _pinned(read)
-        batches = _LocalBatches(read, indices)
+        # Slices of the order of the epoch: no other code needs lists.
+        takes_tensors = sampler is self.batch_sampler and not getattr(sampler.dataset, "supports_prefetch", False)
+        if reader.pick is not None and takes_tensors:
+            read, indices = reader.pick, sampler.index_tensors()
+        pins = self.pin_memory and can_pin_memory()
+        batches = _LocalBatches((lambda one: pinned(read(one))) if pins else read, indices)
         batches.loader = self
         return batches
 
@@ -395,20 +397,6 @@ def _not_sendable(value: Any, name: str) -> tuple[str, Any] | None:
 
 def unchanged(batch: Any) -> Any:
     return batch
-
-
-def _gives_tensors(batch_sampler: Any) -> bool:
-    """Whether the indices may be tensors, slices of the order of the epoch: no other code needs lists."""
-    return _is_ours(batch_sampler) and not getattr(batch_sampler.dataset, "supports_prefetch", False)
-
-
-def _is_ours(batch_sampler: Any) -> bool:
-    """Whether it gives `SampleIndices`."""
-    return type(batch_sampler) in (CyclicSampler, EpochSampler, SingleRoundSampler)
-
-
-def _pinned(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda indices: pinned(read(indices))
 
 
 def make_loader(

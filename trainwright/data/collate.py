@@ -28,12 +28,9 @@ def collate(samples: Sequence[Any]) -> Any:
         return Instance.stack(samples)
     try:
         return _stacked(samples)
-    except Exception:  # fall back to torch, which may succeed or raises the error
-        return _as_torch_does(samples)
-
-
-def _as_torch_does(samples: Sequence[Any]) -> Any:
-    try:
+    except Exception:
+        pass
+    try:  # torch may succeed, or raises the error
         return default_collate(samples)  # type: ignore[arg-type]  # it asks for a list and takes any sequence
     except (RuntimeError, TypeError, ValueError, KeyError) as error:
         raise DataError(

@@ -30,11 +30,10 @@ def read_idx(path: str | os.PathLike[str], *, num_dimensions: int | None = None)
     Raises:
         DataError: not an IDX file of uint8, truncated or too long, or another number of dimensions.
     """
-    return parse_idx(Path(path).read_bytes(), str(path), num_dimensions=num_dimensions)
+    return _parsed(Path(path).read_bytes(), str(path), num_dimensions)
 
 
-def parse_idx(content: bytes, name: str, *, num_dimensions: int | None = None) -> npt.NDArray[np.uint8]:
-    """As `read_idx`, from bytes; ``name`` is for messages."""
+def _parsed(content: bytes, name: str, num_dimensions: int | None) -> npt.NDArray[np.uint8]:
     if content.startswith(_GZIP):
         try:
             content = gzip.decompress(content)
@@ -209,7 +208,7 @@ def _check_content(content: bytes, url: str, *, is_published: bool) -> None:
     name = url.rsplit("/", 1)[1].removesuffix(".gz")
     if is_published and hashlib.md5(content, usedforsecurity=False).hexdigest() != _MD5[name]:
         raise DataError("its checksum is not that of the published file")
-    parse_idx(content, url, num_dimensions=3 if "images" in name else 1)
+    _parsed(content, url, 3 if "images" in name else 1)
 
 
 class FakeData(_Images):

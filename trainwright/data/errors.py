@@ -234,13 +234,7 @@ def add_batch_note(error: BaseException, batch: Any) -> None:
 
 def add_fix(error: BaseException) -> None:
     """Add a note with what to change in the data or the loss, for a known error of torch."""
-    if (fix := _fix_of(str(error))) is not None and fix not in getattr(error, "__notes__", ()):
+    matches = ((re.search(pattern, str(error)), fix) for pattern, fix in _FIXES.items())
+    fix = next((match.expand(fix) for match, fix in matches if match is not None), None)
+    if fix is not None and fix not in getattr(error, "__notes__", ()):
         error.add_note(fix)
-
-
-def _fix_of(message: str) -> str | None:
-    """What to change in the data or the loss for a known error of torch; None: it is not known."""
-    for pattern, fix in _FIXES.items():
-        if (match := re.search(pattern, message)) is not None:
-            return match.expand(fix)
-    return None

@@ -115,14 +115,10 @@ class MixedStream(IterableDataset[Any]):
     def __init__(self, datasets: Sequence[Any], weights: Sequence[float], *, seed: int = 0) -> None:
         self.datasets = list(datasets)
         self.weights, self.seed = checked_weights(self.datasets, weights), seed
+        self.is_shared_by_workers = all(map(is_shared, self.datasets))
         self._part: tuple[int, ...] = ()
         self._start: dict[str, Any] | None = None
         self._taken, self._passes, self._in_pass = 0, [0] * len(datasets), [0] * len(datasets)
-
-    @property
-    def is_shared_by_workers(self) -> bool:
-        """Whether all streams share their samples among workers."""
-        return all(map(is_shared, self.datasets))
 
     def shard(self, num_shards: int, index: int) -> "MixedStream":
         """The part ``index`` of ``num_shards`` of each stream."""

@@ -14,8 +14,6 @@ from torch.nn.utils.rnn import PackedSequence
 
 from trainwright.data.batch import mapped, moved_object
 
-_WITH_STREAMS = ("cuda", "xpu")
-
 
 def ahead(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
     """``batches`` with their tensors on ``device``, each read and copied while the previous step is computed.
@@ -24,12 +22,7 @@ def ahead(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
     asynchronously. Mappings become dictionaries; objects without ``to`` and ``record_stream`` are not copied. On a
     device without streams, such as the CPU, the batches are returned unchanged, and none is prefetched.
     """
-    return _one_ahead(batches, SideStream(device)) if can_prefetch(device) else iter(batches)
-
-
-def can_prefetch(device: torch.device) -> bool:
-    """Whether `ahead` reads one batch ahead."""
-    return device.type in _WITH_STREAMS
+    return _one_ahead(batches, SideStream(device)) if device.type in ("cuda", "xpu") else iter(batches)
 
 
 class _Begun(NamedTuple):

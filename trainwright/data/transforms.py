@@ -37,7 +37,11 @@ class ToTensor:
     """
 
     def __call__(self, image: Any) -> torch.Tensor:
-        array = image if isinstance(image, np.ndarray) else self._from_pil(image)
+        if isinstance(image, torch.Tensor) or not hasattr(image, "__array_interface__"):
+            raise ConfigTypeError(
+                f"ToTensor: got {type(image).__name__}; it must be a numpy array (H, W) or (H, W, C), or a PIL image."
+            )
+        array = image if isinstance(image, np.ndarray) else np.array(image)
         if array.ndim not in (2, 3):
             raise ConfigError(f"ToTensor: got an array of shape {array.shape}; it must be (H, W) or (H, W, C).")
         pixels_HWC = torch.from_numpy(array)
@@ -45,14 +49,6 @@ class ToTensor:
         if pixels_CHW.dtype == torch.uint8:
             return pixels_CHW.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
         return pixels_CHW.clone(memory_format=torch.contiguous_format)  # not a view of the caller's memory
-
-    @staticmethod
-    def _from_pil(image: Any) -> Any:
-        if isinstance(image, torch.Tensor) or not hasattr(image, "__array_interface__"):
-            raise ConfigTypeError(
-                f"ToTensor: got {type(image).__name__}; it must be a numpy array (H, W) or (H, W, C), or a PIL image."
-            )
-        return np.array(image)
 
     def __repr__(self) -> str:
         return "ToTensor()"

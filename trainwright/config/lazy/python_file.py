@@ -169,10 +169,6 @@ def _forget_settings(names: set[str], folder: Path) -> None:
         places = [Path(place).resolve() for place in ([file] if file else getattr(module, "__path__", ()))]
         is_own = all(place.is_relative_to(folder) and "site-packages" not in place.parts for place in places)
         is_package = any(other.startswith(name + ".") for other in list(sys.modules))  # of a module that stays
-        if places and is_own and not is_package and not _defines_code(vars(module)):
+        code = [value for value in vars(module).values() if inspect.isclass(value) or inspect.isfunction(value)]
+        if places and is_own and not is_package and all(value.__module__ != name for value in code):
             del sys.modules[name]
-
-
-def _defines_code(names: Mapping[str, Any]) -> bool:
-    values = (value for value in names.values() if inspect.isclass(value) or inspect.isfunction(value))
-    return any(value.__module__ == names["__name__"] for value in values)

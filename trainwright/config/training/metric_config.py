@@ -21,9 +21,6 @@ class ReadOnlyDict(dict[str, Any]):
 
     __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
 
-    def copy(self) -> dict[str, Any]:
-        return dict(self)
-
     def __reduce__(self) -> Any:
         return dict, (dict(self),)
 
@@ -36,9 +33,6 @@ class ReadOnlyList(list[Any]):
 
     __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
     append = extend = insert = remove = pop = clear = sort = reverse = _refuse
-
-    def copy(self) -> list[Any]:
-        return list(self)
 
     def __reduce__(self) -> Any:
         return list, (list(self),)

@@ -52,6 +52,8 @@ class TMMetrics:
         self.name, self.arguments = name, arguments
         self.buffered, self.from_logits = buffered, from_logits
         self._factory = MetricFactory(name, arguments)
+        # Known before it is computed: metrics of images and texts may return dictionaries.
+        self.gives_one_number = not arguments and self._factory.domain in _BUFFERED
         self._device: torch.device | None = None  # that of the predictions, unless `to` sets another
         self._clear()
         if self._factory.missing() is None:
@@ -101,11 +103,6 @@ class TMMetrics:
     def objective(self) -> str | None:
         """The same as "maximize", "minimize" or None."""
         return None if self.higher_is_better is None else "maximize" if self.higher_is_better else "minimize"
-
-    @property
-    def gives_one_number(self) -> bool:
-        """Whether that is known before it is computed. Metrics of images and texts may return dictionaries."""
-        return not self.arguments and self._factory.domain in _BUFFERED
 
     def fresh(self) -> Self:
         """A new metric with the same arguments that has seen nothing."""
