@@ -9,6 +9,7 @@ import itertools
 import linecache
 import operator
 import re
+import sys
 import traceback
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
@@ -175,6 +176,23 @@ def _constants(leaves: Iterable[Any]) -> list[Any]:
     return [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
 
 
+class _Names(dict[str, Any]):
+    """Global names, including those that TorchDynamo makes for modules."""
+
+    def __missing__(self, name: str) -> Any:
+        return sys.modules[name.removeprefix("__import_").replace("_dot_", ".")]
+
+
+def _are_same(now: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
+    return now.keys() == before.keys() and all(
+        value is before[key]
+        or (type(value) is type(before[key]) and isinstance(value, _PLAIN) and value == before[key])
+        for key, value in now.items()
+    )
+
+
+_IN_PLACE = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
+
 # (batch) -> loss, and further outputs of a step by name: tensors, and constants
 LossOf = Callable[[Any], tuple[Tensor, Mapping[str, Any]]]
 
@@ -199,7 +217,7 @@ class Capture:
         self._layout = layout
         self._forward = _forward_of(loss_of, layout.rebuild)
         self._scope = _scope_of(self._forward)
-        found = dict[str, Any]()
+        self._found = found = dict[str, Any]()
 
         def backend(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
             found["graph"], found["sources"] = graph, argument_sources(graph)  # the sources are removed later
@@ -219,6 +237,7 @@ class Capture:
         self._place_outputs(returned, found["marks"])
         self._place_arguments(found["arguments"], tensors, found["sources"])
         _check_operations(self.graph)
+        found.clear()
 
     def arguments(self, tensors: Sequence[Any]) -> list[Any] | None:
         """The graph's arguments for these tensors of a batch; None if the graph does not apply to this step."""
@@ -237,10 +256,49 @@ class Capture:
         try:
             returned = run_captured(self._forward, backend, tensors)
         except Exception as error:  # of the compiler, or of the code that it traces
-            written = ", ".join(map(_short, written_sources(error)))
-            raise NotCapturable(f"the forward pass writes to {written}" if written else reason(error)) from error
+            if not (sources := written_sources(error)):
+                raise NotCapturable(reason(error)) from error
+            returned = self._run_with_writes(sources, backend, tensors)
         self._holds = guard_check(self._forward)
         return returned
+
+    def _run_with_writes(self, sources: list[str], backend: Callable[..., Any], tensors: Sequence[Any]) -> Any:
+        """Trace the forward pass again, and check that it leaves the objects that it writes to unchanged."""
+        text, within = ", ".join(map(_short, sources)), {"L": self._scope, "G": _Names(self._forward.__globals__)}
+        try:
+            held = [
+                found if isinstance(found, dict) else vars(found) for found in (eval(one, within) for one in sources)
+            ]
+            before = [one.copy() for one in held]
+        except Exception as error:
+            raise NotCapturable(f"the forward pass writes to {text}") from error
+        if not all(isinstance(one, dict) for one in held):
+            raise NotCapturable(f"the forward pass writes to {text}, a class")
+        try:
+            returned = run_captured(self._forward, backend, tensors, may_write=True)
+        except Exception as error:
+            raise NotCapturable(reason(error)) from error
+        finally:
+            now = [{key: self._written_in_place(value) for key, value in one.items()} for one in held]
+            for one, was in zip(held, before, strict=True):
+                one.clear()
+                one.update(was)
+        if not all(map(_are_same, now, before)):
+            raise NotCapturable(f"the forward pass writes to {text}, which a program would do once for all steps")
+        return returned
+
+    def _written_in_place(self, value: Any) -> Any:
+        """The tensor that ``x += 1`` returns, if ``value`` is a placeholder of one; else ``value``."""
+        marks = self._found.get("marks", ())
+        index = next((index for index, mark in enumerate(marks) if mark is value), None)
+        if index is None:
+            return value
+        graph, arguments = self._found["graph"], self._found["arguments"]
+        node = _returned(graph)[index]
+        while node.op == "call_function" and node.target in _IN_PLACE:
+            node = node.args[0]
+        places = [each for each in graph.graph.nodes if each.op == "placeholder"]
+        return arguments[places.index(node)] if node in places else value
 
     def _place_outputs(self, returned: Any, marks: list[Tensor]) -> None:
         loss, outputs = returned
