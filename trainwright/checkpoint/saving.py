@@ -104,20 +104,14 @@ class CheckpointWriter:
         It does not wait if that save is of the same iteration and no tensor has changed since: then both share the
         memory.
         """
-        alike = self.staged_alike(files, iteration)
-        if alike is not None:
+        is_same = self.background.is_busy() and iteration is not None and iteration == self._staged_iteration
+        if is_same and (alike := self._staging.staged_alike(files)) is not None:
             return alike
         self.finish()
         self._staged_iteration = None
         staged = self._staging.stage(files)
         self._staged_iteration = iteration
         return staged
-
-    def staged_alike(self, files: Mapping[str, Writer], iteration: int | None) -> Mapping[str, Writer] | None:
-        """``files`` from the staging memory, if a save of them is in flight; None if a tensor has changed since."""
-        if self.background.is_busy() and iteration is not None and iteration == self._staged_iteration:
-            return self._staging.staged_alike(files)
-        return None
 
     def with_last(
         self, files: Mapping[str, Writer], iteration: int | None, names: Collection[str]

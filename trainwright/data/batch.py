@@ -139,7 +139,7 @@ def mapped(function: Callable[[Any], Any], value: Any) -> Any:
         return {name: mapped(function, item) for name, item in value.items()}
     if hasattr(value, "get_fields"):
         return type(value)(**{name: mapped(function, item) for name, item in value.get_fields().items()})
-    if _is_wrapped(value):
+    if hasattr(type(value), _WRAPPER):
         return type(value)(function(value.tensor), value.sbp_list, value.placement_idx)
     if _inside(value) is not None:
         return like(value, [mapped(function, item) for item in value])
@@ -264,9 +264,5 @@ def _inside(value: Any) -> Collection[Any] | None:
     return value if isinstance(value, tuple | list) and not isinstance(value, PackedSequence) else None
 
 
-def _is_wrapped(value: Any) -> bool:
-    return hasattr(type(value), _WRAPPER)
-
-
 def _plain(value: Any) -> Any:
-    return value.tensor if _is_wrapped(value) else value
+    return value.tensor if hasattr(type(value), _WRAPPER) else value

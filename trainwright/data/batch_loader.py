@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, get_worker_info
 
 from trainwright.config.errors import ConfigError, ConfigTypeError, did_you_mean
-from trainwright.data.collate import collate, explain
+from trainwright.data.collate import collate, collated
 from trainwright.data.columns import batch_picker
 from trainwright.data.errors import DataError
 from trainwright.data.instance import pinned
@@ -165,10 +165,7 @@ class BatchReader:
 
     def _collated(self, indices: SampleIndices, samples: Any) -> Any:
         try:
-            batch = self.collate_fn(samples)
-            if batch is None:
-                explain(None, self.collate_fn, samples)
-            return batch
+            return collated(self.collate_fn, samples)
         except Exception as error:
             is_list = isinstance(samples, list) and len(samples) == len(indices)
             if is_list and (place := next((n for n, sample in enumerate(samples) if sample is None), None)) is not None:
@@ -176,7 +173,6 @@ class BatchReader:
                     f"data: sample {_plain(indices[place])} of {type(self.dataset).__name__} is None: does its"
                     " __getitem__ return a value in every case?"
                 ) from error
-            explain(error, self.collate_fn, samples)
             _add_note(error, f"making a batch of {self._shown(indices)}")
             raise
 

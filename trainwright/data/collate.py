@@ -38,19 +38,23 @@ def collate(samples: Sequence[Any]) -> Any:
         ) from error
 
 
-def explain(error: Exception | None, collate_fn: Callable[[Any], Any], samples: Any) -> None:
-    """Raise a clear error if ``collate_fn`` does not take one argument, or (without ``error``) has returned None."""
-    if error is None:
-        raise DataError(f"data_collator: {_name(collate_fn)} returned None: is a return missing?")
-    if isinstance(error, TypeError):
+def collated(collate_fn: Callable[[Any], Any], samples: Any) -> Any:
+    """``collate_fn(samples)``; a clear error if it does not take one argument, or returns None."""
+    try:
+        batch = collate_fn(samples)
+    except TypeError as error:
         try:
             inspect.signature(collate_fn).bind(samples)
         except ValueError:  # it has no signature
-            return
+            pass
         except TypeError as mismatch:
             raise ConfigTypeError(
                 f"data_collator: {_name(collate_fn)} is called with one argument, the list of samples: {mismatch}."
             ) from error
+        raise
+    if batch is None:
+        raise DataError(f"data_collator: {_name(collate_fn)} returned None: is a return missing?")
+    return batch
 
 
 def _name(function: Any) -> str:

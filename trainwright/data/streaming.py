@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data.batch_loader import WorkerBatches, allowed_workers, loader_settings, unchanged
-from trainwright.data.collate import collate, explain
+from trainwright.data.collate import collate, collated
 from trainwright.data.errors import DataError
 from trainwright.data.seeding import (
     ORDER_STREAM,
@@ -237,7 +237,7 @@ class _StreamReader(IterableDataset[Any]):
                 if is_batch:
                     if self.shuffle_buffer is not None:  # a block is read in the first of its batches only
                         seed_generators(key, f"batch:{number}")
-                    batch = self._collated(rows)
+                    batch = collated(self.collate_fn, rows)
             finally:
                 saved.restore()
             if is_over:
@@ -254,16 +254,6 @@ class _StreamReader(IterableDataset[Any]):
                 if not is_batch:
                     yield worker, {"batches": number, **passes.position()}, _NO_BATCH
                 return
-
-    def _collated(self, rows: list[Any]) -> Any:
-        try:
-            batch = self.collate_fn(rows)
-        except Exception as error:
-            explain(error, self.collate_fn, rows)
-            raise
-        if batch is None:
-            explain(None, self.collate_fn, rows)
-        return batch
 
     def _check_drop(self, passes: _Passes) -> None:
         if self.drop_last and passes.count < self.batch_size:

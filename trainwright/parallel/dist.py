@@ -213,11 +213,11 @@ def reduce_over_pipeline(tensor: Any, *, is_max: bool = False) -> None:
         dist.all_reduce(tensor, dist.ReduceOp.MAX if is_max else dist.ReduceOp.SUM, group=_mesh.pipeline_group)
 
 
-def broadcast_object(value: T) -> T:
+def broadcast_object(value: T, group: Any = None) -> T:
     """Rank 0's value on every rank."""
     values: list[Any] = [value]
     if get_world_size() > 1:
-        _torch_dist().broadcast_object_list(values)
+        _torch_dist().broadcast_object_list(values, group=group)
     result: T = values[0]
     return result
 

@@ -74,19 +74,16 @@ def _wrap_init(init_func: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(init_func)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
-        from_config = getattr(type(self), "from_config", None)
-        if from_config is None:
-            if _is_called_with_config(args, kwargs) and not takes_cfg:
-                cfg, args = (args[0], args[1:]) if args else (kwargs.pop("cfg"), ())
-                kwargs = {**{str(key): cfg[key] for key in cfg}, **kwargs}
-            init_func(self, *args, **kwargs)
-        elif _is_called_with_config(args, kwargs):
+        from_config, is_config = getattr(type(self), "from_config", None), _is_called_with_config(args, kwargs)
+        if is_config and from_config is not None:
             if not inspect.ismethod(from_config):
                 raise ConfigTypeError(f"{type(self).__name__}.from_config must be a classmethod.")
             _check_first_parameter(from_config)
-            init_func(self, **_arguments(from_config, args, kwargs))
-        else:
-            init_func(self, *args, **kwargs)
+            args, kwargs = (), _arguments(from_config, args, kwargs)
+        elif is_config and not takes_cfg:
+            cfg, args = (args[0], args[1:]) if args else (kwargs.pop("cfg"), ())
+            kwargs = {**{str(key): cfg[key] for key in cfg}, **kwargs}
+        init_func(self, *args, **kwargs)
 
     setattr(wrapped, _MARK, True)
     return wrapped

@@ -1,12 +1,11 @@
 """A metric over a complete data set: predictions and targets in, a dictionary of numbers out."""
 
-import importlib
 import math
 from collections.abc import Mapping, Sequence
 from types import EllipsisType
 from typing import Any  # predictions and targets are lists, arrays or tensors of the types that the metric takes
 
-from trainwright.config.errors import ConfigError, UserError, did_you_mean
+from trainwright.config.errors import ConfigError, did_you_mean, import_optional
 from trainwright.evaluation.evaluator import EvaluationError
 from trainwright.events.phases import importing
 
@@ -91,8 +90,5 @@ class Metric:
 @importing()
 def load_package(name: str, needed_for: str) -> Any:
     """The module ``name`` of an optional package, imported when a metric is first used."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        package = name.partition(".")[0]
-        raise UserError(f"{needed_for} needs the package {package}: pip install {package} ({error}).") from error
+    package = name.partition(".")[0]
+    return import_optional(name, f"{needed_for} needs the package {package}: pip install {package}.")
