@@ -4,11 +4,15 @@
 """
 
 import sys
+from functools import partial
 from typing import Any
 
-from trainwright.config.settings import TrainerConfig, TrainingConfig, keys_help, settings_help
+from pydantic.fields import FieldInfo
+
+from trainwright.config.settings import ABSENT, KEYS, TrainerConfig, TrainingConfig, settings_help, type_of_key
 from trainwright.config.torch_names import LRSchedulerType, TaskType
 from trainwright.config.training.row import CATEGORIES
+from trainwright.config.validation import allowed_text
 
 _HEAD = """# Settings of the Trainer
 
@@ -118,12 +122,18 @@ of all iterations.
 
 def keys_page() -> str:
     """The page of config files, in Markdown."""
-    rows = []
-    for path, info in keys_help().items():
-        default = f"`{info['default']!r}`" if "default" in info else ""
-        setting = f"`{info['setting']}`" if info["setting"] else ""
-        rows.append(f"| `{path}` | {_short(info['allowed'])} | {default} | {info['help']} | {setting} |\n")
+    rows, names = [], {row.place: f"`{name}`" for name, row in TrainingConfig.rows.items()}
+    for path, key in KEYS.items():
+        kind = type_of_key(path)
+        help = next(item.description for item in reversed(kind.__metadata__) if isinstance(item, FieldInfo)) or ""
+        help = help if key.has_effect else "Without effect."
+        default = "" if key.default is ABSENT else f"`{key.value(lambda name: partial(_call, name))!r}`"
+        rows.append(f"| `{path}` | {_short(allowed_text(kind))} | {default} | {help} | {names.get(path, '')} |\n")
     return "".join([_KEYS_HEAD, *rows])
+
+
+def _call(target: str, **arguments: Any) -> str:
+    return f"{target.rpartition('.')[2]}({', '.join(f'{name}={value!r}' for name, value in arguments.items())})"
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hints
 
 from pydantic import ConfigDict, Field, with_config
-from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
@@ -538,7 +537,7 @@ for _name, _row in TrainerConfig.rows.items():
 TrainerConfig.model_rebuild(force=True)
 
 
-_ABSENT: Any = object()  # no default: a run writes the key, or only reads it
+ABSENT: Any = object()  # no default: a run writes the key, or only reads it
 _Stage = Annotated[int, Field(ge=1, le=3), Allowed("1, 2 or 3")]
 _Stages = Annotated[list[int], Allowed("a list of whole numbers")] | None
 _Device = Annotated[
@@ -552,7 +551,7 @@ class Key:
     """A key of a section of config files, or a section in it.
 
     Attributes:
-        default: _ABSENT for a key that a run writes; for a lazy call, a function of ``LazyCall``.
+        default: ABSENT for a key that a run writes; for a lazy call, a function of ``LazyCall``.
         kind, help: by default those of the field of ``TrainingConfig`` that has this place.
         keys: of a section.
         dev_run, copy: as those of a :class:`Row`.
@@ -560,7 +559,7 @@ class Key:
     """
 
     name: str
-    default: Any = _ABSENT
+    default: Any = ABSENT
     kind: Any = None
     help: str = ""
     keys: "tuple[Key, ...]" = ()
@@ -571,7 +570,7 @@ class Key:
     def value(self, lazy_call: Callable[[str], Any]) -> Any:
         """A new copy of the default."""
         if self.keys:
-            return {key.name: key.value(lazy_call) for key in self.keys if key.default is not _ABSENT or key.keys}
+            return {key.name: key.value(lazy_call) for key in self.keys if key.default is not ABSENT or key.keys}
         return self.default(lazy_call) if callable(self.default) else self.default
 
 
@@ -615,10 +614,10 @@ _DIST = (
     Key("device_type", None, _Device, "None: the accelerator if there is one, else the CPU."),
     Key("find_unused_parameters", False),
     Key("hang_timeout_s", 1800),
-    Key("num_nodes", _ABSENT, types.Count | None, "Machines. Written by a run."),
-    Key("num_gpus_per_node", _ABSENT, types.CountOrZero | None, "Processes of a machine. Written by a run."),
-    Key("auto_pipeline_stage_id", _ABSENT, types.Anything, "Written by a run."),
-    Key("actual_pipeline_stage_id", _ABSENT, types.Anything, "The stage of each layer. Written by a run."),
+    Key("num_nodes", ABSENT, types.Count | None, "Machines. Written by a run."),
+    Key("num_gpus_per_node", ABSENT, types.CountOrZero | None, "Processes of a machine. Written by a run."),
+    Key("auto_pipeline_stage_id", ABSENT, types.Anything, "Written by a run."),
+    Key("actual_pipeline_stage_id", ABSENT, types.Anything, "The stage of each layer. Written by a run."),
 )
 _TRAIN = (
     Key("output_dir", "./output", types.Words, "Where checkpoints, logs, metrics.json and config.yaml go."),
@@ -632,7 +631,7 @@ _TRAIN = (
         dev_run=lambda number: number),
     Key("train_epoch", 0, types.NotNegative, "Passes over the training data; goes before the default of train_iter.",
         dev_run=0),
-    Key("iter_per_epoch", _ABSENT, types.Count | None, "Iterations of an epoch, for data of unknown length."),
+    Key("iter_per_epoch", ABSENT, types.Count | None, "Iterations of an epoch, for data of unknown length."),
     Key("max_time", None, dev_run=None, copy=None),
     Key("limit_train_batches", None),
     Key("limit_eval_batches", None, dev_run=lambda number: number),
@@ -685,19 +684,19 @@ _TRAIN = (
     Key("input_placement_device", None, _Device, "As dist.device_type, which goes before it."),
     Key("dist", keys=_DIST),
     Key("seed", 1234, types.Count),
-    Key("samples", _ABSENT, types.CountOrZero | None, "Written by a run."),
-    Key("resume", _ABSENT, bool, "Continue from the latest checkpoint. Set by --resume."),
-    Key("warmup_iter", _ABSENT, types.CountOrZero | None, "Written by a run."),
+    Key("samples", ABSENT, types.CountOrZero | None, "Written by a run."),
+    Key("resume", ABSENT, bool, "Continue from the latest checkpoint. Set by --resume."),
+    Key("warmup_iter", ABSENT, types.CountOrZero | None, "Written by a run."),
     # Aliases, which are resolved before the check.
-    Key("eval_period", _ABSENT, types.Anything),
-    Key("topk", _ABSENT, types.Anything),
-    Key("recompute_grad", _ABSENT, types.Anything),
+    Key("eval_period", ABSENT, types.Anything),
+    Key("topk", ABSENT, types.Anything),
+    Key("recompute_grad", ABSENT, types.Anything),
 )
 _GRAPH = (
     Key("enabled", False, copy=False),
     Key("backend", "inductor", types.Words,
         'A backend of torch.compile: "inductor" (fast), "aot_eager" (needs no compiler).'),
-    *(Key(name, _ABSENT, types.Anything, has_effect=False)
+    *(Key(name, ABSENT, types.Anything, has_effect=False)
       for name in ("debug", "auto_parallel", "global_mode", "train_graph", "eval_graph")),
 )
 # fmt: on
@@ -788,27 +787,6 @@ def settings_help(kind: type[CheckedConfig]) -> dict[str, dict[str, Any]]:
         if not field.is_required():
             found[name]["default"] = field.get_default(call_default_factory=True)
     return found
-
-
-def keys_help() -> dict[str, dict[str, Any]]:
-    """``{"help", "allowed", "setting", "default"}`` of each key of config files; ``setting``: in the Python API.
-
-    A key that a run writes has no default.
-    """
-    found = {}
-    for path, key in KEYS.items():
-        hint = _type_of(key, path)
-        help = next(item.description for item in reversed(hint.__metadata__) if isinstance(item, FieldInfo))
-        found[path] = {"help": help or "", "allowed": allowed_text(hint), "setting": _FIELD_AT.get(path, "")}
-        if not key.has_effect:
-            found[path]["help"] = "Without effect."
-        if key.default is not _ABSENT:
-            found[path]["default"] = key.value(lambda target: lambda **arguments: _call_text(target, arguments))
-    return found
-
-
-def _call_text(target: str, arguments: Mapping[str, Any]) -> str:
-    return f"{target.rpartition('.')[2]}({', '.join(f'{name}={value!r}' for name, value in arguments.items())})"
 
 
 def dump_default_yaml(path: str | os.PathLike[str]) -> None:
