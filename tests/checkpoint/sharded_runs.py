@@ -34,7 +34,7 @@ def full_disk(folder: str) -> dict[str, Any]:
     checkpointer.save("model_2", iteration=2)
     step(model, optimizer, 0.25)  # training continues
     found["after"] = content(model, optimizer)
-    checkpointer._writer.wait()
+    checkpointer._writer.background.wait()
     found["has_failed"] = checkpointer.has_failed()
     os.fsync = fsync
     try:
