@@ -146,6 +146,9 @@ def load_weights(
         CheckpointError: a weight does not match, or without ``strict`` none fits. The model is then unchanged.
     """
     own = model_state(model)
+    for name, value in own.items():
+        if isinstance(value, Tensor):
+            check_tensor(local_of(value), f"model.{name}")
     weights = dict(_without_wrappers({plain_name(name): value for name, value in weights.items()}, own))
     for name, first in _copies_on_stages(model).items():  # a file of the complete model has a tied weight once
         if name not in weights and first in weights:

@@ -275,7 +275,7 @@ class BatchLoader(DataLoader[Any]):
         sampler: Any = self.batch_sampler if gives_indices else self._rounds
         indices: Iterator[Any] = iter(sampler)
         # Slices of the order of the epoch: no other code needs lists.
-        takes_tensors = sampler is self.batch_sampler and not getattr(sampler.dataset, "supports_prefetch", False)
+        takes_tensors = gives_indices and not getattr(sampler.dataset, "supports_prefetch", False)
         if reader.pick is not None and takes_tensors:
             read, indices = reader.pick, sampler.index_tensors()
         pins = self.pin_memory and can_pin_memory()

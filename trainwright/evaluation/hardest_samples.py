@@ -155,10 +155,12 @@ class WatchedEvaluation:
             kept = bisect_right(ends, place)
             batch, losses_B, columns = self._kept[kept]
             number = place - ends[kept] + len(losses_B)
-            loss, label, prediction = (None if one is None else one[number].item() for one in (losses_B, *columns))
+            label, prediction = (None if one is None else one[number].item() for one in columns)
             ids = self._ids[batch]
             name = None if ids is None else ids[number].item() if isinstance(ids, Tensor) else ids[number]
-            rows.append((batch, number, float(loss), label, prediction, None if name is None else str(name)))
+            rows.append(
+                (batch, number, float(losses_B[number]), label, prediction, None if name is None else str(name))
+            )
         return rows
 
     def _warn(self) -> None:

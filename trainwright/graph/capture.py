@@ -14,7 +14,7 @@ import traceback
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -81,15 +81,11 @@ def _operation(error: BaseException) -> str:
 _PLAIN = (bool, int, float, str, type(None))
 
 
-class Layout:
-    """How a batch is taken apart, and rebuilt inside a program.
+class Layout(NamedTuple):
+    """How a batch is taken apart, and rebuilt inside a program."""
 
-    ``take(batch)`` returns its tensors, or None for a batch of another structure; ``rebuild(tensors)`` is the inverse.
-    """
-
-    def __init__(self, take: Callable[[Any], Sequence[Any] | None], rebuild: Callable[[Sequence[Tensor]], Any]) -> None:
-        self.take = take
-        self.rebuild = rebuild
+    take: Callable[[Any], Sequence[Any] | None]  # the tensors of a batch; None for a batch of another structure
+    rebuild: Callable[[Sequence[Tensor]], Any]  # the inverse
 
 
 def layout_of(batch: Any, names: Iterable[str] | None = None) -> Layout:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from pydantic import ConfigDict, PrivateAttr
 
@@ -55,10 +55,6 @@ T = TypeVar("T", bound="CheckedConfig")
 class _LoadFromYaml:
     """``load_from_yaml(path)``: called on a class it creates a configuration, called on an instance it changes it."""
 
-    @overload
-    def __get__(self, config: None, kind: type[T]) -> Callable[[AnyPath], T]: ...
-    @overload
-    def __get__(self, config: T, kind: type[T]) -> Callable[[AnyPath], T]: ...
     def __get__(self, config: T | None, kind: type[T]) -> Callable[[AnyPath], T]:
         def load_from_yaml(path: AnyPath) -> T:
             """Read settings from a YAML file, by category or flat; the others keep their values or defaults.
