@@ -136,7 +136,7 @@ class MappedTensors:
     def get_tensor(self, name: str) -> Tensor:
         entry = self._entries[name]
         if not entry.num_values:
-            return torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
+            return torch.empty(entry.shape, dtype=DTYPES[entry.dtype], device="cpu")
         offset = self._begin + entry.begin
         flat = torch.frombuffer(self._content, dtype=DTYPES[entry.dtype], count=entry.num_values, offset=offset)
         return flat.reshape(entry.shape)

@@ -287,7 +287,7 @@ class _Pickler(pickle.Pickler):
 
 
 def _tensor_of(content: bytes, dtype: torch.dtype, shape: torch.Size, device: str) -> Tensor:
-    flat = torch.frombuffer(bytearray(content), dtype=dtype) if content else torch.empty(0, dtype=dtype)
+    flat = torch.frombuffer(bytearray(content), dtype=dtype) if content else torch.empty(0, dtype=dtype, device="cpu")
     return flat.reshape(shape).to(device)
 
 
