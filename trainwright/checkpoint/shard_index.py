@@ -188,7 +188,7 @@ def _add_file(index: Index, folder: Path, file: str) -> None:
 def _one_block(shape: Sequence[int]) -> Any:
     from torch import tensor
 
-    return tensor([[*(0 for _ in shape), *shape, 0]])
+    return tensor([[*(0 for _ in shape), *shape, 0]], device="cpu")
 
 
 def is_share(header: Header) -> bool:

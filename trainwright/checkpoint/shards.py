@@ -141,7 +141,8 @@ def index_file(blocks: Sequence[Blocks], states: States, metadata: Mapping[str, 
                 continue
             width = max(map(len, ranks[key].values()), default=1)
             rows = [[*block, *own, *[-1] * (width - len(own))] for block, own in sorted(ranks[key].items())]
-            tables[key] = table = torch.tensor(rows, dtype=torch.int64).reshape(len(rows), 2 * len(shape) + width)
+            table = torch.tensor(rows, dtype=torch.int64, device="cpu").reshape(len(rows), 2 * len(shape) + width)
+            tables[key] = table
             if not IndexEntry(name, (*shape,), dtype, table.detach, str).has_each_value_once():
                 raise CheckpointError(f"{state}: {name}: the parts of the processes do not hold each value once.")
     return TensorFile(tables, {**metadata, STATES: json.dumps(states), "world_size": str(len(blocks))})

@@ -14,6 +14,8 @@ from torch.nn.utils.rnn import PackedSequence
 
 from trainwright.data.batch import mapped, moved_object
 
+_WITH_STREAMS = ("cuda", "xpu")
+
 
 def ahead(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
     """``batches`` with their tensors on ``device``, each read and copied while the previous step is computed.
@@ -22,7 +24,7 @@ def ahead(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
     asynchronously. Mappings become dictionaries; objects without ``to`` and ``record_stream`` are not copied. On a
     device without streams, such as the CPU, the batches are returned unchanged, and none is prefetched.
     """
-    return _one_ahead(batches, SideStream(device)) if device.type in ("cuda", "xpu") else iter(batches)
+    return _one_ahead(batches, SideStream(device)) if device.type in _WITH_STREAMS else iter(batches)
 
 
 class _Begun(NamedTuple):
