@@ -10,7 +10,6 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
