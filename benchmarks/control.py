@@ -69,7 +69,7 @@ class Others:
     def largest(self, *numbers: int, group: Any = None) -> list[int]:
         if group is not None:  # the writer's: whether it has failed, and bytes
             return [0, max(numbers[1], *(len(one) for one in self.sent.values()), 0)]
-        return [0, 1, ROW_BYTES, 1] if len(numbers) == 4 else [*numbers]  # a save's: rank 0 writes
+        return [0, 1, ROW_BYTES] if len(numbers) == 3 else [*numbers]  # a save's: rank 0 writes
 
     def gather(self, sent: torch.Tensor, rows: Any, **_: Any) -> None:
         if rows is None:
