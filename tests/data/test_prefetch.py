@@ -15,7 +15,7 @@ from tests.toys import Classifier, Samples, file_config
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
 from trainwright.data import DistTensorData, Instance
 from trainwright.data import prefetch as ahead
-from trainwright.data.batch import mapped
+from trainwright.data.batch import rebuilt
 from trainwright.data.prefetch import ahead as read_ahead
 from trainwright.hooks import CallbackHook
 
@@ -95,7 +95,7 @@ def test_batches_keep_their_form_on_the_way_to_the_device() -> None:
     labels = DistTensorData(torch.zeros(2, dtype=torch.int32), ["split_0", "split_1"], -1)
     batch = {"all": [Instance(x=x, labels=labels), (Pair(x, "a"), None)], "there": there}
     moved: list[Tensor] = []
-    found = mapped(partial(ahead._on, torch.device("meta"), moved), batch)
+    found = rebuilt(partial(ahead._on, torch.device("meta"), moved), batch)
     instance, (pair, nothing) = found["all"]
     assert isinstance(instance, Instance)
     assert isinstance(pair, Pair)
@@ -123,7 +123,7 @@ def test_objects_that_record_streams_and_packed_sequences_are_copied_ahead() -> 
     packed = pack_sequence([torch.ones(3), torch.ones(2)])
     moved: list[Tensor] = []
     batch = UserDict(graph=Graph(torch.ones(1)), packed=packed, ids=torch.ones(1))
-    found = mapped(partial(ahead._on, torch.device("meta"), moved), batch)
+    found = rebuilt(partial(ahead._on, torch.device("meta"), moved), batch)
     assert found["graph"].x.device.type == found["packed"].data.device.type == found["ids"].device.type == "meta"
     assert moved[0] is found["graph"]
     assert any(part is found["packed"].data for part in moved)

@@ -130,19 +130,29 @@ def _num_samples(value: Any) -> Any:
 
 
 def mapped(function: Callable[[Any], Any], value: Any) -> Any:
-    """The same batch with ``function`` of each of its values. Mappings become a dict.
+    """The same batch with ``function`` of each of its values. Named fields become a dict.
 
     >>> mapped(str, {"ids": [1, 2], "labels": (3,)})
     {'ids': ['1', '2'], 'labels': ('3',)}
     """
-    if isinstance(value, Mapping):
-        return {name: mapped(function, item) for name, item in value.items()}
-    if hasattr(value, "get_fields"):
-        return type(value)(**{name: mapped(function, item) for name, item in value.get_fields().items()})
-    if hasattr(type(value), _WRAPPER):
-        return type(value)(function(value.tensor), value.sbp_list, value.placement_idx)
+    named = fields(value)
+    if named is not None:
+        return {name: mapped(function, item) for name, item in named.items()}
     if _inside(value) is not None:
         return like(value, [mapped(function, item) for item in value])
+    return function(_plain(value))
+
+
+def rebuilt(function: Callable[[Any], Any], value: Any) -> Any:
+    """As `mapped`, but an `Instance` and a `DistTensorData` keep their class."""
+    if isinstance(value, Mapping):
+        return {name: rebuilt(function, item) for name, item in value.items()}
+    if hasattr(value, "get_fields"):
+        return type(value)(**{name: rebuilt(function, item) for name, item in value.get_fields().items()})
+    if _is_wrapped(value):
+        return type(value)(function(value.tensor), value.sbp_list, value.placement_idx)
+    if _inside(value) is not None:
+        return like(value, [rebuilt(function, item) for item in value])
     return function(value)
 
 
@@ -264,5 +274,9 @@ def _inside(value: Any) -> Collection[Any] | None:
     return value if isinstance(value, tuple | list) and not isinstance(value, PackedSequence) else None
 
 
+def _is_wrapped(value: Any) -> bool:
+    return hasattr(type(value), _WRAPPER)
+
+
 def _plain(value: Any) -> Any:
-    return value.tensor if hasattr(type(value), _WRAPPER) else value
+    return value.tensor if _is_wrapped(value) else value

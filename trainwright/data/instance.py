@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from trainwright.config.errors import ConfigTypeError
-from trainwright.data.batch import mapped
+from trainwright.data.batch import rebuilt
 from trainwright.data.errors import DataError, difference
 
 
@@ -64,7 +64,7 @@ class DistTensorData:
 
 def pinned(batch: Any) -> Any:
     """The batch with its tensors copied to page-locked memory."""
-    return mapped(lambda value: value.pin_memory() if hasattr(value, "pin_memory") else value, batch)
+    return rebuilt(lambda value: value.pin_memory() if hasattr(value, "pin_memory") else value, batch)
 
 
 class Instance:

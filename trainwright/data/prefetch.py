@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from trainwright.data.batch import mapped, moved_object
+from trainwright.data.batch import moved_object, rebuilt
 
 _WITH_STREAMS = ("cuda", "xpu")
 
@@ -70,7 +70,7 @@ class SideStream:
         """Start the copy: the batch on the device, and its tensors that are still being copied."""
         tensors: list[Tensor] = []
         with self._stream:
-            return mapped(partial(_on, self._device, tensors), batch), tensors
+            return rebuilt(partial(_on, self._device, tensors), batch), tensors
 
     def wait_for(self, tensors: list[Tensor]) -> None:
         """Make all later computations wait for these tensors."""
