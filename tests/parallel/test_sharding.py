@@ -340,10 +340,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"kind": Penalty},
         "Penalty.compute_loss returned a DTensor, of which each process may have a part",
     ),
-    "batch norm": (
-        {"model": lambda: nn.Sequential(nn.SyncBatchNorm(4))},
-        "0 (SyncBatchNorm): torch's version needs GPUs",
-    ),
     "old optimizer": ({"kind": OldOptimizer}, "it holds no parameter of the model"),
 }
 
