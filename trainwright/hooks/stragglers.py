@@ -71,7 +71,7 @@ class Stragglers(HookBase):
         if not model.training:
             return
         if self._device.type == "cuda":
-            self._marks.append(torch.cuda.Event(enable_timing=True))
+            self._marks.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
             self._marks[-1].record()
         else:
             self._marks.append(time.perf_counter())
