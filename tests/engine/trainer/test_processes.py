@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from tests.ranks import on_ranks
 from trainwright.engine.trainer.processes import AllGPUs, has_all_gpus, warn_unsharded_loader
@@ -60,11 +60,14 @@ class OwnBatches(BatchSampler):
 
 def warned_of() -> list[bool]:
     setup_dist_util({"device_type": "cpu", "data_parallel_size": None})
-    data = torch.arange(8)
-    part = DistributedSampler(data)
+    data, rank = torch.arange(8), torch.distributed.get_rank()
+    weighted, part = WeightedRandomSampler([1.0] * 8, 4), DistributedSampler(data)
     loaders = [
         DataLoader(data, 2),
-        DataLoader(data, batch_sampler=BatchSampler(RandomSampler(data), 2, drop_last=False)),
+        DataLoader(data, 2, sampler=weighted),
+        DataLoader(data, batch_sampler=BatchSampler(weighted, 2, drop_last=False)),
+        DataLoader(data, 2, sampler=SubsetRandomSampler(range(4))),
+        DataLoader(data, 2, sampler=SubsetRandomSampler(range(rank, 8, 2))),
         DataLoader(data, 2, sampler=part),
         DataLoader(data, batch_sampler=OwnBatches(part, 2, drop_last=False)),
     ]
@@ -87,4 +90,4 @@ class Kept(logging.Handler):
 
 
 def test_a_loader_that_gives_each_process_all_samples_is_warned_of() -> None:
-    assert on_ranks(warned_of) == [[True, True, False, False]] * 2
+    assert on_ranks(warned_of) == [[True, True, True, True, False, False, False]] * 2

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data.batch import tensors
@@ -19,7 +19,7 @@ from trainwright.engine.run import TrainerRun
 from trainwright.engine.trainer import loaders
 from trainwright.hooks.method_overrides import Overrides
 from trainwright.parallel.data_parallel import leave_at_exit, num_launched, setup_dist_util
-from trainwright.parallel.dist import get_data_parallel_size, get_world_size, use_mesh
+from trainwright.parallel.dist import all_gather_object, get_data_parallel_size, get_world_size, use_mesh
 from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.pipeline import Pipeline, pipeline_of
 from trainwright.parallel.rank_checks import check_same_settings, data_size
@@ -261,7 +261,9 @@ def warn_unsharded_loader(loader: Any) -> None:
     batches, sampler = getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None)
     if batches is not None:
         sampler = batches.sampler if type(batches) is BatchSampler else None  # another one may know the processes
-    if isinstance(sampler, RandomSampler | SequentialSampler):
+    name = {SubsetRandomSampler: "indices", WeightedRandomSampler: "weights"}.get(type(sampler))
+    held = all_gather_object(hash(tuple(map(float, getattr(sampler, name)))) if name else None)
+    if isinstance(sampler, RandomSampler | SequentialSampler) or (name and len(set(held)) == 1):
         logger.warning(
             "Trainer.train_dataloader: each of the %d processes reads all of its batches (%s). Use a"
             " torch.utils.data.DistributedSampler, or another one that gives each its share.",
