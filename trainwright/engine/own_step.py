@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("trainwright.engine")
 
+_MANY_WITHOUT_STEP = 20
+
 
 class OwnStep(HookBase):
     """``trainer.backward``, ``clip_gradients`` and ``step``, for any number of optimizers.
@@ -174,6 +176,8 @@ class OwnStep(HookBase):
         if self._first is not None and self._first.is_over():
             self._first.warn()
             self._stop_watching()
+        elif self._first is not None:
+            self._first.count_without_step()
 
     # Implementation.
 
@@ -303,6 +307,7 @@ class _FirstWindow:
         self._run, self._is_ours, self._name, self._settings = run, is_ours, name, _settings_of_step(run)
         self._parameters = {id(parameter) for parameter in run.model.parameters()}
         self._has_raw_step = self._has_lost_gradients = self._lacks_gradients = False
+        self._num_without_step = 0
         self.has_early_step = False  # within an accumulation window
         run.update.has_differentiated = run.update.has_finished = False
         self._handle = register_optimizer_step_pre_hook(self._see_step)
@@ -318,6 +323,15 @@ class _FirstWindow:
     def _has_gradients(self) -> bool:
         groups = self._run.update.groups.param_groups
         return any(parameter.grad is not None for group in groups for parameter in group["params"])
+
+    def count_without_step(self) -> None:
+        """Warn of a step that never steps an optimizer; some do so in some iterations only."""
+        self._num_without_step += 1
+        if self._num_without_step == _MANY_WITHOUT_STEP:
+            logger.warning(
+                "%s has made no optimizer step in %d iterations: no parameter has changed. Call self.backward(loss) and"
+                " self.step(optimizer).", self._name, _MANY_WITHOUT_STEP,
+            )  # fmt: skip
 
     def warn(self) -> None:
         settings, update = self._settings, self._run.update
