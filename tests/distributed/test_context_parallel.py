@@ -169,6 +169,8 @@ def refusals(folder: Path) -> list[str]:
     def with_fields(**changes: Any) -> Samples:
         return Samples(**texts("gpt", 8).named | changes)
 
+    factors = {"rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    rope = {"rope_parameters": {"rope_type": "longrope", **factors}, "original_max_position_embeddings": 8}
     masked = gpt()
     masked.__class__ = Masked
     rows, left = texts("gpt", 8).named["token_ids"], torch.ones(8, LENGTH).long()
@@ -179,6 +181,9 @@ def refusals(folder: Path) -> list[str]:
         message(gpt(), texts("gpt", 8), graph=True),
         message(gpt(), texts("gpt", 8), compile_blocks=True),
         message(gpt(max_position_embeddings=13), texts("gpt", 8)),
+        message(of_transformers("Mistral", sliding_window=8), texts("Llama", 8)),
+        message(of_transformers("Phi3", pad_token_id=0, **rope), texts("Llama", 8)),
+        message(of_transformers("Lfm2", layer_types=["conv", "full_attention"]), texts("Llama", 8)),
         message(gpt(), with_fields(attention_mask=left)),
         message(gpt(), with_fields(position_ids=rows)),
         message(masked, texts("gpt", 8)),
@@ -193,7 +198,10 @@ def test_what_cannot_be_divided_is_refused_before_the_first_update(tmp_path: Pat
         "Linear needs parameters 'position_ids' of forward",
         "graph: got True with",
         "compile_blocks cannot compile",
-        "13 tokens is padded to 14 for 2 processes; the model has 13 positions",
+        "13 tokens, padded to 14 for 2 processes, is longer than max_position_embeddings=13 of the model's config",
+        "is longer than sliding_window=8",
+        "is longer than original_max_position_embeddings=8",
+        "combine tokens otherwise than by attention: Conv1d, conv",
         "'attention_mask' must .* padding only at the end",
         "the data have 'position_ids'",
         "attention has a mask",

@@ -3,7 +3,7 @@
 B batch, L tokens.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from trainwright.config.errors import ConfigError
 from trainwright.data.batch import fields, mapped
 from trainwright.engine.targets import IGNORED
 from trainwright.parallel.batch_comparison import check_same
-from trainwright.parallel.context import POSITIONS, SHIFTED
+from trainwright.parallel.context import POSITIONS, SHIFTED, longest_texts
 from trainwright.parallel.dist import all_gather_object
 from trainwright.parallel.mesh import Mesh, current_mesh
 from trainwright.parallel.simulated import simulation
@@ -27,7 +27,7 @@ def sequence_parts(model: nn.Module) -> Callable[[Any], Any] | None:
     mesh = current_mesh()
     if mesh is None or mesh.layout.context == 1:
         return None
-    return _SequenceParts(mesh, getattr(getattr(model, "config", None), "max_position_embeddings", None))
+    return _SequenceParts(mesh, longest_texts(model))
 
 
 class _SequenceParts:
@@ -36,8 +36,8 @@ class _SequenceParts:
     Labels are shifted before: the last token of a part predicts the first one of the next.
     """
 
-    def __init__(self, mesh: Mesh, max_length: int | None) -> None:
-        self._mesh, self._max_length, self._is_first = mesh, max_length, True
+    def __init__(self, mesh: Mesh, longest: Mapping[str, int]) -> None:
+        self._mesh, self._longest, self._is_first = mesh, longest, True
 
     def __call__(self, batch: Any) -> dict[str, Any]:
         has_values = simulation() is None
@@ -60,11 +60,12 @@ class _SequenceParts:
             _check_padding(mask, targets_BL)
         length, ranks = labels.shape[1], self._mesh.layout.context
         size = max(2, -(-length // ranks))  # attention of a single token is not causal for some models
-        if self._max_length is not None and size * ranks > self._max_length:
-            raise ConfigError(
-                f"context_parallel_size: a text of {length} tokens is padded to {size * ranks} for {ranks} processes;"
-                f" the model has {self._max_length} positions (max_position_embeddings)."
-            )
+        for name, longest in self._longest.items():
+            if size * ranks > longest:
+                raise ConfigError(
+                    f"context_parallel_size: a text of {length} tokens, padded to {size * ranks} for {ranks} processes,"
+                    f" is longer than {name}={longest} of the model's config."
+                )
         places_L = torch.arange(size, device=labels.device) + self._mesh.context_rank * size
         tokens_L = places_L.clamp(max=length - 1)  # padding repeats the last token, which predicts nothing
         for name, value in named.items():

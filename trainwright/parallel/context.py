@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 POSITIONS = "position_ids"  # of a rank's tokens in their sequence
 SHIFTED = "shift_labels"  # the label of the token after each; -100: none. The names of transformers' models.
 
+_SLIDING, _ORIGINAL = "sliding_attention", "original_max_position_embeddings"  # names of transformers' configs
+
 
 def split_attention(model: nn.Module, mesh: Mesh, *, compiles_blocks: bool = False) -> None:
     """Let the blocks of ``model`` attend to complete sequences where a batch has a part of each, in place.
@@ -113,6 +115,20 @@ class _OverHeads(TorchFunctionMode):
         return moved
 
 
+def longest_texts(model: nn.Module) -> dict[str, int]:
+    """Settings of a model's config by which it computes longer texts otherwise than their parts, if at all."""
+    config: Any = getattr(model, "config", None)
+    names = ["max_position_embeddings", "attention_chunk_size"]
+    if _SLIDING in (getattr(config, "layer_types", None) or [_SLIDING]):
+        names.append("sliding_window")
+    found = {name: getattr(config, name, None) for name in names}
+    rope = getattr(config, "rope_parameters", None) or {}
+    for one in (rope, *rope.values()):  # of the layers of each type
+        if isinstance(one, Mapping) and one.get("rope_type") == "longrope":
+            found[_ORIGINAL] = one.get(_ORIGINAL) or getattr(config, _ORIGINAL, None)
+    return {name: length for name, length in found.items() if isinstance(length, int)}
+
+
 def _check_model(model: nn.Module, mesh: Mesh, *, compiles_blocks: bool) -> None:
     """Raise if a model cannot be trained on parts of sequences, by its methods and its config."""
     name, config, faults = type(model).__name__, getattr(model, "config", None), []
@@ -128,6 +144,10 @@ def _check_model(model: nn.Module, mesh: Mesh, *, compiles_blocks: bool) -> None
             " of a process's tokens, and the labels of the tokens after them. Models of transformers for causal"
             " language modeling, and GPTTextGeneration, have them."
         )
+    kinds = {*(getattr(config, "layer_types", None) or ())} - {"full_attention", _SLIDING, "chunked_attention"}
+    kinds |= {type(module).__name__ for module in model.modules() if isinstance(module, nn.Conv1d | nn.RNNBase)}
+    if kinds:
+        faults.append(f"{name} has layers that combine tokens otherwise than by attention: {', '.join(sorted(kinds))}.")
     if compiles_blocks:
         faults.append("compile_blocks cannot compile attention that exchanges heads; set it to False.")
     if faults:
