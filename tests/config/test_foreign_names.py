@@ -34,6 +34,7 @@ mine = dict(width=3)
         ("deepspeed", "Here: zero_stage=1, 2 or 3, with torchrun"),
         ("num_gpus", "Here: torchrun --nproc-per-node N SCRIPT"),
         ("checkpoint_hist", "Here: max_to_keep"),
+        ("scheduler", "Here: lr_scheduler_type, or lr_scheduler"),
         ("label_smoothing_factor", "Here: loss="),
         ("bach_size", "Did you mean 'batch_size'"),
     ],
@@ -111,6 +112,7 @@ def test_an_unknown_flag_names_the_key(flag: str, text: str, capsys: pytest.Capt
     ("override", "text"),
     [("lr=1e-3", "Did you mean 'optim.lr'"), ("optimizer.lr=3", "Did you mean 'optim.lr'"),
      ("train_iter=5", "Did you mean 'train.train_iter'"), ("something=5", "nothing reads it"),
+     ("train.early_stopping.patience=5", "TrainingConfig(early_stopping=...), and no key of train."),
      ("train.max_epochs=5", "Did you mean 'train.train_epoch'"),
      ("train.precison=bf16", "Did you mean 'train.amp.enabled'"), ("run/model_9", "--resume takes none")],
 )  # fmt: skip

@@ -77,7 +77,11 @@ def test_reset_forgets():
     [
         ({"labels": 0}, {"losses": 1, "cls": 2}, r"'prediction_scores'.*the model returns.*losses: int, cls: int"),
         ({"labels": 0}, torch.zeros(4, 3), r"'prediction_scores'.*float32 \(4, 3\)"),
-        ({"images": 0}, {"prediction_scores": torch.zeros(4, 3)}, r"'labels' in the batch.*images"),
+        (
+            {"images": 0},
+            {"prediction_scores": torch.zeros(4, 3)},
+            r"'labels' in the batch.*images.*Give the field this",
+        ),
         ({"labels": torch.zeros(3).long()}, {"prediction_scores": torch.zeros(4, 3)}, r"\(4, 3\).*\(3,\)"),
         ({"labels": torch.zeros(4)}, {"prediction_scores": torch.zeros(4, 3)}, r"float32.*whole numbers"),
     ],

@@ -27,7 +27,7 @@ SETTINGS = {
     "report_to": "trackers='wandb', or tensorboard={'log_dir': ...}",
     "optim": "optimizer",
     "opt": "optimizer",
-    "sched": "lr_scheduler_type, or lr_scheduler",
+    **dict.fromkeys(("sched", "scheduler"), "lr_scheduler_type, or lr_scheduler"),
     "warmup_epochs": "warmup_ratio, or warmup_steps",
     "gradient_clip_algorithm": "max_grad_norm for 'norm', clip_grad_value for 'value'",
     "check_val_every_n_epoch": "eval_strategy='epoch', or eval_strategy='step' with eval_steps",

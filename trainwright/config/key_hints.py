@@ -55,6 +55,17 @@ def key_hint(name: str) -> str:
     return f"Did you mean {'.'.join(['train', *parts])!r}?" if is_of_train else ""
 
 
+def python_hint(name: str) -> str:
+    """That a name without a key is a setting of the Python API, as a sentence; "" if it is none.
+
+    >>> python_hint("early_stopping")
+    'It is a setting of the Python API, TrainingConfig(early_stopping=...), and no key of train.'
+    """
+    if name not in TrainingConfig.rows:
+        return ""
+    return f"It is a setting of the Python API, TrainingConfig({name}=...), and no key of train."
+
+
 def misspelt_key_hint(name: str) -> str:
     """As :func:`key_hint`, for a name that is spelled almost as one of another library.
 

@@ -124,7 +124,7 @@ def write_forward_help(error: TypeError, model: nn.Module, batch: Any, shown: li
         signature.bind(**batch)
     except TypeError as mismatch:
         fields, parameters = shown or list(batch), list(signature.parameters)
-        near = "; ".join(
+        near = " ".join(
             f"{name!r} is no parameter. {did_you_mean(name, parameters)}" for name in fields if name not in parameters
         )
         raise ConfigTypeError(

@@ -223,7 +223,7 @@ class TargetCounter:
         if criterion is not None:
             found = targets_of_criterion(criterion)
         elif _has_shifted(batch):
-            found = targets_by_value(self._model, predictions_of(outputs), labels, loss) or Targets()
+            found = targets_by_value(self._model, predictions_of(outputs), labels, loss.detach()) or Targets()
         if found is not None:
             return found
         empty = empty_targets(self._model, labels, loss.detach())

@@ -22,6 +22,9 @@ class DatasetEvaluator:
     once. Override ``merge_state``, too, if you evaluate on several ranks: without it, all batches are sent to rank 0.
     """
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
     def reset(self) -> None:
         """Clear all state before a new evaluation."""
 
@@ -99,7 +102,9 @@ def required(values: Any, key: str, *, evaluator: DatasetEvaluator, where: str) 
     named = named_outputs(values)
     if named is not None and key in named:
         return named[key]
-    raise EvaluationError(f"{type(evaluator).__name__} needs {key!r} in {where}, but got {described(values)}.")
+    raise EvaluationError(
+        f"{type(evaluator).__name__} needs {key!r} in {where}, but got {described(values)}. Give the field this name."
+    )
 
 
 def print_csv_format(results: Mapping[str, Any]) -> None:

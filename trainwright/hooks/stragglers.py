@@ -19,7 +19,7 @@ _LEAST_S = 0.02  # a smaller difference is that of the operating system
 
 
 class Stragglers(HookBase):
-    """Warn of ranks whose own time in a step is twice the median of all ranks, in two checks in a row.
+    """Warn of ranks whose own time in a step is more than twice the median of all ranks, in two checks in a row.
 
     All ranks end a step together, so their own time is what they need before they wait for each other: to read a batch,
     and for the forward passes. With ZeRO, tensor and pipeline parallelism, where ranks wait in forward passes, and in
@@ -92,6 +92,7 @@ class Stragglers(HookBase):
         if named and dist.is_main_process():
             text = "reading a batch" + " and the forward pass" * (self._measures_forward and current_mesh() is None)
             logger.warning(
-                "Iteration %d: %s: twice the median (%.0f ms) of all ranks for %s; the others wait in each step.",
+                "Iteration %d: %s: more than twice the median (%.0f ms) of all ranks for %s; the others wait in each"
+                " step.",
                 self.trainer.iter + 1, ", ".join(named), 1e3 * usual, text,
             )  # fmt: skip

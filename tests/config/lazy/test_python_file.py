@@ -2,6 +2,7 @@
 
 import builtins
 import sys
+import warnings
 
 import pytest
 
@@ -61,6 +62,22 @@ def test_what_a_function_imports_after_the_load_stays_imported(tmp_path, monkeyp
     late = LazyConfig.load(tmp_path / "c.py", "late")
     assert late() is late()
     del sys.modules["late_settings_xyz"]
+
+
+def test_values_of_other_modules_are_not_looked_at(tmp_path, monkeypatch):
+    # torch.distributed.reduce_op warns when its class is asked for, as this value does
+    lines = (
+        "import warnings\n\nclass Old:\n    __class__ = property(lambda self: warnings.warn('old'))\n\nvalue = Old()\n"
+    )
+    (tmp_path / "installed").mkdir()
+    (tmp_path / "installed" / "old_values_xyz.py").write_text(lines)
+    monkeypatch.syspath_prepend(tmp_path / "installed")
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "c.py").write_text("import old_values_xyz\ntrain = dict(seed=1)\n")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        LazyConfig.load(tmp_path / "project" / "c.py", "train")
+    del sys.modules["old_values_xyz"]
 
 
 def test_a_function_of_a_file_may_call_compiled_code_that_imports(tmp_path):

@@ -151,6 +151,8 @@ def test_an_eval_metric_without_a_mode_is_judged(tmp_path: Path) -> None:
 def test_an_eval_metric_that_no_evaluator_gives_is_refused_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"eval_metric: got 'Acc@2'.*does not compute.*Acc@"):
         DefaultTrainer(file_config(tmp_path, eval_metric="Acc@2"))
+    with pytest.raises(ConfigError, match=r"got 'loss', which RegEvaluator\(\) does not compute. Allowed: corr, pear"):
+        DefaultTrainer(file_config(tmp_path, evaluator=RegEvaluator(), eval_metric="loss"))
     DefaultTrainer(file_config(tmp_path, evaluator=RegEvaluator()))  # the default names the metric of another one
 
 
@@ -241,7 +243,9 @@ def test_the_default_early_stopping_goes_by_what_chooses_the_best_checkpoint(
     caplog.set_level("INFO", "trainwright")
     assert epochs("loss") == 8
     (start,) = [r.getMessage() for r in caplog.records if r.getMessage().startswith("Early stopping")]
-    assert all(fact in start for fact in ("4 epochs", "lower eval_loss", "early_stopping=None"))
+    assert all(
+        fact in start for fact in ("is on: it ends the run after 4 epochs", "lower eval_loss", "early_stopping=None")
+    )
     caplog.clear()
     assert epochs("accuracy", metric_for_best_model="accuracy", early_stopping={"patience": 2}) == 3
     (_, end) = [r.getMessage() for r in caplog.records if r.getMessage().startswith("Early stopping")]

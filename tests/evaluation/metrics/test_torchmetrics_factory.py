@@ -1,9 +1,10 @@
 """torchmetrics' metrics by name, today's and those of torchmetrics 0.7."""
 
 import pytest
+import torch
 
 from trainwright.config.errors import ConfigError
-from trainwright.evaluation import TMMetrics, get_metric_by_name, show_avaliable_metrics
+from trainwright.evaluation import TMMetrics, TorchMetricsHandler, get_metric_by_name, show_avaliable_metrics
 from trainwright.evaluation.metrics.torchmetrics_factory import find_metric, metric_classes
 
 # As printed by TMMetrics.get_tm_avaliable_metrics() of Towhee 0.9 with torchmetrics 0.7.0.
@@ -57,7 +58,7 @@ def test_an_unknown_name_is_an_error_with_the_nearest(name, nearest):
     [
         ("MeanAveragePrecision", {}, r"metric MeanAveragePrecision: .*pycocotools"),  # an absent package
         ("zzzzzzzzz", {}, "get_tm_avaliable_metrics"),
-        ("rmse", {}, "'MeanSquaredError', 'squared': False"),
+        ("ppl", {}, "Did you mean 'Perplexity'"),
         ("roc_auc", {}, "Did you mean 'AUROC'"),
         ("PSNR", {}, "metric PSNR: .*data_range"),
         ("Accuracy", {"topk": 3}, "metric Accuracy: .*'topk'.*'top_k'"),
@@ -68,6 +69,19 @@ def test_an_unknown_name_is_an_error_with_the_nearest(name, nearest):
 def test_what_cannot_be_made_is_named_at_once(name, arguments, facts):
     with pytest.raises(ConfigError, match=facts):
         TMMetrics(name, **arguments)
+
+
+def test_usual_names_of_regression_are_names_of_results_too():
+    predictions, targets = torch.tensor([1.0, 2.0, 4.0]), torch.tensor([1.0, 4.0, 8.0])  # errors 0, 2 and 4
+    handler = TorchMetricsHandler(["mae", "MSE", "rmse", "r2"])
+    handler.update(predictions, targets)
+    expected = {
+        "mae": 2,
+        "mse": 20 / 3,
+        "rmse": (20 / 3) ** 0.5,
+        "r2": 1 - 20 / float((targets - 13 / 3).square().sum()),
+    }
+    assert handler.compute() == pytest.approx(expected)
 
 
 def test_old_names_are_todays_classes_with_the_old_behaviour():

@@ -176,12 +176,12 @@ def _faults_together(train: Mapping[str, Any], faults: Sequence[Fault]) -> Itera
 
 def _hint(path: Sequence[str], allowed: Iterable[str]) -> str:
     """What other libraries call a key, or the nearest one."""
-    from trainwright.config.key_hints import key_hint, misspelt_key_hint  # here: loads pydantic
+    from trainwright.config.key_hints import key_hint, misspelt_key_hint, python_hint  # here: loads pydantic
 
     (*above, name), keys = path, [*allowed]
     if above != ["train"]:
         return did_you_mean(name, keys)
-    nearest = key_hint(name) or nearest_name(name, keys).lstrip() or misspelt_key_hint(name)
+    nearest = key_hint(name) or python_hint(name) or nearest_name(name, keys).lstrip() or misspelt_key_hint(name)
     return nearest or f"Keys of your own go into a section of their own, for example own = dict({name}=...)."
 
 

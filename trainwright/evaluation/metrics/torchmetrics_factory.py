@@ -15,7 +15,7 @@ from torch import Tensor
 from trainwright.config.errors import ConfigError, did_you_mean, nearest_name
 from trainwright.events.phases import importing
 
-# Names in torchmetrics 0.7 and their current names. "Binned" meant 100 thresholds.
+# Names in torchmetrics 0.7, and usual ones, and their current names. "Binned" meant 100 thresholds.
 OLD_NAMES = {
     "F1": "F1Score", "FBeta": "FBetaScore", "IoU": "JaccardIndex", "Hinge": "HingeLoss",
     "MatthewsCorrcoef": "MatthewsCorrCoef", "PearsonCorrcoef": "PearsonCorrCoef",
@@ -26,11 +26,13 @@ OLD_NAMES = {
     "PIT": "PermutationInvariantTraining", "SDR": "SignalDistortionRatio", "SNR": "SignalNoiseRatio",
     "SI_SDR": "ScaleInvariantSignalDistortionRatio", "SI_SNR": "ScaleInvariantSignalNoiseRatio",
     "WER": "WordErrorRate",
+    "MAE": "MeanAbsoluteError", "MSE": "MeanSquaredError", "RMSE": "MeanSquaredError", "R2": "R2Score",
 }  # fmt: skip
+_IMPLIED = {"RMSE": {"squared": False}} | {name: {"thresholds": 100} for name in OLD_NAMES if name.startswith("Binned")}
 
 # Usual names that are not like torchmetrics' own.
 _SHORT_NAMES = {
-    "rmse": "{'name_': 'MeanSquaredError', 'squared': False}", "mcc": "'MatthewsCorrCoef'", "ap": "'AveragePrecision'",
+    "mcc": "'MatthewsCorrCoef'", "ap": "'AveragePrecision'",
     "rocauc": "'AUROC'", "ppl": "'Perplexity'", "pcc": "'PearsonCorrCoef'", "miou": "'JaccardIndex'",
 }  # fmt: skip
 
@@ -95,7 +97,7 @@ def available_names() -> list[str]:
 
 
 def find_metric(name: str) -> tuple[type[Any], dict[str, Any]]:
-    """The class of a name, and the arguments that a name of torchmetrics 0.7 implies.
+    """The class of a name, and the arguments that it implies: those of "RMSE", and of names of torchmetrics 0.7.
 
     Case and underscores are ignored: ``"f1_score"`` is ``"F1Score"``.
     """
@@ -109,7 +111,7 @@ def find_metric(name: str) -> tuple[type[Any], dict[str, Any]]:
         )
         hint = hint.strip() or "TMMetrics.get_tm_avaliable_metrics() lists all."
         raise ConfigError(f"metrics: torchmetrics has no {name!r}. {hint}")
-    return metric_classes()[OLD_NAMES.get(found, found)], {"thresholds": 100} if found.startswith("Binned") else {}
+    return metric_classes()[OLD_NAMES.get(found, found)], dict(_IMPLIED.get(found, {}))
 
 
 def _plain(name: str) -> str:

@@ -170,7 +170,7 @@ class EarlyStoppingCallback(Callback):
         if not self._is_logged:
             self._is_logged = True
             logger.info(
-                "Early stopping ends the run after %d epochs without a %s %s; %s.",
+                "Early stopping is on: it ends the run after %d epochs without a %s %s; %s.",
                 max(1, self.patience), "higher" if self.mode == "max" else "lower", self.monitor, self.turned_off_by,
             )  # fmt: skip
         return True
