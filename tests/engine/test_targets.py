@@ -486,3 +486,26 @@ def test_a_partial_of_a_loss_of_torch_is_counted_with_its_arguments() -> None:
     assert targets is not None
     assert targets.count(labels) == 9  # 1 + 4 + 4
     assert targets_of_criterion(functools.partial(F.cross_entropy, reduction="sum")) is None
+
+
+class Shifted(nn.Module):
+    """A loss of labels that are those of the next tokens already."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 7))
+
+    def forward(self, tokens: Tensor, shift_labels: Tensor) -> dict[str, Tensor]:
+        scores = self.layers(tokens)
+        return {"loss": F.cross_entropy(scores.flatten(0, 1), shift_labels.flatten()), "logits": scores}
+
+
+def test_reading_the_loss_of_shifted_labels_is_no_warning_of_torch(tmp_path: Path) -> None:
+    tokens = torch.arange(24).reshape(4, 6) % 7
+    given = {"batch_size": 2, "gradient_accumulation_steps": 2, "num_epochs": 1, "eval_strategy": "no", "metrics": None}
+    data = ColumnDataset(tokens=tokens, shift_labels=tokens)
+    torch.set_warn_always(True)  # else once in a process
+    try:
+        Trainer(Shifted(), TrainingConfig(output_dir=tmp_path, **given), data).train()
+    finally:
+        torch.set_warn_always(False)
