@@ -156,14 +156,20 @@ class Masked(GPTTextGeneration):
         return (torch.ones(token_ids.shape[1], token_ids.shape[1], dtype=torch.bool).tril(),)
 
 
+class Shifting(Trainer):
+    def compute_loss(self, model: Any, batch: Any) -> Tensor:
+        logits = model(batch["token_ids"], position_ids=batch.get("position_ids"))["logits"]
+        return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten())
+
+
 def refusals(folder: Path) -> list[str]:
-    def message(model: nn.Module, data: Any, **settings: Any) -> str:
+    def message(model: nn.Module, data: Any, kind: type[Trainer] = Trainer, **settings: Any) -> str:
         config = TrainingConfig(
             output_dir=str(folder), num_epochs=1, batch_size=4, device_str="cpu", save_enabled=False,
             eval_strategy="no", num_dataloader_workers=0, context_parallel_size=2, **settings,
         )  # fmt: skip
         with pytest.raises(ConfigError) as raised:
-            Trainer(model, config, train_dataset=data).train()
+            kind(model, config, train_dataset=data).train()
         return str(raised.value)
 
     def with_fields(**changes: Any) -> Samples:
@@ -178,6 +184,7 @@ def refusals(folder: Path) -> list[str]:
     return [
         message(gpt(num_attention_heads=1), texts("gpt", 8)),
         message(nn.Linear(2, 2), Samples(torch.ones(8, 2), torch.ones(8, 2))),
+        message(gpt(), texts("gpt", 8), kind=Shifting),
         message(gpt(), texts("gpt", 8), graph=True),
         message(gpt(), texts("gpt", 8), compile_blocks=True),
         message(gpt(max_position_embeddings=13), texts("gpt", 8)),
@@ -196,6 +203,7 @@ def test_what_cannot_be_divided_is_refused_before_the_first_update(tmp_path: Pat
     expected = [
         "got 2, which does not divide the 1 attention heads",
         "Linear needs parameters 'position_ids' of forward",
+        "The loss shifts the labels of a batch that has 'shift_labels'",
         "graph: got True with",
         "compile_blocks cannot compile",
         "13 tokens, padded to 14 for 2 processes, is longer than max_position_embeddings=13 of the model's config",

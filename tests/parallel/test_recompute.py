@@ -182,6 +182,7 @@ def test_models_of_transformers_and_timm_do_it_themselves() -> None:
     assert recompute_blocks(bert) in (["activation_checkpointing_enable"], ["gradient_checkpointing_enable"])
     assert any(getattr(module, "gradient_checkpointing", False) for module in bert.modules())
     recompute_blocks(bert, "offload")
+    bert(torch.zeros(1, 2).long())
     vit = timm.create_model("vit_tiny_patch16_224", depth=1, embed_dim=12, num_heads=2, img_size=32)
     assert recompute_blocks(vit) == ["set_grad_checkpointing"]
     assert vit.grad_checkpointing

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainwright._torch_compat.tensor_chunks import is_dtensor
+from trainwright.config.errors import ConfigError
 from trainwright.data.batch import arguments, count_samples, parameter_names
 from trainwright.data.seeding import rng_state, set_random_state
 from trainwright.engine.loss_fn import losses_of, predictions_of, target_of
@@ -223,7 +224,13 @@ class TargetCounter:
         if criterion is not None:
             found = targets_of_criterion(criterion)
         elif _has_shifted(batch):
-            found = targets_by_value(self._model, predictions_of(outputs), labels, loss.detach()) or Targets()
+            value, scores = loss.detach(), predictions_of(outputs)
+            found = targets_by_value(self._model, scores, labels, value) or Targets()
+            if found.is_shifted and abs(_mean_loss(Targets(), scores.detach(), labels) - float(value)) > 1e-3:
+                raise ConfigError(
+                    f"The loss shifts the labels of a batch that has {SHIFTED!r}, those of the next tokens already, as"
+                    " with context_parallel_size. Compare the scores of all tokens with these, where a batch has them."
+                )
         if found is not None:
             return found
         empty = empty_targets(self._model, labels, loss.detach())

@@ -49,7 +49,8 @@ def recompute_blocks(model: nn.Module, which: _Which = True) -> list[str]:
     if decide is None and getattr(model, "supports_gradient_checkpointing", False):  # transformers, by release
         names_of_method = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
         method = next(name for name in names_of_method if hasattr(model, name))
-        offload = {"offload": True} if which == "offload" else {}
+        # Without an accelerator the inputs are in host memory, and transformers would pin it.
+        offload = {"offload": True} if which == "offload" and torch.accelerator.is_available() else {}
         getattr(model, method)({"use_reentrant": False, **options}, **offload)
         return [method]
     method_of_timm = getattr(model, "set_grad_checkpointing", None)
