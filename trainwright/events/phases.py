@@ -73,6 +73,11 @@ def importing() -> Iterator[None]:
         _of_process.imports = before + time.perf_counter() - start  # blocks may be nested
 
 
+def imported_s() -> float:
+    """The seconds of this process in `importing`."""
+    return _of_process.imports
+
+
 @dataclass(slots=True, eq=False)
 class Activity:
     """What the process does besides steps, for a progress bar: ``done`` of ``total`` parts, if it has parts."""

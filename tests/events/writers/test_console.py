@@ -6,6 +6,7 @@ import time
 import pytest
 
 from trainwright.events import ConsoleWriter, EventStorage, ProgressAwareHandler
+from trainwright.events.phases import importing
 
 
 @pytest.fixture
@@ -67,6 +68,19 @@ def test_the_eta_is_that_of_this_process_and_of_its_last_lines(lines, clock):
     assert etas[14] == "41:40"  # 2500 iterations of a second
     assert etas[-5] == "13:20"  # 400 of two
     assert etas[-1] == ""
+
+
+def test_the_eta_does_not_repeat_an_import(lines, clock, monkeypatch):
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    storage, writer = EventStorage(), ConsoleWriter(0, 100)
+    put_step(storage, 0)
+    writer.write(storage)
+    with importing():
+        clock[0] += 40
+    clock[0] += 1
+    put_step(storage, 1)
+    writer.write(storage)
+    assert lines()[-1].endswith("ETA 1:38")  # 98 iterations of a second
 
 
 def test_results_of_evaluations_and_what_the_line_of_an_epoch_has_are_not_repeated(lines):

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import NamedTuple
 
+from trainwright.events.phases import imported_s
+
 _RATE_S = 10.0  # the rate is that of the last seconds
 _SHORTEST_S = 0.01  # no rate over less
 
@@ -100,7 +102,7 @@ class TimeLeft:
 
     def text(self, done: int, total: int) -> str:
         """``ETA 1:02``; empty while no rate is known, and for less than a second."""
-        now = time.monotonic()
+        now = time.monotonic() - imported_s()  # which happens once
         start_s, start = self._points[0] if self._points else (now, done)
         self._points.append((now, done))
         left_s = (now - start_s) / (done - start) * (total - done) if done > start else 0.0
