@@ -20,7 +20,7 @@ from trainwright.config import MetricConfig
 from trainwright.config.errors import ConfigError
 from trainwright.engine import default_setup
 from trainwright.evaluation import RegEvaluator
-from trainwright.hooks import EarlyStoppingCallback
+from trainwright.hooks import EarlyStoppingCallback, HookBase
 
 INPUTS = torch.randn(32, 4, generator=torch.Generator().manual_seed(5))
 LABELS = (INPUTS[:, 0] > 0).long()
@@ -154,6 +154,27 @@ def test_an_eval_metric_that_no_evaluator_gives_is_refused_at_the_start(tmp_path
     with pytest.raises(ConfigError, match=r"got 'loss', which RegEvaluator\(\) does not compute. Allowed: corr, pear"):
         DefaultTrainer(file_config(tmp_path, evaluator=RegEvaluator(), eval_metric="loss"))
     DefaultTrainer(file_config(tmp_path, evaluator=RegEvaluator()))  # the default names the metric of another one
+
+
+def test_a_hook_may_end_a_run_of_a_config_file(tmp_path: Path) -> None:
+    class Stop(HookBase):
+        def after_step(self) -> None:
+            value, at = self.trainer.storage.latest().get("1_PPL", (0.0, -1))
+            if (value, at) == (2.0, 1):  # the evaluation after the second iteration
+                self.trainer.max_iter = self.trainer.iter + 1
+
+    class Stopped(DefaultTrainer):
+        def build_hooks(self) -> list[HookBase]:
+            hooks = super().build_hooks()
+            hooks.insert(-1, Stop())  # behind the evaluation
+            return hooks
+
+    cfg = file_config(tmp_path, evaluator=falling(), eval_metric="1_PPL", eval_period=2)
+    cfg.train.train_iter = 8
+    results = Stopped(cfg).train()
+    assert results["1_PPL"] == 2.0
+    rows = [json.loads(line) for line in (tmp_path / "metrics.json").read_text().splitlines()]
+    assert rows[-1]["iteration"] == 2 and (tmp_path / "model_final").exists()
 
 
 @pytest.mark.parametrize(
