@@ -174,7 +174,8 @@ def test_a_hook_may_end_a_run_of_a_config_file(tmp_path: Path) -> None:
     results = Stopped(cfg).train()
     assert results["1_PPL"] == 2.0
     rows = [json.loads(line) for line in (tmp_path / "metrics.json").read_text().splitlines()]
-    assert rows[-1]["iteration"] == 2 and (tmp_path / "model_final").exists()
+    assert rows[-1]["iteration"] == 2
+    assert (tmp_path / "model_final").exists()
 
 
 @pytest.mark.parametrize(
