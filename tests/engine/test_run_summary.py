@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 from tests.engine.default.test_default_trainer import config
 from tests.spent_time import spend
 from trainwright import DefaultTrainer, Trainer, TrainingConfig
-from trainwright.engine.folder.summary import described_model, table
+from trainwright.engine.folder.summary import described_model, described_optimizers, table
 from trainwright.engine.trainer.parts import names_of_settings
 from trainwright.hooks import Callback
 
@@ -113,6 +113,13 @@ def test_the_parts_of_a_model_are_the_largest_ones() -> None:
     described = described_model(parts)
     facts = ("21 parameters", "84 B", "20 trainable", "6 in part6, 5 in part5, 4 in part4, 3 in part3, 3 in others")
     assert all(fact in described for fact in facts)
+
+
+def test_a_schedule_is_not_shown_as_that_of_the_last_optimizer_alone() -> None:
+    one = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    assert described_optimizers({"optimizer": one}, "linear schedule") == "SGD, lr 0.1, linear schedule"
+    two = described_optimizers({"g": one, "d": one}, "linear schedule")
+    assert two == "g: SGD, lr 0.1; d: SGD, lr 0.1; linear schedule"
 
 
 def test_a_shared_parameter_is_in_one_part() -> None:

@@ -55,14 +55,14 @@ def described_stages(model: nn.Module) -> str | None:
 
 
 def described_optimizers(optimizers: Mapping[str, Any], schedule: str) -> str:
-    """The class and the learning rates of each, and the schedule."""
+    """The class and the learning rates of each, and the schedule, of one or of all."""
     texts = []
     for name, one in optimizers.items():
         found = (group.get("initial_lr", group.get("lr")) for group in one.param_groups)  # some optimizers have none
         rates = sorted({rate for rate in found if rate is not None})
         lr = f", lr {' to '.join(f'{rate:.3g}' for rate in dict.fromkeys((rates[0], rates[-1])))}" if rates else ""
         texts.append(f"{'' if name == 'optimizer' else name + ': '}{type(one).__name__}{lr}")
-    return "; ".join(texts) + (f", {schedule}" if schedule else "")
+    return "; ".join(texts) + (f"{';' if len(texts) > 1 else ','} {schedule}" if schedule else "")
 
 
 def table(title: str, rows: Mapping[str, object]) -> str:
