@@ -49,6 +49,10 @@ MODELS = {
         lambda: build_transformers("Mixtral", num_local_experts=4, output_router_logits=True),
         {"input_ids": IDS, "attention_mask": MASK, "labels": IDS},
     ),
+    "qwen3, routers on the last stage alone": (
+        lambda: build_transformers("Qwen3Moe", num_experts=8, mlp_only_layers=[0, 1], output_router_logits=True),
+        {"input_ids": IDS, "labels": IDS},
+    ),
 }
 
 

@@ -337,7 +337,7 @@ def _more_scores(base: nn.Module, scores: Tensor | None, num_experts: int) -> It
     """A context in which ``base`` returns the scores of the routers of earlier stages, too."""
 
     def add(base: nn.Module, inputs: Any, outputs: Any) -> None:
-        if scores is not None:
+        if scores is not None and scores.numel():  # earlier layers may have no routers
             earlier = torch.split(scores.flatten(0, -2), num_experts, dim=-1)
             outputs.router_logits = (*earlier, *(outputs.router_logits or ()))
 
