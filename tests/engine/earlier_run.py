@@ -1,6 +1,5 @@
-"""A folder with the files of an earlier run."""
+"""A folder with the files of an earlier run, of a version that kept no list of them."""
 
-import json
 from pathlib import Path
 
 from omegaconf import OmegaConf
@@ -8,7 +7,7 @@ from omegaconf import OmegaConf
 CONFIG = OmegaConf.create({"train": {"resume": True, "seed": 1}})
 
 
-WRITTEN = {
+WRITTEN = {  # by a run of a version that kept no list
     "config.yaml": "train: {seed: 1, consumed_train_samples: 0}\n",
     "events.out.tfevents.1.vm.2": "\x18\0\0\0\0\0\0\0....\x09....brain.Event:2",
     "last_checkpoint": "model_final",
@@ -24,9 +23,7 @@ def earlier_run(folder: Path) -> dict[str, str]:
     (folder / "model_final").symlink_to("model_0000009")
     for name, content in WRITTEN.items():
         (folder / name).write_text(content)
-    before = contents(folder)
-    (folder / ".trainwright.json").write_text(json.dumps({"files": [*WRITTEN]}))
-    return before
+    return contents(folder)
 
 
 def contents(folder: Path) -> dict[str, str]:

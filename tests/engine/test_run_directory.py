@@ -224,11 +224,16 @@ USERS_OWN = {
 }
 
 
-def test_what_no_run_wrote_is_not_moved(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_list", [False, True])
+def test_what_no_run_wrote_is_not_moved(tmp_path: Path, has_list: bool) -> None:
     before = earlier_run(tmp_path)
     (tmp_path / "profile").mkdir()
     (tmp_path / "profile" / "rank0.12.pt.trace.json").write_text("{}")
     before["profile/rank0.12.pt.trace.json"] = "{}"
+    if has_list:
+        folder = RunFolder(tmp_path, resume=True)
+        folder.files.add([])
+        folder.close()
     for name, text in USERS_OWN.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -250,16 +255,17 @@ def test_what_no_run_wrote_is_not_moved(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "null", "[]", "{", "[" * 100_000, '{"files": ["../escape"]}', "\x00\xff"])
-def test_with_a_damaged_list_the_files_are_named_and_kept(tmp_path: Path, content: str) -> None:
+def test_a_damaged_list_is_none(tmp_path: Path, content: str) -> None:
     before = earlier_run(tmp_path / "run")
     (tmp_path / "escape").write_text("1")
     (tmp_path / "run" / ".trainwright.json").write_text(content)
     folder = RunFolder(tmp_path / "run", resume=False)
-    with pytest.raises(ConfigError, match=r"that no run wrote.*config\.yaml"):
-        folder.prepare(CONFIG)
+    folder.prepare(CONFIG)
+    folder.open()
     folder.close()
-    now = contents(tmp_path / "run")
-    assert {name: now[name] for name in before} == before
+    moved = contents(tmp_path / "run" / EARLIER_RUNS / "001")
+    moved.pop(".trainwright.json")
+    assert moved == before
     assert (tmp_path / "escape").is_file()
 
 

@@ -1,7 +1,7 @@
 """The files that runs wrote into a folder: only these are replaced, or moved when a new run starts.
 
 Their names are listed in ``.trainwright.json`` in the folder. Checkpoints, links to them and traces are recognized by
-name and content.
+name and content; where the list is lost, the other files by their names, if there are checkpoints.
 
 Moving an earlier run survives a crash: the files to move are listed first, and the next start completes the move.
 """
@@ -14,12 +14,12 @@ import socket
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from trainwright.checkpoint.files import atomic_write, open_regular, remove_stale, sync_folder
 from trainwright.checkpoint.folder import POINTER_NAME, is_checkpoint
-from trainwright.engine.folder.formats import LOSSES_NAME, RECORD_NAME
+from trainwright.engine.folder.formats import CURVES_NAME, LOSSES_NAME, RECORD_NAME
 
 LIST_NAME = ".trainwright.json"
 EARLIER_RUNS = "earlier_runs"
@@ -83,12 +83,9 @@ class RunFiles:
 
     def entries(self) -> list[str]:
         """Everything that runs wrote: files, links, and checkpoints, which are folders."""
-        found = set[str]()
-        for name in self._names():
-            if "*" in name:
-                found |= {path.relative_to(self.folder).as_posix() for path in self.folder.glob(name)}
-            elif os.path.lexists(self.folder / name):
-                found.add(name)
+        names = self._names()
+        found = {name for name in self._candidates() if _is_in(name, names)}
+        found |= {name for name in names if "*" not in name and os.path.lexists(self.folder / name)}
         return [*dict.fromkeys([*sorted(found), *self._traces(), *self._checkpoints(), *self._links()])]
 
     # Moving an earlier run.
@@ -149,14 +146,33 @@ class RunFiles:
         return read
 
     def _names(self) -> list[str]:
-        files: list[str] = self._read().get("files", [])
-        return files
+        """The listed names; where the list is lost, those of files that a run may write."""
+        files: list[str] | None = self._read().get("files")
+        return files if files is not None else [*self._candidates()] if self.has_checkpoints() else []
 
     def _write(self, content: dict[str, Any]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         atomic_write(self.folder / LIST_NAME, _encode(content))
 
     # Files in the folder.
+
+    def _candidates(self) -> Iterator[str]:
+        """Files with names that a run may write."""
+        layout = self.layout
+        stem, _, suffix = layout.config.partition(".")
+        exact = [*layout.tables, layout.pointer, RECORD_NAME, CURVES_NAME]
+        shapes = [
+            rf"{re.escape(stem)}(\.\d+)?\.{re.escape(suffix)}",  # .1, .2 …: other starts of a run
+            r"log\.txt(\.rank\d+)?",
+            *map(re.escape, exact),
+            *(re.escape(_join(folder, "events.out.tfevents.")) + r"\d+\..+" for folder in layout.event_folders),
+        ]
+        folders = {".", *layout.event_folders, *(_parent(name) for name in (*layout.tables, layout.pointer))}
+        for folder in sorted(folders):
+            for name in _names_in(self.folder / folder):
+                path = _join(folder, name)
+                if any(re.fullmatch(shape, path) for shape in shapes) and (self.folder / path).is_file():
+                    yield path
 
     def _checkpoints(self) -> Iterator[str]:
         folder, shape = self.layout.checkpoints, self.layout.checkpoint_name
@@ -209,8 +225,14 @@ def _join(folder: str, name: str) -> str:
     return name if folder == "." else f"{folder}/{name}"
 
 
+def _parent(name: str) -> str:
+    return str(PurePosixPath(name).parent)
+
+
 def _names_in(folder: Path) -> list[str]:
     try:
         return sorted(os.listdir(folder))
-    except OSError:  # no folder, circular links, or no read permission
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError:  # circular links, or a folder without read permission
         return []
