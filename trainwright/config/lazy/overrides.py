@@ -144,6 +144,7 @@ def _parent(cfg: DictConfig, keys: list[str], text: str, *, make: bool) -> Any:
                 )
             with open_dict(node):
                 node[key] = {}
+            set_override(node, key, text)
         child = node[key]
         if not isinstance(child, DictConfig | ListConfig):
             raise ConfigKeyError(

@@ -53,7 +53,7 @@ def overrides_of(node: Any) -> list[str]:
         text = vars(above._metadata).get(_OVERRIDES, {}).get(node._key())
         found += [] if text is None else [text]
         node = above
-    return found
+    return list(dict.fromkeys(found))  # one that made a section is at its key too
 
 
 def override_at(cfg: Any, path: str) -> str | None:
