@@ -46,11 +46,11 @@ class Net(nn.Module):
         return {"losses": nn.functional.cross_entropy(self.layers(images), labels)}
 
 
-def by_objects(folder: Path) -> Trainer:
+def by_objects(folder: Path, **layout: Any) -> Trainer:
     torch.manual_seed(3)
     config = TrainingConfig(
         output_dir=str(folder), num_epochs=4, batch_size=4, gradient_accumulation_steps=2, learning_rate=0.05,
-        max_grad_norm=1.0, tensorboard=None, progress_bar=False, seed=1,
+        max_grad_norm=1.0, tensorboard=None, progress_bar=False, seed=1, **layout,
     )  # fmt: skip
     model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.Linear(8, 3))
     return Trainer(model, config, Numbered(), TensorDataset(INPUTS[:8], LABELS[:8]))
@@ -203,6 +203,7 @@ def replay_on_this_rank(folder: Path, builds: dict[str, Any]) -> dict[str, Any]:
         found[name].update(replay=trainer.replay(9), averaged=averaged)
         with pytest.raises(ConfigError, match="the terminal of one process"):
             build(folder / name).replay(9, stops=True)
+    found["divided"] = by_objects(folder / "divided", zero_stage=2).replay(1).loss
     return found
 
 
@@ -211,6 +212,7 @@ def replay_on_this_rank(folder: Path, builds: dict[str, Any]) -> dict[str, Any]:
 def test_two_ranks_replay_with_the_same_bits_and_the_samples_of_both(tmp_path: Path) -> None:
     """The norms are those of the gradients with which the optimizer steps."""
     ranks = on_ranks(replay_on_this_rank, tmp_path, {"objects": 0, "files": 0}, world_size=2)
+    assert ranks[0]["divided"] == ranks[1]["divided"] > 0
     for name in BUILD:
         first, second = (rank[name]["replay"] for rank in ranks)
         assert first.is_equal

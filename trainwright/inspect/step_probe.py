@@ -14,6 +14,7 @@ from torch.nn.modules import module as modules
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from trainwright._torch_compat.tensor_chunks import is_dtensor
 from trainwright.evaluation.sample_losses import LossesOfTorch
 from trainwright.parallel.dist import all_gather_object, get_world_size, reduce_over_data
 from trainwright.parallel.mesh import current_mesh
@@ -157,4 +158,5 @@ def user_frame() -> FrameType | None:
 def _num_bad(value: Any) -> int:
     if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()) or value.is_meta:
         return 0
-    return int((~torch.isfinite(value)).sum())
+    local = value.detach().to_local() if is_dtensor(value) else value  # type: ignore[attr-defined]  # of this process
+    return int((~torch.isfinite(local)).sum())
