@@ -151,6 +151,17 @@ def test_a_run_continues_with_complete_sequences_on_one_process(tmp_path: Path) 
     assert saved(tmp_path)["losses"] == pytest.approx(unbroken["losses"][2:], abs=1e-5)
 
 
+def replayed(folder: Path) -> Any:
+    config = TrainingConfig(output_dir=str(folder), num_epochs=1, batch_size=4, context_parallel_size=2, metrics=None)
+    return Trainer(gpt(), config, train_dataset=texts("gpt", 8)).replay(1)
+
+
+def test_a_replay_has_no_losses_of_parts_of_samples(tmp_path: Path) -> None:
+    for found in on_ranks(replayed, tmp_path):
+        assert [len(batch) for batch in found.samples] == [4]
+        assert found.facts.sample_losses == []
+
+
 class Masked(GPTTextGeneration):
     def layer_arguments(self, token_ids: Tensor, *_: Any) -> tuple[Tensor]:
         return (torch.ones(token_ids.shape[1], token_ids.shape[1], dtype=torch.bool).tril(),)

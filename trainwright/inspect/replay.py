@@ -196,10 +196,11 @@ def _join_processes(found: Replay) -> None:
     ranks = gather_over_data(found)
     if len(ranks) == 1:
         return
-    samples = [one.samples for one in ranks[:: get_averaging_size() // get_data_parallel_size()]]  # context ranks share
+    context = get_averaging_size() // get_data_parallel_size()  # ranks with parts of the same samples
+    samples = [one.samples for one in ranks[::context]]
     found.samples = [batch for one in samples for batch in one or ()] if all(samples) else None
     found.names = {index: name for one in ranks for index, name in one.names.items()}
-    found.facts.sample_losses = [losses for one in ranks for losses in one.facts.sample_losses]
+    found.facts.sample_losses = [losses for one in ranks for losses in one.facts.sample_losses if context == 1]
     found.facts.non_finite = next((bad for one in ranks if (bad := one.facts.non_finite)), None)
 
 
