@@ -61,7 +61,7 @@ class Others:
 
     def begin(self) -> None:
         self._num_names = self.num_objects = 0
-        for replaced in (self.gather, self.broadcast_object_list):
+        for replaced in (self.broadcast, self.gather, self.broadcast_object_list):
             setattr(torch.distributed, replaced.__name__, replaced)
         dist.largest = self.largest
         dist.new_cpu_group = lambda: torch.distributed.group.WORLD
@@ -71,6 +71,17 @@ class Others:
             return [0, max(numbers[1], *(len(one) for one in self.sent.values()), 0)]
         return [0, 1, ROW_BYTES] if len(numbers) == 3 else [*numbers]  # a save's: rank 0 writes
 
+    def broadcast(self, line: torch.Tensor, _: int, group: Any = None) -> None:
+        """Of a file name: the folder to write to, then that of the checkpoint."""
+        self._num_names += 1
+        if dist.get_rank():
+            name = self.shares.name if self._num_names == 1 else "one"
+            line[: len(name) + 1] = torch.tensor([0, *os.fsencode(name)])
+        elif self._num_names == 1:
+            folder = self.shares.parent / bytes(line[1:].tolist()).rstrip(b"\0").decode()
+            for path in self.shares.iterdir():
+                os.link(path, folder / path.name)
+
     def gather(self, sent: torch.Tensor, rows: Any, **_: Any) -> None:
         if rows is None:
             self.sent[dist.get_rank()] = bytes(sent.tolist())
@@ -79,15 +90,7 @@ class Others:
         for rank, row in enumerate(rows):
             row[: len(self.sent[rank])] = torch.tensor([*self.sent[rank]])
 
-    def broadcast_object_list(self, values: list[Any], group: Any = None) -> None:
-        if group is not None:  # the writer's, a file name: of the folder to write to, then that of the checkpoint
-            self._num_names += 1
-            if dist.get_rank():
-                values[0] = self.shares.name if self._num_names == 1 else "one", None
-            elif self._num_names == 1:
-                for path in self.shares.iterdir():
-                    os.link(path, self.shares.parent / values[0][0] / path.name)
-            return
+    def broadcast_object_list(self, values: list[Any], **_: Any) -> None:
         if dist.get_rank() == 0 and self.num_objects == len(self.objects):
             self.objects.append(pickle.dumps(values))
         values[:] = pickle.loads(self.objects[self.num_objects])

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 T = TypeVar("T")
+_NAME_BYTES = 1024  # of a file name that rank 0 sends, with one before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,20 +103,26 @@ class Ranks(Alone):
 
     def first(self, work: Callable[[], str]) -> str:
         name, error = _attempted(work if dist.is_main_process() else str)
-        name, seen = dist.broadcast_object((name, None if error is None else dist.portable(error)), self._group)
-        if seen is not None:
-            raise error or seen
-        return name or ""
+        line = bytes([error is not None]) + os.fsencode(name or "")
+        sent = torch.frombuffer(bytearray(line.ljust(_NAME_BYTES, b"\0")), dtype=torch.uint8)
+        torch.distributed.broadcast(sent, 0, self._group)
+        if sent[0]:
+            self._raise(error)
+        return os.fsdecode(sent[1:].numpy().tobytes().rstrip(b"\0"))
 
     def each(self, work: Callable[[], T]) -> list[T]:
         result, error = _attempted(lambda: pickle.dumps(work()))
         content = result or b""
         is_failed, size = dist.largest(error is not None, len(content), group=self._group)
         if is_failed:
-            seen = dist.all_gather_object(None if error is None else dist.portable(error), self._group)
-            first = next(rank for rank, other in enumerate(seen) if other is not None)
-            raise (error if first == dist.get_rank() else None) or seen[first] or AssertionError("an error is there")
+            self._raise(error)
         return [pickle.loads(one) for one in gathered_rows(content, size, self._group)]
+
+    def _raise(self, error: BaseException | None) -> None:
+        seen = dist.all_gather_object(None if error is None else dist.portable(error), self._group)
+        for rank, other in enumerate(seen):
+            if other is not None:
+                raise other if error is None or rank != dist.get_rank() else error
 
 
 def _attempted(work: Callable[[], T]) -> tuple[T | None, BaseException | None]:
