@@ -77,7 +77,7 @@ def parallelize(
         sharding: dict[str, Any] = {"is_one_unit": find_unused_parameters, "gathered_as": gathered_as}
         _divide(model, stages, mesh, words, checks, autocast, device, splits_scores=splits_scores, **sharding)
     parts = [model] if pipeline is None else [model, *(stage.model for stage in pipeline.stages)]
-    home = torch.device("cpu") if mesh is not None and mesh.layout.offload else device  # of parameters
+    home = _home(mesh, device)
     if complete is not None:
         allocate(parts, device, home)
         initialize(complete, parts, device)
@@ -93,6 +93,11 @@ def _check_whole(model: nn.Module) -> None:
             "The model is divided between the processes already, by an earlier trainer. Build it"
             " again, or continue with that trainer."
         )
+
+
+def _home(mesh: Mesh | None, device: torch.device) -> torch.device:
+    """Where parameters are between two steps."""
+    return torch.device("cpu") if mesh is not None and mesh.layout.offload else device
 
 
 def _checks(model: nn.Module) -> list[DerivedCheck]:
