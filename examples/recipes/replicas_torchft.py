@@ -60,7 +60,7 @@ def main(copy: int, lighthouse: str, folder: str = "output/recipes/replicas", ma
         loss = F.cross_entropy(net(batch["inputs"]), batch["labels"])
         loss.backward()
         for exchange in [manager.allreduce(parameter.grad) for parameter in net.parameters()]:
-            exchange.wait()  # the mean of the copies that are alive; if one has died meanwhile, nobody steps
+            exchange.wait()  # the mean of the copies that are alive; if one has died meanwhile, no copy steps
         update.step()
         loop.storage.put_scalar("total_loss", loss.detach())
         loop.storage.put_scalar("copies", manager.num_participants())

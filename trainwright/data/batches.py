@@ -306,9 +306,8 @@ class Batches(Iterator[Any]):
 
         ``start``: the batches of the run before the epoch.
         """
-        random = {
-            name: state for name, state in random_state().items() if name not in ("cuda", "xpu")
-        }  # loaders draw on the host
+        random = random_state()
+        random = {name: random[name] for name in ("python", "numpy", "torch")}  # loaders draw on the host
         opened = [generator_state(one) for one in _generators(loader)]
         self._opened = {"epoch": epoch, "done": start + given, "random": random, "opened": opened}
 

@@ -41,15 +41,18 @@ def split_attention(model: nn.Module, mesh: Mesh, *, compiles_blocks: bool = Fal
     attention, name = _OverHeads(mesh.context_mesh), type(model).__name__
 
     def begin(model: nn.Module, _: Any, named: Mapping[str, Any]) -> None:
+        attention.was_on = attention.is_on
         attention.is_on, attention.num_calls = model.training and named.get(POSITIONS) is not None, 0
 
-    def end(*_: Any) -> None:
+    def end(model: nn.Module, *_: Any) -> None:
         if attention.is_on and not attention.num_calls:
             raise ConfigError(
                 f"context_parallel_size: the repeated blocks of {name} do not call torch's"
                 " scaled_dot_product_attention. Call it there, or build a model of transformers with"
                 " attn_implementation='sdpa'."
             )
+        if not model.training:  # the backward pass of a batch before may compute its blocks again
+            attention.is_on = attention.was_on
 
     for block in repeated_blocks(model):
         replace_forward(block, functools.partial(_attending, attention))
@@ -72,13 +75,14 @@ class _OverHeads(TorchFunctionMode):
     """Computes attention of parts of sequences over complete ones.
 
     Attributes:
-        is_on: whether the latest batch has parts of sequences.
+        is_on: whether the latest batch has parts of sequences; of a training, while none is evaluated.
+        was_on: the same, before the latest forward pass.
         num_calls: calls of ``scaled_dot_product_attention`` for it.
     """
 
     def __init__(self, mesh: "DeviceMesh") -> None:
         super().__init__()
-        self._mesh, self.is_on, self.num_calls = mesh, False, 0
+        self._mesh, self.is_on, self.was_on, self.num_calls = mesh, False, False, 0
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is not F.scaled_dot_product_attention:

@@ -37,9 +37,8 @@ CUTS: dict[str, tuple[int | None, int | None]] = {
     "embedding_rowwise": (None, 0),  # a part of the vocabulary
     "embedding_colwise": (None, 1),  # a part of the features
 }
-EXPERTS = (
-    "experts"  # a module forward(hidden, top_k_index, top_k_weights): each process has some of num_experts experts
-)
+# A module forward(hidden, top_k_index, top_k_weights): each process has some of its num_experts experts.
+EXPERTS = "experts"
 WHOLE = {
     "replicated": "every process computes the module",
     "norm": "the same; its output is the input of several colwise modules, and their gradients are summed once",
