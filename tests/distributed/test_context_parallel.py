@@ -52,12 +52,24 @@ def texts(kind: str, length: int, *, prompt: int = 0, is_padded: bool = False) -
     return Samples(**{name: rows, "labels": labels} | ({"attention_mask": mask} if is_padded else {}))
 
 
+class Looking(Trainer):
+    """Evaluates a text between the forward and the backward pass."""
+
+    def compute_loss(self, model: Any, inputs: Any, **named: Any) -> Any:
+        loss = super().compute_loss(model, inputs, **named)
+        with torch.no_grad():
+            model.eval()(torch.zeros(1, 5, dtype=torch.int64))
+        model.train()
+        return loss
+
+
 def objects(
     folder: Path,
     kind: str,
     updates: int = 3,
     *,
     data: dict[str, Any] | None = None,
+    trainer_class: type[Trainer] = Trainer,
     layout: dict[str, Any],
     **settings: Any,
 ) -> dict[str, Any]:
@@ -69,7 +81,7 @@ def objects(
         **{"save_enabled": False} | settings | layout,
     )  # fmt: skip
     record = Record()
-    trainer = Trainer(build(kind), config, train_dataset=texts(kind, BATCH * updates, **(data or {})))
+    trainer = trainer_class(build(kind), config, train_dataset=texts(kind, BATCH * updates, **(data or {})))
     trainer.register_hooks([record])
     trainer.train()
     results = trainer.evaluate(texts(kind, 9))
@@ -100,6 +112,7 @@ OF_TWO: list[Case] = [
     (objects, "Llama", {"updates": 20}, {}),
     (objects, "Qwen3", {}, {"zero_stage": 3}),
     (objects, "Llama", {"data": {"prompt": 8}, "gradient_checkpointing": True}, {"zero_stage": 2}),
+    (objects, "gpt", {"gradient_checkpointing": True, "trainer_class": Looking}, {}),
     (objects, "gpt", {"data": {"is_padded": True}, "gradient_accumulation_steps": 2}, {"zero_stage": 3}),
     (files, "Language", {}, {}),
     (files, "Qwen3", {}, {"zero_stage": 2}),
@@ -125,7 +138,7 @@ def run_all(folder: Path, cases: list[Case]) -> list[dict[str, Any]]:
 @pytest.mark.exhaustive(every=2)
 def test_parts_of_sequences_train_as_complete_ones(tmp_path: Path, ranks: int, cases: list[Case]) -> None:
     pytest.importorskip("transformers")
-    whole = ("updates", "data")  # neither accumulated nor computed again
+    whole = ("updates", "data", "trainer_class")  # neither accumulated nor computed again
     alone = run_all(
         tmp_path / "alone",
         [
