@@ -4,13 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from trainwright.data import seeding as generators
 from trainwright.data.seeding import (
     SavedGenerators,
     permutation,
     seed_everything,
     seed_generators,
-    seed_numpy,
 )
 
 
@@ -72,11 +70,11 @@ def _keep_second_normal_numbers():
 
 # How the generators come to be where they are when they are set aside.
 BEGINNINGS = {
-    "numpy as it was seeded": lambda: seed_numpy(7),
-    "numpy after a draw": lambda: (seed_numpy(7), np.random.random()),
-    "numpy at the end of its words": lambda: (seed_numpy(7), np.random.bytes(4 * 624)),
-    "numpy seeded by the user": lambda: np.random.seed(8),
-    "second normal numbers": lambda: (seed_numpy(7), _keep_second_normal_numbers()),
+    "as they were seeded": lambda: seed_everything(7),
+    "after a draw": lambda: (seed_everything(7), np.random.random(), random.random()),
+    "at the end of their words": lambda: (seed_everything(7), np.random.bytes(4 * 624), random.getrandbits(32 * 624)),
+    "seeded by the user": lambda: (np.random.seed(8), random.seed(8)),
+    "second normal numbers": lambda: (seed_everything(7), _keep_second_normal_numbers()),
 }
 
 
@@ -110,17 +108,13 @@ def test_seeding_repeats_everything_and_gives_each_generator_numbers_of_its_own(
 
 
 def test_seeding_is_numpys_own_and_leaves_accelerators_alone(monkeypatch):
-    seed_numpy(7)
-    first = np.random.get_state()
+    seed_everything(7)
+    first, of_python = np.random.get_state(), random.getstate()
     np.random.seed(7)
     assert np.array_equal(first[1], np.random.get_state()[1])
     assert first[2:] == np.random.get_state()[2:]
+    assert of_python == random.Random(7).getstate()
 
     monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("touched"))
     monkeypatch.setattr(torch, "manual_seed", lambda seed: pytest.fail("touched"))
     seed_generators(bytes(8), "")
-
-    mark = generators._NUMPY_MARK
-    np.random.seed(mark.seed)
-    generator = np.random.get_bit_generator()
-    assert (mark.first, mark.second) == (generator.random_raw(), generator.random_raw())

@@ -3,15 +3,15 @@
 The generators are ``random``, ``numpy.random`` and torch's on the CPU. Before a batch is read, their states are saved
 (`SavedGenerators`). If they are the same afterwards, nothing was drawn.
 
-The state of numpy is slow to read and to set (110 us). Usually no code draws from it in the training process between
-two batches, so its seed is kept: one draw checks that the generator is still at its seed, a second one that nothing was
-drawn while the batch was read, and seeding it again undoes both.
+The states of Python's and numpy's are slow to read (`_Watched`). Usually no code draws from these in the training
+process between two batches, so their seeds are kept: one draw checks that the generator is still at its seed, a second
+one that nothing was drawn while the batch was read, and seeding it again undoes both.
 """
 
 import functools
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -58,17 +58,10 @@ def seed_generators(key: bytes, place: str) -> None:
 
 def seed_everything(seed: int) -> None:
     """Seed Python's, numpy's and torch's generators (all devices) of this process."""
-    random.seed(seed)
-    seed_numpy(seed % 2**32)  # the legacy generator, which is the one that transforms draw from, takes 32 bits
+    python, numpy = _watched()
+    python.seed(seed)
+    numpy.seed(seed % 2**32)  # the legacy generator, which is the one that transforms draw from, takes 32 bits
     torch.manual_seed(seed)
-
-
-def seed_numpy(seed: int) -> None:
-    """``np.random.seed(seed)``, which is remembered."""
-    global _numpy_seed
-    np.random.seed(seed)
-    _numpy_seed = _Seed(seed, _twister().random_raw(), _twister().random_raw())
-    np.random.seed(seed)
 
 
 def read_state() -> tuple[Any, ...]:
@@ -84,32 +77,22 @@ class SavedGenerators:
     ``restore`` restores the saved states. Before that, ``has_drawn`` returns, once, whether numbers were drawn since.
     """
 
-    __slots__ = ("_numpy", "_numpy_state", "_python", "_torch")
+    __slots__ = ("_torch", "_watched")
 
     def __init__(self) -> None:
-        self._python = random.getstate()
         self._torch = torch.default_generator.get_state()
-        self._numpy_state: Any = None
-        seed = _numpy_at_its_seed()
-        self._numpy = _NUMPY_MARK if seed is None else seed
-        if seed is None:
-            self._numpy_state = np.random.get_state()
-            np.random.seed(_NUMPY_MARK.seed)
-            _twister().random_raw()
+        self._watched = [(one, *one.begin()) for one in _watched()]
 
     def has_drawn(self) -> bool:
         """Whether a generator was drawn from, seeded, or set."""
-        if random.getstate() != self._python or not torch.equal(torch.default_generator.get_state(), self._torch):
+        if torch.default_generator.get_state().numpy().tobytes() != self._torch.numpy().tobytes():
             return True
-        return bool(_twister().random_raw() != self._numpy.second)
+        return any(one.draw() != known.second for one, known, _ in self._watched)
 
     def restore(self) -> None:
-        random.setstate(self._python)
         torch.default_generator.set_state(self._torch)
-        if self._numpy_state is None:
-            np.random.seed(self._numpy.seed)
-        else:
-            np.random.set_state(self._numpy_state)
+        for one, known, state in self._watched:
+            one.end(known, state)
 
 
 @contextmanager
@@ -200,35 +183,85 @@ def _plain(state: Any) -> Any:
 
 
 class _Seed(NamedTuple):
-    """A seed of numpy's generator, and the first two numbers that the generator gives after it."""
+    """A seed, and the first two numbers that a generator gives after it."""
 
     seed: int
     first: int
     second: int
 
 
-def _numpy_at_its_seed() -> _Seed | None:
-    """The seed of numpy's generator if nothing was drawn since it was set; the generator has then given ``first``.
+class _Watched:
+    """Python's or numpy's global generator, watched by the number that it gives next.
 
-    Otherwise None, with its state unchanged.
+    Reading and comparing its state takes 30 to 100 us.
+
+    Args:
+        step_back: returns a state with the latest number undrawn.
     """
-    global _numpy_seed
-    seed = _numpy_seed
-    if seed is None or _twister().random_raw() == seed.first:
-        return seed
-    _numpy_seed = None
-    state = np.random.get_state(legacy=False)
-    state["state"]["pos"] -= 1  # the number that was drawn here: the next one again
-    np.random.set_state(state)
-    return None
+
+    def __init__(
+        self,
+        seed: Callable[[int], object],
+        draw: Callable[[], int],
+        get_state: Callable[[], Any],
+        set_state: Callable[[Any], object],
+        step_back: Callable[[Any], Any],
+    ) -> None:
+        self.draw = draw
+        self._seed, self._get_state, self._set_state, self._step_back = seed, get_state, set_state, step_back
+        self._known: _Seed | None = None  # the seed that was set last; None: the state may be any
+        state = get_state()
+        self._mark = self._numbers_of(0x7A3C59E1)  # any seed
+        set_state(state)
+
+    def _numbers_of(self, seed: int) -> _Seed:
+        self._seed(seed)
+        return _Seed(seed, self.draw(), self.draw())
+
+    def seed(self, seed: int) -> None:
+        """Set the seed, which is remembered."""
+        self._known = self._numbers_of(seed)
+        self._seed(seed)
+
+    def begin(self) -> tuple[_Seed, Any]:
+        """Save the state: draw the first number of the returned seed. The state is None if it is that of the seed."""
+        if self._known is not None:
+            if self.draw() == self._known.first:
+                return self._known, None
+            self._known = None
+            self._set_state(self._step_back(self._get_state()))
+        state = self._get_state()
+        self._seed(self._mark.seed)
+        self.draw()
+        return self._mark, state
+
+    def end(self, known: _Seed, state: Any) -> None:
+        """Restore what ``begin`` has returned."""
+        if state is None:
+            self._seed(known.seed)
+        else:
+            self._set_state(state)
 
 
 @functools.cache
-def _twister() -> Any:
-    """The generator of ``numpy.random``."""
-    return np.random.get_bit_generator()  # type: ignore[attr-defined]  # public, and not in numpy's type stubs
+def _watched() -> tuple[_Watched, _Watched]:
+    """Python's generator and numpy's. Built at first use: numpy.random is not imported before."""
+    return (
+        _Watched(
+            random.seed,
+            functools.partial(random.getrandbits, 32),
+            random.getstate,
+            random.setstate,
+            lambda state: (state[0], (*state[1][:-1], state[1][-1] - 1), state[2]),
+        ),
+        _Watched(
+            np.random.seed,
+            np.random.get_bit_generator().random_raw,  # type: ignore[attr-defined]  # public, and not in numpy's type stubs
+            np.random.get_state,
+            np.random.set_state,
+            lambda state: (*state[:2], state[2] - 1, *state[3:]),
+        ),
+    )
 
 
-_numpy_seed: _Seed | None = None
 _state_afterwards: dict[str, Any] | None = None
-_NUMPY_MARK = _Seed(0x7A3C59E1, 2034890414, 4134651746)  # any seed; so that numpy.random is not imported here
