@@ -53,6 +53,17 @@ def test_a_line_that_cannot_be_made_or_written_stops_nothing(
     assert "log.txt cannot be written: [Errno" in said
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is full")
+def test_a_full_disk_ends_no_run(tmp_path: Path, logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+    handler = LogFile(tmp_path / "log.txt")
+    logger.addHandler(handler)
+    (tmp_path / "log.txt").unlink()
+    (tmp_path / "log.txt").symlink_to("/dev/full")
+    logger.info("line")
+    handler.close()
+    assert "log.txt cannot be written: [Errno 28]" in capsys.readouterr().err
+
+
 def test_a_file_that_was_moved_is_made_again(tmp_path: Path, logger: logging.Logger) -> None:
     handler = LogFile(tmp_path / "log.txt")
     logger.addHandler(handler)

@@ -64,6 +64,12 @@ class _File(logging.handlers.WatchedFileHandler):
         except OSError:
             self.handleError(record)
 
+    def close(self) -> None:
+        try:
+            super().close()
+        except OSError:
+            self.handleError(logging.makeLogRecord({}))
+
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         print_line(f"{self.baseFilename} cannot be written: {sys.exc_info()[1]}", file=sys.stderr)
 
