@@ -336,6 +336,21 @@ def test_a_full_disk_is_logged_and_its_rows_are_written_when_there_is_space(
     assert iterations(path) == [0, 1, 2, 3]
 
 
+def test_a_safe_writer_that_cannot_sync_ends_no_run(
+    tmp_path: Path, storage: EventStorage, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Full(JSONWriter):
+        def sync(self) -> None:
+            raise OSError(28, "No space left on device")
+
+    dispatcher = WriterDispatcher([SafeWriter(Full(tmp_path / "a.json")), JSONWriter(tmp_path / "b.json")])
+    put_steps(storage, dispatcher, 2)
+    sync_files()
+    put_and_close(storage, dispatcher)
+    assert iterations(tmp_path / "b.json") == [0, 1, 2]
+    assert "is disabled for the rest of the run" in caplog.text
+
+
 def test_an_interrupt_in_a_writer_is_not_lost(storage: EventStorage) -> None:
     class Leaving(EventWriter):
         def write(self, storage: EventStorage | None = None) -> None:

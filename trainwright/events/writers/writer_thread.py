@@ -198,8 +198,8 @@ class WriterThread:
         for writer in self._writers:
             try:
                 self._write(writer, rows)
-                if self._are_files and (syncs or is_over):
-                    unwrapped(writer).sync()
+                if self._are_files and isinstance(writer, FileWriter) and (syncs or is_over):
+                    writer.sync()
             except BaseException as error:  # any error is raised in the training thread
                 self._failure = self._failure or error
         for done in syncs:
