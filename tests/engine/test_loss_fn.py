@@ -355,8 +355,11 @@ def test_a_loss_of_ones_own_in_a_configuration_is_an_error_that_names_the_argume
 @pytest.mark.parametrize("kind", ["pairs", "fields"])
 def test_outputs_are_not_compared_with_the_targets_of_other_samples(kind: str, loss: Any, tmp_path: Path) -> None:
     class Net(nn.Linear):
+        is_flat = False
+
         def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x)
+            outputs = super().forward(x)
+            return outputs[:, 0] if self.is_flat else outputs
 
     def trainer(targets: Tensor) -> Trainer:
         data: Any = TensorDataset(INPUTS, targets)
@@ -370,6 +373,9 @@ def test_outputs_are_not_compared_with_the_targets_of_other_samples(kind: str, l
         trainer(INPUTS[:, 0]).train()
     assert not (tmp_path / "metrics.json").exists()
     trainer(INPUTS[:, :1]).train()
+    Net.is_flat = True
+    with pytest.raises(ConfigError, match=r"\(8,\) .*\(8, 1\) .*\(8, 8\).* targets.squeeze\(1\)"):
+        trainer(INPUTS[:, :1]).train()
 
 
 PICTURES = torch.rand(32, 1, 4, 4, generator=torch.Generator().manual_seed(1))

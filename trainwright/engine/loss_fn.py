@@ -330,11 +330,13 @@ def _refuse_outputs(criterion: Callable[..., Tensor], outputs: Any, target: Any)
     if not (isinstance(outputs, Tensor) and isinstance(target, Tensor)):
         return
     loss = type(kind).__name__
-    if isinstance(kind, _ELEMENTWISE) and outputs.dim() == 2 and outputs.shape[1:] == (1,) and target.dim() == 1:
+    by_dim = {outputs.dim(): outputs, target.dim(): target}
+    if isinstance(kind, _ELEMENTWISE) and by_dim.keys() == {1, 2} and by_dim[2].shape[1] == 1:
+        fix = "return outputs.squeeze(1) from the model" if outputs.dim() == 2 else "give targets.squeeze(1)"
         raise ConfigError(
             f"TrainingConfig.loss: {loss} of outputs of the shape {tuple(outputs.shape)} and targets of the shape"
             f" {tuple(target.shape)} would compare {(len(outputs), len(target))}, each output with every target. Give"
-            " both one shape: for example return outputs.squeeze(1) from the model."
+            f" both one shape: for example {fix}."
         )
     if not isinstance(kind, _OF_CLASSES):
         return
