@@ -111,41 +111,9 @@ def test_a_folder_with_damaged_files_is_read_as_far_as_possible(tmp_path: Path) 
     assert run.checkpoints == []
 
 
-WRONG: dict[str, list[Any]] = {
-    "started": [3, "yesterday"],
-    "seconds": ["x", -1, 1e300, True],
-    "best": [3, {}, {"metric": "Acc", "value": None, "iteration": 3}, {"metric": 3, "value": "x", "iteration": "y"}],
-    "git": ["x", {"commit": 3, "num_changed": 3}, {"commit": "a", "branch": None, "num_changed": 1, "changed": 3}],
-    "data": ["x", {"train": 3}],
-    "machine": ["x", {"accelerators": [3]}, {"memory_bytes": -1}],
-    "versions": ["x"],
-    "numerics": [3],
-    "phases": ["x", {"data": "x", "forward": float("inf")}],
-    "last_iteration": ["x", [], 10**40],
-    "samples_per_iteration": ["x", -1],
-    "model": ["x", {"class": None, "parameters": "x"}],
-    "peak_memory_bytes": ["x", -1],
-    "device": [3],
-}
-
-
 @pytest.fixture
 def run(runs_folder: Path, tmp_path: Path) -> Path:
     return shutil.copytree(runs_folder / "files", tmp_path / "run", symlinks=True)
-
-
-def change(run: Path, **values: Any) -> None:
-    record = json.loads((run / "run.json").read_text())
-    record["starts"][-1].update(values)
-    (run / "run.json").write_text(json.dumps(record))
-
-
-@pytest.mark.parametrize("number", range(4))
-def test_values_that_no_run_writes_are_left_out(run: Path, runs_folder: Path, number: int, tmp_path: Path) -> None:
-    change(run, **{name: values[number % len(values)] for name, values in WRONG.items()})
-    assert main(["runs", str(run)]) == 0
-    assert main(["report", str(run), str(runs_folder / "files"), "--output", str(tmp_path / "report.html")]) == 0
-    assert main(["diff", str(run), str(runs_folder / "files")]) == 1
 
 
 @pytest.mark.parametrize(

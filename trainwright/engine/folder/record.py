@@ -5,7 +5,6 @@ import functools
 import importlib.metadata
 import json
 import logging
-import math
 import os
 import platform
 import shlex
@@ -150,7 +149,7 @@ class RunRecord(HookBase):
         starts = read_starts(path) if self._folder.resume or self._start.get("ended") else []
         if starts and starts[-1].get("started") == self._start["started"]:
             starts.pop()
-        content = json.dumps({"starts": [*starts, _plain(self._start)]}, indent=1, allow_nan=False)
+        content = json.dumps({"starts": [*starts, self._start]}, indent=1, allow_nan=False)
         try:
             atomic_write(path, content.encode() + b"\n")
         except OSError as error:  # the run does not depend on it
@@ -171,16 +170,6 @@ def _peak_memory(device: torch.device) -> int | None:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if isinstance(value, str | int | None) else str(value)
 
 
 _PACKAGES = (
