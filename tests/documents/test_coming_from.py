@@ -16,7 +16,7 @@ from tests.toys import Classifier, file_config, points
 from trainwright import DefaultTrainer, Trainer, TrainingConfig, get_config
 from trainwright.cli.commands import COMMANDS
 from trainwright.cli.main import main
-from trainwright.engine.folder.formats import CURVES_NAME
+from trainwright.events.formats import CURVES_NAME
 from trainwright.hooks import Callback, TrainerControl
 
 REPOSITORY = Path(__file__).parents[2]

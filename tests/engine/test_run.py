@@ -19,8 +19,8 @@ from tests.toys import Classifier, file_config, points
 from trainwright import DefaultTrainer, Trainer, TrainingConfig
 from trainwright.config import ConfigError
 from trainwright.engine.folder import record as run_record
-from trainwright.engine.folder.formats import read_starts
 from trainwright.engine.folder.record import git_state, machine, numerics, versions, working_folder
+from trainwright.events.formats import read_starts
 from trainwright.hooks import CallbackHook
 from trainwright.inspect.report import picture
 

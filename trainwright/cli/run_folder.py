@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from trainwright.engine.folder.formats import RECORD_NAME, is_count, is_number, read_starts
-from trainwright.inspect.report.run_state import CONFIGS, flat, last_written, read_config, read_tail, state_of
+from trainwright.events.formats import METRICS_NAME, RECORD_NAME, is_number, read_starts, read_tail, rows_of
+from trainwright.inspect.report.run_state import CONFIGS, flat, last_written, read_config, state_of
 
 _NOT_RUNS = ("checkpoints", "profile", "__pycache__")
 
@@ -53,7 +53,8 @@ def run_folders(folder: Path, *, earlier: bool = False) -> Iterator[Path]:
 def read_run(path: Path, base: Path) -> Run:
     """The state and the results of the run in ``path``, by its files; its name is relative to ``base``."""
     name = os.path.relpath(path, base)
-    starts, log, rows = read_starts(path / RECORD_NAME), read_tail(path / "log.txt"), _rows(path / "metrics.json")
+    starts, log = read_starts(path / RECORD_NAME), read_tail(path / "log.txt")
+    rows = [*rows_of(read_tail(path / METRICS_NAME).splitlines())]
     last = starts[-1] if starts else {}
     state = state_of(path, starts)
     measured = [row["iteration"] + ("total_loss" in row) for row in rows]
@@ -80,17 +81,6 @@ def settings_of(path: str) -> dict[str, Any]:
     found = dict(flat(read_config(Path(path))))
     is_python_api = not Path(path, CONFIGS[0]).is_file()
     return {**{name.partition(".")[2]: value for name, value in found.items() if is_python_api}, **found}
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    rows = []
-    for line in read_tail(path).splitlines():
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):  # cut off at the beginning, or being written
-            continue
-        rows += [row] if isinstance(row, dict) and is_count(row.get("iteration")) else []
-    return rows
 
 
 def _loss(row: dict[str, Any]) -> float | None:

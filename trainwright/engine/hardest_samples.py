@@ -16,10 +16,10 @@ from torch import Tensor
 from trainwright.checkpoint.files import atomic_write
 from trainwright.config.errors import ConfigError
 from trainwright.data.batch import parts
-from trainwright.engine.folder.formats import HARDEST_NAME, read_hardest
 from trainwright.engine.folder.run_folder import RunFolder, is_left_out
 from trainwright.engine.run import Run
 from trainwright.evaluation.hardest_samples import HardestSamples, Row
+from trainwright.events.formats import HARDEST_NAME, read_hardest
 from trainwright.events.storage import EventStorage
 from trainwright.parallel.mesh import current_mesh
 

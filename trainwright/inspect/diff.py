@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from trainwright.engine.folder.formats import LOSSES_NAME
+from trainwright.events.formats import LOSSES_NAME
 from trainwright.inspect.report.run_data import Array, RunData, read_loss_table
 
 _OF_THE_PLACE = ("output_dir", "train.output_dir", "resume_from_checkpoint")  # differ without an effect

@@ -17,9 +17,9 @@ from torch import nn
 from trainwright.checkpoint.verify import inspect_folders
 from trainwright.config.errors import ConfigError
 from trainwright.data.sample_names import sample_name
-from trainwright.engine.folder.formats import LOSSES_NAME, RECORD_NAME, read_starts
 from trainwright.engine.folder.record import RunRecord
 from trainwright.engine.run import Run
+from trainwright.events.formats import LOSSES_NAME, RECORD_NAME, read_starts
 from trainwright.events.storage import EventStorage
 from trainwright.inspect.diff import compare_starts
 from trainwright.inspect.report.run_data import LOSS, read_loss_table

@@ -8,14 +8,13 @@ import re
 import shutil
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from trainwright.cli.main import main
 from trainwright.config.errors import MissingFileError
-from trainwright.engine.folder.formats import read_starts
+from trainwright.events.formats import read_starts
 from trainwright.inspect.report.run_data import RunData, find_runs, read_loss_table, read_metrics
 from trainwright.inspect.report.run_state import state_of
 

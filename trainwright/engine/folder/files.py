@@ -19,7 +19,7 @@ from typing import Any
 
 from trainwright.checkpoint.files import atomic_write, open_regular, remove_stale, sync_folder
 from trainwright.checkpoint.folder import POINTER_NAME, is_checkpoint
-from trainwright.engine.folder.formats import CURVES_NAME, LOSSES_NAME, RECORD_NAME
+from trainwright.events.formats import CURVES_NAME, LOSSES_NAME, METRICS_NAME, RECORD_NAME
 
 LIST_NAME = ".trainwright.json"
 EARLIER_RUNS = "earlier_runs"
@@ -34,7 +34,7 @@ class Layout:
     """Where the runs of an API write, relative to the output folder, with ``/`` as separator."""
 
     config: str
-    tables: tuple[str, ...] = ("metrics.json", LOSSES_NAME)
+    tables: tuple[str, ...] = (METRICS_NAME, LOSSES_NAME)
     event_folders: tuple[str, ...] = (".",)
     checkpoints: str = "."  # the folder of checkpoints
     checkpoint_name: re.Pattern[str] = re.compile(r".+_(\d{7,}|best|final)", re.DOTALL)

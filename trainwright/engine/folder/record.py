@@ -22,8 +22,8 @@ import xxhash
 from trainwright.checkpoint.files import atomic_write, irregular
 from trainwright.config.secrets import redact_command
 from trainwright.data.fingerprint import described_data
-from trainwright.engine.folder.formats import CURVES_NAME, RECORD_NAME, read_starts
 from trainwright.engine.folder.run_folder import RunFolder
+from trainwright.events.formats import CURVES_NAME, RECORD_NAME, read_starts
 from trainwright.hooks.base import HookBase, has_failed
 from trainwright.hooks.timer import count_cpus
 from trainwright.lazy_names import ring

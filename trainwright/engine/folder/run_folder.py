@@ -7,7 +7,6 @@ start leaves the earlier one unchanged. A run that is not resumed then first mov
 
 import copy
 import functools
-import json
 import logging
 import logging.handlers
 import os
@@ -18,12 +17,12 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainwright.checkpoint.files import atomic_write, irregular, open_regular, relative_path
+from trainwright.checkpoint.files import atomic_write, irregular, relative_path
 from trainwright.config.errors import ConfigError
 from trainwright.config.secrets import RedactingFormatter, remember_secrets
 from trainwright.engine.folder.files import EARLIER_RUNS, Layout, RunFiles
-from trainwright.engine.folder.formats import CSV_NAME, LOSSES_NAME
 from trainwright.engine.logs import LOG_FORMAT, LogFile
+from trainwright.events.formats import CSV_NAME, LOSSES_NAME, METRICS_NAME, read_tail, rows_of
 from trainwright.hooks.base import HookBase
 from trainwright.parallel.dist import get_rank, get_world_size, is_main_process, raised_together, synchronize
 
@@ -71,8 +70,8 @@ class RunFolder:
 
     def holds_a_run(self) -> bool:
         """Whether the folder has metrics or checkpoints of an earlier run."""
-        metrics = self.path / "metrics.json"
-        return self.files.has_checkpoints() or (metrics.is_file() and self.files.is_own("metrics.json"))
+        metrics = self.path / METRICS_NAME
+        return self.files.has_checkpoints() or (metrics.is_file() and self.files.is_own(METRICS_NAME))
 
     def contains(self, path: str | Path) -> bool:
         """Whether ``path``, or the target of its link, is in this folder and not part of an earlier run."""
@@ -86,15 +85,8 @@ class RunFolder:
 
     def last_results(self) -> dict[str, float]:
         """The results of an evaluation in the last row of metrics.json, without ``eval_``."""
-        try:
-            with open(open_regular(self.path / "metrics.json"), "rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - _MAX_ROW))
-                last = file.read().splitlines()[-1:]
-            row = json.loads(last[0]) if last else {}
-        except (OSError, ValueError, RecursionError):
-            return {}
-        is_row = isinstance(row, dict)
-        return {n.removeprefix("eval_"): x for n, x in row.items() if n.startswith("eval_")} if is_row else {}
+        last = [{}, *rows_of(read_tail(self.path / METRICS_NAME, _MAX_ROW).splitlines())][-1]
+        return {name.removeprefix("eval_"): value for name, value in last.items() if name.startswith("eval_")}
 
     def check_free(self) -> None:
         """Raise if another process trains in this folder."""
@@ -328,7 +320,7 @@ class TrainerFolder(RunFolder):
         is_outside = os.path.isabs(event_folder) or event_folder.startswith(os.pardir)
         self.layout = Layout(
             "training_config.yaml",
-            tables=("metrics.json", LOSSES_NAME, (Path(config.logs_dir) / CSV_NAME).as_posix()),
+            tables=(METRICS_NAME, LOSSES_NAME, (Path(config.logs_dir) / CSV_NAME).as_posix()),
             event_folders=() if is_outside else (event_folder,),
             checkpoints=Path(config.checkpoints_dir).as_posix(),
             checkpoint_name=re.compile(r"\d+|model_best(_\d+)?"),

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from trainwright.engine.folder.formats import CURVES_NAME
 from trainwright.engine.run import TrainerRun
+from trainwright.events.formats import CURVES_NAME
 from trainwright.models.adapters import is_peft_model
 from trainwright.models.checkpoint_files import class_name
 from trainwright.parallel.dist import mesh_in_use

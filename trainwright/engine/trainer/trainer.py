@@ -27,7 +27,6 @@ from trainwright.data.sampler import EpochSampler
 from trainwright.data.seeding import seed_everything
 from trainwright.data.streaming import is_stream
 from trainwright.engine.extra_parameters import log_modes, log_untrained
-from trainwright.engine.folder.formats import CSV_NAME
 from trainwright.engine.folder.run_folder import TrainerFolder
 from trainwright.engine.hardest_samples import hardest_samples
 from trainwright.engine.loss_fn import forward
@@ -48,6 +47,7 @@ from trainwright.engine.trainer.processes import Placement, check_pipeline, warn
 from trainwright.engine.trainer.saving import Saving, read_csv_logs
 from trainwright.engine.trainer.train_metrics import TrainMetrics, after_batch_calls, measures_training
 from trainwright.engine.trainer.training_step import OWN_STEP_METHODS, STEP_METHODS, BatchLoss, TrainingStep
+from trainwright.events.formats import CSV_NAME
 from trainwright.events.storage import EventStorage
 from trainwright.events.writers import default_writers
 from trainwright.events.writers.base import EventWriter

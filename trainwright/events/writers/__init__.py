@@ -5,10 +5,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from trainwright.events.formats import LOSSES_NAME, METRICS_NAME
 from trainwright.events.writers.base import EventWriter, SafeWriter
 from trainwright.events.writers.console import ConsoleWriter
 from trainwright.events.writers.progress import ProgressWriter, bar_stream
-from trainwright.events.writers.rows import METRICS_NAME, CSVWriter, JSONWriter, LossWriter
+from trainwright.events.writers.rows import CSVWriter, JSONWriter, LossWriter
 from trainwright.events.writers.tensorboard import TensorBoardWriter
 from trainwright.events.writers.trackers import TRACKERS
 
@@ -48,7 +49,7 @@ def default_writers(
     if console:
         writers.append(ConsoleWriter(batch_size, max_iter))
     writers.append(JSONWriter(Path(folder, METRICS_NAME)))
-    writers.append(LossWriter(Path(folder, "losses.csv")))
+    writers.append(LossWriter(Path(folder, LOSSES_NAME)))
     if table is not None:
         writers.append(CSVWriter(table))
     if tensorboard is not None:

@@ -11,15 +11,14 @@ from abc import abstractmethod
 from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 from trainwright.checkpoint.files import atomic_write, is_at, named, open_regular, remove_stale, sync_folder
+from trainwright.events.formats import row_of, rows_of
 from trainwright.events.storage import EventStorage
 from trainwright.events.writers.base import FileWriter
 
 logger = logging.getLogger("trainwright.events")
 Row = dict[str, float]
-METRICS_NAME = "metrics.json"
 LOSS = "total_loss"  # the metric that both APIs record in each iteration
 
 
@@ -169,7 +168,7 @@ class JSONWriter(RowWriter):
     def _keep_before(self, first: int) -> int:
         content = self._file.path.read_bytes()
         lines = content.splitlines()
-        rows = [(row["iteration"], line) for line in lines if (row := _parsed(line)) is not None]
+        rows = [(row["iteration"], line) for line in lines if (row := row_of(line)) is not None]
         # Of two rows of one iteration, this keeps the later one: sorting is stable.
         kept = {iteration: line for iteration, line in sorted(rows, key=itemgetter(0)) if iteration < first}
         num_again = sum(iteration >= first for iteration, _ in rows)
@@ -191,25 +190,15 @@ class JSONWriter(RowWriter):
 def read_rows(path: Path) -> dict[int, Row]:
     """The complete rows of a file of a JSONWriter in order, without values that are not finite; {}: no such file."""
     rows: dict[int, Row] = {}
-    for line in path.read_bytes().splitlines() if path.is_file() else ():
-        if (row := _parsed(line)) is not None:
-            iteration = row.pop("iteration")
-            rows[iteration] = {name: value for name, value in row.items() if value is not None}
+    for row in rows_of(path.read_bytes().splitlines() if path.is_file() else ()):
+        iteration = row.pop("iteration")
+        rows[iteration] = {name: value for name, value in row.items() if value is not None}
     return dict(sorted(rows.items()))
 
 
 def _line(iteration: int, row: Row) -> str:
     finite: dict[str, float | None] = {name: value if math.isfinite(value) else None for name, value in row.items()}
     return json.dumps({**finite, "iteration": iteration}, sort_keys=True, allow_nan=False) + "\n"
-
-
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    """A row; None for a line that is incomplete or not a row of this writer."""
-    with suppress(ValueError, RecursionError):  # RecursionError: the line is nested too deeply for a row
-        row = json.loads(line)
-        if isinstance(row, dict) and type(row.get("iteration")) is int:
-            return row
-    return None
 
 
 _ITERATION = re.compile(r"[0-9]{1,18}")

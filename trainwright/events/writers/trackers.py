@@ -19,9 +19,10 @@ from typing import Any, ClassVar
 
 from trainwright.checkpoint.files import atomic_write
 from trainwright.config.errors import ConfigError
+from trainwright.events.formats import METRICS_NAME
 from trainwright.events.storage import EventStorage, get_event_storage
 from trainwright.events.writers.base import EventWriter
-from trainwright.events.writers.rows import METRICS_NAME, Row, read_rows, rows_after
+from trainwright.events.writers.rows import Row, read_rows, rows_after
 
 logger = logging.getLogger("trainwright.events")
 

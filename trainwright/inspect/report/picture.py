@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.checkpoint.files import atomic_write
-from trainwright.engine.folder.formats import CURVES_NAME
+from trainwright.events.formats import CURVES_NAME
 from trainwright.inspect.report.curves import Line, charts_of, smoothed, thinned, title_of, unit_of
 from trainwright.inspect.report.run_data import LOSS, Curve, RunData
 
@@ -31,7 +31,8 @@ def draw_curves(folder: Path) -> Path | None:
         return None
     best = run.latest.get("best") or {}
     metric = str(best.get("metric", ""))
-    other = metric if metric and metric.rpartition("/")[2] != "loss" and metric in run.curves else None
+    is_loss = metric.removeprefix("eval_").rpartition("/")[2] == "loss"
+    other = metric if metric in run.curves and not is_loss else None
     figure = Figure(figsize=(9 if other else 6.4, 3.8), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(_title(run), fontsize=11)

@@ -1,9 +1,7 @@
 """The content of a run's folder, for reports: metrics, settings, starts, checkpoints, warnings."""
 
-import json
 import math
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,15 +14,17 @@ import numpy.typing as npt
 from trainwright.checkpoint.files import open_regular
 from trainwright.checkpoint.verify import CheckpointReport, inspect_folders
 from trainwright.config.errors import MissingFileError, missing_path
-from trainwright.engine.folder.formats import (
+from trainwright.events.formats import (
     HARDEST_NAME,
     LOSSES_NAME,
     METRICS_NAME,
     RECORD_NAME,
     read_hardest,
     read_starts,
+    read_tail,
+    rows_of,
 )
-from trainwright.inspect.report.run_state import CONFIGS, flat, last_written, read_config, read_tail, state_of
+from trainwright.inspect.report.run_state import CONFIGS, flat, last_written, read_config, state_of
 
 LOSS = "total_loss"
 
@@ -173,15 +173,14 @@ def short_names(folders: list[Path]) -> list[str]:
 def read_metrics(path: Path) -> dict[str, Curve]:
     """The metrics of a ``metrics.json`` by name, in the order of iterations; of two rows of one, the later counts."""
     values: dict[str, tuple[list[int], list[float]]] = {}
-    for row in _rows(path):
-        at = row.pop("iteration", None)
-        if type(at) is not int or not 0 <= at < _MAX_ITERATION:
-            continue
-        for name, value in row.items():
-            if value is None or isinstance(value, int | float):
-                xs, ys = values.setdefault(name, ([], []))
-                xs.append(at + 1)
-                ys.append(value if value is not None and abs(value) <= sys.float_info.max else math.nan)
+    with suppress(OSError), open(open_regular(path), "rb") as file:
+        for row in rows_of(file):
+            at = row.pop("iteration")
+            for name, value in row.items() if 0 <= at < _MAX_ITERATION else ():
+                if value is None or isinstance(value, int | float):
+                    xs, ys = values.setdefault(name, ([], []))
+                    xs.append(at + 1)
+                    ys.append(value if value is not None and abs(value) <= sys.float_info.max else math.nan)
     return {name: _curve(np.array(x, dtype=np.float64), np.array(y)) for name, (x, y) in sorted(values.items())}
 
 
@@ -202,19 +201,6 @@ def read_loss_table(path: Path) -> Array | None:
             rows.append((float(at), float(loss)))
     table = np.array(rows, dtype=np.float64).reshape(-1, 2)
     return table[(table[:, 0] >= 0) & (table[:, 0] < _MAX_ITERATION)]
-
-
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        file = open(open_regular(path), "rb")  # noqa: SIM115 - closed below
-    except OSError:
-        return
-    with file:
-        for line in file:
-            with suppress(ValueError, RecursionError):  # damaged
-                row = json.loads(line)
-                if isinstance(row, dict):
-                    yield row
 
 
 def _curve(x: Array, y: Array) -> Curve:

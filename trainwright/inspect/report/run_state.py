@@ -10,16 +10,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from trainwright.checkpoint.files import open_regular
+from trainwright.events.formats import LOSSES_NAME, METRICS_NAME, read_tail
 from trainwright.terminal import printable
 
 logger = logging.getLogger("trainwright.inspect.report")
 
 CONFIGS = ("config.yaml", "training_config.yaml")  # of config files, of the Python API
 STATES = ("running", "finished", "interrupted", "failed")
-_WRITTEN = ("log.txt", "metrics.json", "losses.csv")  # during a run
+_WRITTEN = ("log.txt", METRICS_NAME, LOSSES_NAME)  # during a run
 _QUIET_S = 600.0  # a run of another machine that has written nothing for so long does not run
-_TAIL_BYTES = 1 << 18
 _ENDS = re.compile(r"(Finished after iteration|Training failed in|Training was stopped in|Training\n)")
 
 
@@ -101,16 +100,6 @@ def is_locked(path: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
-
-
-def read_tail(path: Path, num_bytes: int = _TAIL_BYTES) -> str:
-    """The end of a text file; empty without it."""
-    try:
-        with open(open_regular(path), "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - num_bytes))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""
 
 
 def _writes_elsewhere(folder: Path, start: Mapping[str, Any]) -> bool:

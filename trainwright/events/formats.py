@@ -5,7 +5,9 @@ Does not import torch: programs that look at many runs use it.
 
 import csv
 import json
+import os
 import sys
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ LOSSES_NAME = "losses.csv"
 CURVES_NAME = "curves.png"
 HARDEST_NAME = "hardest_samples.csv"
 RECORD_NAME = "run.json"
+_TAIL_BYTES = 1 << 18
 
 
 def read_starts(path: Path) -> list[dict[str, Any]]:
@@ -25,6 +28,30 @@ def read_starts(path: Path) -> list[dict[str, Any]]:
     with suppress(OSError, ValueError, RecursionError, KeyError, TypeError):
         return [start for start in json.loads(read_regular(path))["starts"] if isinstance(start, dict)]
     return []
+
+
+def row_of(line: str | bytes) -> dict[str, Any] | None:
+    """A row of a ``metrics.json``; None for a line that is incomplete or no such row."""
+    with suppress(ValueError, RecursionError):  # RecursionError: the line is nested too deeply for a row
+        row = json.loads(line)
+        if isinstance(row, dict) and type(row.get("iteration")) is int:
+            return row
+    return None
+
+
+def rows_of(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
+    """The complete rows of a ``metrics.json``."""
+    return (row for line in lines if (row := row_of(line)) is not None)
+
+
+def read_tail(path: Path, num_bytes: int = _TAIL_BYTES) -> str:
+    """The end of a text file; empty without it."""
+    try:
+        with open(open_regular(path), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - num_bytes))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def read_hardest(path: Path) -> list[dict[str, str]]:
@@ -42,8 +69,3 @@ def read_hardest(path: Path) -> list[dict[str, str]]:
 def is_number(value: Any) -> bool:
     """Whether this is a number that a float can hold, neither NaN nor infinite."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-
-
-def is_count(value: Any) -> bool:
-    """Whether this is a number of iterations, samples or bytes."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
