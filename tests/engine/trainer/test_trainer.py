@@ -187,6 +187,14 @@ def test_a_step_without_a_loss_is_an_error(tmp_path: Path) -> None:
         def training_step(self, batch: Any) -> Any:
             super().training_step(batch)
 
+    class OtherStep(Trainer):
+        def training_step(self, batch: Any) -> Any:
+            return {"step_loss": super().training_step(batch)}
+
+    class PairStep(Trainer):
+        def training_step(self, batch: Any) -> Any:
+            return super().training_step(batch), batch
+
     class NoLogs(Trainer):
         def train_step(self, model: Any, inputs: Any) -> Any:
             super().train_step(model, inputs)
@@ -197,8 +205,9 @@ def test_a_step_without_a_loss_is_an_error(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match=r"NoLoss.compute_loss .*NoneType"):
         NoLoss(make(Net), config(tmp_path), PAIRS).train()
-    with pytest.raises(ConfigTypeError, match=r"NoStep.training_step .*NoneType"):
-        NoStep(make(Net), config(tmp_path), PAIRS).train()
+    for kind, found in ((NoStep, "NoneType"), (OtherStep, "NoneType"), (PairStep, "tuple")):
+        with pytest.raises(ConfigTypeError, match=rf'{kind.__name__}.training_step .*{found} .*dict with "loss"'):
+            kind(make(Net), config(tmp_path), PAIRS).train()
     with pytest.raises(ConfigError, match=r"NoLogs.train_step returned NoneType; it must return a dict"):
         NoLogs(make(Net), config(tmp_path), PAIRS).train()
     with pytest.raises(ConfigError, match=r"OtherName.train_step returned 'loss'; the loss of a step is \"step_loss\""):

@@ -243,10 +243,10 @@ class TrainingStep:
                 " it."
             )
         loss = logs.get("step_loss")
-        if overrides.has("training_step") and loss is None and not overrides.has("train_step"):
+        if overrides.has("training_step") and not overrides.has("train_step") and not hasattr(loss, "__float__"):
             raise ConfigTypeError(
-                f"{overrides.kind}.training_step returned {type(loss).__name__}; it must return its loss, or a dict"
-                ' with "loss" in it.'
+                f"{overrides.kind}.training_step returned {type(loss).__name__} as its loss; it must return the"
+                ' loss, or a dict with "loss" in it.'
             )
         if "loss" in logs and loss is None:
             raise ConfigTypeError(
@@ -305,7 +305,7 @@ class TrainingStep:
         loss = (self._training_step or self._overrides.of("training_step", self.training_step))(inputs)
         if self.update.is_window_end:
             self._overrides.of("optimization_step", self.update.finish)()
-        return {"step_loss": loss["loss"] if isinstance(loss, Mapping) else loss}
+        return {"step_loss": loss.get("loss") if isinstance(loss, Mapping) else loss}
 
     def training_step(self, batch: Any) -> Tensor:
         compute_loss = self._compute_loss or self._overrides.of("compute_loss", self.loss.compute_loss)
