@@ -344,6 +344,22 @@ def test_a_loss_with_class_weights_in_each_form(form: str, tmp_path: Path) -> No
         assert TrainingConfig.load(tmp_path / "saved.yaml").loss == written
 
 
+def test_a_compute_loss_of_another_use_leaves_the_weights_of_the_criterion(tmp_path: Path) -> None:
+    class Net(nn.Linear):
+        def compute_loss(self, outputs: Tensor) -> Tensor:
+            raise AssertionError("not of outputs and target")
+
+    model, theirs = Net(4, 3), nn.Linear(4, 3)
+    theirs.load_state_dict(model.state_dict())
+    given = config(tmp_path, optimizer="SGD", num_epochs=1, gradient_accumulation_steps=2, loss=WEIGHTED)
+    results = Trainer(model, given, train_dataloader=DataLoader(PAIRS, 8), eval_dataset=PAIRS).train()
+    inputs, labels = PAIRS.tensors  # both batches are one update
+    WEIGHTED(theirs(inputs), labels).backward()
+    torch.optim.SGD(theirs.parameters(), lr=0.01).step()
+    torch.testing.assert_close(model.weight, theirs.weight)
+    assert results["loss"] == pytest.approx(WEIGHTED(theirs(inputs), labels).item(), rel=1e-6)
+
+
 def test_a_loss_of_ones_own_in_a_configuration_is_an_error_that_names_the_argument(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"TrainingConfig.loss: got .*Labelled"):
         config(tmp_path, loss=Labelled())

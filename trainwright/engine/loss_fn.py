@@ -174,8 +174,7 @@ def contract_for(
     is_pair = isinstance(inputs, tuple | list) and len(inputs) == 2
     if not is_pair and not isinstance(inputs, Mapping):
         raise _refused_batch(inputs)
-    if is_pair and not _takes_two(own_loss):  # of another use, as detection models have
-        own_loss = None
+    own_loss = used_loss(own_loss, inputs)
     undecided = _Undecided(criterion or _no_criterion, record_scalars)
     loss: Loss = undecided if own_loss is None else _own(own_loss, record_scalars, of_pair=is_pair)
     takes_dicts = is_pair and own_loss is None and _is_list_of_dicts(inputs[1]) and _takes_two(model.forward)
@@ -187,6 +186,12 @@ def contract_for(
     if takes_dicts:  # as detection models expect; in evaluation they return predictions and no loss
         return lambda model, inputs: loss(model(*inputs), inputs), None
     return _of_fields(model, inputs, own_loss, loss)
+
+
+def used_loss(own_loss: Callable[..., Tensor] | None, inputs: Any) -> Callable[..., Tensor] | None:
+    """The model's ``compute_loss``; None if it has another use for batches like ``inputs``, as of detection models."""
+    is_pair = isinstance(inputs, tuple | list) and len(inputs) == 2
+    return None if own_loss is None or (is_pair and not _takes_two(own_loss)) else own_loss
 
 
 def _refused_batch(inputs: Any) -> ConfigTypeError:
@@ -234,9 +239,7 @@ def _of_pair(criterion: Callable[..., Tensor], loss: Loss, record_outputs: Calla
     return compute_loss
 
 
-def _takes_two(function: Callable[..., Any] | None) -> bool:
-    if function is None:
-        return False
+def _takes_two(function: Callable[..., Any]) -> bool:
     try:
         inspect.signature(function).bind(None, None)
     except TypeError:

@@ -19,7 +19,7 @@ from trainwright.config.errors import ConfigError, ConfigTypeError, did_you_mean
 from trainwright.data.batch import arguments, count_samples, parameter_names, to_batch
 from trainwright.data.errors import add_batch_note, data_fault
 from trainwright.data.instance import Instance
-from trainwright.engine.loss_fn import forward, losses_of, predictions_of, target_of
+from trainwright.engine.loss_fn import forward, losses_of, predictions_of, target_of, used_loss
 from trainwright.engine.run import TrainerRun
 from trainwright.engine.targets import Comparison, find_comparison, label_fields
 from trainwright.engine.trainer import checks, loaders, parts
@@ -153,7 +153,7 @@ class Evaluation:
             loss = self.compute_loss(model, batch)
         except (IndexError, TypeError) as error:
             criterion = self._run.criterion
-            if self._has_own_loss("compute_loss") or criterion is None or target_of(batch) is not None:
+            if self._has_own_loss(batch, "compute_loss") or criterion is None or target_of(batch) is not None:
                 raise
             raise ConfigError(
                 f"Trainer.eval_dataset: its samples have no target for the loss {type(criterion).__name__}, as those of"
@@ -333,14 +333,15 @@ class Evaluation:
         return {**batch, "labels": labels} if isinstance(batch, Mapping) else (batch, labels)
 
     def _find_comparison(self, outputs: Any, inputs: Any, loss: Any) -> Comparison:
-        has_own_loss = self._has_own_loss("train_step", "training_step", "compute_loss")
+        has_own_loss = self._has_own_loss(inputs, "train_step", "training_step", "compute_loss")
         return find_comparison(
             self._run.model, outputs, inputs, loss,
             criterion=self._run.criterion, has_own_loss=has_own_loss or losses_of(outputs) is not None,
         )  # fmt: skip
 
-    def _has_own_loss(self, *methods: str) -> bool:
-        return hasattr(self._run.model, "compute_loss") or self._overrides.has(*methods)
+    def _has_own_loss(self, batch: Any, *methods: str) -> bool:
+        own_loss = used_loss(getattr(self._run.model, "compute_loss", None), batch)
+        return own_loss is not None or self._overrides.has(*methods)
 
 
 def _generated(model: Any, batch: Any) -> Any:

@@ -15,7 +15,7 @@ from trainwright.data.batch import to_batch
 from trainwright.data.collate import mixed
 from trainwright.engine.accumulation import mean_outputs
 from trainwright.engine.gradient_sync import explained
-from trainwright.engine.loss_fn import Loss, add_notes, contract_for, predictions_of
+from trainwright.engine.loss_fn import Loss, add_notes, contract_for, predictions_of, used_loss
 from trainwright.engine.pipeline_step import PipelineStep, pipeline_settings, refuse_own_step
 from trainwright.engine.run import TrainerRun
 from trainwright.engine.sequence_parts import sequence_parts
@@ -64,6 +64,7 @@ class BatchLoss:
         """``compute_loss`` for batches like ``inputs``, without a frame of this class."""
         if self._chosen is None:
             record = in_turn([one for one in self._recorders if one is not None])
+            self.own_loss = used_loss(self.own_loss, inputs)
             self._chosen, _ = contract_for(
                 self._model, inputs, self.criterion, self.own_loss, record, self._record_scalars
             )
