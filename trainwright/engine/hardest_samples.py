@@ -18,14 +18,13 @@ from trainwright.config.errors import ConfigError
 from trainwright.data.batch import parts
 from trainwright.engine.folder.run_folder import RunFolder, is_left_out
 from trainwright.engine.run import Run
-from trainwright.evaluation.hardest_samples import HardestSamples, Row
+from trainwright.evaluation.hardest_samples import COLUMNS, HardestSamples, Row
 from trainwright.events.formats import HARDEST_NAME, read_hardest
 from trainwright.events.storage import EventStorage
 from trainwright.parallel.mesh import current_mesh
 
 logger = logging.getLogger("trainwright.engine")
 
-COLUMNS = ("iteration", "dataset", "sample", "name", "loss", "label", "prediction")
 _MAX_TEXT = 2000  # characters of a sample
 
 
@@ -50,44 +49,33 @@ class HardestTable:
     def __init__(self, folder: RunFolder, storage: Callable[[], EventStorage]) -> None:
         """``storage``: returns the metrics of the current training."""
         self._folder, self._storage = folder, storage
-        self._early: list[Row] = []  # before the folder is opened
+        self._new: list[Row] = []  # not written: the folder is not open before the first step
         self._shown: set[tuple[str, int]] = set()
-        self._written: set[tuple[int, str]] = set()  # evaluations whose rows this process has written
 
     def add(self, rows: list[Row], dataset: Any) -> None:
         """Write the rows of the evaluation of one data set, and show its samples."""
         at, name = self._storage().iter, rows[0]["dataset"]
-        new = [{"iteration": at, **row} for row in rows]
+        self._new += [{"iteration": at, **row} for row in rows]
         if not self._folder.is_open:
-            self._early += new
             return
         path = self._folder.path / HARDEST_NAME
-        if not self._written and (is_left_out(path) or not self._folder.files.is_own(HARDEST_NAME)):
+        if is_left_out(path) or not self._folder.files.is_own(HARDEST_NAME):
+            self._new.clear()
             return
-        self._write(path, [*self._early, *new], at, name)
-        self._early = []
+        self._write(path, at, name)
         if dataset is not None:
             for row in rows:
                 self._show(row, dataset)
 
-    def _write(self, path: Path, rows: list[Row], at: int, name: str) -> None:
-        """Append ``rows``; those of evaluations that are repeated, or that a resumed run repeats, are replaced."""
-        is_next = bool(self._written) and at >= max(self._written)[0] and (at, name) not in self._written
-        self._written.add((at, name))
+    def _write(self, path: Path, at: int, name: str) -> None:
+        """Add the new rows; those of evaluations that are repeated, or that a resumed run repeats, are replaced."""
+        places = ((int(row["iteration"]), row["dataset"], row) for row in read_hardest(path))
+        before = [row for iteration, dataset, row in places if iteration < at or (iteration == at and dataset != name)]
         text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, COLUMNS)
-        if is_next and path.is_file():
-            writer.writerows(rows)
-            with open(path, "a", encoding="utf-8", newline="") as file:
-                file.write(text.getvalue())
-            return
-        before = [
-            row
-            for row in read_hardest(path)
-            if int(row["iteration"]) < at or (int(row["iteration"]) == at and row["dataset"] != name)
-        ]
+        writer = csv.DictWriter(text, ("iteration", *COLUMNS))
         writer.writeheader()
-        writer.writerows([*before, *rows])
+        writer.writerows([*before, *self._new])
+        self._new.clear()
         self._folder.files.add([HARDEST_NAME])
         atomic_write(path, text.getvalue().encode())
 

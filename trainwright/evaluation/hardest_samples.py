@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from trainwright.data.batch import count_samples, fields, first_labels
 from trainwright.data.sample_names import index_of_place, sample_name
 from trainwright.evaluation.prediction_table import ID_FIELDS
+from trainwright.evaluation.rank_exchange import in_order
 from trainwright.evaluation.sample_losses import LossesOfTorch, losses_of_samples, scores_of
 from trainwright.parallel.dist import (
     all_gather_object,
@@ -31,6 +32,7 @@ from trainwright.parallel.dist import (
 logger = logging.getLogger("trainwright.evaluation")
 
 Row = dict[str, Any]
+COLUMNS = ("dataset", "sample", "name", "loss", "label", "prediction")
 
 
 class HardestSamples:
@@ -72,8 +74,8 @@ class WatchedEvaluation:
         self._owner, self._model, self._loader, self._name = owner, model, loader, name
         self._reads_losses = owner.reads_losses
         self._sizes: list[int] = []  # of the batches of this rank
-        self._ids: list[Any] = []  # the names of samples in these batches, where they have them
-        self._kept: list[tuple[int, Tensor, list[Tensor | None]]] = []  # number of a batch, losses, its other columns
+        # The number of a batch, its losses, labels, predictions, and the names of its samples, where it has them.
+        self._kept: list[tuple[int, Tensor, Tensor | None, Tensor | None, Any]] = []
 
     def around(self, step: Callable[[Any], object]) -> Callable[[Any], None]:
         """``step``, and look at what the model returns in it."""
@@ -97,14 +99,13 @@ class WatchedEvaluation:
         return watched_step
 
     def _add(self, batch: Any, size: int, losses_B: Tensor | None, outputs: list[Any]) -> None:
-        number = len(self._sizes)
         self._sizes.append(size)
-        ids = [value for name, value in (fields(batch) or {}).items() if name in ID_FIELDS]
-        self._ids.append(ids[0] if ids and hasattr(ids[0], "__len__") and len(ids[0]) == size else None)
         if losses_B is None or not size:
             return
-        columns = [_column(first_labels(batch), size), _column(scores_of(outputs[-1]), size, are_scores=True)]
-        self._kept.append((number, losses_B, columns))
+        ids = [value for name, value in (fields(batch) or {}).items() if name in ID_FIELDS]
+        names = ids[0] if ids and hasattr(ids[0], "__len__") and len(ids[0]) == size else None
+        labels, predictions = _column(first_labels(batch), size), _column(scores_of(outputs[-1]), size, are_scores=True)
+        self._kept.append((len(self._sizes) - 1, losses_B, labels, predictions, names))
 
     def finish(self) -> None:
         """Report the hardest samples of all ranks, which must all call this."""
@@ -113,12 +114,9 @@ class WatchedEvaluation:
         ranks = sorted((one for one in gathered if one[1]), key=lambda one: one[0])
         if not is_main_process():
             return
-        firsts, done = {}, 0  # the place in the evaluation of the first sample of each batch
-        for batch in range(max((len(sizes) for _, sizes, _ in ranks), default=0)):
-            for rank, sizes, _ in ranks:
-                if batch < len(sizes):
-                    firsts[rank, batch] = done
-                    done += sizes[batch]
+        sizes = in_order([[(rank, *one) for one in enumerate(of_rank)] for rank, of_rank, _ in ranks])
+        starts = accumulate((size for *_, size in sizes), initial=0)  # of each batch, its first sample's place
+        firsts = {(rank, batch): start for (rank, batch, _), start in zip(sizes, starts, strict=False)}
         found = [(firsts[rank, batch] + place, *rest) for rank, _, rows in ranks for batch, place, *rest in rows]
         if not found:
             self._warn()
@@ -130,34 +128,25 @@ class WatchedEvaluation:
             index = None if index_of is None else index_of(place)
             if name is None and index is not None:
                 name = sample_name(dataset, index)
-            rows.append(
-                {
-                    "dataset": self._name,
-                    "sample": index,
-                    "name": name,
-                    "loss": loss,
-                    "label": label,
-                    "prediction": prediction,
-                }
-            )
+            values = self._name, index, name, loss, label, prediction
+            rows.append(dict(zip(COLUMNS, values, strict=True)))
         self._owner.report(rows, None if index_of is None else dataset)
 
     def _rows(self) -> list[tuple[int, int, float, Any, Any, str | None]]:
         """Batch, number in it, loss, label, prediction and name of the hardest samples of this rank."""
         if not self._kept:
             return []
-        ends = [*accumulate(len(losses_B) for _, losses_B, _ in self._kept)]
-        losses_N = torch.cat([losses_B for _, losses_B, _ in self._kept])
+        ends = [*accumulate(len(losses_B) for _, losses_B, *_ in self._kept)]
+        losses_N = torch.cat([losses_B for _, losses_B, *_ in self._kept])
         # Stable: of equal losses the first samples are kept, on any number of ranks. NaN counts as infinity.
         keys_N = losses_N.nan_to_num(math.inf, math.inf)
         rows = []
         for place in keys_N.sort(descending=True, stable=True).indices[: self._owner.number].tolist():
             kept = bisect_right(ends, place)
-            batch, losses_B, columns = self._kept[kept]
+            batch, losses_B, *columns = self._kept[kept]
             number = place - ends[kept] + len(losses_B)
-            label, prediction = (None if one is None else one[number].item() for one in columns)
-            ids = self._ids[batch]
-            name = None if ids is None else ids[number].item() if isinstance(ids, Tensor) else ids[number]
+            values = [None if one is None else one[number] for one in columns]
+            label, prediction, name = (one.item() if isinstance(one, Tensor) else one for one in values)
             rows.append(
                 (batch, number, float(losses_B[number]), label, prediction, None if name is None else str(name))
             )
