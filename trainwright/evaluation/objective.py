@@ -7,6 +7,8 @@ from typing import Any
 
 from trainwright.config.errors import ConfigError
 
+MODES = {"maximize": "max", "minimize": "min"}
+
 _SMALLER = frozenset([
     "loss", "losses", "err", "error", "errors", "divergence", "deviance", "disparity", "distance",
     "perplexity", "ppl", "eed", "cer", "wer", "mer", "ter", "eer", "mae", "mse", "rmse", "msle", "mape",

@@ -43,7 +43,7 @@ from trainwright.engine.folder.run_folder import RunFolder, make_folder
 from trainwright.engine.logs import log_to_console
 from trainwright.engine.run import Run
 from trainwright.evaluation.evaluator import DatasetEvaluator
-from trainwright.evaluation.objective import objective_of_name
+from trainwright.evaluation.objective import MODES, objective_of_name
 from trainwright.optim.schedules import extend_schedule
 from trainwright.parallel.data_parallel import launched_rank, setup_dist_util
 from trainwright.parallel.dist import (
@@ -409,7 +409,7 @@ def resolve_eval_mode(cfg: DictConfig) -> None:
         return
     objective = objective_of_name(evaluation.eval_metric)
     if objective is not None:
-        evaluation.eval_mode = "max" if objective == "maximize" else "min"
+        evaluation.eval_mode = MODES[objective]
     elif evaluation.enabled and try_get_key(cfg, "dataloader.test"):
         raise ConfigError(
             f"train.evaluation.eval_metric: got {evaluation.eval_metric!r}, and it is unknown whether higher is"

@@ -6,15 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainwright.config.errors import ConfigError, ConfigKeyError, did_you_mean, nearest_of
-from trainwright.evaluation.objective import find_objective, objective_by_user
+from trainwright.evaluation.objective import MODES, find_objective, objective_by_user
 
 if TYPE_CHECKING:
     from trainwright.config.settings import TrainingConfig
 
 logger = logging.getLogger("trainwright.engine")
-
-_OBJECTIVES = {"max": "maximize", "min": "minimize"}
-_MODES = {objective: mode for mode, objective in _OBJECTIVES.items()}
 
 
 class BestMetric:
@@ -71,30 +68,27 @@ class BestMetric:
     def name_in_logs(self) -> str:
         return {"total_loss": "epoch_loss", self._first_key(""): "epoch_metric"}.get(self.key, self.key)
 
-    # The monitor of a callback.
+    def monitor(self, name: str, mode: str) -> tuple[str, str]:
+        """Name in the logs of callbacks and mode of a monitor, whose name may lack its data set.
 
-    def monitor_in_logs(self, monitor: str) -> str:
-        """The name in the logs of callbacks of a monitor that may lack its data set."""
-        if not self._datasets or monitor.startswith(("epoch_", "eval_epoch_")):
-            return monitor
-        return f"eval_{self._split(monitor, evaluates=True)[1]}"
-
-    def mode_of_monitor(self, monitor: str) -> str:
-        """The mode of a monitor, or "auto" if only its name can decide.
-
-        If the monitor is also ``metric_for_best_model``, the settings of that metric apply.
+        The mode "auto" is resolved, unless only the name can decide. If the monitor is also ``metric_for_best_model``,
+        the settings of that metric apply. Another mode than the known one is a warning.
         """
-        prefix, key = self._split(monitor, evaluates=monitor.startswith("eval"))
-        if (prefix, key) == self._split(self._name, evaluates=True):
-            return self._mode_of_best(key)
-        return self._mode_of(key) or "auto"
+        self._warn_of_unknown_monitor(name)
+        prefix, key = self._split(name, evaluates=name.startswith("eval"))
+        if mode != "auto":
+            if self._config.greater_is_better is None:
+                self._warn_of_mode("early_stopping", mode, key)
+        elif (prefix, key) == self._split(self._name, evaluates=True):
+            mode = self._mode_of_best(key)
+        else:
+            mode = self._mode_of(key) or "auto"
+        is_complete = not self._datasets or name.startswith(("epoch_", "eval_epoch_"))
+        return name if is_complete else f"eval_{self._split(name, evaluates=True)[1]}", mode
 
-    def check_mode(self, monitor: str, mode: str) -> None:
-        """Warn of a mode of early stopping that is not the known one of its monitor."""
-        if self._config.greater_is_better is None:
-            self._warn_of_mode("early_stopping", mode, self._split(monitor, evaluates=monitor.startswith("eval"))[1])
+    # Implementation.
 
-    def warn_of_unknown_monitor(self, monitor: str) -> None:
+    def _warn_of_unknown_monitor(self, monitor: str) -> None:
         """Log a warning if neither the evaluation nor the metrics of the run have a value that early stopping watches.
 
         It is no error yet: the model, or a callback, may put the value.
@@ -119,11 +113,9 @@ class BestMetric:
                 " epoch.", monitor, hint,
             )  # fmt: skip
 
-    # Implementation.
-
     def _warn_of_mode(self, setting: str, mode: str, key: str) -> None:
         known = self._mode_of(key)
-        if known is not None and mode in _OBJECTIVES and mode != known:
+        if known is not None and mode in MODES.values() and mode != known:
             better = {"max": "higher", "min": "lower"}
             logger.warning(
                 "TrainingConfig.%s: a %s %s counts as better here; a %s one is better.",
@@ -174,7 +166,7 @@ class BestMetric:
         if config.greater_is_better is not None:
             mode = "max" if config.greater_is_better else "min"
             by_user = objective_by_user(key.rpartition("/")[2], config.metrics)
-            if by_user not in (None, _OBJECTIVES[mode]):
+            if by_user is not None and MODES[by_user] != mode:
                 raise ConfigError(
                     f"TrainingConfig.greater_is_better: got {config.greater_is_better}, but the MetricConfig of"
                     f" {key!r} has objective={by_user!r}. Set only one of them."
@@ -194,7 +186,7 @@ class BestMetric:
         if key == "loss":
             return "min"
         objective = objective_by_user(key, self._config.metrics) or find_objective(key, self._handler())
-        return None if objective is None else _MODES[objective]
+        return None if objective is None else MODES[objective]
 
 
 def raise_missing(key: str, results: Mapping[str, Any]) -> None:

@@ -128,12 +128,7 @@ def _early_stopping(
             given.get("monitor", "the result of an evaluation"),
         )
     if "monitor" in given:
-        best.warn_of_unknown_monitor(settings["monitor"])
-        if settings["mode"] == "auto":
-            settings["mode"] = best.mode_of_monitor(settings["monitor"])
-        else:
-            best.check_mode(settings["monitor"], settings["mode"])
-        settings["monitor"] = best.monitor_in_logs(settings["monitor"])
+        settings["monitor"], settings["mode"] = best.monitor(settings["monitor"], settings["mode"])
         callback = EarlyStoppingCallback(control, **settings)
     else:
         if not evaluates and not config.is_set("metric_for_best_model"):

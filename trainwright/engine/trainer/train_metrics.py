@@ -152,26 +152,18 @@ class TrainMetrics(HookBase):
         return next(iter(self.read().values()), float("nan"))
 
     def after_step(self) -> None:
-        if not self._is_alone:
-            self._put_of_all()
-        elif self._has_values:
-            self._is_epoch_over = self._is_epoch_end()
-            if self._is_due() or self._is_epoch_over:
-                self._store(self.read())
-
-    def _put_of_all(self) -> None:
         is_over = self._is_epoch_end()
         self._is_epoch_over = is_over or self._is_epoch_over
         if not (is_over or self._is_due()) or not is_any(self._has_values):
             return
-        if hasattr(self._handler, "all_ranks"):
-            self._handler.all_ranks = True
-            try:
-                self._of_all = self._handler.compute()
-            finally:
-                self._handler.all_ranks = False
-        else:
-            self._of_all = self.read()
+        if self._is_alone:
+            self._store(self.read())
+            return
+        self._handler.all_ranks = True
+        try:
+            self._of_all = self._handler.compute()
+        finally:
+            self._handler.all_ranks = False
         self._read_at = self.trainer.iterations_done
         self._store(self._of_all)
 

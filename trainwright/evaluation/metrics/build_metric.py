@@ -2,7 +2,7 @@
 
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -24,13 +24,12 @@ class _ErrorRate(Metric):
     """
 
     default_objective = "minimize"
-
-    def units(self, text: str) -> Sequence[str]:
-        raise NotImplementedError
+    is_of_words: ClassVar[bool]
 
     def values(self, predictions: Any, targets: Any) -> dict[str, float]:
         distance = load_package("rapidfuzz.distance", f"The metric {self.name}").Levenshtein.distance
-        found, true = ([self.units(text) for text in _texts(some, self.name)] for some in (predictions, targets))
+        units: Callable[[str], Sequence[str]] = str.split if self.is_of_words else str
+        found, true = ([*map(units, _texts(some, self.name))] for some in (predictions, targets))
         num_errors = sum(distance(one, other) for one, other in zip(true, found, strict=True))
         num_units = sum(map(len, true))
         return {self.name: num_errors / num_units if num_units else float(num_errors > 0)}
@@ -39,19 +38,13 @@ class _ErrorRate(Metric):
 class CharacterErrorRate(_ErrorRate):
     """Units are characters (code points), blanks among them; nothing is stripped, folded or normalized."""
 
-    name, all_keys = "cer", ("cer",)
-
-    def units(self, text: str) -> str:
-        return text
+    name, all_keys, is_of_words = "cer", ("cer",), False
 
 
 class WordErrorRate(_ErrorRate):
     """Units are separated by white space."""
 
-    name, all_keys = "wer", ("wer",)
-
-    def units(self, text: str) -> list[str]:
-        return text.split()
+    name, all_keys, is_of_words = "wer", ("wer",), True
 
 
 class Rouge(Metric):

@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 from trainwright.config.errors import ConfigError, ConfigKeyError, nearest_name
-from trainwright.evaluation.objective import objective_of_name
+from trainwright.evaluation.objective import MODES, objective_of_name
 from trainwright.hooks.callbacks.base import Callback, TrainerControl
 from trainwright.hooks.callbacks.logs import Logs
 
@@ -183,7 +183,7 @@ def _resolve_mode(mode: str, monitor: str) -> str:
         raise ConfigError(f"EarlyStoppingCallback.mode: got {mode!r}; it must be 'max', 'min' or 'auto'.")
     objective = objective_of_name(monitor)
     if objective is not None:
-        return "min" if objective == "minimize" else "max"
+        return MODES[objective]
     raise ConfigError(
         f"EarlyStoppingCallback.mode: got 'auto', but the name {monitor!r} does not show whether higher is better; "
         "set mode='max' or mode='min'."
