@@ -54,6 +54,7 @@ class TMMetrics:
         self._factory = MetricFactory(name, arguments)
         # Known before it is computed: metrics of images and texts may return dictionaries.
         self.gives_one_number = not arguments and self._factory.domain in _BUFFERED
+        self._may_buffer = buffered and self._factory.domain in _BUFFERED and not self._factory.is_wrapper
         self._device: torch.device | None = None  # that of the predictions, unless `to` sets another
         self._clear()
         if self._factory.missing() is None:
@@ -64,7 +65,6 @@ class TMMetrics:
         self._inferred: dict[str, Any] | None = None  # task arguments; None until the metric is built
         self._channels_last: bool | None = None
         self._has_seen = False
-        self._is_buffering = False  # from the second batch on, so that errors of the first are raised immediately
         # Without a metric these are class indices of an unknown number of classes, kept until `compute`.
         self._buffer: list[Pair] = []
         self._num_elements = 0
@@ -110,8 +110,6 @@ class TMMetrics:
 
     def to(self, device: torch.device | str) -> Self:
         self._device = torch.device(device)
-        self._buffer = [(predictions.to(device), targets.to(device)) for predictions, targets in self._buffer]
-        self._undecided = [(predictions.to(device), targets.to(device)) for predictions, targets in self._undecided]
         if self._metric is not None:
             self._metric.to(device)
         return self
@@ -131,7 +129,8 @@ class TMMetrics:
         Raises:
             EvaluationError: the metric cannot take them. For a buffered batch this may be raised some batches later.
         """
-        if self._is_buffering and len(inputs) == 2 and not named:
+        # From the second batch on, so that errors of the first are raised immediately.
+        if self._may_buffer and self._has_seen and len(inputs) == 2 and not named:
             predictions, targets = inputs
             if isinstance(predictions, Tensor) and isinstance(targets, Tensor) and predictions.numel() < LARGE_BATCH:
                 self._keep(predictions, targets)
@@ -206,17 +205,12 @@ class TMMetrics:
             self._build(state["inferred"])
             put_state(self._metric, state["metric"])
         self._has_seen = state["has_seen"]
-        self._is_buffering = self._may_buffer()
 
     def _build(self, inferred: dict[str, Any]) -> None:
         self._inferred = inferred
         self._metric = self._factory.build(inferred)
         if self._device is not None:
             self._metric.to(self._device)
-
-    def _may_buffer(self) -> bool:
-        is_buffered = self.buffered and self._factory.domain in _BUFFERED and not self._factory.is_wrapper
-        return is_buffered and self._has_seen
 
     def _count(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         given: Pair | None = None
@@ -238,9 +232,7 @@ class TMMetrics:
             if not self._has_seen:
                 self._over_indices([(inputs[0], inputs[1])])  # errors are raised with the first batch
             self._keep(inputs[0], inputs[1])
-        if not self._has_seen:
-            self._has_seen = True
-            self._is_buffering = self._may_buffer()
+        self._has_seen = True
 
     def _is_undecided(self, predictions: Tensor, targets: Tensor) -> bool:
         """Whether classes of several positions may lie in dimension 1 or the last: later batches show it."""
@@ -268,7 +260,8 @@ class TMMetrics:
 
     def _converted(self, predictions: Tensor, targets: Tensor) -> Pair:
         """What the metric takes. The first batch of a classification builds the metric, if it determines the task."""
-        domain = self._factory.domain
+        domain, device = self._factory.domain, self._device or predictions.device
+        predictions, targets = predictions.to(device), targets.to(device)
         if predictions.dtype in (torch.bfloat16, torch.float16):  # of mixed precision: a softmax would be as inexact
             predictions = predictions.float()
         if domain in _BUFFERED:
@@ -278,7 +271,7 @@ class TMMetrics:
                 self._channels_last = is_channels_last(predictions, targets)
             if self._metric is None and not self._has_seen:
                 self._infer(predictions, targets)
-        if self._metric is not None and self._metric.device != (device := self._device or predictions.device):
+        if self._metric is not None and self._metric.device != device:
             self._metric.to(device)
         if domain == "regression":
             return for_regression(predictions, targets)
