@@ -22,12 +22,6 @@ _LARGER = frozenset([
 
 _LARGER_BEGINNINGS = ("rouge",)  # rouge1, rougeLsum
 
-# Of torchmetrics, without importing it.
-_SMALLER_NAMES = frozenset([
-    "word_info_lost", "translation_edit_rate", "retrieval_fall_out",
-    "spatial_distortion_index", "spectral_angle_mapper", "total_variation",
-])  # fmt: skip
-
 
 def objective_of_name(key: str) -> str | None:
     """ "minimize" for losses, errors and distances, "maximize" for known accuracies and scores; None if unknown.
@@ -40,7 +34,7 @@ def objective_of_name(key: str) -> str | None:
     name = re.split(r"[./]", key)[-1]
     words = re.findall(r"[a-z]+\d*", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower())
     words += [word.rstrip("0123456789") for word in words]  # acc5
-    is_smaller = name.lower() in _SMALLER_NAMES or not _SMALLER.isdisjoint(words)
+    is_smaller = not _SMALLER.isdisjoint(words)
     is_larger = not _LARGER.isdisjoint(words) or any(word.startswith(_LARGER_BEGINNINGS) for word in words)
     if is_smaller != is_larger:
         return "minimize" if is_smaller else "maximize"

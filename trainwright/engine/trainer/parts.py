@@ -15,7 +15,6 @@ from trainwright.engine.run_methods import RunMethods
 from trainwright.engine.trainer.best_metric import BestMetric
 from trainwright.engine.trainer.checks import Given
 from trainwright.hooks.callbacks import Callback, CallbackList, EarlyStoppingCallback, PrintCallback, TrainerControl
-from trainwright.hooks.callbacks.logs import Logs
 from trainwright.hooks.timer import SettingNames
 
 if TYPE_CHECKING:
@@ -120,7 +119,6 @@ def _early_stopping(
     """Watch the monitor that the user sets, or else ``metric_for_best_model``."""
     given = config.to_dict()["early_stopping"] if config.is_set("early_stopping") else {}
     settings: dict[str, Any] = dict(config.early_stopping or {})
-    callback: EarlyStoppingCallback
     if given and not evaluates and str(given.get("monitor", "eval")).startswith("eval"):
         logger.warning(
             "TrainingConfig.early_stopping: watches %s, but nothing is evaluated, so it never stops the run. Pass an"
@@ -129,24 +127,13 @@ def _early_stopping(
         )
     if "monitor" in given:
         settings["monitor"], settings["mode"] = best.monitor(settings["monitor"], settings["mode"])
-        callback = EarlyStoppingCallback(control, **settings)
-    else:
-        if not evaluates and not config.is_set("metric_for_best_model"):
-            return []
+    elif evaluates or config.is_set("metric_for_best_model"):
         settings |= {"monitor": best.name_in_logs(), "mode": given.get("mode", best.mode())}
-        callback = DefaultEarlyStopping(control, **settings)
-    callback.turned_off_by = "early_stopping=None turns it off"
+    else:
+        return []
+    callback = EarlyStoppingCallback(control, **settings)
+    callback.is_default, callback.turned_off_by = "monitor" not in given, "early_stopping=None turns it off"
     return [callback]
-
-
-class DefaultEarlyStopping(EarlyStoppingCallback):
-    """Early stopping by default: does nothing if its metric is missing."""
-
-    def on_train_end(self, logs: Logs) -> None:
-        """Does not warn about a missing monitor: the user did not request early stopping."""
-
-    def _find_monitor(self, logs: Logs) -> bool:
-        return self.monitor in logs and super()._find_monitor(logs)
 
 
 def next_commands(config: "TrainingConfig", total_steps: int, callbacks: Iterable[Callback]) -> list[str]:

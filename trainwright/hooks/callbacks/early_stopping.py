@@ -36,9 +36,11 @@ class EarlyStoppingCallback(Callback):
         best: the best value so far, None before the first.
         wait: consecutive epochs that were no better.
         stopped_epoch: the epoch after which it stopped, None if it has not.
+        is_default: the user did not name the monitor: if the metric is missing, it does nothing.
         turned_off_by: how to turn it off, for messages.
     """
 
+    is_default = False
     turned_off_by = "remove this callback to turn it off"
 
     def __init__(
@@ -111,7 +113,12 @@ class EarlyStoppingCallback(Callback):
 
     def on_train_end(self, logs: Logs) -> None:
         has_failed = self.trainercontrol is not None and self.trainercontrol.has_failed
-        if not has_failed and self.best is None and self.wait == 0 and self.monitor.startswith("eval"):
+        if (
+            not (self.is_default or has_failed)
+            and self.best is None
+            and self.wait == 0
+            and self.monitor.startswith("eval")
+        ):
             logger.warning("Early stopping had no values: no evaluation computed %s.", self.monitor)
 
     def state_dict(self) -> dict[str, Any]:
@@ -157,6 +164,8 @@ class EarlyStoppingCallback(Callback):
         self.monitor = monitor
 
     def _find_monitor(self, logs: Logs) -> bool:
+        if self.is_default and self.monitor not in logs:
+            return False
         if self.monitor not in logs and f"eval_{self.monitor}" in logs:
             self._watch(f"eval_{self.monitor}")  # the name without prefix, as in metric_for_best_model
         if self.monitor == _FIRST_METRIC and self.monitor not in logs and _LOSS in logs:
