@@ -143,7 +143,7 @@ def test_a_model_has_the_weights_of_an_ordinary_one_with_the_same_seed(caplog: p
             models[1].reset_parameters()
         torch.manual_seed(0)
         for model in models if device == "meta" else ():
-            parallelize(model, torch.device("cpu"))
+            parallelize(model, torch.device("cpu")).fill()
         found.append(models)
     for ordinary, made in zip(*found, strict=True):
         if isinstance(ordinary, Rows):
@@ -153,6 +153,36 @@ def test_a_model_has_the_weights_of_an_ordinary_one_with_the_same_seed(caplog: p
         else:
             torch.testing.assert_close(made.state_dict(), ordinary.state_dict(), rtol=0, atol=0)
     assert "Rows initialises parameters of the modules in it" in caplog.text
+
+
+class Counted(nn.Linear):
+    """Counts how often it was initialised."""
+
+    calls = 0
+
+    def reset_parameters(self) -> None:
+        if self.weight.device.type != "meta":
+            Counted.calls += 1
+        super().reset_parameters()
+
+
+@pytest.mark.parametrize("loaded", [0, 1, 2])
+def test_only_what_is_not_loaded_gets_initial_values_those_of_any_start(loaded: int, tmp_path: Path) -> None:
+    def weights(file: Path | None) -> dict[str, Tensor]:
+        Counted.calls = 0
+        torch.manual_seed(0)
+        with torch.device("meta"):
+            model = nn.Sequential(Counted(4, 4), Counted(4, 2))
+        config = TrainingConfig(
+            output_dir=str(tmp_path / "run"), device_str="cpu", init_weights_from=None if file is None else str(file)
+        )
+        return Trainer(model, config, train_dataset=TensorDataset(torch.ones(8, 4))).model.state_dict()
+
+    fresh, there = weights(None), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))[:loaded].state_dict()
+    torch.save({**there, "unused": torch.ones(1)}, tmp_path / "weights.pt")
+    if loaded:
+        torch.testing.assert_close(weights(tmp_path / "weights.pt"), {**fresh, **there}, rtol=0, atol=0)
+    assert Counted.calls == (0 if loaded == 2 else 2)
 
 
 @pytest.mark.parametrize("is_loaded", [False, True])

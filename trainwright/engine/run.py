@@ -34,7 +34,7 @@ from trainwright.optim.named import by_name, each_optimizer
 from trainwright.optim.weight_average import WeightAverage, build_average
 from trainwright.parallel.dist import get_data_parallel_size, get_world_size
 from trainwright.parallel.mesh import current_mesh
-from trainwright.parallel.meta_start import check_filled, has_meta
+from trainwright.parallel.meta_start import check_filled
 from trainwright.parallel.parallelize import parallelize, use_replaced_parameters
 from trainwright.parallel.simulated import simulation
 
@@ -80,7 +80,7 @@ class Run:
     evaluated_precision: Callable[[], AbstractContextManager[Any]] = nullcontext
     step_methods: tuple[str, ...] = ()
     num_own_hooks = 0
-    _starts_empty = False  # weights were on the meta device
+    _fill: Callable[[], None] | None = None  # gives values to weights that were on the meta device
     # What a subclass defines:
     prepare: Callable[[Any], Any]  # makes of a batch of the training data what the model gets
     prepare_eval: Callable[[Any], Any]
@@ -218,7 +218,6 @@ class Run:
                 )
         # Kept only for the user's optimizer: they would keep each divided parameter in memory.
         before = [] if optimizer is None else [*self.model.named_parameters(remove_duplicate=False)]
-        self._starts_empty = has_meta(self.model)
         gathered_as, mesh = spec.zero_gather_precision, current_mesh()
         if gathered_as and (mesh is None or mesh.layout.zero_stage == 0 or not mesh.layout.is_sharded):
             logger.warning("zero_gather_precision=%r has no effect without ZeRO over several processes.", gathered_as)
@@ -227,7 +226,7 @@ class Run:
         if recompute == "offload" and (spec.graph or spec.compile_blocks):
             logger.warning("gradient_checkpointing='offload' has the effect of True where blocks are compiled.")
             recompute = True
-        recomputed = parallelize(
+        recomputed, self._fill = parallelize(
             self.model, self.device, recompute=recompute, autocast=autocast,
             splits_scores=splits_scores, find_unused_parameters=spec.find_unused_parameters,
             compiles_blocks=spec.compile_blocks and not spec.graph, gathered_as=gathered_as,
@@ -244,9 +243,17 @@ class Run:
         if spec.graph and spec.compile_blocks:
             logger.warning("compile_blocks=True has no effect in graph mode, which compiles the whole update.")
 
-    def check_weights(self) -> None:
-        """Raise if a weight has no value, after initial weights or a checkpoint are loaded."""
-        if self._starts_empty and simulation() is None:
+    def fill_weights(self) -> None:
+        """Give initial values to weights that have none, after initial weights or a checkpoint are loaded.
+
+        Raises:
+            ConfigError: nothing gives a weight a value.
+        """
+        if self._fill is None:
+            return
+        self._fill()
+        self._fill = None
+        if simulation() is None:
             check_filled(self.model)
 
     # Checkpoints.

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from trainwright._torch_compat.tensor_chunks import chunk_of, is_dtensor
 from trainwright.config.errors import ConfigError
-from trainwright.parallel.dist import broadcast_object, raised_together
+from trainwright.parallel.dist import all_gather_object, broadcast_object, raised_together
 from trainwright.parallel.recompute import repeated_blocks
 from trainwright.parallel.simulated import simulation
 
@@ -60,30 +60,43 @@ def allocate(parts: Iterable[nn.Module], device: torch.device, home: torch.devic
                 setattr(module, name, made[id(tensor)][1])
 
 
-def initialize(complete: nn.Module, parts: Iterable[nn.Module], device: torch.device) -> None:
-    """Fill the allocated tensors of ``parts`` with this process's part of the initial values of ``complete``.
+def initialize(
+    complete: nn.Module, parts: Iterable[nn.Module], device: torch.device, generators: tuple[Tensor, Tensor | None]
+) -> None:
+    """Fill what is empty of ``parts`` with this process's part of the initial values of ``complete``.
 
     Each module is initialised by its ``reset_parameters``, then by the ``_init_weights(module)`` of the model that
-    contains it, as in transformers. Every process must call this.
+    contains it, as in transformers: all of them where a parameter is empty, so that it gets the numbers that it always
+    gets; otherwise those with empty buffers. Every process must call this.
 
     Args:
+        parts: allocated tensors; those with values, as after loading, keep them.
         complete: the model before it was divided, which stays on the meta device.
+        generators: those of :func:`states_of_generators`; all processes draw the numbers of the first one.
     """
     targets: dict[str, list[Tensor]] = {}
     for part in parts:
         for name, tensor in _named(part):
-            targets.setdefault(name, []).append(tensor)
+            if simulation() is not None or not _has_values(tensor):
+                targets.setdefault(name, []).append(tensor)
+    empty = {name for found in all_gather_object([*targets]) for name in found}
+    if not empty:
+        return
     names: dict[int, list[str]] = {}
     for name, tensor in _named(complete):
         names.setdefault(id(tensor), []).append(name)
+    only = {id(tensor) for name, tensor in _named(complete) if name in empty}
+    if not only.isdisjoint(map(id, complete.parameters())):
+        only = set(names)
     logger.info("%s: initial values by the reset_parameters and _init_weights of its modules.", type(complete).__name__)
     together: list[nn.Module] = []
     while True:
         try:
-            with _random_numbers_of_first(device), torch.no_grad():
+            with _random_numbers_of_first(device, generators), torch.no_grad():
                 _fill(
                     complete,
                     device,
+                    only,
                     together,
                     lambda tensor: [t for n in names[id(tensor)] for t in targets.get(n, ())],
                 )
@@ -140,6 +153,7 @@ class _RefusesMeta(TorchFunctionMode):
 def _fill(
     complete: nn.Module,
     device: torch.device,
+    only: set[int],
     together: list[nn.Module],
     targets_of: Callable[[Tensor], list[Tensor]],
 ) -> None:
@@ -147,6 +161,8 @@ def _fill(
     models = _models_with_initializers(complete)
 
     def fill(modules: list[nn.Module]) -> None:
+        if not any(one in together for one in modules):
+            modules = [one for one in modules if not only.isdisjoint(map(id, _own(one).values()))]
         on_meta = [module for module in modules if has_meta(module)]
         with _in_memory(modules, device) as pairs:
             for module in on_meta:
@@ -261,22 +277,24 @@ def _local(tensor: Tensor) -> Tensor:
     return local.detach()
 
 
+def states_of_generators(device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """The state of the CPU's random generator, and that of another device."""
+    is_cpu = device.type == "cpu" or simulation() is not None
+    return torch.get_rng_state(), None if is_cpu else torch.get_device_module(device).get_rng_state(device)
+
+
 @contextmanager
-def _random_numbers_of_first(device: torch.device) -> Iterator[None]:
-    """A context in which all processes draw the numbers that the first one would draw now; later ones are as before."""
+def _random_numbers_of_first(device: torch.device, generators: tuple[Tensor, Tensor | None]) -> Iterator[None]:
+    """A context in which all processes draw the numbers of the first one's ``generators``; later ones are as before."""
     if simulation() is not None:
         yield
         return
-    accelerator: Any = None if device.type == "cpu" else torch.get_device_module(device)
-    settings: dict[str, Any] = {"devices": []}
-    if accelerator is not None:
-        settings = {"devices": [device], "device_type": device.type}
-    with torch.random.fork_rng(**settings):
-        ours = torch.get_rng_state(), accelerator and accelerator.get_rng_state(device)
-        on_cpu, on_device = broadcast_object(ours)
+    on_cpu, on_device = broadcast_object(generators)
+    devices: dict[str, Any] = {"devices": [] if on_device is None else [device]}
+    with torch.random.fork_rng(**devices, device_type="cuda" if on_device is None else device.type):
         torch.set_rng_state(on_cpu)
-        if accelerator is not None:
-            accelerator.set_rng_state(on_device, device)
+        if on_device is not None:
+            torch.get_device_module(device).set_rng_state(on_device, device)
         yield
 
 

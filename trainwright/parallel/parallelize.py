@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from trainwright.parallel.context import split_attention
 from trainwright.parallel.derived_plan import DerivedCheck
 from trainwright.parallel.dist import get_world_size
 from trainwright.parallel.mesh import Mesh, current_mesh
-from trainwright.parallel.meta_start import allocate, has_meta, initialize, is_meta, shell_of
+from trainwright.parallel.meta_start import allocate, has_meta, initialize, is_meta, shell_of, states_of_generators
 from trainwright.parallel.pipeline import Pipeline, pipeline_of
 from trainwright.parallel.precision import run_under
 from trainwright.parallel.rank_checks import check_same_model
@@ -20,6 +20,19 @@ from trainwright.parallel.recompute import compile_blocks, recompute_blocks
 from trainwright.parallel.sharding import check_dense, check_shardable, shard_data
 from trainwright.parallel.simulated import simulation
 from trainwright.parallel.tensor_plan import check_plan, derived_parts, tensor_plan
+
+
+class Placed(NamedTuple):
+    """What :func:`parallelize` has done.
+
+    Attributes:
+        recomputed: the names of the recomputed blocks.
+        fill: gives initial values to what was on the meta device and nothing has loaded since; None: nothing was.
+            Every process must call it.
+    """
+
+    recomputed: list[str]
+    fill: Callable[[], None] | None
 
 
 def parallelize(
@@ -32,12 +45,12 @@ def parallelize(
     find_unused_parameters: bool = False,
     compiles_blocks: bool = False,
     gathered_as: Literal["bf16"] | None = None,
-) -> list[str]:
+) -> Placed:
     """Move ``model`` to the device, in place, with its parts spread over the processes as the current layout says.
 
     Every process calls this with the same model; its weights become those of the first process. Without a mesh (one
     process, or plain data parallelism) each keeps the whole model. The device gets one block after another, of which
-    each process keeps its part. What is on the meta device is divided there, and then filled with initial values.
+    each process keeps its part. What is on the meta device is divided there, and filled afterwards.
 
     Args:
         recompute: compute the repeated blocks again in the backward pass; "selective": but for matrix products;
@@ -48,8 +61,6 @@ def parallelize(
         find_unused_parameters: processes may use different parameters in an update.
         compiles_blocks: compile the repeated blocks, each when it is first called.
         gathered_as: the type in which ZeRO gathers parameters; None: their own.
-
-    Returns the names of the recomputed blocks.
 
     Raises:
         ConfigError: a process has another model, or it cannot be spread as the layout requires. Raised on all of them.
@@ -78,13 +89,14 @@ def parallelize(
         _divide(model, stages, mesh, words, checks, autocast, device, splits_scores=splits_scores, **sharding)
     parts = [model] if pipeline is None else [model, *(stage.model for stage in pipeline.stages)]
     home = _home(mesh, device)
+    fill = None
     if complete is not None:
         allocate(parts, device, home)
-        initialize(complete, parts, device)
+        fill = partial(initialize, complete, parts, device, states_of_generators(device))
     _move(parts, device, home)
     if pipeline is not None:
         pipeline.complete()
-    return recomputed
+    return Placed(recomputed, fill)
 
 
 def _check_whole(model: nn.Module) -> None:

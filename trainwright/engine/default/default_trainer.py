@@ -227,7 +227,7 @@ class DefaultTrainer(RunMethods):
         )
         run.build_checkpointer(cfg.train.output_dir)
         self.resume_or_load(run.folder.resume)
-        run.check_weights()
+        run.fill_weights()
         run.set_position()
         run.watching_hardest = hardest_samples(run)
         run.folder.prepare(as_given)

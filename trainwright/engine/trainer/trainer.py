@@ -272,7 +272,7 @@ class Trainer(RunMethods):
         run.folder.recover()
         if (source := start.resume(self.config, self.checkpointer)) is not None:
             self.run.saving.continue_from(source)
-        run.check_weights()
+        run.fill_weights()
         start.check_folder(self.config, run.folder, evaluates=self._evaluates)
         self._register_hooks()
         run.settings_used = {name: getattr(self.config, name) for name in _READ_ONCE}
