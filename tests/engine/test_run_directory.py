@@ -89,9 +89,10 @@ def test_a_folder_that_is_dropped_stops_logging(tmp_path: Path) -> None:
 HOLD = """
 import sys, time
 from trainwright.config.errors import ConfigError
-from trainwright.engine.folder.run_folder import lock_folder
+from trainwright.engine.folder.run_folder import RunFolder
 from pathlib import Path
-lock_folder(Path(sys.argv[1]))
+folder = RunFolder(Path(sys.argv[1]), resume=True)
+folder.lock()
 print("locked", flush=True)
 sys.stdin.read()
 """
@@ -118,9 +119,10 @@ def test_a_folder_in_which_another_process_trains_is_refused(tmp_path: Path) -> 
 
 HOLD_AND_FORK = """
 import os, sys, time
-from trainwright.engine.folder.run_folder import lock_folder
+from trainwright.engine.folder.run_folder import RunFolder
 from pathlib import Path
-lock_folder(Path(sys.argv[1]))
+folder = RunFolder(Path(sys.argv[1]), resume=True)
+folder.lock()
 child = os.fork()
 if child == 0:
     sys.stdin.read()

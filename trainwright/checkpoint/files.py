@@ -205,7 +205,7 @@ def locked(folder: PathLike) -> Iterator[None]:
     """
     lock = temporary_sibling(Path(folder, _LOCK))
     descriptor = os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-    _held.add(descriptor)
+    held_locks.add(descriptor)
     try:
         with contextlib.suppress(ImportError, OSError):  # Windows; a filesystem without locks
             import fcntl
@@ -217,19 +217,19 @@ def locked(folder: PathLike) -> Iterator[None]:
             os.close(descriptor)
         with contextlib.suppress(OSError):
             os.unlink(lock)
-        _held.discard(descriptor)
+        held_locks.discard(descriptor)
         if os.name != "nt":
             os.close(descriptor)
 
 
-_held = set[int]()  # descriptors of locks
+held_locks = set[int]()  # descriptors of locks, those of output folders too
 
 
 def _close_in_fork() -> None:
-    """A worker of a loader that is forked during a save, and outlives its killed trainer, must not hold its lock."""
-    for descriptor in _held:
+    """A worker of a loader, which may outlive its killed trainer, must not hold its locks."""
+    for descriptor in held_locks:
         os.close(descriptor)
-    _held.clear()
+    held_locks.clear()
 
 
 if hasattr(os, "register_at_fork"):

@@ -17,7 +17,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainwright.checkpoint.files import atomic_write, irregular, relative_path
+from trainwright.checkpoint.files import atomic_write, held_locks, irregular, relative_path
 from trainwright.config.errors import ConfigError
 from trainwright.config.secrets import RedactingFormatter, remember_secrets
 from trainwright.engine.folder.files import EARLIER_RUNS, Layout, RunFiles
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger("trainwright.engine")
-
-_locks: set[int] = set()  # descriptors of the locks that this process holds
 
 _MAX_ROW = 1 << 20  # bytes read for the last row
 
@@ -102,12 +100,33 @@ class RunFolder:
         """
         if self._lock is not None or not is_main_process():
             return
-        self._lock = lock_folder(self.path, self.setting)
+        try:
+            import fcntl
+        except ImportError:  # Windows
+            return
+        make_folder(self.path, self.setting)
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system releases it when the process ends
+        except OSError as error:
+            os.close(descriptor)
+            if not isinstance(error, BlockingIOError):
+                _log_no_locks(os.path.realpath(self.path), error.strerror)
+                return
+            raise ConfigError(
+                f"{self.setting}: another run is training in {self.path}. Wait for it to end, or set another folder."
+            ) from error
+        held_locks.add(descriptor)
+        self._lock = descriptor
 
     def _unlock(self) -> None:
-        if self._lock is not None:
-            unlock_folder(self._lock)
-            self._lock = None
+        lock, self._lock = self._lock, None
+        if lock is not None and lock in held_locks:  # not in a forked process, which has closed it
+            import fcntl
+
+            held_locks.remove(lock)
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            os.close(lock)
 
     def recover(self) -> None:
         """Finish an interrupted move of an earlier run. Every rank must call this."""
@@ -248,56 +267,9 @@ def make_folder(path: Path, setting: str) -> None:
         ) from error
 
 
-def lock_folder(path: Path, setting: str = "output_dir") -> int | None:
-    """Lock a folder against other processes; returns the descriptor, None on systems without locks.
-
-    Raises:
-        ConfigError: another process holds the lock.
-    """
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return None
-    make_folder(path, setting)
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system releases it when the process ends
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise ConfigError(
-            f"{setting}: another run is training in {path}. Wait for it to end, or set another folder."
-        ) from error
-    except OSError as error:
-        os.close(descriptor)
-        _log_no_locks(os.path.realpath(path), error.strerror)
-        return None
-    _locks.add(descriptor)
-    return descriptor
-
-
 @functools.cache  # once per folder
 def _log_no_locks(path: str, reason: str) -> None:
     logger.info("%s: this file system has no locks (%s): start one training at a time in this folder.", path, reason)
-
-
-def unlock_folder(descriptor: int) -> None:
-    """Release a lock of :func:`lock_folder`. Does nothing in a forked process, which does not hold it."""
-    if descriptor in _locks:
-        import fcntl
-
-        _locks.remove(descriptor)
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-        os.close(descriptor)
-
-
-def _leave_locks() -> None:
-    """In a forked process: close the locks, since a loader's worker may outlive a killed trainer by seconds."""
-    while _locks:
-        os.close(_locks.pop())
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_locks)
 
 
 def _detach(handler: logging.handlers.MemoryHandler) -> None:
