@@ -1,6 +1,7 @@
 """The values of one metric over a run, and the averages that writers and hooks show."""
 
 import math
+import statistics
 from array import array
 from typing import Any, NoReturn
 
@@ -183,8 +184,4 @@ class _FrozenHistory(HistoryBuffer):
 
 def median(values: list[float]) -> float:
     """The middle value, or the mean of the two middle ones; NaN if any value is NaN, as in numpy."""
-    if math.isnan(sum(values)) and any(map(math.isnan, values)):  # NaN has no order: sorting could give any value
-        return math.nan
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+    return math.nan if math.isnan(sum(values)) and any(map(math.isnan, values)) else statistics.median(values)

@@ -115,15 +115,13 @@ class PeriodicCheckpointer(HookBase):
             if is_last:
                 self._save(is_final=True)
         finally:
-            with self.trainer.phases.counting("save"):
-                self._checkpointer.wait(alone=not is_complete)
+            _wait(self.trainer, self._checkpointer, alone=not is_complete)
 
     def after_end(self) -> None:
         """Save the final checkpoint again, with the state of hooks that the final evaluation has changed."""
         if self._is_last() and not self.trainer.has_failed:
             self._save(is_final=True, keep_trained=True)
-            with self.trainer.phases.counting("save"):
-                self._checkpointer.wait()
+            _wait(self.trainer, self._checkpointer)
 
     def _is_last(self) -> bool:
         is_last = self.trainer.iter >= (self.trainer.max_iter if self._max_iter is None else self._max_iter)
@@ -141,6 +139,11 @@ class PeriodicCheckpointer(HookBase):
             iteration = self.trainer.iterations_done - 1
             name = f"{self._prefix}_final" if is_final else f"{self._prefix}_{iteration:07d}"
             self._checkpointer.save(name, on_commit=delete_older, iteration=iteration, **settings)
+
+
+def _wait(trainer: Any, checkpointer: Checkpointer, *, alone: bool = False) -> None:
+    with trainer.phases.counting("save"):
+        checkpointer.wait(alone=alone)
 
 
 def _delete(keep: Callable[..., object], save_dir: str, *which: Any) -> None:
@@ -221,26 +224,21 @@ class BestCheckpointer(HookBase):
 
     def before_step(self) -> None:
         self._check_again()
-        if self._due is not None:
-            self._save_due()
+        self._save_due()
 
     def after_train(self) -> None:
         try:
             if not has_failed(self.trainer):
                 self._is_late = not self._check_metric()
-                if self._due is not None:
-                    self._save_due()
+                self._save_due()
         finally:
-            with self.trainer.phases.counting("save"):
-                self._checkpointer.wait(alone=not is_finished(self.trainer))
+            _wait(self.trainer, self._checkpointer, alone=not is_finished(self.trainer))
 
     def after_end(self) -> None:
         if self._is_late and not has_failed(self.trainer):
             self._check_again()
-            if self._due is not None:
-                self._save_due()
-            with self.trainer.phases.counting("save"):
-                self._checkpointer.wait()
+            self._save_due()
+            _wait(self.trainer, self._checkpointer)
 
     def _check_metric(self) -> bool:
         """Record a new best value. Returns whether there is a value of this iteration."""
@@ -289,7 +287,8 @@ class BestCheckpointer(HookBase):
 
     def _save_due(self) -> None:
         iteration, self._due = self._due, None
-        assert iteration is not None, "called only if a save is due"
+        if iteration is None:
+            return
         settings: dict[str, Any] = {"tag_last": False, "iteration": iteration}
         with self.trainer.phases.counting("save"):
             names = [name for _, _, name in self.top]

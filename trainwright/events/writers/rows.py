@@ -22,7 +22,7 @@ Row = dict[str, float]
 LOSS = "total_loss"  # the metric that both APIs record in each iteration
 
 
-def rows_after(storage: EventStorage, iteration: int, window_size: int) -> dict[int, Row]:
+def rows_after(storage: EventStorage, iteration: int, window_size: int = 20) -> dict[int, Row]:
     """The newest values later than ``iteration``, noisy ones smoothed: one row per iteration, in order."""
     rows: dict[int, Row] = {}
     for name, (value, at) in storage.latest_with_smoothing_hint(window_size).items():

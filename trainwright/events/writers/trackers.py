@@ -53,8 +53,6 @@ class Tracker(EventWriter):
         folder: str | os.PathLike[str],
         settings: Mapping[str, Any] | None = None,
         arguments: Mapping[str, Any] | None = None,
-        *,
-        window_size: int = 20,
     ) -> None:
         if importlib.util.find_spec(self.name) is None:
             raise ConfigError(
@@ -64,7 +62,6 @@ class Tracker(EventWriter):
         self._folder = Path(folder).absolute()
         self._settings = dict(flat(settings or {}))
         self._arguments = dict(arguments or {})
-        self._window_size = window_size
         self._storage: EventStorage | None = None
         self._last_written = -1
         self._run_id: str | None = None
@@ -79,7 +76,7 @@ class Tracker(EventWriter):
             self.close()
             self._storage = storage
             self._last_written = storage.first_unwritten - 1
-        rows = rows_after(storage, self._last_written, self._window_size)
+        rows = rows_after(storage, self._last_written)
         if not rows:
             return
         if self._run_id is None:

@@ -51,8 +51,6 @@ class RunCallbacks(HookBase):
         evaluate, log, end_epoch: called for ``should_evaluate``, ``should_log`` and ``should_epoch_stop``; without
             them, such a request is an error.
         is_due: whether several processes share their requests after this iteration; the same on all of them.
-        metric: the evaluation result that is ``eval_epoch_metric``; by default the first one that is not the loss.
-        loss_name: the stored metric that is ``step_loss``, unless :meth:`record` gets another.
 
     Attributes:
         callbacks, control, logs: the passed callbacks, their control and their logs.
@@ -70,8 +68,6 @@ class RunCallbacks(HookBase):
         log: Callable[[], object] | None = None,
         end_epoch: Callable[[], object] | None = None,
         is_due: Callable[[], bool] | None = None,
-        metric: str | None = None,
-        loss_name: str = "total_loss",
     ) -> None:
         if steps_per_epoch is not None and steps_per_epoch < 1:
             raise ConfigError(f"RunCallbacks.steps_per_epoch: got {steps_per_epoch}; it must be None or at least 1.")
@@ -84,8 +80,7 @@ class RunCallbacks(HookBase):
         self._checkpointers: dict[str, Checkpointer] = {}  # for folders other than the run's own
         self._is_due: Callable[[], bool] = (lambda: False) if is_due is None else is_due
         self._shares_requests = False  # several processes, of which one has callbacks
-        self._metric = metric
-        self._mean_loss = EpochMean(loss_name)
+        self._mean_loss = EpochMean("total_loss")
         self._epoch: int | None = None  # the epoch that has started and not ended
         self._is_entered = False  # whether this process has called on_epoch_begin for it
         self._is_train_begun = False
@@ -300,7 +295,7 @@ class RunCallbacks(HookBase):
         self._end_eval_batch()
         self._evaluated_at = done
         if isinstance(self._results, Mapping):  # the hook raises for anything else
-            self.logs.update(named_results(flatten_results_dict(self._results), self._metric))
+            self.logs.update(named_results(flatten_results_dict(self._results)))
         self.callbacks.on_eval_end(self.logs)
         return self._results
 
@@ -356,13 +351,10 @@ class RunCallbacks(HookBase):
         self._save_by(own if folder is None else self._checkpointers[folder])
 
 
-def named_results(results: Mapping[str, Any], metric: str | None = None) -> dict[str, Any]:
-    """An evaluation's results under the names of callbacks. ``metric``: the main one; by default the first."""
+def named_results(results: Mapping[str, Any]) -> dict[str, Any]:
+    """An evaluation's results under the names of callbacks; the metric is the first one that is not the loss."""
     named = {f"eval_{name}": value for name, value in results.items()}
-    loss, first = first_results(results)
-    if loss is not None:
-        named["eval_epoch_loss"] = results[loss]
-    metric = metric or first
-    if metric is not None and metric in results:
-        named["eval_epoch_metric"] = results[metric]
+    for other, name in zip(("eval_epoch_loss", "eval_epoch_metric"), first_results(results), strict=True):
+        if name is not None:
+            named[other] = results[name]
     return named
