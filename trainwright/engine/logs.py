@@ -1,4 +1,4 @@
-"""How a run logs: to the console, and in the background to the log file of its folder."""
+"""How a run logs: to the console, and to the log file of its folder."""
 
 import functools
 import logging
@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 from trainwright.checkpoint.files import open_regular
@@ -23,10 +22,10 @@ logger = logging.getLogger("trainwright.engine")
 LOG_FORMAT = "[%(asctime)s %(name)s %(levelname)s] %(message)s"
 
 
-class LogFile(logging.handlers.QueueHandler):
-    """Append log lines to ``path`` in a background thread, which ends with ``close``.
+class LogFile(logging.handlers.WatchedFileHandler):
+    """Append log lines to a file, which is made again if it was deleted or its folder moved.
 
-    A line is formatted when it is logged. A forked process has no such thread and writes its lines itself.
+    What cannot be written stops nothing.
 
     Raises:
         OSError: the file cannot be opened, or is not a regular file (a pipe, for example).
@@ -34,28 +33,7 @@ class LogFile(logging.handlers.QueueHandler):
 
     def __init__(self, path: str | Path) -> None:
         os.close(open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
-        super().__init__(SimpleQueue())
-        self._file, self._process = _File(path, encoding="utf-8", errors="backslashreplace"), os.getpid()
-        self._listener: logging.handlers.QueueListener | None = logging.handlers.QueueListener(self.queue, self._file)
-        self._listener.start()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if os.getpid() == self._process:
-            super().emit(record)
-        else:
-            self._file.handle(self.prepare(record))
-
-    def close(self) -> None:
-        """Wait until all lines are in the file, then close it."""
-        listener, self._listener = self._listener, None
-        if listener is not None and os.getpid() == self._process:
-            listener.stop()
-        self._file.close()
-        super().close()
-
-
-class _File(logging.handlers.WatchedFileHandler):
-    """A file that is made again if it was deleted, or its folder moved. What cannot be written stops nothing."""
+        super().__init__(path, encoding="utf-8", errors="backslashreplace")
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -65,13 +43,14 @@ class _File(logging.handlers.WatchedFileHandler):
             self.handleError(record)
 
     def close(self) -> None:
-        try:
+        with suppress(OSError):  # of the last lines, which is reported
             super().close()
-        except OSError:
-            self.handleError(logging.makeLogRecord({}))
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        print_line(f"{self.baseFilename} cannot be written: {sys.exc_info()[1]}", file=sys.stderr)
+        if isinstance(sys.exception(), OSError):
+            print_line(f"{self.baseFilename} cannot be written: {sys.exception()}", file=sys.stderr)
+        else:
+            super().handleError(record)
 
 
 def log_to_console(rank: int | None = None) -> None:
