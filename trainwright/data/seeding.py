@@ -81,18 +81,25 @@ class SavedGenerators:
 
     def __init__(self) -> None:
         self._torch = torch.default_generator.get_state()
-        self._watched = [(one, *one.begin()) for one in _watched()]
+        self._watched: list[tuple[_Watched, _Seed, Any]] = []
+        for one in _watched():
+            is_at_seed = one.known is not None and one.draw() == one.known.first
+            self._watched.append((one, one.known, None) if is_at_seed else one.set_aside())  # type: ignore[arg-type]
 
     def has_drawn(self) -> bool:
         """Whether a generator was drawn from, seeded, or set."""
-        if torch.default_generator.get_state().numpy().tobytes() != self._torch.numpy().tobytes():
-            return True
-        return any(one.draw() != known.second for one, known, _ in self._watched)
+        for one, known, _ in self._watched:
+            if one.draw() != known.second:
+                return True
+        return torch.default_generator.get_state().numpy().tobytes() != self._torch.numpy().tobytes()
 
     def restore(self) -> None:
         torch.default_generator.set_state(self._torch)
         for one, known, state in self._watched:
-            one.end(known, state)
+            if state is None:
+                one.set_seed(known.seed)
+            else:
+                one.set_state(state)
 
 
 @contextmanager
@@ -201,46 +208,40 @@ class _Watched:
 
     def __init__(
         self,
-        seed: Callable[[int], object],
+        set_seed: Callable[[int], object],
         draw: Callable[[], int],
         get_state: Callable[[], Any],
         set_state: Callable[[Any], object],
         step_back: Callable[[Any], Any],
     ) -> None:
-        self.draw = draw
-        self._seed, self._get_state, self._set_state, self._step_back = seed, get_state, set_state, step_back
-        self._known: _Seed | None = None  # the seed that was set last; None: the state may be any
+        self.set_seed, self.draw, self.set_state = set_seed, draw, set_state
+        self._get_state, self._step_back = get_state, step_back
         state = get_state()
         self._mark = self._numbers_of(0x7A3C59E1)  # any seed
         set_state(state)
+        self.known: _Seed | None = None  # the seed that was set last, if nothing is known to have been drawn since
 
     def _numbers_of(self, seed: int) -> _Seed:
-        self._seed(seed)
+        self.set_seed(seed)
         return _Seed(seed, self.draw(), self.draw())
 
     def seed(self, seed: int) -> None:
         """Set the seed, which is remembered."""
-        self._known = self._numbers_of(seed)
-        self._seed(seed)
+        self.known = self._numbers_of(seed)
+        self.set_seed(seed)
 
-    def begin(self) -> tuple[_Seed, Any]:
-        """Save the state: draw the first number of the returned seed. The state is None if it is that of the seed."""
-        if self._known is not None:
-            if self.draw() == self._known.first:
-                return self._known, None
-            self._known = None
-            self._set_state(self._step_back(self._get_state()))
+    def set_aside(self) -> "tuple[_Watched, _Seed, Any]":
+        """Read the state, before the number that a look at a ``known`` seed has drawn, and set another seed.
+
+        Returns that seed, whose first number is drawn, and the state.
+        """
+        if self.known is not None:
+            self.known = None
+            self.set_state(self._step_back(self._get_state()))
         state = self._get_state()
-        self._seed(self._mark.seed)
+        self.set_seed(self._mark.seed)
         self.draw()
-        return self._mark, state
-
-    def end(self, known: _Seed, state: Any) -> None:
-        """Restore what ``begin`` has returned."""
-        if state is None:
-            self._seed(known.seed)
-        else:
-            self._set_state(state)
+        return self, self._mark, state
 
 
 @functools.cache
