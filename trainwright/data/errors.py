@@ -2,7 +2,8 @@
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -230,6 +231,16 @@ def add_batch_note(error: BaseException, batch: Any) -> None:
     if not any(note.startswith(_NOTE) for note in getattr(error, "__notes__", ())):
         error.add_note(_NOTE + described(batch))
         add_fix(error)
+
+
+@contextmanager
+def batch_in_errors(batch: Any) -> Iterator[None]:
+    """Errors inside get a note with the batch."""
+    try:
+        yield
+    except Exception as error:
+        add_batch_note(error, batch)
+        raise
 
 
 def add_fix(error: BaseException) -> None:

@@ -18,7 +18,7 @@ from torch import nn
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data.batch import described
-from trainwright.data.errors import add_batch_note
+from trainwright.data.errors import batch_in_errors
 from trainwright.data.sampler import limited
 from trainwright.data.seeding import kept_generators
 from trainwright.evaluation.evaluator import (
@@ -105,11 +105,8 @@ def run_evaluation(
             for batch, is_counted in (
                 even_rounds(read_batches(), model) if is_joint else zip(read_batches(), repeat(True))
             ):
-                try:
+                with batch_in_errors(batch):
                     (step if is_counted else without_count)(batch)
-                except Exception as error:
-                    add_batch_note(error, batch)
-                    raise
                 if is_counted:
                     progress.update(num_samples(batch))
         reshard(model)

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError
 from trainwright.data.batch import count_samples, described, joined, like, mapped
-from trainwright.data.errors import add_batch_note
+from trainwright.data.errors import batch_in_errors
 from trainwright.data.seeding import kept_generators, rng_state, set_random_state
 from trainwright.evaluation.loop import run_evaluation
 from trainwright.evaluation.rank_exchange import even_rounds, gather_values, in_order
 from trainwright.events.storage import EvaluationStorage
 from trainwright.models.eval_mode import evaluation_mode
-from trainwright.parallel.dist import get_averaging_size, get_tensor_parallel_rank, get_world_size
+from trainwright.parallel.dist import get_averaging_size, get_tensor_parallel_rank
 from trainwright.parallel.pipeline import pipeline_of
 from trainwright.parallel.sharding import computes_together, gathered, reshard
 
@@ -39,10 +39,7 @@ def predict(
     def joined() -> Any:
         if get_tensor_parallel_rank() > 0:
             outputs.clear()  # the first of these ranks has the same
-        reads: list[Callable[[], Any]] = [lambda: outputs]
-        if get_world_size() > 1:
-            reads = gather_values(outputs, to_all=True) or []
-        return join(in_order([read() for read in reads]))
+        return join(in_order([read() or [] for read in gather_values(outputs, to_all=True) or ()]))
 
     return run_evaluation(
         model,
@@ -74,7 +71,7 @@ def iterate_predictions(
     pipeline = pipeline_of(model)
     if pipeline is not None:
         step = pipeline.evaluated(step, lambda: None)
-    is_alone, state = get_world_size() == 1, rng_state()
+    state = rng_state()
     while True:
         outputs, error = None, None
         try:
@@ -83,34 +80,21 @@ def iterate_predictions(
                 if reader is None:  # a shuffled loader draws
                     reader = even_rounds(read_batches(), model) if is_joint else zip(read_batches(), repeat(True))
                 for batch, is_counted in reader:
-                    with nullcontext() if is_single_pass or not is_joint else gathered(model):
-                        found = _outputs_of(step, batch)
+                    with nullcontext() if is_single_pass or not is_joint else gathered(model), batch_in_errors(batch):
+                        found = step(batch)
+                        found = None if found is None else [on_cpu(found)]
                     outputs = found if is_counted and get_tensor_parallel_rank() == 0 else None
                     break
                 state = rng_state()
                 reshard(model)
         except Exception as failure:
-            if is_alone or is_joint:
+            if is_joint:
                 raise
             error = failure
-        if is_alone:
-            round_: list[list[Any] | None] | None = None if outputs is None else [outputs]
-        elif (reads := gather_values(outputs, error, to_all=True)) is not None:
-            round_ = [read() for read in reads]
-        else:
-            round_ = None
-        if round_ is None:
+        reads = gather_values(outputs, error, to_all=True)
+        if reads is None:
             return
-        yield from (join(values) for values in round_ if values is not None)
-
-
-def _outputs_of(step: Callable[[Any], Any], batch: Any) -> list[Any] | None:
-    try:
-        values = step(batch)
-        return None if values is None else [on_cpu(values)]
-    except Exception as error:
-        add_batch_note(error, batch)
-        raise
+        yield from (join(values) for read in reads if (values := read()) is not None)
 
 
 def join(batches: Sequence[Any]) -> Any:

@@ -252,7 +252,8 @@ def gather_values(
     with raised_on_all_ranks(numbers):
         if error is not None:
             raise error
-        sent = _packed(value)
+        if get_world_size() > 1:
+            sent = _packed(value)
         numbers[:] = (value is not None, len(sent))
     is_any, size = numbers
     if not is_any:

@@ -17,7 +17,7 @@ from torch.utils.data import RandomSampler
 
 from trainwright.config.errors import ConfigError, ConfigTypeError, did_you_mean
 from trainwright.data.batch import arguments, count_samples, parameter_names, to_batch
-from trainwright.data.errors import add_batch_note, data_fault
+from trainwright.data.errors import batch_in_errors, data_fault
 from trainwright.data.instance import Instance
 from trainwright.engine.loss_fn import forward, losses_of, predictions_of, target_of, used_loss
 from trainwright.engine.run import TrainerRun
@@ -203,12 +203,8 @@ class Evaluation:
             batch = to_batch(data, self._run.device)
             if current_mesh() is not None:
                 meet("Trainer.predict")
-            with self._run.evaluated_weights(), evaluation_mode(self._run.model):
-                try:
-                    return step(batch)
-                except Exception as error:
-                    add_batch_note(error, batch)
-                    raise
+            with self._run.evaluated_weights(), evaluation_mode(self._run.model), batch_in_errors(batch):
+                return step(batch)
         meet("Trainer.predict")
         loader = data
         if loaders.is_dataset(data):
