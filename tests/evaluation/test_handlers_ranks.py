@@ -1,47 +1,90 @@
-"""Two processes with uneven shares have the figures of one."""
+"""Two processes with uneven shares have the figures of one: rank r takes the r-th batch of each round."""
 
-import json
-import os
-import socket
-import subprocess
-from pathlib import Path
+from itertools import pairwise
 
 import pytest
+import torch
 
-from tests.fork_server import python
+from tests.ranks import on_ranks
+from trainwright.evaluation import (
+    Image2TextMetricHandler,
+    MetricsHandler,
+    TextClassificationMetricsHandler,
+    TextGenerationMetricsHandler,
+    TMMetrics,
+    TorchMetricsHandler,
+)
+from trainwright.parallel.dist import get_rank, get_world_size
+from trainwright.parallel.layout import Layout
+from trainwright.parallel.mesh import use_layout
 
-REPOSITORY = Path(__file__).parents[3]
+CUTS = {"uneven": (0, 5, 9, 10, 23, 30), "one batch": (0, 30)}  # with one batch the second rank has none
+GENERATOR = torch.Generator().manual_seed(0)
+LOGITS, CLASSES = torch.randn(30, 4, generator=GENERATOR), torch.randint(4, (30,), generator=GENERATOR)
+NUMBERS = torch.randn(30, generator=GENERATOR)
+TEXTS = [f"{'ab' * (i % 5)} sample {i}" for i in range(30)]
+READ = [text[: 3 + i % 7] + text[4 + i % 7 :] for i, text in enumerate(TEXTS)]
 
 
-def start(**environment: object) -> subprocess.Popen:
-    settings = {"PYTHONPATH": REPOSITORY, "OMP_NUM_THREADS": 1, **environment}
-    return subprocess.Popen(
-        [python(), "-W", "error", str(Path(__file__).with_name("metric_ranks.py"))],
-        env={**os.environ, **{key: str(value) for key, value in settings.items()}},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+class Own(MetricsHandler):
+    """Sees the order of the whole data set."""
+
+    def compute_metrics(self, predictions, labels, **batch):
+        assert predictions.shape == (30, 4)
+        return {"checked": float((predictions[:, 0] * torch.arange(30)).sum()), "labels": labels.sum()}
+
+
+def results_of(handler, predictions, targets, cuts) -> dict:
+    batches = list(pairwise(cuts))
+    for start, stop in batches[get_rank() :: get_world_size()]:
+        handler.update(predictions[start:stop], targets[start:stop])
+    return handler.compute()
+
+
+def results_of_all(handler) -> dict:
+    handler.update(LOGITS, CLASSES)
+    return handler.compute()
+
+
+def results_of_rank() -> dict:
+    found = LOGITS.argmax(dim=1)
+    said: dict = {}
+    for name, cuts in CUTS.items():
+        names = ["accuracy", "f1", "precision", "recall"]
+        said[name] = {
+            "classes": results_of(TextClassificationMetricsHandler(names), LOGITS, CLASSES, cuts),
+            "texts": results_of(Image2TextMetricHandler(["cer", "wer"]), READ, TEXTS, cuts),
+            "generated": results_of(TextGenerationMetricsHandler(["rouge", "bleu"]), READ, TEXTS, cuts),
+            "own": results_of(Own(), LOGITS, CLASSES, cuts),
+            "torch": results_of(TorchMetricsHandler(["Accuracy", "F1Score", "AUROC"]), LOGITS, CLASSES, cuts),
+            "indices": results_of(TorchMetricsHandler({"name": "F1", "average": "macro"}), found, CLASSES, cuts),
+            "numbers": results_of(
+                TorchMetricsHandler(["MeanSquaredError", "PearsonCorrCoef"]), NUMBERS, LOGITS[:, 0], cuts
+            ),
+            "default that does not fit": results_of(TorchMetricsHandler(is_default=True), NUMBERS, LOGITS[:, 0], cuts),
+        }
+    half = torch.cat([CLASSES[:5].float(), NUMBERS[5:]])  # fits only the first batch: two processes do not both see it
+    said["default that fits one rank"] = results_of(TorchMetricsHandler(is_default=True), NUMBERS, half % 2, (0, 5, 9))
+    copy = TorchMetricsHandler("Accuracy").train_copy()
+    if get_rank() == 0:  # read by one rank alone
+        copy.update(LOGITS, CLASSES)
+        said["train copy"] = copy.compute()
+    try:
+        TMMetrics("Accuracy").compute()
+    except ValueError as error:
+        said["empty"] = str(error)
+    if get_world_size() > 1:
+        use_layout(Layout(data=1, tensor=2), "cpu")  # both have the same batches
+    counts = TMMetrics("StatScores", task="multiclass", num_classes=4, average="micro")
+    counts.update(LOGITS, CLASSES)
+    said["tensor ranks"] = {"counts": counts.compute().tolist(), "own": results_of_all(Own())}
+    return said
 
 
 @pytest.fixture(scope="module")
 def said() -> tuple[dict, list[dict]]:
-    """What one process says, and what each of two says."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    two = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
-    processes = [start(RANK=0, WORLD_SIZE=1), start(RANK=0, **two), start(RANK=1, **two)]
-    results = []
-    try:
-        for process in processes:
-            out, err = process.communicate(timeout=120)
-            assert process.returncode == 0, err
-            results.append(json.loads(out.splitlines()[-1]))
-    finally:
-        for process in processes:
-            process.kill()
-    return results[0], results[1:]
+    """The results of one process, and of each of two."""
+    return results_of_rank(), on_ranks(results_of_rank)
 
 
 @pytest.mark.parametrize("cuts", ["uneven", "one batch"])

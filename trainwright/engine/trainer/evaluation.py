@@ -349,8 +349,8 @@ class MeanLoss:
     """Mean over all samples (or labels) of per-batch mean losses, accumulated on the device and read once."""
 
     def __init__(self) -> None:
-        self._total: Tensor | None = None
-        self._weight: Tensor | None = None
+        self._total: Tensor | float = 0.0
+        self._weight: Tensor | int = 0
 
     def add(self, loss: Tensor | None, weight: int | float | Tensor) -> None:
         """Add a batch whose loss is the mean over ``weight`` samples or labels; None if the model returned no loss."""
@@ -359,19 +359,18 @@ class MeanLoss:
         loss = loss.detach()
         wide = loss.double() if loss.device.type != "mps" else loss
         weight = torch.as_tensor(weight, device=loss.device)
-        weighted = torch.where(weight > 0, wide * weight, torch.zeros_like(wide))  # the mean of zero items is NaN
-        self._total = weighted if self._total is None else self._total + weighted
-        self._weight = weight if self._weight is None else self._weight + weight
+        # The mean of zero items is NaN.
+        self._total = self._total + torch.where(weight > 0, wide * weight, torch.zeros_like(wide))
+        self._weight = self._weight + weight
 
     def so_far(self) -> Tensor | None:
         """The mean on this rank so far, on its device; None before the first batch."""
-        return None if self._total is None or self._weight is None else self._total / self._weight
+        return self._total / self._weight if isinstance(self._total, Tensor) else None
 
     def total_and_weight(self) -> tuple[float, float]:
         """Of this rank; (0, 0) without a loss."""
-        if self._total is None or self._weight is None or not self._weight.item():
-            return 0.0, 0
-        return self._total.item(), self._weight.item()
+        weight = float(self._weight)
+        return (float(self._total), weight) if weight else (0.0, 0.0)
 
 
 class EvalResults:
