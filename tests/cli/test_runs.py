@@ -92,7 +92,7 @@ def test_each_run_has_its_state_and_progress(runs: Runs, capsys: pytest.CaptureF
     assert states == {"sweep/a": "finished", "sweep/b": "finished", "stopped": "interrupted", "failed": "failed"}
     assert found["sweep/a"]["iteration"] == found["sweep/a"]["max_iteration"] == EPOCHS * STEPS
     assert found["failed"]["iteration"] < EPOCHS * STEPS == found["failed"]["max_iteration"]
-    assert found["sweep/a"]["metric"] == "eval_loss"
+    assert found["sweep/a"]["metric"] == found["stopped"]["metric"] == "eval_loss"
     assert 0 < found["sweep/a"]["seconds"] < 60
     row = json.loads((runs.folder / "sweep" / "a" / "metrics.json").read_text().splitlines()[-2])
     assert found["sweep/a"]["loss"] == row["total_loss"]

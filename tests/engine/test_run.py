@@ -127,18 +127,22 @@ def test_a_new_run_in_the_folder_has_its_own_record(tmp_path: Path) -> None:
     assert len(read_starts(tmp_path / "earlier_runs" / "001" / "run.json")) == 1
 
 
-def test_a_failed_run_says_so_and_a_running_one_has_no_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("moment", ["after_step", "after_train"])
+@pytest.mark.parametrize(("error", "status"), [(RuntimeError, "failed"), (KeyboardInterrupt, "interrupted")])
+def test_how_a_run_ends_and_a_running_one_has_no_end(
+    moment: str, error: type[BaseException], status: str, tmp_path: Path
+) -> None:
     def fail(one: Trainer) -> None:
         seen.extend(read_starts(tmp_path / "run.json"))
-        raise RuntimeError("on purpose")
+        raise error("on purpose")
 
     seen: list[dict[str, Any]] = []
     one = trainer(tmp_path, num_epochs=1)
-    one.register_hooks([CallbackHook(after_step=fail)])
-    with pytest.raises(RuntimeError, match="on purpose"):
+    one.register_hooks([CallbackHook(**{moment: fail})])
+    with pytest.raises(error, match="on purpose"):
         one.train()
     assert "status" not in seen[0]
-    assert read_starts(tmp_path / "run.json")[0]["status"] == "stopped"
+    assert read_starts(tmp_path / "run.json")[0]["status"] == status
 
 
 def test_secrets_of_the_command_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

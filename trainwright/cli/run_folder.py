@@ -1,9 +1,7 @@
 """What the files of a run say about it: its state, progress and results. Reads small files only, without torch."""
 
 import functools
-import json
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -53,25 +51,25 @@ def run_folders(folder: Path, *, earlier: bool = False) -> Iterator[Path]:
 def read_run(path: Path, base: Path) -> Run:
     """The state and the results of the run in ``path``, by its files; its name is relative to ``base``."""
     name = os.path.relpath(path, base)
-    starts, log = read_starts(path / RECORD_NAME), read_tail(path / "log.txt")
+    starts = read_starts(path / RECORD_NAME)
     rows = [*rows_of(read_tail(path / METRICS_NAME).splitlines())]
     last = starts[-1] if starts else {}
     state = state_of(path, starts)
     measured = [row["iteration"] + ("total_loss" in row) for row in rows]
-    best = _best(path, last, log)
+    best = next((start["best"] for start in reversed(starts) if start.get("best")), {})
     return Run(
         name=path.resolve().name if name == "." else name,
         path=str(path),
         state=state,
         iteration=last.get("iterations_done") or max(measured, default=None),
         max_iteration=last.get("last_iteration"),
-        metric=best[0],
-        best=best[1],
-        is_higher_better=best[2],
+        metric=best.get("metric"),
+        best=best.get("value"),
+        is_higher_better=best.get("is_higher_better"),
         loss=next((loss for row in reversed(rows) if (loss := _loss(row)) is not None), None),
         started=starts[0].get("started") if starts else None,
         seconds=_seconds(path, starts, is_running=state == "running"),
-        commit=last.get("git", {}).get("commit"),
+        commit=(last.get("git") or {}).get("commit"),  # None: no repository
     )
 
 
@@ -86,22 +84,6 @@ def settings_of(path: str) -> dict[str, Any]:
 def _loss(row: dict[str, Any]) -> float | None:
     names = ["total_loss", *(name for name in row if "loss" in name and not name.startswith("eval_"))]
     return next((float(row[name]) for name in names if is_number(row.get(name))), None)
-
-
-def _best(path: Path, last: dict[str, Any], log: str) -> tuple[str | None, float | None, bool | None]:
-    """The name, the value and the direction of the metric that selects the best checkpoint."""
-    if isinstance(found := last.get("best"), dict):
-        return found.get("metric"), found.get("value"), found.get("is_higher_better")
-    lines = re.findall(r"Best \S+ so far \((higher|lower) is better", log)
-    for folder in (path, path / "checkpoints"):
-        try:
-            extra = json.loads((folder / "model_best" / "extra.json").read_bytes())
-        except (OSError, ValueError):
-            continue
-        for name, value in extra.items() if isinstance(extra, dict) else ():
-            if name != "iteration" and is_number(value):
-                return name, float(value), lines[-1] == "higher" if lines else "loss" not in name
-    return None, None, None
 
 
 def _seconds(path: Path, starts: list[dict[str, Any]], *, is_running: bool) -> float | None:

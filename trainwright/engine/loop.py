@@ -14,7 +14,7 @@ from trainwright.events.phases import PhaseTimes
 from trainwright.events.storage import EventStorage
 from trainwright.hooks.base import MOMENTS, HookBase
 from trainwright.hooks.method_overrides import check_methods, is_overridden, overridable
-from trainwright.hooks.signals import TrainingPaused
+from trainwright.hooks.signals import STOPS, TrainingPaused
 from trainwright.parallel.faults import announce, meet, names_connection, watch_training
 
 logger = logging.getLogger("trainwright.engine")
@@ -38,7 +38,8 @@ class TrainerBase:
         phases: the time of each phase of this training, a :class:`~trainwright.events.PhaseTimes`.
         step_seconds: duration of the latest step, without hooks.
         last_eval_results: results of the latest evaluation.
-        has_failed: whether the training, or a hook after it, has failed. Later hooks can read it.
+        has_failed: whether the training, or a hook after it, has failed; ``failure``: the class of its error, or None.
+            Later hooks can read them.
         evaluates_on_start: whether an :class:`~trainwright.hooks.EvalHook` evaluates the initial weights, too.
         has_trained: whether this object has made steps.
         is_ended: whether the last iteration and every hook's ``after_train`` are done, without a failure.
@@ -54,7 +55,8 @@ class TrainerBase:
         self.phases = PhaseTimes()
         self.step_seconds = 0.0
         self._is_training = self.has_trained = False
-        self.has_failed = self.is_ended = self.evaluates_on_start = False
+        self.failure: type[BaseException] | None = None
+        self.is_ended = self.evaluates_on_start = False
         self._stepper: Any = None  # the object that runs the steps; its ``iter`` is updated
         self.last_eval_results: dict[str, Any] = {}
 
@@ -67,6 +69,10 @@ class TrainerBase:
                 kind = type(self).__name__
                 raise AttributeError(f"{kind} has no attribute {name!r}. Here it is: {here}.", name=name, obj=self)
             return super().__getattribute__(name)  # the usual error
+
+    @property
+    def has_failed(self) -> bool:
+        return self.failure is not None
 
     @property
     def consumed_samples(self) -> int:
@@ -151,7 +157,7 @@ class TrainerBase:
         if self.has_trained and self.iterations_done == self.start_iter:
             self._continue()
         self.iterations_done = self.start_iter
-        self.has_failed = False
+        self.failure = None
         self.max_iter = self.max_iter if max_iter is None else max_iter
         self.phases = PhaseTimes()
         if self.start_iter > self.max_iter or (self.start_iter == self.max_iter and not self._is_end_pending()):
@@ -236,7 +242,7 @@ class TrainerBase:
                 try:
                     getattr(hook, moment)()
                 except BaseException as error:  # other hooks may have data to save
-                    self.has_failed = True
+                    self.failure = self.failure or type(error)
                     if first_error is None:
                         first_error = error
                     else:
@@ -272,7 +278,7 @@ class TrainerBase:
         return [getattr(hook, moment) for hook in self._hooks if is_overridden(hook, moment)]
 
     def _after_failure(self, error: BaseException) -> None:
-        self.has_failed = True
+        self.failure = type(error)  # not the error, whose frames hold tensors
         if isinstance(error, RuntimeError | MemoryError) and not self.is_copy:
             from trainwright.engine.out_of_memory import add_memory_note, is_out_of_memory
 
@@ -284,8 +290,7 @@ class TrainerBase:
             error.add_note("A hook or the step called next() on an iterator that has ended: see the first traceback.")
         announce(error)
         # Only for log.txt: the caller of train() reports the error.
-        # GeneratorExit: `break` in a TrainingLoop.
-        if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit | TrainingPaused):
+        if isinstance(error, STOPS):
             logger.info("Training was stopped in iteration %d.", self.iter + 1, extra=FILE_ONLY)
         else:
             cause = None if isinstance(error, UserError) else error

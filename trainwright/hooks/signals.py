@@ -40,6 +40,10 @@ class TrainingPaused(Exception):  # noqa: N818  # not an error: ``train`` return
     """The time of the training is over, and the training is saved. Ends ``train`` without an error."""
 
 
+# What ends a training without a fault; GeneratorExit: `break` in a TrainingLoop.
+STOPS = (KeyboardInterrupt, SystemExit, GeneratorExit, TrainingPaused)
+
+
 def _interrupted(text: str = "") -> KeyboardInterrupt:
     """To be raised where the log says how to continue: Python prints no traceback of it."""
     error, hook = KeyboardInterrupt(text), sys.excepthook

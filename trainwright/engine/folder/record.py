@@ -25,6 +25,7 @@ from trainwright.data.fingerprint import described_data
 from trainwright.engine.folder.run_folder import RunFolder
 from trainwright.events.formats import CURVES_NAME, RECORD_NAME, read_starts
 from trainwright.hooks.base import HookBase, has_failed
+from trainwright.hooks.signals import STOPS
 from trainwright.hooks.timer import count_cpus
 from trainwright.lazy_names import ring
 from trainwright.models.checkpoint_files import class_name
@@ -77,6 +78,13 @@ class RunRecord(HookBase):
                     name,
                 )
 
+    def before_save(self) -> None:
+        """Show the best result of a run in progress, which the checkpoint of it follows."""
+        best = self._best()
+        if self._start and self._folder.is_open and best != self._start.get("best"):
+            self._start["best"] = best
+            self._write()
+
     def after_end(self) -> None:
         self._folder.record = None
         if not self._start or not self._folder.is_open:
@@ -115,16 +123,20 @@ class RunRecord(HookBase):
 
     def _end(self) -> dict[str, Any]:
         trainer = self.trainer
-        best = next(filter(None, (hook.best_result() for hook in trainer.hooks)), None)
+        is_stopped = trainer.failure is None or issubclass(trainer.failure, STOPS)
         return {
             "ended": _now(),
-            "status": "stopped" if has_failed(trainer) else "finished",
+            "status": "finished" if not has_failed(trainer) else "interrupted" if is_stopped else "failed",
             "iterations_done": trainer.iterations_done,
             "seconds": time.perf_counter() - self._began,
             "phases": dataclasses.asdict(trainer.phases),
             "peak_memory_bytes": _peak_memory(torch.device(trainer.device)),
-            "best": None if best is None else {name: getattr(best, name) for name in _OF_BEST},
+            "best": self._best(),
         }
+
+    def _best(self) -> dict[str, Any] | None:
+        best = next(filter(None, (hook.best_result() for hook in self.trainer.hooks)), None)
+        return None if best is None else {name: getattr(best, name) for name in _OF_BEST}
 
     def _draw(self) -> None:
         """Write ``curves.png``, if matplotlib is installed and no run is stopped by it."""

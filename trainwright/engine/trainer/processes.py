@@ -113,21 +113,18 @@ def _apply_accelerator(config: "TrainingConfig", accelerator: Any) -> "TrainingC
             "TrainingConfig.graph: got True with an Accelerator, which compiles by itself: set its dynamo_backend"
             " and remove graph."
         )
-    steps, device, asked = accelerator.gradient_accumulation_steps, accelerator.device, config.device_str
-    precision = config.mixed_precision or "no"
-    theirs = {  # the accelerator's value of a setting, and whether it is that of the settings
-        "device_str": ("device", str(device), asked is None or torch.device(asked).type == device.type),
-        "mixed_precision": ("mixed_precision", accelerator.mixed_precision, precision == accelerator.mixed_precision),
-        "gradient_accumulation_steps": (
-            "gradient_accumulation_steps",
-            steps,
-            steps == config.gradient_accumulation_steps,
-        ),
+    theirs = {
+        "device_str": str(accelerator.device),
+        "mixed_precision": accelerator.mixed_precision,
+        "gradient_accumulation_steps": accelerator.gradient_accumulation_steps,
     }
-    changes = {name: value for name, (_, value, is_equal) in theirs.items() if not is_equal}
+    ours = {name: getattr(config, name) or "no" for name in theirs}
+    if config.device_str is None or torch.device(config.device_str).type == accelerator.device.type:
+        ours["device_str"] = theirs["device_str"]
+    changes = {name: value for name, value in theirs.items() if ours[name] != value}
     faults += [
         f"TrainingConfig.{name}: got {getattr(config, name)!r}, but the passed Accelerator has"
-        f" {theirs[name][0]}={value!r}. Set both to the same value, or remove it from the TrainingConfig."
+        f" {name.removesuffix('_str')}={value!r}. Set both to the same value, or remove it from the TrainingConfig."
         for name, value in changes.items()
         if config.is_set(name)
     ]

@@ -3,14 +3,13 @@
 import logging
 import os
 import platform
-import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from trainwright.events.formats import LOSSES_NAME, METRICS_NAME, read_tail
+from trainwright.events.formats import LOSSES_NAME, METRICS_NAME
 from trainwright.terminal import printable
 
 logger = logging.getLogger("trainwright.inspect.report")
@@ -19,7 +18,6 @@ CONFIGS = ("config.yaml", "training_config.yaml")  # of config files, of the Pyt
 STATES = ("running", "finished", "interrupted", "failed")
 _WRITTEN = ("log.txt", METRICS_NAME, LOSSES_NAME)  # during a run
 _QUIET_S = 600.0  # a run of another machine that has written nothing for so long does not run
-_ENDS = re.compile(r"(Finished after iteration|Training failed in|Training was stopped in|Training\n)")
 
 
 def config_file(folder: Path) -> Path | None:
@@ -55,14 +53,10 @@ def flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def state_of(folder: Path, starts: list[dict[str, Any]]) -> str:
     """One of `STATES`. A killed run is "interrupted"; one on another machine is running while it writes."""
     last = starts[-1] if starts else {}
-    ended = _ENDS.findall(read_tail(folder / "log.txt"))[-1:]
-    if is_locked(folder) or ("ended" not in last and ended in ([], ["Training\n"]) and _writes_elsewhere(folder, last)):
+    if is_locked(folder) or ("ended" not in last and _writes_elsewhere(folder, last)):
         return "running"
-    if last.get("status") == "finished":
-        return "finished"
-    if ended == ["Training failed in"] or (ended == ["Finished after iteration"] and last.get("ended")):
-        return "failed"
-    return "interrupted"
+    status: str = last.get("status", "interrupted")
+    return status
 
 
 def last_written(folder: Path) -> float | None:
