@@ -121,6 +121,22 @@ def adam_with_more(params: Any, lr: float) -> torch.optim.Optimizer:
     return torch.optim.Adam([*params, {"params": [OUTSIDE[-1]]}], lr=lr)
 
 
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_parameters_that_the_optimizer_does_not_hold_are_logged(
+    is_replaced: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "trainwright")
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters() if is_replaced else model[1].parameters(), lr=0.1)
+    if is_replaced:
+        model[0] = nn.Linear(4, 4)
+    config = TrainingConfig(output_dir=tmp_path, num_epochs=1, loss="MSELoss", metrics=None, early_stopping=None)
+    Trainer(model, config, DATA, optimizer=optimizer).train()
+    (record,) = [one for one in caplog.records if "does not train these 2 parameters" in one.getMessage()]
+    assert "no 0.weight, 0.bias of the model" in record.getMessage()
+    assert record.levelname == ("WARNING" if is_replaced else "INFO")
+
+
 def test_the_config_file_api(tmp_path: Path) -> None:
     def train(folder: Path, iterations: int, **train: Any) -> DefaultTrainer:
         cfg = file_config(folder, Scaled, rows, train_iter=iterations, train_micro_batch_size=4, **train)

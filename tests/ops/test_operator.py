@@ -47,6 +47,16 @@ def test_an_operator_of_ones_own_is_trained_where_it_is_used(tmp_path: Path) -> 
     assert torch.equal(other.model.weight, op.model.weight)
 
 
+def test_a_training_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+    whole, again = Sign(), Sign()
+    whole.train(config(tmp_path / "whole", num_epochs=2), DATA)
+    again.train(config(tmp_path / "again", num_epochs=2), DATA, resume_checkpoint_path=tmp_path / "whole" / "epoch_1")
+    assert again.trainer.run.folder.path == tmp_path / "again"
+    assert (tmp_path / "again" / "epoch_2").exists()
+    assert not (tmp_path / "again" / "epoch_1").exists()
+    assert torch.equal(again.model.weight, whole.model.weight)
+
+
 def test_what_is_not_there_yet_is_said() -> None:
     with pytest.raises(AttributeError, match=r"NNOperator.model: not set"):
         NNOperator().model  # noqa: B018

@@ -196,6 +196,10 @@ def test_samples_are_counted_over_several_trainings(tmp_path: Path) -> None:
     trainer.cfg.train.train_iter = 8
     trainer.train()
     assert (trainer.iterations_done, trainer.samples_done) == (8, 64)
+    longer = DefaultTrainer(config(tmp_path / "longer", train_iter=8))
+    longer.train()
+    rates = [one.storage.history("lr").latest() for one in (trainer, longer)]
+    assert rates[0] == rates[1]  # of a schedule of eight iterations
 
 
 def test_another_optimizer_cannot_take_over_a_checkpoint(tmp_path: Path) -> None:
@@ -361,6 +365,20 @@ def test_a_value_of_the_model_and_a_result_of_one_name_are_two_values(tmp_path: 
     latest = trainer.storage.latest()
     assert (latest["score"][0], latest["eval_score"][0]) == (7, 0.2)
     assert (tmp_path / "model_best").is_dir()
+
+
+def test_the_best_and_the_newest_checkpoints_are_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cfg = config(tmp_path, checkpointer={"period": 1, "max_to_keep": 2, "save_top_k": 2})
+    cfg._set_flag("allow_objects", True)
+    scores = Results(score=[0.3, 0.9, 0.5, 0.7, 0.1, 0.2])
+    cfg.train.evaluation.update(evaluator=scores, eval_metric="score", eval_mode="max", eval_period=1)
+    DefaultTrainer(cfg).train()
+    best = ["model_best", "model_best_0000001", "model_best_0000003"]
+    assert sorted(path.name for path in tmp_path.glob("model_[0b]*")) == ["model_0000004", "model_0000005", *best]
+    assert (tmp_path / "model_best").resolve().name == "model_best_0000001"
+    cfg.train.evaluation.enabled = False
+    DefaultTrainer(cfg)
+    assert "train.checkpointer.save_top_k has no effect: nothing is evaluated" in caplog.text
 
 
 def test_the_results_of_an_evaluation_are_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -181,6 +181,13 @@ class Recorder(Callback):
         return lambda *arguments: calls.append(moment.removeprefix("on_"))
 
 
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_freeze_bn_keeps_running_statistics(is_frozen: bool, tmp_path: Path) -> None:
+    model = make()
+    Trainer(model, config(tmp_path, num_epochs=1, freeze_bn=is_frozen), PAIRS).train()
+    assert torch.equal(model[1].running_mean, make()[1].running_mean) is is_frozen
+
+
 def test_the_order_of_calls_is_that_of_the_document(tmp_path: Path) -> None:
     calls: list[str] = []
     trainer = Trainer(make(), config(tmp_path, batch_size=20, num_epochs=2, eval_batch_size=40), PAIRS, PAIRS)

@@ -148,8 +148,9 @@ def test_a_put_in_a_writer_is_an_error_that_names_where_to_put(storage: EventSto
 
     with pytest.raises(ValueError, match=r"'score'.*hook(.|\n)*in_background = False"):
         put_and_close(storage, WriterDispatcher([Putting()]))
-    put_steps(storage, WriterDispatcher([PuttingHere()]), 1)
-    assert storage.latest()["score"] == (1.0, 0)
+    for step, writer in enumerate((PuttingHere(), SafeWriter(PuttingHere()))):
+        put_steps(storage, WriterDispatcher([writer]), 1)
+        assert storage.latest()["score"] == (1.0, step)
 
 
 # -- slow writers, slow disks -------------------------------------------------------------------------------------

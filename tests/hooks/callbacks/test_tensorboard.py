@@ -47,7 +47,7 @@ def test_tensorboard_has_every_step_also_over_a_resume(tmp_path: Path) -> None:
 
 
 def test_plain_logs_are_written_too(tmp_path: Path) -> None:
-    callback = TensorBoardCallback(lambda **_: SummaryWriter(str(tmp_path)))
+    callback = TensorBoardCallback(SummaryWriter, log_dir=str(tmp_path))
     callback.on_train_batch_end((1,), {"global_step": 3, "step_loss": 0.5, "lr": 0.25})  # type: ignore[arg-type]
     callback.on_train_end({})  # type: ignore[arg-type]
     assert events(tmp_path) == {"step_loss": [(3, 0.5)], "lr": [(3, 0.25)]}
