@@ -292,12 +292,10 @@ class TrainerState(TrainingState):
     A running step is already counted. A checkpoint also stores the state of the base class.
     """
 
-    def __init__(
-        self, trainer: TrainerBase, plan: StepPlan = NO_STEPS, *, is_elastic: bool = False, **settings: float | None
-    ) -> None:
+    def __init__(self, trainer: TrainerBase, *, is_elastic: bool, **settings: float | None) -> None:
         """``is_elastic``: a checkpoint of other sizes of batches, with the same samples per update, may be loaded."""
         super().__init__(trainer, **settings)
-        self.plan, self._is_elastic = plan, is_elastic
+        self.plan, self._is_elastic = NO_STEPS, is_elastic
         self._mean_loss = EpochMean("total_loss")
         self.global_step = 0
         self.is_opening = False  # whether the loader of an epoch that begins is created

@@ -143,7 +143,7 @@ def plan_of(config: "TrainingConfig", loader: Any) -> tuple[Any, StepPlan]:
     sampler, steps_per_epoch = getattr(loader, "batch_sampler", None), len(loader)
     if steps_per_epoch == 0:
         raise ConfigError(f"Trainer.train_dataloader: {type(loader).__name__} is empty; it must yield a batch.")
-    if not is_own_loader(loader):  # others limit themselves
+    if not is_own_loader(loader):  # which limits itself
         steps_per_epoch = limited(steps_per_epoch, limit)
     lengths = all_gather_object(steps_per_epoch)
     if len(set(lengths)) > 1:
