@@ -49,8 +49,10 @@ MEMORY = Path("/dev/shm")
 def pytest_configure(config: pytest.Config) -> None:
     """Temporary folders in memory: runs sync what they save, and would wait for a disk more than half of their time.
 
-    One fork server for the workers of pytest-xdist, where programs are started.
+    One fork server for the workers of pytest-xdist, where programs are started. No garbage is collected until the tests
+    are: what they import stays.
     """
+    gc.disable()
     if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4 * 2**30:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
     is_controller = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
@@ -83,6 +85,7 @@ def pytest_collection_finish() -> None:
     """What is imported by now, a million objects, is no garbage of a test: each collection would look at all of it."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -7,6 +7,7 @@ from hashlib import sha256
 
 import pytest
 
+from tests.fork_server import python
 from trainwright.checkpoint import files
 
 
@@ -71,7 +72,7 @@ class Stops:
     def load_state_dict(self, state): pass
 
 def measure(writer, file=None, measure=saving.measure):
-    print("writing", flush=True)
+    print(os.getpid(), flush=True)
     sys.stdin.read()
 
 saving.measure = measure
@@ -84,34 +85,34 @@ FORKS = """
     if not worker:
         time.sleep(60)
         os._exit(0)
-    print(worker, flush=True)
+    print(os.getpid(), worker, flush=True)
 """
 
 
 def test_what_a_killed_run_of_another_container_was_writing_goes_and_that_of_a_live_one_stays(tmp_path):
-    command = [sys.executable, "-c", KILLED, str(tmp_path)]
+    command = [python(), "-c", KILLED, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
+        process = int(writer.stdout.readline())
         try:
-            assert writer.stdout.readline() == b"writing\n"
             entries = sorted(tmp_path.glob(".tmp-*"))
             assert len(entries) == 2  # the folder, and a lock
             assert files.remove_stale(tmp_path) == []
         finally:
-            writer.kill()
+            os.kill(process, signal.SIGKILL)
     assert files.remove_stale(tmp_path) == entries
     assert names(tmp_path) == []
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks here")
 def test_a_worker_that_outlives_its_killed_trainer_does_not_hold_its_lock(tmp_path):
-    program = KILLED.replace('    print("writing", flush=True)', FORKS)
-    command = [sys.executable, "-c", program, str(tmp_path)]
+    program = KILLED.replace("    print(os.getpid(), flush=True)", FORKS)
+    command = [python(), "-c", program, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
-        worker = int(writer.stdout.readline())
+        process, worker = map(int, writer.stdout.readline().split())
         entries = sorted(tmp_path.glob(".tmp-*"))
         try:
             assert files.remove_stale(tmp_path) == []
-            writer.kill()
+            os.kill(process, signal.SIGKILL)
             writer.wait()
             os.kill(worker, 0)  # it is still there
             assert files.remove_stale(tmp_path) == entries

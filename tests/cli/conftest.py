@@ -41,7 +41,7 @@ def finished(
 ) -> FinishedRun:
     """Nobody writes into its folder: copy it first."""
     folder = tmp_path_factory.mktemp("finished") / "output"
-    done = train(config, *SHORT, f"train.output_dir={folder}", cwd=folder.parent, fresh=True)
+    done = train(config, *SHORT, f"train.output_dir={folder}", cwd=folder.parent)
     return FinishedRun(folder, config, done)
 
 

@@ -70,7 +70,7 @@ def fresh_ranks(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) ->
 def test_an_error_before_the_processes_meet_is_named(launch: Launch, fresh_ranks: None, tmp_path: Path) -> None:
     before = 'import os, time\nimport trainwright\nif os.environ["RANK"] == "0": time.sleep(60)\nimport nothing_there\n'
     (tmp_path / "script.py").write_text(before)
-    done = launch("-n", 2, "script.py", code=1, fresh=True)
+    done = launch("-n", 2, "script.py", code=1)
     assert re.search("rank 1 .*failed with ModuleNotFoundError, exit code 1", done.stderr.splitlines()[-1]), done.stderr
 
 
@@ -79,7 +79,7 @@ def test_a_wrong_config_of_all_processes_is_one_traceback(launch: Launch, fresh_
         "import time\nfrom trainwright import TrainingConfig\ntry: TrainingConfig(batch_sise=3)\nfinally: time.sleep(2)"
     )
     (tmp_path / "script.py").write_text(wrong)
-    done = launch("-n", 2, "script.py", code=1, fresh=True)
+    done = launch("-n", 2, "script.py", code=1)
     assert done.stderr.count("Did you mean 'batch_size'?") == 1, done.stderr
 
 

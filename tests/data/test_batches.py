@@ -251,6 +251,7 @@ def test_the_order_of_a_users_loader_goes_on_where_its_generators_were(kind: str
     following(batches, done)
     position, generators = batches.state(), random_state()
     expected = following(batches, 10)
+    batches.close()  # torch waits 5 s for each worker that the garbage collector ends
     assert position is not None
 
     seed_everything(1)
@@ -259,3 +260,4 @@ def test_the_order_of_a_users_loader_goes_on_where_its_generators_were(kind: str
     set_random_state(generators)
     resumed.start(done, keeps_generators=None if length else True)
     assert following(resumed, 10) == expected
+    resumed.close()

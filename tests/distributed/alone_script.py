@@ -16,12 +16,20 @@ from typing import Any
 import torch
 
 from tests.distributed.layout_runs import Texts, build_language
+from tests.torchrun import free_port
 from trainwright import Trainer, TrainingConfig
 from trainwright.hooks import Callback
 from trainwright.optim import LayerFreezer
 from trainwright.parallel import faults
 
 AT = 3
+if "RANK" not in os.environ:  # started without torchrun: this process is the launcher, and waits for both
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "TORCHELASTIC_RUN_ID": "none"}
+    os.environ |= {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}
+    if os.fork():
+        os.environ |= {"RANK": "1", "LOCAL_RANK": "1"}
+        if os.fork():
+            os.wait()
 RANK = os.environ["RANK"]
 folder, how, layout = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 

@@ -21,9 +21,9 @@ LAYOUTS = {
 }
 
 
-def run(folder: Path, how: str, layout: str = "DDP", *, code: int = 1) -> tuple[float, str]:
+def run(folder: Path, how: str, layout: str = "DDP", *, code: int = 1, processes: int = 2) -> tuple[float, str]:
     """Seconds from what the process does to the end of the job, and what the processes have printed."""
-    done = torchrun(SCRIPT, folder, how, json.dumps(LAYOUTS[layout]), code=code)
+    done = torchrun(SCRIPT, folder, how, json.dumps(LAYOUTS[layout]), code=code, processes=processes)
     end, output = time.time(), done.stdout
     acted = re.search(r"alone at ([\d.]+)", output)
     assert acted, output
@@ -72,10 +72,16 @@ def test_a_failure_before_or_in_a_call_that_all_make_is_one_traceback(tmp_path: 
     assert "has left" not in output
 
 
-def test_the_processes_end_when_their_launcher_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.torchrun.python", lambda: sys.executable)  # torchrun is their parent, no fork server
-    monkeypatch.delenv("PYTHON_EXEC", raising=False)
-    seconds, output = run(tmp_path / "run", "launcher", code=-signal.SIGKILL)  # its output ends with the last process
+@pytest.mark.parametrize("launcher", ["script", pytest.param("torchrun", marks=pytest.mark.exhaustive)])
+def test_the_processes_end_when_their_launcher_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str
+) -> None:
+    if launcher == "torchrun":
+        monkeypatch.setattr("tests.torchrun.python", lambda: sys.executable)  # it is their parent, no fork server
+        monkeypatch.delenv("PYTHON_EXEC", raising=False)
+    processes = 1 if launcher == "script" else 2  # it starts both itself
+    # Its output ends with the last process.
+    seconds, output = run(tmp_path / "run", "launcher", code=-signal.SIGKILL, processes=processes)
     assert seconds < 30, output
     assert "rank 0: ended in iteration 3, because its launcher was killed." in output, output
 

@@ -50,23 +50,22 @@ FILES = """
 from safetensors.torch import load_file
 from trainwright.cli.main import main
 
-for arguments in (["whole", "train_epoch=2"], ["cut", "train_epoch=1"], ["cut", "train_epoch=2", "--resume"]):
+for arguments in (["one", "train_epoch=2"], ["two", "train_epoch=1"], ["two", "train_epoch=2", "--resume"]):
     folder, *settings = arguments
     settings = [one if one.startswith("--") else f"train.{one}" for one in (f"output_dir={folder}", *settings)]
     constant = "train.scheduler.alpha=1.0", "train.scheduler.warmup_factor=1.0"
     assert main(["train", CONFIG, *settings, *constant]) == 0
-whole, cut = (load_file(f"{folder}/model_final/model.safetensors") for folder in ("whole", "cut"))
+whole, cut = (load_file(f"{folder}/model_final/model.safetensors") for folder in ("one", "two"))
 assert all(whole[name].equal(cut[name]) for name in whole)
-assert main(["checkpoint", "verify", "cut/model_final"]) == 0
+assert main(["checkpoint", "verify", "two/model_final"]) == 0
 """
 
 
-@pytest.mark.parametrize("api", ["objects", "files"])
 def test_training_saving_and_resuming_need_no_part_of_posix(
-    api: str, mnist_project: Path, run_python: Callable[..., Any], tmp_path: Path
+    mnist_project: Path, run_python: Callable[..., Any], tmp_path: Path
 ) -> None:
-    program = OBJECTS if api == "objects" else FILES.replace("CONFIG", repr(str(mnist_project / "configs/config.py")))
-    run_python("-c", MISSING + program, cwd=tmp_path, fresh=True)
+    config = str(mnist_project / "configs/config.py")
+    run_python("-c", MISSING + OBJECTS + FILES.replace("CONFIG", repr(config)), cwd=tmp_path, fresh=True)
     assert not any(path.is_symlink() for path in tmp_path.rglob("*"))
     assert not [*tmp_path.rglob(".tmp-*")]
 

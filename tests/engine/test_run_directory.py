@@ -15,6 +15,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests.engine.earlier_run import CONFIG, WRITTEN, contents, earlier_run
+from tests.fork_server import python
 from tests.toys import Classifier, points
 from trainwright import Trainer, TrainingConfig
 from trainwright.checkpoint import CheckpointError
@@ -87,13 +88,12 @@ def test_a_folder_that_is_dropped_stops_logging(tmp_path: Path) -> None:
 
 
 HOLD = """
-import sys, time
-from trainwright.config.errors import ConfigError
+import os, sys
 from trainwright.engine.folder.run_folder import RunFolder
 from pathlib import Path
 folder = RunFolder(Path(sys.argv[1]), resume=True)
 folder.lock()
-print("locked", flush=True)
+print(os.getpid(), flush=True)
 sys.stdin.read()
 """
 
@@ -101,16 +101,16 @@ sys.stdin.read()
 def test_a_folder_in_which_another_process_trains_is_refused(tmp_path: Path) -> None:
     earlier_run(tmp_path)
     other = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [python(), "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     with other:
         assert other.stdout is not None
-        assert other.stdout.readline() == "locked\n"
+        process = int(other.stdout.readline())
         folder = RunFolder(tmp_path, resume=True)
         with pytest.raises(ConfigError, match=r"^train\.output_dir: another run is training"):
             folder.prepare(CONFIG)
         folder.close()
-        other.kill()  # however it ends, the folder is free then
+        os.kill(process, signal.SIGKILL)  # however it ends, the folder is free then
     folder = RunFolder(tmp_path, resume=True)
     folder.prepare(CONFIG)
     folder.lock()
@@ -118,7 +118,7 @@ def test_a_folder_in_which_another_process_trains_is_refused(tmp_path: Path) -> 
 
 
 HOLD_AND_FORK = """
-import os, sys, time
+import os, sys
 from trainwright.engine.folder.run_folder import RunFolder
 from pathlib import Path
 folder = RunFolder(Path(sys.argv[1]), resume=True)
@@ -127,7 +127,7 @@ child = os.fork()
 if child == 0:
     sys.stdin.read()
     os._exit(0)
-print("locked", flush=True)
+print(os.getpid(), flush=True)
 sys.stdin.read()
 """
 
@@ -135,13 +135,13 @@ sys.stdin.read()
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a worker of a loader is no fork here")
 def test_a_worker_that_outlives_its_killed_trainer_does_not_keep_the_folder(tmp_path: Path) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", HOLD_AND_FORK, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [python(), "-c", HOLD_AND_FORK, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as trainer:
         assert trainer.stdout is not None
-        assert trainer.stdout.readline() == "locked\n"
+        process = int(trainer.stdout.readline())
         with pytest.raises(ConfigError, match="another run is training"):
             RunFolder(tmp_path, resume=True).check_free()
-        trainer.kill()
+        os.kill(process, signal.SIGKILL)
         trainer.wait()  # its fork reads on until the pipe is closed
         RunFolder(tmp_path, resume=True).check_free()
 

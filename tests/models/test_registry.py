@@ -11,25 +11,14 @@ from trainwright.config.errors import ConfigError, ConfigKeyError
 from trainwright.models.registry import Registry
 
 
-def test_a_folder_is_read_by_classes_that_nobody_has_imported(run_python: Callable, tmp_path: Path) -> None:
+def test_names_and_order_of_ours_are_known_before_their_classes_are_imported(
+    run_python: Callable, tmp_path: Path
+) -> None:
     data.TextNormalizer(data.TextNormalizerConfig()).save(tmp_path)
     (tmp_path / "train.csv").write_text("text,label\ngood,1\nbad,0\n")
     program = """
 import sys
-from trainwright.data import Dataset, Preprocessor
-assert "trainwright.tasks.text_classification.data" not in sys.modules
-print(type(Dataset.load(sys.argv[1], split="train", preprocessor=None)).__name__)
-assert "trainwright.tasks.tokenizer" not in sys.modules
-print(type(Preprocessor.load(sys.argv[1])).__name__)
-"""
-    found = run_python("-c", program, tmp_path, cwd=tmp_path, fresh=True).stdout.split()
-    assert found == ["TextClassificationDataset", "TextNormalizer"]
-
-
-def test_names_of_ours_are_known_before_their_classes_are_imported(run_python: Callable, tmp_path: Path) -> None:
-    program = """
-import sys
-from trainwright.data import Dataset, DatasetConfig, register_dataset
+from trainwright.data import Dataset, DatasetConfig, Preprocessor, register_dataset
 from trainwright.models import build_model
 
 def take(name):
@@ -42,21 +31,22 @@ for act, name in ((take, "ocr"), (take, "text_generation"), (build_model, "brt")
         act(name)
     except ValueError as error:
         print(str(error).replace("\\n", " "))
-"""
-    *taken, unknown = run_python("-c", program, cwd=tmp_path, fresh=True).stdout.splitlines()
-    assert ["has this name; give " in message for message in taken] == [True, True]
-    assert "Did you mean 'bert'?" in unknown
 
+assert "trainwright.tasks.text_classification.data" not in sys.modules
+print(type(Dataset.load(sys.argv[1], split="train", preprocessor=None)).__name__)
+assert "trainwright.tasks.tokenizer" not in sys.modules
+print(type(Preprocessor.load(sys.argv[1])).__name__)
 
-def test_ours_come_first_in_their_own_order(run_python: Callable, tmp_path: Path) -> None:
-    program = """
-import sys, trainwright.tasks.text_generation.data
-assert "trainwright.tasks.image2text.data" not in sys.modules
-from trainwright.tasks.dataset import _registry
+from trainwright.tasks.dataset import _registry  # imported until now in another order
 print(*[cls.config_class.name for cls in _registry])
 """
-    found = run_python("-c", program, cwd=tmp_path, fresh=True).stdout.strip()
-    assert found == "ocr speech_recognition text_classification sequence_labeling text_generation"
+    *taken, unknown, dataset, preprocessor, order = run_python(
+        "-c", program, tmp_path, cwd=tmp_path, fresh=True
+    ).stdout.splitlines()
+    assert ["has this name; give " in message for message in taken] == [True, True]
+    assert "Did you mean 'bert'?" in unknown
+    assert (dataset, preprocessor) == ("TextClassificationDataset", "TextNormalizer")
+    assert order == "ocr speech_recognition text_classification sequence_labeling text_generation"
 
 
 def test_a_registry_without_classes_of_its_own() -> None:

@@ -361,7 +361,7 @@ def in_terminal(action: str, columns: int = 80) -> tuple[Screen, int]:
 
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30 if columns else 0, columns, 0, 0))
-    command = [sys.executable, "-c", PROGRAM, action]
+    command = [python(), "-u", "-c", PROGRAM, action]
     width = {"COLUMNS": str(columns)} if columns else {}
     process = subprocess.Popen(
         command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, env={**os.environ, **width}
