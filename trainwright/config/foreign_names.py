@@ -4,9 +4,12 @@ The libraries are Lightning, transformers, Accelerate, timm, MMEngine, Composer 
 setting are aliases of it instead, in the table of settings.
 """
 
+import difflib
+import functools
+import re
 from collections.abc import Iterable, Mapping
 
-from trainwright.config.errors import did_you_mean
+from trainwright.config.errors import did_you_mean, nearest_name
 
 _NONE = "there is no equivalent"
 _PROCESSES = "torchrun --nproc-per-node N SCRIPT"
@@ -15,18 +18,15 @@ _SMOOTHING = "loss={'name_': 'CrossEntropyLoss', 'label_smoothing': 0.1}"
 # Settings of a TrainingConfig.
 SETTINGS = {
     "default_root_dir": "output_dir",
-    "bf16": "mixed_precision='bf16'",
-    "fp16": "mixed_precision='fp16'",
+    **{name: f"mixed_precision={name!r}" for name in ("bf16", "fp16")},
     "precision": "mixed_precision='bf16' or 'fp16'",
     "logging_dir": "logs_dir, or tensorboard={'log_dir': ...}",
-    "logger": "trackers='wandb', or tensorboard={'log_dir': ...}",
+    **dict.fromkeys(("logger", "report_to"), "trackers='wandb', or tensorboard={'log_dir': ...}"),
     "save_strategy": "model_checkpoint={'every_n_epoch': 1}, or save_steps",
     "enable_checkpointing": "save_enabled",
     "enable_progress_bar": "progress_bar",
     "disable_tqdm": "progress_bar=False",
-    "report_to": "trackers='wandb', or tensorboard={'log_dir': ...}",
-    "optim": "optimizer",
-    "opt": "optimizer",
+    **dict.fromkeys(("optim", "opt"), "optimizer"),
     **dict.fromkeys(("sched", "scheduler"), "lr_scheduler_type, or lr_scheduler"),
     "warmup_epochs": "warmup_ratio, or warmup_steps",
     "gradient_clip_algorithm": "max_grad_norm for 'norm', clip_grad_value for 'value'",
@@ -41,31 +41,26 @@ SETTINGS = {
     "benchmark": "torch.backends.cudnn.benchmark = True, in your program",
     "limit_test_batches": "limit_eval_batches",
     "limit_predict_batches": "trainer.predict(data) with fewer samples",
-    "min_epochs": _NONE,
-    "min_steps": _NONE,
     "auto_lr_find": "trainer.find_lr(apply=True)",
-    "auto_scale_batch_size": "trainer.find_batch_size()",
-    "auto_find_batch_size": "trainer.find_batch_size()",
+    **dict.fromkeys(("auto_scale_batch_size", "auto_find_batch_size"), "trainer.find_batch_size()"),
     "dataloader_persistent_workers": "nothing, workers stay alive over epochs",
     "logging_first_step": "log_steps=1",
-    "ema_decay": "ema={'decay': 0.999}",
-    "model_ema": "ema={'decay': 0.999}",
-    "model_ema_decay": "ema={'decay': 0.999}",
+    **dict.fromkeys(("ema_decay", "model_ema", "model_ema_decay"), "ema={'decay': 0.999}"),
     "swa": "ema={'average': 'equal', 'start': 0.75}",
     "devices": f"{_PROCESSES}, or device",
     "num_nodes": "torchrun --nnodes N SCRIPT",
     "accelerator": "device, or Trainer(..., accelerator=Accelerator())",
     "strategy": f"zero_stage=1, 2 or 3 for fsdp and deepspeed; {_PROCESSES}",
-    "torch_compile": "graph=True",
-    "compile": "graph=True",
+    **dict.fromkeys(("torch_compile", "compile"), "graph=True"),
     "profiler": "profile",
     "callbacks": "Trainer(..., callbacks=[...])",
     "compute_metrics": "metrics=[...], or Trainer(..., metrics_handler=...)",
-    "early_stopping_patience": "early_stopping={'monitor': 'eval_loss', 'patience': 3, 'mode': 'min'}",
+    **dict.fromkeys(
+        ("early_stopping_patience", "patience"), "early_stopping={'monitor': 'eval_loss', 'patience': 3, 'mode': 'min'}"
+    ),
     "push_to_hub": "trainer.push_to_hub(repo_id)",
     "do_train": "trainer.train()",
     "do_predict": "trainer.predict(data)",
-    "patience": "early_stopping={'monitor': 'eval_loss', 'patience': 3, 'mode': 'min'}",
     "checkpoint_hist": "max_to_keep",
     **dict.fromkeys(("label_smoothing", "label_smoothing_factor", "smoothing"), _SMOOTHING),
     "sync_batchnorm": "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model), before Trainer(...)",
@@ -75,7 +70,31 @@ SETTINGS = {
     "enable_model_summary": "trainer.print_info()",
     **dict.fromkeys(("deepspeed", "fsdp", "fsdp_config"), "zero_stage=1, 2 or 3, with torchrun"),
     **dict.fromkeys(("num_gpus", "gpus", "n_gpu", "num_processes", "nproc_per_node"), _PROCESSES),
-    **dict.fromkeys(("remove_unused_columns", "neftune_noise_alpha"), _NONE),
+    **dict.fromkeys(("min_epochs", "min_steps", "remove_unused_columns", "neftune_noise_alpha"), _NONE),
+}
+
+# Keys of config files, and flags of the command line, that do not follow from ``SETTINGS``.
+_KEYS = {
+    "base_lr": "optim.lr",
+    "wd": "optim.weight_decay",
+    **dict.fromkeys(("max_iters", "num_iters", "iterations", "steps"), "train.train_iter"),
+    "bs": "train.train_micro_batch_size",
+    "param_scheduler": "train.scheduler",
+    "warmup_steps": "train.warmup_ratio",
+    "clip_grad": "optim.params.clip_grad_max_norm",
+    "grad_checkpointing": "train.activation_checkpoint.enabled",
+    **dict.fromkeys(("work_dir", "output"), "train.output_dir"),
+    **dict.fromkeys(("load_from", "pretrained", "checkpoint"), "train.load_weight"),
+    **dict.fromkeys(("resume_from", "resume_from_checkpoint", "ckpt_path"), "--resume"),
+    **dict.fromkeys(("eval", "evaluate", "test_only"), "--eval-only"),
+    **dict.fromkeys(("num_workers", "workers"), "dataloader.train.num_workers"),
+    "save_interval": "train.checkpointer.period",
+    "max_keep_ckpts": "train.checkpointer.max_to_keep",
+    **dict.fromkeys(("val_interval", "val_check_interval"), "train.evaluation.eval_period"),
+    "log_interval": "train.log_period",
+    "save_best": "train.evaluation.eval_metric",
+    **dict.fromkeys(("dataset", "train_dataset", "data"), "dataloader.train.dataset"),
+    "config": "--config-file",
 }
 
 # Attributes of a trainer.
@@ -91,19 +110,16 @@ ATTRIBUTES = {
     "global_step": "state.global_step",
     "should_stop": "trainercontrol.should_training_stop",
     **dict.fromkeys(("callback_metrics", "logged_metrics"), "last_eval_results"),
-    "tokenizer": "preprocessor",
-    "processing_class": "preprocessor",
+    **dict.fromkeys(("tokenizer", "processing_class"), "preprocessor"),
     "get_train_dataloader": "create_train_dataloader(dataset)",
     "get_eval_dataloader": "create_eval_dataloader(dataset)",
-    "create_optimizer": "set_optimizer(optimizer)",
-    "create_optimizer_and_scheduler": "set_optimizer(optimizer)",
+    **dict.fromkeys(("create_optimizer", "create_optimizer_and_scheduler"), "set_optimizer(optimizer)"),
     "prediction_step": "predict_step(batch)",
     "manual_backward": "backward(loss)",
     "optimizers": "optimizer",
     "summary": "print_info()",
     "compile": "TrainingConfig(optimizer=..., loss=..., metrics=...)",
 }
-
 
 # Arguments of Trainer(...).
 ARGUMENTS = {
@@ -152,3 +168,44 @@ def attribute_hint(name: str, owner: object) -> str | None:
         return None
     attribute = here.partition("(")[0].partition(".")[0]
     return here if "." in here.partition("(")[0] or here[0].isupper() or hasattr(owner, attribute) else None
+
+
+@functools.cache
+def keys_by_name() -> dict[str, str]:
+    """Keys of config files, and flags of the command line, by the names of the Python API and of other libraries.
+
+    >>> [keys_by_name()[name] for name in ("max_epochs", "fp16", "work_dir")]
+    ['train.train_epoch', 'train.amp.enabled', 'train.output_dir']
+    """
+    from trainwright.config.settings import TrainingConfig  # here: it imports this module
+
+    rows = TrainingConfig.rows
+    fields = {name: re.split(r"\W", here)[0] for name, here in SETTINGS.items()}
+    fields |= {name: TrainingConfig.field_of(name) for name in (*rows, *TrainingConfig.aliases) if name != "graph"}
+    return {name: rows[field].place for name, field in fields.items() if field in rows and rows[field].place} | _KEYS
+
+
+def key_hint(name: str) -> str:
+    """What an unknown key or flag is called in config files, as a sentence; "" if it is not known."""
+    from trainwright.config.settings import KEYS
+
+    parts, keys = name.lstrip("-").replace("-", "_").split("."), keys_by_name()
+    for number, part in enumerate(parts):
+        if part in keys:
+            rest = parts[number + 1 :] if keys[part] == "optim" else []
+            return f"Did you mean {'.'.join([keys[part], *rest])!r}?"
+    is_of_train = any(key.split(".")[:2] == ["train", parts[0]] for key in KEYS)
+    return f"Did you mean {'.'.join(['train', *parts])!r}?" if is_of_train else ""
+
+
+def train_key_hint(name: str, keys: Iterable[str]) -> str:
+    """What an unknown key of ``train`` is called: by others, in the Python API, or misspelled. Never empty."""
+    from trainwright.config.settings import TrainingConfig
+
+    if hint := key_hint(name):
+        return hint
+    if name in TrainingConfig.rows:
+        return f"It is a setting of the Python API, TrainingConfig({name}=...), and no key of train."
+    near = nearest_name(name, keys).lstrip()
+    near = near or next(map(key_hint, difflib.get_close_matches(name, keys_by_name(), n=1, cutoff=0.8)), "")
+    return near or f"Keys of your own go into a section of their own, for example own = dict({name}=...)."

@@ -78,10 +78,7 @@ def _measured(node: yaml.Node, sizes: dict[yaml.Node, tuple[int, int] | None]) -
 
 
 class Dumper(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML ships no types
-    """Safe dumper that quotes text which :class:`Loader` would read as a number, and writes no aliases."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
+    """Safe dumper that quotes text which :class:`Loader` would read as a number."""
 
 
 for _class in (Loader, Dumper):

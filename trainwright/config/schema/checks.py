@@ -19,8 +19,8 @@ from trainwright.config.errors import (
     did_you_mean,
     error_of,
     got,
-    nearest_name,
 )
+from trainwright.config.foreign_names import train_key_hint
 from trainwright.config.lazy.instantiation import SPECIAL_KEYS, TARGET, find_target
 from trainwright.config.lazy.lazy_config import PACKAGED, SECTIONS, section_fault
 from trainwright.config.lazy.provenance import (
@@ -176,13 +176,7 @@ def _faults_together(train: Mapping[str, Any], faults: Sequence[Fault]) -> Itera
 
 def _hint(path: Sequence[str], allowed: Iterable[str]) -> str:
     """What other libraries call a key, or the nearest one."""
-    from trainwright.config.key_hints import key_hint, misspelt_key_hint, python_hint  # here: loads pydantic
-
-    (*above, name), keys = path, [*allowed]
-    if above != ["train"]:
-        return did_you_mean(name, keys)
-    nearest = key_hint(name) or python_hint(name) or nearest_name(name, keys).lstrip() or misspelt_key_hint(name)
-    return nearest or f"Keys of your own go into a section of their own, for example own = dict({name}=...)."
+    return train_key_hint(path[-1], allowed) if path[:-1] == ["train"] else did_you_mean(path[-1], allowed)
 
 
 def _plain(value: Any, path: str, faults: list[Fault]) -> Any:
