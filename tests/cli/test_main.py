@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import trainwright
-from trainwright.cli.commands import COMMANDS
+from trainwright.cli.commands import COMMANDS, module_of
 from trainwright.cli.main import main
 
 
@@ -19,15 +19,15 @@ def test_help_is_printed_and_is_no_error(run_python, tmp_path: Path) -> None:
         done = run_python("-m", "trainwright.cli.main", *arguments, cwd=tmp_path)
         assert "trainwright train config.py" in done.stdout
         assert "--resume" in done.stdout
-        for name, command in COMMANDS.items():
+        for name, text in COMMANDS.items():
             assert f"  {name} " in done.stdout
-            assert command.text in done.stdout
+            assert text in done.stdout
         assert max(map(len, done.stdout.splitlines())) <= 80
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_has_a_parser_and_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    parser = importlib.import_module(COMMANDS[name].module).parser()
+    parser = importlib.import_module(module_of(name)).parser()
     assert parser.prog == f"trainwright {name}"
     with suppress(SystemExit):
         assert main([name, "--help"]) == 0

@@ -7,7 +7,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from trainwright.checkpoint.verify import (
     inspect_checkpoint,
     inspect_folders,
 )
-from trainwright.config.arguments import CommandsParser, TrainingArgumentParser
+from trainwright.config.arguments import CommandsParser
 from trainwright.config.errors import ConfigError, missing_path
 from trainwright.inspect.report.text import cell, counted, local_time, shown, size, table
 
@@ -127,31 +127,30 @@ _EPILOG = "exit code: 0 all complete, 1 some incomplete or damaged, 2 wrong path
 
 
 def main(argv: Sequence[str]) -> int:
-    if not argv or argv[0] in ("-h", "--help"):
-        parser().print_help()
-        return COMPLETE
     args = parser().parse_args(argv)
-    return _COMMANDS[args.command][0](_existing(args.path), args)
+    return int(args.run(_existing(args.path), args))
 
 
-def parser() -> argparse.ArgumentParser:
-    return CommandsParser({name: _parser(name) for name in _COMMANDS}, prog="trainwright checkpoint", epilog=_EPILOG)
-
-
-def _parser(command: str) -> TrainingArgumentParser:
-    prog, (_, usage, text) = f"trainwright checkpoint {command}", _COMMANDS[command]
-    parser = TrainingArgumentParser(prog=prog, usage=f"{prog} {usage}", description=text)
-    what = "a checkpoint" if command == "show" else "the folder of a run, or one checkpoint"
-    parser.add_argument("path", metavar="CHECKPOINT" if command == "show" else "PATH", help=what)
-    parser.add_common("json")
-    if command == "list":
-        parser.add_argument("--verify", action="store_true", help="read the files too, instead of only their sizes")
-    if command == "export":
-        text = "a new folder; by default NAME-export in the working folder, with the name of PATH"
-        parser.add_argument("--output", metavar="FOLDER", type=Path, help=text)
-    if command == "verify":
-        parser.add_argument("--deep", action="store_true", help="also read each state back, and print sha256 sums")
-    return parser
+def parser() -> CommandsParser:
+    commands = CommandsParser(prog="trainwright checkpoint", epilog=_EPILOG)
+    text = "the checkpoints of a run, and the one that --resume uses"
+    listing = commands.add_command("list", _list, "FOLDER [--verify] [--json]", text)
+    listing.add_argument("--verify", action="store_true", help="read the files too, instead of only their sizes")
+    text = "the contents of one: files, states, weights"
+    show = commands.add_command("show", _show, "CHECKPOINT [--json]", text)
+    show.add_argument("path", metavar="CHECKPOINT", help="a checkpoint")
+    text = "read one, or all of a run, and compare every byte with the checksums"
+    verify = commands.add_command("verify", _verify, "PATH [--deep] [--json]", text)
+    verify.add_argument("--deep", action="store_true", help="also read each state back, and print sha256 sums")
+    text = "write the weights as one file: of a checkpoint, or of the one that --resume uses"
+    export = commands.add_command("export", _export, "PATH [--output FOLDER] [--json]", text)
+    text = "a new folder; by default NAME-export in the working folder, with the name of PATH"
+    export.add_argument("--output", metavar="FOLDER", type=Path, help=text)
+    for one in (listing, verify, export):
+        one.add_argument("path", metavar="PATH", help="the folder of a run, or one checkpoint")
+    for one in (listing, show, verify, export):
+        one.add_common("json")
+    return commands
 
 
 def _list(folder: Path, args: argparse.Namespace) -> int:
@@ -170,11 +169,9 @@ def _list(folder: Path, args: argparse.Namespace) -> int:
             for place in found
         ]
         print(json.dumps(facts, indent=1))
-    elif not found:
-        print(f"{folder}: no checkpoints.")
-    for place in [] if args.json else found:
-        print(f"{shown(place.folder)}: {counted(len(place.found), 'checkpoint', 'checkpoints')}")
-        print("\n".join(_place_lines(place)))
+    else:
+        lines = [line for place in found for line in _place_lines(place)]
+        print("\n".join(lines or [f"{folder}: no checkpoints."]))
     are_complete = (not place.pointer_fault and all(entry.is_complete for entry in place.found) for place in found)
     return COMPLETE if all(are_complete) else FAULTY
 
@@ -231,22 +228,6 @@ def _export(path: Path, args: argparse.Namespace) -> int:
     return COMPLETE
 
 
-_COMMANDS: dict[str, tuple[Callable[[Path, argparse.Namespace], int], str, str]] = {
-    "list": (_list, "FOLDER [--verify] [--json]", "the checkpoints of a run, and the one that --resume uses"),
-    "show": (_show, "CHECKPOINT [--json]", "the contents of one: files, states, weights"),
-    "verify": (
-        _verify,
-        "PATH [--deep] [--json]",
-        "read one, or all of a run, and compare every byte with the checksums",
-    ),
-    "export": (
-        _export,
-        "PATH [--output FOLDER] [--json]",
-        "write the weights as one file: of a checkpoint, or of the one that --resume uses",
-    ),
-}
-
-
 def _existing(text: str) -> Path:
     """The folder, or the link to a deleted one."""
     path = Path(text)
@@ -271,7 +252,8 @@ def _place_lines(place: FolderReport) -> list[str]:
         notes += ["<- a resume uses this one"] if entry is place.resumed else []
         facts = [iteration, local_time(entry.saved_at), size(entry.size_bytes), ranks]
         rows.append([shown(entry.path.name), *facts, "yes" if entry.is_complete else "NO", shown("  ".join(notes))])
-    lines = table(rows, right={1, 3, 4}) if place.found else []
+    lines = [f"{shown(place.folder)}: {counted(len(place.found), 'checkpoint', 'checkpoints')}"]
+    lines += table(rows, right={1, 3, 4}) if place.found else []
     lines += [f"  {shown(entry.path.name)}: {shown(fault)}" for entry in place.found for fault in entry.faults]
     if place.pointer_fault:
         lines.append(f"  {POINTER_NAME}: {shown(place.pointer_fault)}")

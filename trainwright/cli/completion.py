@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from trainwright.cli.commands import COMMANDS
+from trainwright.cli.commands import COMMANDS, module_of
 from trainwright.config.arguments import TrainingArgumentParser
 from trainwright.config.errors import ConfigError, import_optional
 
@@ -52,24 +52,20 @@ def _tree(line: str) -> argparse.ArgumentParser:
     root = argparse.ArgumentParser(prog="trainwright")
     root.add_argument("--version", action="store_true")
     commands = root.add_subparsers()
-    for name, command in COMMANDS.items():
-        if name not in line.split()[1:2]:
-            commands.add_parser(name, help=command.text)
-            continue
-        parser = importlib.import_module(command.module).parser()
-        for action in parser._actions:
-            _add_completer(action, name)
-        commands.add_parser(name, parents=[parser], add_help=False, help=command.text)
+    for name, text in COMMANDS.items():
+        parents = [importlib.import_module(module_of(name)).parser()] if name in line.split()[1:2] else []
+        for action in (action for parent in parents for action in parent._actions):
+            _add_completer(action)
+        commands.add_parser(name, parents=parents, add_help=not parents, help=text)
     return root
 
 
-def _add_completer(action: argparse.Action, command: str) -> None:
+def _add_completer(action: argparse.Action) -> None:
     from argcomplete.completers import FilesCompleter
 
     if isinstance(action, argparse._SubParsersAction):
-        for name, parser in action.choices.items():
-            for inner in parser._actions:
-                _add_completer(inner, name)
+        for inner in (inner for parser in action.choices.values() for inner in parser._actions):
+            _add_completer(inner)
     elif action.dest == "checkpoint":
         action.completer = _checkpoints  # type: ignore[attr-defined]
     elif action.dest == "opts":

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trainwright.config
-from trainwright.config.arguments import CommandsParser, TrainingArgumentParser, split_config
+from trainwright.config.arguments import CommandsParser, split_config
 from trainwright.config.errors import ConfigError, ConfigKeyError, MissingFileError, missing_path
 from trainwright.inspect.report.run_state import CONFIGS, config_file, flat
 from trainwright.inspect.report.text import cell, shown, table
@@ -16,11 +16,6 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 _EPILOG = "exit code: 0 done, 1 `diff` found differences, 2 wrong file or argument"
-_COMMANDS = {
-    "show": ("CONFIG|RUN [--changed] [--yaml|--json] [key=value ...]", "every setting, and where it was set"),
-    "diff": ("A B [--json]", "the settings that differ; A and B are configs or runs"),
-    "schema": ("[python|config] [--output FILE]", "JSON schema of YAML files, for editors"),
-}
 _DEFAULT = "default"
 _MAX_SHOWN = 100  # characters of a value
 
@@ -32,40 +27,35 @@ class Setting(NamedTuple):
     source: str
 
 
-def parser() -> argparse.ArgumentParser:
-    return CommandsParser({name: _parser(name) for name in _COMMANDS}, prog="trainwright config", epilog=_EPILOG)
-
-
-def _parser(command: str) -> TrainingArgumentParser:
-    prog, (usage, text) = f"trainwright config {command}", _COMMANDS[command]
-    parser = TrainingArgumentParser(prog=prog, usage=f"{prog} {usage}", description=text)
-    if command == "schema":
-        parser.add_argument("api", nargs="?", default="config", choices=["config", "python"],
-                            help="of config files (default), or of the settings of the Python API")  # fmt: skip
-        parser.add_argument("--output", metavar="FILE", type=Path, help="write it to a file")
-        return parser
-    if command == "show":
-        parser.add_argument("opts", nargs="*", metavar="CONFIG|RUN [key=value ...]", help="a configuration, overrides")
-        parser.add_argument("--changed", action="store_true", help="only the settings that are not defaults")
-        parser.add_argument("--yaml", action="store_true", help="print a complete YAML file")
-    else:
-        parser.add_argument("first", metavar="A", help="a config file, or a run's folder")
-        parser.add_argument("second", metavar="B", help="another one")
-    parser.add_common("json", "allow-module", "trust-folder", "traceback")
-    return parser
+def parser() -> CommandsParser:
+    commands = CommandsParser(prog="trainwright config", epilog=_EPILOG)
+    usage = "CONFIG|RUN [--changed] [--yaml|--json] [key=value ...]"
+    show = commands.add_command("show", _show, usage, "every setting, and where it was set")
+    show.add_argument("opts", nargs="*", metavar="CONFIG|RUN [key=value ...]", help="a configuration, overrides")
+    show.add_argument("--changed", action="store_true", help="only the settings that are not defaults")
+    show.add_argument("--yaml", action="store_true", help="print a complete YAML file")
+    text = "the settings that differ; A and B are configs or runs"
+    diff = commands.add_command("diff", _diff, "A B [--json]", text)
+    diff.add_argument("first", metavar="A", help="a config file, or a run's folder")
+    diff.add_argument("second", metavar="B", help="another one")
+    usage, text = "[python|config] [--output FILE]", "JSON schema of YAML files, for editors"
+    schema = commands.add_command("schema", _schema, usage, text)
+    text = "of config files (default), or of the settings of the Python API"
+    schema.add_argument("api", nargs="?", default="config", choices=["config", "python"], help=text)
+    schema.add_argument("--output", metavar="FILE", type=Path, help="write it to a file")
+    for one in (show, diff):
+        one.add_common("json", "allow-module", "trust-folder", "traceback")
+    return commands
 
 
 def main(argv: Sequence[str]) -> int:
-    if not argv or argv[0] in ("-h", "--help"):
-        parser().print_help()
-        return 0
     args = parser().parse_args(argv)
-    if args.command == "schema":
+    if args.run is _schema:
         return _schema(args)
     from trainwright.cli.train import print_error
 
     try:
-        return _show(args) if args.command == "show" else _diff(args)
+        return int(args.run(args))
     except Exception as error:  # a configuration file is the user's program
         return print_error(error, args)
 

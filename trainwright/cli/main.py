@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from trainwright.cli.commands import COMMANDS, GROUPS
+from trainwright.cli.commands import COMMANDS, GROUPS, module_of
 from trainwright.terminal import print_line
 
 DONE, FAILED, USAGE_ERROR, INTERRUPTED = 0, 1, 2, 130
@@ -35,7 +35,7 @@ def usage() -> str:
     width = max(map(len, COMMANDS))
     lines = ["usage: trainwright COMMAND ...", ""]
     for title, group in GROUPS.items():
-        lines += [f"{title}:", *(f"  {name.ljust(width)}  {command.text}" for name, command in group.items()), ""]
+        lines += [f"{title}:", *(f"  {name.ljust(width)}  {text}" for name, text in group.items()), ""]
     return "\n".join([*lines, _EXAMPLES])
 
 
@@ -83,7 +83,7 @@ def _command(arguments: list[str]) -> int:
         print(f"trainwright {__version__}")
         return DONE
     if arguments[0] in COMMANDS:
-        return _run(COMMANDS[arguments[0]].module, arguments)
+        return _run(arguments)
     from trainwright.config.errors import did_you_mean
 
     name = arguments[0]
@@ -95,11 +95,11 @@ def _command(arguments: list[str]) -> int:
     return USAGE_ERROR
 
 
-def _run(module: str, arguments: Sequence[str]) -> int:
+def _run(arguments: Sequence[str]) -> int:
     from trainwright.config.errors import UserError
     from trainwright.error_file import is_reported
 
-    command = importlib.import_module(module).main
+    command = importlib.import_module(module_of(arguments[0])).main
     prog = {"prog": "trainwright train"} if arguments[0] == "train" else {}
     try:
         return int(command(arguments[1:], **prog))

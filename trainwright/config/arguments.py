@@ -3,7 +3,7 @@
 import argparse
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from trainwright.config.errors import ConfigError, did_you_mean
@@ -64,26 +64,30 @@ class TrainingArgumentParser(argparse.ArgumentParser):
 
 
 class CommandsParser(TrainingArgumentParser):
-    """A command with subcommands, each with its own parser; ``args.command`` is the name of the one that is called."""
+    """A command with subcommands, each with its own parser; ``args.run`` is the function of the one that is called."""
 
-    def __init__(self, parsers: Mapping[str, TrainingArgumentParser], **settings: Any) -> None:
+    def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self._parsers = parsers
-        commands = self.add_subparsers(parser_class=TrainingArgumentParser)  # for the completion of a shell
-        for name, parser in parsers.items():
-            commands.add_parser(name, parents=[parser], add_help=False)
+        self._commands = self.add_subparsers(parser_class=TrainingArgumentParser)
+
+    def add_command(self, name: str, run: Callable[..., int], usage: str, text: str) -> TrainingArgumentParser:
+        parser = self._commands.add_parser(name, description=text)
+        parser.usage = f"{parser.prog} {usage}"
+        parser.set_defaults(run=run)
+        return parser
 
     def format_help(self) -> str:
-        parts = (f"  {parser.usage}\n        {parser.description}" for parser in self._parsers.values())
+        parts = (f"  {parser.usage}\n        {parser.description}" for parser in self._commands.choices.values())
         return "\n".join([f"usage: {self.prog} COMMAND ...\n", *parts, f"\n{self.epilog}\n"])
 
     def parse_args(self, args: Sequence[str], namespace: Any = None) -> Any:  # type: ignore[override]
-        name, *rest = args
-        if name not in self._parsers:
-            raise ConfigError(f"{self.prog.split()[-1]}: no command {name!r}. {did_you_mean(name, self._parsers)}")
-        known = self._parsers[name].parse_args(rest, namespace)
-        known.command = name
-        return known
+        name, *rest = args or ["--help"]
+        if name in ("-h", "--help"):
+            self.print_help()
+            self.exit()
+        if name not in (parsers := self._commands.choices):
+            raise ConfigError(f"{self.prog.split()[-1]}: no command {name!r}. {did_you_mean(name, parsers)}")
+        return parsers[name].parse_args(rest, namespace)
 
 
 def split_config(opts: Sequence[str]) -> tuple[str, list[str]]:

@@ -22,36 +22,36 @@ from trainwright.config.errors import ConfigError, nearest_name
 from trainwright.config.lazy.provenance import shown
 from trainwright.config.lazy.targets import locate
 
-# Packages of trainwright whose public classes are allowed, and single names. The object itself is allowed, so its other
-# paths are, too (trainwright.optim.schedules.WarmupCosineLR); its methods are not.
+# Packages of trainwright whose public classes are allowed. The object itself is allowed, so its other paths are, too
+# (trainwright.optim.schedules.WarmupCosineLR); its methods are not.
 _OWN_CLASSES = (
     "trainwright.data",
     "trainwright.data.datasets",
     "trainwright.data.transforms",
     "trainwright.evaluation",
     "trainwright.models",
+    "trainwright.optim",
 )
 
 # Single names. Not listed: functions that instantiate or return their arguments (build_optimizer, build_lr_scheduler,
 # to_batch).
-_OWN_NAMES = {
-    "trainwright.engine": {"GraphBase"},
-    "trainwright.config.torch_names": {"torch_dtype"},
-    "trainwright.data": {"collate"},
-    "trainwright.optim": {"get_default_optimizer_params", "reduce_param_groups"},
-}
+_OWN_NAMES = (
+    "trainwright.engine.GraphBase",
+    "trainwright.config.torch_names.torch_dtype",
+    "trainwright.data.collate",
+    "trainwright.optim.get_default_optimizer_params",
+    "trainwright.optim.reduce_param_groups",
+)
 
 # These instantiate nodes in their arguments. Data may call them, but not as a partial: when that is called later, it is
 # no longer known that the arguments are data.
-_OWN_BUILDERS = {
-    "trainwright.data": {
-        "build_image_train_loader",
-        "build_image_test_loader",
-        "build_nlp_train_loader",
-        "build_nlp_test_loader",
-        "build_nlp_train_val_test_loader",
-    },
-}
+_OWN_BUILDERS = (
+    "trainwright.data.build_image_train_loader",
+    "trainwright.data.build_image_test_loader",
+    "trainwright.data.build_nlp_train_loader",
+    "trainwright.data.build_nlp_test_loader",
+    "trainwright.data.build_nlp_train_val_test_loader",
+)
 
 _TORCH_CLASSES = (
     "torch.nn",
@@ -87,13 +87,13 @@ _TORCH_FILES = frozenset({"from_file", "from_buffer", "frombuffer"})
 
 
 def _is_trainwright_target(target: Any, *, partial: bool) -> bool:
-    if inspect.isclass(target) and any(_is_public(target, package) for package in (*_OWN_CLASSES, "trainwright.optim")):
-        return True
-    tables = [_OWN_NAMES] if partial else [_OWN_NAMES, _OWN_BUILDERS]
-    if any(_is_one_of(target, package, names) for table in tables for package, names in table.items()):
+    if inspect.isclass(target) and any(_is_public(target, package) for package in _OWN_CLASSES):
         return True
     name = getattr(target, "__name__", "")
-    return name.startswith("configure_") and _is_public(target, "trainwright.optim")
+    if name.startswith("configure_"):
+        return _is_public(target, "trainwright.optim")
+    names = _OWN_NAMES if partial else (*_OWN_NAMES, *_OWN_BUILDERS)
+    return any(path.endswith(f".{name}") and locate(path) is target for path in names)
 
 
 def _is_torch_target(target: Any, parent: Any, module: Any) -> bool:
@@ -118,21 +118,10 @@ def _is_below(module: str, *roots: str) -> bool:
 
 
 def _is_public(target: Any, package: str) -> bool:
-    return _is_one_of(target, package, getattr(importlib.import_module(package), "__all__", None))
-
-
-def _is_one_of(target: Any, package: str, names: Any) -> bool:
-    """Whether ``target`` is the attribute of ``package`` of its name, and one of ``names``.
-
-    ``names`` is None for a module without ``__all__``: the target must be defined in it.
-    """
-    name = getattr(target, "__name__", None)
-    if not isinstance(name, str) or name.startswith("_"):
-        return False
-    module = importlib.import_module(package)
-    if names is None:
-        return getattr(target, "__module__", None) == package and vars(module).get(name) is target
-    return name in names and getattr(module, name, None) is target
+    """Whether ``target`` is a public name of ``package``; without ``__all__``, it must be defined there."""
+    name, module = target.__name__, importlib.import_module(package)
+    names = getattr(module, "__all__", [name] if target.__module__ == package else [])
+    return name[0] != "_" and name in names and getattr(module, name, None) is target
 
 
 # Modules whose functions access the system, run code or read pickles. They cannot be allowed.
@@ -295,16 +284,13 @@ def _leads_into_project(path: str, folders: Collection[Path]) -> bool:
 def _is_of_project(module: str, folders: Collection[Path]) -> bool:
     """Whether the files of ``module`` are in ``folders``, and neither installed nor of the standard library."""
     loaded = sys.modules.get(module)
-    spec = getattr(loaded, "__spec__", None)
-    if loaded is not None and getattr(loaded, "__file__", None):
-        places = [str(loaded.__file__)]
+    if (file := getattr(loaded, "__file__", None)) is not None:
+        places = [file]
     else:
-        # Found without importing it; of a submodule, the modules above it are imported and checked already.
-        if loaded is None:
-            try:
-                spec = importlib.util.find_spec(module)
-            except (ValueError, ImportError):
-                return False
+        try:  # without importing it; of a submodule, the modules above it are imported and checked already
+            spec = importlib.util.find_spec(module) if loaded is None else getattr(loaded, "__spec__", None)
+        except (ValueError, ImportError):
+            return False
         if spec is None:
             return False
         places = [spec.origin] if spec.has_location and spec.origin else list(spec.submodule_search_locations or ())

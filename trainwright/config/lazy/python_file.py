@@ -35,7 +35,7 @@ def load_python(filename: str | os.PathLike[str]) -> dict[str, Any]:
     known = set(sys.modules)
     importlib.invalidate_caches()  # the file may import one that was written just now
     try:
-        return _Load().run(path)
+        return _run(path)
     finally:
         _forget_settings(set(sys.modules) - known, path.parent.resolve())
 
@@ -81,84 +81,73 @@ def _compile(path: Path) -> CodeType:
         ) from error
 
 
-class _Load:
-    """One load of a config file, and of the files that it imports.
+def _run(path: Path) -> dict[str, Any]:
+    """Run a config file, or a file that it imports.
 
     The files get their own builtins with another ``__import__``. Python's ``__import__`` does not change, so loads in
     several threads are independent, and a function of a file can still import when it is called after the load.
     """
-
-    def __init__(self) -> None:
-        self._builtins = {**vars(builtins), "__import__": self._import}
-
-    def run(self, path: Path) -> dict[str, Any]:
-        namespace: dict[str, Any] = {
-            "__builtins__": self._builtins,
-            "__file__": str(path),
-            "__name__": f"{_PACKAGE}{uuid.uuid4().hex[:8]}.{path.stem}",
-        }
-        namespace["__package__"] = namespace["__name__"].partition(".")[0]
-        code, above = _compile(path), _running.get()
-        if path in above:
-            circle = " -> ".join(map(str, [*above[above.index(path) :], path]))
-            raise ConfigImportError(
-                f"{path}: configuration files import each other in a circle: {circle}. Move what they share into"
-                " another file.",
-                path=str(path),
-            )
-        token = _running.set((*above, path))
-        try:
-            exec(code, namespace)
-        except ImportError as error:
-            if (explained := _import_error(path, error)) is error:
-                raise
-            raise explained from error
-        except Exception as error:
-            error.add_note(f"while running the configuration file {path}{_line_in(path, error)}")
+    package = f"{_PACKAGE}{uuid.uuid4().hex[:8]}"
+    namespace: dict[str, Any] = {
+        "__builtins__": {**vars(builtins), "__import__": _import},
+        "__file__": str(path),
+        "__name__": f"{package}.{path.stem}",
+        "__package__": package,
+    }
+    code, above = _compile(path), _running.get()
+    if path in above:
+        circle = " -> ".join(map(str, [*above[above.index(path) :], path]))
+        raise ConfigImportError(
+            f"{path}: configuration files import each other in a circle: {circle}. Move what they share into"
+            " another file.",
+            path=str(path),
+        )
+    token = _running.set((*above, path))
+    try:
+        exec(code, namespace)
+    except ImportError as error:
+        if (explained := _import_error(path, error)) is error:
             raise
-        finally:
-            _running.reset(token)
-        # A copy, because functions of the file use `namespace`, and imports from C code look for its builtins.
-        return {name: value for name, value in namespace.items() if name != "__builtins__"}
+        raise explained from error
+    except Exception as error:
+        error.add_note(f"while running the configuration file {path}{_line_in(path, error)}")
+        raise
+    finally:
+        _running.reset(token)
+    # A copy, because functions of the file use `namespace`, and imports from C code look for its builtins.
+    return {name: value for name, value in namespace.items() if name != "__builtins__"}
 
-    def _import(
-        self,
-        name: str,
-        globals: Mapping[str, Any] | None = None,
-        locals: Mapping[str, Any] | None = None,
-        fromlist: Sequence[str] | None = (),
-        level: int = 0,
-    ) -> Any:
-        if level and str((globals or {}).get("__name__", "")).startswith(_PACKAGE):
-            assert globals is not None
-            importer = Path(globals["__file__"])
-            return SimpleNamespace(**self._import_by_path(importer, name, level, fromlist or ()))
+
+def _import(
+    name: str,
+    globals: Mapping[str, Any] | None = None,
+    locals: Mapping[str, Any] | None = None,
+    fromlist: Sequence[str] | None = (),
+    level: int = 0,
+) -> Any:
+    if not level or not str((globals or {}).get("__name__", "")).startswith(_PACKAGE):
         return builtins.__import__(name, globals, locals, fromlist or (), level)
+    assert globals is not None
+    return SimpleNamespace(**_import_by_path(Path(globals["__file__"]), name, level, fromlist or ()))
 
-    def _import_by_path(self, importer: Path, name: str, level: int, fromlist: Sequence[str]) -> dict[str, Any]:
-        statement = f"from {'.' * level}{name} import {', '.join(fromlist)}"
-        place = importer.parent
-        for _ in range(level - 1):
-            place = place.parent
-        place = place.joinpath(*name.split(".")) if name else place
-        file = place.with_name(place.name + ".py")
-        if not name or (place.is_dir() and not file.is_file()):
-            raise ConfigImportError(
-                f"{importer}: {statement!r} names the folder {place}. Relative import of folders is not allowed in a "
-                "config file: import from the .py file itself."
-            )
-        if not file.is_file():
-            raise ConfigImportError(f"{importer}: cannot do {statement!r}: {file} does not exist.", path=str(file))
-        values = self.run(file)
-        names = values.get("__all__", [n for n in values if n[0] != "_"]) if "*" in fromlist else fromlist
-        for key in names:
-            if key in values:
-                values[key] = as_node(values[key], key, file)
-            else:
-                raise ConfigImportError(
-                    f"{importer}: cannot do {statement!r}: {file} defines no {key!r}.", path=str(file)
-                )
-        return values
+
+def _import_by_path(importer: Path, name: str, level: int, fromlist: Sequence[str]) -> dict[str, Any]:
+    statement = f"from {'.' * level}{name} import {', '.join(fromlist)}"
+    place = importer.parents[level - 1].joinpath(*name.split("."))
+    file = place.with_name(place.name + ".py")
+    if not name or (place.is_dir() and not file.is_file()):
+        raise ConfigImportError(
+            f"{importer}: {statement!r} names the folder {place}. Relative import of folders is not allowed in a "
+            "config file: import from the .py file itself."
+        )
+    if not file.is_file():
+        raise ConfigImportError(f"{importer}: cannot do {statement!r}: {file} does not exist.", path=str(file))
+    values = _run(file)
+    for key in values.get("__all__", [n for n in values if n[0] != "_"]) if "*" in fromlist else fromlist:
+        if key not in values:
+            raise ConfigImportError(f"{importer}: cannot do {statement!r}: {file} defines no {key!r}.", path=str(file))
+        values[key] = as_node(values[key], key, file)
+    return values
 
 
 def _forget_settings(names: set[str], folder: Path) -> None:
