@@ -493,20 +493,14 @@ class TrainingConfig(CheckedConfig):
         return not _WORDS_OF_THE_PAGE.isdisjoint(self._names.values())
 
     def __repr__(self) -> str:
-        return f"TrainingConfig({', '.join(f'{name}={value!r}' for name, value in self._shown())})"
-
-    def _shown(self) -> Iterator[tuple[str, Any]]:
         """The settings that are always shown, by their documented names, and the others if they are not defaults."""
-        fields, as_set = type(self).model_fields, self._as_set
-        for field in list(fields)[:_NUM_SHOWN]:
-            name = _SHOWN_AS.get(field, field)
-            value = self.aliases[name].read(as_set[field]) if name in self.aliases else as_set[field]
-            yield name, -1 if name == "val_batch_size" and value is None else value
-        if as_set["metrics"] is None or len(as_set["metrics"]) > 1:  # `metric` shows only the first one
-            yield "metrics", as_set["metrics"]
-        for field in list(fields)[_NUM_SHOWN:]:
-            if as_set[field] != fields[field].default:
-                yield field, as_set[field]
+        always, metrics = list(type(self).model_fields)[:_NUM_SHOWN], self._as_set["metrics"]
+        shown = self._values(always, _SHOWN_AS)
+        if shown["val_batch_size"] is None:
+            shown["val_batch_size"] = -1
+        if metrics is None or len(metrics) > 1:  # `metric` shows only the first one
+            shown["metrics"] = metrics
+        return self._text(shown | self._values([field for field in self._changed() if field not in always], {}))
 
 
 class TrainerConfig(TrainingConfig):

@@ -118,6 +118,8 @@ class MissingConfigError(MissingFileError, RuntimeError):
 
 
 PACKAGED = Path(__file__).parents[1] / "defaults"
+# Packaged defaults that are replaced if the user sets another of them: the length, and the metric with its direction.
+_MARKED = ("train.train_iter", "train.train_epoch", "train.evaluation.eval_metric", "train.evaluation.eval_mode")
 
 
 def get_config(name: str) -> DictConfig:
@@ -138,12 +140,9 @@ def get_config(name: str) -> DictConfig:
             f" Available: {', '.join(there)}."
         )
     config: DictConfig = LazyConfig.load(PACKAGED / name)
-    if "train" in config:
-        mark_default(config.train, "train_iter")  # replaced by train_epoch, if that is set
-        mark_default(config.train, "train_epoch")
-        # Those of the default metric: other metrics may have another direction.
-        mark_default(config.train.evaluation, "eval_metric")
-        mark_default(config.train.evaluation, "eval_mode")
+    for path in _MARKED if "train" in config else ():
+        above, _, key = path.rpartition(".")
+        mark_default(value_at(config, above), key)
     return config
 
 

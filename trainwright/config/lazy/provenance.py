@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Self
 
-from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf
+from omegaconf import AnyNode, DictConfig, ListConfig, Node, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from trainwright.checkpoint.files import relative_path
@@ -103,10 +103,14 @@ class DefaultNode(AnyNode):
 
 def mark_default(section: DictConfig, key: str) -> None:
     """Record that the value of ``key`` is a packaged default."""
-    node = DefaultNode(section[key])
+    put(section, key, DefaultNode(section[key]))
+
+
+def put(section: DictConfig, key: Any, node: Node) -> None:
+    """Set the child ``node`` itself: an assignment would only copy its value."""
     node._set_parent(section)
     node._set_key(key)
-    section.__dict__["_content"][key] = node  # an assignment would only copy the value
+    section.__dict__["_content"][key] = node
 
 
 def is_set(section: DictConfig, key: str) -> bool:

@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.config.lazy.instantiation import TARGET
 from trainwright.config.lazy.lazy_config import get_config, try_get_key
-from trainwright.config.lazy.provenance import are_several, is_set, mark_default, raw_children, value_at
+from trainwright.config.lazy.provenance import are_several, is_set, put, raw_children, value_at
 from trainwright.config.schema.aliases import resolve_aliases
 
 
@@ -132,27 +132,16 @@ def complete(cfg: Mapping[str, Any] | DictConfig) -> DictConfig:
         raise ConfigTypeError(f"a configuration is a mapping of sections, not {type(cfg).__name__}.")
     full = copy.deepcopy(cfg) if isinstance(cfg, DictConfig) else DictConfig(dict(cfg), flags={"allow_objects": True})
     full._set_flag(["allow_objects", "struct", "readonly"], [True, False, False])
-    defaults = get_config("common/defaults.py")
     _detach(full, "train")
-    train, default_lengths = raw_children(full).get("train"), list[str]()
-    if _is_section(train):
+    if _is_section(train := raw_children(full).get("train")):
         resolve_aliases(train)
         epochs = value_at(train, "train_epoch")
         if not is_set(train, "train_iter") and isinstance(epochs, int | float) and epochs > 0:
             train.train_iter = 0  # epochs set by the user replace the default number of iterations
-        default_lengths = [key for key in ("train_iter", "train_epoch") if not is_set(train, key)]
-    given = raw_children(train).get("evaluation") if isinstance(train, DictConfig) else None
-    defaults_of_best = [key for key in ("eval_metric", "eval_mode") if not (_is_section(given) and is_set(given, key))]
-    _fill(full, defaults)
+    _fill(full, get_config("common/defaults.py"))
     for name in ("train", "graph"):
         if _is_section(section := raw_children(full)[name]):
             _write_whole(section, f"{name}.")
-    for key in default_lengths:
-        mark_default(full.train, key)  # filling copies only the value
-    evaluation = value_at(full, "train.evaluation")
-    if _is_section(evaluation):
-        for key in defaults_of_best:
-            mark_default(evaluation, key)
     return full
 
 
@@ -177,7 +166,7 @@ def _fill(node: DictConfig, defaults: DictConfig) -> None:
     for key, default in raw_children(defaults).items():
         there = raw_children(node).get(key)
         if there is None or (there._is_none() and node is node._get_root()):
-            node[key] = default
+            put(node, key, default)
             continue
         if not isinstance(default, DictConfig):
             continue

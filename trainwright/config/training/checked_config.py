@@ -6,12 +6,13 @@ In YAML it is written as ``{category: {setting: value}}``; that and a flat ``{se
 import copy
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
 
-from pydantic import ConfigDict, PrivateAttr
+from pydantic import BaseModel, ConfigDict, PrivateAttr
 
 from trainwright.checkpoint.files import atomic_write
 from trainwright.config.errors import ConfigError, ConfigKeyError, Fault, did_you_mean
@@ -19,7 +20,7 @@ from trainwright.config.secrets import warn_of_hidden, without_secrets
 from trainwright.config.torch_names import CUSTOM, GivenName
 from trainwright.config.training.field_resolution import Draft
 from trainwright.config.training.metric_config import read_only
-from trainwright.config.training.row import CATEGORIES, Table
+from trainwright.config.training.row import CATEGORIES, Alias, Row
 from trainwright.config.yaml_file import check_values, load_yaml, plain, to_text
 from trainwright.notebook import summary
 
@@ -71,16 +72,36 @@ class _LoadFromYaml:
         return load_from_yaml
 
 
-class CheckedConfig(Table):
-    """Base of ``TrainingConfig``: a table of settings that checks them.
+class CheckedConfig(BaseModel):
+    """Base of ``TrainingConfig``: a table of settings that checks them. Its fields are made by ``setting``.
 
     Dicts and lists in it are read-only, so that every change is checked.
+
+    Attributes:
+        rows: the row of each field.
+        aliases: those of all fields, by name.
     """
+
+    rows: ClassVar[dict[str, Row]] = {}
+    aliases: ClassVar[dict[str, Alias]] = {}
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=(), ignored_types=(_LoadFromYaml,))
 
     _as_set: dict[str, Any] = PrivateAttr(default_factory=dict)  # by field, before _resolve
     _names: dict[str, str] = PrivateAttr(default_factory=dict)  # by field: the name that the user used
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        cls.rows = {name: cast(Row, info.json_schema_extra) for name, info in cls.model_fields.items()}
+        cls.aliases = {}
+        for name, row in cls.rows.items():
+            cls.aliases |= dict.fromkeys(row.names.split(), Alias(name))
+            cls.aliases |= {other: replace(alias, field=name) for other, alias in row.others.items()}
+
+    @classmethod
+    def field_of(cls, name: str) -> str:
+        """The field that has this name or alias."""
+        return cls.aliases[name].field if name in cls.aliases else name
 
     def __init__(self, **values: Any) -> None:
         self._apply(Draft(type(self), values))
@@ -129,7 +150,15 @@ class CheckedConfig(Table):
         Raises:
             ConfigError: YAML cannot represent a value, such as a function.
         """
-        write_settings(path, self.to_dict(), type(self), self.model_fields_set)
+        settings = self.to_dict()
+        check_values(type(self).__name__, settings, or_else=", or pass the object to the Trainer")
+        content: dict[str, dict[str, Any]] = {category: {} for category in CATEGORIES}
+        for name, value in settings.items():
+            content[self.rows[name].category][name] = value
+        shown, hidden = without_secrets({category: named for category, named in content.items() if named})
+        names = ", ".join(name for name in settings if name in self.model_fields_set)
+        atomic_write(path, f"{_SET} {names or 'nothing'}\n{to_text(shown)}".encode())
+        warn_of_hidden(hidden, path)
 
     def save(self, folder: AnyPath, filename: str = "train_config.yaml", subfolder: AnyPath | None = None) -> Path:
         """Write the file into a folder, or its ``subfolder``, creating folders; returns the file."""
@@ -218,25 +247,35 @@ class CheckedConfig(Table):
 
     def summary(self) -> str:
         """The settings that differ from the defaults, by the names that the user used."""
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self._changed())})"
+        return self._text(self._values(self._changed(), self._names))
 
-    def _changed(self) -> Iterator[tuple[str, Any]]:
+    def _changed(self) -> list[str]:
+        """The fields that differ from their defaults."""
         fields = type(self).model_fields
-        for field, value in self._as_set.items():
-            if fields[field].is_required() or value != fields[field].default:
-                name = self._names.get(field, field)
-                yield name, self.aliases[name].read(value) if name in self.aliases else value
+        return [
+            field
+            for field, value in self._as_set.items()
+            if fields[field].is_required() or value != fields[field].default
+        ]
+
+    def _values(self, fields: Iterable[str], names: Mapping[str, str]) -> dict[str, Any]:
+        """The settings by the ``names`` of the fields, and in the form of these."""
+        shown = {names.get(field, field): self._as_set[field] for field in fields}
+        return {
+            name: self.aliases[name].read(value) if name in self.aliases else value for name, value in shown.items()
+        }
+
+    def _text(self, values: Mapping[str, Any]) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in values.items())})"
 
     def _repr_html_(self) -> str:  # what a notebook shows
-        shown, _ = without_secrets(dict(self._changed()))
+        shown, _ = without_secrets(self._values(self._changed(), self._names))
         others = len(type(self).model_fields) - len(shown)
         note = f"<div><i>{others} other settings have their defaults; get_config_help() describes all.</i></div>"
         return summary(type(self).__name__, {name: repr(value) for name, value in shown.items()}, note)
 
     def __repr__(self) -> str:
-        fields = type(self).model_fields
-        shown = (f"{k}={v!r}" for k, v in self._as_set.items() if fields[k].is_required() or v != fields[k].default)
-        return f"{type(self).__name__}({', '.join(shown)})"
+        return self._text(self._values(self._changed(), {}))
 
     def __str__(self) -> str:
         return repr(self)
@@ -269,22 +308,6 @@ def _build(kind: type[T], draft: Draft, source: str = "") -> T:
 
 
 _SET = "# Set by the user:"  # the first line of a saved file, which has all settings
-
-
-def write_settings(path: AnyPath, settings: Mapping[str, Any], kind: type[CheckedConfig], is_set: set[str]) -> None:
-    """Write plain settings by category, with ``???`` for secrets and one warning that names them.
-
-    Raises:
-        ConfigError: YAML cannot represent a value, such as a function.
-    """
-    check_values(kind.__name__, settings, or_else=", or pass the object to the Trainer")
-    content: dict[str, dict[str, Any]] = {category: {} for category in CATEGORIES}
-    for name, value in settings.items():
-        content[kind.rows[name].category][name] = value
-    shown, hidden = without_secrets({category: named for category, named in content.items() if named})
-    names = ", ".join(name for name in settings if name in is_set)
-    atomic_write(path, f"{_SET} {names or 'nothing'}\n{to_text(shown)}".encode())
-    warn_of_hidden(hidden, path)
 
 
 def read_settings(path: AnyPath, kind: type[CheckedConfig]) -> Draft:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import PurePosixPath, PureWindowsPath
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -18,8 +18,11 @@ from trainwright.config.torch_names import (
     described_loss,
     find_torch_class,
 )
-from trainwright.config.training.row import UNSPECIFIED, Alias, Table
+from trainwright.config.training.row import UNSPECIFIED, Alias
 from trainwright.config.validation import CONTRADICTIONS, faults_of
+
+if TYPE_CHECKING:
+    from trainwright.config.training.checked_config import CheckedConfig
 
 _Check = TypeVar("_Check", bound=Callable[..., str | None])
 
@@ -30,7 +33,7 @@ class Draft:
     ``values`` are settings by any of their names.
     """
 
-    def __init__(self, kind: type[Table], values: Mapping[str, Any], faults: Iterable[Fault] = ()) -> None:
+    def __init__(self, kind: "type[CheckedConfig]", values: Mapping[str, Any], faults: Iterable[Fault] = ()) -> None:
         self.kind = kind
         self.given: dict[str, Any] = {}  # by field, in canonical spelling
         self.settings: dict[str, Any] = {}  # of all fields; complete after check_types
@@ -158,7 +161,7 @@ def _place_of(field: str, value: Any) -> str:
     return ""
 
 
-def _default(kind: type[Table], field: str) -> Any:
+def _default(kind: "type[CheckedConfig]", field: str) -> Any:
     info = kind.model_fields[field]
     return None if info.is_required() else info.get_default(call_default_factory=True)
 
