@@ -86,36 +86,25 @@ def _parse(text: str) -> "Override":
 
 def _set(cfg: DictConfig, keys: list[str], value: Any, text: str) -> None:
     parent = _parent(cfg, keys, text, make=True)
-    key = _own_key(parent, keys, text)
+    _put(parent, _own_key(parent, keys, text), value, text)
+
+
+def _put(parent: Any, key: Any, value: Any, text: str) -> None:
+    """Set a value as data, or merge a dict into the section that is there, whose other values stay trusted."""
+    there = raw_children(parent).get(key)
+    if isinstance(value, dict) and isinstance(there, DictConfig) and isinstance(there._value(), dict):
+        for name, child in value.items():
+            _put(there, name, child, text)
+        return
+    if value == "" and isinstance(there, AnyNode) and isinstance(there._value(), int | float):
+        where = parent._get_full_key(key)
+        raise ConfigTypeError(f"override {text!r}: got '', and {where} is {there._value()!r}. Write a value.")
     with open_dict(parent):
-        there = raw_children(parent).get(key)
-        if isinstance(value, dict) and isinstance(there, DictConfig) and isinstance(there._value(), dict):
-            there.merge_with(value)
-            _distrust_what_was_set(there, value)
-            for name in value:
-                set_override(there, name, text)
-            return
-        if value == "" and isinstance(there, AnyNode) and isinstance(there._value(), int | float):
-            raise ConfigTypeError(
-                f"override {text!r}: got '', and {'.'.join(keys)} is {there._value()!r}. Write a value."
-            )
         parent[key] = value
     set_override(parent, key, text)
     if key == _TARGET:
         mark(parent, is_data=True)
     distrust(raw_children(parent)[key])
-
-
-def _distrust_what_was_set(node: Any, value: dict[Any, Any]) -> None:
-    """Mark the nodes that got their target here as data. Values merged into trusted nodes stay trusted."""
-    if _TARGET in value:
-        mark(node, is_data=True)
-    for key, child in value.items():
-        inner = raw_children(node).get(key)
-        if isinstance(child, dict) and isinstance(inner, DictConfig):
-            _distrust_what_was_set(inner, child)
-        else:
-            distrust(inner)
 
 
 def _delete(cfg: DictConfig, keys: list[str], override: "Override", text: str) -> None:
