@@ -44,12 +44,10 @@ def find_checkpoint(run: Path, name: str | None) -> Path:
     """The checkpoint ``name`` of a run (or its path); by default the best one, else that of a resume."""
     paths = checkpoint_paths(run)
     if name:
-        named = [path for path in (*paths, run / name, Path(name).expanduser()) if path.name == Path(name).name]
-        found = [
-            path for path in named if is_checkpoint(path) and (path.name == name or path == Path(name).expanduser())
-        ]
-        if found:
-            return found[0]
+        named = [path for path in paths if path.name == name]
+        for path in (*named, run / name, Path(name).expanduser()):
+            if is_checkpoint(path):
+                return path
         known = [path.name for path in paths]
         raise ConfigKeyError(f"--checkpoint: {run} has no checkpoint {name!r}. {did_you_mean(name, known)}")
     best = [path for path in paths if path.name == "model_best"]

@@ -171,11 +171,8 @@ def find_torch_class(kind: str, value: str | Mapping[str, Any]) -> tuple[type[An
     return classes[found], None
 
 
-def arguments_fault(kind: str, value: str | Mapping[str, Any]) -> str | None:
-    """The text of an error in the arguments of ``value``, or None. Schedules need all required arguments."""
-    found, _ = find_torch_class(kind, value)
-    assert found is not None, "the caller has checked the name"
-    _, arguments = split_name(value)
+def arguments_fault(kind: str, found: type[Any], arguments: Mapping[str, Any]) -> str | None:
+    """The text of an error in the arguments of a class, or None. Schedules need all required arguments."""
     parameters = inspect.signature(found).parameters
     allowed = [name for name in parameters if name not in _SET_BY_TRAINER[kind]]
     for name in arguments:

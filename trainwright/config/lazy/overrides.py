@@ -3,6 +3,7 @@
 hydra-core parses them, and is imported for the first override. Nothing is evaluated as code.
 """
 
+import copy
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +12,18 @@ from omegaconf.errors import OmegaConfBaseException
 
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, did_you_mean
 from trainwright.config.lazy.provenance import distrust, mark, raw_children, set_override
-from trainwright.config.schema.aliases import CANONICAL, canonical_key, resolve_aliases
 from trainwright.config.yaml_file import check_interpolations
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
 _TARGET = "_target_"
+# Aliases of train settings, and the canonical key of each.
+CANONICAL = {
+    "eval_period": "evaluation.eval_period",
+    "topk": "evaluation.evaluator.topk",
+    "recompute_grad": "activation_checkpoint",
+}
 
 
 def apply_overrides(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
@@ -52,6 +58,38 @@ def apply_overrides(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
         except (OmegaConfBaseException, RecursionError) as error:
             raise ConfigTypeError(f"override {text[:200]!r}: {str(error).splitlines()[0]}") from error
     return cfg
+
+
+def resolve_aliases(train: DictConfig) -> None:
+    """Move the values of aliases in ``train`` to their canonical keys."""
+    from trainwright.config.settings import SECTIONS  # here: loads pydantic
+
+    for alias, canonical in CANONICAL.items():
+        if alias not in train:
+            continue
+        value = train[alias]
+        there = _plain(OmegaConf.select(train, canonical))
+        default = _plain(OmegaConf.select(OmegaConf.create(SECTIONS["train"].value(lambda _: dict)), canonical))
+        if there is not None and there not in (_plain(value), default):
+            raise ConfigError(
+                f"train.{alias} is {value!r} and train.{canonical} is {there!r}: these are two names of one setting. "
+                f"Give one of them; the canonical name is train.{canonical}."
+            )
+        del train[alias]
+        OmegaConf.update(train, canonical, copy.deepcopy(value), merge=True, force_add=True)
+
+
+def canonical_key(key: str) -> str:
+    """A dotted key with an alias in it replaced: ``train.topk`` is ``train.evaluation.evaluator.topk``."""
+    section, _, rest = key.partition(".")
+    name, _, below = rest.partition(".")
+    if section != "train" or name not in CANONICAL:
+        return key
+    return ".".join(part for part in (section, CANONICAL[name], below) if part)
+
+
+def _plain(value: Any) -> Any:
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
 def _parse(text: str) -> "Override":

@@ -17,6 +17,7 @@ from trainwright.config.torch_names import (
     arguments_fault,
     described_loss,
     find_torch_class,
+    split_name,
 )
 from trainwright.config.training.row import UNSPECIFIED, Alias
 from trainwright.config.validation import CONTRADICTIONS, faults_of
@@ -224,9 +225,8 @@ def _torch_fault(kind: str, value: Any, also: Mapping[str, Any] | None = None) -
         return None
     if isinstance(value, dict) and "name_" not in value:
         return f"got {value!r}, which lacks the key 'name_': {{\"name_\": name, ...}}."
-    _, fault = find_torch_class(kind, value)
-    named = value if isinstance(value, dict) else {"name_": value}
-    return fault or arguments_fault(kind, {**named, **(also or {})})
+    found, fault = find_torch_class(kind, value)
+    return fault if found is None else arguments_fault(kind, found, {**split_name(value)[1], **(also or {})})
 
 
 _check("optimizer")(partial(_torch_fault, "optimizer"))
