@@ -97,16 +97,15 @@ def _command(arguments: list[str]) -> int:
 
 def _run(arguments: Sequence[str]) -> int:
     from trainwright.config.errors import UserError
-    from trainwright.error_file import is_reported
 
     command = importlib.import_module(module_of(arguments[0])).main
     prog = {"prog": "trainwright train"} if arguments[0] == "train" else {}
     try:
         return int(command(arguments[1:], **prog))
     except UserError as error:
-        if not is_reported(error):
-            print_line("\n  ".join([f"trainwright: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
-        return int(getattr(error, "exit_code", USAGE_ERROR))
+        from trainwright.cli.train import print_error
+
+        return print_error(error)
     except OSError as error:
         if error.filename is None:
             raise

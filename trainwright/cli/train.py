@@ -238,7 +238,7 @@ def _end_at_once(number: int, frame: FrameType | None) -> None:
     os._exit(INTERRUPTED)
 
 
-def print_error(error: BaseException, args: argparse.Namespace, *, with_traceback: bool = False) -> int:
+def print_error(error: BaseException, args: argparse.Namespace | None = None, *, with_traceback: bool = False) -> int:
     """Print an error, or one line if it follows from the failure of another process; returns the exit code."""
     faults = sys.modules.get("trainwright.parallel.faults")  # not loaded: the processes have not met
     line = ("" if is_reported(error) else None) if faults is None else faults.line_for(error)
@@ -251,7 +251,7 @@ def print_error(error: BaseException, args: argparse.Namespace, *, with_tracebac
     if not isinstance(error, UserError):  # the message of another library's error needs its type
         message = f"{type(error).__name__}: {message}"
     text = "\n  ".join([f"trainwright: {message}", *getattr(error, "__notes__", ())])
-    if with_traceback or args.traceback:
+    if with_traceback or getattr(args, "traceback", False):
         text = "".join(traceback.format_exception(error)).rstrip()
     print_line(redact(text), file=sys.stderr)
     if faults is not None:

@@ -1,8 +1,9 @@
 """The table of settings: one row for each, with everything that is made of it.
 
 The rows of the Python API are the fields of :class:`TrainingConfig`. ``SECTIONS`` has the keys of the sections
-``train`` and ``graph`` of config files: one that is the ``place`` of a field has its type and its help. To add a
-setting is to add a row and the code that uses it: defaults, checks, aliases, help, JSON schemas and tables follow.
+``train`` and ``graph`` of config files: those below, and each ``place`` of a field. A key at the place of a field has
+its type and its help, and only one with another default is below. To add a setting is to add a row and the code that
+uses it: defaults, checks, aliases, help, JSON schemas and tables follow.
 """
 
 import functools
@@ -577,7 +578,6 @@ _CHECKPOINTER = (
         dev_run=None),
     Key("asynchronous", True, bool,
         "A background thread writes checkpoints, from a copy of model and optimizer in memory."),
-    Key("save_trainable_only", False),
 )
 _EVALUATION = (
     Key("enabled", True, bool, "Evaluate in the training and at its end."),
@@ -591,23 +591,13 @@ _EVALUATION = (
     Key("eval_metric", "Acc@1", types.Words, "The metric that decides which checkpoint is the best."),
     Key("eval_mode", "max", Literal["max", "min"],
         "Whether eval_metric should be large or small."),
-    Key("hardest_samples", None),
 )
 _DIST = (
     Key("data_parallel_size", 1),
-    Key("tensor_parallel_size", 1),
-    Key("pipeline_parallel_size", 1),
-    Key("context_parallel_size", 1),
-    Key("replicate_size", None),
-    Key("sequence_parallel", False),
-    Key("pipeline_schedule", "1F1B"),
-    Key("meta_init", False),
     Key("elastic", False, None, "A resume on another number of processes keeps the samples per update."),
     Key("pipeline_num_layers", None, types.Count | None, "The number of layers of the model. None: it is counted."),
     Key("custom_pipeline_stage_id", None, _Stages, "The stage of each layer. None: by their number."),
     Key("device_type", None, _Device, "None: the accelerator if there is one, else the CPU."),
-    Key("find_unused_parameters", False),
-    Key("hang_timeout_s", 1800),
     Key("num_nodes", ABSENT, types.Count | None, "Machines. Written by a run."),
     Key("num_gpus_per_node", ABSENT, types.CountOrZero | None, "Processes of a machine. Written by a run."),
     Key("auto_pipeline_stage_id", ABSENT, types.Anything, "Written by a run."),
@@ -626,14 +616,12 @@ _TRAIN = (
     Key("train_epoch", 0, types.NotNegative, "Passes over the training data; goes before the default of train_iter.",
         dev_run=0),
     Key("iter_per_epoch", ABSENT, types.Count | None, "Iterations of an epoch, for data of unknown length."),
-    Key("max_time", None, dev_run=None, copy=None),
     Key("limit_train_batches", None),
     Key("limit_eval_batches", None, dev_run=lambda number: number),
     Key("overfit_batches", None),
     Key("fast_dev_run", False, None,
         "True or a number of iterations: try everything once, in the folder fast_dev_run inside output_dir.",
         dev_run=False),
-    Key("deterministic", False),
     Key("consumed_train_samples", 0, types.CountOrZero, "Counted by the run itself."),
     Key("consumed_valid_samples", 0, types.CountOrZero, "Counted by the run itself."),
     Key("train_samples", None, types.Count | None, "Counted by the run itself."),
@@ -644,33 +632,22 @@ _TRAIN = (
         Key("enabled", False, bool, "Mixed precision in training."),
         Key("evaluation", False, bool, "With enabled: mixed precision in evaluation, too; False: float32."),
     )),
-    Key("float32_matmul_precision", None),
     Key("activation_checkpoint", keys=(Key("enabled", False),)),
-    Key("compile_blocks", False, copy=False),
     Key("nccl_fusion_threshold_mb", 16, types.NotNegative, has_effect=False),
     Key("nccl_fusion_max_ops", 24, types.CountOrZero, has_effect=False),
     Key("rdma_enabled", True, bool, has_effect=False),
     Key("zero_optimization", keys=(
         Key("enabled", False, bool, "Share the states of the training between the data-parallel processes."),
         Key("stage", 1, _Stage, "1: the optimizer state, 2: gradients too, 3: parameters too."),
-        Key("gather_precision", None),
-        Key("offload", False),
     )),
     Key("checkpointer", keys=_CHECKPOINTER),
     Key("test_micro_batch_size", 32, types.Count, "Samples per rank in one batch of evaluation."),
     Key("evaluation", keys=_EVALUATION),
-    Key("eval_on_start", False, copy=False),
     Key("load_weight", "", types.Text | None, "A checkpoint to begin from: its weights only.", copy=""),
     Key("log_period", 20, types.Period, "Iterations between lines of metrics, or a share of all iterations.",
         dev_run=1),
-    Key("log_throughput", False, copy=False),
     Key("progress_bar", True, None,
         "Show a bar on a terminal and a table in a notebook. False: only the lines of the log."),
-    Key("non_finite", "stop"),
-    Key("ema", None),
-    Key("unfreeze", None),
-    Key("profile", None, copy=None),
-    Key("trackers", None),
     Key("scheduler",
         lambda lazy_call: lazy_call("trainwright.optim.WarmupCosineLR")(
             warmup_factor=0.001, alpha=0.01, warmup_method="linear"),
@@ -682,9 +659,7 @@ _TRAIN = (
     Key("resume", ABSENT, bool, "Continue from the latest checkpoint. Set by --resume."),
     Key("warmup_iter", ABSENT, types.CountOrZero | None, "Written by a run."),
     # Aliases, which are resolved before the check.
-    Key("eval_period", ABSENT, types.Anything),
-    Key("topk", ABSENT, types.Anything),
-    Key("recompute_grad", ABSENT, types.Anything),
+    *(Key(name, ABSENT, types.Anything) for name in ("eval_period", "topk", "recompute_grad")),
 )
 _GRAPH = (
     Key("enabled", False, copy=False),
@@ -694,7 +669,21 @@ _GRAPH = (
       for name in ("debug", "auto_parallel", "global_mode", "train_graph", "eval_graph")),
 )
 # fmt: on
-SECTIONS = {"train": Key("train", keys=_TRAIN), "graph": Key("graph", keys=_GRAPH)}
+
+
+def _section(path: str, keys: tuple[Key, ...]) -> Key:
+    """A section of these keys, and of the settings of the Python API that have their place in it and no key yet."""
+    own = (_section(f"{path}.{key.name}", key.keys) if key.keys else key for key in keys)
+    names, shared = {key.name for key in keys}, list[Key]()
+    for field, row in TrainingConfig.rows.items():
+        place, _, last = row.place.rpartition(".")
+        if place == path and last not in names:
+            default = TrainingConfig.model_fields[field].default
+            shared.append(Key(last, default, dev_run=row.dev_run, copy=row.copy))
+    return Key(path.rpartition(".")[2], keys=(*own, *shared))
+
+
+SECTIONS = {"train": _section("train", _TRAIN), "graph": _section("graph", _GRAPH)}
 
 
 def _leaves(keys: Mapping[str, Key]) -> Iterator[tuple[str, Key]]:

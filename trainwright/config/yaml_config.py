@@ -159,9 +159,8 @@ class YamlConfig:
         setattr(self, field.name, value)
         if type(default) not in (bool, int, float, str, tuple):
             return None
-        if isinstance(value, type(default)) and isinstance(value, bool) == isinstance(
-            default, bool
-        ):  # a bool is no number
+        # A bool is an int in Python, but no number here.
+        if isinstance(value, type(default)) and isinstance(value, bool) == isinstance(default, bool):
             return None
         return f"{type(self).__name__}.{field.name}: {got(value)}; it must be of type {type(default).__name__}."
 

@@ -50,14 +50,12 @@ class Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML ships no types
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            if key_node.value in seen and isinstance(key_node, yaml.ScalarNode) and key_node.value != "<<":
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key_node.value!r} is given twice", key_node.start_mark
-                )
-            if isinstance(key_node, yaml.ScalarNode):
-                seen.add(key_node.value)
+        seen: set[str] = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"):
+            if key.value in seen:
+                text = f"the key {key.value!r} is given twice"
+                raise yaml.constructor.ConstructorError(None, None, text, key.start_mark)
+            seen.add(key.value)
         found: dict[Any, Any] = super().construct_mapping(node, deep)
         return found
 

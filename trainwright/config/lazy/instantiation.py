@@ -84,33 +84,25 @@ def find_target(node: Mapping[str, Any] | DictConfig) -> Callable[..., Any]:
 
 def _build(value: Any, path: str) -> Any:
     """``path`` is the key of ``value`` relative to the argument of :func:`instantiate`; plain containers have none."""
-    if isinstance(value, DictConfig):
-        return _build_mapping(value, path)
-    if isinstance(value, ListConfig):
-        if value._is_none() or value._is_missing():
-            return None
-        return [_build(_child(value, index), _join(path, index)) for index in range(len(value))]
+    if isinstance(value, DictConfig | ListConfig) and (value._is_none() or value._is_missing()):
+        return None
     if _is_node(value):
         return _call(value, {}, path)
+    if isinstance(value, ListConfig):
+        return [_build(_child(value, index), _join(path, index)) for index in range(len(value))]
+    if isinstance(value, DictConfig):
+        if dataclasses.is_dataclass(value._metadata.object_type):
+            return OmegaConf.to_object(value)
+        if not _holds_node(value):
+            return value
+        # A plain dict, because a config would convert dataclasses and lists in it.
+        return {key: _build(_child(value, key), _join(path, key)) for key in value}
     if type(value) is dict:
         return {key: _build(child, _join(path, key)) for key, child in value.items()} if _holds_node(value) else value
     if type(value) in (list, tuple):
         built = (_build(child, _join(path, index)) for index, child in enumerate(value))
         return type(value)(built) if _holds_node(value) else value
     return value
-
-
-def _build_mapping(cfg: DictConfig, path: str) -> Any:
-    if cfg._is_none() or cfg._is_missing():
-        return None
-    if _is_node(cfg):
-        return _call(cfg, {}, path)
-    if dataclasses.is_dataclass(cfg._metadata.object_type):
-        return OmegaConf.to_object(cfg)
-    if not _holds_node(cfg):
-        return cfg
-    # A plain dict, because a config would convert dataclasses and lists in it.
-    return {key: _build(_child(cfg, key), _join(path, key)) for key in cfg}
 
 
 def _call(node: Mapping[str, Any] | DictConfig, replaced: Mapping[str, Any], path: str) -> Any:

@@ -72,9 +72,8 @@ class LazyCall:
         mapping = args[0]
         if takes_config(self._target):
             return {"cfg": mapping}
-        if isinstance(mapping, DictConfig):
-            return {str(key): value for key, value in mapping.items_ex(resolve=False)}
-        return {str(key): value for key, value in mapping.items()}
+        items = mapping.items_ex(resolve=False) if isinstance(mapping, DictConfig) else mapping.items()
+        return {str(key): value for key, value in items}
 
 
 # The names of the sections, with an example of each.
@@ -248,11 +247,7 @@ def try_get_key(cfg: Any, *keys: str, default: Any = None) -> Any:
     1
     """
     for key in keys:
-        value = cfg
-        for part in key.split("."):
-            value = _child(value, part)
-            if value is _ABSENT:
-                break
+        value = functools.reduce(_child, key.split("."), cfg)
         if value is not _ABSENT:
             return value
     return default

@@ -4,7 +4,7 @@ hydra-core parses them, and is imported for the first override. Nothing is evalu
 """
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf, open_dict
@@ -55,6 +55,8 @@ def apply_overrides(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
                     if alias in value:
                         _set(cfg, canonical_key(f"train.{alias}").split("."), value.pop(alias), text)
                 _set(cfg, keys, value, text)
+        except ConfigError as error:
+            raise type(error)(f"override {text!r}: {error}") from None
         except (OmegaConfBaseException, RecursionError) as error:
             raise ConfigTypeError(f"override {text[:200]!r}: {str(error).splitlines()[0]}") from error
     return cfg
@@ -123,8 +125,7 @@ def _parse(text: str) -> "Override":
 
 
 def _set(cfg: DictConfig, keys: list[str], value: Any, text: str) -> None:
-    parent = _parent(cfg, keys, text, make=True)
-    _put(parent, _own_key(parent, keys, text), value, text)
+    _put(*_place(cfg, keys, text, make=True), value, text)
 
 
 def _put(parent: Any, key: Any, value: Any, text: str) -> None:
@@ -135,8 +136,7 @@ def _put(parent: Any, key: Any, value: Any, text: str) -> None:
             _put(there, name, child, text)
         return
     if value == "" and isinstance(there, AnyNode) and isinstance(there._value(), int | float):
-        where = parent._get_full_key(key)
-        raise ConfigTypeError(f"override {text!r}: got '', and {where} is {there._value()!r}. Write a value.")
+        raise ConfigTypeError(f"got '', and {parent._get_full_key(key)} is {there._value()!r}. Write a value.")
     with open_dict(parent):
         parent[key] = value
     set_override(parent, key, text)
@@ -146,50 +146,44 @@ def _put(parent: Any, key: Any, value: Any, text: str) -> None:
 
 
 def _delete(cfg: DictConfig, keys: list[str], override: "Override", text: str) -> None:
-    parent = _parent(cfg, keys, text, make=False)
-    key = _own_key(parent, keys, text)
-    children = raw_children(parent)
-    if key not in children:
-        raise ConfigKeyError(
-            f"override {text!r}: there is no {'.'.join(keys)!r} to delete. {_nearest(keys[-1], children)}"
-        )
+    parent, key = _place(cfg, keys, text, make=False)
+    if key not in raw_children(parent):
+        raise ConfigKeyError(f"there is no {'.'.join(keys)!r} to delete. {_nearest(key, parent)}")
     if override.value_type is not None and parent[key] != override.value():
-        raise ConfigError(f"override {text!r}: {'.'.join(keys)} is {parent[key]!r}, so it is not deleted.")
+        raise ConfigError(f"{'.'.join(keys)} is {parent[key]!r}, so it is not deleted.")
     with open_dict(parent):
         del parent[key]
 
 
-def _parent(cfg: DictConfig, keys: list[str], text: str, *, make: bool) -> Any:
-    """The section that holds the last of ``keys``."""
+def _place(cfg: DictConfig, keys: list[str], text: str, *, make: bool) -> tuple[Any, Any]:
+    """The section that holds the last of ``keys``, and this key."""
     node: Any = cfg
     for depth in range(len(keys) - 1):
-        key, above = _own_key(node, keys[: depth + 1], text), ".".join(keys[: depth + 1])
+        key, above = _own_key(node, keys[: depth + 1]), ".".join(keys[: depth + 1])
         if raw_children(node).get(key) is None or OmegaConf.is_missing(node, key) or node[key] is None:
             if not make:
-                raise ConfigKeyError(
-                    f"override {text!r}: there is no {above!r}. {_nearest(keys[depth], raw_children(node))}"
-                )
+                raise ConfigKeyError(f"there is no {above!r}. {_nearest(key, node)}")
             with open_dict(node):
                 node[key] = {}
             set_override(node, key, text)
         child = node[key]
         if not isinstance(child, DictConfig | ListConfig):
             raise ConfigKeyError(
-                f"override {text!r}: Trying to update key {'.'.join(keys)!r}, but {above!r} is not a section: "
-                f"it is {child!r} ({type(child).__name__})."
+                f"Trying to update key {'.'.join(keys)!r}, but {above!r} is not a section: it is {child!r}"
+                f" ({type(child).__name__})."
             )
         node = child
-    return node
+    return node, _own_key(node, keys)
 
 
-def _own_key(node: Any, keys: list[str], text: str) -> Any:
+def _own_key(node: Any, keys: list[str]) -> Any:
     """The last of ``keys`` in the type of the keys of ``node``: an index of a list, a number if keys are numbers."""
     last = keys[-1]
     if isinstance(node, ListConfig):
         if not last.isdigit() or int(last) >= len(node):
             raise ConfigKeyError(
-                f"override {text!r}: {'.'.join(keys[:-1])!r} is a list of {len(node)}; {last!r} is not an index of it "
-                f"(0 to {len(node) - 1}). To change the list write {'.'.join(keys[:-1])}=[...]."
+                f"{'.'.join(keys[:-1])!r} is a list of {len(node)}; {last!r} is not an index of it (0 to"
+                f" {len(node) - 1}). To change the list write {'.'.join(keys[:-1])}=[...]."
             )
         return int(last)
     if last.isdigit() and last not in raw_children(node) and int(last) in raw_children(node):
@@ -197,5 +191,5 @@ def _own_key(node: Any, keys: list[str], text: str) -> Any:
     return last
 
 
-def _nearest(name: str, there: Iterable[Any]) -> str:
-    return did_you_mean(name, [str(key) for key in there])
+def _nearest(key: Any, node: Any) -> str:
+    return did_you_mean(str(key), map(str, raw_children(node)))

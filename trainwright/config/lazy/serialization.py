@@ -77,16 +77,9 @@ class _Writer:
 
     def plain(self, value: Any, path: str, *, in_call: bool = False) -> Any:
         """``in_call``: it is an argument of a call, or in one."""
-        if isinstance(value, DictConfig):
-            return self._mapping(value, path, in_call)
-        if isinstance(value, ListConfig):
-            children = raw_children(value)
-            return (
-                [self.plain(child, f"{path}[{index}]", in_call=in_call) for index, child in children.items()]
-                if isinstance(value._value(), list)
-                else value._value()
-            )
-        if hasattr(value, "_is_interpolation"):  # a leaf of a config
+        if hasattr(value, "_is_interpolation"):  # of a config
+            if isinstance(value, DictConfig) and isinstance(value._value(), dict):
+                return self._mapping(value, path, in_call)
             value = value._value()
         if value is None or type(value) in _PLAIN:
             return value
@@ -100,8 +93,6 @@ class _Writer:
         return self._leaf(value, path, in_call)
 
     def _mapping(self, cfg: DictConfig, path: str, in_call: bool) -> Any:
-        if not isinstance(cfg._value(), dict):
-            return cfg._value()
         plain: dict[Any, Any] = {}
         children = raw_children(cfg)
         is_call = "_target_" in children
