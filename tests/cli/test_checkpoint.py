@@ -445,6 +445,3 @@ def test_no_command_loads_torch_except_deep(run_python: Callable, run: Path) -> 
         "    assert not {'torch', 'numpy', 'pydantic', 'hydra'} & set(sys.modules), arguments\n"
     )
     run_python("-c", code, cwd=run, fresh=True)
-
-
-# what a run does with checkpoints that are all bad

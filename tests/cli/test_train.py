@@ -107,9 +107,6 @@ def test_tools_train_net_is_the_same_program(finished, run_python, short, sha, t
     assert sha(tmp_path / "output" / "model_final") == sha(finished.folder / "model_final")
 
 
-# Going on.
-
-
 # Evaluating only, and a quick look.
 
 

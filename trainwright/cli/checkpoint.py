@@ -26,7 +26,7 @@ from trainwright.checkpoint.verify import (
 )
 from trainwright.config.arguments import CommandsParser
 from trainwright.config.errors import ConfigError, missing_path
-from trainwright.inspect.report.text import cell, counted, local_time, shown, size, table
+from trainwright.inspect.report.text import cell, counted, local_time, print_found, shown, size, table
 
 _EXTRA = "extra.json"
 _NO_STATES = (_EXTRA, "model_extra.json", MANIFEST_NAME)
@@ -157,21 +157,18 @@ def _list(folder: Path, args: argparse.Namespace) -> int:
     if _is_one(folder):
         raise ConfigError(f"{folder}: is one checkpoint: use `trainwright checkpoint show {folder}`.")
     found = inspect_folders(folder, contents=args.verify)
-    if args.json:
-        facts = [
-            {
-                "folder": str(place.folder),
-                "checkpoints": [_facts(entry) for entry in place.found],
-                "resume": None if place.resumed is None else place.resumed.path.name,
-                POINTER_NAME: place.last,
-                "pointer_fault": place.pointer_fault or None,
-            }
-            for place in found
-        ]
-        print(json.dumps(facts, indent=1))
-    else:
-        lines = [line for place in found for line in _place_lines(place)]
-        print("\n".join(lines or [f"{folder}: no checkpoints."]))
+    facts = [
+        {
+            "folder": str(place.folder),
+            "checkpoints": [_facts(entry) for entry in place.found],
+            "resume": None if place.resumed is None else place.resumed.path.name,
+            POINTER_NAME: place.last,
+            "pointer_fault": place.pointer_fault or None,
+        }
+        for place in found
+    ]
+    lines = [line for place in found for line in _place_lines(place)]
+    print_found(facts, lines or [f"{folder}: no checkpoints."], as_json=args.json)
     are_complete = (not place.pointer_fault and all(entry.is_complete for entry in place.found) for place in found)
     return COMPLETE if all(are_complete) else FAULTY
 
@@ -183,7 +180,7 @@ def _show(folder: Path, args: argparse.Namespace) -> int:
         raise ConfigError(f"{folder}: not a checkpoint.{hint}")
     found = inspect_checkpoint(folder, contents=False)
     facts = description(found)
-    print(json.dumps(facts, indent=1) if args.json else "\n".join(show_lines(found, facts)))
+    print_found(facts, show_lines(found, facts), as_json=args.json)
     return FAULTY if facts["faults"] else COMPLETE
 
 
@@ -197,11 +194,10 @@ def _verify(folder: Path, args: argparse.Namespace) -> int:
         pointer_faults = {path: fault for path, fault in pointer_faults.items() if fault}
     if not found and not pointer_faults:
         raise ConfigError(f"{folder}: contains no checkpoint to verify.")
-    if args.json:
-        print(json.dumps([_facts(entry, with_files=True) for entry in found], indent=1))
-    else:
-        for entry in found:
-            print("\n".join(_verdict(entry, deep=args.deep)))
+    facts = [_facts(entry, with_files=True) for entry in found]
+    lines = [line for entry in found for line in _verdict(entry, deep=args.deep)]
+    if found or args.json:
+        print_found(facts, lines, as_json=args.json)
     for path, fault in pointer_faults.items():
         print(f"{shown(path)}: BAD: {shown(fault)}", file=sys.stderr if args.json else sys.stdout)
     return COMPLETE if all(entry.is_complete for entry in found) and not pointer_faults else FAULTY
@@ -218,13 +214,11 @@ def _export(path: Path, args: argparse.Namespace) -> int:
     tensors = export_weights(checkpoint, folder)
     num_bytes = (folder / WEIGHTS_NAME).stat().st_size
     files = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
-    if args.json:
-        print(json.dumps({"checkpoint": str(checkpoint), "folder": str(folder), "files": files}, indent=1))
-    else:
-        what = f"{counted(len(tensors), 'tensor', 'tensors')}, {size(num_bytes)}"
-        print(f"{shown(checkpoint)}: {what} in {shown(folder / WEIGHTS_NAME)}")
-        others = [name for name in files if name != WEIGHTS_NAME]
-        print("\n".join(f"  also {shown(name)}" for name in others), end="\n" if others else "")
+    what = f"{counted(len(tensors), 'tensor', 'tensors')}, {size(num_bytes)}"
+    lines = [f"{shown(checkpoint)}: {what} in {shown(folder / WEIGHTS_NAME)}"]
+    lines += [f"  also {shown(name)}" for name in files if name != WEIGHTS_NAME]
+    facts = {"checkpoint": str(checkpoint), "folder": str(folder), "files": files}
+    print_found(facts, lines, as_json=args.json)
     return COMPLETE
 
 

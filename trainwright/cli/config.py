@@ -10,7 +10,7 @@ import trainwright.config
 from trainwright.config.arguments import CommandsParser, split_config
 from trainwright.config.errors import ConfigError, ConfigKeyError, MissingFileError, missing_path
 from trainwright.inspect.report.run_state import CONFIGS, config_file, flat
-from trainwright.inspect.report.text import cell, shown, table
+from trainwright.inspect.report.text import cell, print_found, shown, table
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -76,11 +76,9 @@ def _show(args: argparse.Namespace) -> int:
         return 0
     if args.changed:
         settings = {key: setting for key, setting in settings.items() if setting.source != _DEFAULT}
-    if args.json:
-        print(json.dumps({key: setting._asdict() for key, setting in settings.items()}, indent=1, default=str))
-    else:
-        rows = [[shown(key), _text(setting.value), shown(setting.source)] for key, setting in settings.items()]
-        print("\n".join(table([["setting", "value", "set by"], *rows])))
+    facts = {key: setting._asdict() for key, setting in settings.items()}
+    rows = [[shown(key), _text(setting.value), shown(setting.source)] for key, setting in settings.items()]
+    print_found(facts, table([["setting", "value", "set by"], *rows]), as_json=args.json)
     return 0
 
 
@@ -90,13 +88,10 @@ def _diff(args: argparse.Namespace) -> int:
     both = [{key: setting.value for key, setting in one.items() if key != "project_root"} for one in settings]
     keys = dict.fromkeys(key for one in both for key in one)
     different = [key for key in keys if any(key not in one for one in both) or both[0][key] != both[1][key]]
-    if args.json:
-        print(json.dumps({key: [one.get(key) for one in both] for key in different}, indent=1, default=str))
-    elif different:
-        rows = [[shown(key), *(_text(one[key]) if key in one else "-" for one in both)] for key in different]
-        print("\n".join(table([["setting", shown(args.first), shown(args.second)], *rows])))
-    else:
-        print("no differences")
+    facts = {key: [one.get(key) for one in both] for key in different}
+    rows = [[shown(key), *(_text(one[key]) if key in one else "-" for one in both)] for key in different]
+    lines = table([["setting", shown(args.first), shown(args.second)], *rows]) if different else ["no differences"]
+    print_found(facts, lines, as_json=args.json)
     return int(bool(different))
 
 

@@ -1,7 +1,6 @@
 """Estimate memory and traffic: ``trainwright estimate CONFIG``. Builds the run on tensors without data."""
 
 import argparse
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from trainwright.cli.check import config_parser, with_config
 from trainwright.config.arguments import whole_number
 from trainwright.config.errors import ConfigError
-from trainwright.inspect.report.text import counted, table
+from trainwright.inspect.report.text import counted, print_found, table
 
 if TYPE_CHECKING:
     from trainwright.inspect.estimate import Candidate, Estimate
@@ -47,20 +46,17 @@ def _run(cfg: Any, args: argparse.Namespace) -> int:
 
     if memory is None:
         found = estimate(DefaultTrainer, cfg, world_size=args.world)
-        print(json.dumps(facts(found), indent=1) if args.json else "\n".join(lines_of(found)))
+        print_found(facts(found), lines_of(found), as_json=args.json)
         return DONE
     candidates = fitting_layouts(DefaultTrainer, cfg, world_size=args.world, memory=memory)
-    if args.json:
-        rows = [
-            {
-                **({"layout": asdict(one.layout)} if one.estimate is None else facts(one.estimate)),
-                "state_bytes": one.state_bytes, "fits": one.fits(memory), "fault": one.fault,
-            }
-            for one in candidates
-        ]  # fmt: skip
-        print(json.dumps(rows, indent=1))
-    else:
-        print("\n".join(table_of(candidates, memory)))
+    rows = [
+        {
+            **({"layout": asdict(one.layout)} if one.estimate is None else facts(one.estimate)),
+            "state_bytes": one.state_bytes, "fits": one.fits(memory), "fault": one.fault,
+        }
+        for one in candidates
+    ]  # fmt: skip
+    print_found(rows, table_of(candidates, memory), as_json=args.json)
     return DONE if any(candidate.fits(memory) for candidate in candidates) else DOES_NOT_FIT
 
 

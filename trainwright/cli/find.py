@@ -1,7 +1,6 @@
 """Find a learning rate or a batch size: ``trainwright find lr CONFIG``, ``trainwright find batch-size CONFIG``."""
 
 import argparse
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 from trainwright.cli.check import config_parser, with_trainer
 from trainwright.config.arguments import positive_number, whole_number
 from trainwright.config.errors import ConfigError, did_you_mean
-from trainwright.inspect.report.text import table
+from trainwright.inspect.report.text import print_found, table
 
 if TYPE_CHECKING:
     from trainwright.engine import DefaultTrainer
@@ -50,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
 
 def _find_lr(trainer: "DefaultTrainer", args: argparse.Namespace) -> int:
     curve = trainer.find_lr(lowest=args.lowest, highest=args.highest, updates=args.updates, plot=args.plot)
-    print(json.dumps(curve.to_dict(), indent=1) if args.json else "\n".join(lines_of_curve(curve, args)))
+    print_found(curve.to_dict(), lines_of_curve(curve, args), as_json=args.json)
     return DONE if curve.suggestion is not None else NOT_FOUND
 
 
@@ -82,7 +81,7 @@ def _find_batch_size(trainer: "DefaultTrainer", args: argparse.Namespace) -> int
             " --max-size N."
         )
     found = trainer.find_batch_size(memory=memory, max_size=args.max_size)
-    print(json.dumps(asdict(found), indent=1) if args.json else "\n".join(lines_of_sizes(found, args.config_file)))
+    print_found(asdict(found), lines_of_sizes(found, args.config_file), as_json=args.json)
     return DONE if found.largest else NOT_FOUND
 
 

@@ -1,7 +1,6 @@
 """Run one update of a run again: ``trainwright replay RUN --step N``."""
 
 import argparse
-import json
 import logging
 import math
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trainwright.config.arguments import TrainingArgumentParser, whole_number
 from trainwright.config.errors import ConfigError
 from trainwright.inspect.report.run_state import CONFIGS, config_file
-from trainwright.inspect.report.text import shown, table
+from trainwright.inspect.report.text import print_found, shown, table
 
 if TYPE_CHECKING:
     from trainwright.inspect.replay import Replay
@@ -54,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
     trainer = _build(config, args)
     found = trainer.replay(args.step, stops=args.stops)
     if is_main_process():
-        print(json.dumps(asdict(found), indent=1) if args.json else "\n".join(lines_of(found)))
+        print_found(asdict(found), lines_of(found), as_json=args.json)
     return DIFFERENT if found.error or found.is_equal is False else EQUAL
 
 

@@ -1,7 +1,6 @@
 """Table of the runs below a folder: ``trainwright runs [FOLDER]``."""
 
 import argparse
-import json
 import re
 import shutil
 import sys
@@ -15,7 +14,7 @@ from trainwright.cli.run_folder import Run, read_run, run_folders, settings_of
 from trainwright.config.arguments import TrainingArgumentParser
 from trainwright.config.errors import ConfigError, ConfigKeyError, MissingFileError, did_you_mean, nearest_name
 from trainwright.inspect.report.run_state import STATES
-from trainwright.inspect.report.text import counted, local_time, shown, table
+from trainwright.inspect.report.text import counted, local_time, print_found, shown, table
 from trainwright.terminal import is_terminal
 
 _EPILOG = """\
@@ -54,18 +53,15 @@ def main(argv: Sequence[str]) -> int:
         _check_setting(key, all_runs, "--show")
     runs = [run for run in all_runs if run.state in states and all(condition(run) for condition in conditions)]
     runs = _sorted(runs, args.sort, reverse=args.reverse)
-    if args.json:
-        facts = [asdict(run) for run in runs]
-        for of_run in facts if args.show else ():
-            of_run["settings"] = {key: settings_of(of_run["path"]).get(key) for key in args.show}
-        print(json.dumps(facts, indent=1))
-    elif runs:
-        print("\n".join(_lines(runs, args.show)))
-        left_out = f" of {len(all_runs)}" if len(runs) < len(all_runs) else ""
-        print(f"{len(runs)}{left_out} runs" if len(all_runs) != 1 else "1 run")
-    else:
+    facts = [asdict(run) for run in runs]
+    for of_run in facts if args.show else ():
+        of_run["settings"] = {key: settings_of(of_run["path"]).get(key) for key in args.show}
+    left_out = f" of {len(all_runs)}" if len(runs) < len(all_runs) else ""
+    lines = [*_lines(runs, args.show), f"{len(runs)}{left_out} runs" if len(all_runs) != 1 else "1 run"]
+    if not runs:
         found = f"none of {counted(len(all_runs), 'run', 'runs')} fits." if all_runs else "no runs."
-        print(f"{folder}: {found}")
+        lines = [f"{folder}: {found}"]
+    print_found(facts, lines, as_json=args.json)
     return 0
 
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainwright.config.arguments import default_argument_parser, split_config
 from trainwright.config.errors import ConfigError, ConfigKeyError, MissingFileError, UserError, nearest_name
-from trainwright.config.foreign_names import key_hint
 from trainwright.config.secrets import redact
 from trainwright.error_file import is_reported
 from trainwright.terminal import guarded, open_standard_streams, print_line
@@ -150,6 +149,7 @@ def load(args: argparse.Namespace) -> "DictConfig":
 
 def _refuse_unread(cfg: "DictConfig", overrides: Sequence[str], file: str) -> None:
     """Raise for an override without a value, or that would add a key at the top level, which nothing reads."""
+    from trainwright.config.key_hints import key_hint
     from trainwright.config.lazy.lazy_config import SECTIONS
 
     for text, following in zip(overrides, [*overrides, "="][1:], strict=True):

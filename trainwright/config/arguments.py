@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from trainwright.config.errors import ConfigError, did_you_mean
-from trainwright.config.foreign_names import key_hint
 
 _EPILOG = """\
 overrides are key=value pairs in any position:
@@ -55,6 +54,8 @@ class TrainingArgumentParser(argparse.ArgumentParser):
 
     def refuse(self, argument: str) -> NoReturn:
         """Exit with the nearest flag."""
+        from trainwright.config.key_hints import key_hint  # here: loads pydantic
+
         flags = [option for option in self._option_string_actions if option.startswith("--")]
         name = argument.partition("=")[0]
         nearest = key_hint(name) or did_you_mean(name, flags)

@@ -4,12 +4,9 @@ The libraries are Lightning, transformers, Accelerate, timm, MMEngine, Composer 
 setting are aliases of it instead, in the table of settings.
 """
 
-import difflib
-import functools
-import re
 from collections.abc import Iterable, Mapping
 
-from trainwright.config.errors import did_you_mean, nearest_name
+from trainwright.config.errors import did_you_mean
 
 _NONE = "there is no equivalent"
 _PROCESSES = "torchrun --nproc-per-node N SCRIPT"
@@ -73,8 +70,8 @@ SETTINGS = {
     **dict.fromkeys(("min_epochs", "min_steps", "remove_unused_columns", "neftune_noise_alpha"), _NONE),
 }
 
-# Keys of config files, and flags of the command line, that do not follow from ``SETTINGS``.
-_KEYS = {
+# Keys of config files, and flags of the command line, that do not follow from ``SETTINGS``: see ``key_hints``.
+KEYS = {
     "base_lr": "optim.lr",
     "wd": "optim.weight_decay",
     **dict.fromkeys(("max_iters", "num_iters", "iterations", "steps"), "train.train_iter"),
@@ -168,44 +165,3 @@ def attribute_hint(name: str, owner: object) -> str | None:
         return None
     attribute = here.partition("(")[0].partition(".")[0]
     return here if "." in here.partition("(")[0] or here[0].isupper() or hasattr(owner, attribute) else None
-
-
-@functools.cache
-def keys_by_name() -> dict[str, str]:
-    """Keys of config files, and flags of the command line, by the names of the Python API and of other libraries.
-
-    >>> [keys_by_name()[name] for name in ("max_epochs", "fp16", "work_dir")]
-    ['train.train_epoch', 'train.amp.enabled', 'train.output_dir']
-    """
-    from trainwright.config.settings import TrainingConfig  # here: it imports this module
-
-    rows = TrainingConfig.rows
-    fields = {name: re.split(r"\W", here)[0] for name, here in SETTINGS.items()}
-    fields |= {name: TrainingConfig.field_of(name) for name in (*rows, *TrainingConfig.aliases) if name != "graph"}
-    return {name: rows[field].place for name, field in fields.items() if field in rows and rows[field].place} | _KEYS
-
-
-def key_hint(name: str) -> str:
-    """What an unknown key or flag is called in config files, as a sentence; "" if it is not known."""
-    from trainwright.config.settings import KEYS
-
-    parts, keys = name.lstrip("-").replace("-", "_").split("."), keys_by_name()
-    for number, part in enumerate(parts):
-        if part in keys:
-            rest = parts[number + 1 :] if keys[part] == "optim" else []
-            return f"Did you mean {'.'.join([keys[part], *rest])!r}?"
-    is_of_train = any(key.split(".")[:2] == ["train", parts[0]] for key in KEYS)
-    return f"Did you mean {'.'.join(['train', *parts])!r}?" if is_of_train else ""
-
-
-def train_key_hint(name: str, keys: Iterable[str]) -> str:
-    """What an unknown key of ``train`` is called: by others, in the Python API, or misspelled. Never empty."""
-    from trainwright.config.settings import TrainingConfig
-
-    if hint := key_hint(name):
-        return hint
-    if name in TrainingConfig.rows:
-        return f"It is a setting of the Python API, TrainingConfig({name}=...), and no key of train."
-    near = nearest_name(name, keys).lstrip()
-    near = near or next(map(key_hint, difflib.get_close_matches(name, keys_by_name(), n=1, cutoff=0.8)), "")
-    return near or f"Keys of your own go into a section of their own, for example own = dict({name}=...)."

@@ -173,8 +173,6 @@ class _Mask:
     def __init__(self) -> None:
         self.hidden: list[str] = []
         self._environment = _of_environment()
-        known = map(re.escape, self._environment)
-        self._may_have_secret = re.compile("|".join([_HINTS.pattern, _MARKS.pattern, *known])).search  # most text: no
 
     def applied(self, value: Any, path: str = "", is_secret: bool = False) -> Any:
         """``is_secret``: the name of the key, or of a key above it, is that of a secret."""
@@ -209,7 +207,7 @@ class _Mask:
             if len(text) >= _MIN_WORD:
                 _of_configs.add(text)
             return True
-        return bool(self._may_have_secret(text)) and _redact_by_form(text, self._environment) != text
+        return _redact_by_form(text, self._environment) != text
 
 
 def _redact_by_form(text: str, environment: list[str]) -> str:

@@ -130,9 +130,11 @@ def plain(value: Any, *, others_as_text: bool = False) -> Any:
     return str(value) if others_as_text else value
 
 
-def to_text(content: Any) -> str:
-    """The content of a file of settings, in their order."""
-    text: str = yaml.dump(content, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=1000)
+def to_text(content: Any, *, flow: bool | None = False) -> str:
+    """The content of a file of settings, in their order. ``flow=None``: lists and dicts of plain values on one line."""
+    text: str = yaml.dump(
+        content, Dumper=Dumper, default_flow_style=flow, sort_keys=False, allow_unicode=True, width=9999
+    )
     return text
 
 

@@ -11,6 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from trainwright.config.errors import ConfigError, ConfigImportError, ConfigKeyError, ConfigTypeError
 from trainwright.config.lazy.allowlist import locate_untrusted
 from trainwright.config.lazy.provenance import (
+    TARGET,
     building_data,
     holds_data,
     is_trusted,
@@ -22,7 +23,6 @@ from trainwright.config.lazy.provenance import (
 )
 from trainwright.config.lazy.targets import argument_fault, locate, short_name
 
-TARGET = "_target_"
 RECURSIVE = "_recursive_"
 PARTIAL = "_partial_"
 SPECIAL_KEYS = (TARGET, RECURSIVE, PARTIAL)

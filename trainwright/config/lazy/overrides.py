@@ -11,13 +11,12 @@ from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, did_you_mean
-from trainwright.config.lazy.provenance import distrust, mark, raw_children, set_override
+from trainwright.config.lazy.provenance import TARGET, distrust, mark, raw_children, set_override
 from trainwright.config.yaml_file import check_interpolations
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
-_TARGET = "_target_"
 # Aliases of train settings, and the canonical key of each.
 CANONICAL = {
     "eval_period": "evaluation.eval_period",
@@ -140,7 +139,7 @@ def _put(parent: Any, key: Any, value: Any, text: str) -> None:
     with open_dict(parent):
         parent[key] = value
     set_override(parent, key, text)
-    if key == _TARGET:
+    if key == TARGET:
         mark(parent, is_data=True)
     distrust(raw_children(parent)[key])
 

@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from trainwright.checkpoint.files import relative_path
 
-_TARGET = "_target_"
+TARGET = "_target_"
 _UNTRUSTED = "untrusted"
 _ORIGIN = "origin"
 _OVERRIDES = "overrides"
@@ -147,7 +147,7 @@ def holds_data(value: Any) -> bool:
     """Whether ``value`` is or contains a node (a mapping with a target) that is data."""
     if isinstance(value, DictConfig | ListConfig):
         children = raw_children(value)
-        if _TARGET in children and not is_trusted(value):
+        if TARGET in children and not is_trusted(value):
             return True
         return any(holds_data(child._maybe_dereference_node(False)) for child in children.values())
     if isinstance(value, dict):
@@ -189,10 +189,10 @@ def are_several(node: Any) -> bool:
     """Whether a section contains lazy calls (or objects with a ``step``) by name, in place of one lazy call."""
     if isinstance(node, DictConfig) and not isinstance(node._value(), dict):
         return False
-    if not isinstance(node, Mapping) or _TARGET in node or not node or "params" in node:
+    if not isinstance(node, Mapping) or TARGET in node or not node or "params" in node:
         return False
     try:
         values = [node[key] for key in node]
     except OmegaConfBaseException:  # reported by the check of this key
         return False
-    return any(_TARGET in value if isinstance(value, Mapping) else hasattr(value, "step") for value in values)
+    return any(TARGET in value if isinstance(value, Mapping) else hasattr(value, "step") for value in values)

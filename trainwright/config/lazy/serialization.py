@@ -7,7 +7,6 @@ import os
 from pathlib import Path, PurePath
 from typing import Any
 
-import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from trainwright.checkpoint.files import atomic_write, relative_path
@@ -15,7 +14,7 @@ from trainwright.config.lazy.allowlist import PLAIN_CONTAINERS, is_never_named
 from trainwright.config.lazy.provenance import DefaultNode, is_default, raw_children
 from trainwright.config.lazy.targets import dotted_path, short_name
 from trainwright.config.secrets import redact, warn_of_hidden, without_secrets
-from trainwright.config.yaml_file import Dumper
+from trainwright.config.yaml_file import to_text
 
 logger = logging.getLogger("trainwright.config")
 
@@ -42,24 +41,18 @@ def to_yaml(cfg: Any, filename: str | os.PathLike[str], *, project_root: str | o
     """The content that :func:`save` writes to ``filename``; its warnings name that file."""
     writer = _Writer()
     plain, hidden = without_secrets(writer.plain(cfg, ""))
-    left_out = writer.left_out
-    path = Path(filename)
     if project_root is not None:
-        plain = {**plain, "project_root": relative_path(Path(project_root).resolve(), path.resolve().parent)}
-    text: str = yaml.dump(
-        plain, Dumper=Dumper, default_flow_style=None, allow_unicode=True, width=9999, sort_keys=False
-    )
-    warn_of_hidden(hidden, path)
-    if left_out:
+        plain = {**plain, "project_root": relative_path(Path(project_root).resolve(), Path(filename).resolve().parent)}
+    warn_of_hidden(hidden, filename)
+    if writer.left_out:
         logger.warning(
             "%s: not restored when a run starts from this file: %s. Move functions and classes into an importable "
-            "module, describe objects with LazyCall; or start from the Python"
-            " file.",
+            "module, describe objects with LazyCall; or start from the Python file.",
             filename,
-            "; ".join(left_out),
+            "; ".join(writer.left_out),
         )
     defaults = f"{DEFAULTS} {', '.join(writer.defaults)}\n" if writer.defaults else ""
-    return (defaults + text).encode()
+    return (defaults + to_text(plain, flow=None)).encode()
 
 
 def to_plain(cfg: Any) -> tuple[Any, list[str]]:

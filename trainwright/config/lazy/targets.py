@@ -13,7 +13,6 @@ from typing import Any, TypeVar, overload
 from omegaconf import DictConfig
 
 from trainwright.config.errors import ConfigImportError, ConfigTypeError, nearest_name
-from trainwright.config.foreign_names import keys_by_name
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -264,6 +263,8 @@ def unknown_arguments(target: Callable[..., Any], names: Iterable[str]) -> dict[
 
 def _hint(name: str, taken: Collection[str]) -> str:
     """The parameter that other libraries call ``name``, else one that is spelled almost so, as a sentence."""
+    from trainwright.config.key_hints import keys_by_name  # here: loads pydantic
+
     here = keys_by_name().get(name, "").rpartition(".")[2]
     return f" Did you mean {here!r}?" if here in taken else nearest_name(name, taken)
 

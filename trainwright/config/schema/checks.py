@@ -20,7 +20,6 @@ from trainwright.config.errors import (
     error_of,
     got,
 )
-from trainwright.config.foreign_names import train_key_hint
 from trainwright.config.lazy.instantiation import SPECIAL_KEYS, TARGET, find_target
 from trainwright.config.lazy.lazy_config import PACKAGED, SECTIONS, section_fault
 from trainwright.config.lazy.provenance import (
@@ -176,6 +175,8 @@ def _faults_together(train: Mapping[str, Any], faults: Sequence[Fault]) -> Itera
 
 def _hint(path: Sequence[str], allowed: Iterable[str]) -> str:
     """What other libraries call a key, or the nearest one."""
+    from trainwright.config.key_hints import train_key_hint  # here: loads pydantic
+
     return train_key_hint(path[-1], allowed) if path[:-1] == ["train"] else did_you_mean(path[-1], allowed)
 
 
@@ -250,12 +251,10 @@ def _call_faults(node: DictConfig, path: str, also: set[str] | frozenset[str]) -
     origin = origin_of(node)
     try:
         target = find_target(node)
-    except UserError as error:
-        kind = ConfigTypeError if isinstance(error, ConfigTypeError) else ConfigError
-        yield Fault(f"{path}.{TARGET}", str(error), kind=kind, origin=origin)
-        return
     except Exception as error:  # the module of the target is user code and may raise anything
-        yield Fault(f"{path}.{TARGET}", f"importing it failed: {type(error).__name__}: {error}", origin=origin)
+        kind = ConfigTypeError if isinstance(error, ConfigTypeError) else ConfigError
+        what = "" if isinstance(error, UserError) else f"importing it failed: {type(error).__name__}: "
+        yield Fault(f"{path}.{TARGET}", f"{what}{error}", kind=kind, origin=origin)
         return
     names = [str(key) for key in node if key not in SPECIAL_KEYS and key not in also]
     for name, fault in unknown_arguments(target, names).items():

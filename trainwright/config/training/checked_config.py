@@ -7,12 +7,11 @@ import copy
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, PrivateAttr
+from pydantic import ConfigDict, PrivateAttr
 
 from trainwright.checkpoint.files import atomic_write
 from trainwright.config.errors import ConfigError, ConfigKeyError, Fault, did_you_mean
@@ -20,7 +19,7 @@ from trainwright.config.secrets import warn_of_hidden, without_secrets
 from trainwright.config.torch_names import CUSTOM, GivenName
 from trainwright.config.training.field_resolution import Draft
 from trainwright.config.training.metric_config import read_only
-from trainwright.config.training.row import CATEGORIES, Alias, Row
+from trainwright.config.training.row import CATEGORIES, Table
 from trainwright.config.yaml_file import check_values, load_yaml, plain, to_text
 from trainwright.notebook import summary
 
@@ -72,36 +71,16 @@ class _LoadFromYaml:
         return load_from_yaml
 
 
-class CheckedConfig(BaseModel):
-    """Base of ``TrainingConfig``: a table of settings that checks them. Its fields are made by ``setting``.
+class CheckedConfig(Table):
+    """Base of ``TrainingConfig``: a table of settings that checks them.
 
     Dicts and lists in it are read-only, so that every change is checked.
-
-    Attributes:
-        rows: the row of each field.
-        aliases: those of all fields, by name.
     """
-
-    rows: ClassVar[dict[str, Row]] = {}
-    aliases: ClassVar[dict[str, Alias]] = {}
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=(), ignored_types=(_LoadFromYaml,))
 
     _as_set: dict[str, Any] = PrivateAttr(default_factory=dict)  # by field, before _resolve
     _names: dict[str, str] = PrivateAttr(default_factory=dict)  # by field: the name that the user used
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        cls.rows = {name: cast(Row, info.json_schema_extra) for name, info in cls.model_fields.items()}
-        cls.aliases = {}
-        for name, row in cls.rows.items():
-            cls.aliases |= dict.fromkeys(row.names.split(), Alias(name))
-            cls.aliases |= {other: replace(alias, field=name) for other, alias in row.others.items()}
-
-    @classmethod
-    def field_of(cls, name: str) -> str:
-        """The field that has this name or alias."""
-        return cls.aliases[name].field if name in cls.aliases else name
 
     def __init__(self, **values: Any) -> None:
         self._apply(Draft(type(self), values))

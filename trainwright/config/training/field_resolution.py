@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import PurePosixPath, PureWindowsPath
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -19,11 +19,8 @@ from trainwright.config.torch_names import (
     find_torch_class,
     split_name,
 )
-from trainwright.config.training.row import UNSPECIFIED, Alias
+from trainwright.config.training.row import UNSPECIFIED, Alias, Table
 from trainwright.config.validation import CONTRADICTIONS, faults_of
-
-if TYPE_CHECKING:
-    from trainwright.config.training.checked_config import CheckedConfig
 
 _Check = TypeVar("_Check", bound=Callable[..., str | None])
 
@@ -34,7 +31,7 @@ class Draft:
     ``values`` are settings by any of their names.
     """
 
-    def __init__(self, kind: "type[CheckedConfig]", values: Mapping[str, Any], faults: Iterable[Fault] = ()) -> None:
+    def __init__(self, kind: type[Table], values: Mapping[str, Any], faults: Iterable[Fault] = ()) -> None:
         self.kind = kind
         self.given: dict[str, Any] = {}  # by field, in canonical spelling
         self.settings: dict[str, Any] = {}  # of all fields; complete after check_types
@@ -162,7 +159,7 @@ def _place_of(field: str, value: Any) -> str:
     return ""
 
 
-def _default(kind: "type[CheckedConfig]", field: str) -> Any:
+def _default(kind: type[Table], field: str) -> Any:
     info = kind.model_fields[field]
     return None if info.is_required() else info.get_default(call_default_factory=True)
 

@@ -7,7 +7,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from trainwright.config.errors import ConfigTypeError, error_of
 from trainwright.config.validation import Allowed, faults_of
 from trainwright.config.yaml_file import plain
-from trainwright.notebook import summary
 
 _READ_ONLY = "This {} belongs to a configuration, which checks every change: assign a new one, for example config.{}."
 
@@ -104,9 +103,6 @@ class MetricConfig(BaseModel):
         shown = {key: value for key, value in self.__dict__.items() if value != type(self).model_fields[key].default}
         found: dict[str, Any] = plain({**shown, **self.arguments})
         return found
-
-    def _repr_html_(self) -> str:  # what a notebook shows
-        return summary("MetricConfig", {name: repr(value) for name, value in self.to_dict().items()})
 
     def __repr__(self) -> str:
         return f"MetricConfig({', '.join(f'{key}={value!r}' for key, value in self.to_dict().items())})"

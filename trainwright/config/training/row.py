@@ -1,11 +1,11 @@
 """A row of the table of settings: all that is known of a setting beside its name and its type."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar, cast
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from trainwright.config.torch_names import MISSPELLED, WARMUP_SCHEDULES
 from trainwright.config.training.metric_config import MetricConfig
@@ -79,6 +79,31 @@ def setting(default: Any, category: str, help: str, **columns: Any) -> Any:
     """A field of a configuration, with the columns of its :class:`Row`; ``...`` for a required one."""
     assert category in CATEGORIES
     return Field(default, description=help, json_schema_extra=Row(category, **columns))
+
+
+class Table(BaseModel):
+    """A model whose fields are made by :func:`setting`.
+
+    Attributes:
+        rows: the row of each field.
+        aliases: those of all fields, by name.
+    """
+
+    rows: ClassVar[dict[str, Row]] = {}
+    aliases: ClassVar[dict[str, Alias]] = {}
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        cls.rows = {name: cast(Row, info.json_schema_extra) for name, info in cls.model_fields.items()}
+        cls.aliases = {}
+        for name, row in cls.rows.items():
+            cls.aliases |= dict.fromkeys(row.names.split(), Alias(name))
+            cls.aliases |= {other: replace(alias, field=name) for other, alias in row.others.items()}
+
+    @classmethod
+    def field_of(cls, name: str) -> str:
+        """The field that has this name or alias."""
+        return cls.aliases[name].field if name in cls.aliases else name
 
 
 # What columns have in common.

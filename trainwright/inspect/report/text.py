@@ -1,7 +1,7 @@
 """Text of the commands: tables, sizes, times."""
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 
 
@@ -58,6 +58,11 @@ def duration(seconds: float) -> str:
     if whole < 86400:
         return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def print_found(facts: object, lines: Iterable[str], *, as_json: bool) -> None:
+    """Print what a command has found: ``facts`` for programs, or ``lines`` for people."""
+    print(json.dumps(facts, indent=1, default=str) if as_json else "\n".join(lines))
 
 
 def counted(number: int, one: str, several: str) -> str:
