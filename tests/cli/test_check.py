@@ -63,18 +63,6 @@ def test_undecided_exits_3(config: str, capsys: Any) -> None:
     assert capsys.readouterr().out.splitlines()[-1].endswith("too weak: parameters.")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "fact"),
-    [
-        (["--only", "label"], "Did you mean 'labels'?"),
-        (["train.sed=1"], "Did you mean 'seed'?"),
-    ],
-)
-def test_a_wrong_argument_exits_2(config: str, arguments: list[str], fact: str, capsys: Any) -> None:
-    assert main(["check", config, *arguments]) == 2
-    assert fact in capsys.readouterr().err
-
-
 def test_a_learning_rate_with_the_command_to_type(config: str, capsys: Any, tmp_path: Path) -> None:
     assert main(["find", "lr", config, "--updates", "60", "--plot", "curve.png"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -95,20 +83,6 @@ def test_a_batch_size_within_a_memory(config: str, capsys: Any) -> None:
     assert "train.train_micro_batch_size=16" in capsys.readouterr().out.splitlines()[-1]
     assert main(["find", "batch-size", config, "--memory", "1B"]) == 1
     assert "Not even one sample fits" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "fact"),
-    [
-        (["find"], "trainwright find: got ''"),
-        (["find", "batchsize", "CONFIG"], "Did you mean 'batch-size'?"),
-        (["find", "batch-size", "CONFIG"], "Give --memory 24GiB"),
-        (["find", "lr", "CONFIG", "--lowest", "1", "--highest", "0.1"], "lowest < highest"),
-    ],
-)
-def test_a_wrong_argument_of_find_exits_2(config: str, arguments: list[str], fact: str, capsys: Any) -> None:
-    assert main([config if one == "CONFIG" else one for one in arguments]) == 2
-    assert fact in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -147,18 +121,23 @@ def test_layouts_that_fit(estimate: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "facts"),
+    ("arguments", "fact"),
     [
-        (["--memory", "much"], ["--memory: got 'much'", "80GiB"]),
-        (["--memory", "80"], ["--memory: got '80', which is a number of bytes. Give a unit: 80GiB."]),
-        (["--world", "0"], ["--world: got '0'", ">= 1"]),
-        (["train.sed=1"], ["train.sed", "Did you mean 'seed'?"]),
+        ("check config.py --only label", "Did you mean 'labels'?"),
+        ("check config.py train.sed=1", "Did you mean 'seed'?"),
+        ("find", "trainwright find: got ''"),
+        ("find batchsize config.py", "Did you mean 'batch-size'?"),
+        ("find batch-size config.py", "Give --memory 24GiB"),
+        ("find lr config.py --lowest 1 --highest 0.1", "lowest < highest"),
+        ("estimate config.py --memory much", "--memory: got 'much'; it must be a size such as 80GiB"),
+        ("estimate config.py --memory 80", "--memory: got '80', which is a number of bytes. Give a unit: 80GiB."),
+        ("estimate config.py --world 0", "--world: got '0'; it must be a whole number >= 1"),
+        ("estimate config.py train.sed=1", "train.sed"),
     ],
 )
-def test_a_wrong_argument_of_estimate_exits_2(config: str, arguments: list[str], facts: list[str], capsys: Any) -> None:
+def test_a_wrong_argument_exits_2(config: str, arguments: str, fact: str, capsys: Any) -> None:
     with suppress(SystemExit):
-        assert main(["estimate", config, *arguments]) == 2
+        assert main(arguments.split()) == 2
     said = capsys.readouterr().err
     assert "Traceback" not in said
-    for fact in facts:
-        assert fact in said
+    assert fact in said

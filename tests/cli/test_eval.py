@@ -114,9 +114,3 @@ def test_wrong_arguments_exit_with_2(
 ) -> None:
     assert main(["eval", *(text.format(run=finished.folder) for text in arguments)]) == 2
     assert fact in capsys.readouterr().err
-
-
-def test_the_nearest_option_is_suggested(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["eval", "run", "--prediction", "p.csv"])
-    assert "--predictions" in capsys.readouterr().err
