@@ -190,22 +190,16 @@ def test_labels_of_tokens_are_seqevals(num_rows):
     assert handler.compute_metrics(scores.argmax(-1), labels) == handler.compute_metrics(scores, labels)
 
 
-def test_labels_in_no_scheme_are_spans_of_their_own_and_o_is_outside():
-    scores, labels = tokens(6, 9, seed=2)
-    names = {number: name if name == "O" else f"B-{name}" for number, name in PLAIN.items()}
-    for trainer in (trainer_with(PLAIN), trainer_with(PLAIN, is_iob_schema=False)):
-        values = SequenceLabelingMetricsHandler(trainer=trainer).compute_metrics(scores, labels)
-        assert values == pytest.approx(expected_of(scores, labels, names))
-
-
-def test_the_data_set_says_whether_its_labels_are_in_a_scheme():
+@pytest.mark.parametrize(
+    ("names", "schema"), [(PLAIN, {}), (PLAIN, {"is_iob_schema": False}), (IOB, {"is_iob_schema": False})]
+)
+def test_labels_in_no_scheme_are_spans_of_their_own_and_o_is_outside(names, schema):
     scores, labels = tokens(6, 9, seed=3)
-    names = {number: name if name == "O" else f"B-{name}" for number, name in IOB.items()}
-    values = SequenceLabelingMetricsHandler(trainer=trainer_with(IOB, is_iob_schema=False)).compute_metrics(
-        scores, labels
-    )
-    assert values == pytest.approx(expected_of(scores, labels, names))
-    assert values != SequenceLabelingMetricsHandler(trainer=trainer_with(IOB)).compute_metrics(scores, labels)
+    spans = {number: name if name == "O" else f"B-{name}" for number, name in names.items()}
+    trainer = trainer_with(names, **schema)
+    values = SequenceLabelingMetricsHandler(trainer=trainer).compute_metrics(scores, labels)
+    assert values == pytest.approx(expected_of(scores, labels, spans))
+    assert values != expected_of(scores, labels, IOB)
 
 
 def test_batches_may_be_of_different_lengths_and_ids_of_labels_text():

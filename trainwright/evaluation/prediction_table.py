@@ -57,14 +57,7 @@ def rows_of(inputs: Any, outputs: Any, first: int = 0) -> list[Row]:
 def with_names(rows: Sequence[Row], loader: Any) -> list[Row]:
     """``rows`` of an evaluation of ``loader``, with the indices and the names of the samples in its data set."""
     index_of, dataset = index_of_place(loader)
-    if index_of is None:
-        return list(rows)
-    found = []
-    for row in rows:
-        index = index_of(row["sample"])
-        name = sample_name(dataset, index)
-        found.append({"sample": index, **({} if name is None else {"name": name}), **_without_sample(row)})
-    return found
+    return list(rows) if index_of is None else [_named(row, dataset, index_of(row["sample"]), {}) for row in rows]
 
 
 def with_facts(rows: Sequence[Row], dataset: Any) -> list[Row]:
@@ -74,23 +67,24 @@ def with_facts(rows: Sequence[Row], dataset: Any) -> list[Row]:
     """
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__") or len(dataset) != len(rows):
         return list(rows)
-    found = []
-    for index, row in enumerate(rows):
-        name, sample = sample_name(dataset, index), dataset[index]
-        facts = {} if name is None else {"name": name}
-        both = pair(sample)
-        named = (fields(sample) or {}) if both is None else {"label": both[1]}
-        for field, value in named.items():
-            value = torch.as_tensor(value) if isinstance(value, np.ndarray | np.generic) else value
-            if (field in ID_FIELDS or is_label(field)) and _num_values(value) <= _MAX_VALUES:
-                facts[field] = _plain(value)
-        outputs = {name if name not in facts else f"output_{name}": v for name, v in _without_sample(row).items()}
-        found.append({"sample": index, **facts, **outputs})
-    return found
+    return [_named(row, dataset, index, _facts(dataset[index])) for index, row in enumerate(rows)]
 
 
-def _without_sample(row: Row) -> Row:
-    return {name: value for name, value in row.items() if name != "sample"}
+def _named(row: Row, dataset: Any, index: int, facts: Row) -> Row:
+    """A row with the index and the name of its sample, and ``facts`` of it."""
+    name = sample_name(dataset, index)
+    own = {"sample": index, **({} if name is None else {"name": name}), **facts}
+    return own | {n if n not in own else f"output_{n}": value for n, value in row.items() if n != "sample"}
+
+
+def _facts(sample: Any) -> Row:
+    both, facts = pair(sample), Row()
+    named = (fields(sample) or {}) if both is None else {"label": both[1]}
+    for field, value in named.items():
+        value = torch.as_tensor(value) if isinstance(value, np.ndarray | np.generic) else value
+        if (field in ID_FIELDS or is_label(field)) and _num_values(value) <= _MAX_VALUES:
+            facts[field] = _plain(value)
+    return facts
 
 
 def _num_values(value: Any) -> int:

@@ -226,8 +226,10 @@ class LossAlone(Scripted):
     ],
 )
 def test_early_stopping_stops_stays_stopped_and_goes_on_with_more_patience(
-    kind: type[Scripted], monitor: tuple[str, str], tmp_path: Path
+    kind: type[Scripted], monitor: tuple[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "trainwright")
+
     def run(patience: int, **settings: Any) -> Scripted:
         stopping = {"monitor": monitor[0], "patience": patience, "mode": monitor[1]}
         trainer = kind(make(), config(tmp_path, num_epochs=4, early_stopping=stopping, **settings), PAIRS, PAIRS)
@@ -237,6 +239,7 @@ def test_early_stopping_stops_stays_stopped_and_goes_on_with_more_patience(
     assert run(1).epoch == 3  # 2.0 is not better than 1.0
     assert os.readlink(tmp_path / "final_epoch") == "checkpoints/15"
     assert run(1, resume_from_checkpoint=True).epoch == 3
+    assert "Nothing to train: a callback stopped the run" in caplog.text
     assert run(2, resume_from_checkpoint=True).epoch == 4
 
 

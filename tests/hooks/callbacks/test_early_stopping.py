@@ -1,7 +1,6 @@
 """A training whose metric does not improve is stopped: when, in which direction, and over a resume."""
 
 import json
-import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -137,23 +136,6 @@ def test_a_resumed_training_stops_where_the_uninterrupted_one_does(tmp_path: Pat
     assert second.start_iter == fails_at
     second.train(second.start_iter, 7 * STEPS)
     assert (second.iter, callback.stopped_epoch, callback.best, callback.wait) == (4 * STEPS, 4, 0.5, 2)
-
-
-def resume_final(folder: Path, **how: Any) -> ScoredTrainer:
-    trainer = ScoredTrainer(folder, stopper(**how), scores=SCORES)
-    trainer.checkpointer.load(folder / "model_final")
-    trainer.train(trainer.start_iter, 7 * STEPS)
-    return trainer
-
-
-def test_a_stopped_run_stays_stopped_and_more_patience_lets_it_go_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    ScoredTrainer(tmp_path, stopper(patience=2), scores=SCORES).train(0, 7 * STEPS)
-    with caplog.at_level(logging.INFO):
-        assert resume_final(tmp_path, patience=2).iter == 4 * STEPS
-    assert "Nothing to train" in caplog.text
-    assert resume_final(tmp_path, patience=4).iter == 7 * STEPS
 
 
 def test_another_monitor_starts_with_no_best_value(caplog: pytest.LogCaptureFixture) -> None:
