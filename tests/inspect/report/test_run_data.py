@@ -33,6 +33,8 @@ def test_a_run_of_each_api_is_read(runs_folder: Path) -> None:
     assert {entry.path.name for entry in files.checkpoints} >= {"model_0000007", "model_best", "model_final"}
     assert all(entry.is_complete for entry in [*files.checkpoints, *objects.checkpoints])
     assert objects.checkpoints
+    assert files.evaluated >= {"Acc@1"}
+    assert objects.evaluated == {"eval_loss", "eval_accuracy"}
 
 
 def test_a_metric_of_the_training_has_the_values_of_complete_epochs(tmp_path: Path) -> None:

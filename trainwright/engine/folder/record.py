@@ -79,10 +79,10 @@ class RunRecord(HookBase):
                 )
 
     def before_save(self) -> None:
-        """Show the best result of a run in progress, which the checkpoint of it follows."""
-        best = self._best()
-        if self._start and self._folder.is_open and best != self._start.get("best"):
-            self._start["best"] = best
+        """Show the results of a run in progress, whose best checkpoint is being saved."""
+        results = self._results()
+        if self._start and self._folder.is_open and results["best"] != self._start.get("best"):
+            self._start |= results
             self._write()
 
     def after_end(self) -> None:
@@ -131,12 +131,16 @@ class RunRecord(HookBase):
             "seconds": time.perf_counter() - self._began,
             "phases": dataclasses.asdict(trainer.phases),
             "peak_memory_bytes": _peak_memory(torch.device(trainer.device)),
-            "best": self._best(),
+            **self._results(),
         }
 
-    def _best(self) -> dict[str, Any] | None:
+    def _results(self) -> dict[str, Any]:
+        """The best value of the metric that selects checkpoints, and the names of the metrics of evaluations."""
         best = next(filter(None, (hook.best_result() for hook in self.trainer.hooks)), None)
-        return None if best is None else {name: getattr(best, name) for name in _OF_BEST}
+        return {
+            "best": None if best is None else {name: getattr(best, name) for name in _OF_BEST},
+            "evaluated": sorted(self.trainer.storage.results),
+        }
 
     def _draw(self) -> None:
         """Write ``curves.png``, if matplotlib is installed and no run is stopped by it."""

@@ -88,14 +88,9 @@ class RunData:
 
     @cached_property
     def evaluated(self) -> set[str]:
-        """The metrics of evaluations: by their names, as the final evaluation has them, or as they are rare."""
-        rows = self._metrics.get("lr") or self._metrics.get(LOSS)
-        num_rows, last = (len(rows.x), rows.x[-1]) if rows is not None and len(rows.x) else (0, math.inf)
-        return {
-            name
-            for name, curve in self._metrics.items()
-            if name.startswith("eval_") or (len(curve.x) and (curve.x[-1] > last or 2 * len(curve.x) <= num_rows))
-        } - {LOSS, "lr", "time"}
+        """The metrics of evaluations; those of a loop of the user's own by their names."""
+        known = {name for start in self.starts for name in start.get("evaluated", ())}
+        return known.union(name for name in self._metrics if name.startswith("eval_"))
 
     @cached_property
     def _metrics(self) -> dict[str, Curve]:
