@@ -9,7 +9,6 @@ from torch.utils.data import Subset, TensorDataset
 
 from trainwright.data.columns import ColumnDataset
 from trainwright.engine.folder.record import RunRecord
-from trainwright.engine.folder.run_folder import OpenRunFolder
 from trainwright.engine.folder.summary import RunSummary
 from trainwright.engine.own_step import OwnStep
 from trainwright.engine.run import Run
@@ -54,14 +53,13 @@ def run_hooks(
         None if precision is None else Float32MatmulPrecision(precision),
         deterministic_hook(spec.deterministic),
         tensor_parallel_hook(),
-        OpenRunFolder(run.folder),
+        RunRecord(run.folder, lambda: of_run.record()),
         own_step,
         FiniteCheck(check_period, spec.non_finite),
         _stragglers(run, check_period),
         _throughput(run) if spec.log_throughput else None,
         averaging_hook(run.average, spec.ema, has_passed, run.update_statistics, total_steps),
         unfreezing_hook(run.model, spec.unfreeze, steps_done, **lengths),
-        RunRecord(run.folder, lambda: of_run.record()),
         *inner,
         RunSummary(spec.output_dir, lambda: of_run.next_commands()),
         Interruptions(run.checkpointer, save, resume=resume, max_time_s=max_time_of(spec)),

@@ -38,12 +38,12 @@ MIN_SECONDS = 30.0  # of a training whose curves are drawn: importing matplotlib
 
 
 class RunRecord(HookBase):
-    """Write ``run.json`` when the run's folder is opened, and complete it at the end.
+    """Open the run's folder after the first step; write ``run.json`` there, and complete it at the end.
 
     A resumed run adds another start. ``facts()`` returns what only the API knows; its ``data`` are data sets by
     name, which are described here. A training of at least 30 seconds gets a picture of its curves, too.
 
-    Only the main process writes. Register it before the hooks whose ``after_end`` reads these files.
+    Only the main process writes ``run.json``. Register it first, before any hook that writes into the folder.
     """
 
     in_copies = False
@@ -54,16 +54,25 @@ class RunRecord(HookBase):
         self._began = 0.0
 
     def before_train(self) -> None:
-        self._began = time.perf_counter()
-        if not is_main_process():
-            return
-        self._start = self.describe()
-        if self.trainer.start_iter and self._folder.resume:
-            self._warn_of_other_data()
+        self._start, self._began = {}, time.perf_counter()
+        if is_main_process():
+            self._start = self.describe()
+            if self.trainer.start_iter and self._folder.resume:
+                self._warn_of_other_data()
+        if self.trainer.start_iter >= self.trainer.max_iter:  # a run resumed at its end makes no step
+            self._folder.open()
         if self._folder.is_open:
             self._write()
-        else:
-            self._folder.record = self._write
+
+    def after_step(self) -> None:
+        if not self._folder.is_open:
+            self._folder.open()
+            self._write()
+
+    def after_train(self) -> None:
+        # No step was made: values measured so far must not replace the earlier run's metrics.
+        if not self._folder.is_open:
+            self.trainer.storage.load_state_dict({"samples": 0, "written": None, "scalars": {}})
 
     def _warn_of_other_data(self) -> None:
         """Compare the fingerprints of the data with those of the start before; another size is an error elsewhere."""
@@ -86,7 +95,6 @@ class RunRecord(HookBase):
             self._write()
 
     def after_end(self) -> None:
-        self._folder.record = None
         if not self._start or not self._folder.is_open:
             return
         self._start |= self._end()
@@ -160,7 +168,7 @@ class RunRecord(HookBase):
 
     def _write(self) -> None:
         path = self._folder.path / RECORD_NAME
-        if irregular(path) is not None:
+        if not self._start or irregular(path) is not None:
             return
         starts = read_starts(path) if self._folder.resume or self._start.get("ended") else []
         if starts and starts[-1].get("started") == self._start["started"]:

@@ -23,7 +23,6 @@ from trainwright.config.secrets import RedactingFormatter, remember_secrets
 from trainwright.engine.folder.files import EARLIER_RUNS, Layout, RunFiles
 from trainwright.engine.logs import LOG_FORMAT, LogFile
 from trainwright.events.formats import CSV_NAME, LOSSES_NAME, METRICS_NAME, read_tail, rows_of
-from trainwright.hooks.base import HookBase
 from trainwright.parallel.dist import get_rank, get_world_size, is_main_process, raised_together, synchronize
 
 if TYPE_CHECKING:
@@ -49,7 +48,6 @@ class RunFolder:
         self.resume = resume
         self.is_open = False
         self.on_open: Callable[[], None] | None = None  # called once, by all ranks
-        self.record: Callable[[], None] | None = None  # writes run.json; called when the folder is opened
         self.files = RunFiles(self.path, self.layout)
         self._config: Any = None
         self._lock: int | None = None
@@ -181,8 +179,6 @@ class RunFolder:
             self.files.add([*self.layout.names(get_world_size()), *self.files.event_names()])
             if self._config is not None:
                 self.write_config(self._config)
-            if self.record is not None:
-                self.record()
         synchronize()
         on_open, self.on_open = self.on_open, None
         if on_open is not None:
@@ -307,25 +303,3 @@ class TrainerFolder(RunFolder):
         if not is_left_out(path):
             self.path.mkdir(parents=True, exist_ok=True)
             config.save_to_yaml(path)
-
-
-class OpenRunFolder(HookBase):
-    """Opens the run's folder after the first step. Registered first, before any hook that writes there."""
-
-    in_copies = False
-
-    def __init__(self, folder: RunFolder) -> None:
-        self._folder = folder
-
-    def before_train(self) -> None:
-        if self.trainer.start_iter >= self.trainer.max_iter:  # a run resumed at its end makes no step
-            self._folder.open()
-
-    def after_step(self) -> None:
-        if not self._folder.is_open:
-            self._folder.open()
-
-    def after_train(self) -> None:
-        # No step was made: values measured so far must not replace the earlier run's metrics.
-        if not self._folder.is_open:
-            self.trainer.storage.load_state_dict({"samples": 0, "written": None, "scalars": {}})
