@@ -230,6 +230,7 @@ class Iterated:
         return self._read()
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize("done", [2, 6, 8, 12])
 @pytest.mark.parametrize("kind", ["generator", "global", "workers", "numpy", "passes", *OWN_GENERATORS])
 def test_the_order_of_a_users_loader_goes_on_where_its_generators_were(kind: str, done: int) -> None:

@@ -51,7 +51,7 @@ def plates(hub: Any) -> list[str]:
     (folder / "images").mkdir(parents=True)
     draw = random.Random(0)
     texts = []
-    for split, count in (("train", 8), ("test", 4)):
+    for split, count in (("train", 4), ("test", 2)):
         with open(folder / f"{split}.csv", "w", newline="", encoding="utf-8") as file:
             rows = csv.writer(file)
             rows.writerow(["image_path", "label"])
@@ -92,7 +92,7 @@ def test_the_simple_example(
     exec(compile(before, "page", "exec"), names)
     trainer = names["trainer"]
     assert_equal_weights(trainer.model, base_model)
-    assert len(trainer.train_dataset) == 8
+    assert len(trainer.train_dataset) == 4
     trainer.train()
     assert trainer.state.global_step == 2
     assert set(trainer.last_eval_results) == {"loss", "cer"}
