@@ -2,6 +2,7 @@
 
 import logging
 import time
+from contextlib import ExitStack
 from statistics import median_low
 from typing import Any
 
@@ -34,7 +35,7 @@ class Stragglers(HookBase):
     def __init__(self, period: Period, device: torch.device, *, measures_forward: bool = True) -> None:
         self._is_due = condition(period)
         self._device, self._measures_forward = device, measures_forward
-        self._handles: list[Any] = []
+        self._watching = ExitStack()
         self._marks: list[Any] = []  # the starts and ends of the forward passes of a step
         self._read_before, self._iter_before = 0.0, 0
         self._slow = set[int]()  # in the last check
@@ -44,7 +45,7 @@ class Stragglers(HookBase):
         self._slow.clear()
 
     def after_step(self) -> None:
-        self._remove()
+        self._watching.close()
         if not self._is_due(self.trainer):
             return
         trainer, row = self.trainer, [0] * dist.get_world_size()
@@ -54,18 +55,15 @@ class Stragglers(HookBase):
         self._start_again()
         if self._measures_forward and current_mesh() is None:
             model = unwrap_model(trainer.model)
-            self._handles = [model.register_forward_pre_hook(self._mark), model.register_forward_hook(self._mark)]
+            self._watching.enter_context(model.register_forward_pre_hook(self._mark))
+            self._watching.enter_context(model.register_forward_hook(self._mark))
 
     def after_train(self) -> None:
-        self._remove()
+        self._watching.close()
 
     def _start_again(self) -> None:
         self._marks.clear()
         self._read_before, self._iter_before = self.trainer.phases.data, self.trainer.iterations_done
-
-    def _remove(self) -> None:
-        while self._handles:
-            self._handles.pop().remove()
 
     def _mark(self, model: nn.Module, *_: Any) -> None:
         if not model.training:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from trainwright.events.formats import LOSSES_NAME
-from trainwright.inspect.report.run_data import Array, RunData, read_loss_table
+from trainwright.inspect.report.run_data import RunData, in_order, read_loss_table
 
 _OF_THE_PLACE = ("output_dir", "train.output_dir", "resume_from_checkpoint")  # differ without an effect
 _START = {"api": "API", "trainer": "trainer", "seed": "seed", "precision": "precision", "device": "device"}
@@ -66,24 +66,17 @@ def compare_losses(a: RunData, b: RunData) -> Losses:
     for run, table in zip((a, b), tables, strict=True):
         if table is None or not len(table):
             return Losses(fault=f"{run.name} has no {LOSSES_NAME}")
-    first, second = (_by_iteration(table) for table in tables if table is not None)
-    common, in_first, in_second = np.intersect1d(first[:, 0], second[:, 0], return_indices=True)
+    first, second = (in_order(*table.T) for table in tables if table is not None)
+    common, in_first, in_second = np.intersect1d(first[0], second[0], return_indices=True)
     if not len(common):
         return Losses(fault="the runs have no update in common")
-    x, y = first[in_first, 1], second[in_second, 1]
+    x, y = first[1][in_first], second[1][in_second]
     differs = (x.view(np.int64) != y.view(np.int64)) & ~(np.isnan(x) & np.isnan(y))
     places = np.flatnonzero(differs)
     if not len(places):
         return Losses(len(common))
     place = places[0]
     return Losses(len(common), int(common[place]) + 1, (float(x[place]), float(y[place])), len(places))
-
-
-def _by_iteration(table: Array) -> Array:
-    """Sorted; of two rows of one iteration the later one."""
-    kept = {iteration: place for place, iteration in enumerate(table[:, 0].tolist())}
-    rows: Array = np.ascontiguousarray(table[[kept[iteration] for iteration in sorted(kept)]])
-    return rows
 
 
 def _section(title: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> Section:

@@ -54,7 +54,7 @@ class RunFolder:
         self._collect_records()
 
     def _collect_records(self) -> None:
-        self._early_records = logging.handlers.MemoryHandler(capacity=100_000, flushLevel=logging.CRITICAL + 1)
+        self._early_records = _Records()
         logging.getLogger("trainwright").addHandler(self._early_records)
         weakref.finalize(self, _detach, self._early_records)  # also for a trainer that never trains
 
@@ -268,13 +268,22 @@ def _log_no_locks(path: str, reason: str) -> None:
     logger.info("%s: this file system has no locks (%s): start one training at a time in this folder.", path, reason)
 
 
-def _detach(handler: logging.handlers.MemoryHandler) -> None:
+class _Records(logging.handlers.MemoryHandler):
+    """Keeps log records until the log file is open; closed together with it."""
+
+    def __init__(self) -> None:
+        super().__init__(capacity=100_000, flushLevel=logging.CRITICAL + 1)
+
+    def close(self) -> None:
+        file = self.target
+        super().close()
+        if file is not None:
+            file.close()
+
+
+def _detach(handler: _Records) -> None:
     logging.getLogger("trainwright").removeHandler(handler)
-    target = handler.target
-    handler.setTarget(None)
     handler.close()
-    if target is not None:
-        target.close()
 
 
 class TrainerFolder(RunFolder):

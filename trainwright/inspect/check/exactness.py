@@ -70,12 +70,9 @@ def _growth(new: Copy, batches: list[Any], losses: list[float]) -> list[float]:
 def _seeded_loss(new: Copy, batch: Any) -> tuple[float, Any]:
     """The loss, and the outputs of the model."""
     outputs: list[Any] = []
-    handle = new.model.register_forward_hook(lambda *arguments: outputs.append(arguments[2]))
     torch.manual_seed(0)
-    try:
+    with new.model.register_forward_hook(lambda *arguments: outputs.append(arguments[2])):
         loss = new.loss(batch)
-    finally:
-        handle.remove()
     return float(loss), outputs[-1] if outputs else None
 
 
@@ -185,12 +182,8 @@ def _gradients(new: Copy, batches: list[Any]) -> list[Tensor]:
                 if id(one) in own and one.grad is not None:
                     found.setdefault(id(one), one.grad.detach().double().clone())
 
-    handle = register_optimizer_step_pre_hook(keep)
-    try:
-        with dropout_off(new.model):
-            new.train(1)
-    finally:
-        handle.remove()
+    with register_optimizer_step_pre_hook(keep), dropout_off(new.model):
+        new.train(1)
     return [found.get(id(one), torch.zeros_like(one, dtype=torch.float64).detach()) for one in new.model.parameters()]
 
 

@@ -111,30 +111,27 @@ def _watched(model: nn.Module, seen: Observed, modes: Any) -> Iterator[None]:
         seen.num_steps += bool(held)
         seen.optimized |= held
 
-    handles: list[Any] = [register_optimizer_step_post_hook(count)]
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
+    with ExitStack() as undo:
+        undo.enter_context(register_optimizer_step_post_hook(count))
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
 
-            def record(one: Tensor, name: str = name) -> None:
-                if one.grad is not None:
-                    is_zero = name not in seen.with_gradient and not bool(one.grad.any())
-                    (seen.with_zero_gradient if is_zero else seen.with_gradient).add(name)
+                def record(one: Tensor, name: str = name) -> None:
+                    if one.grad is not None:
+                        is_zero = name not in seen.with_gradient and not bool(one.grad.any())
+                        (seen.with_zero_gradient if is_zero else seen.with_gradient).add(name)
 
-            hook: Any = parameter.register_post_accumulate_grad_hook
-            handles.append(hook(record))
-    for name, module in model.named_modules():
-        if depends_on_mode(module):
+                hook: Any = parameter.register_post_accumulate_grad_hook
+                undo.enter_context(hook(record))
+        for name, module in model.named_modules():
+            if depends_on_mode(module):
 
-            def called(one: nn.Module, *_: Any, name: str = name) -> None:
-                if not one.training and torch.is_grad_enabled():
-                    modes().add(name)
+                def called(one: nn.Module, *_: Any, name: str = name) -> None:
+                    if not one.training and torch.is_grad_enabled():
+                        modes().add(name)
 
-            handles.append(module.register_forward_pre_hook(called))
-    try:
+                undo.enter_context(module.register_forward_pre_hook(called))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def depends_on_mode(module: nn.Module) -> bool:

@@ -222,7 +222,6 @@ def check_zero_grad(setup: SetUp) -> Finding:
 def _weights_after(setup: SetUp, *, clears: bool, updates: int = 6) -> list[Tensor]:
     new = setup.make()
     stepped: list[Any] = []
-    handle = register_optimizer_step_post_hook(lambda optimizer, *_: stepped.append(optimizer))
     own = {id(one) for one in new.model.parameters()}
 
     def clear() -> None:
@@ -232,10 +231,8 @@ def _weights_after(setup: SetUp, *, clears: bool, updates: int = 6) -> list[Tens
                     parameter.grad = None
         stepped.clear()
 
-    try:
+    with register_optimizer_step_post_hook(lambda optimizer, *_: stepped.append(optimizer)):
         new.train(updates, before=clear)
-    finally:
-        handle.remove()
     return [parameter.detach() for parameter in new.model.parameters()]
 
 

@@ -198,10 +198,15 @@ def read_loss_table(path: Path) -> Array | None:
     return table[(table[:, 0] >= 0) & (table[:, 0] < _MAX_ITERATION)]
 
 
-def _curve(x: Array, y: Array) -> Curve:
+def in_order(x: Array, y: Array) -> tuple[Array, Array]:
+    """Sorted by ``x``; of two values of one ``x`` the later one."""
     order = np.argsort(x, kind="stable")
     x, y = x[order], y[order]
-    is_last = np.append(x[1:] != x[:-1], True) if len(x) else np.zeros(0, dtype=bool)
-    x, y = x[is_last], y[is_last]
+    is_last = np.append(x[1:] != x[:-1], True)[: len(x)]
+    return x[is_last], y[is_last]
+
+
+def _curve(x: Array, y: Array) -> Curve:
+    x, y = in_order(x, y)
     is_finite = np.isfinite(y)
     return Curve(x[is_finite], y[is_finite], int((~is_finite).sum()))
