@@ -142,13 +142,6 @@ def results_table(results: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(line.rstrip() for line in aligned)
 
 
-def first_results(results: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """The names of the first loss and of the first other result, by the last part of their flattened names."""
-    losses = [name for name in results if name.rpartition("/")[2] == "loss"]
-    others = [name for name in results if name.rpartition("/")[2] != "loss"]
-    return next(iter(losses), None), next(iter(others), None)
-
-
 def flatten_results_dict(results: Mapping[str, Any]) -> dict[str, Any]:
     """Nested metrics as a flat dictionary, with names joined by ``/``.
 

@@ -93,7 +93,6 @@ class MetricsHandler:
         entries: Any = self.default_metrics if metrics is None else [metrics] if is_one else metrics
         for entry in entries:
             self._add(entry)
-        self._refuse_equal_keys()
         self.reset()
 
     def __repr__(self) -> str:
@@ -172,22 +171,19 @@ class MetricsHandler:
         if name in self.metrics:
             raise ConfigError(f"metrics: {name!r} is there twice. Leave one out.")
         try:
-            self.metrics[name] = entry if isinstance(entry, Metric) else build_metric(name, **settings)
+            metric: Any = entry if isinstance(entry, Metric) else build_metric(name, **settings)
         except ConfigError:
             if name in METRICS or not self._has_own_compute_metrics():
                 raise
-            self.metrics[name] = entry
-
-    def _refuse_equal_keys(self) -> None:
-        origin: dict[str, str] = {}
-        for name, metric in self.metrics.items():
-            for key in getattr(metric, "output_keys", ()):
-                if key in origin:
+            metric = entry
+        for key in getattr(metric, "output_keys", ()):
+            for other, given in self.metrics.items():
+                if key in getattr(given, "output_keys", ()):
                     raise ConfigError(
-                        f"metrics: {origin[key]!r} and {name!r} both give {key!r}. Choose with output_keys, for "
+                        f"metrics: {other!r} and {name!r} both give {key!r}. Choose with output_keys, for "
                         f"example MetricConfig({name!r}, output_keys=[...])."
                     )
-                origin[key] = name
+        self.metrics[name] = metric
 
 
 _TABLES = {"confusion_matrix", "roc", "precision_recall_curve"}  # keys of metrics whose results are no numbers

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.config.errors import ConfigError
-from trainwright.evaluation.evaluator import first_results, flatten_results_dict
+from trainwright.evaluation.evaluator import flatten_results_dict
 from trainwright.events.storage import EventStorage
 from trainwright.hooks.base import HookBase, has_failed
 from trainwright.hooks.callbacks.base import CallbackList, TrainerControl
@@ -353,8 +353,7 @@ class RunCallbacks(HookBase):
 
 def named_results(results: Mapping[str, Any]) -> dict[str, Any]:
     """An evaluation's results under the names of callbacks; the metric is the first one that is not the loss."""
-    named = {f"eval_{name}": value for name, value in results.items()}
-    for other, name in zip(("eval_epoch_loss", "eval_epoch_metric"), first_results(results), strict=True):
-        if name is not None:
-            named[other] = results[name]
-    return named
+    first: dict[str, Any] = {}  # of several data sets, those of the first
+    for name, value in results.items():
+        first.setdefault("eval_epoch_loss" if name.rpartition("/")[2] == "loss" else "eval_epoch_metric", value)
+    return {f"eval_{name}": value for name, value in results.items()} | first
