@@ -44,10 +44,10 @@ def objective_of_name(key: str) -> str | None:
 @cache
 def _objectives_of_torchmetrics() -> dict[str, str]:
     """The objectives of the classes of torchmetrics, by the names of their results."""
-    from trainwright.evaluation.metrics.torchmetrics_factory import higher_is_better, key_of, metric_classes
+    from trainwright.evaluation.metrics.torchmetrics_factory import key_of, metric_classes, objective_of_class
 
-    known = {key_of(name): higher_is_better(kind) for name, kind in metric_classes().items()}
-    return {key: "maximize" if better else "minimize" for key, better in known.items() if better is not None}
+    known = {key_of(name): objective_of_class(kind) for name, kind in metric_classes().items()}
+    return {key: objective for key, objective in known.items() if objective is not None}
 
 
 def objective_of(key: str, handler_or_metrics: Any = None) -> str:

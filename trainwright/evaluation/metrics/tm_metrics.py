@@ -20,7 +20,13 @@ from trainwright.evaluation.metrics.task_inference import (
     is_channels_last,
     shape_and_type,
 )
-from trainwright.evaluation.metrics.torchmetrics_factory import IGNORED_LABEL, MetricFactory, available_names, key_of
+from trainwright.evaluation.metrics.torchmetrics_factory import (
+    IGNORED_LABEL,
+    MetricFactory,
+    available_names,
+    key_of,
+    objective_of_class,
+)
 from trainwright.parallel.dist import all_gather_object, get_tensor_parallel_rank, get_world_size
 
 MAX_BATCHES = 128
@@ -46,12 +52,19 @@ class TMMetrics:
 
     Raises:
         ConfigError: there is no such metric, or it cannot be built with these arguments.
+
+    Attributes:
+        key: the name of the result: ``"f1_score"`` of ``F1Score``.
+        objective: "maximize" or "minimize"; None if torchmetrics does not define it.
+        ignores_label: whether labels of -100 are ignored.
     """
 
     def __init__(self, name: str, *, buffered: bool = True, from_logits: bool = False, **arguments: Any) -> None:
         self.name, self.arguments = name, arguments
         self.buffered, self.from_logits = buffered, from_logits
         self._factory = MetricFactory(name, arguments)
+        self.key, self.objective = key_of(name), objective_of_class(self._factory.core_class)
+        self.ignores_label = self._factory.ignores_label
         # Known before it is computed: metrics of images and texts may return dictionaries.
         self.gives_one_number = not arguments and self._factory.domain in _BUFFERED
         self._may_buffer = buffered and self._factory.domain in _BUFFERED and not self._factory.is_wrapper
@@ -80,29 +93,9 @@ class TMMetrics:
         return available_names()
 
     @property
-    def key(self) -> str:
-        """The name of the result: ``"f1_score"`` of ``F1Score``."""
-        return key_of(self.name)
-
-    @property
-    def ignores_label(self) -> bool:
-        """Whether labels of -100 are ignored."""
-        return self._factory.ignores_label
-
-    @property
     def has_samples(self) -> bool:
         """Whether this rank has seen any since `reset`."""
         return self._has_seen
-
-    @property
-    def higher_is_better(self) -> bool | None:
-        """None if torchmetrics does not define it."""
-        return self._factory.higher_is_better
-
-    @property
-    def objective(self) -> str | None:
-        """The same as "maximize", "minimize" or None."""
-        return None if self.higher_is_better is None else "maximize" if self.higher_is_better else "minimize"
 
     def fresh(self) -> Self:
         """A new metric with the same arguments that has seen nothing."""

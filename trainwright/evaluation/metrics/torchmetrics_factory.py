@@ -37,7 +37,6 @@ _SHORT_NAMES = {
 }  # fmt: skip
 
 _BASES = {"Metric", "BaseAggregator", "CompositionalMetric", "MetricInputTransformer", "RetrievalMetric"}
-_WRONG_UPSTREAM = {"WordInfoPreserved": True}  # torchmetrics 1.9 says False; a perfect text has 1, the largest value
 
 
 @cache
@@ -118,14 +117,14 @@ def _plain(name: str) -> str:
     return name.lower().replace("_", "")
 
 
-def higher_is_better(metric_class: type[Any]) -> bool | None:
-    """None if torchmetrics does not define it."""
+def objective_of_class(metric_class: type[Any]) -> str | None:
+    """ "maximize" or "minimize"; None if torchmetrics does not define it."""
     name, classes = metric_class.__name__, metric_classes()
-    if name in _WRONG_UPSTREAM:
-        return _WRONG_UPSTREAM[name]
+    if name == "WordInfoPreserved":  # torchmetrics 1.9 says the opposite; a perfect text has 1, the largest value
+        return "maximize"
     candidates = [metric_class, classes.get(f"Multiclass{name}"), classes.get(f"Binary{name}")]
     values = [getattr(candidate, "higher_is_better", None) for candidate in candidates]
-    return next((value for value in values if isinstance(value, bool)), None)
+    return next(("maximize" if value else "minimize" for value in values if isinstance(value, bool)), None)
 
 
 def key_of(name: str) -> str:
@@ -174,10 +173,6 @@ class MetricFactory:
         tasks = ("Binary", "Multiclass", "Multilabel")
         prefixes = [task for task in tasks if self.core_class.__name__.startswith(task)]
         self.task: str | None = self.core_arguments.get("task") or (prefixes[0].lower() if prefixes else None)
-
-    @property
-    def higher_is_better(self) -> bool | None:
-        return higher_is_better(self.core_class)
 
     @property
     def ignores_label(self) -> bool:
