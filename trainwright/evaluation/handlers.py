@@ -14,12 +14,12 @@ import numpy as np
 from torch import Tensor
 
 from trainwright.config.errors import ConfigError, ConfigTypeError, UserError, nearest_name
+from trainwright.config.training.metric_config import MetricConfig
 from trainwright.data.batch import joined, mapped
 from trainwright.evaluation.evaluator import EvaluationError
 from trainwright.evaluation.metrics.build_metric import (
     METRICS,
     MetricEntry,
-    MetricSettings,
     as_array,
     build_metric,
     numbers_of,
@@ -89,7 +89,7 @@ class MetricsHandler:
     def __init__(self, metrics: Iterable[MetricEntry] | MetricEntry | None = None, trainer: Any = None) -> None:
         self.trainer = trainer
         self.metrics: dict[str, Any] = {}  # a handler with its own compute_metrics may have names of its own
-        is_one = isinstance(metrics, (str, Metric, Mapping, MetricSettings, TMMetrics))
+        is_one = isinstance(metrics, (str, Metric, Mapping, MetricConfig, TMMetrics))
         entries: Any = self.default_metrics if metrics is None else [metrics] if is_one else metrics
         for entry in entries:
             self._add(entry)

@@ -3,7 +3,7 @@
 import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainwright.config.errors import ConfigError, nearest_name
+from trainwright.config.training.metric_config import MetricConfig
 from trainwright.evaluation.evaluator import EvaluationError
 from trainwright.evaluation.metrics.metric import Metric, load_package
 from trainwright.evaluation.metrics.tm_metrics import TMMetrics
@@ -259,17 +260,7 @@ METRICS: dict[str, type[Metric]] = {
 }
 
 
-@runtime_checkable
-class MetricSettings(Protocol):
-    """The attributes of a ``MetricConfig`` that are read."""
-
-    name: str
-    objective: Any
-    output_keys: Any
-    n_decimals: Any
-
-
-MetricEntry = str | MetricSettings | Metric | Mapping[str, Any]
+MetricEntry = str | MetricConfig | Metric | Mapping[str, Any]
 
 
 def split_entry(entry: MetricEntry) -> tuple[str, dict[str, Any]]:
@@ -281,15 +272,15 @@ def split_entry(entry: MetricEntry) -> tuple[str, dict[str, Any]]:
         return str(name), {key: value for key, value in entry.items() if key not in ("name", "name_")}
     if isinstance(entry, Metric):
         return entry.name, {}
-    settings = {"objective": entry.objective, "output_keys": entry.output_keys, **getattr(entry, "arguments", {})}
-    if "n_decimals" in getattr(entry, "model_fields_set", ("n_decimals",)):
+    settings = {"objective": entry.objective, "output_keys": entry.output_keys, **entry.arguments}
+    if "n_decimals" in entry.model_fields_set:
         settings["n_decimals"] = entry.n_decimals
-    return str(entry.name), settings
+    return entry.name, settings
 
 
 def build_metric(
-    metric: str | MetricSettings | Metric,
-    config: MetricSettings | Mapping[str, Any] | None = None,
+    metric: str | MetricConfig | Metric,
+    config: MetricConfig | Mapping[str, Any] | None = None,
     **arguments: Any,
 ) -> Metric:
     """``build_metric("f1", average="micro")``: a metric with ``compute(predictions, targets) -> dict[str, float]``.
