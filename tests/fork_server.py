@@ -17,6 +17,7 @@ import atexit
 import functools
 import gc
 import importlib
+import inspect
 import io
 import marshal
 import os
@@ -317,6 +318,9 @@ def main() -> None:
     atexit.unregister(sys.modules["torch._dynamo.utils"].dump_compile_times)
     if len(os.listdir("/proc/self/task")) > 1:
         raise SystemExit("an import has started a thread, which a fork would not have")
+    # torchrun asks for the modules of its callers, again and again; one that is no module's is sought among thousands.
+    inspect.getmodule(inspect.currentframe(), "<none>")
+    inspect.modulesbyfile |= {"<frozen runpy>": "runpy", __file__: "tests.fork_server"}
     gc.collect()
     gc.freeze()  # what is imported is no garbage of the program
     listener = socket.socket(fileno=int(sys.argv[1]))

@@ -455,9 +455,9 @@ def test_stages_1_and_2_exchange_once_for_each_window() -> None:
     assert third == {"allgather": 4 * (4 + units), "reduce_scatter": 4 * units}  # the rest stays gathered
 
 
-def trained(folder: str, gather: str | None, **layout: int) -> tuple[Trainer, list[float]]:
+def trained(folder: str, gather: str | None, *, epochs: int = 4, **layout: int) -> tuple[Trainer, list[float]]:
     settings = TrainingConfig(
-        output_dir=f"{folder}/{gather}", **layout, zero_gather_precision=gather, num_epochs=4, batch_size=4,
+        output_dir=f"{folder}/{gather}", **layout, zero_gather_precision=gather, num_epochs=epochs, batch_size=4,
         learning_rate=1e-2, device_str="cpu", save_enabled=False, metrics=[], progress_bar=False,
     )  # fmt: skip
     trainer = Trainer(build_language(), settings, Texts(16))
@@ -481,7 +481,7 @@ def gather_both(folder: str) -> Any:
 
 
 def gather_nothing(folder: str) -> Any:
-    return [trained(folder, gather, tensor_parallel_size=2)[1] for gather in (None, "bf16")]
+    return [trained(folder, gather, epochs=1, tensor_parallel_size=2)[1] for gather in (None, "bf16")]
 
 
 def test_parameters_are_gathered_in_half_the_bytes_and_updated_in_float32(tmp_path: Path) -> None:
