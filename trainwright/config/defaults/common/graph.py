@@ -1,6 +1,5 @@
 """Whether each update is one compiled program. Read by get_config("common/graph.py").graph."""
 
-from trainwright.config import LazyCall
-from trainwright.config.settings import SECTIONS
+from trainwright.config import LazyCall, settings
 
-graph = SECTIONS["graph"].value(LazyCall)
+graph = settings.SECTIONS["graph"].value(LazyCall)

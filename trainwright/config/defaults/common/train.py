@@ -1,6 +1,5 @@
 """Every setting of training and evaluation, from the table of settings. Read by get_config("common/train.py").train."""
 
-from trainwright.config import LazyCall
-from trainwright.config.settings import SECTIONS
+from trainwright.config import LazyCall, settings
 
-train = SECTIONS["train"].value(LazyCall)
+train = settings.SECTIONS["train"].value(LazyCall)
