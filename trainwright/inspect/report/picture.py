@@ -1,6 +1,6 @@
 """``curves.png``: the loss and the best metric of a run in one picture, for its folder and its model card."""
 
-import os
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +51,10 @@ def draw_curves(folder: Path) -> Path | None:
         axis.plot([at], [value], marker="*", markersize=13, color=_ORANGE, mec="white", ls="", label=label, zorder=5)
     for axis in axes:
         axis.legend(frameon=False, fontsize=8)
-    path = folder / CURVES_NAME
-    partial = path.with_name(f".{CURVES_NAME}.{os.getpid()}")
-    try:
-        figure.savefig(partial, format="png", metadata={"Software": "trainwright"})
-        atomic_write(path, partial.read_bytes())
-    finally:
-        partial.unlink(missing_ok=True)
-    return path
+    content = BytesIO()
+    figure.savefig(content, format="png", metadata={"Software": "trainwright"})
+    atomic_write(folder / CURVES_NAME, content.getvalue())
+    return folder / CURVES_NAME
 
 
 def _title(run: RunData) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainwright.checkpoint.files import open_regular
+from trainwright.checkpoint.files import open_regular, read_regular
 from trainwright.checkpoint.verify import CheckpointReport, inspect_folders
 from trainwright.config.errors import MissingFileError, missing_path
 from trainwright.events.formats import (
@@ -182,8 +182,7 @@ def read_metrics(path: Path) -> dict[str, Curve]:
 def read_loss_table(path: Path) -> Array | None:
     """The rows (iteration from 0, loss) of a ``losses.csv``, all values; None without such a file."""
     try:
-        with open(open_regular(path), "rb") as file:
-            content = file.read()
+        content = read_regular(path)
     except OSError:
         return None
     header, _, body = content[: content.rfind(b"\n") + 1].partition(b"\n")
