@@ -109,6 +109,13 @@ def test_secrets_are_in_no_part_of_the_page(tmp_path: Path) -> None:
     assert "[redacted]" in found
 
 
+def test_phases_add_up_to_the_time_of_the_run(tmp_path: Path) -> None:
+    phases = {"forward": 1.0, "waiting": 2.0, "hooks": 3.0, "evaluation": 2.0, "save": 0.5, "imports": 0.0}
+    (tmp_path / "run.json").write_text(json.dumps({"starts": [{"phases": phases, "seconds": 7.0}]}))
+    (found,) = content(find_runs([str(tmp_path)]))["phases"]
+    assert found == {"forward": 1.0, "waiting": 2.0, "hooks": 0.5, "evaluation": 2.0, "save": 0.5, "other": 1.0}
+
+
 def test_an_empty_run_has_a_page(tmp_path: Path) -> None:
     (tmp_path / "metrics.json").touch()
     content = Elements(page(find_runs([str(tmp_path)]))).content()

@@ -18,7 +18,6 @@ from trainwright.inspect.report.samples import read_samples
 from trainwright.inspect.report.text import duration, local_time, size
 from trainwright.notebook import curves, summary
 
-_PHASES = ("data", "forward", "backward", "optimizer", "metrics", "compile", "evaluation", "save", "imports")
 _NONE = "–"
 _MANY = 40  # rows that are shown on demand
 
@@ -297,16 +296,14 @@ def _table(names: list[str], rows: Iterable[list[str]], *, css: str = "", colour
 
 def _phases(run: RunData) -> dict[str, float]:
     """Seconds of each phase over all starts; ``other`` is in none."""
-    totals: dict[str, float] = {}
+    found: dict[str, float] = {}
     for start in run.starts:
-        for name, seconds in (start.get("phases") or {}).items():
-            totals[name] = totals.get(name, 0.0) + seconds
-    if not totals:
+        for name, seconds in start.get("phases", {}).items():
+            found[name] = found.get(name, 0.0) + seconds
+    if not found:
         return {}
-    inside = sum(totals.get(name, 0.0) for name in ("evaluation", "save", "imports"))
-    found = {name: max(0.0, totals.get(name, 0.0)) for name in _PHASES}
-    found["hooks"] = max(0.0, totals.get("hooks", 0.0) - inside)
-    found["other"] = max(0.0, sum(start.get("seconds") or 0 for start in run.starts) - sum(found.values()))
+    found["hooks"] -= found["evaluation"] + found["save"] + found["imports"]
+    found["other"] = sum(start.get("seconds", 0.0) for start in run.starts) - sum(found.values())
     return {name: round(seconds, 4) for name, seconds in found.items() if seconds > 0}
 
 

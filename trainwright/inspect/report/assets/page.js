@@ -1,7 +1,7 @@
 "use strict";
 const COLOURS = ["#2f6fed", "#e8710a", "#12926f", "#b5179e", "#d03a3a", "#7a5cd6", "#8a7a00", "#0f8fa8", "#6b7787", "#c2577e"];
-const PHASE_COLOURS = { data: "#e8a20a", forward: "#2f6fed", backward: "#12926f", optimizer: "#7a5cd6", metrics: "#0f8fa8",
-  compile: "#c2577e", evaluation: "#e8710a", save: "#d03a3a", imports: "#8a7a00", hooks: "#6b7787", other: "#b4bcc8" };
+const PHASE_COLOURS = { data: "#e8a20a", forward: "#2f6fed", backward: "#12926f", optimizer: "#7a5cd6", waiting: "#a8446c",
+  metrics: "#0f8fa8", compile: "#c2577e", evaluation: "#e8710a", save: "#d03a3a", imports: "#8a7a00", hooks: "#6b7787", other: "#b4bcc8" };
 const byId = (id) => document.getElementById(id);
 const hidden = new Set(), root = document.documentElement, isNarrow = () => innerWidth < 640;
 const colour = (run) => COLOURS[run % COLOURS.length];
