@@ -47,6 +47,7 @@ PRELOADED = (
     "hydra.core.override_parser.overrides_parser",
     "antlr4",
     "sklearn.datasets",
+    "pytest",  # modules of tests are imported by their ranks
     "torchmetrics",  # and torch's compiler, which it imports: three seconds, more than half of a program's time
 )
 # Variables that are read at an import, or when the interpreter starts.
