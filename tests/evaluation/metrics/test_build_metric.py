@@ -9,8 +9,9 @@ import sklearn.metrics as sk
 import torch
 from rouge_score import rouge_scorer
 
+from trainwright.config.errors import ConfigError, UserError
 from trainwright.config.training.metric_config import MetricConfig
-from trainwright.evaluation import build_metric
+from trainwright.evaluation import EvaluationError, Metric, build_metric
 from trainwright.evaluation.metrics.build_metric import Words
 
 RNG = np.random.default_rng(0)
@@ -143,3 +144,55 @@ def test_the_arguments_may_come_as_a_config():
     for config in (MetricConfig("accuracy", n_decimals=1), {"n_decimals": 1}):
         assert build_metric("accuracy", config).compute([1, 0, 0], [1, 1, 0]) == {"accuracy": 0.7}
     assert build_metric("accuracy", {"n_decimals": 1}, n_decimals=2).compute([1, 0, 0], [1, 1, 0]) == {"accuracy": 0.67}
+
+
+def test_results_that_are_no_numbers_are_refused():
+    with pytest.raises(EvaluationError, match=r"ConfusionMatrix .*\(8, 8\)"):
+        build_metric("ConfusionMatrix").compute(FOUND, TRUE)
+
+
+def test_decimals_and_keys():
+    metric = build_metric("rouge", output_keys=["rouge1", "rougeL"])
+    assert set(metric.compute(WRITTEN, REFERENCES)) == {"rouge1", "rougeL"}
+    assert set(metric.compute(WRITTEN, REFERENCES, output_keys=["rouge2"])) == {"rouge2"}
+    exact = metric.compute(WRITTEN, REFERENCES, n_decimals=None)["rouge1"]
+    assert metric.compute(WRITTEN, REFERENCES)["rouge1"] == round(exact, 4)
+    assert metric.compute(WRITTEN, REFERENCES, n_decimals=1)["rouge1"] == round(exact, 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: build_metric("acuracy"), "Did you mean 'accuracy'"),
+        (lambda: build_metric("seqevall"), "Did you mean 'seqeval'"),
+        (lambda: build_metric("f1", avg="micro"), "metric f1: .*'avg'"),
+        (lambda: build_metric("f1", average="mean"), "average is 'mean'; it must be one of macro"),
+        (lambda: build_metric("rouge", output_keys=["rouge_1"]), "no result 'rouge_1'. Did you mean 'rouge1'"),
+        (lambda: build_metric("cer", objective="min"), "objective is 'min'"),
+        (lambda: build_metric("cer").compute(["a"], []), "1 predictions and 0 targets"),
+        (lambda: build_metric("cer").compute([], []), "no samples"),
+        (lambda: build_metric("cer").compute([1], ["a"]), "takes a list of texts.* a int"),
+        (lambda: build_metric("f1").compute(np.zeros((2, 2), int), [1, 2]), r"predictions have shape \(2, 2\)"),
+    ],
+)
+def test_what_is_wrong_is_said(make, message):
+    with pytest.raises(UserError, match=message):
+        make()
+
+
+def test_an_absent_package_is_one_sentence(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "sacrebleu.metrics", None)
+    with pytest.raises(UserError, match=r"bleu .*sacrebleu: pip install sacrebleu"):
+        build_metric("bleu").compute(["a"], ["a"])
+
+
+def test_a_metric_of_ones_own():
+    class Length(Metric):
+        name, all_keys, default_objective = "length", ("length",), "minimize"
+
+        def values(self, predictions, targets):
+            return {"length": sum(map(len, predictions)) / len(targets)}
+
+    assert build_metric(Length()).compute(["ab", "abcd"], ["", ""]) == {"length": 3.0}
+    with pytest.raises(ConfigError, match="no result 'size'"):
+        Length(output_keys=["size"])
