@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fractions import Fraction
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -362,16 +362,11 @@ def _containers(cfg: DictConfig) -> Any:
 
 def changed_settings(cfg: DictConfig) -> str:
     """The settings of ``cfg.train`` that differ from the defaults, as on a command line."""
-    defaults = _default_settings()
+    defaults = dict(_leaves(get_config("common/train.py").train, "train"))
     changed = [
         f"{k}={v}" for k, v in _leaves(cfg.train, "train") if v != defaults.get(k, v) and k not in _SHOWN_ELSEWHERE
     ]
     return ", ".join(changed)
-
-
-@cache  # building the defaults takes 0.1 s
-def _default_settings() -> dict[str, Any]:
-    return dict(_leaves(get_config("common/train.py").train, "train"))
 
 
 def _leaves(section: Any, path: str) -> Iterator[tuple[str, Any]]:
