@@ -84,13 +84,10 @@ class WatchedEvaluation:
             outputs: list[Any] = []
             losses: list[Tensor | None] = []
             size = count_samples(batch)
-            handle = self._model.register_forward_hook(lambda module, inputs, found: outputs.append(found))
             mode = LossesOfTorch(lambda: size, losses.append) if self._reads_losses else None
-            try:
-                with mode or nullcontext():
-                    step(batch)
-            finally:
-                handle.remove()
+            hook = self._model.register_forward_hook(lambda module, inputs, found: outputs.append(found))
+            with hook, mode or nullcontext():
+                step(batch)
             found = losses_of_samples(batch, outputs[-1] if outputs else None, size, losses)
             if mode is not None and not self._sizes:
                 self._reads_losses = bool(losses)  # without a loss in the first batch, there are none

@@ -150,7 +150,8 @@ class Evaluation:
         # The hook sees the outputs however compute_loss calls the model: no second forward pass.
         hook = model.register_forward_hook(lambda module, arguments, outputs: seen.append(outputs))
         try:
-            loss = self.compute_loss(model, batch)
+            with hook:
+                loss = self.compute_loss(model, batch)
         except (IndexError, TypeError) as error:
             criterion = self._run.criterion
             if self._has_own_loss(batch, "compute_loss") or criterion is None or target_of(batch) is not None:
@@ -160,8 +161,6 @@ class Evaluation:
                 " the training data have. Give pairs (input, target), or the fields of the training data; predict()"
                 " takes samples without targets."
             ) from error
-        finally:
-            hook.remove()
         last = seen[-1] if seen else None
         named = {} if last is None else named_outputs(last)
         if named is not None and ("logits" in named or not isinstance(last, tuple)):
