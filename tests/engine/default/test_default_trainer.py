@@ -66,6 +66,7 @@ def test_workers_end_with_the_training_and_start_again_with_the_next(tmp_path: P
         trainer.train(max_iter=end)
         assert not multiprocessing.active_children()
     trainer.test(trainer.cfg, trainer.test_loader, trainer.model)
+    trainer.test_loader[0].close()  # torch waits 5 s for a worker that the garbage collector ends
     assert trainer.iterations_done == 9
 
 
