@@ -152,7 +152,7 @@ class StoredTensor:
     """A tensor in the files of a checkpoint, which is not read yet."""
 
     def __init__(self, reader: "ShardReader", name: str, entry: IndexEntry) -> None:
-        self._reader, self._name, self.entry = reader, name, entry
+        self.reader, self._name, self.entry = reader, name, entry
         if entry.dtype not in DTYPES:
             file = next((part.file for part in entry.parts((0,) * len(entry.shape), entry.shape)), "")
             raise CheckpointError(
@@ -168,23 +168,21 @@ class StoredTensor:
             offset, local = chunk_of(own)
             shape = tuple(local.shape)
         for part in self.entry.parts(offset, shape):
-            self._reader.open(part.file)
+            self.reader.open(part.file)
 
-    def like(self, own: Any) -> Tensor:
-        """This process's part as a DTensor like ``own``; the complete tensor if ``own`` is not one of this shape."""
+    def like(self, own: Any, *, is_mapped: bool = False) -> Tensor:
+        """This process's part as a DTensor like ``own``; the complete tensor if ``own`` is not one of this shape.
+
+        ``is_mapped``: in the memory of the file, if one file has all of it; ``reader.release()`` frees what was used.
+        """
         if not is_dtensor(own) or own.shape != self.shape:
-            return self.whole()
+            return self.whole(is_mapped=is_mapped)
         offset, local = chunk_of(own)
-        return with_chunk(own, self.block(offset, tuple(local.shape)))
+        return with_chunk(own, self.block(offset, tuple(local.shape), is_mapped=is_mapped))
 
-    def whole(self) -> Tensor:
+    def whole(self, *, is_mapped: bool = False) -> Tensor:
         """All values, on the CPU."""
-        return self.block((0,) * len(self.shape), tuple(self.shape))
-
-    def mapped(self) -> Tensor:
-        """All values, in the memory of the file if one file has them."""
-        parts = self.entry.parts((0,) * len(self.shape), self.shape)
-        return self._reader.tensor(parts[0].file, self._name) if len(parts) == 1 else self.whole()
+        return self.block((0,) * len(self.shape), tuple(self.shape), is_mapped=is_mapped)
 
     def meta(self) -> Tensor:
         """A tensor of the same shape and dtype without values."""
@@ -196,15 +194,17 @@ class StoredTensor:
         """All values as an array."""
         return self.whole().numpy()
 
-    def block(self, offset: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
+    def block(self, offset: tuple[int, ...], shape: tuple[int, ...], *, is_mapped: bool = False) -> Tensor:
         """The values of a block, from the files with parts of it."""
+        parts = [(part.file, part.overlap(offset, shape)) for part in self.entry.parts(offset, shape)]
+        found = [(file, *places) for file, places in parts if places is not None]
+        if is_mapped and len(found) == 1:
+            file, here, _ = found[0]
+            return self.reader.tensor(file, self._name)[here]
         block = torch.empty(shape, dtype=self.dtype, device="cpu")
-        if not block.numel():
-            return block
-        for part in self.entry.parts(offset, shape):
-            if (places := part.overlap(offset, shape)) is not None:
-                here, there = places
-                block[there].copy_(self._reader.tensor(part.file, self._name)[here])
+        for file, here, there in found if block.numel() else ():
+            block[there].copy_(self.reader.tensor(file, self._name)[here])
+            self.reader.release()
         return block
 
 
@@ -215,7 +215,6 @@ class ShardReader:
         """``files``: those of the checkpoint, such as ``manifest.files``; ``state`` None: all have complete tensors."""
         self.folder, self._state, self._files = folder, state, files
         self._open: dict[str, MappedTensors] = {}
-        self._latest: MappedTensors | None = None  # whose tensor was read last
 
     @cached_property
     def index(self) -> Index:
@@ -229,12 +228,14 @@ class ShardReader:
         return {**found, **{name: found[first] for name, first in index.tied.items() if first in found}}
 
     def tensor(self, file: str, name: str) -> Tensor:
-        """A tensor of one file; its memory is that of the file, and freed where the next one is read."""
-        if self._latest is not None:
-            self._latest.release()
+        """A tensor of one file, in whose memory it is."""
         self.open(file)
-        self._latest = self._open[file]
-        return self._latest.get_tensor(name)
+        return self._open[file].get_tensor(name)
+
+    def release(self) -> None:
+        """Free the memory of what was used of the files; it is read again where it is used again."""
+        for one in self._open.values():
+            one.release()
 
     def open(self, file: str) -> None:
         """Open a file, which may be deleted from then on."""

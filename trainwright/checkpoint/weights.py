@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainwright._torch_compat.tensor_chunks import is_dtensor
 from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.files import irregular
 from trainwright.checkpoint.safetensors_file import check_tensor, local_of, tensor_key
@@ -186,6 +185,8 @@ def _copy(model: nn.Module, weights: Mapping[str, Any], own: Mapping[str, Any]) 
     others = {name: weights[name] for name in expanded if name in weights}
     for block in _blocks(plain, own):
         load_model_state(model, {name: _values(name, plain[name], own.get(name)) for name in block}, strict=False)
+        for reader in {plain[name].reader for name in block if isinstance(plain[name], StoredTensor)}:
+            reader.release()
     others = {name: _values(name, value, own[name]) for name, value in others.items()}
     different = {name: value for name, value in others.items() if not torch.equal(value.to(own[name]), own[name])}
     if different:
@@ -212,7 +213,7 @@ def _values(name: str, value: Any, own: Any) -> Any:
     if not isinstance(value, StoredTensor):
         return value
     is_kept = name.rpartition(".")[2] == "_extra_state"  # by its module
-    return value.like(own) if is_kept or is_dtensor(own) else value.mapped()
+    return value.like(own, is_mapped=not is_kept)
 
 
 def _is_expanded(tensor: Tensor) -> bool:

@@ -148,7 +148,7 @@ def init_weights(model: nn.Module, path_or_id: str | os.PathLike[str], *, revisi
 
 
 def _as(weight: Any, own: Any) -> Any:
-    weight = weight.mapped() if isinstance(weight, StoredTensor) else weight
+    weight = weight.whole(is_mapped=True) if isinstance(weight, StoredTensor) else weight
     if isinstance(own, Tensor) and own.is_floating_point() and weight.is_floating_point():
         return weight.to(own.dtype)
     return weight
