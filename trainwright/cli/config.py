@@ -51,7 +51,7 @@ def parser() -> CommandsParser:
 def main(argv: Sequence[str]) -> int:
     args = parser().parse_args(argv)
     if args.run is _schema:
-        return _schema(args)
+        return int(_schema(args))
     from trainwright.cli.train import print_error
 
     try:

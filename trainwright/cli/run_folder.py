@@ -56,7 +56,7 @@ def read_run(path: Path, base: Path) -> Run:
     last = starts[-1] if starts else {}
     state = state_of(path, starts)
     measured = [row["iteration"] + ("total_loss" in row) for row in rows]
-    best = next((start["best"] for start in reversed(starts) if start.get("best")), {})
+    best: dict[str, Any] = next((start["best"] for start in reversed(starts) if start.get("best")), {})
     return Run(
         name=path.resolve().name if name == "." else name,
         path=str(path),

@@ -105,7 +105,7 @@ def log_untrained(model: nn.Module, optimizer: Optimizer | None, loss: Any = Non
             f"The optimizer {type(optimizer).__name__} holds none of the model's parameters, so no step would change"
             " them. Build it with model.parameters() of this model, after the model is complete."
         )
-    of_loss = [p for p in loss.parameters() if p.requires_grad] if isinstance(loss, nn.Module) else []
+    of_loss = _trainable_of(loss)
     if names:
         is_replaced = not trained <= own.union(map(id, of_loss))
         logger.log(
@@ -116,6 +116,10 @@ def log_untrained(model: nn.Module, optimizer: Optimizer | None, loss: Any = Non
             " It holds others: build optimizer and trainer after the model has been changed." if is_replaced else "",
         )
     _log_untrained_loss(loss, [p for p in of_loss if id(p) not in trained and id(p) not in own])
+
+
+def _trainable_of(loss: Any) -> list[Tensor]:
+    return [p for p in loss.parameters() if p.requires_grad] if isinstance(loss, nn.Module) else []
 
 
 def _log_untrained_loss(loss: Any, untrained: Sequence[Tensor]) -> None:

@@ -19,6 +19,7 @@ from trainwright.checkpoint.files import relative_path
 from trainwright.checkpoint.folder import check_name, keep_named, keep_newest
 from trainwright.config.errors import ConfigError
 from trainwright.evaluation.evaluator import flatten_results_dict
+from trainwright.events.phases import PhaseTimes
 from trainwright.events.writers.progress import unit_of
 from trainwright.hooks.base import BestResult, HookBase, Period, condition, has_failed
 from trainwright.parallel.dist import get_world_size
@@ -115,13 +116,13 @@ class PeriodicCheckpointer(HookBase):
             if is_last:
                 self._save(is_final=True)
         finally:
-            _wait(self.trainer, self._checkpointer, alone=not is_complete)
+            _wait(self.trainer.phases, self._checkpointer, alone=not is_complete)
 
     def after_end(self) -> None:
         """Save the final checkpoint again, with the state of hooks that the final evaluation has changed."""
         if self._is_last() and not self.trainer.has_failed:
             self._save(is_final=True, keep_trained=True)
-            _wait(self.trainer, self._checkpointer)
+            _wait(self.trainer.phases, self._checkpointer)
 
     def _is_last(self) -> bool:
         is_last = self.trainer.iter >= (self.trainer.max_iter if self._max_iter is None else self._max_iter)
@@ -141,8 +142,8 @@ class PeriodicCheckpointer(HookBase):
             self._checkpointer.save(name, on_commit=delete_older, iteration=iteration, **settings)
 
 
-def _wait(trainer: Any, checkpointer: Checkpointer, *, alone: bool = False) -> None:
-    with trainer.phases.counting("save"):
+def _wait(phases: PhaseTimes, checkpointer: Checkpointer, *, alone: bool = False) -> None:
+    with phases.counting("save"):
         checkpointer.wait(alone=alone)
 
 
@@ -232,13 +233,13 @@ class BestCheckpointer(HookBase):
                 self._is_late = not self._check_metric()
                 self._save_due()
         finally:
-            _wait(self.trainer, self._checkpointer, alone=not is_finished(self.trainer))
+            _wait(self.trainer.phases, self._checkpointer, alone=not is_finished(self.trainer))
 
     def after_end(self) -> None:
         if self._is_late and not has_failed(self.trainer):
             self._check_again()
             self._save_due()
-            _wait(self.trainer, self._checkpointer)
+            _wait(self.trainer.phases, self._checkpointer)
 
     def _check_metric(self) -> bool:
         """Record a new best value. Returns whether there is a value of this iteration."""

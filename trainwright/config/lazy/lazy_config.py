@@ -18,9 +18,8 @@ from trainwright.config.errors import (
     did_you_mean,
     nearest_name,
 )
-from trainwright.config.lazy.instantiation import TARGET
 from trainwright.config.lazy.overrides import apply_overrides
-from trainwright.config.lazy.provenance import mark, mark_default, set_origin, value_at
+from trainwright.config.lazy.provenance import TARGET, mark, mark_default, set_origin, value_at
 from trainwright.config.lazy.python_file import as_node, load_python
 from trainwright.config.lazy.serialization import DEFAULTS, save, to_plain, to_py
 from trainwright.config.lazy.targets import dotted_path, is_structured, short_name, takes_config

@@ -20,9 +20,10 @@ from trainwright.config.errors import (
     error_of,
     got,
 )
-from trainwright.config.lazy.instantiation import SPECIAL_KEYS, TARGET, find_target
+from trainwright.config.lazy.instantiation import SPECIAL_KEYS, find_target
 from trainwright.config.lazy.lazy_config import PACKAGED, SECTIONS, section_fault
 from trainwright.config.lazy.provenance import (
+    TARGET,
     are_several,
     is_trusted,
     origin_of,

@@ -13,10 +13,9 @@ from typing import Any, TypeGuard
 from omegaconf import DictConfig
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
-from trainwright.config.lazy.instantiation import TARGET
 from trainwright.config.lazy.lazy_config import get_config, try_get_key
 from trainwright.config.lazy.overrides import resolve_aliases
-from trainwright.config.lazy.provenance import are_several, is_set, put, raw_children, value_at
+from trainwright.config.lazy.provenance import TARGET, are_several, is_set, put, raw_children, value_at
 
 
 def resolve_batch_sizes(train: Mapping[str, Any], data_parallel_size: int) -> tuple[int, int, int]:
