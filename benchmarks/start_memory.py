@@ -98,8 +98,8 @@ def measure(folder: Path, layout: dict[str, Any]) -> None:
         print(json.dumps({"processes": get_world_size(), **found}))
 
 
-def estimated(processes: int, layout: dict[str, Any], folder: Path) -> int:
-    """The peak of the start of the first process, or of the last one."""
+def estimated(processes: int, layout: dict[str, Any], folder: Path, rank: int) -> int:
+    """The peak of the start of one process."""
     from trainwright.engine import estimate
 
     sizes = {name: processes if size == "all" else size for name, size in layout.items()} if processes > 1 else {}
@@ -110,7 +110,7 @@ def estimated(processes: int, layout: dict[str, Any], folder: Path) -> int:
     def build(config: TrainingConfig) -> Trainer:
         return Trainer(LazyCall(model)(size=1024), config, train_dataset=data)
 
-    return max(cost.start for cost in estimate(build, config, world_size=processes).costs.values())
+    return estimate(build, config, world_size=processes, rank=rank).costs[rank].start
 
 
 def write_weights(folder: Path) -> None:
@@ -150,7 +150,8 @@ def main() -> None:
                 found = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
                 columns = [found["share"], *(found[name] for name in STARTS)]
                 share, *grown = (max(column) / MB for column in columns)
-                said = estimated(processes, LAYOUTS[layout], folder) / MB
+                largest = found["share"].index(max(found["share"]))  # stages differ
+                said = estimated(processes, LAYOUTS[layout], folder, largest) / MB
                 print(
                     f"{processes} {layout}: {share:.0f}  {said:.0f}  {' '.join(f'{size:.0f}' for size in grown)}",
                     flush=True,

@@ -55,7 +55,7 @@ class Estimate:
         return max(sum(cost.traffic.values()) for cost in self.costs.values())
 
 
-def estimate(build: Callable[[Any], Any], config: Any, *, world_size: int = 1) -> Estimate:
+def estimate(build: Callable[[Any], Any], config: Any, *, world_size: int = 1, rank: int | None = None) -> Estimate:
     """Estimate the memory and the traffic of one update on each of ``world_size`` processes.
 
     ``build(config)`` returns the trainer of a configuration: ``DefaultTrainer``, a subclass of it, or a function that
@@ -65,8 +65,8 @@ def estimate(build: Callable[[Any], Any], config: Any, *, world_size: int = 1) -
     Tensors are counted as on a CPU. What is not counted: memory inside of kernels, the allocator's unused parts and
     the contexts of CUDA and NCCL. Graph mode is estimated as eager mode. Nothing is written to the output folder.
 
-    ``config`` is of either API; its layout is that of the estimate. The process is the first one, and of several
-    pipeline stages also the last one.
+    ``config`` is of either API; its layout is that of the estimate. The process is ``rank``; by default the first one,
+    and of several pipeline stages also the last one.
 
     Raises:
         ConfigError: the configuration cannot run, or a step reads the value of a tensor.
@@ -74,9 +74,9 @@ def estimate(build: Callable[[Any], Any], config: Any, *, world_size: int = 1) -
     >>> estimate(DefaultTrainer, cfg, world_size=64).peak  # doctest: +SKIP
     1610612736
     """
-    layout, cost = _cost_of(build, config, 0, world_size)
-    costs = {0: cost}
-    if layout.pipeline > 1:
+    layout, cost = _cost_of(build, config, rank or 0, world_size)
+    costs = {rank or 0: cost}
+    if layout.pipeline > 1 and rank is None:
         costs[world_size - 1] = _cost_of(build, config, world_size - 1, world_size)[1]
     return Estimate(layout, costs)
 
