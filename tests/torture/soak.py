@@ -15,7 +15,7 @@ _PERIOD = 200  # iterations between two saves, and between two evaluations
 _LOGGED = 20  # iterations between two rows
 _GROWTH_BYTES, _GROWTH_SHARE = 8 * 2**20, 0.02  # of memory: less than the larger of the two
 _EVERY_S = 0.05
-_GROWING_FILES = ("metrics.json", "log.txt", "events.out.")
+_GROWING_FILES = ("metrics.json", "losses.csv", "log.txt", "events.out.")
 _HANGS_AFTER_S = 900.0
 
 

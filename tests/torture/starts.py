@@ -89,6 +89,7 @@ class Fork:
     def __init__(
         self, arguments: list[str], folder: Path, files: Files, death: Death | None, spoil: Spoiler | None = None
     ) -> None:
+        files.log.touch()  # it may be killed before it writes there
         self._process = _FORKS.Process(target=_train, args=(arguments, folder, files, death, spoil))
         self._process.start()
         assert self._process.pid is not None

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,16 @@ _TAIL_BYTES = 1 << 18
 def read_starts(path: Path) -> list[dict[str, Any]]:
     """The starts of a run as ``RunRecord`` wrote them, oldest first; empty without such a file."""
     with suppress(OSError, ValueError, RecursionError, KeyError, TypeError):
-        return [start for start in json.loads(read_regular(path))["starts"] if isinstance(start, dict)]
+        return [start for start in json.loads(read_regular(path))["starts"] if _is_start(start)]
     return []
+
+
+def _is_start(start: Any) -> bool:
+    """Whether what others compute with has the form that a run writes; not where a file was changed by hand."""
+    with suppress(TypeError, ValueError, AttributeError):
+        datetime.fromisoformat(start.get("started", "2000-01-01"))
+        return bool(sum(start.get("phases", {}).values()) + start.get("seconds", 0) >= 0)
+    return False
 
 
 def row_of(line: str | bytes) -> dict[str, Any] | None:

@@ -118,7 +118,19 @@ def run(runs_folder: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "null", '{"starts": {}}', '{"starts": [1, {}]}', "\0\0", '{"starts":' * 9999]
+    "text",
+    [
+        "",
+        "[]",
+        "null",
+        '{"starts": {}}',
+        '{"starts": [1, {}]}',
+        "\0\0",
+        '{"starts":' * 9999,
+        '{"starts": [{"started": "x"}]}',
+        '{"starts": [{"phases": null}]}',
+        '{"starts": [{"seconds": "x"}]}',
+    ],
 )
 def test_a_damaged_record_has_no_starts(tmp_path: Path, text: str) -> None:
     (tmp_path / "run.json").write_text(text)

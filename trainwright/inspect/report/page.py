@@ -296,12 +296,12 @@ def _table(names: list[str], rows: Iterable[list[str]], *, css: str = "", colour
 
 def _phases(run: RunData) -> dict[str, float]:
     """Seconds of each phase over all starts; ``other`` is in none."""
-    found: dict[str, float] = {}
+    if not any(start.get("phases") for start in run.starts):
+        return {}
+    found = dict.fromkeys(("hooks", "evaluation", "save", "imports"), 0.0)
     for start in run.starts:
         for name, seconds in start.get("phases", {}).items():
             found[name] = found.get(name, 0.0) + seconds
-    if not found:
-        return {}
     found["hooks"] -= found["evaluation"] + found["save"] + found["imports"]
     found["other"] = sum(start.get("seconds", 0.0) for start in run.starts) - sum(found.values())
     return {name: round(seconds, 4) for name, seconds in found.items() if seconds > 0}

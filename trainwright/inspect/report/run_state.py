@@ -55,8 +55,8 @@ def state_of(folder: Path, starts: list[dict[str, Any]]) -> str:
     last = starts[-1] if starts else {}
     if is_locked(folder) or ("ended" not in last and _writes_elsewhere(folder, last)):
         return "running"
-    status: str = last.get("status", "interrupted")
-    return status
+    status = last.get("status")
+    return status if status in STATES else "interrupted"
 
 
 def last_written(folder: Path) -> float | None:
