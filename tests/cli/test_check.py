@@ -132,7 +132,7 @@ def test_layouts_that_fit(estimate: Any) -> None:
         ("estimate config.py --memory much", "--memory: got 'much'; it must be a size such as 80GiB"),
         ("estimate config.py --memory 80", "--memory: got '80', which is a number of bytes. Give a unit: 80GiB."),
         ("estimate config.py --world 0", "--world: got '0'; it must be a whole number >= 1"),
-        ("estimate config.py train.sed=1", "train.sed"),
+        ("estimate config.py train.sed=1", "Did you mean 'seed'?"),
     ],
 )
 def test_a_wrong_argument_exits_2(config: str, arguments: str, fact: str, capsys: Any) -> None:

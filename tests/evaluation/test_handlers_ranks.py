@@ -1,4 +1,4 @@
-"""Two processes with uneven shares have the figures of one: rank r takes the r-th batch of each round."""
+"""Metrics of two processes equal those of one, also if one of them has fewer batches or none."""
 
 from itertools import pairwise
 

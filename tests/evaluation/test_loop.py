@@ -124,11 +124,16 @@ def test_a_run_is_left_as_it_was_found(fails):
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
 
 
-def test_outputs_may_be_anything():
+def test_outputs_may_be_a_scalar_or_anything_else():
+    class Loss(nn.Module):
+        def forward(self, x, labels):
+            return x.square().mean()
+
     class Pair(nn.Module):
         def forward(self, x, labels):
             return x, labels
 
+    assert set(run(Loss(), PPLEvaluator())) == {"loss_PPL"}
     recorder = Recorder()
     run(Pair(), recorder)
     assert isinstance(recorder.batches[0][1], tuple)

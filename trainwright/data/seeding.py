@@ -83,8 +83,11 @@ class SavedGenerators:
         self._torch = torch.default_generator.get_state()
         self._watched: list[tuple[_Watched, _Seed, Any]] = []
         for one in _watched():
-            is_at_seed = one.known is not None and one.draw() == one.known.first
-            self._watched.append((one, one.known, None) if is_at_seed else one.set_aside())  # type: ignore[arg-type]
+            known = one.known
+            if known is not None and one.draw() == known.first:
+                self._watched.append((one, known, None))
+            else:
+                self._watched.append(one.set_aside())
 
     def has_drawn(self) -> bool:
         """Whether a generator was drawn from, seeded, or set."""

@@ -51,6 +51,7 @@ class HardestTable:
         self._folder, self._storage = folder, storage
         self._new: list[Row] = []  # not written: the folder is not open before the first step
         self._shown: set[tuple[str, int]] = set()
+        self._written: set[tuple[int, str]] = set()  # evaluations whose rows this process has written
 
     def add(self, rows: list[Row], dataset: Any) -> None:
         """Write the rows of the evaluation of one data set, and show its samples."""
@@ -69,13 +70,20 @@ class HardestTable:
 
     def _write(self, path: Path, at: int, name: str) -> None:
         """Add the new rows; those of evaluations that are repeated, or that a resumed run repeats, are replaced."""
-        places = ((int(row["iteration"]), row["dataset"], row) for row in read_hardest(path))
-        before = [row for iteration, dataset, row in places if iteration < at or (iteration == at and dataset != name)]
+        is_next = bool(self._written) and at >= max(self._written)[0] and (at, name) not in self._written
+        self._written.add((at, name))
+        new, self._new = self._new, []
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, ("iteration", *COLUMNS))
+        if is_next and path.is_file():  # written anew, it would take longer with each evaluation
+            writer.writerows(new)
+            with open(path, "a", encoding="utf-8", newline="") as file:
+                file.write(text.getvalue())
+            return
+        places = ((int(row["iteration"]), row["dataset"], row) for row in read_hardest(path))
+        before = [row for iteration, dataset, row in places if iteration < at or (iteration == at and dataset != name)]
         writer.writeheader()
-        writer.writerows([*before, *self._new])
-        self._new.clear()
+        writer.writerows([*before, *new])
         self._folder.files.add([HARDEST_NAME])
         atomic_write(path, text.getvalue().encode())
 

@@ -32,11 +32,40 @@ def read_starts(path: Path) -> list[dict[str, Any]]:
 
 
 def _is_start(start: Any) -> bool:
-    """Whether what others compute with has the form that a run writes; not where a file was changed by hand."""
-    with suppress(TypeError, ValueError, AttributeError):
-        datetime.fromisoformat(start.get("started", "2000-01-01"))
-        return bool(sum(start.get("phases", {}).values()) + start.get("seconds", 0) >= 0)
+    """Whether it has the form that a run writes. A file that was changed by hand must not end a table of runs."""
+    with suppress(TypeError, ValueError):
+        return _has_form(start, _START) and datetime.fromisoformat(start.get("started") or "2000-01-01").year > 1970
     return False
+
+
+# What is read of a start. A tuple: it may be missing; ``"*"``: all entries.
+_START: dict[str, Any] = {
+    **dict.fromkeys(("started", "ended", "status", "device", "command", "working_folder"), ("",)),
+    **dict.fromkeys(("seconds", "iterations_per_epoch"), (0.0,)),
+    **dict.fromkeys(("first_iteration", "last_iteration", "iterations_done", "processes"), (0,)),
+    **dict.fromkeys(("samples_per_iteration", "peak_memory_bytes"), (0,)),
+    **dict.fromkeys(("versions", "numerics"), ({},)),
+    "best": ({"metric": "", "value": 0.0, "iteration": 0},),
+    "model": ({"class": "", "parameters": 0},),
+    "data": ({"*": {}},),
+    "phases": ({"*": 0.0},),
+    "evaluated": ([""],),
+    "git": ({"commit": ("",), "num_changed": (0,), "changed": ([""],)},),
+    "machine": ({"memory_bytes": (0,), "accelerators": ([{"name": ""}],)},),
+}
+
+
+def _has_form(value: Any, form: Any) -> bool:
+    if isinstance(form, tuple):
+        return value is None or _has_form(value, form[0])
+    if isinstance(form, list):
+        return isinstance(value, list) and all(_has_form(one, form[0]) for one in value)
+    if isinstance(form, dict):
+        forms = dict.fromkeys(value, form["*"]) if "*" in form else form
+        return isinstance(value, dict) and all(_has_form(value.get(name), one) for name, one in forms.items())
+    if isinstance(form, int):
+        return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
+    return is_number(value) if isinstance(form, float) else isinstance(value, str)
 
 
 def row_of(line: str | bytes) -> dict[str, Any] | None:

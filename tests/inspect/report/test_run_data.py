@@ -112,25 +112,37 @@ def test_a_folder_with_damaged_files_is_read_as_far_as_possible(tmp_path: Path) 
     assert run.checkpoints == []
 
 
+WRONG = [
+    {"started": 3}, {"started": "yesterday"}, {"seconds": "x"}, {"seconds": True}, {"best": 3}, {"git": "x"},
+    {"best": {"metric": "Acc", "value": None, "iteration": 3}}, {"best": {"metric": 3, "value": "x", "iteration": "y"}},
+    {"git": {"commit": 3, "num_changed": 3}}, {"git": {"commit": "a", "num_changed": 1, "changed": 3}}, {"data": "x"},
+    {"data": {"train": 3}}, {"machine": "x"}, {"machine": {"accelerators": [3]}}, {"machine": {"memory_bytes": -1}},
+    {"versions": ["x"]}, {"numerics": 3}, {"phases": "x"}, {"phases": {"data": "x"}}, {"phases": {"data": 1e999}},
+    {"last_iteration": "x"}, {"last_iteration": 10**40}, {"samples_per_iteration": -1}, {"device": 3},
+    {"model": {"class": None, "parameters": "x"}}, {"peak_memory_bytes": "x"}, {"evaluated": 3}, {"status": 3},
+]  # fmt: skip
+
+
 @pytest.fixture
 def run(runs_folder: Path, tmp_path: Path) -> Path:
     return shutil.copytree(runs_folder / "files", tmp_path / "run", symlinks=True)
 
 
+def test_a_start_that_was_changed_by_hand_ends_no_command(run: Path, runs_folder: Path, tmp_path: Path) -> None:
+    record = json.loads((run / "run.json").read_text())
+    start = record["starts"][-1]
+    for values in WRONG:
+        (run / "run.json").write_text(json.dumps({"starts": [{**start, **values}]}))
+        assert read_starts(run / "run.json") == [], values
+    assert main(["runs", str(run)]) == 0
+    assert main(["report", str(run), str(runs_folder / "files"), "--output", str(tmp_path / "report.html")]) == 0
+    (run / "run.json").write_text(json.dumps({"starts": [start, {}, {"phases": {"data": 1.0}, "seconds": 2}]}))
+    assert len(read_starts(run / "run.json")) == 3
+    assert main(["report", str(run), "--output", str(tmp_path / "report.html")]) == 0
+
+
 @pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[]",
-        "null",
-        '{"starts": {}}',
-        '{"starts": [1, {}]}',
-        "\0\0",
-        '{"starts":' * 9999,
-        '{"starts": [{"started": "x"}]}',
-        '{"starts": [{"phases": null}]}',
-        '{"starts": [{"seconds": "x"}]}',
-    ],
+    "text", ["", "[]", "null", '{"starts": {}}', '{"starts": [1, {}]}', "\0\0", '{"starts":' * 9999]
 )
 def test_a_damaged_record_has_no_starts(tmp_path: Path, text: str) -> None:
     (tmp_path / "run.json").write_text(text)

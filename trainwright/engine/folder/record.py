@@ -173,7 +173,7 @@ class RunRecord(HookBase):
         starts = read_starts(path) if self._folder.resume or self._start.get("ended") else []
         if starts and starts[-1].get("started") == self._start["started"]:
             starts.pop()
-        content = json.dumps({"starts": [*starts, self._start]}, indent=1, allow_nan=False)
+        content = json.dumps({"starts": [*starts, self._start]}, indent=1, allow_nan=False, default=str)
         try:
             atomic_write(path, content.encode() + b"\n")
         except OSError as error:  # the run does not depend on it
