@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from tests._torch_compat.conftest import CHANGES, Trained, changed
 from trainwright._torch_compat import optimizer_import
-from trainwright._torch_compat.optimizer_import import PlainUpdate, steps_as_its_class, without_compiler
+from trainwright._torch_compat.optimizer_import import PlainUpdate, steps_as, without_compiler
 
 COMMON = """
 import sys, hashlib, warnings
@@ -156,11 +156,11 @@ class TestOptimizersOfTheUser:
 
     def test_a_step_that_was_put_in_place_of_its_own(self) -> None:
         optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
-        assert steps_as_its_class(optimizer)
+        assert steps_as(type(optimizer).step, optimizer)
         torch.optim.lr_scheduler.StepLR(optimizer, 1)
-        assert steps_as_its_class(optimizer)
+        assert steps_as(type(optimizer).step, optimizer)
         optimizer.step = lambda closure=None: None  # type: ignore[method-assign]
-        assert not steps_as_its_class(optimizer)
+        assert not steps_as(type(optimizer).step, optimizer)
 
 
 def test_a_torch_that_looks_different_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
-from trainwright._torch_compat.optimizer_import import PlainUpdate, is_torchs, mark_stepped, without_compiler
+from trainwright._torch_compat.optimizer_import import PlainUpdate, is_torchs, mark_stepped, steps_as, without_compiler
 from trainwright._torch_compat.probing import check_close, is_usable
 from trainwright._torch_compat.tensor_chunks import is_dtensor
 
@@ -91,7 +91,7 @@ class DirectUpdate(PlainUpdate):
     def step(self) -> None:
         """Update the weights."""
         gradients = None
-        if self._is_untouched() and not any(self._step_hooks):
+        if steps_as(self._class_step, self._optimizer) and not any(self._step_hooks):
             gradients = self._gradients()
             if gradients is None:
                 self._prepare()

@@ -59,7 +59,7 @@ class PlainUpdate:
     def step(self) -> Any:
         """Update the weights."""
         optimizer = self._optimizer
-        if self._step is None or _COMPILER in sys.modules or not self._is_untouched():
+        if self._step is None or _COMPILER in sys.modules or not steps_as(self._class_step, optimizer):
             return optimizer.step()
         result = self._step(optimizer)
         mark_stepped(optimizer)
@@ -73,10 +73,6 @@ class PlainUpdate:
         for group in self._optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
-
-    def _is_untouched(self) -> bool:
-        """Whether the step, of the object or of its class, has not been replaced."""
-        return type(self._optimizer).step is self._class_step and steps_as_its_class(self._optimizer)
 
 
 def probe() -> None:
@@ -112,10 +108,10 @@ def mark_stepped(optimizer: Any) -> None:
     optimizer._opt_called = True
 
 
-def steps_as_its_class(optimizer: Any) -> bool:
-    """Whether ``optimizer.step`` is its class's, possibly wrapped by a scheduler of torch."""
+def steps_as(class_step: Any, optimizer: Any) -> bool:
+    """Whether the step of the object and of its class is ``class_step``, possibly wrapped by a scheduler of torch."""
     own = vars(optimizer).get("step")
-    return own is None or getattr(own, "__wrapped__", None) is type(optimizer).step
+    return type(optimizer).step is class_step and (own is None or getattr(own, "__wrapped__", None) is class_step)
 
 
 def is_torchs(step: Any) -> bool:

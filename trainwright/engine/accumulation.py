@@ -25,7 +25,6 @@ from trainwright.events.media import wide_dtype
 from trainwright.models.outputs import named_outputs, scalars_of
 from trainwright.optim.named import each_optimizer
 from trainwright.parallel.dist import start_sum_over_data
-from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.simulated import simulation
 
 
@@ -58,6 +57,7 @@ class WindowMean:
         count: returns the samples of a batch, 0 for a padding batch or if unknown; by default what the batch shows.
         count_all: of several processes: the samples of all of them in the window that starts; 0: unknown.
         num_ranks: the data ranks that take part, whose gradients are averaged; None: this process alone.
+        device: of the computation; None: that of the weights.
         is_staged: the batches of a window are read, and announced by ``read``, before the first loss is known.
 
     Attributes:
@@ -74,12 +74,13 @@ class WindowMean:
         count: Callable[[Any], int] | None = None,
         count_all: Callable[[], int] | None = None,
         num_ranks: int | None = None,
+        device: torch.device | None = None,
         is_staged: bool = False,
     ) -> None:
         self._optimizer, self._differentiate, self.counter = optimizer, differentiate, targets
         self._is_alone, self._num_ranks, self._is_staged = num_ranks is None, num_ranks or 1, is_staged
         self._count = count or (count_samples if num_ranks is None else partial(count_samples, unknown=1))
-        self._count_all = count_all
+        self._count_all, self._device = count_all, device
         self._length, self._is_over = 1, not self._is_alone
         self._expected = 0.0  # the weight of all ranks in the window, as far as it is known before its end
         self._total: tuple[Tensor, Any] | None = None  # of all ranks, and the exchange to wait for
@@ -204,10 +205,7 @@ class WindowMean:
 
     def _start_total(self) -> tuple[Tensor, Any]:
         weights = self.weights if self._divisors is None else self._divisors
-        known = [weight for weight in weights if isinstance(weight, Tensor)]
-        known += [one for group in self._optimizer.param_groups for one in group["params"][:1]]
-        mesh = current_mesh()  # a pipeline stage may train no parameter
-        device = known[0].device if known or mesh is None else torch.device(mesh.device_mesh.device_type)
+        device = self._device or weights[0].device
         wide = wide_dtype(device)
         if len(weights) == 1 and not isinstance(weights[0], Tensor):
             total = torch.full((), weights[0], dtype=wide, device=device)

@@ -274,7 +274,7 @@ class _OptimizerPart:
     def clip(self, max_norm: float | None, norm_type: float) -> None:
         self.is_clipped = True
         if max_norm is None:
-            self.norm = self._clip()
+            self.norm = None if self._clip is None else self._clip()
         else:
             self.norm = clip_by_norm(self.parameters(), max_norm, norm_type)
 

@@ -268,7 +268,7 @@ class StepPlan:
         return min(self.total_steps, epochs * self.steps_per_epoch + rest * self.accumulation)
 
     def samples(self, steps: int) -> int:
-        """The number of samples of ``steps`` steps; 0 if unknown."""
+        """The number of samples of the first ``steps`` steps; 0 if unknown."""
         epochs, rest = divmod(steps, self.steps_per_epoch)
         return epochs * self.samples_per_epoch + min(rest * self.batch_size, self.samples_per_epoch)
 

@@ -125,6 +125,7 @@ class Update:
             count=count,
             count_all=count_all,
             num_ranks=None if replica is None else get_averaging_size(),
+            device=self._device,
             is_staged=is_staged,
         )
         self.record = self.mean.record if self.is_weighed else None
@@ -144,7 +145,7 @@ class Update:
             if isinstance(replica, Replica):
                 replica.optimizer = self.groups
             self._preparations.append(synchronized(model, optimizer, replica.finish))
-        self._step: Callable[[Tensor | None], object] = lambda norm: step()
+        self._step: Callable[[Tensor | None], object] | None = None  # of the gradients' norm; None: the plain step
         if self.closure is not None:
             self._step = partial(self.closure.step, step)
         if scaler is not None:  # averaged before: all processes find the same gradients infinite
@@ -156,8 +157,6 @@ class Update:
             self._use_skip(skip)
             clipper, self._step = gradient_norm(optimizer, *norms), recorded_step(skip)
         self._clip = recorded_norm(clipper, is_scaled=scaler is not None)
-        is_simple = clipper is None and not (self._preparations or self.closure)
-        self.finish: Callable[[], None] = self._finish_simply if is_simple else self._finish
 
     @property
     def is_window_begin(self) -> bool:
@@ -243,19 +242,17 @@ class Update:
             if self.grad_scaler is not None:  # it unscales once between two updates of its scale
                 self.grad_scaler.update()
 
-    def _finish_simply(self) -> None:
+    def finish(self) -> None:
+        """After the last micro-batch: average and clip the gradients, step the optimizer, set gradients to None."""
         start = time.perf_counter()
-        self.is_stepping = self.has_finished = True
-        self._plain_step()
-        self._zero_grad()
-        self.is_stepping = False
-        self.phases.optimizer += time.perf_counter() - start
-
-    def _finish(self) -> None:
-        start = time.perf_counter()
-        self.prepare()
+        if self._preparations:
+            self.prepare()
         self.is_prepared, self.is_stepping, self.has_finished = False, True, True
-        self._step(self._clip())
+        norm = None if self._clip is None else self._clip()
+        if self._step is None:
+            self._plain_step()
+        else:
+            self._step(norm)
         self._zero_grad()
         self.is_stepping = False
         self.phases.optimizer += time.perf_counter() - start
@@ -332,14 +329,14 @@ def _closure_refusal(optimizer: Optimizer, *, accumulates: bool, scaler: Any, sk
 
 def recorded_norm(
     clip: Callable[[], Tensor] | None, *, is_scaled: bool = False, name: str | None = "grad_norm"
-) -> Callable[[], Tensor | None]:
-    """``clip``, whose norm is also stored as ``name``, unless that is None; does nothing if ``clip`` is None.
+) -> Callable[[], Tensor] | None:
+    """``clip``, whose norm is also stored as ``name``, unless that is None; None if ``clip`` is None.
 
     ``is_scaled``: a gradient scaler skips updates with infinite norms, so no other check is needed
     (:class:`~trainwright.hooks.FiniteCheck` checks values stored with ``smoothing_hint=True``).
     """
     if clip is None or name is None:
-        return clip or (lambda: None)
+        return clip
 
     def clip_and_put() -> Tensor:
         norm = clip()

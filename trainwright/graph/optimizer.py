@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
 from trainwright._torch_compat.fused_update import step_hooks
-from trainwright._torch_compat.optimizer_import import is_torchs, steps_as_its_class
+from trainwright._torch_compat.optimizer_import import is_torchs, steps_as
 from trainwright.graph.capture import NotCapturable, NotReady
 from trainwright.graph.traced_step import HOOKS, LATE_HOOKS, has_gradient_hooks, run_step
 from trainwright.optim.named import each_optimizer
@@ -54,7 +54,7 @@ def reason_outside(optimizer: Optimizer) -> str | None:
         return "has hooks"
     if kind.zero_grad is not Optimizer.zero_grad or "zero_grad" in vars(optimizer):
         return "has a zero_grad of its own"
-    if not steps_as_its_class(optimizer) or not is_torchs(kind.step):
+    if not steps_as(kind.step, optimizer) or not is_torchs(kind.step):
         return "has been replaced"
     if any("base_momentum" in group for group in optimizer.param_groups):  # of torch's OneCycleLR and CyclicLR
         return "has settings that change"
