@@ -1,31 +1,15 @@
-"""Whether the batches of several processes are the same, and how their shapes are shown."""
+"""Whether the batches of several processes are the same."""
 
-from typing import Any
-
-import pytest
 import torch
 
 from tests.ranks import on_ranks
 from trainwright.config.errors import ConfigError
-from trainwright.parallel.batch_comparison import check_same, described_shapes, shapes_of
+from trainwright.parallel.batch_comparison import check_same, shapes_of
 from trainwright.parallel.dist import gather_over_pipeline
 from trainwright.parallel.layout import Layout
 from trainwright.parallel.mesh import use_layout
 
 IDS = torch.arange(16).view(2, 8)
-
-
-@pytest.mark.parametrize(
-    ("batch", "text"),
-    [
-        ({"ids": IDS, "labels": IDS[:, 0]}, "ids (2, 8), labels (2,)"),
-        ((IDS, [IDS, IDS[:1]]), "(2, 8), (2, 8), (1, 8)"),
-        ({"ids": IDS, "names": "a"}, "ids (2, 8), names str"),
-        ({"ids": IDS, "other": ()}, "ids (2, 8), other "),
-    ],
-)
-def test_shapes_as_a_text(batch: Any, text: str) -> None:
-    assert described_shapes(shapes_of(batch)) == text
 
 
 def test_shapes_do_not_depend_on_values_but_on_types() -> None:

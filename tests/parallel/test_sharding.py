@@ -365,7 +365,7 @@ def train_with_fused(folder: Path, name: str, zero_stage: int) -> tuple[list[flo
     """The weights after a training, and the warnings."""
     messages = io.StringIO()
     handler = logging.StreamHandler(messages)
-    logging.getLogger("trainwright.parallel").addHandler(handler)
+    logging.getLogger("trainwright.optim").addHandler(handler)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
     settings: dict[str, Any] = {"momentum": 0.9} if name == "SGD" else {}

@@ -30,11 +30,12 @@ from trainwright.events.phases import PhaseTimes
 from trainwright.events.storage import EventStorage, get_event_storage, has_event_storage
 from trainwright.models.outputs import is_loss_alone
 from trainwright.optim.clip import gradient_clipper, gradient_norm
+from trainwright.optim.fused import keep_possible_kernels
 from trainwright.optim.named import NamedOptimizers, each_optimizer
 from trainwright.optim.skip import ScaledStep, SkipNonFinite
 from trainwright.parallel.dist import gather_over_data, get_averaging_size
 from trainwright.parallel.mesh import computing_device
-from trainwright.parallel.sharding import check_steps_of_parts, use_kernels_for_parts
+from trainwright.parallel.sharding import check_steps_of_parts
 
 # Names of the trainer's own metrics.
 _OWN_NAMES = frozenset({"total_loss", "lr", "time", "data_time", "grad_norm", "skipped_update", "iteration"})
@@ -106,7 +107,7 @@ class Update:
             differentiate = differentiate or partial(_scaled_backward, grad_scaler)
         for one in each_optimizer(optimizer):
             check_steps_of_parts(one)
-            use_kernels_for_parts(one)
+            keep_possible_kernels(one)
         self.closure: Closure | None = None
         self._closure_refusal = ""
         differentiate = differentiate or Tensor.backward

@@ -57,10 +57,15 @@ def may_be_fused(optimizer_class: Any, parameters: Iterable[Tensor]) -> bool:
 
 
 def keep_possible_kernels(optimizer: Optimizer) -> None:
-    """After the load of a checkpoint, perhaps of another layout: no fused steps where torch has none."""
-    for group in optimizer.param_groups:
+    """Turn ``fused`` off, with a warning, where torch has no such step, as after a load from another layout."""
+    for group in optimizer.param_groups if isinstance(optimizer, torch.optim.SGD | torch.optim.Adagrad) else ():
         if group.get("fused") and not may_be_fused(type(optimizer), group["params"]):
             group["fused"] = False
+            logger.warning(
+                "%s: fused=True has no effect on parameters that ZeRO or tensor parallelism has divided, or on their"
+                " device.",
+                type(optimizer).__name__,
+            )
 
 
 def _is_plain(parameter: Tensor) -> bool:

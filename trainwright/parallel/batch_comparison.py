@@ -21,23 +21,6 @@ def shapes_of(batch: Any) -> Any:
     return type(batch)
 
 
-def described_shapes(key: Any) -> str:
-    """A key of :func:`shapes_of` as a text.
-
-    >>> described_shapes(shapes_of({"ids": torch.zeros(2, 8), "labels": torch.zeros(2)}))
-    'ids (2, 8), labels (2,)'
-    """
-    if isinstance(key, tuple) and len(key) == 2 and isinstance(key[1], torch.dtype):
-        return str(key[0])
-    if isinstance(key, tuple):
-        return ", ".join(
-            f"{one[0]} {described_shapes(one[1])}" if isinstance(one[0], str) else described_shapes(one)
-            for one in key
-            if one
-        )
-    return getattr(key, "__name__", str(key))
-
-
 def check_same(batches: Sequence[Any], gather: Callable[[Any], list[Any]], ranks: str) -> None:
     """Raise on all ``ranks`` if they have read different batches: their losses would be those of no model.
 

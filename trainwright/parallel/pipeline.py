@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError
 from trainwright.data.batch import parts
-from trainwright.parallel.batch_comparison import check_same, described_shapes, shapes_of
+from trainwright.parallel.batch_comparison import check_same, shapes_of
 from trainwright.parallel.dist import gather_over_pipeline, new_cpu_group
 from trainwright.parallel.mesh import Mesh
 from trainwright.parallel.pipeline_cut import Stage, cut_model
@@ -103,7 +103,6 @@ class Pipeline:
         self._schedules: dict[Any, Any] = {}
         # At stage 3 parameters are gathered in each pass: data ranks must make the same passes in the same order.
         self._agree = self._build_agreement() if layout.zero_stage == 3 and layout.shard > 1 else None
-        self._has_warned = False
         self._sent: Any = None
         self._sharded: list[Any] = []
         self._num_windows = 0
@@ -148,8 +147,6 @@ class Pipeline:
             apart = [(shapes_of(batch), [batch]) for batch in batches]
             is_alike, *are_known = self._agree(len(runs) == 1, self._has_schedules(runs), self._has_schedules(apart))
             runs, is_new = (runs, not are_known[0]) if is_alike else (apart, not are_known[1])
-        if len(runs) > 1 and not self._has_warned:
-            self._warn_of_shapes(runs[0][0], runs[1][0])
         for number, (key, same) in enumerate(runs, start=1):
             if is_new:  # on some of the processes that compute together: all learn the shapes, which takes a pass
                 self._shapes.pop(key, None)
@@ -158,14 +155,6 @@ class Pipeline:
 
     def _has_schedules(self, runs: Sequence[tuple[Any, Sequence[Any]]]) -> bool:
         return all((len(same), key) in self._schedules for key, same in runs)
-
-    def _warn_of_shapes(self, first: Any, second: Any) -> None:
-        self._has_warned = True
-        logger.warning(
-            "The micro-batches of an update have different shapes (%s and %s), so stages wait for each other between"
-            " them. Training is faster if all are padded to one length.",
-            described_shapes(first), described_shapes(second),
-        )  # fmt: skip
 
     def _run_schedule(
         self,

@@ -9,7 +9,6 @@ Each stage keeps the names of the complete model: a module of another stage is r
 parameters. Every stage has the batch, so masks are computed where they are used.
 """
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError
 from trainwright.data.batch import arguments as arguments_of
+from trainwright.data.batch import parameter_names
 from trainwright.parallel.meta_start import has_meta, shell_of
 from trainwright.parallel.simulated import simulation
 from trainwright.parallel.tensor_plan import tied_names
@@ -54,50 +54,11 @@ class Absent(nn.Module):
         return hidden if self.value is None else self.value
 
 
-class AbsentParameter:
-    """In the place of a parameter of another stage: any use raises. None would be skipped by some models."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        leaves = torch.utils._pytree.tree_leaves((args, kwargs))
-        raise next(leaf for leaf in leaves if isinstance(leaf, cls))._error()
-
-    def __getattr__(self, attribute: str) -> Any:
-        if attribute.startswith("__"):  # of copies and pickles
-            raise AttributeError(attribute)
-        raise self._error()
-
-    def _error(self) -> ConfigError:
-        return ConfigError(
-            f"{self._name} is a parameter of the model itself and on the first pipeline stage; only before_layers may"
-            " use it. Put it into a module: those that the model assigns after its layers belong to after_layers, those"
-            " before them to before_layers."
-        )
-
-    def _raise(self, *_: Any) -> Any:
-        raise self._error()
-
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _raise
-    __matmul__ = __rmatmul__ = __pow__ = __rpow__ = __neg__ = __getitem__ = __bool__ = __len__ = __iter__ = _raise
-
-
 @dataclass(frozen=True)
 class Tie:
     """A parameter that several stages hold: its names on each of them, by the number of the stage."""
 
     names: Mapping[int, tuple[str, ...]]
-
-
-class _Window:
-    """The micro-batches of an update, and the position of the next one: a module takes 5 us to set an attribute."""
-
-    __slots__ = ("batches", "finish", "position")
-
-    def __init__(self, batches: Sequence[Any], finish: Callable[[Any, Any], Any] | None) -> None:
-        self.batches, self.finish, self.position = batches, finish, 0
 
 
 class Stage(nn.Module):
@@ -126,11 +87,13 @@ class Stage(nn.Module):
         self.error: Exception | None = None
         self._run, self._number = run, number
         self._followed: list[tuple[nn.Module, nn.Module]] = []
-        self._window = _Window((), None)
+        self._batches: Sequence[Any] = ()
+        self._finish: Callable[[Any, Any], Any] | None = None
+        self._position = 0  # of the next micro-batch
 
     def begin(self, batches: Sequence[Any], finish: Callable[[Any, Any], Any] | None = None) -> None:
         """The next calls are for these micro-batches. ``finish(outputs, batch)``: the result of the last stage."""
-        self.error, self._window = None, _Window(batches, finish)
+        self.error, self._batches, self._finish, self._position = None, batches, finish, 0
 
     def follow(self, model: nn.Module, names: Sequence[str]) -> None:
         """Train or evaluate as ``model`` does, of which some modules were copied for this stage."""
@@ -140,17 +103,17 @@ class Stage(nn.Module):
     def forward(self, hidden: Tensor) -> Any:
         for copied, original in self._followed:
             copied.training = original.training
-        window = self._window
-        position = window.position
-        window.position += 1
-        batch = window.batches[position]
+        batch = self._batches[self._position]
+        self._position += 1
         try:
             result = self._run(self.model, self, hidden, batch)
             if self.is_last:
-                return result if window.finish is None else window.finish(result, batch)
+                return result if self._finish is None else self._finish(result, batch)
             return result.clone() if self.copies_output else result
         except Exception as error:
-            error.add_note(f"In {self}, micro-batch {position + 1} of {len(window.batches)}.")
+            error.add_note(f"In {self}, micro-batch {self._position} of {len(self._batches)}.")
+            if isinstance(error, AttributeError) and not self.is_first:
+                error.add_note("Parameters of the model itself are on the first stage: for before_layers only.")
             self.error = error
             raise
 
@@ -187,7 +150,10 @@ def cut_model(
         for name, part in parts.items():
             here = part if places[name] in held else Absent(name, part, passes_input=form.passes_input)
             shell.set_submodule(name, here)
-        _drop_parameters(shell, places, held)
+        for name, _ in [*shell.named_parameters(remove_duplicate=False)]:  # that are in no module of another stage
+            if name in places and places[name] not in held:
+                path, _, leaf = name.rpartition(".")
+                delattr(shell.get_submodule(path), leaf)
 
     stages = []
     shells = [model] if len(own) == 1 else [shell_of(model) for _ in own]
@@ -244,7 +210,7 @@ class _Declared:
 
     def __init__(self, model: nn.Module) -> None:
         self.layers: str = model.pipeline_layers  # type: ignore[assignment]
-        self._takes = _names_of(type(model).forward)
+        self._takes = parameter_names(type(model).forward)
 
     def run(self, model: Any, stage: Stage, hidden: Tensor, batch: Any) -> Any:
         arguments, fields = arguments_of(batch, self._takes)
@@ -264,10 +230,10 @@ class _OfTransformers:
 
     def __init__(self, model: Any, base: str, layers: str) -> None:
         self.layers, self._base = f"{base}.{layers}".lstrip("."), base
-        self._takes = _names_of(type(model).forward)
+        self._takes = parameter_names(type(model).forward)
         # Its head finds the last token of each sequence by the ids.
         self._reads_ids = type(model).__name__.endswith("ForSequenceClassification")
-        self._base_takes = _names_of(type(model.get_submodule(base)).forward)
+        self._base_takes = parameter_names(type(model.get_submodule(base)).forward)
         config = model.config.get_text_config()
         self._width = config.hidden_size
         # The loss needs the scores of all routers, which pass from stage to stage behind the hidden states.
@@ -376,13 +342,6 @@ def _form_of(model: nn.Module) -> Any:
     )
 
 
-def _names_of(function: Callable[..., Any]) -> frozenset[str] | None:
-    """The parameters of a model's ``forward``; None: it takes any name."""
-    parameters = inspect.signature(function).parameters
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    return None if takes_any else frozenset(parameters)
-
-
 # Names and places.
 
 
@@ -401,16 +360,6 @@ def _around(model: nn.Module, layers: str) -> Iterator[tuple[str, bool]]:
             elif next(child.parameters(), None) is not None:
                 yield prefix + name, is_before
         module, prefix = module.get_submodule(part), f"{prefix}{part}."
-
-
-def _drop_parameters(model: nn.Module, places: Mapping[str, int], own: set[int]) -> None:
-    """Replace parameters of other stages that are not in a module of those."""
-    for name, _ in [*model.named_parameters(remove_duplicate=False)]:
-        if name in places and places[name] not in own:
-            path, _, leaf = name.rpartition(".")
-            module = model.get_submodule(path)
-            delattr(module, leaf)
-            setattr(module, leaf, AbsentParameter(name))
 
 
 def _ties(model: nn.Module, places: Mapping[str, int]) -> list[Tie]:

@@ -5,7 +5,6 @@ gathered together, before its forward pass, and its gradients are averaged toget
 these each rank holds its share of every parameter, as a ``DTensor``.
 """
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,8 +20,6 @@ from trainwright.parallel.faults import meet
 from trainwright.parallel.mesh import Mesh, current_mesh
 from trainwright.parallel.pipeline import pipeline_of
 from trainwright.parallel.recompute import repeated_blocks
-
-logger = logging.getLogger("trainwright.parallel")
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -87,19 +84,6 @@ def check_steps_of_parts(optimizer: Any) -> None:
             f"{type(optimizer).__name__}: torch's version cannot step parameters that ZeRO or tensor parallelism has"
             " divided. Use another optimizer, such as AdamW, or plain data parallelism."
         )
-
-
-def use_kernels_for_parts(optimizer: Any) -> None:
-    """Turn ``fused`` off, with a warning, for optimizers whose fused kernel takes no parts of parameters in torch."""
-    if not isinstance(optimizer, torch.optim.SGD | torch.optim.Adagrad):
-        return
-    for group in optimizer.param_groups:
-        if group.get("fused") and any(hasattr(parameter, "full_tensor") for parameter in group["params"]):
-            group["fused"] = False
-            logger.warning(
-                "%s: fused=True has no effect on parameters that ZeRO or tensor parallelism has divided.",
-                type(optimizer).__name__,
-            )
 
 
 def check_shardable(model: nn.Module, *, is_one_unit: bool = False) -> None:

@@ -56,7 +56,7 @@ class TiedParameters:
     def find_copies(self) -> None:
         """Find the copies again: sharding replaces parameters. Marks those that another stage counts in the norm."""
         self._copies = []
-        for tie, group in self._ties:
+        for tie, _ in self._ties:
             first, *_ = sorted(tie.names)
             copies = {
                 stage: self._model.get_parameter(tie.names[stage][0]) for stage in tie.names if stage in self._own
@@ -65,8 +65,6 @@ class TiedParameters:
                 if stage != first:
                     setattr(copied, TIED_COPY, tie.names[first][0])
             self._copies.append([*copies.values()])
-            if group is not None and copies:
-                _check_alike(tie, next(iter(copies.values())), group)
 
     def check_settings(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Check that an optimizer updates all copies of a parameter alike. Every process must call this.
@@ -124,16 +122,3 @@ def _named(tie: Tie) -> str:
 def _local(gradient: Any) -> Tensor:
     local: Tensor = gradient.to_local() if hasattr(gradient, "to_local") else gradient
     return local
-
-
-def _check_alike(tie: Tie, parameter: Any, group: "ProcessGroup") -> None:
-    """Check that all stages hold a parameter in the same parts."""
-    dist: Any = torch.distributed
-    mine = tuple(_local(parameter).shape), str(getattr(parameter, "placements", None)), parameter.requires_grad
-    found: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(found, mine, group=group)
-    if len(set(found)) > 1:
-        raise ConfigError(
-            f"{_named(tie)} are one weight on several pipeline stages, which must hold it alike; got {found} (shape,"
-            " parts, requires_grad)."
-        )
