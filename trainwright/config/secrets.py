@@ -123,8 +123,32 @@ def without_secrets(tree: Any) -> tuple[Any, list[str]]:
 
     The values are remembered: log lines of this process do not contain them either.
     """
-    mask = _Mask()
-    return mask.applied(tree), mask.hidden
+    hidden, environment = list[str](), _of_environment()
+
+    def masked(value: Any, path: str = "", is_secret: bool = False) -> Any:
+        """``is_secret``: the name of the key, or of a key above it, is that of a secret."""
+        if isinstance(value, Mapping):
+            return mapping(value, path, is_secret)
+        if isinstance(value, list | tuple):
+            return [masked(child, f"{path}.{index}", is_secret) for index, child in enumerate(value)]
+        if _is_secret(value, path, is_secret, environment):
+            hidden.append(path)
+            return MISSING
+        return value
+
+    def mapping(value: Mapping[Any, Any], path: str, is_secret: bool) -> dict[Any, Any]:
+        # The arguments of a call under a secret name describe how to get the secret: each is checked by its own name.
+        below, found = is_secret and "_target_" not in value, {}
+        for key, child in value.items():
+            name = str(key)
+            # A list of ``tokens`` is secret; text under this name is that of a column.
+            inner = below or is_secret_name(name) or (name.lower() == "tokens" and not isinstance(child, str))
+            if inner or isinstance(child, _HOLDING):
+                child = masked(child, f"{path}.{name}" if path else name, inner)
+            found[key] = child
+        return found
+
+    return masked(tree), hidden
 
 
 def remember_secrets(config: Any) -> None:
@@ -167,47 +191,17 @@ class RedactingFormatter(logging.Formatter):
         return printable(redact(super().format(record)))
 
 
-class _Mask:
-    """Replaces the secrets of a tree; ``hidden`` are their keys."""
-
-    def __init__(self) -> None:
-        self.hidden: list[str] = []
-        self._environment = _of_environment()
-
-    def applied(self, value: Any, path: str = "", is_secret: bool = False) -> Any:
-        """``is_secret``: the name of the key, or of a key above it, is that of a secret."""
-        if isinstance(value, Mapping):
-            return self._mapping(value, path, is_secret)
-        if isinstance(value, list | tuple):
-            return [self.applied(child, f"{path}.{index}", is_secret) for index, child in enumerate(value)]
-        if self._is_secret(value, path, is_secret):
-            self.hidden.append(path)
-            return MISSING
-        return value
-
-    def _mapping(self, value: Mapping[Any, Any], path: str, is_secret: bool) -> dict[Any, Any]:
-        # The arguments of a call under a secret name describe how to get the secret: each is checked by its own name.
-        below, found = is_secret and "_target_" not in value, {}
-        for key, child in value.items():
-            name = str(key)
-            # A list of ``tokens`` is secret; text under this name is that of a column.
-            inner = below or is_secret_name(name) or (name.lower() == "tokens" and not isinstance(child, str))
-            if inner or isinstance(child, _HOLDING):
-                child = self.applied(child, f"{path}.{name}" if path else name, inner)
-            found[key] = child
-        return found
-
-    def _is_secret(self, value: Any, path: str, is_secret: bool) -> bool:
-        if type(value) in (int, float):  # a password of digits
-            return is_secret and not _INDEX.search(path)
-        text = value.decode(errors="replace") if isinstance(value, bytes) else value
-        if not isinstance(text, str) or not text:
-            return False
-        if is_secret and not _NO_SECRET.fullmatch(text) and not os.path.isfile(text):
-            if len(text) >= _MIN_WORD:
-                _of_configs.add(text)
-            return True
-        return _redact_by_form(text, self._environment) != text
+def _is_secret(value: Any, path: str, is_secret: bool, environment: list[str]) -> bool:
+    if type(value) in (int, float):  # a password of digits
+        return is_secret and not _INDEX.search(path)
+    text = value.decode(errors="replace") if isinstance(value, bytes) else value
+    if not isinstance(text, str) or not text:
+        return False
+    if is_secret and not _NO_SECRET.fullmatch(text) and not os.path.isfile(text):
+        if len(text) >= _MIN_WORD:
+            _of_configs.add(text)
+        return True
+    return _redact_by_form(text, environment) != text
 
 
 def _redact_by_form(text: str, environment: list[str]) -> str:

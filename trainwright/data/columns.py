@@ -4,7 +4,7 @@ N samples, B samples of a batch.
 """
 
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from operator import is_
 from typing import Any
 
@@ -15,7 +15,6 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data.collate import collate
-from trainwright.data.errors import DataError
 
 # index_select supports no unsigned type but uint8. A view as a signed type has the same bits.
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
@@ -73,9 +72,9 @@ def batch_picker(dataset: Any, collate_fn: Any) -> "BatchPicker | None":
         return None
 
 
-def _places(subsets: Sequence[Any]) -> Tensor | None:
+def _places(subsets: Sequence[Any]) -> Any:
     """The indices in the data set of the samples of (nested) subsets: int64 (N,); None without any subset."""
-    places_N: Tensor | None = None
+    places_N = None
     for subset in reversed(subsets):
         inner_N = torch.as_tensor(subset.indices, device="cpu")
         if len(inner_N) and (inner_N.dtype == torch.bool or inner_N.is_floating_point() or inner_N.is_complex()):
@@ -87,7 +86,7 @@ def _places(subsets: Sequence[Any]) -> Tensor | None:
 
 
 class BatchPicker:
-    """Selects batches from the columns of a data set, also after the user has replaced columns or indices of subsets.
+    """Selects batches from the columns and indices that a data set and its subsets have at each call.
 
     Raises:
         TypeError, ValueError, IndexError: batches cannot be selected from these columns with these indices.
@@ -95,44 +94,30 @@ class BatchPicker:
 
     def __init__(self, dataset: Any, subsets: Sequence[Any]) -> None:
         self._dataset, self._subsets = dataset, subsets
-        self._prepare()
-
-    def __call__(self, indices: Sequence[int] | Tensor) -> Any:
-        now = self._dataset.tensors if self._names is None else self._dataset.columns.values()
-        if self._is_replaced(now):
-            try:
-                self._prepare()
-            except (TypeError, ValueError, IndexError) as error:
-                kind = type(self._dataset).__name__
-                raise DataError(f"data: {kind}: batches cannot be selected from its new columns.") from error
-        # Through numpy: converting a list of ints to an array takes a third of the time of a tensor.
-        chosen_B = indices if type(indices) is Tensor else torch.from_numpy(np.asarray(indices))
-        if self._places_N is not None:
-            chosen_B = self._places_N[chosen_B]
-        if self._is_on_cpu:
-            picked = [column.index_select(0, chosen_B) for column in self._columns]
-        else:
-            picked = [column.index_select(0, chosen_B.to(column.device)) for column in self._columns]
-        for place, dtype in self._signed.items():
-            picked[place] = picked[place].view(dtype)
-        return picked if self._names is None else dict(zip(self._names, picked, strict=True))
-
-    def _prepare(self) -> None:
-        is_of_tensors = type(self._dataset) is TensorDataset
-        self._names = None if is_of_tensors else tuple(self._dataset.columns)
-        held = [*(self._dataset.tensors if is_of_tensors else self._dataset.columns.values())]
+        self._is_of_tensors = type(dataset) is TensorDataset
+        self._places_N, self._indices = _places(subsets), [subset.indices for subset in subsets]
+        held = dataset.tensors if self._is_of_tensors else dataset.columns.values()
         if not all(type(column) is Tensor and column.layout is torch.strided for column in held):
             raise TypeError("a column is not a dense tensor")
-        self._places_N = _places(self._subsets)
-        self._held, self._indices = held, [subset.indices for subset in self._subsets]
-        self._is_on_cpu = {column.device for column in held} == {torch.device("cpu")}
-        self._signed = {place: column.dtype for place, column in enumerate(held) if column.dtype in _SIGNED}
-        self._columns = [column.view(_SIGNED[column.dtype]) if column.dtype in _SIGNED else column for column in held]
 
-    def _is_replaced(self, now: Collection[Tensor]) -> bool:
-        if len(now) != len(self._held) or not all(map(is_, now, self._held)):
-            return True
-        return bool(self._indices) and not all(map(is_, [one.indices for one in self._subsets], self._indices))
+    def __call__(self, indices: Sequence[int] | Tensor) -> Any:
+        # Through numpy: converting a list of ints to an array takes a third of the time of a tensor.
+        chosen_B = indices if type(indices) is Tensor else torch.from_numpy(np.asarray(indices))
+        if self._subsets:
+            if not all(map(is_, now := [subset.indices for subset in self._subsets], self._indices)):
+                self._places_N, self._indices = _places(self._subsets), now
+            chosen_B = self._places_N[chosen_B]
+        if self._is_of_tensors:
+            return [_selected(column, chosen_B) for column in self._dataset.tensors]
+        return {name: _selected(column, chosen_B) for name, column in self._dataset.columns.items()}
+
+
+def _selected(column: Tensor, chosen_B: Tensor) -> Tensor:
+    chosen_B = chosen_B if column.is_cpu else chosen_B.to(column.device)
+    signed = _SIGNED.get(column.dtype)
+    if signed is None:
+        return column.index_select(0, chosen_B)
+    return column.view(signed).index_select(0, chosen_B).view(column.dtype)
 
 
 def _as_column(name: str, column: Any) -> Tensor:

@@ -1,6 +1,6 @@
 """Builders of loaders from data sets, samplers and collate functions; splits of data sets.
 
-The builders for images and for text differ only in their arguments. ``dataset`` is one map-style data set or a list of
+The builders for images are those for text, too. ``dataset`` is one map-style data set or a list of
 them, joined by ``dataset_mixer``. ``sampler`` is one of
 
 * None: the default sampler of the builder;
@@ -149,27 +149,7 @@ def build_image_test_loader(
     )
 
 
-def build_nlp_train_loader(
-    dataset: Any,
-    train_batch_size: int,
-    test_batch_size: int | None = None,
-    sampler: Any = None,
-    num_workers: int = 4,
-    consumed_samples: int = 0,
-    seed: int = 0,
-    **options: Any,
-) -> tuple[BatchLoader | StreamLoader, None, None]:
-    """As `build_image_train_loader`."""
-    return build_image_train_loader(
-        dataset, train_batch_size, test_batch_size, sampler, num_workers, consumed_samples, seed, **options
-    )
-
-
-def build_nlp_test_loader(
-    dataset: Any, test_batch_size: int, sampler: Any = None, num_workers: int = 4, seed: int = 0, **options: Any
-) -> Any:
-    """As `build_image_test_loader`."""
-    return build_image_test_loader(dataset, test_batch_size, sampler, num_workers, seed, **options)
+build_nlp_train_loader, build_nlp_test_loader = build_image_train_loader, build_image_test_loader
 
 
 def build_nlp_train_val_test_loader(

@@ -127,14 +127,15 @@ _Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]  # o
 
 def _options(block: nn.Module, which: _Which) -> dict[str, Any]:
     """The arguments of ``checkpoint``; a second computation must not change running statistics."""
-    keep = _keep_products if which == "selective" else _keep_nothing
-    if any(isinstance(module, RUNNING_NORMS) for module in block.modules()):
-        return {"context_fn": lambda: _with_kept_statistics(keep(), block)}
-    return {"context_fn": keep} if which == "selective" else {}
+    if not any(isinstance(module, RUNNING_NORMS) for module in block.modules()):
+        return {"context_fn": _keep_products} if which == "selective" else {}
 
+    def contexts() -> _Contexts:
+        empty = contextlib.nullcontext()
+        first, second = _keep_products() if which == "selective" else (empty, empty)
+        return first, _kept_running_statistics(block, second)
 
-def _keep_nothing() -> _Contexts:
-    return contextlib.nullcontext(), contextlib.nullcontext()
+    return {"context_fn": contexts}
 
 
 def _keep_products() -> _Contexts:
@@ -144,26 +145,16 @@ def _keep_products() -> _Contexts:
     return contexts
 
 
-def _with_kept_statistics(contexts: _Contexts, block: nn.Module) -> _Contexts:
-    first, second = contexts
-
-    @contextlib.contextmanager
-    def both() -> Iterator[None]:
-        with _kept_running_statistics(block), second:
-            yield
-
-    return first, both()
-
-
 @contextlib.contextmanager
-def _kept_running_statistics(block: nn.Module) -> Iterator[None]:
+def _kept_running_statistics(block: nn.Module, inner: AbstractContextManager[Any]) -> Iterator[None]:
     """While a block is computed for the second time: its norm layers have counted this batch already."""
     # Putting the values back, rather than switching the tracking off: the second pass must save the same tensors as
     # the first.
     buffers = [b for m in block.modules() if isinstance(m, RUNNING_NORMS) for b in m.buffers(recurse=False)]
     kept = [buffer.clone() for buffer in buffers]
     try:
-        yield
+        with inner:
+            yield
     finally:
         for buffer, value in zip(buffers, kept, strict=True):
             buffer.data.copy_(value)

@@ -48,8 +48,6 @@ _OWN_NAMES = (
 _OWN_BUILDERS = (
     "trainwright.data.build_image_train_loader",
     "trainwright.data.build_image_test_loader",
-    "trainwright.data.build_nlp_train_loader",
-    "trainwright.data.build_nlp_test_loader",
     "trainwright.data.build_nlp_train_val_test_loader",
 )
 
