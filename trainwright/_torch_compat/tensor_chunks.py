@@ -17,6 +17,12 @@ def is_dtensor(value: object) -> bool:
     return module is not None and isinstance(value, module.DTensor)
 
 
+def local_of(tensor: Tensor) -> Tensor:
+    """The values of a tensor in this process: those of a DTensor's own part."""
+    local: Tensor = tensor.to_local() if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
+    return local
+
+
 def chunk_of(tensor: Any) -> tuple[tuple[int, ...], Tensor]:
     """The offset and the values of this process's part of a DTensor.
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from trainwright._torch_compat.tensor_chunks import is_dtensor
+from trainwright._torch_compat.tensor_chunks import local_of
 from trainwright.checkpoint.errors import CheckpointTypeError
 from trainwright.checkpoint.files import open_regular
 from trainwright.checkpoint.safetensors_header import read_header
@@ -54,12 +54,6 @@ def check_tensor(tensor: Tensor, where: str) -> None:
     if tensor.dtype not in DTYPE_NAMES:
         allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPE_NAMES)
         raise CheckpointTypeError(f"{where}: got a tensor of dtype {tensor.dtype}; allowed: {allowed}.")
-
-
-def local_of(tensor: Tensor) -> Tensor:
-    """The values of a tensor in this process: those of a DTensor's own part."""
-    local: Tensor = tensor.to_local() if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
-    return local
 
 
 def tensor_key(tensor: Tensor) -> tuple[object, ...]:

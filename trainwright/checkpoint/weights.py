@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainwright._torch_compat.tensor_chunks import local_of
 from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.files import irregular
-from trainwright.checkpoint.safetensors_file import check_tensor, local_of, tensor_key
+from trainwright.checkpoint.safetensors_file import check_tensor, tensor_key
 from trainwright.checkpoint.safetensors_header import COPIES, TIED, read_header
 from trainwright.checkpoint.shard_index import is_share
 from trainwright.checkpoint.shards import ShardReader, StoredTensor

@@ -12,7 +12,7 @@ from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data.errors import data_fault
 from trainwright.data.order import Bijection, Indices, Order
 from trainwright.data.seeding import ORDER_STREAM, mixed_seed
-from trainwright.data.streaming import has_state, is_shared, is_stream, shard_of_rank
+from trainwright.data.streaming import has_state, is_shared, is_stream, opened, shard_of_rank
 
 
 def mixed(given: Any) -> Any:
@@ -166,15 +166,7 @@ class MixedStream(IterableDataset[Any]):
 
     def _opened(self, source: int, state: Any) -> Iterator[Any]:
         stream, done = self.datasets[source], self._in_pass[source]
-        if hasattr(stream, "set_epoch"):
-            stream.set_epoch(self._passes[source])
-        if done and has_state(stream):
-            stream.load_state_dict(state)
-            done = 0
-        iterator: Iterator[Any] = iter(stream)
-        for _ in range(done):
-            next(iterator)
-        return iterator
+        return opened(stream, self._passes[source], done, state if done and has_state(stream) else None)
 
     def _generator_at(self, taken: int) -> random.Random:
         """The generator of choices, one for each 1024 samples, after the choices that were made with it."""

@@ -86,6 +86,23 @@ def _has_shared_epoch(stream: Any) -> bool:
     return any(type(part).__module__.partition(".")[0] == "datasets" for part in parts)
 
 
+def opened(stream: Any, epoch: int, done: int, state: Any) -> Iterator[Any]:
+    """The samples of a pass over a stream after the first ``done``: in its ``state``, or those are read and dropped."""
+    if hasattr(stream, "set_epoch"):
+        stream.set_epoch(epoch)
+    if state is not None:
+        stream.load_state_dict(state)
+        done = 0
+    iterator: Iterator[Any] = iter(stream)
+    read = sum(1 for _ in islice(iterator, done))
+    if read < done:
+        raise DataError(
+            f"{type(stream).__name__}: pass {epoch} has {read} samples, but {done} were read before the checkpoint was"
+            " saved. It must yield the same samples again."
+        )
+    return iterator
+
+
 class _EveryNth:
     """Every ``step``-th sample of a stream, from ``first`` on."""
 
@@ -172,24 +189,8 @@ class _Passes:
     def open(self) -> Iterator[Any]:
         """Start the iteration of this pass at the position."""
         if self._left is None:
-            self._left = self._opened()
+            self._left = opened(self._stream, self._epoch, self._done, self._state)
         return self._left
-
-    def _opened(self) -> Iterator[Any]:
-        stream = self._stream
-        if hasattr(stream, "set_epoch"):
-            stream.set_epoch(self._epoch)
-        if self._state is not None:
-            stream.load_state_dict(self._state)
-        iterator: Iterator[Any] = iter(stream)
-        if self._state is None and self._done:
-            read = sum(1 for _ in islice(iterator, self._done))
-            if read < self._done:
-                raise DataError(
-                    f"{type(stream).__name__}: pass {self._epoch} has {read} samples, but {self._done} were read before"
-                    " the checkpoint was saved. It must yield the same samples again."
-                )
-        return iterator
 
     def _current_state(self) -> Any:
         # A copy: it may be the object that the stream changes while it is read.

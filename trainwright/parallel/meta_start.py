@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from trainwright._torch_compat.tensor_chunks import chunk_of, is_dtensor
+from trainwright._torch_compat.tensor_chunks import chunk_of, is_dtensor, local_of
 from trainwright.config.errors import ConfigError
 from trainwright.parallel.dist import all_gather_object, broadcast_object, raised_together
 from trainwright.parallel.recompute import repeated_blocks
@@ -244,7 +244,7 @@ def _allocated(tensor: Tensor, device: torch.device) -> Tensor:
     with torch.no_grad():
         made = torch.empty_like(tensor, device=device)
     if simulation() is None:
-        memory = _local(made).untyped_storage()
+        memory = local_of(made).untyped_storage()
         torch.empty(0, dtype=torch.uint8, device=device).set_(memory).fill_(_NO_VALUE)
     return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
 
@@ -253,7 +253,7 @@ def _has_values(tensor: Tensor) -> bool:
     """Whether something has filled a tensor of :func:`_allocated`, judged by its first and its last values."""
     if is_meta(tensor):
         return False
-    values = _local(tensor)
+    values = local_of(tensor).detach()
     if simulation() is not None or not values.numel():
         return True
     places = values.contiguous().flatten().view(torch.uint8)
@@ -270,11 +270,6 @@ def _copy_part(target: Tensor, values: Tensor) -> None:
     for dim, (first, size) in enumerate(zip(offset, local.shape, strict=True)):
         values = values.narrow(dim, min(first, values.shape[dim]), size)
     local.copy_(values)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    local: Tensor = tensor.to_local() if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
-    return local.detach()
 
 
 def states_of_generators(device: torch.device) -> tuple[Tensor, Tensor | None]:

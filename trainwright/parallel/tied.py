@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from trainwright._torch_compat.probing import real_tensors
+from trainwright._torch_compat.tensor_chunks import local_of
 from trainwright.config.errors import ConfigError
 from trainwright.parallel.dist import TIED_COPY
 from trainwright.parallel.mesh import Mesh
@@ -45,7 +46,7 @@ class TiedParameters:
             for copied in copies:
                 if copied.grad is None:
                     copied.grad = torch.zeros_like(copied)
-            parts = [_local(copied.grad) for copied in copies]
+            parts = [local_of(copied.grad) for copied in copies]
             for part in parts[1:]:
                 parts[0] += part
             if group is not None:
@@ -117,8 +118,3 @@ class TiedParameters:
 
 def _named(tie: Tie) -> str:
     return " and ".join(names[0] for names in tie.names.values())
-
-
-def _local(gradient: Any) -> Tensor:
-    local: Tensor = gradient.to_local() if hasattr(gradient, "to_local") else gradient
-    return local
