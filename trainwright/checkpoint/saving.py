@@ -186,7 +186,7 @@ class CheckpointWriter:
 
     def _prepared(self, manifest: Manifest) -> Manifest:
         """Prepare the folder for a new checkpoint; returns its manifest with its place among the others."""
-        from trainwright.events.writers.writer_thread import sync_files  # imported only by processes that write
+        from trainwright.events.writers.rows import sync_files  # imported only by processes that write
 
         sync_files()  # the checkpoint records which metrics are written
         self._folder.mkdir(parents=True, exist_ok=True)

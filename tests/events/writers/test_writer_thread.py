@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +14,8 @@ import pytest
 from trainwright.checkpoint.files import atomic_write
 from trainwright.events import EventStorage, EventWriter, JSONWriter, get_event_storage
 from trainwright.events.writers import SafeWriter, default_writers, writer_thread
-from trainwright.events.writers.writer_thread import WriterDispatcher, sync_files
+from trainwright.events.writers.rows import sync_files
+from trainwright.events.writers.writer_thread import WriterDispatcher
 
 
 @pytest.fixture(autouse=True)
@@ -252,40 +252,12 @@ def test_settled_rows_are_synced(tmp_path: Path, storage: EventStorage, monkeypa
         assert synced == []
         sync_files()
         assert synced == [3]
-        sync_files()
         put_steps(storage, dispatcher, 1)
         dispatcher.close()
         assert synced == [3, 4]
+        sync_files()
+        assert synced == [3, 4]
     assert iterations(path) == list(range(4))
-
-
-def test_a_save_may_wait_for_rows_while_other_runs_begin(tmp_path: Path, storage: EventStorage) -> None:
-    dispatchers: list[WriterDispatcher] = []
-    is_over = threading.Event()
-    failures: list[BaseException] = []
-
-    def wait_in_the_background() -> None:
-        try:
-            while not is_over.is_set():
-                sync_files()
-        except BaseException as failure:
-            failures.append(failure)
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    thread = threading.Thread(target=wait_in_the_background)
-    thread.start()
-    try:
-        for run in range(100):
-            dispatchers.append(WriterDispatcher([JSONWriter(tmp_path / f"{run}.json")]))
-            put_steps(storage, dispatchers[-1], 1)
-    finally:
-        is_over.set()
-        thread.join()
-        sys.setswitchinterval(interval)
-        for dispatcher in dispatchers:
-            dispatcher.close()
-    assert not failures
 
 
 def test_the_same_run_may_go_on_after_its_end(tmp_path: Path, storage: EventStorage) -> None:
@@ -327,26 +299,24 @@ def test_a_full_disk_is_logged_and_its_rows_are_written_when_there_is_space(
     path = tmp_path / "metrics.json"
     dispatcher = WriterDispatcher([JSONWriter(path)])
     put_steps(storage, dispatcher, 2)
-    sync_files()
     with monkeypatch.context() as disk:
         disk.setattr(os, "write", full)
-        put_steps(storage, dispatcher, 1)
-        sync_files()  # returns, though nothing came to the disk
-    with pytest.raises(OSError, match="No space"):
-        put_and_close(storage, dispatcher)
+        with pytest.raises(OSError, match="No space"):
+            put_steps(storage, dispatcher, 1)
+    storage.step()
+    put_and_close(storage, dispatcher)
     assert iterations(path) == [0, 1, 2, 3]
 
 
-def test_a_safe_writer_that_cannot_sync_ends_no_run(
+def test_a_safe_writer_of_a_file_that_fails_ends_no_run(
     tmp_path: Path, storage: EventStorage, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Full(JSONWriter):
-        def sync(self) -> None:
+        def append(self, storage: EventStorage) -> None:
             raise OSError(28, "No space left on device")
 
     dispatcher = WriterDispatcher([SafeWriter(Full(tmp_path / "a.json")), JSONWriter(tmp_path / "b.json")])
     put_steps(storage, dispatcher, 2)
-    sync_files()
     put_and_close(storage, dispatcher)
     assert iterations(tmp_path / "b.json") == [0, 1, 2]
     assert "is disabled for the rest of the run" in caplog.text
@@ -373,7 +343,7 @@ def test_a_fork_has_no_part_in_what_is_written(tmp_path: Path, storage: EventSto
     child = os.fork()
     if child == 0:
         try:
-            sync_files()  # would wait for ever for a thread that is not there
+            sync_files()
             os._exit(0 if get_event_storage() is storage else 3)
         finally:
             os._exit(1)
@@ -387,14 +357,12 @@ def test_a_fork_has_no_part_in_what_is_written(tmp_path: Path, storage: EventSto
     assert iterations(path) == list(range(3))
 
 
-def test_default_writers_share_one_thread_which_begins_with_the_first_row(
-    tmp_path: Path, storage: EventStorage
-) -> None:
+def test_the_files_of_a_run_are_written_at_once_without_a_thread(tmp_path: Path, storage: EventStorage) -> None:
     before = threading.active_count()
     writers = default_writers(tmp_path, 10, batch_size=4, table=tmp_path / "metrics.csv", tensorboard=None)
     dispatcher = WriterDispatcher(writers)
-    assert threading.active_count() == before
     put_steps(storage, dispatcher, 3)
-    assert threading.active_count() == before + 1
+    assert threading.active_count() == before
+    assert iterations(tmp_path / "metrics.json") == [0, 1, 2]
     dispatcher.close()
     assert (tmp_path / "metrics.csv").read_text() == "iteration,loss\n0,0.0\n1,0.5\n2,1.0\n"

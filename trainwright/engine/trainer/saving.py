@@ -16,7 +16,7 @@ from trainwright.config.errors import MissingFileError
 from trainwright.engine.run import TrainerRun
 from trainwright.engine.trainer.model_card import RunCard
 from trainwright.engine.trainer.start import Periods
-from trainwright.events.writers.writer_thread import sync_files
+from trainwright.events.writers.rows import sync_files
 from trainwright.hooks import BestCheckpointer
 from trainwright.parallel.dist import broadcast_object, is_main_process, raised_together
 from trainwright.parallel.faults import meet

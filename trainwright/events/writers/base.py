@@ -2,8 +2,6 @@
 
 import logging
 import sys
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from trainwright.events.storage import EventStorage, get_event_storage
@@ -19,7 +17,8 @@ class EventWriter:
 
     During training both are called in a background thread of the writer, so a slow writer does not slow the training.
     There the current storage is a read-only view of the run's storage at the iteration to write, the same object at
-    every call. A writer that is slower than the training is called less often.
+    every call. A writer that is slower than the training is called less often. Writers of local files are called in
+    the training thread, with such a view, as an append takes less time than a switch of threads.
 
     Attributes:
         in_background: False for a class that must run in the training thread, which then waits for it: because it puts
@@ -40,26 +39,17 @@ class EventWriter:
 
 
 class FileWriter(EventWriter):
-    """A writer whose target is a file: it gathers rows and writes them in blocks."""
+    """A writer that appends to a local file, in the training thread."""
 
     def write(self, storage: EventStorage | None = None) -> None:
-        self.gather(get_event_storage() if storage is None else storage)
-        self.flush()
-        self.sync()
+        self.append(get_event_storage() if storage is None else storage)
 
-    def gather(self, storage: EventStorage) -> None:
-        """Read the new metrics of ``storage``; ``flush`` writes them."""
-        raise NotImplementedError(f"{type(self).__name__} must define gather(self, storage).")
-
-    def flush(self) -> None:
-        """Pass the gathered rows to the operating system: they survive the end of this process. May be retried."""
-        raise NotImplementedError(f"{type(self).__name__} must define flush(self).")
-
-    def sync(self) -> None:
-        """Wait until the flushed rows are on disk: they survive a power failure."""
+    def append(self, storage: EventStorage) -> None:
+        """Pass the new metrics of ``storage`` to the operating system: they survive the end of this process."""
+        raise NotImplementedError(f"{type(self).__name__} must define append(self, storage).")
 
 
-class SafeWriter(FileWriter):
+class SafeWriter(EventWriter):
     """Wrap another writer: if it raises, log the error once and disable it; the run continues."""
 
     def __init__(self, writer: EventWriter) -> None:
@@ -71,30 +61,16 @@ class SafeWriter(FileWriter):
         return f"SafeWriter({self.writer!r})"
 
     def write(self, storage: EventStorage | None = None) -> None:
-        self._try(self.writer.write if storage is None else partial(self.writer.write, storage))
+        try:
+            if self._is_on:
+                self.writer.write(*() if storage is None else (storage,))
+        except Exception:  # any error of a tracker or a disk: it is logged, and the run does not depend on it
+            self._disable()
 
     def close(self) -> None:
         try:
             self.writer.close()
         except Exception:
-            self._disable()
-
-    # Called only if the wrapped writer writes a file.
-
-    def gather(self, storage: EventStorage) -> None:
-        self._try(partial(self.writer.gather, storage))
-
-    def flush(self) -> None:
-        self._try(self.writer.flush)
-
-    def sync(self) -> None:
-        self._try(self.writer.sync)
-
-    def _try(self, call: Callable[[], None]) -> None:
-        try:
-            if self._is_on:
-                call()
-        except Exception:  # any error of a tracker or a disk: it is logged, and the run does not depend on it
             self._disable()
 
     def _disable(self) -> None:

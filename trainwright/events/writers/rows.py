@@ -1,5 +1,6 @@
 """Files with one row per iteration: appended in complete blocks; on resume the rows to be repeated are removed."""
 
+import atexit
 import csv
 import io
 import json
@@ -21,6 +22,22 @@ logger = logging.getLogger("trainwright.events")
 Row = dict[str, float]
 LOSS = "total_loss"  # the metric that both APIs record in each iteration
 
+open_files: set[Path] = set()  # that writers of this process append to
+
+
+@atexit.register
+def sync_files() -> None:
+    """Wait until every row of a file is on disk. A file that cannot be synced is logged.
+
+    A checkpoint records which rows are written, so these rows must be on disk before the checkpoint is committed.
+    """
+    for path in list(open_files):
+        try:
+            with suppress(FileNotFoundError), open(path, "rb") as file:  # deleted or moved during the run
+                os.fsync(file.fileno())
+        except OSError as error:
+            logger.warning("%s: its rows may be lost if the machine fails: %s", path, error)
+
 
 def rows_after(storage: EventStorage, iteration: int, window_size: int = 20) -> dict[int, Row]:
     """The newest values later than ``iteration``, noisy ones smoothed: one row per iteration, in order."""
@@ -37,12 +54,12 @@ class RowWriter(FileWriter):
         self._window_size = window_size
         self._last_written = -1
         self._storage: EventStorage | None = None  # the storage that the file was prepared for
-        self._gathered: list[tuple[int, Row]] = []  # to be written by ``flush``
+        self._unwritten: list[tuple[int, Row]] = []  # kept if a write fails, as on a full disk, for the next one
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self._file.path)!r}, window_size={self._window_size})"
 
-    def gather(self, storage: EventStorage) -> None:
+    def append(self, storage: EventStorage) -> None:
         if storage is not self._storage:
             if not storage.latest():
                 return
@@ -50,17 +67,12 @@ class RowWriter(FileWriter):
             self._last_written = self._prepare(storage.first_unwritten, is_new_run=storage.start_iter == 0)
             self._storage = storage
         rows = self._rows_after(storage, self._last_written)
-        self._gathered += rows.items()
+        self._unwritten += rows.items()
         self._last_written = max(rows, default=self._last_written)
-
-    def flush(self) -> None:
-        if self._gathered:
+        if self._unwritten:
             self._file.close_if_lost()
-            self._append(self._gathered)
-            self._gathered = []
-
-    def sync(self) -> None:
-        self._file.sync()
+            self._append(self._unwritten)
+            self._unwritten = []
 
     def close(self) -> None:
         self._file.close()
@@ -87,12 +99,11 @@ class RowWriter(FileWriter):
 
 
 class RowFile:
-    """A file that grows by complete blocks: each is written completely or not at all, and is on disk after ``sync``."""
+    """A file that grows by complete blocks, each written completely or not at all; `sync_files` gets them on disk."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._descriptor: int | None = None
-        self._is_synced = True
 
     def append(self, block: bytes) -> None:
         """Write a block. If that fails, for example on a full disk, truncate the file to its previous size."""
@@ -100,10 +111,10 @@ class RowFile:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             remove_stale(self.path.parent)  # temporary files of a killed process
             self._descriptor = open_regular(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            open_files.add(self.path)
             sync_folder(self.path.parent)
         size = os.fstat(self._descriptor).st_size
         try:
-            self._is_synced = False
             while block:  # os.write may write only a part
                 block = block[os.write(self._descriptor, block) :]
         except OSError as error:
@@ -116,11 +127,6 @@ class RowFile:
         if self._descriptor is not None and not is_at(self._descriptor, self.path):
             logger.warning("%s: deleted or moved during the run; it is made again, without the rows so far.", self.path)
             self.close()
-
-    def sync(self) -> None:
-        if self._descriptor is not None and not self._is_synced:
-            os.fsync(self._descriptor)
-            self._is_synced = True
 
     def replace(self, content: bytes) -> None:
         """Replace the content atomically: the path always holds the complete previous or the complete new content."""
@@ -146,8 +152,9 @@ class RowFile:
         """Sync and close the file; the next ``append`` opens it again."""
         if self._descriptor is not None:
             try:
-                self.sync()
+                os.fsync(self._descriptor)
             finally:
+                open_files.discard(self.path)
                 os.close(self._descriptor)
                 self._descriptor = None
 

@@ -1,4 +1,4 @@
-"""Scalars, images, histograms and texts for TensorBoard, with torch's SummaryWriter, in the writer thread of files."""
+"""Scalars, images, histograms and texts for TensorBoard, with torch's SummaryWriter."""
 
 import importlib
 import logging
@@ -13,7 +13,7 @@ from trainwright.config.errors import ConfigError, import_optional
 from trainwright.events.media import Medium
 from trainwright.events.storage import EventStorage
 from trainwright.events.writers.base import FileWriter
-from trainwright.events.writers.rows import rows_after
+from trainwright.events.writers.rows import open_files, rows_after, sync_files
 from trainwright.events.writers.trackers import flat
 
 logger = logging.getLogger("trainwright.events")
@@ -48,12 +48,11 @@ class TensorBoardWriter(FileWriter):
         self._storage: EventStorage | None = None
         self._writer: Any = None  # a SummaryWriter
         self._file = Path()  # the current event file
-        self._is_synced = True
 
     def __repr__(self) -> str:
         return f"TensorBoardWriter({self._log_dir!r}, window_size={self._window_size})"
 
-    def gather(self, storage: EventStorage) -> None:
+    def append(self, storage: EventStorage) -> None:
         if storage is not self._storage:
             self.close()
             self._storage = storage
@@ -61,7 +60,6 @@ class TensorBoardWriter(FileWriter):
             self._last_media = 0
         if self._writer is not None and not self._file.exists():
             logger.warning("%s: deleted or moved during the run; another one is made.", self._file)
-            self._is_synced = True
             self.close()
         rows = rows_after(storage, self._last_written, self._window_size)
         media = storage.media(after=self._last_media)
@@ -78,24 +76,15 @@ class TensorBoardWriter(FileWriter):
         for item in media:
             self._add_media(item)
             self._last_media = item.number
-        self._is_synced = False
-
-    def flush(self) -> None:
-        if self._writer is not None:
-            self._writer.flush()
-
-    def sync(self) -> None:
-        if self._writer is not None and not self._is_synced:
-            with open(self._file, "rb") as file:
-                os.fsync(file.fileno())
-            self._is_synced = True
+        self._writer.flush()
 
     def close(self) -> None:
         if self._writer is not None:
             try:
                 self._writer.close()
-                self.sync()
+                sync_files()
             finally:
+                open_files.discard(self._file)
                 self._writer = None
 
     def _open(self) -> None:
@@ -109,6 +98,7 @@ class TensorBoardWriter(FileWriter):
         mark = f".{uuid.uuid4().hex[:8]}"  # identifies this writer's file
         self._writer = make_writer(self._log_dir, purge_step=self._last_written + 1, filename_suffix=mark)
         (self._file,) = Path(self._log_dir).glob(f"events.out.tfevents.*{mark}")
+        open_files.add(self._file)
         if self._settings:  # hyperparameters; TensorBoard finds the metrics, which are not known yet, by itself
             hparams = importlib.import_module("torch.utils.tensorboard.summary").hparams
             known = {name: value for name, value in self._settings.items() if value is not None}
