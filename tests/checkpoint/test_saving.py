@@ -168,6 +168,22 @@ threading.Thread(target=train).start()
     assert verify(tmp_path / "model_0000009").iteration == 9
 
 
+def test_a_second_name_of_the_same_iteration_does_not_wait(tmp_path, slow_disk):
+    training = Training()
+    training.step()
+    before = training.state()
+    checkpointer = training.checkpointer(tmp_path)
+    checkpointer.save("model_0000009", iteration=9)
+    checkpointer.save("model_best", iteration=9, accuracy=0.5)  # would wait forever for the first
+    training.step()
+    slow_disk.may_go_on.set()
+    checkpointer.wait()
+    assert equal(loaded(tmp_path / "model_0000009"), before)
+    assert equal(loaded(tmp_path / "model_best"), before)
+    one, other = (tmp_path / name / "model.safetensors" for name in ("model_0000009", "model_best"))
+    assert one.samefile(other)
+
+
 def test_what_has_changed_since_is_another_save(tmp_path, slow_disk):
     """Also where the change leaves no trace in torch's version counters."""
     training = Training()

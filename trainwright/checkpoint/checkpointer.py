@@ -198,8 +198,9 @@ class Checkpointer:
         """Save everything under ``name`` in ``save_dir``. After an error no partial checkpoint remains.
 
         It holds the state at the time of the call, even if objects change while it is written. One save is in flight
-        at a time: the next one waits for it. If it fails, the next `save`, `wait` or `load` raises its error.
-        ``model_best``, ``model_final`` and names that end like them are links, which later saves replace.
+        at a time: the next one waits for it, unless no tensor has changed since (a second name of the same iteration).
+        If it fails, the next `save`, `wait` or `load` raises its error. ``model_best``, ``model_final`` and names that
+        end like them are links, which later saves replace.
 
         Args:
             tag_last: resume from this checkpoint. ``model_best`` is never the one to resume from.
@@ -227,7 +228,7 @@ class Checkpointer:
             if keep_trained:
                 share = replace(share, files=self._with_trained(share.files, iteration))
             if self.asynchronous and (self._is_writer or sharing is not None):
-                share = replace(share, files=self._writer.stage(share.files))
+                share = replace(share, files=self._writer.stage(share.files, iteration))
             numbers[:] = self._is_writer, max(map(len, share.rows.values()), default=0)
         # Nothing is written unless every rank has collected its state.
         is_written, size = numbers

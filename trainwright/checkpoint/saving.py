@@ -96,11 +96,22 @@ class CheckpointWriter:
         """Discard the thread and the staging memory."""
         self.background = Background()
         self._staging = StagingArea()
+        self._staged_iteration: int | None = None  # of the staged content
 
-    def stage(self, files: Mapping[str, Writer]) -> Mapping[str, Writer]:
-        """A copy of ``files`` in staging memory, which training does not change; waits for a save in flight."""
+    def stage(self, files: Mapping[str, Writer], iteration: int | None) -> Mapping[str, Writer]:
+        """A copy of ``files`` in staging memory, which training does not change; waits for a save in flight.
+
+        It does not wait if that save is of the same iteration and no tensor has changed since: then both share the
+        memory.
+        """
+        is_same = self.background.is_busy() and iteration is not None and iteration == self._staged_iteration
+        if is_same and (alike := self._staging.staged_alike(files)) is not None:
+            return alike
         self.finish()
-        return self._staging.stage(files)
+        self._staged_iteration = None
+        staged = self._staging.stage(files)
+        self._staged_iteration = iteration
+        return staged
 
     def with_last(
         self, files: Mapping[str, Writer], iteration: int | None, names: Collection[str]
@@ -130,7 +141,7 @@ class CheckpointWriter:
     def release(self) -> None:
         """Wait for the saves in flight, and release their thread and memory; the next save allocates both again."""
         self.background.close()
-        self._staging = StagingArea()
+        self._staging, self._staged_iteration = StagingArea(), None
 
     def look(self) -> None:
         """Know the checkpoints that are there now."""
@@ -450,6 +461,10 @@ class Background:
             self.wait()
             self._run(task)
             self._thread = None
+
+    def is_busy(self) -> bool:
+        """Whether a task is running or queued."""
+        return any(not task.done() for task in self._tasks)
 
     def wait(self) -> None:
         """Wait for all tasks; inside a task it returns immediately. It does not raise failures."""

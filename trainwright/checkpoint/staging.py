@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from typing import BinaryIO
 
 import torch
+import xxhash
 from torch import Tensor
 
 from trainwright.checkpoint.files import Writer
-from trainwright.checkpoint.safetensors_file import TensorFile
+from trainwright.checkpoint.safetensors_file import TensorFile, bytes_of
 
 _CHUNK_BYTES = 8 * 2**20  # written and hashed at a time: small enough to stay in the CPU cache between both
 
@@ -45,6 +46,18 @@ class StagingArea:
         for arrival in self._arrivals:
             arrival.synchronize()
 
+    def staged_alike(self, files: Mapping[str, Writer]) -> dict[str, Writer] | None:
+        """``files`` with the tensors that are already staged; None if any tensor has changed since."""
+        self.wait_for_arrivals()
+        alike = dict(files)
+        for name, file in files.items():
+            if isinstance(file, TensorFile):
+                block = self._blocks.get(name)
+                if block is None or not block.holds(file):
+                    return None
+                alike[name] = block
+        return alike
+
     def _block_for(self, name: str, file: TensorFile) -> "_Block":
         block = self._blocks.get(name)
         if block is None or block.header != file.header or block.is_pinned != _is_sent_by_gpu(file):
@@ -75,6 +88,17 @@ class _Block:
             for tensor, start, end in file.places
             if start < end
         ]
+
+    def holds(self, file: TensorFile) -> bool:
+        """Whether this memory holds the current values of the tensors of ``file``."""
+        if self.header != file.header:
+            return False
+        content = self.memory.numpy().data
+        return all(
+            xxhash.xxh3_128_digest(content[start:end]) == xxhash.xxh3_128_digest(bytes_of(tensor))
+            for tensor, start, end in file.places
+            if start < end
+        )
 
 
 def _is_sent_by_gpu(file: TensorFile) -> bool:
