@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from trainwright import LazyCall, get_config
+from trainwright import LazyCall, TrainingConfig, get_config
 from trainwright.data import build_image_test_loader, build_image_train_loader
 from trainwright.evaluation import DatasetEvaluator
 
@@ -190,6 +190,12 @@ class Results(DatasetEvaluator):
     def evaluate(self) -> dict[str, float]:
         self.num_evaluations += 1
         return {name: values[min(self.num_evaluations, len(values)) - 1] for name, values in self.values.items()}
+
+
+def quiet(folder: Path, **settings: Any) -> TrainingConfig:
+    """Settings of the Python API: without a bar, curves, a schedule and an early end where ``settings`` has none."""
+    usual = {"progress_bar": False, "tensorboard": None, "lr_scheduler_type": None, "early_stopping": None}
+    return TrainingConfig(output_dir=folder, **{**usual, **settings})
 
 
 def file_config(folder: Path, model: Any, data: Any, test: Any = None, **train: Any) -> DictConfig:

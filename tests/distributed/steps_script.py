@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from tests.toys import file_config
-from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
+from tests.toys import file_config, quiet
+from trainwright import DefaultTrainer, LazyCall, Trainer
 from trainwright.engine import EagerTrainer, GraphBase, GraphTrainer
 from trainwright.parallel.data_parallel import setup_dist_util
 from trainwright.parallel.dist import all_gather_object, get_rank
@@ -27,6 +27,7 @@ FOLDER = Path(sys.argv[1])
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
+        torch.manual_seed(3)
         self.used = nn.Linear(3, 2)
         self.never_used = nn.Linear(3, 2)
 
@@ -42,11 +43,6 @@ class Points(torch.utils.data.Dataset[Any]):
         return 32
 
 
-def make_net() -> Net:
-    torch.manual_seed(3)
-    return Net()
-
-
 def make_batches() -> list[list[dict[str, Tensor]]]:
     """Of both processes, for each micro-batch."""
     draw = torch.Generator().manual_seed(5)
@@ -59,20 +55,29 @@ def make_batches() -> list[list[dict[str, Tensor]]]:
     ]
 
 
+def own_batches() -> list[dict[str, Tensor]]:
+    return [pair[get_rank()] for pair in make_batches()]
+
+
 def by_hand(
-    accumulation: int = 1, weigh: Callable[[int, int], float] | None = None, decay: float | None = None, frozen: int = 0
-) -> Net:
+    accumulation: int = 1,
+    weigh: Callable[[int, int], float] | None = None,
+    decay: float | None = None,
+    frozen: int = 0,
+    model: Any = None,
+) -> Any:
     """One process: the loss of an update is the mean over all samples of both, or weighted by ``weigh(n, total)``.
 
     With ``decay`` the average of the weights. ``frozen``: the number of updates in which the bias is frozen.
     """
-    model, both = make_net(), make_batches()
+    model, both = model or Net(), make_batches()
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay or 0.0))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     for start in range(0, len(both), accumulation):
         batches = [batch for pair in both[start : start + accumulation] for batch in pair]
         total = sum(len(batch["labels"]) for batch in batches)
-        model.used.bias.requires_grad = start >= frozen
+        if frozen:
+            model.used.bias.requires_grad = start >= frozen
         for batch in batches:
             n = len(batch["labels"])
             (model(**batch)["loss"] * (n / total if weigh is None else weigh(n, total))).backward()
@@ -82,32 +87,10 @@ def by_hand(
     return model if decay is None else average.module
 
 
-def config_files(accumulation: int = 1, kind: Any = EagerTrainer) -> tuple[Net, Any]:
-    model = make_net()
-    loader = [pair[get_rank()] for pair in make_batches()]
+def config_files(accumulation: int = 1, kind: Any = EagerTrainer, model: Net | None = None) -> tuple[Net, Any]:
+    model, loader = model or Net(), own_batches()
     trainer = kind(model, loader, torch.optim.SGD(model.parameters(), lr=0.5), accumulation)
     trainer.train(0, len(loader) // accumulation)
-    return model, trainer
-
-
-def python_api(accumulation: int = 1, **settings: Any) -> tuple[Net, Any]:
-    model = make_net()
-    loader = [pair[get_rank()] for pair in make_batches()]
-    name = f"python-{accumulation}"
-    config = TrainingConfig(
-        output_dir=str(FOLDER / name),
-        num_epochs=1,
-        gradient_accumulation_steps=accumulation,
-        metrics=[],
-        device_str="cpu",
-        lr_scheduler_type=None,
-        save_enabled=False,
-        progress_bar=False,
-        **settings,
-    )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    trainer = Trainer(model, config, train_dataloader=loader, optimizer=optimizer)
-    trainer.train()
     return model, trainer
 
 
@@ -183,24 +166,27 @@ class ConfigGan(DefaultTrainer):
 
     @classmethod
     def build_train_loader(cls, cfg: Any, tokenizer: Any = None) -> Any:
-        return ([pair[get_rank()] for pair in make_batches()],)
+        return (own_batches(),)
 
     @classmethod
     def build_optimizer(cls, cfg: Any, model: Any) -> Any:
         return gan_optimizers(model)
 
 
-def python_trainer(kind: type[Trainer], model: Any, name: str, **arguments: Any) -> Trainer:
-    settings: dict[str, Any] = {"num_epochs": 1, "metrics": [], "device_str": "cpu", "lr_scheduler_type": None}
-    settings |= {"save_enabled": False, "progress_bar": False, "output_dir": str(FOLDER / name)}
-    loader = [pair[get_rank()] for pair in make_batches()]
-    return kind(model, TrainingConfig(**settings), train_dataloader=loader, **arguments)
+def python_api(
+    name: str, model: Any = None, kind: type[Trainer] = Trainer, parts: dict[str, Any] | None = None, **settings: Any
+) -> tuple[Any, Trainer]:
+    model = model or Net()
+    parts = parts or {"optimizer": torch.optim.SGD(model.parameters(), lr=0.5)}
+    config = quiet(FOLDER / name, num_epochs=1, device_str="cpu", save_enabled=False, **{"metrics": [], **settings})
+    trainer = kind(model, config, train_dataloader=own_batches(), **parts)
+    trainer.train()
+    return model, trainer
 
 
 def python_gan() -> Any:
     gan = Gan()
-    python_trainer(PythonGan, gan, "gan", optimizers=gan_optimizers(gan)).train()
-    return gan
+    return python_api("gan", gan, PythonGan, {"optimizers": gan_optimizers(gan)})[0]
 
 
 def config_gan() -> Any:
@@ -223,26 +209,12 @@ class TwoBackwards(Trainer):
 
 def two_backwards() -> Any:
     gan = Gan()
-    python_trainer(TwoBackwards, gan, "two", optimizer=torch.optim.SGD(gan.parameters(), lr=0.25)).train()
-    return gan
-
-
-def one_backward() -> Gan:
-    gan, both = Gan(), make_batches()
-    optimizer = torch.optim.SGD(gan.parameters(), lr=0.5)
-    for pair in both:
-        total = sum(len(batch["labels"]) for batch in pair)
-        for batch in pair:
-            (gan(**batch)["loss"] * (len(batch["labels"]) / total)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return gan
+    return python_api("two", gan, TwoBackwards, {"optimizer": torch.optim.SGD(gan.parameters(), lr=0.25)})[0]
 
 
 def graph_mode() -> Net:
     """Several processes: all steps are eager."""
-    model = make_net()
-    loader = [pair[get_rank()] for pair in make_batches()]
+    model, loader = Net(), own_batches()
     graph = GraphBase(model, torch.optim.SGD(model.parameters(), lr=0.5), backend="aot_eager")
     GraphTrainer(graph, loader).train(0, len(loader))
     return model
@@ -282,22 +254,11 @@ class Numbers(Net):
 
 def numbers(api: str) -> dict[str, Any]:
     """The logged numbers of a model in each update, and the warnings."""
-    torch.manual_seed(3)
     model, records = Numbers(), list[str]()
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("trainwright.events").addHandler(handler)
-    loader = [pair[get_rank()] for pair in make_batches()]
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    if api == "python":
-        config = TrainingConfig(
-            output_dir=FOLDER / "numbers", num_epochs=1, save_enabled=False, metrics=None, loss=None
-        )
-        trainer: Any = Trainer(model, config, train_dataloader=loader, optimizer=optimizer)
-        trainer.train()
-    else:
-        trainer = EagerTrainer(model, loader, optimizer)
-        trainer.train(0, len(loader))
+    _, trainer = python_api("numbers", model, metrics=None) if api == "python" else config_files(model=model)
     logging.getLogger("trainwright.events").removeHandler(handler)
     histories = trainer.storage.histories()
     logged = {
@@ -317,8 +278,10 @@ def main() -> None:
         found[name] = {"equal_on_all": of_all[0] == of_all[1], "difference": (mine - theirs).abs().max().item()}
 
     for accumulation in (1, 2):
-        for name, api in (("config files", config_files), ("python", python_api)):
-            model, trainer = api(accumulation)
+        for name in ("config files", "python"):
+            settings = {"gradient_accumulation_steps": accumulation}
+            run = python_api(f"python-{accumulation}", **settings) if name == "python" else config_files(accumulation)
+            model, trainer = run
             compare(f"{name} {accumulation}", model, by_hand(accumulation))
             if accumulation == 1:
                 found[f"{name} losses"] = [v for v, _ in trainer.storage.history("total_loss").values()]
@@ -329,10 +292,10 @@ def main() -> None:
     compare("graph mode", graph_mode(), by_hand())
     compare("python gan", python_gan(), gan_by_hand())
     compare("config gan", config_gan(), gan_by_hand())
-    compare("two backward passes", two_backwards(), one_backward())
-    model, _ = python_api(ema={"decay": 0.5})
+    compare("two backward passes", two_backwards(), by_hand(model=Gan()))
+    model, _ = python_api("average", ema={"decay": 0.5})
     compare("average", model, by_hand(decay=0.5))
-    model, _ = python_api(unfreeze=[{"step": 2, "layers": ["used.bias"]}])
+    model, _ = python_api("unfrozen", unfreeze=[{"step": 2, "layers": ["used.bias"]}])
     compare("unfrozen", model, by_hand(frozen=2))
     found["logged"] = logged()
     for api in ("python", "config files"):

@@ -9,16 +9,17 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
+from tests.engine.test_stream_resume import config_api, python_api, weights
+from tests.toys import Classifier
+from trainwright import LazyCall
 from trainwright.data import StreamLoader, build_nlp_train_loader
-from trainwright.hooks import CallbackHook
 from trainwright.parallel import get_rank, setup_dist_util
 from trainwright.parallel.dist import all_gather_object
 
-FOLDER, STEPS = Path(sys.argv[1]), 9
+FOLDER = Path(sys.argv[1])
 OWN_LOOP = Path(__file__).parents[2] / "examples/recipes/own_loop.py"
 SEEN: list[int] = []
 
@@ -47,48 +48,25 @@ class Uneven(IterableDataset[Any]):
             yield {"inputs": torch.randn(4, generator=draw), "labels": number % 3, "number": number}
 
 
-class Model(nn.Module):
+class Model(Classifier):
     def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.body = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 3))
+        super().__init__((4, 8, 3), dropout=0.3, seed=0, is_scored=False)
 
-    def forward(self, inputs: Tensor, labels: Tensor, number: Tensor) -> dict[str, Tensor]:
+    def forward(self, inputs: Tensor, labels: Tensor, number: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
         SEEN.extend(number.tolist())
-        return {"loss": F.cross_entropy(self.body(inputs), labels)}
+        return super().forward(inputs, labels)
 
 
-def python_api(folder: Path, stop: int | None) -> Any:
-    config = TrainingConfig(
-        output_dir=folder, batch_size=4, lr=0.05, max_steps=STEPS, progress_bar=False, shuffle_buffer=5, save_steps=1,
-        eval_strategy="no", model_checkpoint=None, resume_from_checkpoint=True,
-    )  # fmt: skip
-    return run(Trainer(Model(), config, Uneven()), stop)
+def by_objects(folder: Path, stop: int | None) -> Tensor:
+    return python_api(folder, {"train_dataset": Uneven()}, stop, Model, shuffle_buffer=5)
 
 
-def config_api(folder: Path, stop: int | None) -> Any:
-    cfg = get_config("common/defaults.py")
+def by_files(folder: Path, stop: int | None) -> Tensor:
     loader = LazyCall(build_nlp_train_loader)(dataset=LazyCall(Uneven)(), num_workers=0)
-    cfg.model, cfg.dataloader = LazyCall(Model)(), {"train": loader}
-    given = {"output_dir": str(folder), "train_iter": STEPS, "train_micro_batch_size": 4, "resume": True}
-    cfg.train.update({**given, "checkpointer": {"period": 1}})
-    return run(DefaultTrainer(cfg), stop)
+    return config_api(folder, loader, stop, Model)
 
 
-def run(trainer: Any, stop: int | None) -> Any:
-    def fail(trainer: Any) -> None:
-        if trainer.iter == stop:
-            raise RuntimeError("killed")
-
-    trainer.register_hooks([CallbackHook(before_step=fail)])
-    try:
-        trainer.train()
-    except RuntimeError:
-        assert stop is not None
-    return trainer.model
-
-
-def own_loop(folder: Path, stop: int | None) -> Any:
+def own_loop(folder: Path, stop: int | None) -> Tensor | None:
     plain, calls = F.cross_entropy, iter(range(1000))
 
     def failing(*arguments: Any, **settings: Any) -> Tensor:
@@ -98,7 +76,7 @@ def own_loop(folder: Path, stop: int | None) -> Any:
 
     F.cross_entropy = failing
     try:
-        return runpy.run_path(str(OWN_LOOP))["main"](str(folder), 70).model
+        return weights(runpy.run_path(str(OWN_LOOP))["main"](str(folder), 70).model)
     except RuntimeError:
         return None
     finally:
@@ -107,20 +85,16 @@ def own_loop(folder: Path, stop: int | None) -> Any:
 
 def outcome(name: str, api: Callable[[Path, int | None], Any], stops: list[int]) -> dict[str, Any]:
     SEEN.clear()
-    whole = weights(api(FOLDER / name / "whole", None))
+    whole = api(FOLDER / name / "whole", None)
     seen = [number // 1000 for number in SEEN]
     for stop in stops:
         api(FOLDER / name / "killed", stop)
-    resumed = weights(api(FOLDER / name / "killed", None))
+    resumed = api(FOLDER / name / "killed", None)
     return {
         "is_exact": all(all_gather_object(torch.equal(whole, resumed))),
         "is_equal_on_ranks": len({tuple(each) for each in all_gather_object(whole.tolist())}) == 1,
         "ranks_of_samples": [sorted(set(each)) for each in all_gather_object(seen)],
     }
-
-
-def weights(model: nn.Module) -> Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
 def without_shard() -> list[Any]:
@@ -137,8 +111,8 @@ def without_shard() -> list[Any]:
 if __name__ == "__main__":
     setup_dist_util()
     found = {
-        "python": outcome("python", python_api, [2, 6]),
-        "config files": outcome("config", config_api, [2, 6]),
+        "python": outcome("python", by_objects, [2, 6]),
+        "config files": outcome("config", by_files, [2, 6]),
         "own loop": outcome("own", own_loop, [55]),
         "without shard": without_shard(),
     }

@@ -6,42 +6,23 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.toys import Samples, assert_equal_weights, file_config
+from tests.engine.test_several_optimizers import Net, rows
+from tests.toys import assert_equal_weights, file_config, quiet
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
 from trainwright.config import ConfigError
-
-# B batch, F features.
-INPUTS_BF = torch.randn(24, 4, generator=torch.Generator().manual_seed(1))
-LABELS_B = torch.randint(2, (24,), generator=torch.Generator().manual_seed(2))
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.body, self.head = nn.Linear(4, 8), nn.Linear(8, 2)
-
-    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        return {"loss": F.cross_entropy(self.head(self.body(inputs).tanh()), labels)}
-
-
-def rows() -> Samples:
-    return Samples(inputs=INPUTS_BF, labels=LABELS_B)
-
 
 SETTINGS: dict[str, Any] = {"lr": 0.5, "max_iter": 4, "history_size": 3, "line_search_fn": "strong_wolfe"}
 
 
-def python(folder: Path, steps: int = 6, **settings: Any) -> Trainer:
-    given: dict[str, Any] = {"optimizer": {"name_": "LBFGS", **SETTINGS}, "lr_scheduler_type": None, "num_epochs": 3}
-    config = TrainingConfig(
-        output_dir=folder, batch_size=12, max_steps=steps, metrics=[], progress_bar=False, eval_strategy="no",
-        tensorboard=None, **{**given, **settings},
-    )  # fmt: skip
-    trainer = Trainer(Net(), config, rows())
+def config(folder: Path, **settings: Any) -> TrainingConfig:
+    given = {"optimizer": {"name_": "LBFGS", **SETTINGS}, "batch_size": 12, "metrics": [], "eval_strategy": "no"}
+    return quiet(folder, **{**given, **settings})
+
+
+def python(folder: Path, steps: int = 6, kind: type[Trainer] = Trainer, **settings: Any) -> Trainer:
+    trainer = kind(Net(), config(folder, num_epochs=3, max_steps=steps, **settings), rows())
     trainer.train()
     return trainer
 
@@ -122,12 +103,7 @@ def test_an_own_training_step_is_evaluated_as_often(tmp_path: Path) -> None:
             self.backward(loss)
             return loss.detach()
 
-    config = TrainingConfig(
-        output_dir=tmp_path, batch_size=12, max_steps=2, metrics=[], progress_bar=False, lr_scheduler_type=None,
-        optimizer={"name_": "LBFGS", **SETTINGS},
-    )  # fmt: skip
-    trainer = Own(Net(), config, rows())
-    trainer.train()
+    trainer = python(tmp_path / "own", 2, Own)
     assert len(calls) > 2
     assert_equal_weights(trainer.model, python(tmp_path / "plain", 2).model)
 
@@ -159,9 +135,9 @@ def test_what_a_closure_excludes_is_refused_before_the_first_step(
 def test_beside_other_optimizers_it_needs_an_own_step(tmp_path: Path) -> None:
     def make(kind: type[Trainer]) -> Trainer:
         net = Net()
-        config = TrainingConfig(output_dir=tmp_path, batch_size=12, max_steps=2, metrics=[], progress_bar=False)
-        both = {"body": torch.optim.SGD(net.body.parameters(), lr=0.1)}
-        return kind(net, config, rows(), optimizers={**both, "head": torch.optim.LBFGS(net.head.parameters())})
+        both: dict[str, torch.optim.Optimizer] = {"body": torch.optim.SGD(net.body.parameters(), lr=0.1)}
+        both["head"] = torch.optim.LBFGS(net.head.parameters())
+        return kind(net, config(tmp_path, max_steps=2, optimizer="Adam"), rows(), optimizers=both)
 
     class Own(Trainer):
         def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:

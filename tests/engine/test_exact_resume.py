@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from tests.toys import file_config
+from tests.toys import Classifier, file_config
 from trainwright import DefaultTrainer, LazyCall
 from trainwright.hooks import CallbackHook
 
@@ -40,38 +39,26 @@ class Augmented(Dataset):
         return len(self.points)
 
 
-class Model(nn.Module):
+class Model(Classifier):
+    """Remembers its batches."""
+
     def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, 2))
+        parts = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, 2)
+        super().__init__(body=nn.Sequential(*parts))
         self.seen: list[Tensor] = []
 
-    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        scores = self.body(inputs)
-        if not self.training:
-            return {"prediction_scores": scores}
-        self.seen.append(inputs.clone())
-        return {"loss": F.cross_entropy(scores, labels)}
+    def forward(self, inputs: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        self.seen += [inputs.clone()] if self.training else []
+        return super().forward(inputs, labels)
 
 
 def config(folder: Path, *, num_workers: int, **train: Any) -> DictConfig:
     cfg = file_config(folder, Model, Augmented, LazyCall(Augmented)(seed=1))
     cfg.dataloader.train.num_workers = num_workers
     cfg.optim.lr = 0.02
-    cfg.train.update(
-        {
-            "train_iter": ITERATIONS,
-            "warmup_ratio": 0.2,
-            "train_micro_batch_size": 4,
-            "num_accumulation_steps": 2,
-            "log_period": 3,
-            "resume": True,
-            "checkpointer": {"period": 1, "max_to_keep": 2},
-            "evaluation": {"eval_period": 5},
-            "topk": [1],
-            **train,
-        }
-    )
+    sizes = {"train_iter": ITERATIONS, "train_micro_batch_size": 4, "num_accumulation_steps": 2}
+    periods = {"log_period": 3, "checkpointer": {"period": 1, "max_to_keep": 2}, "evaluation": {"eval_period": 5}}
+    cfg.train.update({**sizes, **periods, "warmup_ratio": 0.2, "resume": True, "topk": [1], **train})
     return cfg
 
 

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from tests.toys import Classifier, Samples, file_config, quiet
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError
-from trainwright.data import DistTensorData, Instance, build_image_test_loader, build_image_train_loader
+from trainwright.data import DistTensorData, Instance
 from trainwright.engine.hardest_samples import as_picture
 from trainwright.hooks import CallbackHook, NonFiniteError
 from trainwright.inspect.report.page import content
@@ -38,7 +40,7 @@ class Digits(Dataset):
         image[0, index % 4] = 1.0 + 0.01 * index
         label = torch.tensor((index + (index == self.wrong)) % 4)
         if self.named:
-            return Instance(images=DistTensorData(image), labels=DistTensorData(label))
+            return Instance(inputs=DistTensorData(image), labels=DistTensorData(label))
         return image, label
 
 
@@ -47,41 +49,22 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(16, 4))
 
 
-class Scores(nn.Module):
-    """As the models of config files: a loss in training, scores in evaluation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = net()
-
-    def forward(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        scores = self.layers(images)
-        if self.training:
-            return {"losses": nn.functional.cross_entropy(scores, labels)}
-        return {"prediction_scores": scores}
-
-
-def by_objects(folder: Path, *, resume: bool = False, **settings: Any) -> Trainer:
+def by_objects(folder: Path, *, resume: bool = False) -> Trainer:
     config = TrainingConfig(
-        output_dir=str(folder), num_epochs=4, batch_size=4, learning_rate=0.05, hardest_samples=3, seed=1,
-        eval_batch_size=4, progress_bar=False, resume_from_checkpoint=resume, early_stopping=None, **settings,
+        output_dir=folder, num_epochs=4, batch_size=4, learning_rate=0.05, hardest_samples=3, seed=1, eval_batch_size=4,
+        progress_bar=False, early_stopping=None, resume_from_checkpoint=resume,
     )  # fmt: skip
     return Trainer(net(), config, Digits(wrong=None), Digits())
 
 
 def by_files(folder: Path, *, resume: bool = False) -> DefaultTrainer:
-    cfg = LazyCall(dict)()
-    cfg.model = LazyCall(Scores)()
+    data, test = LazyCall(Digits)(named=True, wrong=None), LazyCall(Digits)(named=True)
+    cfg = file_config(
+        folder, lambda: Classifier(body=net(), loss="losses"), data, test, train_iter=40, log_period=10, resume=resume,
+        train_micro_batch_size=4, test_micro_batch_size=4, checkpointer={"period": 10},
+        evaluation={"eval_period": 10, "hardest_samples": 3, "evaluator": {"topk": [1]}},
+    )  # fmt: skip
     cfg.optim = LazyCall(torch.optim.Adam)(lr=0.05)
-    cfg.dataloader = LazyCall(dict)(
-        train=LazyCall(build_image_train_loader)(dataset=[LazyCall(Digits)(named=True, wrong=None)], num_workers=0),
-        test=[LazyCall(build_image_test_loader)(dataset=[LazyCall(Digits)(named=True)], num_workers=0)],
-    )
-    evaluation = {"eval_period": 10, "hardest_samples": 3, "evaluator": {"topk": [1]}}
-    cfg.train = {
-        "output_dir": str(folder), "train_iter": 40, "log_period": 10, "train_micro_batch_size": 4,
-        "test_micro_batch_size": 4, "checkpointer": {"period": 10}, "evaluation": evaluation, "resume": resume,
-    }  # fmt: skip
     return DefaultTrainer(cfg)
 
 
@@ -120,7 +103,7 @@ def test_the_mislabelled_sample_is_the_hardest_by_name(api: str, folders: dict[s
 
 def test_both_apis_have_the_exact_loss(folders: dict[str, Path]) -> None:
     model, data = net(), Digits()
-    for api, prefix in (("objects", ""), ("files", "layers.")):
+    for api, prefix in (("objects", ""), ("files", "body.")):
         trainer = BUILD[api](folders[api], resume=True)
         model.load_state_dict({name.removeprefix(prefix): value for name, value in trainer.model.state_dict().items()})
         inputs, labels = (torch.stack(column) for column in zip(*(data[n] for n in range(len(data))), strict=True))
@@ -162,47 +145,39 @@ def test_the_report_shows_them_with_a_picture(api: str, folders: dict[str, Path]
     assert f'alt="hardest/{MISLABELLED}"' in details
 
 
-def test_what_is_a_picture() -> None:
-    image = pytest.importorskip("PIL.Image").new("L", (6, 5), 255)
-    for value, shape in [
+GREY = np.zeros((8, 8))
+
+
+@pytest.mark.parametrize(
+    ("value", "shape"),
+    [
         (torch.zeros(3, 8, 8), (3, 8, 8)),
         (torch.zeros(8, 8, 3, dtype=torch.uint8), (3, 8, 8)),
-        (np.zeros((8, 8)), (8, 8)),
-        (image, (3, 5, 6)),
-    ]:
-        found = as_picture(value)
-        assert found is not None
-        assert found.shape == shape
+        (GREY, (8, 8)),
+        (Image.new("L", (6, 5), 255), (3, 5, 6)),
+        *((other, None) for other in (torch.zeros(16), torch.zeros(5, 8, 8), GREY.astype(int), "text")),
+        (torch.zeros(3, 2, 2), None),
+    ],
+)
+def test_what_is_a_picture(value: Any, shape: Any) -> None:
+    found = as_picture(value)
+    assert found is None if shape is None else found.shape == shape
     scaled = as_picture(torch.linspace(-3, 1, 16).reshape(4, 4))
-    assert scaled is not None
     assert (float(scaled.min()), float(scaled.max())) == (0.0, 1.0)
-    for other in (
-        torch.zeros(16),
-        torch.zeros(5, 8, 8),
-        torch.zeros(8, 8, dtype=torch.int64),
-        "text",
-        torch.zeros(3, 2, 2),
-    ):
-        assert as_picture(other) is None
 
 
 NUM, BAD = 160, 71
 READ: list[int] = []
 
 
-class Photos(Dataset):
+class Photos(Samples):
     """A loss of about 1 for each sample, and of ``bad`` for one."""
 
     def __init__(self, bad: float = 1.0) -> None:
-        self.bad, self.paths = bad, [f"photos/{number:03d}.png" for number in range(NUM)]
-
-    def __len__(self) -> int:
-        return NUM
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        READ.append(int(index))
-        noise = 1.0 + 0.2 * torch.randn(1, generator=torch.Generator().manual_seed(int(index)))
-        return {"values": noise * self.bad if index == BAD else noise}
+        noise = 1.0 + 0.2 * torch.randn(NUM, 1, generator=torch.Generator().manual_seed(0))
+        noise[BAD] *= bad
+        super().__init__(values=lambda index: (READ.append(int(index)), noise[index])[1], length=NUM)
+        self.paths = [f"photos/{number:03d}.png" for number in range(NUM)]
 
 
 class Level(nn.Module):
@@ -215,23 +190,19 @@ class Level(nn.Module):
 
 
 def ids_by_objects(folder: Path, dataset: Any, **settings: Any) -> Trainer:
-    config = TrainingConfig(
-        output_dir=str(folder), num_epochs=2, batch_size=2, gradient_accumulation_steps=2, learning_rate=1e-4,
-        log_steps=10, tensorboard=None, progress_bar=False, seed=1, save_enabled=False, **settings,
+    config = quiet(
+        folder, num_epochs=2, batch_size=2, gradient_accumulation_steps=2, learning_rate=1e-4, log_steps=10, seed=1,
+        save_enabled=False, lr_scheduler_type="linear", **settings,
     )  # fmt: skip
     return Trainer(Level(), config, dataset)
 
 
 def ids_by_files(folder: Path, dataset: Any, **settings: Any) -> DefaultTrainer:
-    cfg = LazyCall(dict)()
-    cfg._set_flag("allow_objects", True)
-    cfg.model = LazyCall(Level)()
+    cfg = file_config(
+        folder, Level, lambda: dataset, train_iter=80, log_period=10, train_micro_batch_size=2,
+        num_accumulation_steps=2, checkpointer={"period": 1000}, **settings,
+    )  # fmt: skip
     cfg.optim = LazyCall(torch.optim.SGD)(lr=1e-4)
-    cfg.dataloader = LazyCall(dict)(train=LazyCall(build_image_train_loader)(dataset=[dataset], num_workers=0))
-    cfg.train = {
-        "output_dir": str(folder), "train_iter": 80, "log_period": 10, "train_micro_batch_size": 2,
-        "num_accumulation_steps": 2, "checkpointer": {"period": 1000}, **settings,
-    }  # fmt: skip
     return DefaultTrainer(cfg)
 
 
@@ -296,15 +267,13 @@ def test_names_that_cannot_be_read_do_not_hide_the_message(tmp_path: Path) -> No
     assert trainer.described_samples(3).startswith(f"Samples of update 3: {first}, ")
 
 
-def test_loaders_and_steps_of_the_user_have_unknown_ids(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_loaders_and_steps_of_the_user_have_unknown_ids(tmp_path: Path) -> None:
     class Own(Trainer):
         def run_step(self) -> None:
             super().run_step()
 
-    config = TrainingConfig(output_dir=str(tmp_path), tensorboard=None, num_epochs=1)
-    loader = DataLoader(Photos(), 4)
-    assert Trainer(Level(), config, train_dataloader=loader).sample_ids(1) is None
-    assert Own(Level(), config, Photos()).sample_ids(1) is None
+    assert Trainer(Level(), quiet(tmp_path), train_dataloader=DataLoader(Photos(), 4)).sample_ids(1) is None
+    assert Own(Level(), quiet(tmp_path), Photos()).sample_ids(1) is None
 
 
 @IDS_BOTH

@@ -12,25 +12,13 @@ from trainwright.engine.loop import TrainerBase
 from trainwright.events import get_event_storage, has_event_storage
 from trainwright.hooks import Callback, CallbackHook, HookBase
 
+MOMENTS = ("before_train", "before_step", "after_step", "after_train")
 
-class Recorder(HookBase):
-    def __init__(self, calls: list[str], name: str = "") -> None:
-        self.calls, self.name = calls, name
 
-    def note(self, moment: str) -> None:
-        self.calls.append(f"{self.name}{moment}@{self.trainer.iter}")
-
-    def before_train(self) -> None:
-        self.note("before_train")
-
-    def before_step(self) -> None:
-        self.note("before_step")
-
-    def after_step(self) -> None:
-        self.note("after_step")
-
-    def after_train(self) -> None:
-        self.note("after_train")
+def recorder(calls: list[str], name: str = "") -> HookBase:
+    """A hook that records the moments at which it is called, with the iteration."""
+    notes = {m: lambda trainer, m=m: calls.append(f"{name}{m}@{trainer.iter}") for m in MOMENTS}
+    return CallbackHook(**notes)
 
 
 class Trainer(TrainerBase):
@@ -48,7 +36,7 @@ class Trainer(TrainerBase):
 def test_the_order_of_calls_and_the_iteration_in_each() -> None:
     calls: list[str] = []
     trainer = Trainer(calls)
-    trainer.register_hooks([Recorder(calls, "a."), None, Recorder(calls, "b.")])
+    trainer.register_hooks([recorder(calls, "a."), None, recorder(calls, "b.")])
     trainer.train(3, 5)
     steps = [
         [f"a.before_step@{i}", f"b.before_step@{i}", f"run_step@{i}", f"a.after_step@{i}", f"b.after_step@{i}"]
@@ -61,8 +49,7 @@ def test_the_order_of_calls_and_the_iteration_in_each() -> None:
 
 def test_iterations_done_is_where_a_checkpoint_taken_now_goes_on() -> None:
     seen: list[tuple[str, int]] = []
-    moments = ("before_train", "before_step", "after_step", "after_train")
-    calls = {m: lambda t, m=m: seen.append((m, t.iterations_done)) for m in moments}
+    calls = {m: lambda t, m=m: seen.append((m, t.iterations_done)) for m in MOMENTS}
     trainer = Trainer([])
     trainer.register_hooks([CallbackHook(**calls)])
     trainer.train(3, 5)
@@ -74,7 +61,7 @@ def test_iterations_done_is_where_a_checkpoint_taken_now_goes_on() -> None:
 def test_a_failure_runs_after_train_and_is_raised_with_iter_where_it_failed(caplog: pytest.LogCaptureFixture) -> None:
     calls: list[str] = []
     trainer = Trainer(calls, fails_at=2)
-    trainer.register_hooks([Recorder(calls)])
+    trainer.register_hooks([recorder(calls)])
     with pytest.raises(ZeroDivisionError, match="the step"), caplog.at_level(logging.ERROR):
         trainer.train(0, 4)
     assert trainer.iter == 2
@@ -98,7 +85,7 @@ def test_after_train_of_the_other_hooks_runs_whatever_one_hook_raises(
 
     calls: list[str] = []
     trainer = Trainer(calls) if fails_at is None else Trainer(calls, fails_at=fails_at)
-    trainer.register_hooks([CallbackHook(**{moment: fail}), Recorder(calls)])
+    trainer.register_hooks([CallbackHook(**{moment: fail}), recorder(calls)])
     with pytest.raises(expected):
         trainer.train(0, 1)
     assert calls[-1] == last
@@ -129,7 +116,7 @@ def test_a_users_own_after_step_decides() -> None:
             super().after_step()
 
     trainer = Own(calls)
-    trainer.register_hooks([Recorder(calls)])
+    trainer.register_hooks([recorder(calls)])
     trainer.train(0, 1)
     assert calls[-3:] == ["own", "after_step@0", "after_train@1"]
 
@@ -137,7 +124,7 @@ def test_a_users_own_after_step_decides() -> None:
 def test_nothing_to_train_says_so_and_calls_no_hook(caplog: pytest.LogCaptureFixture) -> None:
     calls: list[str] = []
     trainer = Trainer(calls)
-    trainer.register_hooks([Recorder(calls)])
+    trainer.register_hooks([recorder(calls)])
     with caplog.at_level(logging.INFO):
         trainer.train(5, 5)
     assert calls == []
@@ -147,8 +134,8 @@ def test_nothing_to_train_says_so_and_calls_no_hook(caplog: pytest.LogCaptureFix
 def test_something_that_is_no_hook_is_refused() -> None:
     with pytest.raises(ConfigTypeError, match="HookBase"):
         Trainer([]).register_hooks([print])  # type: ignore[list-item]
-    with pytest.raises(ConfigTypeError, match=r"pass a list: \[Recorder"):
-        Trainer([]).register_hooks(Recorder([]))  # type: ignore[arg-type]
+    with pytest.raises(ConfigTypeError, match=r"pass a list: \[CallbackHook"):
+        Trainer([]).register_hooks(recorder([]))  # type: ignore[arg-type]
     with pytest.raises(ConfigTypeError, match="add_callback"):
         Trainer([]).register_hooks([Callback()])  # type: ignore[list-item]
 
@@ -172,7 +159,7 @@ def test_a_hook_neither_trains_again_nor_adds_a_hook_to_steps_that_have_begun(
 
 def test_a_trainer_is_freed_without_the_garbage_collector() -> None:
     trainer = Trainer([])
-    trainer.register_hooks([Recorder([])])
+    trainer.register_hooks([recorder([])])
     trainer.train(0, 2)
     ghost = weakref.ref(trainer)
     gc.disable()
@@ -195,16 +182,15 @@ def test_a_trainer_without_a_step_says_what_is_missing() -> None:
 def test_a_lost_process_fails_a_save_in_flight_without_a_second_traceback(
     later: Exception, is_shown: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Fails(HookBase):
-        def after_train(self) -> None:
-            raise later
+    def fail(trainer: Any) -> None:
+        raise later
 
     class Loses(TrainerBase):
         def run_step(self) -> None:
             raise RuntimeError("gloo: Connection closed by peer")
 
     trainer = Loses()
-    trainer.register_hooks([Fails()])
+    trainer.register_hooks([CallbackHook(after_train=fail)])
     with pytest.raises(RuntimeError, match="Connection closed"):
         trainer.train(0, 1)
     assert ("after_train failed too" in caplog.text) == is_shown

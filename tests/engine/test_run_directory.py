@@ -7,9 +7,9 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -20,21 +20,29 @@ from tests.toys import Classifier, points
 from trainwright import Trainer, TrainingConfig
 from trainwright.checkpoint import CheckpointError
 from trainwright.config.errors import ConfigError
+from trainwright.engine.folder.files import RunFiles
 from trainwright.engine.folder.run_folder import EARLIER_RUNS, RunFolder
 
 logger = logging.getLogger("trainwright.test")
 
 
 @pytest.fixture(autouse=True)
-def info_level():
-    library = logging.getLogger("trainwright")
-    before = library.level
-    library.setLevel(logging.INFO)
-    yield
-    library.setLevel(before)
+def info_level(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "trainwright")
+
+
+def opened(folder: Path, *, resume: bool = False) -> RunFolder:
+    """The folder as it is when a run in it has begun and ended."""
+    found = RunFolder(folder, resume=resume)
+    found.prepare(CONFIG)
+    found.open()
+    found.close()
+    return found
 
 
 def test_an_empty_folder_is_opened_at_once_with_the_configuration_and_a_log(tmp_path: Path) -> None:
+    (tmp_path / "new" / "deep").mkdir(parents=True)
+    (tmp_path / "new" / "deep" / "log.txt").touch()  # an empty file is free to use
     folder = RunFolder(tmp_path / "new" / "deep", resume=False)
     logger.info("before it was opened")
     folder.prepare(CONFIG)
@@ -52,10 +60,7 @@ def test_opening_moves_the_earlier_run_aside_with_its_links_and_nothing_else(tmp
     before = earlier_run(tmp_path)
     (tmp_path / "notes.md").write_text("mine")
     (tmp_path / "model_zoo").mkdir()
-    folder = RunFolder(tmp_path, resume=False)
-    folder.prepare(CONFIG)
-    folder.open()
-    folder.close()
+    opened(tmp_path)
     moved = contents(tmp_path / EARLIER_RUNS / "001")
     assert json.loads(moved.pop(".trainwright.json"))["files"] == sorted(WRITTEN)
     assert moved == before
@@ -93,38 +98,7 @@ from trainwright.engine.folder.run_folder import RunFolder
 from pathlib import Path
 folder = RunFolder(Path(sys.argv[1]), resume=True)
 folder.lock()
-print(os.getpid(), flush=True)
-sys.stdin.read()
-"""
-
-
-def test_a_folder_in_which_another_process_trains_is_refused(tmp_path: Path) -> None:
-    earlier_run(tmp_path)
-    other = subprocess.Popen(
-        [python(), "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    with other:
-        assert other.stdout is not None
-        process = int(other.stdout.readline())
-        folder = RunFolder(tmp_path, resume=True)
-        with pytest.raises(ConfigError, match=r"^train\.output_dir: another run is training"):
-            folder.prepare(CONFIG)
-        folder.close()
-        os.kill(process, signal.SIGKILL)  # however it ends, the folder is free then
-    folder = RunFolder(tmp_path, resume=True)
-    folder.prepare(CONFIG)
-    folder.lock()
-    folder.close()
-
-
-HOLD_AND_FORK = """
-import os, sys
-from trainwright.engine.folder.run_folder import RunFolder
-from pathlib import Path
-folder = RunFolder(Path(sys.argv[1]), resume=True)
-folder.lock()
-child = os.fork()
-if child == 0:
+if sys.argv[2] == "forks" and os.fork() == 0:
     sys.stdin.read()
     os._exit(0)
 print(os.getpid(), flush=True)
@@ -133,17 +107,25 @@ sys.stdin.read()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a worker of a loader is no fork here")
-def test_a_worker_that_outlives_its_killed_trainer_does_not_keep_the_folder(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [python(), "-c", HOLD_AND_FORK, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as trainer:
-        assert trainer.stdout is not None
-        process = int(trainer.stdout.readline())
-        with pytest.raises(ConfigError, match="another run is training"):
-            RunFolder(tmp_path, resume=True).check_free()
+@pytest.mark.parametrize("worker", ["", "forks"])
+def test_a_folder_in_which_another_process_trains_is_refused(worker: str, tmp_path: Path) -> None:
+    """Until it ends, however it does; a worker that outlives its killed trainer does not keep the folder."""
+    earlier_run(tmp_path)
+    command = [python(), "-c", HOLD, str(tmp_path), worker]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        process = int(other.stdout.readline())
+        folder = RunFolder(tmp_path, resume=True)
+        with pytest.raises(ConfigError, match=r"^train\.output_dir: another run is training"):
+            folder.prepare(CONFIG)
+        folder.close()
         os.kill(process, signal.SIGKILL)
-        trainer.wait()  # its fork reads on until the pipe is closed
+        other.wait()  # its fork reads on until the pipe is closed
         RunFolder(tmp_path, resume=True).check_free()
+        folder = RunFolder(tmp_path, resume=True)
+        folder.prepare(CONFIG)
+        folder.lock()
+        folder.close()
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK])
@@ -206,14 +188,6 @@ def test_a_file_that_no_run_wrote_is_refused_by_name(tmp_path: Path, name: str, 
     assert contents(tmp_path) == {name: "precious things: 1\n"}
 
 
-def test_an_empty_file_is_free_to_use(tmp_path: Path) -> None:
-    (tmp_path / "log.txt").touch()
-    folder = RunFolder(tmp_path, resume=False)
-    folder.prepare(CONFIG)
-    folder.close()
-    assert folder.is_open
-
-
 USERS_OWN = {
     "model_zoo/a.txt": "1",
     "model_0000007/weights.txt": "1",
@@ -242,10 +216,7 @@ def test_what_no_run_wrote_is_not_moved(tmp_path: Path, has_list: bool) -> None:
     (tmp_path / "model_link").symlink_to("model_0000009")
     (tmp_path / "circle").symlink_to("circle")
     shutil.copytree(tmp_path / "model_0000009", tmp_path / "model_backup")
-    folder = RunFolder(tmp_path, resume=False)
-    folder.prepare(CONFIG)
-    folder.open()
-    folder.close()
+    opened(tmp_path)
     moved = contents(tmp_path / EARLIER_RUNS / "001")
     moved.pop(".trainwright.json")
     assert moved == before
@@ -261,36 +232,30 @@ def test_a_damaged_list_is_none(tmp_path: Path, content: str) -> None:
     before = earlier_run(tmp_path / "run")
     (tmp_path / "escape").write_text("1")
     (tmp_path / "run" / ".trainwright.json").write_text(content)
-    folder = RunFolder(tmp_path / "run", resume=False)
-    folder.prepare(CONFIG)
-    folder.open()
-    folder.close()
+    opened(tmp_path / "run")
     moved = contents(tmp_path / "run" / EARLIER_RUNS / "001")
     moved.pop(".trainwright.json")
     assert moved == before
     assert (tmp_path / "escape").is_file()
 
 
-MOVE = """
-import os, sys
-left = int(sys.argv[2])
-def counted(name):
-    real = getattr(os, name)
-    def call(*args, **kwargs):
-        global left
-        left -= 1
-        if left < 0:
-            os.kill(os.getpid(), 9)
-        return real(*args, **kwargs)
-    setattr(os, name, call)
-from trainwright.engine.folder.files import RunFiles
-from trainwright.engine.folder.run_folder import RunFolder
-from pathlib import Path
-for name in ("rename", "replace", "mkdir", "rmdir", "fsync", "open", "unlink"):
-    counted(name)
-RunFiles(Path(sys.argv[1]), RunFolder.layout).move_aside()
-os._exit(0)
-"""
+def move_aside(root: Path, left: int) -> None:
+    """In a process that is killed by its operation number ``left``."""
+
+    def counted(real: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **kwargs)
+
+        return call
+
+    for name in ("rename", "replace", "mkdir", "rmdir", "fsync", "open", "unlink"):
+        setattr(os, name, counted(getattr(os, name)))
+    RunFiles(root, RunFolder.layout).move_aside()
+    os._exit(0)
 
 
 @pytest.mark.slow
@@ -303,8 +268,7 @@ def test_a_move_that_is_killed_at_any_operation_is_undone_or_completed_by_the_ne
         pid = os.fork()
         if pid == 0:
             try:
-                sys.argv = ["", str(root), str(operations)]
-                exec(MOVE, {"__name__": "move"})
+                move_aside(root, operations)
             finally:
                 os._exit(1)
         status = os.waitpid(pid, 0)[1]

@@ -12,8 +12,9 @@ from torch.utils.data import TensorDataset
 
 from tests.engine.default.test_default_trainer import config
 from tests.spent_time import spend
+from tests.toys import quiet
 from trainwright import DefaultTrainer, Trainer, TrainingConfig
-from trainwright.engine.folder.summary import described_model, described_optimizers, table
+from trainwright.engine.folder.summary import described_model, described_optimizers
 from trainwright.engine.trainer.parts import names_of_settings
 from trainwright.hooks import Callback
 
@@ -32,12 +33,8 @@ def test_lines_of_one_iteration_agree_on_its_number(tmp_path: Path, caplog: pyte
     (stop,) = [line for line in lines if line.startswith("A callback stops")]
     assert stop == "A callback stops the training after iteration 10."
     assert lines[-1].startswith("Finished after iteration 10\n")
-    assert re.findall(r"iteration (\d+)/15", "\n".join(lines)) == [
-        "5",
-        "5",
-        "10",
-        "10",
-    ]  # values of the training, and of the evaluation
+    found = re.findall(r"iteration (\d+)/15", "\n".join(lines))
+    assert found == ["5", "5", "10", "10"]  # values of the training, and of the evaluation
     (best,) = re.findall(r"Best .*iteration (\d+)\)", lines[-1])
     assert (tmp_path / f"checkpoints/{best.zfill(2)}").is_dir()
 
@@ -113,35 +110,36 @@ def test_the_parts_of_a_model_are_the_largest_ones() -> None:
     described = described_model(parts)
     facts = ("21 parameters", "84 B", "20 trainable", "6 in part6, 5 in part5, 4 in part4, 3 in part3, 3 in others")
     assert all(fact in described for fact in facts)
-
-
-def test_a_schedule_is_not_shown_as_that_of_the_last_optimizer_alone() -> None:
+    tied = nn.ModuleDict({"words": nn.Embedding(5, 4), "head": nn.Linear(4, 5)})
+    tied["head"].weight = tied["words"].weight
+    assert described_model(tied) == "ModuleDict: 25 parameters (100 B): 20 in words, 5 in head"
+    wrapped = nn.Sequential(nn.ModuleDict({"stack": nn.Sequential(nn.Linear(4, 2), nn.ReLU(), nn.Linear(2, 1))}))
+    assert described_model(wrapped).endswith(": 10 in Linear 0, 3 in Linear 2")
     one = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
-    assert described_optimizers({"optimizer": one}, "linear schedule") == "SGD, lr 0.1, linear schedule"
     two = described_optimizers({"g": one, "d": one}, "linear schedule")
     assert two == "g: SGD, lr 0.1; d: SGD, lr 0.1; linear schedule"
 
 
-def test_a_shared_parameter_is_in_one_part() -> None:
-    tied = nn.ModuleDict({"words": nn.Embedding(5, 4), "head": nn.Linear(4, 5)})
-    tied["head"].weight = tied["words"].weight
-    assert described_model(tied) == "ModuleDict: 25 parameters (100 B): 20 in words, 5 in head"
-
-
-def test_a_model_in_a_wrapper_has_the_parts_of_the_model() -> None:
-    model = nn.Sequential(nn.ModuleDict({"stack": nn.Sequential(nn.Linear(4, 2), nn.ReLU(), nn.Linear(2, 1))}))
-    assert described_model(model).endswith(": 10 in Linear 0, 3 in Linear 2")
-    assert described_model(nn.ModuleDict({"l": nn.Linear(4, 3)})) == "ModuleDict: 15 parameters (60 B)"
-
-
-def test_a_long_value_continues_below_and_a_list_has_a_line_for_each_item() -> None:
-    words, commands = ("word " * 40).strip(), ["first " * 30, "second"]
-    lines = table("Title", {"Name": words, "Nothing": None, "Commands": commands}).splitlines()
-    assert lines[0] == "Title"
-    assert [line[:12].strip() for line in lines[1:]] == ["Name", "", "Commands", ""]
-    assert max(map(len, lines[1:3])) <= 120
-    assert " ".join(line[12:].strip() for line in lines[1:3]) == words
-    assert lines[3][12:] == commands[0]
+@pytest.mark.parametrize(
+    ("settings", "saving", "evaluating"),
+    [
+        ({}, "every_n_epoch of model_checkpoint (now 1)", "eval_strategy='step' with eval_steps of more"),
+        ({"model_checkpoint": {"every_n_iteration": 5}}, "every_n_iteration of model_checkpoint (now 5)", ""),
+        (
+            {"save_steps": 4, "eval_strategy": "step", "eval_steps": 7},
+            "save_steps (now 4)",
+            "a larger eval_steps (now 7)",
+        ),
+        ({"model_checkpoint": None, "save_steps": 0.5}, "save_steps (now 0.5)", ""),
+    ],
+    ids=str,
+)
+def test_the_settings_by_which_it_saves_and_evaluates_are_named(
+    settings: dict[str, Any], saving: str, evaluating: str
+) -> None:
+    names = names_of_settings(TrainingConfig(num_epochs=4, **settings), 13)
+    assert names.save == f"a larger {saving}"
+    assert names.evaluate.startswith(evaluating)
 
 
 def rows(text: str) -> dict[str, str]:
@@ -198,10 +196,6 @@ def test_a_finished_run_has_no_line_of_its_iterations(tmp_path: Path, caplog: py
     assert rows(first)["Iterations"].startswith("1 to 2")
 
 
-def labelled(length: int = 208) -> TensorDataset:
-    return TensorDataset(torch.randn(length, 4), torch.randint(0, 3, (length,)))
-
-
 class SlowMetric:
     """A metrics_handler, each update of which takes 20 ms, and the first one 1 s more for what it imports."""
 
@@ -226,36 +220,12 @@ class SlowMetric:
 
 @pytest.mark.usefixtures("clock")
 def test_the_metric_of_a_training_has_a_phase_of_its_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    config = TrainingConfig(
-        output_dir=str(tmp_path), batch_size=4, num_epochs=1, progress_bar=False, device_str="cpu",
-        save_enabled=False, tensorboard=None, early_stopping=None,
-    )  # fmt: skip
+    data = TensorDataset(torch.randn(208, 4), torch.randint(3, (208,)))
     with caplog.at_level(logging.INFO):
-        trainer = Trainer(nn.Linear(4, 3), config, train_dataset=labelled(), metrics_handler=SlowMetric())
+        config = quiet(tmp_path, batch_size=4, num_epochs=1, save_enabled=False)
+        trainer = Trainer(nn.Linear(4, 3), config, train_dataset=data, metrics_handler=SlowMetric())
         trainer.train()
     assert trainer.phases.metrics == pytest.approx(52 * 0.02 + 1)
     assert trainer.phases.forward == trainer.phases.backward == 0
     assert "Time: metrics 100 %." in caplog.text
     assert "Advice:" not in caplog.text  # whether it was the metric or its import is not measured
-
-
-@pytest.mark.parametrize(
-    ("settings", "setting"),
-    [
-        ({}, "a larger every_n_epoch of model_checkpoint (now 1)"),
-        ({"model_checkpoint": {"every_n_iteration": 5}}, "a larger every_n_iteration of model_checkpoint (now 5)"),
-        ({"save_steps": 4}, "a larger save_steps (now 4)"),
-        ({"save_steps": 0.5}, "a larger every_n_epoch of model_checkpoint (now 1)"),
-        ({"model_checkpoint": None, "save_steps": 0.5}, "a larger save_steps (now 0.5)"),
-    ],
-    ids=str,
-)
-def test_the_setting_by_which_it_saves_is_named(settings: dict[str, Any], setting: str) -> None:
-    assert names_of_settings(TrainingConfig(num_epochs=4, **settings), 13).save == setting
-
-
-def test_the_setting_by_which_it_evaluates_is_named() -> None:
-    by_steps = TrainingConfig(eval_strategy="step", eval_steps=7)
-    assert names_of_settings(by_steps, 1).evaluate == "a larger eval_steps (now 7)"
-    by_epochs = names_of_settings(TrainingConfig(), 1).evaluate
-    assert by_epochs.startswith("eval_strategy='step' with eval_steps of more")

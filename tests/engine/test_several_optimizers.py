@@ -1,6 +1,5 @@
 """Several optimizers by name, in both APIs: they step together, or as a step of the user's own decides."""
 
-import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
 
-from tests.toys import Samples, assert_equal_weights, file_config
+from tests.toys import Samples, assert_equal_weights, file_config, quiet
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
 from trainwright.config import ConfigError, ConfigKeyError, ConfigTypeError
 from trainwright.hooks import CallbackHook
@@ -45,15 +44,16 @@ def optimizers_of(net: Any) -> dict[str, torch.optim.Optimizer]:
     return {"body": body, "head": torch.optim.Adam(net.head.parameters(), lr=0.01)}
 
 
+def settings_of(folder: Path, **settings: Any) -> TrainingConfig:
+    return quiet(folder, batch_size=6, metrics=[], eval_strategy="no", **settings)
+
+
 def python(folder: Path, num_epochs: int = 4, kind: type[Trainer] = Trainer, **settings: Any) -> Trainer:
     net = Net()
     optimizers = optimizers_of(net)
     schedules = {"body": ExponentialLR(optimizers["body"], 0.9)}
-    given: dict[str, Any] = {"batch_size": 6, "lr_scheduling_steps": 1, "metrics": [], "progress_bar": False}
-    config = TrainingConfig(
-        output_dir=folder, num_epochs=num_epochs, eval_strategy="no", tensorboard=None, **{**given, **settings}
-    )
-    trainer = kind(net, config, rows(), optimizers=optimizers, lr_schedulers=schedules)
+    given = settings_of(folder, num_epochs=num_epochs, lr_scheduling_steps=1, **settings)
+    trainer = kind(net, given, rows(), optimizers=optimizers, lr_schedulers=schedules)
     trainer.train()
     return trainer
 
@@ -94,43 +94,35 @@ def by_hand(trainer: Any, batches: list[Any], max_norm: float | None = None) -> 
     return net
 
 
-class Recording:
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The batches of a run, recorded by a forward hook."""
+    found: list[Any] = []
+    forward = Net.forward
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.batches: list[Any] = []
-        forward = Net.forward
+    def recorded(net: Net, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        found.append({"inputs": inputs, "labels": labels})
+        return forward(net, inputs, labels)
 
-        def recorded(net: Net, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
-            self.batches.append({"inputs": inputs, "labels": labels})
-            return forward(net, inputs, labels)
-
-        monkeypatch.setattr(Net, "forward", recorded)
-
-
-def rows_of(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
+    monkeypatch.setattr(Net, "forward", recorded)
+    return found
 
 
 @pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize("run", [python, config_files])
-def test_without_an_own_step_all_step_on_the_loss(
-    run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recording = Recording(monkeypatch)
+def test_without_an_own_step_all_step_on_the_loss(run: Callable[..., Any], batches: list[Any], tmp_path: Path) -> None:
     trainer = run(tmp_path)
-    assert len(recording.batches) == 16
-    assert_equal_weights(trainer.model, by_hand(trainer, recording.batches[:16]))
+    assert len(batches) == 16
+    assert_equal_weights(trainer.model, by_hand(trainer, batches[:16]))
     latest = trainer.storage.latest()
     assert latest["lr/body"][0] == pytest.approx(0.5 * 0.9**15)
     assert latest["lr/head"][0] == 0.01
     assert "lr" not in latest
 
 
-def test_each_is_clipped_by_its_own_norm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recording = Recording(monkeypatch)
+def test_each_is_clipped_by_its_own_norm(batches: list[Any], tmp_path: Path) -> None:
     trainer = python(tmp_path, max_grad_norm=0.05)
-    assert_equal_weights(trainer.model, by_hand(trainer, recording.batches[:16], max_norm=0.05))
+    assert_equal_weights(trainer.model, by_hand(trainer, batches[:16], max_norm=0.05))
 
 
 SETTINGS: list[dict[str, Any]] = [
@@ -155,12 +147,12 @@ def test_a_resumed_run_continues_bitwise(settings: dict[str, Any], tmp_path: Pat
         assert all(torch.equal(ours[0][key], theirs[0][key]) for key in ours[0] if isinstance(ours[0][key], Tensor))
 
 
-def test_a_resumed_run_of_a_config_file_continues_bitwise(tmp_path: Path) -> None:
+def test_a_resumed_run_of_a_config_file_continues_bitwise(tmp_path: Path, read_rows: Any) -> None:
     straight = config_files(tmp_path / "straight", 16)
     config_files(tmp_path / "resumed", 8)
     resumed = config_files(tmp_path / "resumed", 16, resume=True)
     assert_equal_weights(resumed.model, straight.model)
-    rates = [[row["lr/body"] for row in rows_of(tmp_path / name)] for name in ("straight", "resumed")]
+    rates = [[row["lr/body"] for row in read_rows(tmp_path / name)] for name in ("straight", "resumed")]
     assert rates[0] == rates[1]
     assert len(set(rates[0])) == 16
 
@@ -176,10 +168,7 @@ def test_one_schedule_of_a_config_file_is_for_each(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_compiler")
-def test_in_graph_mode_their_steps_follow_the_program(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", "")  # without a C++ compiler the operations run one by one
+def test_in_graph_mode_their_steps_follow_the_program(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "trainwright")
     compiled, eager = python(tmp_path / "graph", 1, graph=True), python(tmp_path / "eager", 1)
     for left, right in zip(compiled.model.parameters(), eager.model.parameters(), strict=True):
@@ -191,39 +180,32 @@ def test_schedules_by_an_evaluation_result_are_stepped(tmp_path: Path) -> None:
     net = Net()
     optimizers = optimizers_of(net)
     schedules = {"head": ReduceLROnPlateau(optimizers["head"], patience=0, threshold=1e9)}
-    config = TrainingConfig(output_dir=tmp_path, num_epochs=3, batch_size=6, metrics=[], progress_bar=False)
+    config = quiet(tmp_path, num_epochs=3, batch_size=6, metrics=[])
     Trainer(net, config, rows(), rows(), optimizers=optimizers, lr_schedulers=schedules).train()
     assert optimizers["head"].param_groups[0]["lr"] < 0.01
     assert optimizers["body"].param_groups[0]["lr"] == 0.5
 
 
-def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
-    def make(**arguments: Any) -> Trainer:
-        config = TrainingConfig(output_dir=tmp_path, metrics=[], progress_bar=False)
-        return Trainer(net, config, rows(), **arguments)
+WRONG: list[tuple[Callable[[Any, Any], dict[str, Any]], str]] = [
+    (lambda b, h: {"lr_schedulers": {"bodi": ExponentialLR(b, 0.9)}}, r"lr_schedulers: .*'bodi'.*'body'"),
+    (lambda b, h: {"lr_schedulers": {"body": ExponentialLR(h, 0.9)}}, "belongs to another optimizer"),
+    (lambda b, h: {"optimizer": b}, "got optimizers and optimizer"),
+    (lambda b, h: {"lr_scheduler": ExponentialLR(b, 0.9)}, "got optimizers and lr_scheduler"),
+    (lambda b, h: {"optimizers": None, "lr_schedulers": {"body": ExponentialLR(b, 0.9)}}, "needs optimizers="),
+    (lambda b, h: {"optimizers": (b, None)}, r"pair \(optimizer, scheduler\) is passed as"),
+    (lambda b, h: {"optimizers": {"body": 0.1}}, r"optimizers\['body'\]: got 0.1"),
+    (lambda b, h: {"optimizers": {"a": b, "b": b}}, "hold the same parameter"),
+    (lambda b, h: {"optimizers": {"a/b": b}}, "letters, digits"),
+    (lambda b, h: {"optimizers": {"a": torch.optim.SGD(nn.Linear(2, 2).parameters())}}, "none of the model's param"),
+]
 
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG, ids=[message for _, message in WRONG])
+def test_wrong_arguments_are_refused(arguments: Callable[..., dict[str, Any]], message: str, tmp_path: Path) -> None:
     net = Net()
     both = optimizers_of(net)
-    with pytest.raises(ConfigError, match=r"lr_schedulers: .*'bodi'.*'body'"):
-        make(optimizers=both, lr_schedulers={"bodi": ExponentialLR(both["body"], 0.9)})
-    with pytest.raises(ConfigError, match="belongs to another optimizer"):
-        make(optimizers=both, lr_schedulers={"body": ExponentialLR(both["head"], 0.9)})
-    with pytest.raises(ConfigError, match="got optimizers and optimizer"):
-        make(optimizers=both, optimizer=both["body"])
-    with pytest.raises(ConfigError, match="got optimizers and lr_scheduler"):
-        make(optimizers=both, lr_scheduler=ExponentialLR(both["body"], 0.9))
-    with pytest.raises(ConfigError, match="needs optimizers="):
-        make(lr_schedulers={"body": ExponentialLR(both["body"], 0.9)})
-    with pytest.raises(ConfigTypeError, match=r"pair \(optimizer, scheduler\) is passed as"):
-        make(optimizers=(both["body"], None))
-    with pytest.raises(ConfigTypeError, match=r"optimizers\['body'\]: got 0.1"):
-        make(optimizers={"body": 0.1})
-    with pytest.raises(ConfigError, match="hold the same parameter"):
-        make(optimizers={"a": both["body"], "b": both["body"]})
-    with pytest.raises(ConfigError, match="letters, digits"):
-        make(optimizers={"a/b": both["body"]})
-    with pytest.raises(ConfigError, match="none of the model's parameters"):
-        make(optimizers={"a": torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)})
+    with pytest.raises((ConfigError, ConfigTypeError), match=message):
+        Trainer(net, quiet(tmp_path), rows(), **{"optimizers": both, **arguments(both["body"], both["head"])})
 
 
 def test_wrong_settings_of_a_config_file_are_refused(tmp_path: Path) -> None:
@@ -291,17 +273,9 @@ class PythonGan(Trainer):
         return {"step_loss": losses["loss_d"] + losses["loss_g"]}
 
 
-def reals() -> Samples:
-    return Samples(inputs=INPUTS_BF)
-
-
 def python_gan(folder: Path, kind: type[Trainer] = PythonGan, **settings: Any) -> Trainer:
     gan = Gan()
-    config = TrainingConfig(
-        output_dir=folder, batch_size=6, metrics=[], progress_bar=False, eval_strategy="no",
-        tensorboard=None, lr_scheduler_type=None, **settings,
-    )  # fmt: skip
-    trainer = kind(gan, config, reals(), optimizers=gan_optimizers(gan))
+    trainer = kind(gan, settings_of(folder, **settings), Samples(inputs=INPUTS_BF), optimizers=gan_optimizers(gan))
     trainer.train()
     return trainer
 
@@ -309,13 +283,11 @@ def python_gan(folder: Path, kind: type[Trainer] = PythonGan, **settings: Any) -
 def test_one_gradient_scaler_scales_all_losses(tmp_path: Path) -> None:
     """As torch's example of several losses: each optimizer is unscaled, clipped and stepped, then the scale updated."""
     trainer = python_gan(tmp_path / "ours", num_epochs=1, mixed_precision="fp16", max_grad_norm=0.1)
-    config = TrainingConfig(output_dir=tmp_path / "new", num_epochs=1, batch_size=6, eval_strategy="no", metrics=[])
-    fresh = Gan()
-    order = PythonGan(fresh, config, reals(), optimizers=gan_optimizers(fresh)).train_dataloader
     gan, scaler = Gan(), torch.amp.GradScaler("cpu")
     optimizers = gan_optimizers(gan)
-    seen = [batch["inputs"] for batch in order]
-    torch.manual_seed(config.seed)
+    fresh = PythonGan(gan, settings_of(tmp_path / "new"), Samples(inputs=INPUTS_BF), optimizers=optimizers)
+    seen = [batch["inputs"] for batch in fresh.train_dataloader]
+    torch.manual_seed(fresh.config.seed)
     for real_BF in seen:
         with torch.autocast("cpu", torch.float16):
             fake_BF = gan.generator(torch.randn(len(real_BF), 3))
@@ -355,11 +327,9 @@ def test_accumulation_gives_the_gradient_of_one_large_batch(tmp_path: Path) -> N
         gan = Gan()
         optimizers = {"g": torch.optim.SGD(gan.generator.parameters(), lr=0.1)}
         optimizers |= {"d": torch.optim.SGD(gan.discriminator.parameters(), lr=0.1)}
-        config = TrainingConfig(
-            output_dir=tmp_path / str(size), batch_size=size, gradient_accumulation_steps=steps, metrics=[],
-            num_epochs=1, progress_bar=False, eval_strategy="no", lr_scheduler_type=None,
-        )  # fmt: skip
-        Deterministic(gan, config, reals(), optimizers=optimizers).train()
+        settings = {"batch_size": size, "gradient_accumulation_steps": steps, "num_epochs": 1, "metrics": []}
+        config = quiet(tmp_path / str(size), eval_strategy="no", **settings)
+        Deterministic(gan, config, Samples(inputs=INPUTS_BF), optimizers=optimizers).train()
         weights.append([*gan.parameters()])
     for left, right in zip(*weights, strict=True):
         torch.testing.assert_close(left, right)
@@ -437,10 +407,7 @@ def test_a_checkpointable_that_is_added_to_a_trainer_is_resumed(api: str, tmp_pa
         if api == "config files":
             return DefaultTrainer(configured(tmp_path, 4 * length, resume=resume))
         net = Net()
-        config = TrainingConfig(
-            output_dir=tmp_path, num_epochs=length, batch_size=6, metrics=[], progress_bar=False,
-            resume_from_checkpoint=resume,
-        )  # fmt: skip
+        config = settings_of(tmp_path, num_epochs=length, resume_from_checkpoint=resume)
         return Trainer(net, config, rows(), optimizers=optimizers_of(net))
 
     for length, expected in ((1, 4), (2, 8)):
@@ -469,9 +436,7 @@ def test_an_optimizer_that_does_not_step_at_first_has_its_schedule_without_a_war
     else:
         net = Net()
         optimizers = optimizers_of(net)
-        config = TrainingConfig(
-            output_dir=str(tmp_path), batch_size=6, max_steps=3, lr_scheduling_steps=1, eval_strategy="no"
-        )
+        config = settings_of(tmp_path, max_steps=3, lr_scheduling_steps=1)
         schedules = {"body": ExponentialLR(optimizers["body"], 0.9)}
         trainer = Late(net, config, rows(), optimizers=optimizers, lr_schedulers=schedules)
     trainer.train()

@@ -1,17 +1,17 @@
 """Runs on streams: interrupted and resumed is uninterrupted, bit for bit, in both APIs."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
+from tests.toys import Classifier, file_config, quiet
+from trainwright import DefaultTrainer, LazyCall, Trainer
 from trainwright.data import StreamLoader, build_nlp_train_loader
 from trainwright.hooks import CallbackHook
 
@@ -38,33 +38,30 @@ class StatefulPoints(Points):
         self.start = state["done"]
 
 
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.body = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 3))
-
-    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        return {"loss": F.cross_entropy(self.body(inputs), labels)}
+def net(dropout: float = 0.3) -> nn.Module:
+    return Classifier((4, 8, 3), dropout=dropout, seed=0, is_scored=False)
 
 
 def weights(model: nn.Module) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
-def python_api(folder: Path, data: dict[str, Any], stop: int | None, **settings: Any) -> Tensor:
-    config = TrainingConfig(
-        output_dir=folder, batch_size=4, lr=0.05, max_steps=STEPS, progress_bar=False, seed=1,
-        eval_strategy="no", model_checkpoint=None, save_steps=1, resume_from_checkpoint=True, **settings,
+def python_api(
+    folder: Path, data: dict[str, Any], stop: int | None, model: Callable[[], nn.Module] = net, **settings: Any
+) -> Tensor:
+    config = quiet(
+        folder, batch_size=4, lr=0.05, lr_scheduler_type="linear", max_steps=STEPS, seed=1, eval_strategy="no",
+        model_checkpoint=None, save_steps=1, resume_from_checkpoint=True, **settings,
     )  # fmt: skip
-    return run(Trainer(Model(), config, **data), stop)
+    return run(Trainer(model(), config, **data), stop)
 
 
-def config_api(folder: Path, loader: Any, stop: int | None, **train: Any) -> Tensor:
-    cfg = get_config("common/defaults.py")
-    cfg.model, cfg.dataloader = LazyCall(Model)(), {"train": loader}
-    given = {"output_dir": str(folder), "train_iter": STEPS, "train_micro_batch_size": 4, "seed": 1, "resume": True}
-    cfg.train.update({**given, "checkpointer": {"period": 1}, **train})
+def config_api(
+    folder: Path, loader: Any, stop: int | None, model: Callable[[], nn.Module] = net, **train: Any
+) -> Tensor:
+    given = {"train_iter": STEPS, "train_micro_batch_size": 4, "seed": 1, "checkpointer": {"period": 1}}
+    cfg = file_config(folder, model, rows, resume=True, **given, **train)
+    cfg.dataloader = {"train": loader}
     return run(DefaultTrainer(cfg), stop)
 
 
@@ -82,8 +79,7 @@ def run(trainer: Any, stop: int | None) -> Tensor:
 
 
 def by_hand(loader: StreamLoader) -> Tensor:
-    """A plain loop, in evaluation mode."""
-    model = Model().eval()
+    model = net(dropout=0.0)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05, fused=True)
     for batch in islice(loader, STEPS):
         model(**batch)["loss"].backward()
@@ -93,20 +89,8 @@ def by_hand(loader: StreamLoader) -> Tensor:
 
 
 def test_the_numbers_are_those_of_a_plain_loop(tmp_path: Path) -> None:
-    class NoDropout(Model):
-        def train(self, mode: bool = True) -> "NoDropout":
-            return super().train(False)
-
-    config = TrainingConfig(
-        output_dir=tmp_path,
-        batch_size=4,
-        lr=0.05,
-        lr_scheduler_type=None,
-        max_steps=STEPS,
-        progress_bar=False,
-        shuffle_buffer=6,
-    )
-    trainer = Trainer(NoDropout(), config, StatefulPoints())
+    config = quiet(tmp_path, batch_size=4, lr=0.05, max_steps=STEPS, shuffle_buffer=6)
+    trainer = Trainer(net(dropout=0.0), config, StatefulPoints())
     trainer.train()
     loader = StreamLoader(StatefulPoints(), 4, seed=42, drop_last=True, shuffle_buffer=6)
     assert torch.equal(weights(trainer.model), by_hand(loader))

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from tests.ranks import on_ranks
+from tests.toys import quiet
 from trainwright import Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError
 from trainwright.data import ColumnDataset
@@ -90,11 +91,17 @@ class OwnMethod(Scores):
         return F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
 
 
-class Tagger(Scores):
+class Alone(Scores):
+    """Returns its loss without the scores."""
+
     def forward(self, inputs: Tensor, labels: Tensor | None = None) -> Any:  # type: ignore[override]
         assert labels is not None
-        logits_BLC = self.body(inputs)
-        return {"loss": F.cross_entropy(logits_BLC.flatten(0, 1), labels.flatten()), "logits": logits_BLC}
+        return {"loss": F.cross_entropy(self.body(inputs).flatten(0, 1), labels.flatten())}
+
+
+class Tagger(Alone):
+    def forward(self, inputs: Tensor, labels: Tensor | None = None) -> Any:
+        return {**super().forward(inputs, labels), "logits": self.body(inputs)}
 
 
 class OtherName(Tagger):
@@ -105,6 +112,13 @@ class OtherName(Tagger):
 class NamedBySetting(Tagger):
     def forward(self, inputs: Tensor, tags: Tensor) -> Any:  # type: ignore[override]
         return super().forward(inputs, tags)
+
+
+class Shifted(Tagger):
+    """Its labels are those of the next tokens already."""
+
+    def forward(self, inputs: Tensor, shift_labels: Tensor) -> Any:  # type: ignore[override]
+        return super().forward(inputs, shift_labels)
 
 
 class Padded(Scores):
@@ -178,10 +192,16 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tokens], dict[str, 
     "tags": (Tagger, Tokens, {}),
     "labels of another name": (OtherName, lambda: Tokens(name="token_labels"), {}),
     "labels of a name that is set": (NamedBySetting, lambda: Tokens(name="tags"), {"label_names": ["tags"]}),
+    "labels that are shifted": (Shifted, lambda: Tokens(name="shift_labels"), {}),
     "padding is ignored": (Padded, lambda: Tokens(0), {}),
     "number of items": (ByItems, Tokens, {}),
     "ignored pixels": (Scores, lambda: Tokens(3, is_pair=True), {"loss": nn.CrossEntropyLoss(ignore_index=3)}),
     "class weights": (Scores, lambda: Tokens(is_pair=True), {"loss": nn.CrossEntropyLoss(weight=WEIGHTS)}),
+    "weights of a partial": (
+        Scores,
+        lambda: Tokens(is_pair=True),
+        {"loss": functools.partial(F.cross_entropy, weight=WEIGHTS)},
+    ),
     "one label a sample": (
         lambda: Scores(per_sample=True),
         lambda: Tokens(is_pair=True, per_sample=True),
@@ -222,11 +242,10 @@ def trained(kind: str, batch_size: int, accumulation: int, folder: str) -> tuple
     model, (_, make_data, options) = model_of(kind), dict(KINDS)[kind]
     options = copy.copy(options)
     make, names = options.pop("kind", Trainer), options.pop("label_names", None)
-    config = TrainingConfig(
-        output_dir=folder, num_epochs=1, batch_size=batch_size, gradient_accumulation_steps=accumulation,
-        optimizer={"name_": "SGD"}, learning_rate=0.5, lr_scheduler_type=None, dataloader_shuffle=False, metrics=[],
-        eval_strategy="no", save_enabled=False, tensorboard=None, progress_bar=False, early_stopping=None,
-        dataloader_drop_last=False, label_names=names,
+    config = quiet(
+        Path(folder), num_epochs=1, batch_size=batch_size, gradient_accumulation_steps=accumulation, optimizer="SGD",
+        learning_rate=0.5, dataloader_shuffle=False, dataloader_drop_last=False, metrics=[], eval_strategy="no",
+        save_enabled=False, label_names=names,
     )  # fmt: skip
     trainer = make(model, config, make_data(), **options)
     trainer.train()
@@ -364,27 +383,17 @@ def test_gradients_are_clipped_after_the_targets_have_divided_them() -> None:
     assert trainer.storage.history("grad_norm").latest() == pytest.approx(norm.item())
 
 
-class Unknown(Scores):
-    def forward(self, inputs: Tensor, labels: Tensor) -> Any:  # type: ignore[override]
-        return {"loss": F.cross_entropy(self.body(inputs).flatten(0, 1), labels.flatten())}
-
-
 class OnlyScores(Scores):
     def forward(self, inputs: Tensor) -> Any:
         return {"logits": self.body(inputs)}
 
 
-class WithScores(Unknown):
-    def forward(self, inputs: Tensor, labels: Tensor) -> Any:
-        return {**super().forward(inputs, labels), "logits": self.body(inputs)}
-
-
 def focal(scores: Tensor, labels: Tensor) -> Tensor:
     each = F.cross_entropy(scores.flatten(0, 1), labels.flatten(), reduction="none")
-    return (each * (1 - torch.exp(-each))).sum() / (labels != -100).sum()
+    return (each * (1 - torch.exp(-each))).sum() / (labels != IGNORED).sum()
 
 
-@pytest.mark.parametrize(("model", "loss", "named"), [(Unknown, None, "Unknown"), (OnlyScores, focal, "focal")])
+@pytest.mark.parametrize(("model", "loss", "named"), [(Alone, None, "Alone"), (OnlyScores, focal, "focal")])
 def test_a_loss_of_either_kind_is_named_with_what_can_be_done(
     model: type[nn.Module], loss: Any, named: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -404,7 +413,7 @@ def test_batches_without_a_target_have_no_part_in_a_loss_that_returns_no_scores(
     settings: dict[str, Any] = {"gradient_accumulation_steps": 2, "batch_size": 4, "metrics": [], "num_epochs": 1}
     settings |= {"dataloader_shuffle": False, "optimizer": "SGD", "lr": 0.5, "lr_scheduler_type": None}
     losses = []
-    for kind in (Unknown, WithScores):
+    for kind in (Alone, Tagger):
         torch.manual_seed(0)
         trainer = Trainer(kind(), TrainingConfig(output_dir=tmp_path / kind.__name__, **settings), rows)
         trainer.train()
@@ -425,24 +434,16 @@ class WithStatistics(ByItems):
 
 def test_counting_the_targets_changes_no_statistics_and_no_mode(tmp_path: Path) -> None:
     model = WithStatistics()
-    config = TrainingConfig(
-        output_dir=str(tmp_path), batch_size=2, num_epochs=1, gradient_accumulation_steps=2, save_enabled=False,
-        eval_strategy="no", metrics=[], device="cpu", progress_bar=False,
-    )  # fmt: skip
-    Trainer(model, config, Tokens()).train()
+    Trainer(model, quiet(tmp_path, batch_size=2, num_epochs=1, gradient_accumulation_steps=2), Tokens()).train()
     assert (model.norm.num_batches_tracked, model.frozen[0].num_batches_tracked) == (4, 0)
     assert not model.frozen[0].training
 
 
-class Smoothed(nn.Module):
+class Smoothed(Scores):
     """Its loss looks like the mean over the targets as long as the scores are alike, and later like no mean."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.out = nn.Embedding(5, 8), nn.Linear(8, 5)
-
-    def forward(self, tokens: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        logits = self.out(self.embedding(tokens))
+    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+        logits = self.body(inputs)
         loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), label_smoothing=0.1)
         return {"loss": loss, "logits": logits}
 
@@ -455,13 +456,10 @@ def test_a_resumed_run_weights_micro_batches_as_before(tmp_path: Path) -> None:
 
     def trained(folder: str, epochs: int, **settings: Any) -> list[Tensor]:
         torch.manual_seed(0)
-        config = TrainingConfig(
-            output_dir=str(tmp_path / folder), num_epochs=epochs, batch_size=4, gradient_accumulation_steps=4,
-            optimizer={"name_": "SGD", "lr": 2.0}, lr_scheduler_type=None, early_stopping=None, eval_strategy="no",
-            metrics=None, progress_bar=False, tensorboard=None, **settings,
-        )  # fmt: skip
+        settings |= {"num_epochs": epochs, "batch_size": 4, "gradient_accumulation_steps": 4, "metrics": None}
+        config = quiet(tmp_path / folder, optimizer={"name_": "SGD", "lr": 2.0}, eval_strategy="no", **settings)
         model = Smoothed()
-        Trainer(model, config, ColumnDataset(tokens=tokens, labels=labels)).train()
+        Trainer(model, config, ColumnDataset(inputs=tokens, labels=labels)).train()
         return [parameter.detach() for parameter in model.parameters()]
 
     whole = trained("whole", 10)
@@ -472,40 +470,10 @@ def test_a_resumed_run_weights_micro_batches_as_before(tmp_path: Path) -> None:
 
 class PerSample(nn.CrossEntropyLoss):
     def forward(self, scores: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(scores, labels, reduction="sum", ignore_index=-100) / len(scores)
+        return F.cross_entropy(scores, labels, reduction="sum", ignore_index=IGNORED) / len(scores)
 
 
-def test_a_subclass_with_another_formula_is_not_counted_as_the_loss_of_torch() -> None:
+def test_losses_with_another_formula_are_not_counted_as_those_of_torch() -> None:
     assert targets_of_criterion(nn.CrossEntropyLoss()) is not None
     assert targets_of_criterion(PerSample()) is None
-
-
-def test_a_partial_of_a_loss_of_torch_is_counted_with_its_arguments() -> None:
-    weights, labels = torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0, 1, 2, 2])
-    targets = targets_of_criterion(functools.partial(F.cross_entropy, weight=weights, ignore_index=1))
-    assert targets is not None
-    assert targets.count(labels) == 9  # 1 + 4 + 4
     assert targets_of_criterion(functools.partial(F.cross_entropy, reduction="sum")) is None
-
-
-class Shifted(nn.Module):
-    """A loss of labels that are those of the next tokens already."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 7))
-
-    def forward(self, tokens: Tensor, shift_labels: Tensor) -> dict[str, Tensor]:
-        scores = self.layers(tokens)
-        return {"loss": F.cross_entropy(scores.flatten(0, 1), shift_labels.flatten()), "logits": scores}
-
-
-def test_reading_the_loss_of_shifted_labels_is_no_warning_of_torch(tmp_path: Path) -> None:
-    tokens = torch.arange(24).reshape(4, 6) % 7
-    given = {"batch_size": 2, "gradient_accumulation_steps": 2, "num_epochs": 1, "eval_strategy": "no", "metrics": None}
-    data = ColumnDataset(tokens=tokens, shift_labels=tokens)
-    torch.set_warn_always(True)  # else once in a process
-    try:
-        Trainer(Shifted(), TrainingConfig(output_dir=tmp_path, **given), data).train()
-    finally:
-        torch.set_warn_always(False)

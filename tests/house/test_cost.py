@@ -20,7 +20,7 @@ from tests.toys import Samples
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
 from trainwright.data import ColumnDataset, build_image_train_loader, order
 from trainwright.engine import targets
-from trainwright.hooks import HookBase
+from trainwright.hooks import CallbackHook, HookBase
 
 BATCH, FEATURES, CLASSES = 32, 32, 10
 LOG_EVERY = 20
@@ -43,14 +43,18 @@ class MLP(nn.Module):
 
 class WithLoss(MLP):
     def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        scores = self.second(F.relu(self.first(x)))
-        return {"loss": F.cross_entropy(scores, labels)}
+        return {"loss": F.cross_entropy(self.second(F.relu(self.first(x))), labels)}
 
 
 def tensors(length: int = STEPS * BATCH) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(length, FEATURES, generator=generator)
     return x, torch.randint(CLASSES, (length,), generator=generator)
+
+
+def columns(length: int = STEPS * BATCH) -> ColumnDataset:
+    x, labels = tensors(length)
+    return ColumnDataset(x=x, labels=labels)
 
 
 def python_api(folder: Path, model: nn.Module, dataset: Any, **settings: Any) -> Trainer:
@@ -91,20 +95,17 @@ class TestCalls:
 
     @pytest.mark.parametrize(("api", "most"), [(python_api, FAST), (config_files, 112)])
     def test_tensors_by_name(self, api: Callable[..., Any], most: int, tmp_path: Path) -> None:
-        x, labels = tensors()
-        trainer = api(tmp_path, WithLoss(), ColumnDataset(x=x, labels=labels))
+        trainer = api(tmp_path, WithLoss(), columns())
         assert calls_of_a_step(trainer.train, WithLoss) <= most
 
     def test_clipping(self, tmp_path: Path) -> None:
-        x, labels = tensors()
-        trainer = config_files_with_clipping(tmp_path, WithLoss(), ColumnDataset(x=x, labels=labels))
+        trainer = config_files_with_clipping(tmp_path, WithLoss(), columns())
         assert calls_of_a_step(trainer.train, WithLoss) <= self.CLIPPED
 
     @pytest.mark.exhaustive(every=2)
     @pytest.mark.parametrize("api", [python_api, config_files])
     def test_any_data_set_takes_no_more_than_the_plain_loop(self, api: Callable[..., Any], tmp_path: Path) -> None:
-        x, labels = tensors()
-        dataset = Samples(x=x, labels=labels)
+        dataset = Samples(**columns().columns)
         trainer = api(tmp_path, WithLoss(), dataset)
         plain = calls_of_a_step(lambda: plain_loop(WithLoss(), dataset), WithLoss)
         assert calls_of_a_step(trainer.train, WithLoss) <= plain
@@ -145,14 +146,12 @@ class TestReads:
 
     @pytest.mark.parametrize("settings", [{}, {"max_grad_norm": 1.0}, {"gradient_accumulation_steps": 2}], ids=str)
     def test_a_step_of_the_python_api_reads_no_tensor(self, settings: dict[str, Any], tmp_path: Path) -> None:
-        x, labels = tensors()
-        trainer = python_api(tmp_path, WithLoss(), ColumnDataset(x=x, labels=labels), **settings)
+        trainer = python_api(tmp_path, WithLoss(), columns(), **settings)
         assert reads_between_lines(trainer) == []
 
     @pytest.mark.parametrize("train", [{}, {"num_accumulation_steps": 2}], ids=str)
     def test_a_step_of_config_files_reads_no_tensor(self, train: dict[str, Any], tmp_path: Path) -> None:
-        x, labels = tensors()
-        trainer = config_files_with_clipping(tmp_path, WithLoss(), ColumnDataset(x=x, labels=labels), **train)
+        trainer = config_files_with_clipping(tmp_path, WithLoss(), columns(), **train)
         assert reads_between_lines(trainer) == []
 
     def test_training_metrics_read_no_tensor_in_a_step(self, tmp_path: Path) -> None:
@@ -168,8 +167,7 @@ class TestReads:
                 if self.trainer.iter == WARM + 1:
                     float(self.trainer.model.second.bias.detach().sum())
 
-        x, labels = tensors()
-        trainer = python_api(tmp_path, WithLoss(), ColumnDataset(x=x, labels=labels))
+        trainer = python_api(tmp_path, WithLoss(), columns())
         trainer.register_hooks([Reads()])
         assert {read.partition(":")[0] for read in reads_between_lines(trainer)} == {f"iteration {WARM + 1}"}
 
@@ -233,47 +231,21 @@ def reads_between_lines(trainer: Any) -> list[str]:
 
 
 @pytest.mark.slow
-class TestCompilations:
-    """In graph mode nothing is compiled after the first steps, whatever the schedule and an epoch's last batch do."""
+@pytest.mark.exhaustive
+def test_in_graph_mode_nothing_is_compiled_after_the_first_steps(tmp_path: Path) -> None:
+    """Whatever the schedule and an epoch's last batch do."""
+    from torch._dynamo.utils import counters
 
-    WARM = 3  # steps
-
-    @pytest.mark.exhaustive
-    def test_nothing_is_compiled_after_the_first_steps(self, tmp_path: Path) -> None:
-        x, labels = tensors(length=5 * BATCH + 7)
-        trainer = python_api(
-            tmp_path,
-            WithLoss(),
-            ColumnDataset(x=x, labels=labels),
-            graph=True,
-            num_epochs=3,
-            dataloader_drop_last=False,
-            lr_scheduler_type="cosine",
-            warmup_steps=4,
-            max_grad_norm=1.0,
-            log_steps=4,
-        )
-        counts = CountsCompilations()
-        trainer.register_hooks([counts])
-        trainer.train()
-        assert len(counts.after_step_of) == 18
-        warm = counts.after_step_of[self.WARM :]
-        assert warm[0] > 0
-        assert set(warm) == {warm[0]}
+    settings = {"num_epochs": 3, "lr_scheduler_type": "cosine", "warmup_steps": 4, "max_grad_norm": 1.0, "log_steps": 4}
+    data = columns(length=5 * BATCH + 7)
+    trainer = python_api(tmp_path, WithLoss(), data, graph=True, dataloader_drop_last=False, **settings)
+    before, compiled = counts(counters), list[int]()
+    trainer.register_hooks([CallbackHook(after_step=lambda _: compiled.append(counts(counters) - before))])
+    trainer.train()
+    assert len(compiled) == 18
+    assert compiled[3] > 0
+    assert set(compiled[3:]) == {compiled[3]}
 
 
-class CountsCompilations(HookBase):
-    """Counts what torch has compiled up to each update."""
-
-    def __init__(self) -> None:
-        from torch._dynamo.utils import counters
-
-        self._counters = counters
-        self._before = self._total()
-        self.after_step_of: list[int] = []
-
-    def after_step(self) -> None:
-        self.after_step_of.append(self._total() - self._before)
-
-    def _total(self) -> int:
-        return sum(sum(section.values()) for section in self._counters.values())
+def counts(counters: Any) -> int:
+    return sum(sum(section.values()) for section in counters.values())

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import trainwright
-from tests.toys import file_config, points
-from trainwright import DefaultTrainer, Trainer, TrainingConfig
+from tests.toys import file_config, points, quiet
+from trainwright import DefaultTrainer, Trainer
 
 PACKAGE = str(Path(trainwright.__file__).parent)
 FRAMES: list[list[str]] = []
@@ -62,26 +62,21 @@ def test_config_files_have_three_frames(tmp_path: Path, train: dict[str, Any]) -
     assert frames_of(DefaultTrainer(config(tmp_path, **train))) == ["train", "run", "_train_micro_batch"]
 
 
-def test_a_users_own_run_step_adds_the_call_of_the_base_step(tmp_path: Path) -> None:
-    class Own(DefaultTrainer):
-        def run_step(self) -> None:
-            self._trainer.run_step(self.get_batch, self.device)
-
-    assert frames_of(Own(config(tmp_path))) == ["train", "run_step", "run", "_train_micro_batch"]  # and the user's
+class CallsBase(DefaultTrainer):
+    def run_step(self) -> None:
+        self._trainer.run_step(self.get_batch, self.device)
 
 
-def test_a_base_run_step_called_by_the_users_own_adds_one(tmp_path: Path) -> None:
-    class Own(DefaultTrainer):
-        def run_step(self) -> None:
-            super().run_step()
+class CallsSuper(DefaultTrainer):
+    def run_step(self) -> None:
+        super().run_step()
 
-    assert frames_of(Own(config(tmp_path))) == ["train", "run_step", "run", "_train_micro_batch"]
+
+@pytest.mark.parametrize("kind", [CallsBase, CallsSuper])
+def test_a_users_own_run_step_adds_one_call_beside_the_users(kind: type[DefaultTrainer], tmp_path: Path) -> None:
+    assert frames_of(kind(config(tmp_path))) == ["train", "run_step", "run", "_train_micro_batch"]
 
 
 def test_the_python_api_has_four_frames(tmp_path: Path) -> None:
-    trainer = Trainer(
-        Model(),
-        TrainingConfig(output_dir=str(tmp_path), num_epochs=1, batch_size=4, progress_bar=False),
-        train_dataset=points(),
-    )
+    trainer = Trainer(Model(), quiet(tmp_path, num_epochs=1, batch_size=4), train_dataset=points())
     assert frames_of(trainer) == ["train", "run", "_train", "compute_loss"]

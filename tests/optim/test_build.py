@@ -194,19 +194,11 @@ def test_norms_biases_and_overrides_get_their_own_weight_decay():
     }
 
 
-@pytest.mark.parametrize(
-    "norm",
-    [
-        nn.BatchNorm1d(2),
-        nn.BatchNorm3d(2),
-        nn.SyncBatchNorm(2),
-        nn.InstanceNorm2d(2, affine=True),
-        nn.GroupNorm(1, 2),
-        nn.LayerNorm(2),
-        nn.RMSNorm(2),
-    ],
-    ids=lambda norm: type(norm).__name__,
-)
+NORMS = [nn.BatchNorm1d(2), nn.BatchNorm3d(2), nn.SyncBatchNorm(2), nn.InstanceNorm2d(2, affine=True)]
+NORMS += [nn.GroupNorm(1, 2), nn.LayerNorm(2), nn.RMSNorm(2)]
+
+
+@pytest.mark.parametrize("norm", NORMS, ids=lambda norm: type(norm).__name__)
 def test_every_norm_of_torch_is_known(norm):
     groups = get_default_optimizer_params(nn.Sequential(norm), weight_decay=1.0, weight_decay_norm=0.0)
     assert [group["weight_decay"] for group in groups] == [0.0]

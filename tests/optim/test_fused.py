@@ -10,7 +10,8 @@ from torch import nn
 from torch.torch_version import TorchVersion
 from torch.utils.data import TensorDataset
 
-from trainwright import LazyCall, Trainer, TrainingConfig
+from tests.toys import assert_equal_weights, quiet
+from trainwright import LazyCall, Trainer
 from trainwright.optim import build_optimizer
 from trainwright.optim.fused import may_be_fused
 
@@ -18,6 +19,13 @@ from trainwright.optim.fused import may_be_fused
 def net(**options: Any) -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 8, **options), nn.Tanh(), nn.Linear(8, 2, **options))
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.ones(3, 4)).square().mean().backward()
+        optimizer.step()
 
 
 def is_fused(optimizer: torch.optim.Optimizer) -> bool:
@@ -30,11 +38,8 @@ def test_fused_where_torch_has_it_and_equal_to_the_plain_one(name: str) -> None:
     kind = getattr(torch.optim, name)
     fused, plain = build_optimizer(LazyCall(kind)(lr=0.01), model), kind(other.parameters(), lr=0.01)
     assert is_fused(fused)
-    for optimizer, net_ in ((fused, model), (plain, other)):
-        for _ in range(20):
-            optimizer.zero_grad()
-            net_(torch.ones(3, 4)).square().mean().backward()
-            optimizer.step()
+    train(model, fused, 20)
+    train(other, plain, 20)
     for left, right in zip(model.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-6)  # float32: another order of operations
 
@@ -80,9 +85,7 @@ def test_a_run_goes_on_with_the_kind_that_it_began_with(tmp_path: Path) -> None:
     data = TensorDataset(inputs, (inputs[:, 0] > 0).long())
 
     def trainer(folder: str, optimizer: Any, **settings: Any) -> Trainer:
-        settings = {"lr_scheduler_type": None, "progress_bar": False, **settings}  # no schedule of the run's length
-        config = TrainingConfig(output_dir=tmp_path / folder, optimizer=optimizer, **settings)
-        return Trainer(net(), config, data)
+        return Trainer(net(), quiet(tmp_path / folder, optimizer=optimizer, **settings), data)
 
     plain = {"name_": "Adam", "fused": False}
     whole = trainer("whole", plain)
@@ -91,31 +94,26 @@ def test_a_run_goes_on_with_the_kind_that_it_began_with(tmp_path: Path) -> None:
     resumed = trainer("cut", "Adam", resume_from_checkpoint=True)
     assert not is_fused(resumed.optimizer)
     resumed.train()
-    for left, right in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
-        assert torch.equal(left, right)
+    assert_equal_weights(resumed.model, whole.model)
 
 
-class TestOptimizersMadeByAFunction:
-    def test_run_fused_and_a_line_says_so(self, caplog: pytest.LogCaptureFixture) -> None:
-        def make(params: Any) -> torch.optim.Optimizer:
-            return torch.optim.AdamW(params, lr=0.01)
+def test_optimizers_made_by_a_function_run_fused_and_a_line_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    def make(params: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(params, lr=0.01)
 
-        model = net()
-        with caplog.at_level("INFO", logger="trainwright.optim"):
-            optimizer = build_optimizer(LazyCall(make)(), model)
-        assert is_fused(optimizer)
-        assert "AdamW runs fused" in caplog.text
-        other = net()
-        for one, by in ((model, optimizer), (other, build_optimizer(LazyCall(torch.optim.AdamW)(lr=0.01), other))):
-            for _ in range(3):
-                one(torch.ones(2, 4)).square().sum().backward()
-                by.step()
-                by.zero_grad()
-        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    models = net(), net()
+    with caplog.at_level("INFO", logger="trainwright.optim"):
+        optimizer = build_optimizer(LazyCall(make)(), models[0])
+    assert is_fused(optimizer)
+    assert "AdamW runs fused" in caplog.text
+    train(models[0], optimizer, 3)
+    train(models[1], build_optimizer(LazyCall(torch.optim.AdamW)(lr=0.01), models[1]), 3)
+    assert_equal_weights(*models)
 
-    @pytest.mark.parametrize("chosen", [{"fused": False}, {"foreach": False}, {"foreach": True}, {"capturable": True}])
-    def test_not_against_a_choice(self, chosen: dict[str, Any]) -> None:
-        def make(params: Any) -> torch.optim.Optimizer:
-            return torch.optim.Adam(params, lr=0.01, **chosen)
 
-        assert not is_fused(build_optimizer(LazyCall(make)(), net()))
+@pytest.mark.parametrize("chosen", [{"fused": False}, {"foreach": False}, {"foreach": True}, {"capturable": True}])
+def test_not_against_a_choice_of_the_function(chosen: dict[str, Any]) -> None:
+    def make(params: Any) -> torch.optim.Optimizer:
+        return torch.optim.Adam(params, lr=0.01, **chosen)
+
+    assert not is_fused(build_optimizer(LazyCall(make)(), net()))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from tests.toys import quiet
 from trainwright import LazyCall, Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError
 from trainwright.models import BertTextClassification, BertTextClassificationConfig
@@ -115,10 +116,8 @@ def data() -> TensorDataset:
 
 def test_a_trainer_has_these_groups(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "trainwright")
-    settings = TrainingConfig(
-        output_dir=str(tmp_path), batch_size=4, num_epochs=1, metrics=[], optimizer="SGD", lr_scheduler_type=None,
-        lr=0.1, weight_decay=0.1, layer_decay=0.5, decay_norm_and_bias=False, device="cpu", progress_bar=False,
-    )  # fmt: skip
+    decay = {"weight_decay": 0.1, "layer_decay": 0.5, "decay_norm_and_bias": False}
+    settings = quiet(tmp_path, batch_size=4, num_epochs=1, metrics=[], optimizer="SGD", lr=0.1, **decay)
     trainer = Trainer(Net(), settings, data())
     trainer.train()
     assert "layer 0: lr 0.0125, 2 parameters" in caplog.text

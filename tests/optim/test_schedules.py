@@ -161,22 +161,17 @@ def test_a_setting_out_of_range_is_named(cls, arguments, fault):
         cls(optimizer(), **{"max_iter": N, "warmup_factor": 0.1, "warmup_iter": 2, **arguments})
 
 
-W, N = 4, 20
-WARMUP_RATES = (0.2, 0.03)
+W = 4
 
 
 def two_groups() -> torch.optim.Optimizer:
-    return torch.optim.SGD([{"params": [nn.Parameter(torch.zeros(1))], "lr": rate} for rate in WARMUP_RATES], lr=1.0)
+    return optimizer(0.2, 0.03)
 
 
 def assert_follows(scheduler, decay, *, warmup: int = W) -> None:
-    for t in range(N + 5):
-        expected = [b * t / warmup if t < warmup else decay(t, b) for b in WARMUP_RATES]
-        assert [group["lr"] for group in scheduler.optimizer.param_groups] == pytest.approx(
-            expected, rel=1e-12, abs=1e-15
-        )
-        scheduler.optimizer.step()
-        scheduler.step()
+    for t, rates in enumerate(curve(scheduler, N + 5)):
+        expected = [b * t / warmup if t < warmup else decay(t, b) for b in (0.2, 0.03)]
+        assert rates == pytest.approx(expected, rel=1e-12, abs=1e-15)
 
 
 def progress(t: int) -> float:
@@ -205,9 +200,9 @@ def test_cosine_and_polynomial_restart_and_end():
 
     assert_follows(configure_cosine_with_hard_restarts_scheduler_with_warmup(two_groups(), W, N, num_cycles=2), decay)
 
-    optimizer = two_groups()
+    shared = two_groups()
     for _ in range(2):
-        schedule = configure_polynomial_decay_scheduler_with_warmup(optimizer, W, N, lr_end=1e-3, power=2.0)
+        schedule = configure_polynomial_decay_scheduler_with_warmup(shared, W, N, lr_end=1e-3, power=2.0)
         assert_follows(schedule, lambda t, b: (b - 1e-3) * (1 - progress(t)) ** 2 + 1e-3)
 
     assert_follows(configure_linear_scheduler_with_warmup(two_groups(), N, N), lambda t, b: 0.0, warmup=N)

@@ -36,16 +36,19 @@ def data(count: int) -> list[tuple[Tensor, Tensor]]:
     return [(torch.randn(6, 4, generator=generator), torch.randint(2, (6,), generator=generator)) for _ in range(count)]
 
 
-def update(model: nn.Module, optimizer: Any, skip: SkipNonFinite, batch: Any, spoil: str = "") -> bool | None:
+def update(
+    model: nn.Module, optimizer: Any, skip: SkipNonFinite, batch: Any, spoil: str = "", scaler: Any = None
+) -> bool | None:
     """Forward, backward, step; with NaN in the ``input``, or only in the ``loss``, or only in a ``gradient``."""
     inputs, labels = batch
     skip.begin()
     loss = F.cross_entropy(model(inputs * math.nan if spoil == "input" else inputs), labels)
-    if spoil == "loss":
-        loss = loss + math.inf
-    loss.backward()
+    loss = loss + math.inf if spoil == "loss" else loss
+    (loss if scaler is None else scaler.scale(loss)).backward()
     if spoil == "gradient":
         next(model.parameters()).grad[0, 0] = math.inf
+    if scaler is not None:
+        scaler.unscale_(optimizer)
     skip.record_loss(loss)
     skipped = skip.step(gradient_norm(optimizer)())
     optimizer.zero_grad()
@@ -111,18 +114,8 @@ def test_with_a_gradient_scaler_the_two_leave_out_what_each_has_found(spoil: str
     model = network()
     optimizer = OPTIMIZERS["adamw"](model.parameters())
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
-    skip = SkipNonFinite(optimizer, model.buffers(), grad_scaler=scaler)
     before = copy.deepcopy(model.state_dict())
-    inputs, labels = data(1)[0]
-    skip.begin()
-    loss = F.cross_entropy(model(inputs * math.nan if spoil == "input" else inputs), labels)
-    loss = loss + math.nan if spoil == "loss" else loss
-    scaler.scale(loss).backward()
-    if spoil == "gradient":
-        next(model.parameters()).grad[0, 0] = math.inf
-    scaler.unscale_(optimizer)
-    skip.record_loss(loss)
-    skip.step(gradient_norm(optimizer)())
+    update(model, optimizer, SkipNonFinite(optimizer, model.buffers(), grad_scaler=scaler), data(1)[0], spoil, scaler)
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, before[name]), name
     assert scaler.get_scale() == (64.0 if spoil == "loss" else 32.0)  # a scale that was too large has been halved

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.toys import pairs
+from tests.toys import pairs, quiet
 from trainwright import Trainer, TrainingConfig
 from trainwright.checkpoint import Checkpointer
 
@@ -20,8 +20,7 @@ def make() -> nn.Module:
 
 
 def config(folder: Path, **settings: Any) -> TrainingConfig:
-    given = {"lr_scheduler_type": None, "learning_rate": 0.01, "progress_bar": False, "early_stopping": None}
-    return TrainingConfig(output_dir=folder, **{**given, **settings})
+    return quiet(folder, **{"learning_rate": 0.01, "tensorboard": {}, **settings})
 
 
 class Scripted(Trainer):

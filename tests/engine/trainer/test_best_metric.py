@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 from tests.engine.trainer.conftest import INPUTS as STOPPING_INPUTS
 from tests.engine.trainer.conftest import PAIRS, Scripted, config, events_in, make
-from tests.toys import Classifier, Results, Samples
+from tests.toys import Classifier, Results, Samples, quiet
 from tests.toys import file_config as config_of
 from trainwright import DefaultTrainer, Trainer, TrainerConfig, TrainingConfig
 from trainwright.config import MetricConfig
@@ -34,9 +34,8 @@ def values(predictions: Tensor, labels: Tensor) -> dict[str, float]:
 
 def run(folder: Path, handler: Any = values, **settings: Any) -> Trainer:
     torch.manual_seed(0)
-    given = {"metric_for_best_model": "nll", "num_epochs": 3, "lr": 0.05, "early_stopping": None, "metrics": None}
-    config = TrainingConfig(output_dir=folder, progress_bar=False, **{**given, **settings})
-    return Trainer(nn.Linear(4, 2), config, DATA, DATA, metrics_handler=handler)
+    given = {"metric_for_best_model": "nll", "num_epochs": 3, "lr": 0.05, "metrics": None}
+    return Trainer(nn.Linear(4, 2), quiet(folder, **{**given, **settings}), DATA, DATA, metrics_handler=handler)
 
 
 def best_step(folder: Path) -> int:
@@ -61,12 +60,13 @@ def test_the_better_direction_is_the_users(
 
 
 @pytest.mark.parametrize("name", ["F1Score", "f1score", "eval_F1_Score"])
-def test_a_metric_may_be_named_as_in_metrics(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_metric_may_be_named_as_in_metrics(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture, read_rows: Any
+) -> None:
     trainer = run(tmp_path, None, metrics=["Accuracy", "F1Score"], metric_for_best_model=name)
     trainer.train()
     assert "Best eval_f1_score so far (higher is better)" in caplog.text
-    rows = [json.loads(line) for line in (tmp_path / "metrics.json").read_text().splitlines()]
-    found = {row["iteration"]: row["eval_f1_score"] for row in rows if "eval_f1_score" in row}
+    found = {row["iteration"]: row["eval_f1_score"] for row in read_rows(tmp_path) if "eval_f1_score" in row}
     steps = {at if at == 12 else at + 1: value for at, value in found.items()}
     assert best_step(tmp_path) == max(steps, key=lambda step: (steps[step], -step))
 
@@ -156,7 +156,7 @@ def test_an_eval_metric_that_no_evaluator_gives_is_refused_at_the_start(tmp_path
     DefaultTrainer(file_config(tmp_path, evaluator=RegEvaluator()))  # the default names the metric of another one
 
 
-def test_a_hook_may_end_a_run_of_a_config_file(tmp_path: Path) -> None:
+def test_a_hook_may_end_a_run_of_a_config_file(tmp_path: Path, read_rows: Any) -> None:
     class Stop(HookBase):
         def after_step(self) -> None:
             value, at = self.trainer.storage.latest().get("1_PPL", (0.0, -1))
@@ -173,8 +173,7 @@ def test_a_hook_may_end_a_run_of_a_config_file(tmp_path: Path) -> None:
     cfg.train.train_iter = 8
     results = Stopped(cfg).train()
     assert results["1_PPL"] == 2.0
-    rows = [json.loads(line) for line in (tmp_path / "metrics.json").read_text().splitlines()]
-    assert rows[-1]["iteration"] == 2
+    assert read_rows(tmp_path)[-1]["iteration"] == 2
     assert (tmp_path / "model_final").exists()
 
 
@@ -286,16 +285,6 @@ def test_a_callback_of_the_users_stands_in_for_the_configurations(tmp_path: Path
     trainer.train()
     assert trainer.epoch == 4
     assert [type(callback).__name__ for callback in trainer.callbacks] == ["EarlyStoppingCallback"]
-
-
-def test_default_early_stopping_knows_which_way_is_better(tmp_path: Path) -> None:
-    data = TensorDataset(STOPPING_INPUTS, STOPPING_INPUTS[:, :3] * 3)
-    settings = TrainingConfig(
-        output_dir=tmp_path, loss="MSELoss", metric="MeanSquaredError", num_epochs=10, lr=1e-2, progress_bar=False
-    )
-    trainer = Trainer(make(), settings, data, data)
-    trainer.train()
-    assert trainer.epoch == 10  # the error falls all the time
 
 
 def test_the_names_of_the_trainer_config_page_are_in_csv_and_tensorboard(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.toys import quiet
 from trainwright import Trainer, TrainingConfig
 from trainwright.checkpoint import verify
 from trainwright.config.errors import ConfigError, ConfigTypeError
@@ -29,47 +30,70 @@ def make() -> nn.Module:
 
 
 def config(folder: Path, **settings: Any) -> TrainingConfig:
-    given = {"lr_scheduler_type": None, "lr": 0.01, "progress_bar": False, "early_stopping": None, "batch_size": 4}
-    return TrainingConfig(output_dir=folder, **{**given, **settings})
+    return quiet(folder, **{"lr": 0.01, "batch_size": 4, **settings})
 
 
-def test_parts_of_a_wrong_kind_are_reported_all_at_once(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigTypeError, match=r"(?s)data_collator: got 3.*metrics_handler: got 3.*model_card: got 'hi'"
-    ):
-        Trainer(make(), config(tmp_path), DATA, data_collator=3, metrics_handler=3, model_card="hi")
-    with pytest.raises(ConfigTypeError, match=r"train_dataset: .*DataLoader.*train_dataloader"):
-        Trainer(make(), config(tmp_path), DataLoader(DATA))
-    parts = {"optimizer": torch.optim.Adam, "metrics_handler": TorchMetricsHandler, "data_collator": Trainer}
-    for name, part in parts.items():
-        with pytest.raises(ConfigTypeError, match=rf"{name}: got the class {part.__name__}, not an object of it"):
-            Trainer(make(), config(tmp_path), DATA, **{name: part})
-    with pytest.raises(ConfigTypeError, match=r"optimizer: got 'adam'.*TrainingConfig\(optimizer='adam'\)"):
-        Trainer(make(), config(tmp_path), DATA, optimizer="adam")
-    with pytest.raises(ConfigTypeError, match=r"model: got the class Linear.*\n.*train_dataset: got None"):
-        Trainer(nn.Linear, config(tmp_path))
-    with pytest.raises(ConfigTypeError, match=r"train_dataset: got the class TensorDataset; pass an object"):
-        Trainer(make(), config(tmp_path), TensorDataset)
-    with pytest.raises(ConfigTypeError, match=r"'train_data'. Did you mean 'train_dataset'"):
-        Trainer(make(), config(tmp_path), train_data=DATA)
-    with pytest.raises(ConfigTypeError, match=r"train_dataloader: got TensorDataset, a data set"):
-        Trainer(make(), config(tmp_path), train_dataloader=DATA)
-    with pytest.raises(ConfigTypeError, match=r"eval_dataloader: got generator, an iterator"):
-        Trainer(make(), config(tmp_path), DATA, eval_dataloader=(b for b in DataLoader(DATA)))
-    for several in ([DATA, DATA], [(DATA, 0.7), (DATA, 0.3)]):
-        with pytest.raises(ConfigTypeError, match=r"train_dataset: got a list of data sets.*\(data set, weight\)"):
-            Trainer(make(), config(tmp_path), several)
-    with pytest.raises(ConfigTypeError, match=r"eval_dataset: got a list of data sets.*pass \{name: data set"):
-        Trainer(make(), config(tmp_path), DATA, [DATA, DATA])
-    with pytest.raises(ConfigTypeError, match=r"train_dataset: got None.*To only evaluate or predict"):
-        Trainer(make(), config(tmp_path), eval_dataset=DATA)
-    trainer = Trainer(make(), config(tmp_path), DATA)
+class WithIndex(Trainer):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.compute_loss(self.model, batch)
+
+
+SEVERAL = r"train_dataset: got a list of data sets.*\(data set, weight\)"
+ARRAYS = r"shapes \(20, 4\) and \(20,\), .*TensorDataset\(inputs, labels\)"
+# What is passed beside the model, the settings and the training data, or in place of them.
+WRONG: list[tuple[dict[str, Any], str]] = [
+    (
+        {"data_collator": 3, "metrics_handler": 3, "model_card": "hi"},  # all in one message
+        r"(?s)data_collator: got 3.*metrics_handler: got 3.*model_card: got 'hi'",
+    ),
+    ({"optimizer": torch.optim.Adam}, "optimizer: got the class Adam, not an object of it"),
+    ({"metrics_handler": TorchMetricsHandler}, "metrics_handler: got the class TorchMetricsHandler, not an object of"),
+    ({"data_collator": Trainer}, "data_collator: got the class Trainer, not an object of it"),
+    ({"optimizer": "adam"}, r"optimizer: got 'adam'.*TrainingConfig\(optimizer='adam'\)"),
+    ({"model": nn.Linear, "train_dataset": None}, r"model: got the class Linear.*\n.*train_dataset: got None"),
+    ({"train_data": DATA}, r"'train_data'. Did you mean 'train_dataset'"),
+    ({"train_dataset": DataLoader(DATA)}, "train_dataset: .*DataLoader.*train_dataloader"),
+    ({"train_dataset": TensorDataset}, "train_dataset: got the class TensorDataset; pass an object"),
+    ({"train_dataset": None, "eval_dataset": DATA}, r"train_dataset: got None.*To only evaluate or predict"),
+    ({"train_dataset": [DATA, DATA]}, SEVERAL),
+    ({"train_dataset": [(DATA, 0.7), (DATA, 0.3)]}, SEVERAL),
+    ({"train_dataset": (INPUTS, LABELS)}, ARRAYS),
+    ({"train_dataset": (INPUTS.numpy(), LABELS.numpy())}, ARRAYS),
+    ({"train_dataset": [INPUTS, LABELS]}, ARRAYS),
+    (
+        {"train_dataset": {"x": INPUTS.tolist(), "labels": LABELS.tolist()}},
+        r"dict of lists of numbers; pass ColumnDataset\(.*torch.tensor",
+    ),
+    ({"eval_dataset": [DATA, DATA]}, r"eval_dataset: got a list of data sets.*pass \{name: data set"),
+    ({"train_dataloader": DATA}, "train_dataloader: got TensorDataset, a data set"),
+    ({"eval_dataloader": (b for b in DataLoader(DATA))}, "eval_dataloader: got generator, an iterator"),
+    ({"kind": WithIndex}, r"WithIndex.training_step is called with \(batch\)"),
+    ({"metrics_handler": lambda eval_pred: {"share": 1.0}}, r"metrics_handler: .*\(eval_pred.*predictions and labels"),
+]
+
+
+@pytest.mark.parametrize(("parts", "message"), WRONG, ids=[message for _, message in WRONG])
+def test_parts_of_a_wrong_kind_are_refused(parts: dict[str, Any], message: str, tmp_path: Path) -> None:
+    kind = parts.pop("kind", Trainer)
+    given = {"model": make(), "train_dataset": None if "train_dataloader" in parts else DATA, **parts}
+    with pytest.raises(ConfigTypeError, match=message):
+        kind(config=config(tmp_path), **given)
+
+
+def test_arguments_of_a_wrong_kind_are_refused(tmp_path: Path) -> None:
+    trainer = Trainer(make(), config(tmp_path), DATA, DATA, metrics_handler=lambda *both: {"share": 1.0})
     with pytest.raises(ConfigTypeError, match=r"optimizer: got 'sgd'"):
         trainer.set_optimizer("sgd")
     with pytest.raises(ConfigTypeError, match=r"loss: got 'MSELoss'"):
         trainer.set_loss("MSELoss")
     with pytest.raises(ConfigTypeError, match=r"got resume_checkpoint_path=True.*resume_from_checkpoint=True"):
         trainer.train(True)
+    with pytest.raises(ConfigTypeError, match=r"dict of arrays; pass ColumnDataset"):
+        trainer.evaluate({"x": INPUTS, "labels": LABELS})
+    with pytest.raises(ConfigTypeError, match="got 'best'"):
+        trainer.evaluate("best")
+    with pytest.raises(ConfigTypeError, match=r"logs: got TensorDataset.*dict.*evaluate\(model\)"):
+        trainer.evaluate(make(), DATA)
 
 
 def test_parts_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
@@ -81,16 +105,6 @@ def test_parts_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     schedule = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(other.parameters(), lr=0.1), 1)
     with pytest.raises(ConfigError, match="belongs to another optimizer"):
         Trainer(model, settings, DATA, optimizer=optimizer, lr_scheduler=schedule)
-
-
-class WithIndex(Trainer):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return self.compute_loss(self.model, batch)
-
-
-def test_a_step_with_another_librarys_arguments_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigTypeError, match=r"WithIndex.training_step is called with \(batch\)"):
-        WithIndex(make(), config(tmp_path), DATA)
 
 
 def test_what_changes_after_the_trainer_was_built_is_a_warning(
@@ -218,24 +232,6 @@ class Tokens:
         return torch.randn(6, 4, generator=torch.Generator().manual_seed(index)), labels
 
 
-class Tagger(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer = nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x).transpose(1, 2)
-
-
-@pytest.mark.parametrize("size", [1, 3, 11])
-def test_labels_that_do_not_count_have_no_weight_in_the_loss(size: int, tmp_path: Path) -> None:
-    trainer = Trainer(Tagger(), config(tmp_path, eval_batch_size=size, metric=None), Tokens(), Tokens())
-    rows = [Tokens()[index] for index in range(11)]
-    scores, labels = trainer.model(torch.stack([x for x, _ in rows])), torch.stack([y for _, y in rows])
-    assert trainer.evaluate()["loss"] == pytest.approx(F.cross_entropy(scores, labels).item(), rel=1e-6)
-
-
 @pytest.mark.parametrize("size", [1, 2, 5, 9])
 def test_scores_before_a_sigmoid_are_read_as_such_in_every_batch(size: int, tmp_path: Path) -> None:
     scores = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.45, -3, 2, 0.3, 0.2])
@@ -265,32 +261,27 @@ def test_a_run_is_not_gone_on_with_on_other_data_of_as_many_batches(tmp_path: Pa
         trainer(20, resume_from_checkpoint=True)
 
 
-class Failing(Callback):
-    def on_epoch_end(self, epochs: int, logs: Any) -> None:
-        raise RuntimeError("mine")
-
-
-def test_an_error_at_the_end_of_an_epoch_loses_no_epoch(tmp_path: Path) -> None:
-    trainer = Trainer(make(), config(tmp_path, num_epochs=2), DATA, DATA, callbacks=[Failing()])
-    with pytest.raises(RuntimeError, match="mine"):
-        trainer.train()
-    assert verify(tmp_path / "epoch_1").iteration == 4
-    resumed = Trainer(make(), config(tmp_path, num_epochs=2, resume_from_checkpoint=True), DATA, DATA)
-    assert resumed.state.global_step == 5
-    resumed.train()
-
-
-def test_a_run_stays_in_its_folder_wherever_the_program_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_at_the_end_of_an_epoch_loses_no_epoch_wherever_the_program_has_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
 
-    class Moving(Callback):
+    class Failing(Callback):
         def on_epoch_begin(self, epochs: int, logs: Any) -> None:
             os.chdir(tmp_path / "elsewhere")
 
-    Trainer(make(), config(Path("out")), DATA, DATA, callbacks=[Moving()]).train()
+        def on_epoch_end(self, epochs: int, logs: Any) -> None:
+            raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        Trainer(make(), config(Path("out"), num_epochs=2), DATA, DATA, callbacks=[Failing()]).train()
     assert not list((tmp_path / "elsewhere").iterdir())
-    assert verify(tmp_path / "out" / "final_epoch")
+    assert verify(tmp_path / "out" / "epoch_1").iteration == 4
+    settings = config(tmp_path / "out", num_epochs=2, resume_from_checkpoint=True)
+    resumed = Trainer(make(), settings, DATA, DATA)
+    assert resumed.state.global_step == 5
+    resumed.train()
 
 
 class ByName(nn.Module):
@@ -346,24 +337,6 @@ def test_a_function_is_enough_for_metrics_of_ones_own(tmp_path: Path) -> None:
             ).evaluate(DATA)
 
 
-def test_a_metric_function_with_other_parameters_is_refused_before_the_training(tmp_path: Path) -> None:
-    def compute_metrics(eval_pred: Any) -> dict[str, float]:
-        return {"share": 1.0}
-
-    message = r"metrics_handler: compute_metrics\(eval_pred.*predictions and labels"
-    with pytest.raises(ConfigTypeError, match=message):
-        Trainer(make(), config(tmp_path), DATA, DATA, metrics_handler=compute_metrics)
-    Trainer(make(), config(tmp_path), DATA, DATA, metrics_handler=lambda *both: {"share": 1.0})
-
-
-def test_evaluate_refuses_what_is_no_data_and_no_dict(tmp_path: Path) -> None:
-    trainer = Trainer(make(), config(tmp_path), DATA, DATA)
-    with pytest.raises(ConfigTypeError, match="got 'best'"):
-        trainer.evaluate("best")
-    with pytest.raises(ConfigTypeError, match=r"logs: got TensorDataset.*dict.*evaluate\(model\)"):
-        trainer.evaluate(make(), DATA)
-
-
 def test_the_schedule_after_a_given_one_is_stepped_in_its_own_way(tmp_path: Path) -> None:
     class Swapping(Callback):
         def on_epoch_end(self, epochs: int, logs: Any) -> None:
@@ -373,7 +346,7 @@ def test_the_schedule_after_a_given_one_is_stepped_in_its_own_way(tmp_path: Path
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-    settings = TrainingConfig(output_dir=tmp_path, num_epochs=2, batch_size=4, progress_bar=False)
+    settings = config(tmp_path, num_epochs=2, lr_scheduler_type="linear")
     parts: dict[str, Any] = {"optimizer": optimizer, "lr_scheduler": schedule, "callbacks": [Swapping()]}
     trainer = Trainer(model, settings, DATA, **parts)
     trainer.train()
@@ -382,15 +355,22 @@ def test_the_schedule_after_a_given_one_is_stepped_in_its_own_way(tmp_path: Path
     assert rates[5:] == pytest.approx([0.1, 0.08, 0.06, 0.04, 0.02])  # linear, over the updates that are left
 
 
-class Writer(nn.Module):
-    """Its scores are of tokens; what it generates is not."""
-
-    is_generative = True
+class Tagger(nn.Module):
+    """Its scores are of tokens."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(x).transpose(1, 2)
+
+
+class Writer(Tagger):
+    """What it generates is not of its tokens."""
+
+    is_generative = True
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         return {"logits": self.layer(x)}
@@ -402,24 +382,15 @@ class Writer(nn.Module):
         return torch.zeros(len(x), 2, dtype=torch.long)
 
 
+@pytest.mark.parametrize("kind", [Tagger, Writer])
 @pytest.mark.parametrize("size", [1, 3, 11])
-def test_the_loss_of_a_model_that_generates_counts_its_labels_too(size: int, tmp_path: Path) -> None:
-    rows = [{"x": x, "labels": labels} for x, labels in (Tokens()[index] for index in range(1, 6))]  # none is all -100
-    trainer = Trainer(Writer(), config(tmp_path, eval_batch_size=size, metric=None), rows, rows)
-    logits = trainer.model.layer(torch.stack([row["x"] for row in rows]))
-    labels = torch.stack([row["labels"] for row in rows])
-    assert trainer.evaluate()["loss"] == pytest.approx(trainer.model.compute_loss(logits, labels).item(), rel=1e-6)
-
-
-def test_arrays_are_no_data_set(tmp_path: Path) -> None:
-    for arrays in ((INPUTS, LABELS), (INPUTS.numpy(), LABELS.numpy()), [INPUTS, LABELS]):
-        with pytest.raises(ConfigTypeError, match=r"shapes \(20, 4\) and \(20,\), .*TensorDataset\(inputs, labels\)"):
-            Trainer(make(), config(tmp_path), arrays)
-    columns = {"x": INPUTS.tolist(), "labels": LABELS.tolist()}
-    with pytest.raises(ConfigTypeError, match=r"dict of lists of numbers; pass ColumnDataset\(.*torch.tensor"):
-        Trainer(make(), config(tmp_path), columns)
-    with pytest.raises(ConfigTypeError, match=r"dict of arrays; pass ColumnDataset"):
-        Trainer(make(), config(tmp_path), DATA).evaluate({"x": INPUTS, "labels": LABELS})
+def test_labels_that_do_not_count_have_no_weight_in_the_loss(kind: type[Tagger], size: int, tmp_path: Path) -> None:
+    pairs = [Tokens()[index] for index in range(11) if kind is Tagger or index % 6]  # a writer's are never all -100
+    rows: Any = pairs if kind is Tagger else [{"x": x, "labels": labels} for x, labels in pairs]
+    trainer = Trainer(kind(), config(tmp_path, eval_batch_size=size, metric=None), rows, rows)
+    scores, labels = trainer.model.layer(torch.stack([x for x, _ in pairs])), torch.stack([y for _, y in pairs])
+    expected = F.cross_entropy(scores.flatten(0, 1), labels.flatten()).item()
+    assert trainer.evaluate()["loss"] == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("name", ["model", "optimizer"])

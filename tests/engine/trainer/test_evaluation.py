@@ -11,20 +11,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from tests.engine.trainer.conftest import events_in
-from tests.engine.trainer.contracts import (
-    INPUTS,
-    LABELS,
-    NAMED,
-    PAIRS,
-    Net,
-    ReturnsLosses,
-    config,
-    make,
-)
+from tests.engine.trainer.contracts import INPUTS, LABELS, NAMED, PAIRS, Net, ReturnsLosses, config, make
 from tests.ranks import on_ranks
-from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config, get_event_storage
+from tests.toys import Stream, file_config, quiet
+from trainwright import DefaultTrainer, Trainer, TrainingConfig, get_event_storage
 from trainwright.config.errors import ConfigError
-from trainwright.data import ColumnDataset, build_image_test_loader, build_image_train_loader
+from trainwright.data import ColumnDataset
 from trainwright.evaluation import EvaluationError
 from trainwright.hooks import Callback
 from trainwright.parallel.dist import get_rank, get_world_size
@@ -69,9 +61,8 @@ class Batches(Callback):
         assert logs["eval_epoch_loss"] > 0
 
 
-class Stream(IterableDataset[Any]):
-    def __iter__(self) -> Any:
-        yield from ({"x": x} for x, _ in data(11))
+def rows_of_inputs() -> Stream:
+    return Stream(lambda: ({"x": x} for x, _ in data(11)))
 
 
 class Shared(IterableDataset[Any]):
@@ -83,15 +74,13 @@ class Shared(IterableDataset[Any]):
         yield from (data(11)[number] for number in range(get_rank(), 11, get_world_size()))
 
 
+def ones() -> ColumnDataset:
+    return ColumnDataset(x=torch.ones(16, 4))
+
+
 def config_trainer(folder: Path) -> Any:
-    cfg = get_config("common/defaults.py")
-    cfg.model = LazyCall(Model)()
-    train = LazyCall(build_image_train_loader)(dataset=LazyCall(ColumnDataset)(x=LazyCall(torch.ones)(size=(16, 4))))
-    test = LazyCall(build_image_test_loader)(dataset=LazyCall(Stream)(), num_workers=0)
-    cfg.dataloader = {"train": {**train, "num_workers": 0}, "test": [test]}
-    output_dir = str(folder / "config")
-    cfg.train.update({"output_dir": output_dir, "train_micro_batch_size": 2, "test_micro_batch_size": 3})
-    return DefaultTrainer(cfg)
+    sizes = {"train_micro_batch_size": 2, "test_micro_batch_size": 3}
+    return DefaultTrainer(file_config(folder / "config", Model, ones, rows_of_inputs, **sizes))
 
 
 def data(length: int) -> TensorDataset:
@@ -101,10 +90,8 @@ def data(length: int) -> TensorDataset:
 
 def build(folder: Path, kind: type[Trainer] = Trainer) -> Trainer:
     torch.manual_seed(0)
-    config = TrainingConfig(
-        output_dir=folder / kind.__name__, progress_bar=False, tensorboard=None, save_enabled=False,
-        batch_size=4, eval_batch_size=3, loss="CrossEntropyLoss", metrics=["Accuracy", "F1Score"], num_epochs=1,
-    )  # fmt: skip
+    settings: dict[str, Any] = {"batch_size": 4, "eval_batch_size": 3, "num_epochs": 1, "save_enabled": False}
+    config = quiet(folder / kind.__name__, loss="CrossEntropyLoss", metrics=["Accuracy", "F1Score"], **settings)
     return kind(Model(), config, data(12), data(7), callbacks=[Batches()])
 
 
@@ -132,7 +119,7 @@ def of_rank(folder: Path) -> dict[str, Any]:
         "predictions by batch": [x for part in trainer.predict(data(7), iterate=True) for x in part.flatten().tolist()],
         "shared stream": trainer.evaluate(Shared()),
         "predictions of a shared stream": sorted(trainer.predict(Shared()).flatten().tolist()),
-        "config files: predictions of a stream": config.predict(Stream()).flatten().tolist(),
+        "config files: predictions of a stream": config.predict(rows_of_inputs()).flatten().tolist(),
         "config files: predictions of the test data": sorted(config.predict().flatten().tolist()),
         **{kind.__name__: build(folder, kind).evaluate() for kind in (OwnStep, OwnOutputs, OwnMetric)},
     }

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Subset
 
 from tests.engine.trainer import contracts
 from tests.engine.trainer.conftest import PAIRS, config, make
-from tests.toys import Stream, pairs
+from tests.toys import Stream, layers, pairs, quiet
 from trainwright import Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data import EpochSampler
@@ -39,21 +39,19 @@ class Batches(Callback):
 
 def run(folder: Path, data: Any = DATA, eval_data: Any = DATA, *, loader: Any = None, **settings: Any) -> Any:
     torch.manual_seed(0)
-    config = TrainingConfig(
-        **{"output_dir": folder, "num_epochs": 3, "batch_size": 8, "lr": 0.1, "optimizer": "SGD", "log_steps": None,
-           "early_stopping": None, "tensorboard": None, "lr_scheduler_type": None, "model_checkpoint": None,
-           "progress_bar": False, **settings}
-    )  # fmt: skip
+    given = {"num_epochs": 3, "batch_size": 8, "lr": 0.1, "optimizer": "SGD", "log_steps": None}
     seen = Batches()
-    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
-    trainer = Trainer(model, config, data, eval_data, train_dataloader=loader, callbacks=[seen])
+    trainer = Trainer(
+        layers((6, 16, 3)), quiet(folder, model_checkpoint=None, **{**given, **settings}), data, eval_data,
+        train_dataloader=loader, callbacks=[seen],
+    )  # fmt: skip
     trainer.train()
     return trainer, seen
 
 
 def by_hand(batches: list[Tensor]) -> list[Tensor]:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+    model = layers((6, 16, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for numbers in batches:
         optimizer.zero_grad()
@@ -174,11 +172,7 @@ def test_fast_dev_run_does_everything_once_and_leaves_no_file(
 class Recorder(Callback):
     def __init__(self, calls: list[str]) -> None:
         for moment in (name for name in dir(Callback) if name.startswith("on_")):
-            setattr(self, moment, self._noting(moment, calls))
-
-    @staticmethod
-    def _noting(moment: str, calls: list[str]) -> Any:
-        return lambda *arguments: calls.append(moment.removeprefix("on_"))
+            setattr(self, moment, lambda *_, moment=moment: calls.append(moment.removeprefix("on_")))
 
 
 @pytest.mark.parametrize("is_frozen", [False, True])

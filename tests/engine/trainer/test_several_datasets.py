@@ -5,30 +5,25 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.engine.trainer.test_stops import by_config, columns
+from tests.toys import layers, pairs, quiet
 from trainwright import LazyCall, Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data import build_image_test_loader
 from trainwright.engine import DefaultTrainer
 from trainwright.hooks import Callback
 
-INPUTS = torch.randn(40, 6, generator=torch.Generator().manual_seed(5))
-LABELS = torch.randint(3, (40,), generator=torch.Generator().manual_seed(6))
-CLEAN, NOISY = TensorDataset(INPUTS, LABELS), TensorDataset(INPUTS + 1, LABELS)
+CLEAN = pairs(40)
+NOISY = TensorDataset(CLEAN.tensors[0] + 1, CLEAN.tensors[1])
 SETS = {"clean": CLEAN, "noisy": NOISY}
 
 
 def build(folder: Path, data: Any = SETS, callbacks: Any = (), **settings: Any) -> Trainer:
     torch.manual_seed(0)
-    config = TrainingConfig(
-        **{"output_dir": folder, "num_epochs": 3, "batch_size": 8, "lr": 0.01, "progress_bar": False, "log_steps": 1,
-           "tensorboard": None, "resume_from_checkpoint": True, **settings}
-    )  # fmt: skip
-    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
-    return Trainer(model, config, CLEAN, data, callbacks=callbacks)
+    given = {"num_epochs": 3, "batch_size": 8, "lr": 0.01, "log_steps": 1, "resume_from_checkpoint": True}
+    return Trainer(layers((6, 16, 3)), quiet(folder, **{**given, **settings}), CLEAN, data, callbacks=callbacks)
 
 
 class Logs(Callback):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.toys import Classifier, file_config, pairs, pairs_net
+from tests.toys import Classifier, file_config, pairs, pairs_net, quiet
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
 from trainwright.config.errors import ConfigError
 from trainwright.config.validation import seconds_of
@@ -30,11 +30,8 @@ def columns() -> ColumnDataset:
 
 
 def by_objects(folder: Path, **settings: Any) -> Trainer:
-    config = TrainingConfig(
-        **{"output_dir": folder, "num_epochs": 3, "batch_size": 8, "log_steps": 1, "tensorboard": None,
-           "progress_bar": False, "resume_from_checkpoint": True, **settings}
-    )  # fmt: skip
-    return Trainer(pairs_net(), config, DATA, DATA)
+    given = {"num_epochs": 3, "batch_size": 8, "log_steps": 1, "resume_from_checkpoint": True}
+    return Trainer(pairs_net(), quiet(folder, **{**given, **settings}), DATA, DATA)
 
 
 def by_config(folder: Path, *, lazy_optim: Any = None, **settings: Any) -> DefaultTrainer:
@@ -85,7 +82,14 @@ def test_max_time_saves_stops_and_continues_exactly(build: Build, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("given", "seconds"),
-    [("01:30:00", 5400), ("00:12:00:00", 43200), ("1:00:00:01", 86401), (90, 90), (timedelta(minutes=2), 120)],
+    [
+        ("01:30:00", 5400),
+        ("00:12:00:00", 43200),
+        ("1:00:00:01", 86401),
+        (90, 90),
+        (timedelta(minutes=2), 120),
+        ({"hours": 12}, 43200),
+    ],
 )
 def test_a_time_is_written_in_many_ways(given: Any, seconds: float) -> None:
     assert seconds_of(TrainingConfig(max_time=given).max_time) == seconds
@@ -97,10 +101,6 @@ def test_other_times_are_refused(given: Any, tmp_path: Path) -> None:
         TrainingConfig(max_time=given)
     with pytest.raises(ConfigError, match=r"train.max_time.*: got .*'01:30:00'"):
         by_config(tmp_path, max_time=given)
-
-
-def test_lightnings_dict_is_a_time() -> None:
-    assert TrainingConfig(max_time={"hours": 12}).max_time == 43200
     with pytest.raises(ConfigError, match="a timedelta, or its arguments"):
         TrainingConfig(max_time={"hrs": 12})
 
@@ -161,10 +161,8 @@ def by_hand(value: float, steps: int, batches: Any) -> tuple[list[Tensor], list[
 @pytest.mark.parametrize("settings", [{}, {"non_finite": "skip"}, {"graph": True}])
 @pytest.mark.exhaustive(every=3)
 def test_clipping_by_value_is_that_of_torch_and_its_norm_is_recorded(settings: dict[str, Any], tmp_path: Path) -> None:
-    config = TrainingConfig(
-        output_dir=tmp_path, num_epochs=1, batch_size=8, log_steps=1, optimizer="SGD", lr=0.1, lr_scheduler_type=None,
-        clip_grad_value=0.01, dataloader_shuffle=False, progress_bar=False, tensorboard=None, **settings,
-    )  # fmt: skip
+    settings |= {"num_epochs": 1, "batch_size": 8, "log_steps": 1, "optimizer": "SGD", "lr": 0.1}
+    config = quiet(tmp_path, clip_grad_value=0.01, dataloader_shuffle=False, **settings)
     model = pairs_net()
     model[2].p = 0.0  # type: ignore[union-attr]
     trainer = Trainer(model, config, DATA)
@@ -180,6 +178,8 @@ def test_clipping_by_value_is_that_of_torch_and_its_norm_is_recorded(settings: d
 def test_clipping_by_value_in_config_files(tmp_path: Path) -> None:
     optim = get_config("common/optim.py").optim
     optim.params.clip_grad_value = 0.01
+    with pytest.raises(ConfigError, match=r"clip_grad_value: got 0.5 with max_grad_norm=1.0"):
+        TrainingConfig(clip_grad_value=0.5, max_grad_norm=1.0)
     with pytest.raises(ConfigError, match=r"clip_grad_value: got 0.01 with clip_grad_max_norm=1.0"):
         by_config(tmp_path, lazy_optim=optim)
     optim.params.clip_grad_max_norm = None
@@ -194,19 +194,9 @@ def test_clipping_by_value_in_config_files(tmp_path: Path) -> None:
     assert "grad_norm" in trainer.storage.histories()
 
 
-def test_clipping_by_norm_and_by_value_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"clip_grad_value: got 0.5 with max_grad_norm=1.0"):
-        TrainingConfig(clip_grad_value=0.5, max_grad_norm=1.0)
-
-
 def test_a_config_file_overfits_and_limits_evaluations(tmp_path: Path) -> None:
-    trainer = by_config(
-        tmp_path / "over",
-        lazy_optim=LazyCall(torch.optim.Adam)(lr=0.05),
-        overfit_batches=2,
-        train_iter=0,
-        train_epoch=40,
-    )
+    optim = LazyCall(torch.optim.Adam)(lr=0.05)
+    trainer = by_config(tmp_path / "over", lazy_optim=optim, overfit_batches=2, train_iter=0, train_epoch=40)
     assert trainer.max_iter == 80
     trainer.train()
     half = by_config(tmp_path / "half", limit_eval_batches=1, test_micro_batch_size=16)

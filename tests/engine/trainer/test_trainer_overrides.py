@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.toys import Samples, assert_equal_weights, pairs, pairs_net
+from tests.toys import Samples, assert_equal_weights, pairs, pairs_net, quiet
 from trainwright import Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError
 
@@ -21,8 +21,7 @@ INPUTS, LABELS = PAIRS.tensors
 
 
 def config(folder: Path, **settings: Any) -> TrainingConfig:
-    given = {"lr_scheduler_type": None, "learning_rate": 0.01, "dataloader_drop_last": False, "progress_bar": False}
-    return TrainingConfig(output_dir=folder, **{**given, **settings})
+    return quiet(folder, **{"learning_rate": 0.01, "dataloader_drop_last": False, **settings})
 
 
 def trained(kind: type[Trainer], folder: Path, **settings: Any) -> Trainer:
@@ -109,45 +108,38 @@ def test_evaluate_is_called_with_what_it_takes(tmp_path: Path) -> None:
     assert calls == [PAIRS, by_model.model, None]
 
 
-class Negated(nn.Module):
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return -self.module(inputs)  # type: ignore[no-any-return]
+class OwnEvaluateStep(Trainer):
+    def evaluate_step(self, model: nn.Module, inputs: Any) -> dict[str, Any]:
+        return {"eval_step_loss": F.cross_entropy(model(inputs[0]), inputs[1]), "eval_epoch_metric": 0.75}
 
 
-def test_evaluate_by_model_evaluates_a_wrapper_of_the_users_own_and_not_what_it_wraps(tmp_path: Path) -> None:
-    trainer = trained(Trainer, tmp_path, num_epochs=1)
-    negated = Negated(trainer.model)
+class OwnEvaluationStep(Trainer):
+    def evaluation_step(self, batch: Any) -> dict[str, Any]:
+        return {**super().evaluation_step(batch), "logits": F.one_hot(batch[1], 3).float()}  # always right
+
+
+class OwnBatch(Trainer):
+    def prepare_input_batch(self, batch: Any) -> Any:
+        x, y = super().prepare_input_batch(batch)
+        return x * 0, y
+
+
+@pytest.mark.parametrize(
+    ("kind", "factor", "metrics"),
+    [
+        (OwnEvaluateStep, 1, {"metric": 0.75}),
+        (OwnEvaluationStep, 1, {"accuracy": 1.0}),
+        (OwnBatch, 0, {}),
+    ],
+)
+def test_own_parts_of_an_evaluation_are_what_its_results_are_of(
+    kind: type[Trainer], factor: int, metrics: dict[str, float], tmp_path: Path
+) -> None:
+    trainer = trained(kind, tmp_path, num_epochs=1)
     with torch.no_grad():
-        expected = F.cross_entropy(negated.eval()(INPUTS), LABELS).item()
-    assert trainer.evaluate(negated, {})["eval_epoch_loss"] == pytest.approx(expected)
-    assert trainer.evaluate(nn.DataParallel(trainer.model), {})["eval_loss"] == trainer.evaluate()["loss"]
-
-
-def test_an_evaluate_step_of_ones_own_says_what_the_results_are(tmp_path: Path) -> None:
-    class Mine(Trainer):
-        def evaluate_step(self, model: nn.Module, inputs: Any) -> dict[str, Any]:
-            loss = F.cross_entropy(model(inputs[0]), inputs[1])
-            return {"eval_step_loss": loss, "eval_epoch_metric": 0.75}
-
-    trainer = trained(Mine, tmp_path, num_epochs=1)
-    with torch.no_grad():
-        reference = F.cross_entropy(trainer.model.eval()(INPUTS), LABELS).item()
-    assert trainer.last_eval_results == {"loss": pytest.approx(reference), "metric": 0.75}
-
-
-def test_an_evaluation_step_of_ones_own_is_what_metrics_see(tmp_path: Path) -> None:
-    class Mine(Trainer):
-        def evaluation_step(self, batch: Any) -> dict[str, Any]:
-            outputs = super().evaluation_step(batch)
-            return {**outputs, "logits": F.one_hot(batch[1], 3).float()}  # always right
-
-    trainer = trained(Mine, tmp_path, num_epochs=1)
-    assert trainer.last_eval_results["accuracy"] == 1.0
-    assert trainer.last_eval_results["loss"] == Trainer.evaluate(trainer)["loss"]
+        reference = F.cross_entropy(trainer.model.eval()(INPUTS * factor), LABELS).item()
+    assert trainer.last_eval_results["loss"] == pytest.approx(reference)
+    assert trainer.last_eval_results.items() >= metrics.items()
 
 
 def test_a_compute_metric_of_ones_own_is_shown_and_is_the_result(
@@ -189,40 +181,31 @@ def test_loaders_of_ones_own(tmp_path: Path) -> None:
     assert_equal_weights(trainer.model, theirs)
 
 
-@pytest.mark.parametrize("is_own", [True, False])
-def test_each_epoch_has_the_loader_that_is_created_for_it_also_after_a_resume(is_own: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("generator", ["ours", "of torch", "kept", "of the epoch"])
+def test_each_epoch_has_the_loader_that_is_created_for_it_also_after_a_resume(generator: str, tmp_path: Path) -> None:
+    """Also between two epochs, with a generator that goes on or begins anew."""
+
     class Growing(Trainer):
-        epochs: list[int]
+        epochs: tuple[int, ...] = ()
 
         def create_train_dataloader(self, dataset: Any) -> Any:
-            self.epochs = [*getattr(self, "epochs", []), self.state.epoch]
+            self.epochs += (self.state.epoch,)
             data = TensorDataset(INPUTS * self.state.epoch, LABELS)
-            return super().create_train_dataloader(data) if is_own else DataLoader(data, 10, shuffle=True)
-
-    whole = trained(Growing, tmp_path / "whole", num_epochs=3, batch_size=10)
-    assert whole.epochs == [1, 2, 3]
-    trained(Growing, tmp_path / "part", num_epochs=3, batch_size=10, max_steps=7)
-    resumed = trained(Growing, tmp_path / "part", num_epochs=3, batch_size=10, resume_from_checkpoint=True)
-    assert resumed.epochs == [1, 2, 3]
-    assert_equal_weights(resumed.model, whole.model)
-
-
-@pytest.mark.parametrize("is_kept", [True, False])
-def test_generators_of_loaders_go_on_or_start_anew_also_after_a_resume_between_epochs(
-    is_kept: bool, tmp_path: Path
-) -> None:
-    class Shuffled(Trainer):
-        def create_train_dataloader(self, dataset: Any) -> Any:
+            if generator == "ours":
+                return super().create_train_dataloader(data)
             self.kept = getattr(self, "kept", torch.Generator().manual_seed(7))
-            generator = self.kept if is_kept else torch.Generator().manual_seed(self.state.epoch)
-            return DataLoader(dataset, 10, shuffle=True, generator=generator)
+            new = torch.Generator().manual_seed(self.state.epoch)
+            own = {"of torch": None, "kept": self.kept, "of the epoch": new}[generator]
+            return DataLoader(data, 10, shuffle=True, generator=own)
 
-    whole = trained(Shuffled, tmp_path / "whole", num_epochs=2, batch_size=10)
-    first = whole.max_iter // 2
-    trained(Shuffled, tmp_path / "part", num_epochs=2, batch_size=10, max_steps=first)
-    resumed = trained(Shuffled, tmp_path / "part", num_epochs=2, batch_size=10, resume_from_checkpoint=True)
-    assert resumed.start_iter == 2 * first
-    assert_equal_weights(resumed.model, whole.model)
+    settings = {"num_epochs": 3, "batch_size": 10}
+    whole = trained(Growing, tmp_path / "whole", **settings)
+    assert whole.epochs == (1, 2, 3)
+    for steps in (5, 7):
+        trained(Growing, tmp_path / f"part{steps}", **settings, max_steps=steps)
+        resumed = trained(Growing, tmp_path / f"part{steps}", **settings, resume_from_checkpoint=True)
+        assert resumed.epochs == (1, 2, 3)
+        assert_equal_weights(resumed.model, whole.model)
 
 
 def test_loaders_of_epochs_have_the_length_that_was_planned(tmp_path: Path) -> None:
@@ -232,18 +215,6 @@ def test_loaders_of_epochs_have_the_length_that_was_planned(tmp_path: Path) -> N
 
     with pytest.raises(ConfigError, match=r"create_train_dataloader: .*epoch 2 .* 6 .* 7"):
         trained(Shrinking, tmp_path, num_epochs=2)
-
-
-def test_prepare_input_batch_makes_batches_of_evaluations_too(tmp_path: Path) -> None:
-    class Mine(Trainer):
-        def prepare_input_batch(self, batch: Any) -> Any:
-            x, y = super().prepare_input_batch(batch)
-            return x * 0, y
-
-    trainer = trained(Mine, tmp_path, num_epochs=1)
-    with torch.no_grad():
-        reference = F.cross_entropy(trainer.model.eval()(INPUTS * 0), LABELS).item()
-    assert trainer.last_eval_results["loss"] == pytest.approx(reference)
 
 
 class Generative(nn.Module):
@@ -320,6 +291,20 @@ def test_a_given_optimizer_is_not_written_to(tmp_path: Path) -> None:
     assert norms[1] < 0.11 * 7 * 1e-4 < norms[0]  # 7 updates with a rate of 0.1: the second limit counts
 
 
+class Wrapper(nn.Module):
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.module(inputs) * 0  # type: ignore[no-any-return]
+
+
+class Constant(nn.Linear):
+    def compute_loss(self, logits: Any, labels: Any) -> Any:
+        return logits.sum() * 0 + 7
+
+
 @pytest.mark.parametrize("precision", [None, "bf16"])
 def test_evaluate_looks_at_the_model_that_it_is_given(tmp_path: Path, precision: str | None) -> None:
     trainer = trained(Trainer, tmp_path, num_epochs=1, mixed_precision=precision)
@@ -327,22 +312,15 @@ def test_evaluate_looks_at_the_model_that_it_is_given(tmp_path: Path, precision:
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.zero_()
-    logs = trainer.evaluate(other.train(), {})
-    assert logs["eval_epoch_loss"] == pytest.approx(math.log(3), rel=1e-2)  # three classes, all alike
+    alike = pytest.approx(math.log(3), rel=1e-2)  # three classes
+    assert trainer.evaluate(other.train(), {})["eval_epoch_loss"] == alike
     assert trainer.evaluate_step(other, next(iter(trainer.eval_dataloader)))["eval_step_loss"] > 1
     assert other.training
     assert trainer.evaluate() == own
     assert trainer.evaluate(trainer.model)["eval_epoch_loss"] == own["loss"]
-
-
-def test_evaluate_with_a_model_that_has_its_own_loss(tmp_path: Path) -> None:
-    class Constant(nn.Linear):
-        def compute_loss(self, logits: Any, labels: Any) -> Any:
-            return logits.sum() * 0 + 7
-
-    trainer = trained(Trainer, tmp_path, num_epochs=1)
-    assert trainer.evaluate(Constant(6, 3), {})["eval_epoch_loss"] == 7.0
-    assert trainer.evaluate()["loss"] < 7
+    assert trainer.evaluate(Wrapper(trainer.model), {})["eval_epoch_loss"] == alike  # and not what it wraps
+    assert trainer.evaluate(nn.DataParallel(trainer.model), {})["eval_loss"] == own["loss"]
+    assert trainer.evaluate(Constant(6, 3), {})["eval_epoch_loss"] == 7.0  # its own loss
 
 
 @pytest.mark.parametrize("metrics", [None, ["accuracy"], [{"name": "accuracy", "ignore_index": 255}]])

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from tests.toys import pairs, pairs_net
+from tests.toys import Samples, pairs, pairs_net, quiet
 from trainwright import Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError, MissingFileError
 from trainwright.hooks import Callback
@@ -38,8 +38,27 @@ class Stopping(Trainer):
 
 
 def config(folder: Path, **settings: Any) -> TrainingConfig:
-    given = {"num_epochs": 3, "save_steps": 4, "lr": 0.01, "drop": False, "progress_bar": False, **settings}
-    return TrainingConfig(output_dir=folder, dataloader_drop_last=given.pop("drop"), **given)
+    given = {"num_epochs": 3, "save_steps": 4, "lr": 0.01, "dataloader_drop_last": False, "lr_scheduler_type": "linear"}
+    return quiet(folder, **{**given, **settings})
+
+
+def trained(folder: Path, **settings: Any) -> Trainer:
+    trainer = Trainer(pairs_net(), config(folder, **settings), DATA)
+    trainer.train()
+    return trainer
+
+
+def stopped(folder: Path, at: int) -> "Stopping":
+    trainer = Stopping(pairs_net(), config(folder), DATA)
+    trainer.stop_at = at
+    with pytest.raises(StoppedError):
+        trainer.train()
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
+    return trained(tmp_path_factory.mktemp("whole"), log_steps=2)
 
 
 def weights(trainer: Trainer) -> torch.Tensor:
@@ -52,8 +71,7 @@ def test_a_signal_saves_and_stops_between_two_updates(
 ) -> None:
     """In the middle of an accumulation window: the window is finished first."""
     settings = {"gradient_accumulation_steps": 3, "save_steps": 100}
-    whole = Trainer(pairs_net(), config(tmp_path / "whole", **settings), DATA)
-    whole.train()
+    uninterrupted = trained(tmp_path / "whole", **settings)
 
     class Scripted(Trainer):
         def training_step(self, batch: Any) -> Any:
@@ -66,27 +84,19 @@ def test_a_signal_saves_and_stops_between_two_updates(
     resumed = Trainer(pairs_net(), config(tmp_path / "cut", resume_from_checkpoint=True, **settings), DATA)
     assert resumed.state.global_step == 6
     resumed.train()
-    assert torch.equal(weights(resumed), weights(whole))
+    assert torch.equal(weights(resumed), weights(uninterrupted))
 
 
-def test_a_run_goes_on_from_a_path_in_another_folder(tmp_path: Path) -> None:
-    whole = Trainer(pairs_net(), config(tmp_path / "whole"), DATA)
-    whole.train()
-    for path in (tmp_path / "whole" / "checkpoints" / "08", tmp_path / "whole"):
-        other = tmp_path / path.name
-        resumed = Trainer(pairs_net(), config(tmp_path / "b" / other.name, resume_from_checkpoint=path), DATA)
-        assert resumed.state.global_step == (8 if path.name == "08" else 21)
+def test_a_run_goes_on_from_a_path_in_another_folder(tmp_path: Path, whole: Trainer) -> None:
+    for path, step in ((whole.checkpoints_dir / "08", 8), (whole.output_dir, 21)):
+        resumed = Trainer(pairs_net(), config(tmp_path / str(step), resume_from_checkpoint=path), DATA)
+        assert resumed.state.global_step == step
         resumed.train()
         assert torch.equal(weights(resumed), weights(whole))
 
 
-def test_save_and_load_bring_back_the_whole_state(tmp_path: Path) -> None:
-    whole = Trainer(pairs_net(), config(tmp_path / "whole"), DATA)
-    whole.train()
-    stopping = Stopping(pairs_net(), config(tmp_path / "cut"), DATA)
-    stopping.stop_at = 11
-    with pytest.raises(StoppedError):
-        stopping.train()
+def test_save_and_load_bring_back_the_whole_state(tmp_path: Path, whole: Trainer) -> None:
+    stopping = stopped(tmp_path / "cut", 11)
     assert stopping.state.global_step == 10
     stopping.save(tmp_path / "saved")
     assert (tmp_path / "saved" / "README.md").is_file()
@@ -121,13 +131,8 @@ def test_a_checkpoint_that_a_callback_saves_in_an_evaluation_resumes_exactly(ema
     assert torch.equal(weights(resumed), weights(whole))
 
 
-def test_a_second_train_goes_on_after_a_failure(tmp_path: Path) -> None:
-    whole = Trainer(pairs_net(), config(tmp_path / "whole"), DATA)
-    whole.train()
-    stopping = Stopping(pairs_net(), config(tmp_path / "cut"), DATA)
-    stopping.stop_at = 11
-    with pytest.raises(StoppedError):
-        stopping.train()
+def test_a_second_train_goes_on_after_a_failure(tmp_path: Path, whole: Trainer) -> None:
+    stopping = stopped(tmp_path / "cut", 11)
     stopping.stop_at = 0
     stopping.train()
     assert torch.equal(weights(stopping), weights(whole))
@@ -142,16 +147,6 @@ def test_a_resume_that_would_train_on_other_batches_is_refused(tmp_path: Path) -
         Trainer(pairs_net(), config(tmp_path, resume_from_checkpoint=True, gradient_accumulation_steps=4), DATA)
     with pytest.raises(MissingFileError, match="holds no checkpoint"):
         Trainer(pairs_net(), config(tmp_path, resume_from_checkpoint=tmp_path / "nowhere"), DATA)
-
-
-class Noisy:
-    """Samples that draw: each sample's numbers are its own."""
-
-    def __len__(self) -> int:
-        return 50
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return INPUTS[index] + 0.1 * torch.randn(6), LABELS[index]
 
 
 class Counting(Callback):
@@ -172,17 +167,13 @@ class Counting(Callback):
 
 def everything(folder: Path, *, workers: int, stop_at: int, resume: bool) -> tuple[Stopping, Counting]:
     stopping = {"monitor": "eval_epoch_loss", "patience": 3, "mode": "min", "min_delta": 1.0}
-    trainer = Stopping(
-        pairs_net(),
-        config(
-            folder, num_epochs=8, save_steps=1, log_steps=1, early_stopping=stopping, warmup_steps=3, optimizer="AdamW",
-            dataloader_num_workers=workers, resume_from_checkpoint=resume, lr=0.05,
-        ),
-        Noisy(),
-        Noisy(),
+    settings = config(
+        folder, num_epochs=8, save_steps=1, log_steps=1, early_stopping=stopping, warmup_steps=3, optimizer="AdamW",
+        dataloader_num_workers=workers, resume_from_checkpoint=resume, lr=0.05,
     )  # fmt: skip
+    noisy = Samples(lambda index: INPUTS[index] + 0.1 * torch.randn(6), LABELS, length=50)  # samples that draw
     counting = Counting()
-    trainer.add_callback(counting)
+    trainer = Stopping(pairs_net(), settings, noisy, noisy, callbacks=[counting])
     trainer.stop_at = stop_at
     return trainer, counting
 
@@ -191,19 +182,19 @@ def everything(folder: Path, *, workers: int, stop_at: int, resume: bool) -> tup
 @pytest.mark.parametrize("stops", [[1, 2], [7, 8, 14], [3, 4, 5, 13], [21]])
 def test_everything_that_a_run_remembers_is_bitwise_the_same(stops: list[int], tmp_path: Path, read_rows: Any) -> None:
     """Weights, optimizer, schedule, samples' randomness, smoothing, metrics, the best, early stopping, callbacks."""
-    whole, remembered = everything(tmp_path / "whole", workers=0, stop_at=0, resume=False)
-    results = whole.train()
-    assert whole.epoch < 8  # it was stopped early
+    uninterrupted, remembered = everything(tmp_path / "whole", workers=0, stop_at=0, resume=False)
+    results = uninterrupted.train()
+    assert uninterrupted.epoch < 8  # it was stopped early
     for part, stop_at in enumerate(stops):
         cut, _ = everything(tmp_path / "cut", workers=part % 3, stop_at=stop_at, resume=part > 0)
         with pytest.raises(StoppedError):
             cut.train()
     resumed, again = everything(tmp_path / "cut", workers=2, stop_at=0, resume=True)
     assert resumed.train() == results
-    assert torch.equal(weights(resumed), weights(whole))
+    assert torch.equal(weights(resumed), weights(uninterrupted))
     assert again.seen == remembered.seen
     assert len(again.seen) == resumed.state.global_step
-    assert resumed.lr_scheduler.state_dict() == whole.lr_scheduler.state_dict()
+    assert resumed.lr_scheduler.state_dict() == uninterrupted.lr_scheduler.state_dict()
     rows = [
         [{k: v for k, v in row.items() if "time" not in k} for row in read_rows(tmp_path / name)]
         for name in ("whole", "cut")
@@ -217,24 +208,21 @@ def rows_of(folder: Path) -> list[int]:
     return [json.loads(line)["iteration"] for line in (folder / "metrics.json").read_text().splitlines()]
 
 
-def test_a_checkpoint_of_the_folder_given_to_train_continues_that_run_in_place(tmp_path: Path) -> None:
-    whole = Trainer(pairs_net(), config(tmp_path / "whole", log_steps=2), DATA)
-    whole.train()
-    folder = tmp_path / "run"
-    Trainer(pairs_net(), config(folder, log_steps=2), DATA).train()
+def test_a_checkpoint_of_the_folder_given_to_train_continues_that_run_in_place(tmp_path: Path, whole: Trainer) -> None:
+    trained(tmp_path, log_steps=2)
     for link in ("checkpoints/12", "epoch_2"):
-        resumed = Trainer(pairs_net(), config(folder, log_steps=2), DATA)
-        resumed.train(resume_checkpoint_path=folder / link)
+        resumed = Trainer(pairs_net(), config(tmp_path, log_steps=2), DATA)
+        resumed.train(resume_checkpoint_path=tmp_path / link)
         assert torch.equal(weights(resumed), weights(whole))
-        assert not (folder / "earlier_runs").exists()
-        assert rows_of(folder) == rows_of(tmp_path / "whole")
+        assert not (tmp_path / "earlier_runs").exists()
+        assert rows_of(tmp_path) == rows_of(whole.output_dir)
 
 
-def test_a_run_that_went_back_and_stopped_before_its_next_save_continues_where_it_went_back_to(tmp_path: Path) -> None:
-    whole = Trainer(pairs_net(), config(tmp_path / "whole", log_steps=2, save_steps=0), DATA)
-    whole.train()
-    folder = tmp_path / "run"
-    Trainer(pairs_net(), config(folder, log_steps=2, save_steps=0), DATA).train()
+def test_a_run_that_went_back_and_stopped_before_its_next_save_continues_where_it_went_back_to(
+    tmp_path: Path, whole: Trainer
+) -> None:
+    settings = {"log_steps": 2, "save_steps": 0}
+    trained(tmp_path, **settings)
 
     class Stop(Callback):
         def on_train_batch_end(self, batch: Any, logs: Any) -> None:
@@ -242,19 +230,17 @@ def test_a_run_that_went_back_and_stopped_before_its_next_save_continues_where_i
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Trainer(pairs_net(), config(folder, log_steps=2, save_steps=0), DATA, callbacks=[Stop()]).train(
-            folder / "epoch_1"
-        )
-    assert (folder / "checkpoints" / "last_checkpoint").read_text().strip() == (folder / "epoch_1").resolve().name
-    resumed = Trainer(pairs_net(), config(folder, log_steps=2, save_steps=0, resume_from_checkpoint=True), DATA)
-    resumed.train()
+        Trainer(pairs_net(), config(tmp_path, **settings), DATA, callbacks=[Stop()]).train(tmp_path / "epoch_1")
+    pointer = (tmp_path / "checkpoints" / "last_checkpoint").read_text().strip()
+    assert pointer == (tmp_path / "epoch_1").resolve().name
+    resumed = trained(tmp_path, **settings, resume_from_checkpoint=True)
     assert torch.equal(weights(resumed), weights(whole))
-    assert rows_of(folder) == rows_of(tmp_path / "whole")
+    assert rows_of(tmp_path) == rows_of(whole.output_dir)
 
 
 def test_a_checkpoint_of_an_earlier_run_starts_a_run_of_its_own(tmp_path: Path) -> None:
     for _ in range(2):
-        Trainer(pairs_net(), config(tmp_path), DATA).train()
+        trained(tmp_path)
     earlier = tmp_path / "earlier_runs" / "001" / "checkpoints" / "12"
     Trainer(pairs_net(), config(tmp_path), DATA).train(resume_checkpoint_path=earlier)
     assert (tmp_path / "earlier_runs" / "002" / "checkpoints" / "21").is_dir()
@@ -300,8 +286,7 @@ def test_what_is_no_file_in_the_place_of_one_ends_no_run_and_stays(
     mode = (tmp_path / name).stat().st_mode
     for resume in (False, True):
         settings = {"logs_dir": "logs", "resume_from_checkpoint": resume, "num_epochs": 1 + resume}
-        trainer = Trainer(pairs_net(), config(tmp_path, **settings), DATA)
-        trainer.train()
+        trainer = trained(tmp_path, **settings)
     assert trainer.state.global_step == 14
     assert (tmp_path / "checkpoints" / "last_checkpoint").is_file()
     assert (tmp_path / name).stat().st_mode == mode

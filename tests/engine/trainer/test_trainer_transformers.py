@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
-from tests.toys import Stream, assert_equal_weights
+from tests.toys import Samples, Stream, assert_equal_weights, quiet
 from trainwright import Trainer, TrainingConfig
 from trainwright.checkpoint import verify
 from trainwright.config.errors import ConfigError, ConfigTypeError
@@ -24,18 +24,11 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 LENGTH, WORDS = 12, 40
 
 
-class Sentences(Dataset[Any]):
+def sentences(size: int) -> Samples:
     """Class 1 if the first word is in the upper half."""
-
-    def __init__(self, size: int) -> None:
-        self.tokens = torch.randint(WORDS, (size, LENGTH), generator=torch.Generator().manual_seed(size))
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        tokens = self.tokens[index]
-        return {"input_ids": tokens, "attention_mask": torch.ones(LENGTH).long(), "labels": int(tokens[0] >= WORDS / 2)}
+    words = torch.randint(WORDS, (size, LENGTH), generator=torch.Generator().manual_seed(size))
+    mask, labels = torch.ones_like(words), (words[:, 0] >= WORDS / 2).long()
+    return Samples(input_ids=words, attention_mask=mask, labels=labels)
 
 
 def classifier() -> Any:
@@ -48,12 +41,11 @@ def classifier() -> Any:
 
 
 def config(folder: Path, **settings: Any) -> TrainingConfig:
-    given = {"lr": 5e-3, "num_epochs": 2, "lr_scheduler_type": None, "progress_bar": False, "early_stopping": None}
-    return TrainingConfig(output_dir=folder, **{**given, **settings})
+    return quiet(folder, **{"lr": 5e-3, "num_epochs": 2, "dataloader_drop_last": False, **settings})
 
 
 def test_a_classifier_gets_the_weights_of_a_loop_by_hand(tmp_path: Path) -> None:
-    data = Sentences(48)
+    data = sentences(48)
     trainer = Trainer(classifier(), config(tmp_path), data, data)
     results = trainer.train()
     theirs = classifier()
@@ -73,27 +65,24 @@ def test_a_classifier_gets_the_weights_of_a_loop_by_hand(tmp_path: Path) -> None
 
 def test_a_checkpoint_of_a_classifier_is_one_of_transformers(tmp_path: Path) -> None:
     settings = {"load_best_model_at_end": True, "metric_for_best_model": "accuracy"}
-    trainer = Trainer(classifier(), config(tmp_path, **settings), Sentences(16), Sentences(64))
+    trainer = Trainer(classifier(), config(tmp_path, **settings), sentences(16), sentences(64))
     trainer.train()
     assert "config.json" in verify(tmp_path / "final_epoch", deep=True).files
     reloaded = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "checkpoints" / "model_best")
-    batch = {"input_ids": Sentences(64).tokens}
+    batch = {"input_ids": sentences(64).named["input_ids"]}
     with torch.no_grad():
         assert torch.equal(reloaded.eval()(**batch).logits, trainer.model.eval()(**batch).logits)
 
 
 def test_a_language_model_with_tied_weights_resumes(tmp_path: Path) -> None:
-    class Lines(Sentences):
-        def __getitem__(self, index: int) -> dict[str, Any]:
-            return {"input_ids": self.tokens[index], "labels": self.tokens[index]}
-
     def gpt() -> Any:
         torch.manual_seed(0)
         return transformers.GPT2LMHeadModel(
             transformers.GPT2Config(vocab_size=WORDS, n_positions=LENGTH, n_embd=16, n_layer=1, n_head=2)
         )
 
-    data = Lines(32)
+    words = sentences(32).named["input_ids"]
+    data = Samples(input_ids=words, labels=words)
     whole = Trainer(gpt(), config(tmp_path / "whole"), data, data)
     results = whole.train()
     Trainer(gpt(), config(tmp_path / "cut", max_steps=5), data, data).train()
@@ -108,7 +97,7 @@ def test_the_loss_of_routers_counts_once(tmp_path: Path) -> None:
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 4, "output_router_logits": True}
     torch.manual_seed(0)
     model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**settings, **heads))
-    batch = {"input_ids": Sentences(8).tokens, "labels": Sentences(8).tokens}
+    batch = {"input_ids": sentences(8).named["input_ids"], "labels": sentences(8).named["input_ids"]}
     with torch.no_grad():
         expected = model(**batch)
     data = [{name: rows[index] for name, rows in batch.items()} for index in range(8)]
@@ -126,33 +115,25 @@ INPUTS = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
 LABELS = (INPUTS[:, 0] > 0).long()
 
 
-class Counted(Stream):
-    def __init__(self) -> None:
-        super().__init__(lambda: zip(INPUTS, LABELS, strict=True))
-
-    def __len__(self) -> int:
-        return 20
-
-
-def stream() -> Stream:
-    return Stream(lambda: zip(INPUTS, LABELS, strict=True))
-
-
-class Plain:
+class NoDataset:
     """No data set of torch's."""
 
     def __iter__(self) -> Iterator[Any]:
         return zip(INPUTS, LABELS, strict=True)
 
 
+class Counted(Stream):
+    def __len__(self) -> int:
+        return 20
+
+
+def stream(kind: type[Stream] = Stream) -> Stream:
+    return kind(lambda: zip(INPUTS, LABELS, strict=True))
+
+
 def make() -> nn.Module:
     torch.manual_seed(0)
     return nn.Linear(4, 2)
-
-
-def loaders_config(folder: Path, **settings: Any) -> TrainingConfig:
-    given = {"batch_size": 8, "lr": 0.1, "lr_scheduler_type": None, "progress_bar": False, **settings}
-    return TrainingConfig(output_dir=folder, dataloader_drop_last=False, **given)
 
 
 def by_hand(steps: int) -> nn.Module:
@@ -169,13 +150,13 @@ def by_hand(steps: int) -> nn.Module:
 @pytest.mark.parametrize(
     ("data", "settings", "steps"),
     [
-        (Counted(), {"num_epochs": 3}, 9),
+        (stream(Counted), {"num_epochs": 3}, 9),
         (stream(), {"max_steps": 7}, 7),
-        (Plain(), {"max_steps": 7}, 7),
+        (NoDataset(), {"max_steps": 7}, 7),
     ],
 )
 def test_the_weights_are_those_of_a_loop(data: Any, settings: dict[str, Any], steps: int, tmp_path: Path) -> None:
-    trainer = Trainer(make(), loaders_config(tmp_path, **settings), data, data)
+    trainer = Trainer(make(), config(tmp_path, lr=0.1, **settings), data, data)
     results = trainer.train()
     assert trainer.state.global_step == steps
     assert torch.equal(trainer.model.weight, by_hand(steps).weight)
@@ -185,40 +166,37 @@ def test_the_weights_are_those_of_a_loop(data: Any, settings: dict[str, Any], st
 
 
 def test_a_given_loader_without_a_length_is_trained_on(tmp_path: Path) -> None:
-    trainer = Trainer(make(), loaders_config(tmp_path, max_steps=7), train_dataloader=DataLoader(stream(), 8))
+    trainer = Trainer(make(), config(tmp_path, lr=0.1, max_steps=7), train_dataloader=DataLoader(stream(), 8))
     trainer.train()
     assert torch.equal(trainer.model.weight, by_hand(7).weight)
     with pytest.raises(ConfigTypeError, match=r"train_dataloader: DataLoader has no length.*max_steps"):
-        Trainer(make(), loaders_config(tmp_path), train_dataloader=DataLoader(stream(), 8))
+        Trainer(make(), config(tmp_path), train_dataloader=DataLoader(stream(), 8))
     with pytest.raises(ConfigError, match=r"train_dataloader: list is empty"):
-        Trainer(make(), loaders_config(tmp_path), train_dataloader=[])
+        Trainer(make(), config(tmp_path), train_dataloader=[])
 
 
 def test_what_cannot_be_trained_on_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigTypeError, match=r"no length.*TrainingConfig.max_steps"):
-        Trainer(make(), loaders_config(tmp_path), stream())
+        Trainer(make(), config(tmp_path), stream())
     with pytest.raises(ConfigTypeError, match="is an iterator"):
-        Trainer(make(), loaders_config(tmp_path, max_steps=3), iter(stream()))
+        Trainer(make(), config(tmp_path, max_steps=3), iter(stream()))
 
     with pytest.raises(ConfigError, match="remove sampler and bucket_by_length"):
-        Trainer(make(), loaders_config(tmp_path, max_steps=3, bucket_by_length=True), stream())
+        Trainer(make(), config(tmp_path, max_steps=3, bucket_by_length=True), stream())
 
     with pytest.raises(ConfigError, match="yields no sample"):
-        Trainer(make(), loaders_config(tmp_path, max_steps=3), Stream([])).train()
+        Trainer(make(), config(tmp_path, max_steps=3), Stream([])).train()
 
     forgets = DataLoader(INPUTS, 4, collate_fn=lambda samples: None)  # type: ignore[arg-type]  # a tensor has items
     with pytest.raises(ConfigTypeError, match="DataLoader gave None"):
-        Trainer(make(), loaders_config(tmp_path), train_dataloader=forgets).train()
+        Trainer(make(), config(tmp_path), train_dataloader=forgets).train()
 
 
 def test_batches_by_length_resume_exactly(tmp_path: Path) -> None:
     rows = [{"inputs": INPUTS[i % 20], "labels": LABELS[i % 20], "length": i * 7 % 31} for i in range(48)]
 
     def run(folder: str, **settings: Any) -> torch.Tensor:
-        given = loaders_config(
-            tmp_path / folder, num_epochs=2, bucket_by_length="length", lr_scheduler=None, **settings
-        )
-        trainer = Trainer(Columns(), given, rows)
+        trainer = Trainer(Columns(), config(tmp_path / folder, lr=0.1, bucket_by_length="length", **settings), rows)
         trainer.train()
         return trainer.model.linear.weight
 
@@ -237,7 +215,7 @@ class Columns(nn.Module):
 
 
 def test_a_setting_of_streams_has_no_effect_on_other_data(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    Trainer(make(), loaders_config(tmp_path, shuffle_buffer=8), list(zip(INPUTS, LABELS, strict=True)))
+    Trainer(make(), config(tmp_path, shuffle_buffer=8), list(zip(INPUTS, LABELS, strict=True)))
     assert "shuffle_buffer has no effect: list is read by index" in caplog.text
 
 
