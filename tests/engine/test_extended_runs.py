@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from tests.toys import pairs, pairs_net
-from trainwright import Trainer, TrainingConfig
+from tests.toys import pairs, pairs_net, quiet
+from trainwright import Trainer
 from trainwright.hooks import Callback, EvalHook
 from trainwright.hooks.signals import Interruptions
 
@@ -49,15 +49,9 @@ def run(folder: Path, epochs: int, scores: list[float] | None = None, **settings
             results = super().evaluate(*arguments)
             return results if scores is None else {**results, "accuracy": scores[self.state.epoch - 1]}
 
-    given = {"batch_size": 8, "lr": 0.01, "early_stopping": None, "lr_scheduler_type": "constant", "log_steps": 3}
-    config = TrainingConfig(
-        output_dir=folder,
-        num_epochs=epochs,
-        resume_from_checkpoint=True,
-        progress_bar=False,
-        metric_for_best_model="accuracy",
-        **{**given, **settings},
-    )
+    given = {"batch_size": 8, "lr": 0.01, "lr_scheduler_type": "constant", "log_steps": 3}
+    given |= {"num_epochs": epochs, "metric_for_best_model": "accuracy", "resume_from_checkpoint": True}
+    config = quiet(folder, **{**given, **settings})
     trainer = Scored(pairs_net(), config, DATA, DATA, callbacks=[Memory()])
     trainer.train()
     return trainer
@@ -191,10 +185,8 @@ def test_train_again_continues_with_the_latest_weights_not_the_best(ema: Any, is
     def trainer(folder: str, epochs: int, **settings: Any) -> Trainer:
         torch.manual_seed(0)
         model = nn.Linear(2, 2)
-        config = TrainingConfig(
-            output_dir=tmp_path / folder, num_epochs=epochs, batch_size=4, lr=0.1, lr_scheduler_type=None, ema=ema,
-            load_best_model_at_end=True, metric_for_best_model="loss", greater_is_better=True, **settings,
-        )  # fmt: skip
+        settings |= {"load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": True}
+        config = quiet(tmp_path / folder, num_epochs=epochs, batch_size=4, lr=0.1, ema=ema, **settings)
         inputs = torch.randn(16, 2, generator=torch.Generator().manual_seed(0))
         data = torch.utils.data.TensorDataset(inputs, (inputs.sum(1) > 0.1).long())
         return Trainer(model, config, data, data)

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from tests.toys import Samples, assert_equal_weights, file_config
-from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
+from tests.toys import Samples, assert_equal_weights, file_config, quiet
+from trainwright import DefaultTrainer, LazyCall, Trainer
 from trainwright.config.errors import ConfigError
 
 INPUTS = torch.randn(32, 4, generator=torch.Generator().manual_seed(5))
@@ -28,9 +28,7 @@ class Weighed(Trainer):
 def weighed(folder: Path, epochs: int, *, size: int = 1, late: bool = False, **settings: Any) -> Weighed:
     torch.manual_seed(0)
     model, log_var = nn.Linear(4, 1), torch.zeros(size, requires_grad=True)
-    config = TrainingConfig(
-        output_dir=folder, num_epochs=epochs, metrics=None, early_stopping=None, lr_scheduler_type=None, **settings
-    )
+    config = quiet(folder, num_epochs=epochs, metrics=None, **settings)
     optimizer = torch.optim.Adam([*model.parameters(), log_var], lr=0.05)
     trainer = Weighed(model, config, DATA, optimizer=None if late else optimizer)
     if late:
@@ -82,10 +80,7 @@ def test_the_state_of_a_loss_module(is_trained: bool, tmp_path: Path, caplog: py
         model, loss = nn.Linear(4, 1), Centers()
         parameters = [*model.parameters(), *(loss.parameters() if is_trained else ())]
         optimizer = torch.optim.Adam(parameters, lr=0.05)
-        config = TrainingConfig(
-            output_dir=folder, num_epochs=epochs, metrics=None, early_stopping=None, lr_scheduler_type=None
-        )
-        trainer = Trainer(model, config, DATA, optimizer=optimizer)
+        trainer = Trainer(model, quiet(folder, num_epochs=epochs, metrics=None), DATA, optimizer=optimizer)
         trainer.set_loss(loss, loss_name="centers")
         return trainer, loss
 
@@ -101,10 +96,6 @@ def test_the_state_of_a_loss_module(is_trained: bool, tmp_path: Path, caplog: py
 
 
 OUTSIDE: list[Tensor] = []
-
-
-def rows() -> Samples:
-    return Samples(inputs=INPUTS[:32])
 
 
 class Scaled(nn.Module):
@@ -130,7 +121,7 @@ def test_parameters_that_the_optimizer_does_not_hold_are_logged(
     optimizer = torch.optim.SGD(model.parameters() if is_replaced else model[1].parameters(), lr=0.1)
     if is_replaced:
         model[0] = nn.Linear(4, 4)
-    config = TrainingConfig(output_dir=tmp_path, num_epochs=1, loss="MSELoss", metrics=None, early_stopping=None)
+    config = quiet(tmp_path, num_epochs=1, loss="MSELoss", metrics=None)
     Trainer(model, config, DATA, optimizer=optimizer).train()
     (record,) = [one for one in caplog.records if "does not train these 2 parameters" in one.getMessage()]
     assert "no 0.weight, 0.bias of the model" in record.getMessage()
@@ -139,7 +130,9 @@ def test_parameters_that_the_optimizer_does_not_hold_are_logged(
 
 def test_the_config_file_api(tmp_path: Path) -> None:
     def train(folder: Path, iterations: int, **train: Any) -> DefaultTrainer:
-        cfg = file_config(folder, Scaled, rows, train_iter=iterations, train_micro_batch_size=4, **train)
+        cfg = file_config(
+            folder, Scaled, lambda: Samples(inputs=INPUTS), train_iter=iterations, train_micro_batch_size=4, **train
+        )
         cfg.optim = LazyCall(adam_with_more)(params=dict(cfg.optim.params), lr=0.05)
         cfg.optim.params.pop("_target_", None)
         cfg.train.scheduler = LazyCall(torch.optim.lr_scheduler.ConstantLR)(factor=1.0)
@@ -200,10 +193,7 @@ class Gan(Trainer):
 def run(folder: Path, num_epochs: int, kind: type[Trainer] = Gan, **settings: Any) -> Any:
     torch.manual_seed(0)
     model = Generator()
-    config = TrainingConfig(
-        output_dir=folder, num_epochs=num_epochs, lr_scheduler_type=None, progress_bar=False, tensorboard=None,
-        metrics=None, eval_strategy="no", early_stopping=None, **settings,
-    )  # fmt: skip
+    config = quiet(folder, num_epochs=num_epochs, metrics=None, eval_strategy="no", **settings)
     optimizer = torch.optim.Adam(model.layer.parameters(), lr=0.02)
     trainer = kind(model, config, train_dataset=OPTIMIZERS_DATA, optimizer=optimizer)
     trainer.train()

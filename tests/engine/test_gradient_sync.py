@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from tests.ranks import on_ranks
-from trainwright.engine.gradient_sync import (
-    Replica,
-    average_gradients,
-)
+from tests.toys import quiet
+from trainwright import Trainer
+from trainwright.data import ColumnDataset
+from trainwright.engine.gradient_sync import Replica, average_gradients
+from trainwright.hooks import CallbackHook
 from trainwright.parallel.dist import get_rank
 
 INPUTS = torch.randn(4, 8, 6, generator=torch.Generator().manual_seed(0))  # a batch for each of two updates and ranks
@@ -26,10 +27,6 @@ class Branches(nn.Module):
 
     def forward(self, inputs: Tensor, *, both: bool) -> Tensor:
         return (self.first(inputs) + (self.second(inputs) if both else 0)).square().mean()
-
-
-def state(model: nn.Module) -> list[Tensor]:
-    return [value.detach().clone() for value in model.state_dict().values()]
 
 
 def averaged() -> tuple[list[Any], bool]:
@@ -55,40 +52,30 @@ def takes_both(update: int, micro_step: int, period: int) -> bool:
     return micro_step % period == 0 if period else update % 2 == 1
 
 
-def replicated(accumulation: int, frozen_at: int | None, period: int) -> list[Tensor]:
-    """Four updates; the second branch takes part in some batches, and a bias may be frozen on the way."""
+def replicated(accumulation: int, frozen_at: int | None, period: int, ranks: int = 1) -> list[Tensor]:
+    """Four updates; the second branch takes part in some batches, and a bias may be frozen on the way.
+
+    ``ranks``: one process computes the batches of so many, for the mean of their losses.
+    """
     model = Branches()
-    holder: dict[str, Any] = {}
-    replica = Replica(model, torch.device("cpu"), lambda wrapped: holder.update(model=wrapped))
+    holder: dict[str, Any] = {"model": model}
+    replica = Replica(model, torch.device("cpu"), lambda wrapped: holder.update(model=wrapped)) if ranks == 1 else None
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for update in range(4):
         if update == frozen_at:
             model.first.bias.requires_grad_(False)
         for micro_step in range(accumulation):
-            replica.before_batch(is_last=micro_step == accumulation - 1)
-            batch = INPUTS[(update % 2) * 2 + get_rank()]
-            (holder["model"](batch, both=takes_both(update, micro_step, period)) / accumulation).backward()
-        replica.finish()
-        optimizer.step()
-        optimizer.zero_grad()
-    return state(model)
-
-
-def by_hand(accumulation: int, frozen_at: int | None, period: int) -> list[Tensor]:
-    """The same in one process: the mean of the losses of both ranks."""
-    model = Branches()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for update in range(4):
-        if update == frozen_at:
-            model.first.bias.requires_grad_(False)
-        for micro_step in range(accumulation):
-            for rank in range(2):
+            if replica is not None:
+                replica.before_batch(is_last=micro_step == accumulation - 1)
+            for rank in [get_rank()] if ranks == 1 else range(ranks):
                 batch = INPUTS[(update % 2) * 2 + rank]
-                loss = model(batch, both=takes_both(update, micro_step, period))
-                (loss / accumulation / 2).backward()
+                loss = holder["model"](batch, both=takes_both(update, micro_step, period))
+                (loss / accumulation / ranks).backward()
+        if replica is not None:
+            replica.finish()
         optimizer.step()
         optimizer.zero_grad()
-    return state(model)
+    return [value.detach().clone() for value in model.state_dict().values()]
 
 
 def all_replicas() -> list[list[Tensor]]:
@@ -102,7 +89,7 @@ CASES = [(1, None, 0), (3, None, 0), (1, 2, 0), (2, 1, 0), (2, None, 2), (3, 2, 
 def test_a_replica_has_the_weights_of_one_process() -> None:
     first, second = on_ranks(all_replicas)
     for case, ours, theirs in zip(CASES, first, second, strict=True):
-        for left, right, expected in zip(ours, theirs, by_hand(*case), strict=True):
+        for left, right, expected in zip(ours, theirs, replicated(*case, ranks=2), strict=True):
             assert torch.equal(left, right)
             torch.testing.assert_close(left, expected, rtol=1e-6, atol=1e-7)  # float32 sums in another order
 
@@ -142,36 +129,31 @@ def test_each_update_starts_with_the_buffers_of_the_first_rank() -> None:
     assert other == [0, 2, 2, 4, 4, 6]
 
 
-def means_with(folder: str, is_own: bool) -> list[list[float]]:
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm1d(3), nn.Linear(3, 1)
+
+    def forward(self, x: Any) -> dict[str, Any]:
+        return {"loss": self.head(self.norm(x)).square().mean()}
+
+
+class Own(Trainer):
+    def train_step(self, model: Any, inputs: Any) -> Any:
+        loss = model(**inputs)["loss"]
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return {"step_loss": loss.detach()}
+
+
+def means_with(folder: Path, kind: type[Trainer]) -> list[list[float]]:
     """The running means of a model after each of six updates."""
-    from trainwright import Trainer, TrainingConfig
-    from trainwright.data import ColumnDataset
-    from trainwright.hooks import CallbackHook
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm, self.head = nn.BatchNorm1d(3), nn.Linear(3, 1)
-
-        def forward(self, x: Any) -> dict[str, Any]:
-            return {"loss": self.head(self.norm(x)).square().mean()}
-
-    class Own(Trainer):
-        def train_step(self, model: Any, inputs: Any) -> Any:
-            loss = model(**inputs)["loss"]
-            loss.backward()
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-            return {"step_loss": loss.detach()}
-
     torch.manual_seed(0)
     net, data = Net(), ColumnDataset(x=torch.randn(48, 3) * torch.arange(48)[:, None])
     found: list[list[float]] = []
-    config = TrainingConfig(
-        output_dir=folder, num_epochs=1, batch_size=4, optimizer="SGD", learning_rate=0.01, seed=0,
-        metrics=[], save_enabled=False, lr_scheduler=None,
-    )  # fmt: skip
-    trainer = (Own if is_own else Trainer)(net, config, data)
+    settings = {"num_epochs": 1, "batch_size": 4, "optimizer": "SGD", "learning_rate": 0.01, "seed": 0, "metrics": []}
+    trainer = kind(net, quiet(folder, save_enabled=False, **settings), data)
     trainer.register_hooks([CallbackHook(after_step=lambda trainer: found.append(net.norm.running_mean.tolist()))])  # type: ignore[union-attr]
     trainer.train()
     return found
@@ -179,7 +161,7 @@ def means_with(folder: str, is_own: bool) -> list[list[float]]:
 
 def test_with_a_step_of_the_users_the_first_ranks_buffers_are_sent_before_each_update(tmp_path: Path) -> None:
     """Otherwise those of the other processes would drift away."""
-    expected, found = (on_ranks(means_with, str(tmp_path / str(own)), own) for own in (False, True))
+    expected, found = (on_ranks(means_with, tmp_path / kind.__name__, kind) for kind in (Trainer, Own))
     for rank in range(2):
         torch.testing.assert_close(torch.tensor(found[rank]), torch.tensor(expected[rank]), rtol=1e-5, atol=1e-5)
     assert expected[0] != expected[1]  # each process has added its own batch since

@@ -13,6 +13,7 @@ import torchmetrics
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.toys import Classifier, quiet
 from trainwright import Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data import ColumnDataset
@@ -23,8 +24,7 @@ PAIRS = TensorDataset(INPUTS, torch.randint(3, (16,), generator=torch.Generator(
 
 
 def config(folder: Path, **settings: Any) -> TrainingConfig:
-    given = {"progress_bar": False, "tensorboard": None, "save_enabled": False, "batch_size": 8, "lr": 0.01}
-    return TrainingConfig(output_dir=folder, **{**given, **settings})
+    return quiet(folder, **{"save_enabled": False, "batch_size": 8, "lr": 0.01, **settings})
 
 
 class OwnLoss(nn.Module):
@@ -63,18 +63,7 @@ def test_a_model_that_returns_its_loss_for_the_first_of_a_pair_is_trained_by_it(
     assert loss < before
 
 
-class Wide(nn.Module):
-    """Takes vectors of five."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(5, 2)
-
-    def forward(self, x: Tensor, labels: Tensor) -> Any:
-        return {"loss": F.cross_entropy(self.layer(x), labels)}
-
-
-NOTE = "The batch of this step: {x: float32 (3, 4) on cpu, labels: int64 (3,) on cpu}"
+NOTE = "The batch of this step: {inputs: float32 (3, 4) on cpu, labels: int64 (3,) on cpu}"
 
 
 def notes_of(run: Any) -> list[str]:
@@ -87,26 +76,17 @@ def notes_of(run: Any) -> list[str]:
 
 @pytest.mark.parametrize("graph", [False, True])
 def test_an_error_of_the_model_tells_the_batch_of_a_trainer(graph: bool, tmp_path: Path) -> None:
-    samples = [{"x": row, "labels": 0} for row in torch.randn(3, 4)]
-    trainer = Trainer(Wide(), config(tmp_path, batch_size=3, graph=graph), samples, samples)
+    samples = [{"inputs": row, "labels": 0} for row in torch.randn(3, 4)]
+    trainer = Trainer(Classifier((5, 2)), config(tmp_path, batch_size=3, graph=graph), samples, samples)
     assert notes_of(trainer.train) == [NOTE]
     assert notes_of(trainer.evaluate) == [NOTE]
 
 
 def test_labels_that_the_model_takes_and_the_batch_lacks_are_named(tmp_path: Path) -> None:
-    class Optional(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 2)
-
-        def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
-            scores = self.layer(x)
-            return {"logits": scores} if labels is None else {"loss": F.cross_entropy(scores, labels)}
-
-    trainer = Trainer(Optional(), config(tmp_path, batch_size=3), [{"x": row} for row in torch.randn(3, 4)])
+    trainer = Trainer(Classifier(), config(tmp_path, batch_size=3), [{"inputs": row} for row in torch.randn(3, 4)])
     with pytest.raises(ConfigError) as caught:
         trainer.train()
-    assert "The batch has no field 'labels', which Optional.forward takes." in caught.value.__notes__
+    assert "The batch has no field 'labels', which Classifier.forward takes." in caught.value.__notes__
 
 
 def test_an_error_in_a_loss_of_the_users_own_tells_the_pair(tmp_path: Path) -> None:
@@ -512,13 +492,10 @@ def test_one_score_for_each_sample_is_not_for_a_loss_of_classes(
 
 
 def test_scores_are_not_for_a_loss_of_log_probabilities(tmp_path: Path) -> None:
-    for layers, is_right in (([nn.Linear(4, 3), nn.LogSoftmax(1)], True), ([nn.Linear(4, 3)], False)):
-        trainer = Trainer(nn.Sequential(*layers), config(tmp_path, num_epochs=1, loss="NLLLoss"), PAIRS)
-        if is_right:
-            trainer.train()
-        else:
-            with pytest.raises(ConfigError, match=r"NLLLoss takes logarithms.*log_softmax"):
-                trainer.train()
+    settings = config(tmp_path, num_epochs=1, loss="NLLLoss")
+    Trainer(nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(1)), settings, PAIRS).train()
+    with pytest.raises(ConfigError, match=r"NLLLoss takes logarithms.*log_softmax"):
+        Trainer(nn.Linear(4, 3), settings, PAIRS).train()
 
 
 TOTALS = {

@@ -42,10 +42,9 @@ class Penalty(Trainer):
 def train_by_objects(
     folder: Path, kind: type[Trainer] = Trainer, number: int = 22, layers: int = 4, **settings: Any
 ) -> dict[str, Any]:
-    settings = {"max_grad_norm": 0.5, "batch_size": 2, **settings}
+    settings = {"max_grad_norm": 0.5, "batch_size": 2, "num_epochs": 2, "gradient_accumulation_steps": 4, **settings}
     config = TrainingConfig(
-        num_epochs=2, gradient_accumulation_steps=4, learning_rate=1e-2,
-        output_dir=str(folder), save_enabled=False, log_steps=1, device_str="cpu",
+        output_dir=str(folder), learning_rate=1e-2, save_enabled=False, log_steps=1, device_str="cpu",
         evaluate_with_generate=False, **settings,
     )  # fmt: skip
     trainer = kind(build_gpt(layers=layers), config, train_dataset=samples(number), eval_dataset=samples(7))
@@ -114,15 +113,13 @@ def losses_at_log_lines(folder: Path) -> dict[str, Any]:
     """When this stage knows losses; ``callback``: one process has a callback that reads each of them."""
     found: dict[str, Any] = {}
     for name in ("hook", "callback"):
-        settings: dict[str, Any] = {"num_epochs": 2, "batch_size": 2, "log_steps": 16, "eval_strategy": "no"}
         config = TrainingConfig(
-            **settings, gradient_accumulation_steps=4, output_dir=str(folder / name), save_enabled=False, metrics=None,
-            pipeline_parallel_size=2, device_str="cpu", evaluate_with_generate=False,
+            output_dir=str(folder / name), num_epochs=2, batch_size=2, gradient_accumulation_steps=4, log_steps=16,
+            save_enabled=False, metrics=None, eval_strategy="no", pipeline_parallel_size=2,
         )  # fmt: skip
         reads, callback = ReadsStorage(), ReadsLogs()
-        trainer = Trainer(
-            build_gpt(), config, samples(32), callbacks=[callback] if name == "callback" and get_rank() == 0 else None
-        )
+        callbacks = [callback] if name == "callback" and get_rank() == 0 else None
+        trainer = Trainer(build_gpt(), config, samples(32), callbacks=callbacks)
         trainer.register_hooks([reads])
         trainer.train()
         found[name] = {

@@ -10,7 +10,8 @@ import torch
 from tests.engine.test_pipeline_step import samples
 from tests.parallel.test_pipeline import build_gpt
 from tests.ranks import on_ranks
-from trainwright import Trainer, TrainingConfig
+from tests.toys import quiet
+from trainwright import Trainer
 from trainwright.engine import state as engine_state
 from trainwright.parallel.dist import is_main_process, synchronize
 
@@ -82,10 +83,10 @@ Content = dict[str, torch.Tensor]
 def train(folder: str, *, steps: int, **settings: Any) -> tuple[list[float], Content]:
     """Train up to ``steps`` from where the folder's last checkpoint is; returns the losses and the weights."""
     dropout, batch_size = settings.pop("dropout", 0.0), settings.pop("batch_size", 4)
-    config = TrainingConfig(
-        max_steps=steps, batch_size=batch_size, learning_rate=1e-2, weight_decay=0.1, output_dir=folder,
-        log_steps=1, device_str="cpu", save_steps=2, seed=5,
-        resume_from_checkpoint=True, eval_strategy="no", evaluate_with_generate=False, ema={"decay": 0.5}, **settings,
+    config = quiet(
+        Path(folder), max_steps=steps, batch_size=batch_size, learning_rate=1e-2, weight_decay=0.1, log_steps=1,
+        save_steps=2, seed=5, resume_from_checkpoint=True, eval_strategy="no", evaluate_with_generate=False,
+        ema={"decay": 0.5}, lr_scheduler_type="linear", **settings,
     )  # fmt: skip
     model = build_gpt()
     for module in model.modules():

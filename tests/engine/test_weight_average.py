@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn, update_bn
 from torch.utils.data import DataLoader
 
-from tests.toys import Samples, WithNorm
-from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
+from tests.toys import Samples, WithNorm, file_config, quiet
+from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
 from trainwright.checkpoint import Checkpointer, CheckpointError
 from trainwright.config.errors import ConfigError
-from trainwright.data import CyclicSampler, build_image_train_loader
+from trainwright.data import CyclicSampler
 from trainwright.evaluation import DatasetEvaluator
 from trainwright.hooks import CallbackHook
 
@@ -78,39 +78,31 @@ class ScheduleFree(torch.optim.Optimizer):
 def objects(
     folder: Path, ema: Any, *, resume: bool = False, optimizer: Any = None, kind: Any = WithNorm, **settings: Any
 ) -> Trainer:
-    fields = TrainingConfig(
-        output_dir=str(folder), ema=ema, batch_size=BATCH, eval_batch_size=BATCH, num_epochs=1, metrics=[],
-        dataloader_shuffle=False, lr_scheduler_type=None, lr=0.1, optimizer="SGD", model_checkpoint=None,
-        max_grad_norm=1.0, early_stopping=None, device="cpu", resume_from_checkpoint=resume or None,
-        **{"save_steps": 1, "eval_strategy": "step", "eval_steps": 2, "progress_bar": False, **settings},
+    fields = quiet(
+        folder, ema=ema, batch_size=BATCH, eval_batch_size=BATCH, num_epochs=1, metrics=[], dataloader_shuffle=False,
+        lr=0.1, optimizer="SGD", model_checkpoint=None, max_grad_norm=1.0, resume_from_checkpoint=resume or None,
+        **{"save_steps": 1, "eval_strategy": "step", "eval_steps": 2, **settings},
     )  # fmt: skip
     model = kind()
     return Trainer(model, fields, data(), data(), optimizer=optimizer and optimizer(model.parameters(), lr=0.1))
 
 
 def config(
-    folder: Path, ema: Any, *, resume: bool = False, optimizer: Any = torch.optim.SGD, **train: Any
-) -> DefaultTrainer:
-    cfg = get_config("common/defaults.py")
+    folder: Path, ema: Any, *, resume: bool = False, optimizer: Any = torch.optim.SGD, graph: bool = False,
+    gradient_accumulation_steps: int = 1, mixed_precision: str | None = None, **train: Any,
+) -> DefaultTrainer:  # fmt: skip
+    steps = gradient_accumulation_steps
+    settings = {
+        "ema": ema, "train_micro_batch_size": BATCH, "num_accumulation_steps": steps, "train_iter": STEPS // steps,
+        "amp": {"enabled": mixed_precision is not None}, "resume": resume, "checkpointer": {"period": 1},
+        "scheduler": LazyCall(torch.optim.lr_scheduler.ConstantLR)(factor=1.0), "input_placement_device": "cpu",
+    }  # fmt: skip
+    cfg = file_config(folder, WithNorm, data, **{**settings, **train})
     cfg._set_flag("allow_objects", True)
-    cfg.model = LazyCall(WithNorm)()
-    loader = LazyCall(build_image_train_loader)(
-        dataset=LazyCall(data)(), num_workers=0, sampler=partial(CyclicSampler, shuffle=False), test_batch_size=BATCH
-    )
-    cfg.dataloader = {"train": loader, "test": [DataLoader(data(), BATCH)]}
+    cfg.dataloader.train.sampler = partial(CyclicSampler, shuffle=False)
+    cfg.dataloader.test = [DataLoader(data(), BATCH)]
     cfg.optim = LazyCall(optimizer)(lr=0.1, params={"clip_grad_max_norm": 1.0})
-    cfg.graph.enabled = train.pop("graph", False)
-    cfg.graph.backend = "aot_eager"
-    steps = train.pop("gradient_accumulation_steps", 1)
-    amp = train.pop("mixed_precision", None) is not None
-    cfg.train.update(
-        {
-            "output_dir": str(folder), "ema": ema, "train_micro_batch_size": BATCH, "num_accumulation_steps": steps,
-            "train_iter": STEPS // steps, "train_epoch": 0, "amp": {"enabled": amp}, "resume": resume,
-            "scheduler": LazyCall(torch.optim.lr_scheduler.ConstantLR)(factor=1.0),
-            "checkpointer": {"period": 1}, "input_placement_device": "cpu", **train,
-        }
-    )  # fmt: skip
+    cfg.graph.update({"enabled": graph, "backend": "aot_eager"})
     cfg.train.evaluation.update({"evaluator": MeanLoss(), "eval_period": 2, "eval_metric": "loss", "eval_mode": "min"})
     return DefaultTrainer(cfg)
 
@@ -209,6 +201,16 @@ def test_the_average_is_evaluated_and_chosen_as_best(api: Api, tmp_path: Path) -
     assert equal(load_file(Path(trainer.checkpointer.save_dir, "model_best/model.safetensors")), best.state_dict())
 
 
+def interrupted(trainer: Any, at: int) -> None:
+    def leave(trainer: Any) -> None:
+        if trainer.iter == at:
+            raise KeyboardInterrupt
+
+    trainer.register_hooks([CallbackHook(before_step=leave)])
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+
+
 @pytest.mark.exhaustive(every=3)
 @APIS
 @pytest.mark.parametrize("ema", [{"decay": 0.8}, {"average": "equal", "start": 3}], ids=["exponential", "equal"])
@@ -217,17 +219,7 @@ def test_interrupted_and_resumed_is_uninterrupted(api: Api, ema: Any, tmp_path: 
     whole = api(tmp_path / "whole", ema)
     results = whole.train()
 
-    class StopError(Exception):
-        pass
-
-    def leave(trainer: Any) -> None:
-        if trainer.iter == stop:
-            raise StopError
-
-    cut = api(tmp_path / "cut", ema)
-    cut.register_hooks([CallbackHook(before_step=leave)])
-    with pytest.raises(StopError):
-        cut.train()
+    interrupted(api(tmp_path / "cut", ema), stop)
     resumed = api(tmp_path / "cut", ema, resume=True)
     _, averages, _ = reference({**ema, "start": ema.get("start", 0)})
     assert equal(resumed.model.state_dict(), averages[stop - 1].state_dict()), "a loaded model has the average"
@@ -303,14 +295,7 @@ def test_an_optimizer_that_averages_itself_is_switched_around_evaluations_and_sa
     values = trainer.storage.history("eval_loss" if api is objects else "loss").values()
     assert [value for value, _ in values] == pytest.approx(losses, abs=1e-7)
 
-    def leave(trainer: Any) -> None:
-        if trainer.iter == 3:
-            raise KeyboardInterrupt
-
-    cut = api(tmp_path / "cut", None, optimizer=ScheduleFree)
-    cut.register_hooks([CallbackHook(before_step=leave)])
-    with pytest.raises(KeyboardInterrupt):
-        cut.train()
+    interrupted(api(tmp_path / "cut", None, optimizer=ScheduleFree), 3)
     resumed = api(tmp_path / "cut", None, optimizer=ScheduleFree, resume=True)
     resumed.train()
     assert equal(resumed.model.state_dict(), trainer.model.state_dict())
@@ -367,6 +352,10 @@ def test_a_longer_run_continues_with_the_weights_of_the_training(name: str, tmp_
 
 
 def test_a_saved_and_loaded_state_has_both_weights(tmp_path: Path) -> None:
+    best = objects(tmp_path / "best", {"decay": 0.7}, load_best_model_at_end=True)
+    best.train()
+    loaded = load_file(tmp_path / "best/checkpoints/model_best/model.safetensors")
+    assert equal(best.model.state_dict(), loaded)
     trainer = objects(tmp_path / "run", {"decay": 0.7})
     trainer.train()
     trainer.save(tmp_path / "saved")
@@ -378,13 +367,6 @@ def test_a_saved_and_loaded_state_has_both_weights(tmp_path: Path) -> None:
     other.load(tmp_path / "saved")
     assert equal(other.model.state_dict(), saved)
     assert other.evaluate() == trainer.evaluate()
-
-
-def test_the_best_average_is_loaded_at_the_end(tmp_path: Path) -> None:
-    trainer = objects(tmp_path, {"decay": 0.7}, load_best_model_at_end=True)
-    trainer.train()
-    best = load_file(tmp_path / "checkpoints/model_best/model.safetensors")
-    assert equal(trainer.model.state_dict(), best)
 
 
 def test_graph_mode_averages_the_weights_of_its_programs(tmp_path: Path) -> None:

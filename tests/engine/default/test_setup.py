@@ -10,12 +10,11 @@ import pytest
 import torch
 import yaml
 from omegaconf import DictConfig
-from torch import Tensor, nn
 
 from tests.fork_server import python
-from tests.toys import Samples, file_config
+from tests.toys import Samples, Squares, file_config
 from trainwright import DefaultTrainer, get_config
-from trainwright.config import ConfigError, LazyCall, LazyConfig
+from trainwright.config import ConfigError, LazyConfig
 from trainwright.engine import default_setup
 from trainwright.engine.default import setup
 from trainwright.engine.default.setup import bind_arguments
@@ -24,21 +23,12 @@ from trainwright.parallel.layout import Layout
 SIZES = ("train_micro_batch_size", "global_batch_size", "num_accumulation_steps")
 
 
-class Loss(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(2, 1)
-
-    def forward(self, images: Tensor) -> dict[str, Tensor]:
-        return {"loss": self.layer(images).sum()}
-
-
 def rows() -> Samples:
-    return Samples(images=torch.ones(8, 2))
+    return Samples(x=torch.ones(8, 4))
 
 
 def config(folder: Path, **train: Any) -> DictConfig:
-    return file_config(folder / "run", LazyCall(nn.Linear)(in_features=2, out_features=2), rows, **train)
+    return file_config(folder / "run", Squares, rows, **train)
 
 
 def sizes(train: Any) -> tuple[Any, ...]:
@@ -106,30 +96,17 @@ def test_a_folder_whose_name_looks_like_an_interpolation_is_one_like_others(
     assert LazyConfig.load(folder / "run" / "config.yaml").train.output_dir == str(folder / "run")
 
 
-def with_both(self: Any, get_batch: Any, input_placement_device: Any) -> None:
-    self.got = (get_batch, input_placement_device)
-
-
-def with_one(self: Any, get_batch: Any) -> None:
-    self.got = (get_batch,)
-
-
-def with_none(self: Any) -> None:
-    self.got = ()
-
-
-def with_any(self: Any, *args: Any) -> None:
-    self.got = args
-
-
 @pytest.mark.parametrize(
     ("run_step", "expected"),
-    [(with_both, ("batch", "cpu")), (with_one, ("batch",)), (with_none, ()), (with_any, ("batch", "cpu"))],
+    [
+        (lambda get_batch, input_placement_device: (get_batch, input_placement_device), ("batch", "cpu")),
+        (lambda get_batch: (get_batch,), ("batch",)),
+        (lambda: (), ()),
+        (lambda *args: args, ("batch", "cpu")),
+    ],
 )
 def test_a_step_gets_the_arguments_it_takes(run_step: Any, expected: tuple[Any, ...]) -> None:
-    stepper = type("Stepper", (), {"run_step": run_step})()
-    bind_arguments(stepper.run_step, "batch", "cpu")()
-    assert stepper.got == expected
+    assert bind_arguments(run_step, "batch", "cpu")() == expected
 
 
 @dataclass
@@ -165,29 +142,9 @@ def test_the_command_to_train_longer_has_the_setting_of_the_user(
     caplog.set_level("INFO")
     cfg = config(tmp_path, train_micro_batch_size=4, **length)
     cfg.train.evaluation.enabled = False
-    cfg.model = LazyCall(Loss)()
     cfg.project_root = str(tmp_path)
     DefaultTrainer(cfg).train()
     assert f"config.yaml --resume {shown}\n" in f"{caplog.text}\n"
-
-
-def test_the_command_to_train_longer_has_every_digit(tmp_path: Path) -> None:
-    cfg = config(tmp_path, train_iter=1_234_567)
-    cfg.project_root = str(tmp_path)
-    assert setup.next_commands(cfg, cfg)[-1].endswith(" --resume train.train_iter=2469134")
-
-
-def trained(cfg: DictConfig) -> DefaultTrainer:
-    trainer = DefaultTrainer(cfg)
-    trainer.train()
-    return trainer
-
-
-def trainable(folder: Path, **train: Any) -> DictConfig:
-    cfg = config(folder, train_micro_batch_size=4, train_iter=1, **train)
-    cfg.train.evaluation.enabled = False
-    cfg.model = LazyCall(Loss)()
-    return cfg
 
 
 START = """
@@ -219,15 +176,15 @@ def test_a_warning_of_the_start_is_logged_once_with_its_level(arguments: tuple[s
 def test_the_trainer_repeats_nothing_that_default_setup_has_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cfg = trainable(tmp_path)
+    cfg = config(tmp_path, train_micro_batch_size=4, train_iter=1)
     default_setup(cfg)
     with monkeypatch.context() as patch:
         patch.setattr(setup, "checked", None)
         patch.setattr(setup, "join_ranks", None)
-        assert trained(cfg).max_iter == 1
+        assert DefaultTrainer(cfg).max_iter == 1
     # A configuration that was changed since is completed and checked again.
     cfg.train.update({"train_iter": 2, "global_batch_size": 8, "num_accumulation_steps": None})
-    trainer = trained(cfg)
+    trainer = DefaultTrainer(cfg)
     assert (trainer.max_iter, trainer.cfg.train.num_accumulation_steps) == (2, 2)
     cfg.train.seed = "one"
     with pytest.raises(ConfigError, match=r"train\.seed"):
@@ -247,9 +204,7 @@ def test_the_trainer_repeats_nothing_that_default_setup_has_done(
 def test_no_epochs_warn_where_the_default_number_of_iterations_counts(
     given: dict[str, int], warns: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cfg = config(tmp_path, train_micro_batch_size=4, **given)
-    cfg.model = LazyCall(Loss)()
-    DefaultTrainer(cfg)
+    DefaultTrainer(config(tmp_path, train_micro_batch_size=4, **given))
     said = [text for text in caplog.messages if "train_epoch=0" in text]
     assert len(said) == warns
     if warns:
