@@ -67,9 +67,6 @@ def test_a_named_pipe_is_refused_rather_than_waited_for(tmp_path, read):
     path.mkdir()
     with pytest.raises((ConfigError, FileNotFoundError), match="config"):
         read(path)
-
-
-def test_a_named_pipe_in_place_of_a_python_file_is_refused(tmp_path):
     os.mkfifo(tmp_path / "config.py")
     with pytest.raises(ConfigError, match="a pipe, a socket or a device"):
         LazyConfig.load(tmp_path / "config.py")
@@ -78,7 +75,9 @@ def test_a_named_pipe_in_place_of_a_python_file_is_refused(tmp_path):
 def test_interpolations_that_people_write_are_read(tmp_path):
     rows = [f"name{i}: '${{root}}/${{.kind}}_{i}'" for i in range(300)]
     (tmp_path / "c.yaml").write_text(
-        "\n".join(["root: /data", "kind: run", *rows, "all: {x: '${name7}', y: ['${..x}']}"])
+        "\n".join(["root: /data", "kind: run", *rows, "all: {x: '${name7}', y: ['${..x}']}", "c: ${oc.select:no,7}"])
+        + "\nd: ${oc.dict.keys:all}\n"
     )
     cfg = LazyConfig.load(tmp_path / "c.yaml")
+    assert (cfg.c, list(cfg.d)) == (7, ["x", "y"])
     assert (cfg.name299, cfg.all.x, cfg.all.y[0]) == ("/data/run_299", "/data/run_7", "/data/run_7")

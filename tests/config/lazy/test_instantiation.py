@@ -58,20 +58,13 @@ def test_lists_and_mappings_are_walked_for_nodes():
     assert built.inner[0].size == 3
 
 
-def test_a_mapping_without_nodes_arrives_as_a_config_that_knows_its_place():
-    cfg = OmegaConf.create({"width": 4}, flags={"allow_objects": True})
-    cfg.model = LazyCall(Part)(inner=dict(width="${width}"))
-    built = instantiate(cfg.model)
-    assert isinstance(built.inner, DictConfig)
-    assert built.inner.width == 4
-
-
-def test_interpolations_are_resolved_also_after_edits():
+def test_interpolations_are_resolved_also_after_edits_and_in_a_mapping_without_nodes():
     cfg = OmegaConf.create({"base": 2}, flags={"allow_objects": True})
-    cfg.model = LazyCall(Part)(size="${base}", inner=LazyCall(Part)(size="${..size}"))
+    cfg.model = LazyCall(Part)(size="${base}", inner=LazyCall(Part)(size="${..size}", inner=dict(width="${base}")))
     cfg.base = 5
     built = instantiate(cfg.model)
-    assert (built.size, built.inner.size) == (5, 5)
+    assert (built.size, built.inner.size, built.inner.inner.width) == (5, 5, 5)
+    assert isinstance(built.inner.inner, DictConfig)
 
 
 def test_a_given_keyword_replaces_a_child_before_it_would_be_built():
@@ -83,7 +76,6 @@ def test_a_given_keyword_replaces_a_child_before_it_would_be_built():
 def test_recursive_false_leaves_children_as_configs():
     node = LazyCall(Part)(inner=LazyCall(Part)(size=2), _recursive_=False)
     assert isinstance(instantiate(node).inner, DictConfig)
-    assert isinstance(instantiate(LazyCall(Part)(inner=LazyCall(Part)()), _recursive_=False).inner, DictConfig)
 
 
 def test_partial_gives_the_target_itself_or_with_arguments_bound():
@@ -103,9 +95,6 @@ def test_objects_are_passed_on_and_never_copied():
     built = instantiate(node)
     assert built.inner.inner is thing
     assert built.size[0] is thing
-
-
-def test_a_dataclass_value_arrives_as_that_dataclass():
     assert instantiate(LazyCall(Part)(inner=Shape(3))).inner == Shape(3)
 
 

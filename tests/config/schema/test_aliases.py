@@ -77,9 +77,3 @@ def test_sections_orders_and_deletions_reach_the_other_name_too(overrides, perio
     cfg = OmegaConf.create({"train": get_config("common/train.py").train}, flags={"allow_objects": True})
     OmegaConf.update(cfg.train, spelling, 100, force_add=True)
     assert complete(LazyConfig.apply_overrides(cfg, overrides)).train.evaluation.eval_period == period
-
-
-def test_a_part_of_an_aliased_section_keeps_the_rest():
-    cfg = OmegaConf.create({"train": {"activation_checkpoint": {"enabled": False, "own": 1}}})
-    LazyConfig.apply_overrides(cfg, ["train.recompute_grad.enabled=true"])
-    assert complete(cfg).train.activation_checkpoint == {"enabled": True, "own": 1}
