@@ -85,21 +85,6 @@ def test_everything_is_escaped() -> None:
         assert any(ATTACK in text for text in texts(html))
 
 
-def test_a_summary_leaves_out_what_is_unknown_and_a_list_has_lines() -> None:
-    html = summary("Run", {"Model": "Net", "Task": None, "Next": ["one", "two"]}, "<i>below</i>")
-    assert texts(html) == ["Run", "Model", "Net", "Next", "one", "two", "below"]
-
-
-def test_a_config_opens_and_closes_and_shows_its_calls() -> None:
-    train = {"seed": 1, "amp": {"enabled": False}}
-    html = tree({"model": {"_target_": "my.Net", "width": 4}, "train": train}, "config")
-    assert texts(html)[0] == "config"
-    assert "my.Net(width=4)" in texts(html)
-    assert "seed=1, amp=…" in texts(html)
-    assert html.count("<details") == 4
-    assert html.count(" open=") == 1
-
-
 def points_of(html: str) -> list[list[tuple[float, float]]]:
     lines = [line.get("points", "") for line in parsed(html).iter("polyline")]
     return [[tuple(map(float, pair.split(","))) for pair in line.split()] for line in lines]  # type: ignore[misc]

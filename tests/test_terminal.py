@@ -26,6 +26,10 @@ def test_what_a_terminal_takes_for_a_command_is_escaped() -> None:
     assert printable("a\x1b[2Jb\r\x07\udcff\u202e\tä\n漢") == "a\\x1b[2Jb\\r\\x07\\udcff\\u202e\tä\n漢"
     assert str(ConfigError("run\x1b]0;x\x07")) == "run\\x1b]0;x\\x07"
     assert str(ConfigKeyError("run\x1b[2J")) == "run\\x1b[2J"
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    print_line("loss 漢 \udcff", file=stream)  # marks that the encoding lacks
+    assert raw.getvalue() == b"loss \\u6f22 \\udcff\n"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="pipes end otherwise there")
@@ -37,13 +41,6 @@ def test_a_pipe_whose_reader_has_ended_takes_lines_and_loses_them() -> None:
         print("what the program itself prints", file=stream, flush=True)
 
 
-def test_marks_that_the_encoding_lacks_are_escaped() -> None:
-    raw = io.BytesIO()
-    stream = io.TextIOWrapper(raw, encoding="ascii")
-    print_line("loss 漢 \udcff", file=stream)
-    assert raw.getvalue() == b"loss \\u6f22 \\udcff\n"
-
-
 def test_a_closed_stream_is_no_terminal_and_takes_lines() -> None:
     stream = io.StringIO()
     stream.close()
@@ -51,13 +48,7 @@ def test_a_closed_stream_is_no_terminal_and_takes_lines() -> None:
     guarded(stream).flush()
     assert not is_terminal(stream)
     assert not is_terminal(None)
-
-
-def test_a_guarded_stream_equals_the_stream_itself() -> None:
-    stream = io.StringIO()
-    assert guarded(stream) == stream
-    assert guarded(stream) == guarded(stream)
-    assert guarded(stream) != io.StringIO()
+    assert guarded(stream) == stream == guarded(stream) != io.StringIO()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs a shell")

@@ -159,6 +159,15 @@ class Tied(nn.Module):
         return self.head(self.inner(self.embedding(ids_BL)))
 
 
+def llama(*, is_tied: bool = False) -> Any:
+    """A small Llama of transformers for 32 tokens; always the same weights."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=32, tie_word_embeddings=is_tied, **sizes))
+
+
 def assert_equal_weights(a: Any, b: Any) -> None:
     """Bit for bit; buffers, too."""
     for (name, left), right in zip(a.state_dict().items(), b.state_dict().values(), strict=True):

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from tests.distributed.layouts import checkpointer_of, content, full, load, step
+from tests.toys import llama
 from trainwright.checkpoint import Checkpointer, CheckpointError, keep_newest, verify
 from trainwright.engine.loop import TrainerBase
 from trainwright.hooks import PeriodicCheckpointer
@@ -196,22 +197,6 @@ def all_of_them(base: str) -> dict[str, Any]:
     return found
 
 
-def llama(is_tied: bool) -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=32,
-            hidden_size=16,
-            intermediate_size=24,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            tie_word_embeddings=is_tied,
-        )
-    )
-
-
 def save_llama(folder: str) -> None:
     """A tied and an untied model of transformers, sharded over all processes."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -219,7 +204,7 @@ def save_llama(folder: str) -> None:
 
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("shard",))
     for is_tied in (True, False):
-        model = llama(is_tied)
+        model = llama(is_tied=is_tied)
         config = model.config.to_json_string().encode()
         fully_shard(model, mesh=mesh)
         checkpointer = Checkpointer(

@@ -1,23 +1,20 @@
-import logging
 import os
 import socket
 import subprocess
 import tempfile
 import time
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-import xxhash
 from torch import nn
 
+from tests.checkpoint.conftest import put as put_file
 from tests.fork_server import python
 from trainwright import checkpoint
 from trainwright.checkpoint import CheckpointError, CheckpointTypeError, keep_newest, verify
-from trainwright.checkpoint.manifest import FileEntry, read_manifest
 from trainwright.cli.main import main
 from trainwright.config.errors import MissingFileError
 
@@ -72,17 +69,14 @@ def test_the_folder_holds_what_the_page_says(tmp_path):
     assert names(tmp_path / "model_0000000") == sorted(["manifest.json", "model.safetensors", *states])
 
 
-def test_extras_come_back_with_their_types(tmp_path):
-    extra = {"iteration": 4, "best": float("-inf"), "shape": (1, 2), "counts": {1: "a"}}
-    Checkpointer(nn.Linear(1, 1), tmp_path).save("a", **extra)
-    assert Checkpointer(nn.Linear(1, 1)).load(tmp_path / "a") == extra
-
-
-def test_the_iteration_is_never_read_from_the_name(tmp_path):
+def test_extras_come_back_with_their_types_and_the_iteration_is_never_read_from_the_name(tmp_path):
     Checkpointer(nn.Linear(1, 1), tmp_path).save("model_0000007", iteration=3)
     Checkpointer(nn.Linear(1, 1), tmp_path).save("model_0000008")
     assert Checkpointer(nn.Linear(1, 1)).load(tmp_path / "model_0000007") == {"iteration": 3}
     assert Checkpointer(nn.Linear(1, 1)).load(tmp_path / "model_0000008") == {}
+    extra = {"iteration": 4, "best": float("-inf"), "shape": (1, 2), "counts": {1: "a"}}
+    Checkpointer(nn.Linear(1, 1), tmp_path).save("a", **extra)
+    assert Checkpointer(nn.Linear(1, 1)).load(tmp_path / "a") == extra
 
 
 @pytest.mark.parametrize("iteration", [-1, 1.0, "3", True])
@@ -106,8 +100,15 @@ def test_saving_without_a_folder_is_an_error():
     checkpointer = Checkpointer(nn.Linear(1, 1))
     assert not checkpointer.has_checkpoint()
     assert checkpointer.get_checkpoint_file() == ""
+    assert checkpointer.load("") == {}
     with pytest.raises(CheckpointError, match="save_dir is empty"):
         checkpointer.save("a")
+    # An object without state is refused at once.
+    with pytest.raises(CheckpointTypeError, match=r"Checkpointer\.data: .*'list'.*state_dict"):
+        Checkpointer(nn.Linear(1, 1), data=[])
+    with pytest.raises(CheckpointError, match="'extra' is taken"):
+        Checkpointer(nn.Linear(1, 1), extra=Memory())
+    assert Checkpointer(nn.Linear(1, 1), lr_scheduler=None).checkpointables == {}
 
 
 def test_who_does_not_save_to_disk_collects_the_state_and_writes_nothing(tmp_path):
@@ -126,14 +127,6 @@ def test_state_of_another_type_is_refused_with_its_place_and_nothing_is_written(
     with pytest.raises(CheckpointTypeError, match=r"extra\.note: got"):
         Checkpointer(nn.Linear(1, 1), tmp_path).save("a", note=object())
     assert names(tmp_path) == []
-
-
-def test_an_object_without_state_is_refused_at_once():
-    with pytest.raises(CheckpointTypeError, match=r"Checkpointer\.data: .*'list'.*state_dict"):
-        Checkpointer(nn.Linear(1, 1), data=[])
-    with pytest.raises(CheckpointError, match="'extra' is taken"):
-        Checkpointer(nn.Linear(1, 1), extra=Memory())
-    assert Checkpointer(nn.Linear(1, 1), lr_scheduler=None).checkpointables == {}
 
 
 def test_a_state_that_the_checkpoint_lacks_is_an_error_and_not_a_fresh_start(tmp_path):
@@ -222,6 +215,9 @@ def test_a_repeated_name_is_a_relative_link_and_leaves_no_old_folder(tmp_path):
 def test_what_is_on_disk_already_is_not_written_again(tmp_path):
     checkpointer = Checkpointer(nn.Linear(1, 1), tmp_path, memory=Memory(torch.ones(3)))
     checkpointer.save("model_0000009", iteration=9)
+    manifest = (tmp_path / "model_0000009" / "manifest.json").stat()
+    checkpointer.save("model_0000009", iteration=9)
+    assert (tmp_path / "model_0000009" / "manifest.json").stat() == manifest
     checkpointer.save("model_final", iteration=9)
     assert os.readlink(tmp_path / "model_final") == "model_0000009"
     checkpointer.save("model_best", tag_last=False, iteration=9, accuracy=0.5)  # other extras: a folder of its own
@@ -264,15 +260,6 @@ def test_a_damaged_step_is_replaced_when_it_is_run_again(tmp_path):
     assert names(tmp_path) == ["last_checkpoint", "model_0000009"]
 
 
-def test_saving_the_same_again_changes_nothing(tmp_path):
-    checkpointer = Checkpointer(nn.Linear(1, 1), tmp_path)
-    checkpointer.save("model_0000009", iteration=9)
-    manifest = (tmp_path / "model_0000009" / "manifest.json").stat()
-    checkpointer.save("model_0000009", iteration=9)
-    assert (tmp_path / "model_0000009" / "manifest.json").stat() == manifest
-    assert names(tmp_path) == ["last_checkpoint", "model_0000009"]
-
-
 def test_the_last_checkpoint_can_be_chosen(tmp_path):
     checkpointer = Checkpointer(nn.Linear(1, 1), tmp_path)
     for iteration in (9, 19):
@@ -282,15 +269,6 @@ def test_the_last_checkpoint_can_be_chosen(tmp_path):
     with pytest.raises(MissingFileError, match="model_0000029"):
         checkpointer.tag_last_checkpoint("model_0000029")
     assert (tmp_path / "last_checkpoint").read_text() == "model_0000009"
-
-
-def test_an_empty_path_loads_nothing(caplog):
-    model = nn.Linear(1, 1)
-    before = model.weight.clone()
-    with caplog.at_level(logging.DEBUG, "trainwright"):
-        assert Checkpointer(model).load("") == {}
-    assert torch.equal(model.weight, before)
-    assert "nothing is loaded" in caplog.text
 
 
 SAVES_AGAIN = """
@@ -351,20 +329,11 @@ def test_a_state_that_is_none_is_damage_and_gives_way_to_the_one_before(tmp_path
     checkpointer = Checkpointer(model, tmp_path, optimizer=optimizer, lr_scheduler=lr_scheduler)
     for iteration in (9, 19):
         checkpointer.save(f"model_{iteration:07d}", iteration=iteration)
-    resign(tmp_path / "model_0000019", f"{name}.json", content.encode())
+    put_file(tmp_path / "model_0000019", f"{name}.json", content.encode(), signed=True)
     assert checkpointer.resume_or_load("") == {"iteration": 9}
     assert f"{name}.json" in caplog.text
     with pytest.raises(CheckpointError, match=rf"{name}.json: (is damaged|not a state)"):
         checkpointer.load(tmp_path / "model_0000019")
-
-
-def resign(folder, name, content):
-    """Put another file into a checkpoint, and make its manifest fit."""
-    (folder / name).write_bytes(content)
-    manifest = read_manifest(folder)
-    entry = FileEntry(len(content), xxhash.xxh3_128_hexdigest(content))
-    manifest = replace(manifest, files={**manifest.files, name: entry})
-    (folder / "manifest.json").write_bytes(manifest.to_bytes())
 
 
 def put_pipe(path):

@@ -55,11 +55,12 @@ def test_without_any_checkpoint_a_run_starts_again(tmp_path):
     assert not checkpointer.has_checkpoint()
     assert checkpointer.get_checkpoint_file() == ""
     assert checkpointer.resume_or_load("") == {}
-
-
-def test_a_run_goes_on_from_the_last(run, caplog):
-    assert resume(run) == 29
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    # A pointer alone is an error and not a fresh start.
+    (tmp_path / "last_checkpoint").write_text("model_0000009")
+    checkpointer = Checkpointer(nn.Linear(1, 1), tmp_path)
+    assert checkpointer.has_checkpoint()
+    with pytest.raises(CheckpointError, match=r"model_0000009.*does not exist"):
+        checkpointer.resume_or_load("")
 
 
 def test_who_does_not_resume_starts_again_beside_checkpoints(run):
@@ -98,37 +99,6 @@ def test_a_pointer_to_a_folder_that_is_gone_falls_back(run, caplog):
     assert "last_checkpoint names it, but it does not exist" in caplog.text
 
 
-def test_a_pointer_alone_is_an_error_and_not_a_fresh_start(tmp_path):
-    (tmp_path / "last_checkpoint").write_text("model_0000009")
-    checkpointer = Checkpointer(nn.Linear(1, 1), tmp_path)
-    assert checkpointer.has_checkpoint()
-    with pytest.raises(CheckpointError, match=r"model_0000009.*does not exist"):
-        checkpointer.resume_or_load("")
-
-
-@pytest.mark.parametrize("content", [b"", b"../outside", b"\xff\xfe", b"\0", b"x" * 5000, b"\x80\x04K\x01."])
-def test_a_damaged_pointer_falls_back_to_the_newest(run, caplog, content):
-    (run / "last_checkpoint").write_bytes(content)
-    assert resume(run) == 29
-    assert "last_checkpoint" in caplog.text
-
-
-def test_without_a_pointer_the_newest_is_taken(run):
-    (run / "last_checkpoint").unlink()  # as after a kill between the first commit and its pointer
-    assert resume(run) == 29
-
-
-def test_the_best_serves_when_no_step_is_good(run, caplog):
-    model = nn.Linear(1, 1)
-    checkpointer = Checkpointer(model, run)
-    with torch.no_grad():
-        model.weight.fill_(5)
-    checkpointer.save("model_best", iteration=5)
-    for iteration in (9, 19, 29):
-        truncate(run / f"model_{iteration:07d}" / "model.safetensors")
-    assert resume(run) == 5
-
-
 def save_all(folder, iterations, **options):
     model = nn.Linear(1, 1)
     checkpointer = Checkpointer(model, folder)
@@ -153,49 +123,79 @@ def test_a_clock_that_jumps_back_changes_no_order(tmp_path, monkeypatch):
     assert resume(tmp_path) == 29
 
 
-def test_a_complete_checkpoint_that_a_kill_kept_from_being_named_is_taken(run):
-    (run / "last_checkpoint").write_text("model_0000019")
-    assert Checkpointer(nn.Linear(1, 1), run).get_checkpoint_file() == str(run / "model_0000029")
-    assert resume(run) == 29
+def point(run, content):
+    (run / "last_checkpoint").write_bytes(content)
 
 
-def test_what_was_not_saved_to_resume_from_is_never_taken_before_the_last(run):
+def not_to_resume_from(run):
     save_all(run, [39], tag_last=False)
     Checkpointer(nn.Linear(1, 1), run).save("model_best", iteration=49)
-    assert resume(run) == 29
 
 
-def test_a_hidden_folder_that_no_link_leads_to_is_not_the_newest(run):
+def a_kill_before_a_link(run):
     save_all(run, [29]).save("model_final", iteration=39)
-    (run / "model_final").unlink()  # as after a kill before the link was made
-    (run / "last_checkpoint").write_text("model_0000029")
-    assert resume(run) == 29
+    (run / "model_final").unlink()
+    point(run, b"model_0000029")
 
 
-def test_an_older_one_that_is_written_into_the_pointer_is_taken(run):
-    (run / "last_checkpoint").write_text("model_0000009\n")
-    assert resume(run) == 9
-
-
-def test_what_a_return_to_an_older_one_has_superseded_does_not_come_back(run):
+def a_return_to_an_older_one(run):
     save_all(run, [14]).save("model_best", iteration=14)  # as a run that was resumed from 9
     (run / "last_checkpoint").unlink()
-    assert resume(run) == 14
+
+
+def a_return_and_damage(run):
+    a_return_to_an_older_one(run)
     flip(run / "model_0000014" / "extra.json")
-    assert resume(run) == 9
 
 
-def test_the_one_before_a_chosen_one_is_the_next_when_it_is_damaged(run):
+def a_chosen_one_is_damaged(run):
     Checkpointer(nn.Linear(1, 1), run).tag_last_checkpoint("model_0000019")
     flip(run / "model_0000019" / "extra.json")
-    assert resume(run) == 9
 
 
-def test_a_damaged_manifest_of_the_last_one_does_not_bring_back_later_ones(run):
+def the_manifest_of_the_last_is_damaged(run):
     save_all(run, [39])
-    (run / "last_checkpoint").write_text("model_0000019")
+    point(run, b"model_0000019")
     truncate(run / "model_0000019" / "manifest.json")
-    assert resume(run) == 9
+
+
+def only_the_best_is_good(run):
+    checkpointer = save_all(run, [])
+    nn.init.constant_(checkpointer.model.weight, 5)
+    checkpointer.save("model_best", iteration=5)
+    for iteration in (9, 19, 29):
+        truncate(run / f"model_{iteration:07d}" / "model.safetensors")
+
+
+NO_NAMES = (b"", b"../outside", b"\xff\xfe", b"\0", b"x" * 5000, b"\x80\x04K\x01.")
+
+
+@pytest.mark.parametrize(
+    ("act", "iteration"),
+    [
+        (lambda run: None, 29),
+        (
+            lambda run: (run / "last_checkpoint").unlink(),
+            29,
+        ),  # as after a kill between the first commit and its pointer
+        (lambda run: point(run, b"model_0000019"), 29),  # as after a kill before 29 was named
+        (lambda run: point(run, b"model_0000009\n"), 9),  # as a user writes it
+        (not_to_resume_from, 29),
+        (a_kill_before_a_link, 29),
+        (a_return_to_an_older_one, 14),
+        (a_return_and_damage, 9),
+        (a_chosen_one_is_damaged, 9),
+        (the_manifest_of_the_last_is_damaged, 9),
+        (only_the_best_is_good, 5),
+        *(
+            (lambda run, c=c: point(run, c), 29)
+            for c in (b"", b"../outside", b"\xff\xfe", b"\0", b"x" * 5000, b"\x80\x04K.")
+        ),
+    ],
+)
+def test_which_checkpoint_is_resumed(run, act, iteration):
+    act(run)
+    assert resume(run) == iteration
 
 
 def test_checkpoints_that_do_not_count_saves_are_ordered_by_iteration(run):
@@ -209,23 +209,19 @@ def test_checkpoints_that_do_not_count_saves_are_ordered_by_iteration(run):
     assert resume(run) == 19
 
 
-def save_steps(folder, iterations, prefix="model"):
-    checkpointer = Checkpointer(nn.Linear(1, 1), folder)
-    for iteration in iterations:
-        checkpointer.save(f"{prefix}_{iteration:07d}", iteration=iteration)
-    return checkpointer
-
-
 def visible(folder):
     return sorted(name for name in os.listdir(folder) if not name.startswith("."))
 
 
 def test_the_oldest_beyond_the_limit_go(tmp_path):
-    save_steps(tmp_path, range(5))
+    save_all(tmp_path, range(5))
     assert sorted(keep_newest(tmp_path, "model", 2)) == ["model_0000000", "model_0000001", "model_0000002"]
     assert visible(tmp_path) == ["last_checkpoint", "model_0000003", "model_0000004"]
     assert keep_newest(tmp_path, "model", 2) == []
     assert len(os.listdir(tmp_path)) == 3
+    for max_to_keep in (0, -1, 1.5, True):
+        with pytest.raises(CheckpointError, match="max_to_keep: got"):
+            keep_newest(tmp_path, "model", max_to_keep)
 
 
 @pytest.mark.parametrize(
@@ -233,13 +229,13 @@ def test_the_oldest_beyond_the_limit_go(tmp_path):
     [([0, 1], [2], ["model_0000000"]), ([90, 99], [0, 1], ["model_0000090", "model_0000099"])],
 )
 def test_the_newest_of_two_runs_stay(tmp_path, earlier, later, deleted):
-    save_steps(tmp_path, earlier)
-    save_steps(tmp_path, later)
+    save_all(tmp_path, earlier)
+    save_all(tmp_path, later)
     assert sorted(keep_newest(tmp_path, "model", 2)) == deleted
 
 
 def test_the_best_the_last_and_other_names_stay(tmp_path):
-    checkpointer = save_steps(tmp_path, [0])
+    checkpointer = save_all(tmp_path, [0])
     checkpointer.save("model_best", iteration=0)  # a link onto model_0000000
     assert os.readlink(tmp_path / "model_best") == "model_0000000"
     for iteration in (1, 2, 3):
@@ -252,23 +248,20 @@ def test_the_best_the_last_and_other_names_stay(tmp_path):
     assert {"model_0000001", "other_0000000", "model_v2"} < set(visible(tmp_path))
 
 
-def test_a_link_beside_the_folder_protects_too(tmp_path):
-    save_steps(tmp_path / "checkpoints", [0, 1], prefix="step")
-    files.replace_link(tmp_path / "epoch_1", tmp_path / "checkpoints" / "step_0000000")
-    assert keep_newest(tmp_path / "checkpoints", "step", 1) == []
-
-
-def test_folders_that_are_no_whole_checkpoints_are_left_alone(tmp_path):
-    save_steps(tmp_path, [1, 2])
+def test_folders_that_are_no_whole_checkpoints_or_have_a_link_are_left_alone(tmp_path):
+    save_all(tmp_path, [1, 2])
     (tmp_path / "model_0000000").mkdir()
     (tmp_path / "model_0000000" / "mine.txt").write_text("x")
     (tmp_path / "model_0000001" / "manifest.json").unlink()
     assert keep_newest(tmp_path, "model", 1) == []
     assert (tmp_path / "model_0000000" / "mine.txt").exists()
+    save_all(tmp_path / "checkpoints", [0, 1])
+    files.replace_link(tmp_path / "epoch_1", tmp_path / "checkpoints" / "model_0000000")  # a link beside the folder
+    assert keep_newest(tmp_path / "checkpoints", "model", 1) == []
 
 
 def test_a_name_goes_before_its_content(tmp_path, monkeypatch):
-    save_steps(tmp_path, [0, 1])
+    save_all(tmp_path, [0, 1])
 
     def stop(path, **_):
         raise KeyboardInterrupt
@@ -279,14 +272,8 @@ def test_a_name_goes_before_its_content(tmp_path, monkeypatch):
     assert visible(tmp_path) == ["last_checkpoint", "model_0000001"]
 
 
-@pytest.mark.parametrize("max_to_keep", [0, -1, 1.5, True])
-def test_a_limit_that_is_no_count_is_refused(tmp_path, max_to_keep):
-    with pytest.raises(CheckpointError, match="max_to_keep: got"):
-        keep_newest(tmp_path, "model", max_to_keep)
-
-
 def test_a_clock_that_jumps_back_does_not_delete_the_newest(tmp_path, monkeypatch):
-    save_steps(tmp_path, [0, 1])
+    save_all(tmp_path, [0, 1])
 
     class Clock:
         @staticmethod
@@ -294,12 +281,12 @@ def test_a_clock_that_jumps_back_does_not_delete_the_newest(tmp_path, monkeypatc
             return datetime(2001, 1, 1, tzinfo=UTC)
 
     monkeypatch.setattr(saving, "datetime", Clock)
-    save_steps(tmp_path, [2, 3, 4])
+    save_all(tmp_path, [2, 3, 4])
     keep_newest(tmp_path, "model", 3)
     assert visible(tmp_path) == ["last_checkpoint", "model_0000002", "model_0000003", "model_0000004"]
 
 
 def test_what_a_return_to_an_older_one_has_superseded_goes_first(tmp_path):
-    save_steps(tmp_path, [10, 20, 30]).tag_last_checkpoint("model_0000010")
-    save_steps(tmp_path, [15])  # by the run that was resumed from 10
+    save_all(tmp_path, [10, 20, 30]).tag_last_checkpoint("model_0000010")
+    save_all(tmp_path, [15])  # by the run that was resumed from 10
     assert keep_newest(tmp_path, "model", 2) == ["model_0000030", "model_0000020"]

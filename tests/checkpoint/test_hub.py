@@ -25,6 +25,8 @@ def texts(folder: Path) -> dict[str, str]:
 def test_a_repository_is_fetched_with_all_its_folders(hub: HubServer) -> None:
     write(hub.root / "models/owner/name", config="a", preprocessor__config="ب")
     assert texts(local_folder("owner/name")) == {"config": "a", "preprocessor/config": "ب"}
+    write(hub.root / "models/owner/name", config="new")  # a new commit is seen
+    assert texts(local_folder("owner/name"))["config"] == "new"
 
 
 def test_models_and_datasets_of_one_name_are_two(hub: HubServer) -> None:
@@ -38,19 +40,9 @@ def test_only_the_asked_files_are_fetched(hub: HubServer) -> None:
     write(hub.root / "models/owner/name", model_dot_safetensors="weights", model_config_dot_yaml="c", a__b_dot_yaml="b")
     assert texts(local_folder("owner/name", files=["*.yaml"])) == {"model_config.yaml": "c", "a/b.yaml": "b"}
     assert not [path for path in hub.requests if path.endswith("safetensors")]
-
-
-def test_none_of_the_asked_files_is_there(hub: HubServer) -> None:
-    write(hub.root / "models/owner/name", readme="r")
-    with pytest.raises(MissingFileError, match=r"owner/name.*none of \['\*\.yaml'\]"):
-        local_folder("owner/name", files=["*.yaml"])
-
-
-def test_a_new_commit_is_seen(hub: HubServer) -> None:
-    write(hub.root / "models/owner/name", config="old")
-    assert texts(local_folder("owner/name")) == {"config": "old"}
-    write(hub.root / "models/owner/name", config="new")
-    assert texts(local_folder("owner/name")) == {"config": "new"}
+    write(hub.root / "models/owner/other", readme="r")
+    with pytest.raises(MissingFileError, match=r"owner/other.*none of \['\*\.yaml'\]"):
+        local_folder("owner/other", files=["*.yaml"])
 
 
 def test_a_folder_that_is_here_wins(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,20 +64,14 @@ def test_the_cache_answers_offline(hub: HubServer, monkeypatch: pytest.MonkeyPat
     assert hub.requests == []
 
 
-def test_an_id_that_is_nowhere_says_what_was_tried(hub: HubServer) -> None:
+def test_what_cannot_be_fetched_says_what_was_tried(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MissingFileError) as caught:
         local_folder("owner/nothing", repo_type="dataset")
     for part in ("owner/nothing", "no such folder", "dataset", hub.url, "RepositoryNotFoundError"):
         assert part in str(caught.value)
-
-
-def test_a_revision_that_is_not_there_is_named(hub: HubServer) -> None:
     write(hub.root / "models/owner/name", config="a")
     with pytest.raises(MissingFileError, match="at revision 'v7'"):
         local_folder("owner/name", revision="v7")
-
-
-def test_a_hub_that_does_not_answer(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # the discard port, where nothing listens
     with pytest.raises(MissingFileError, match=r"could not be fetched from http://127\.0\.0\.1:9"):
         local_folder("owner/name")
@@ -108,16 +94,12 @@ def test_the_endpoint_is_read_at_every_call(hub: HubServer, tmp_path: Path, monk
 @pytest.mark.parametrize(
     "path", ["./a/b", "/a/b", "a/b/c", "../b", "a", "a//b", "a/", "~/b", "a/b.", "a\\b/c", Path("a/b")]
 )
-def test_a_path_is_never_asked_for_at_the_hub(path: Any, hub: HubServer) -> None:
+def test_a_path_is_never_asked_for_at_the_hub(path: Any, hub: HubServer, tmp_path: Path) -> None:
     with pytest.raises(MissingFileError, match="no such folder"):
         local_folder(path)
-    assert hub.requests == []
-
-
-def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
-    write(tmp_path, weights="w")
     with pytest.raises(MissingFileError, match=r"this is a file.*Use the folder"):
-        local_folder(tmp_path / "weights")
+        local_folder(write(tmp_path, weights="w") / "weights")
+    assert hub.requests == []
 
 
 def test_what_is_uploaded_comes_back(hub: HubServer, tmp_path: Path) -> None:
@@ -126,12 +108,8 @@ def test_what_is_uploaded_comes_back(hub: HubServer, tmp_path: Path) -> None:
     assert upload_folder(folder, "owner/made", commit_message="first") == f"{hub.url}/owner/made"
     assert texts(hub.root / "models/owner/made") == {"config.yaml": "name: x", "sub/weights": "w" * 5000}
     assert texts(local_folder("owner/made")) == {"config.yaml": "name: x", "sub/weights": "w" * 5000}
-
-
-def test_a_second_upload_replaces_and_keeps(hub: HubServer, tmp_path: Path) -> None:
-    upload_folder(write(tmp_path / "first", a="1", b="1"), "owner/made", repo_type="dataset")
-    upload_folder(write(tmp_path / "second", b="2"), "owner/made", repo_type="dataset")
-    assert texts(hub.root / "datasets/owner/made") == {"a": "1", "b": "2"}
+    upload_folder(write(tmp_path / "second", config_dot_yaml="2"), "owner/made")  # replaces, and keeps the others
+    assert texts(hub.root / "models/owner/made") == {"config.yaml": "2", "sub/weights": "w" * 5000}
 
 
 def test_uploading_says_what_is_wrong(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,6 +91,9 @@ def test_a_state_that_cannot_be_saved_is_found_before_hours_have_passed(tmp_path
 
     with pytest.raises(CheckpointTypeError, match=r"odd.seen"):
         Checkpointer(nn.Linear(1, 1), tmp_path, odd=Odd()).prepare()
+    for model in (None, {}, torch.nn.Linear):
+        with pytest.raises(CheckpointTypeError, match=r"Checkpointer.model: got .*; it must be a torch.nn.Module"):
+            Checkpointer(model, tmp_path)
 
 
 def test_what_is_called_after_a_commit_may_ask_the_checkpointer(tmp_path):
@@ -140,32 +143,6 @@ def test_what_a_process_leaves_that_ends_later_goes_with_the_next_save(tmp_path)
         other.kill()
     writer.save("model_2")
     assert not left.exists()
-
-
-def test_what_another_process_is_writing_stays_whenever_that_process_started(tmp_path, monkeypatch):
-    for ticks in (7, 1234567, 123456789):
-        monkeypatch.setattr(files, "_start_time", lambda _pid, ticks=ticks: ticks)
-        unfinished = files.temporary_sibling(tmp_path / "model_0000019")
-        unfinished.mkdir()
-        (unfinished / "model.safetensors").write_bytes(b"so far")
-        Training().checkpointer(tmp_path, asynchronous=False).save("model_0000009", iteration=9)
-        assert (unfinished / "model.safetensors").read_bytes() == b"so far"
-
-
-def test_a_thread_that_outlives_the_program_still_saves(tmp_path):
-    script = """
-import sys, threading, time, torch
-from trainwright.checkpoint import Checkpointer
-def train():
-    time.sleep(0.3)
-    checkpointer = Checkpointer(torch.nn.Linear(2, 2), sys.argv[1])
-    checkpointer.save("model_0000009", iteration=9)
-    checkpointer.wait()
-threading.Thread(target=train).start()
-"""
-    done = subprocess.run([python(), "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert verify(tmp_path / "model_0000009").iteration == 9
 
 
 def test_a_second_name_of_the_same_iteration_does_not_wait(tmp_path, slow_disk):
@@ -297,19 +274,51 @@ def test_older_ones_are_deleted_when_the_new_one_is_there(tmp_path, slow_disk):
     assert sorted(os.listdir(tmp_path)) == ["last_checkpoint", "model_0000019"]
 
 
-def test_python_does_not_end_before_a_save_is_done(tmp_path):
-    script = """
-import sys, time, torch
+def ends(tmp_path, script):
+    """What a program writes to stderr that saves model_0000009 as ``save()``."""
+    common = """
+import sys, threading, time, torch
 from trainwright.checkpoint import Checkpointer, saving
 commit = saving.commit_folder
+def save():
+    Checkpointer(torch.nn.Linear(2, 2), sys.argv[1]).save("model_0000009", iteration=9)
+"""
+    program = [python(), "-c", common + script, str(tmp_path)]
+    return subprocess.run(program, capture_output=True, text=True, timeout=60).stderr
+
+
+LATE = """
 def late(*arguments):
     time.sleep(0.5)
     commit(*arguments)
 saving.commit_folder = late
-Checkpointer(torch.nn.Linear(2, 2), sys.argv[1]).save("model_0000009", iteration=9)
+save()
 """
-    subprocess.run([python(), "-c", script, str(tmp_path)], check=True, timeout=60)
+THREAD = """
+def train():
+    time.sleep(0.3)
+    save()
+threading.Thread(target=train).start()
+"""
+FAILS = """
+def fail(*_):
+    raise OSError(28, "No space left on device")
+saving.commit_folder = fail
+save()
+"""
+
+
+@pytest.mark.parametrize("script", [LATE, THREAD], ids=["a slow disk", "a thread that outlives the program"])
+def test_python_does_not_end_before_a_save_is_done(tmp_path, script):
+    assert ends(tmp_path, script) == ""
     assert verify(tmp_path / "model_0000009").iteration == 9
+
+
+def test_a_save_that_fails_when_nobody_asks_any_more_is_said_at_the_end(tmp_path):
+    said = ends(tmp_path, FAILS)
+    assert "No space left on device" in said
+    assert "model_0000009" in said
+    assert "Traceback" not in said
 
 
 def test_links_lead_to_their_neighbours_also_where_the_folder_is_reached_over_a_link(tmp_path):
@@ -325,21 +334,6 @@ def test_links_lead_to_their_neighbours_also_where_the_folder_is_reached_over_a_
     assert verify(folder / "model_final").iteration == 29
 
 
-def test_a_save_that_fails_when_nobody_asks_any_more_is_said_at_the_end(tmp_path):
-    script = """
-import sys, torch
-from trainwright.checkpoint import Checkpointer, saving
-def fail(*_):
-    raise OSError(28, "No space left on device")
-saving.commit_folder = fail
-Checkpointer(torch.nn.Linear(2, 2), sys.argv[1]).save("model_0000009", iteration=9)
-"""
-    done = subprocess.run([python(), "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=60)
-    assert "No space left on device" in done.stderr
-    assert "model_0000009" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_what_fails_after_a_commit_says_that_it_is_saved(tmp_path):
     checkpointer = Training().checkpointer(tmp_path)
     checkpointer.save("model_0000009", iteration=9, on_commit=lambda: 1 / 0)
@@ -347,12 +341,6 @@ def test_what_fails_after_a_commit_says_that_it_is_saved(tmp_path):
         checkpointer.wait()
     assert "model_0000009 is saved; on_commit, which is called after that, failed" in "".join(raised.value.__notes__)
     verify(tmp_path / "model_0000009")
-
-
-@pytest.mark.parametrize("model", [None, {}, torch.nn.Linear])
-def test_a_checkpointer_wants_a_model(tmp_path, model):
-    with pytest.raises(CheckpointTypeError, match=r"Checkpointer.model: got .*; it must be a torch.nn.Module"):
-        Checkpointer(model, tmp_path)
 
 
 @pytest.mark.slow
@@ -403,3 +391,43 @@ def test_the_failure_of_a_checkpointer_that_is_gone_is_logged(tmp_path, caplog):
     del checkpointer
     gc.collect()
     assert "no room elsewhere" in caplog.text
+
+
+# Tensors are copied to memory of their own before a save returns, which the next save uses again.
+
+
+def test_memory_is_taken_once(tmp_path):
+    training = Training()
+    training.step()
+    checkpointer = training.checkpointer(tmp_path)
+    before = set(threading.enumerate())
+    for iteration in range(20):
+        checkpointer.prepare()
+        training.step()
+        checkpointer.save("model_0000009", iteration=iteration)
+    checkpointer.wait()
+    assert len(set(threading.enumerate()) - before) == 1
+
+
+def test_shapes_types_and_strides_of_all_kinds_are_staged_as_they_are(tmp_path):
+    class Odd(nn.Module):
+        def __init__(self, seed):
+            super().__init__()
+            generator = torch.Generator().manual_seed(seed)
+            random = torch.randn(4, 6, 8, 8, generator=generator)
+            self.register_buffer("channels_last", random.to(memory_format=torch.channels_last))
+            self.register_buffer("transposed", random[0, 0].t())
+            self.register_buffer("scalar", random[0, 0, 0, 0].clone())
+            self.register_buffer("empty", torch.empty(0, 3))
+            self.register_buffer("flags", random[0, 0] > 0)
+            self.register_buffer("brain", random[1].to(torch.bfloat16))
+            self.register_buffer("two_parts", torch.view_as_complex(random[..., :2].contiguous()).conj())
+            self.register_buffer("wide", random[2].double())
+            self.register_buffer("small", random[3].to(torch.float8_e4m3fn))
+
+    saved, other = Odd(0), Odd(1)
+    checkpointer = Checkpointer(saved, tmp_path)
+    checkpointer.save("one", iteration=1)
+    Checkpointer(other, tmp_path).load(tmp_path / "one")
+    for name, value in saved.state_dict().items():
+        assert torch.equal(other.state_dict()[name].to(torch.complex128), value.to(torch.complex128)), name

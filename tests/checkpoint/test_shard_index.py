@@ -1,6 +1,7 @@
 """Which part of a tensor is in which file, and the faults of such files."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from trainwright.checkpoint import CheckpointError
 from trainwright.checkpoint.safetensors_file import TensorFile
 from trainwright.checkpoint.shard_index import INDEX_NAME, STATES, read_index, shard_name, state_of
-from trainwright.checkpoint.shards import index_file
+from trainwright.checkpoint.shards import ShardReader, index_file
 
 WHOLE = torch.arange(20.0).view(4, 5)
 
@@ -48,6 +49,20 @@ def test_metadata_that_is_no_shape_is_an_error(tmp_path: Path, shape: Any) -> No
         TensorFile({"halves": table}, {STATES: states, "world_size": "4"})(opened)
     with pytest.raises(CheckpointError, match="not an index of this library"):
         read_index(tmp_path, "model", [INDEX_NAME])
+
+
+def test_only_files_with_a_needed_part_are_read(tmp_path: Path) -> None:
+    names = put(tmp_path, *GRID)
+    stored = ShardReader(tmp_path, "model", names).stored()["w"]
+    for name in names[1:4]:
+        os.unlink(tmp_path / name)
+    assert torch.equal(stored.block((1, 0), (2, 2)), WHOLE[1:3, :2])
+    with pytest.raises(FileNotFoundError):
+        stored.whole()
+    names = put(tmp_path, *GRID)
+    (tmp_path / names[2]).write_bytes(b"damaged")
+    with pytest.raises(CheckpointError, match=f"{names[2]}: not a safetensors file"):
+        ShardReader(tmp_path, "model", names).stored()["w"].whole()
 
 
 def test_the_state_of_a_file_may_have_a_dash_and_digits_in_its_name() -> None:

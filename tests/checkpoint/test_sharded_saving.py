@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from tests.checkpoint import sharded_runs as runs
 from tests.distributed.layouts import Net
 from tests.ranks import on_ranks
+from tests.toys import llama
 from trainwright.checkpoint import Checkpointer, CheckpointError, verify
 from trainwright.checkpoint.manifest import read_manifest
 from trainwright.cli.main import main
@@ -155,7 +156,7 @@ def test_an_exported_model_of_transformers_is_loaded_by_it(tmp_path: Path) -> No
         out = tmp_path / f"out-{is_tied}"
         assert main(["checkpoint", "export", str(tmp_path / str(is_tied)), "--output", str(out)]) == 0
         loaded = AutoModelForCausalLM.from_pretrained(out).state_dict()
-        assert all(torch.equal(loaded[name], value) for name, value in runs.llama(is_tied).state_dict().items())
+        assert all(torch.equal(loaded[name], value) for name, value in llama(is_tied=is_tied).state_dict().items())
 
 
 @pytest.mark.parametrize("every", [30, pytest.param(1 if "TORTURE" in os.environ else 9, marks=pytest.mark.exhaustive)])

@@ -48,35 +48,28 @@ def test_checkpoints_of_the_run(completions: Callable[[str], set[str]], finished
     assert {"model_best", "model_final"} <= completions(f"eval {finished.folder} --checkpoint ")
 
 
-def test_bash_reads_the_code_and_completes(tmp_path: Path, environment: dict[str, str]) -> None:
-    pytest.importorskip("argcomplete")
-    bash = shutil.which("bash")
-    if bash is None:
-        pytest.skip("there is no bash")
-    program = tmp_path / "trainwright"
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m trainwright "$@"\n')
-    program.chmod(0o755)
-    script = """
+BASH = """
 eval "$(trainwright completion bash)"
 COMP_LINE="trainwright checkpoint li"; COMP_POINT=${#COMP_LINE}; COMP_TYPE=9
 function=$(complete -p trainwright | sed 's/.*-F \\([^ ]*\\).*/\\1/')
 $function trainwright li checkpoint
-echo "answer: ${COMPREPLY[*]}"
+echo "${COMPREPLY[*]}"
 """
-    found = {**environment, "PATH": f"{tmp_path}:{environment['PATH']}"}
-    done = subprocess.run([bash, "-c", script], env=found, capture_output=True, text=True, timeout=120)
-    assert "answer: list" in done.stdout
+FISH = 'trainwright completion fish | source; complete -C "trainwright checkpoint li"'
 
 
-@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
-def test_fish_asks_the_program(environment: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("shell", "script"), [("bash", BASH), ("fish", FISH)], ids=["bash", "fish"])
+def test_a_shell_reads_the_code_and_completes(
+    shell: str, script: str, tmp_path: Path, environment: dict[str, str]
+) -> None:
     pytest.importorskip("argcomplete")
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
     program = tmp_path / "trainwright"
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m trainwright "$@"\n')
     program.chmod(0o755)
-    script = 'trainwright completion fish | source; complete -C "trainwright checkpoint li"'
     found = {**environment, "PATH": f"{tmp_path}:{environment['PATH']}", "HOME": str(tmp_path)}
-    done = subprocess.run(["fish", "-c", script], env=found, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([shell, "-c", script], env=found, capture_output=True, text=True, timeout=120)
     assert done.stdout.split() == ["list"]
 
 

@@ -51,6 +51,8 @@ def test_only_changed_settings_as_a_table(config_file: Path, capsys: pytest.Capt
     assert rows[0] == ["setting", "value", "set", "by"]
     assert ["train.seed", "7", "override", "train.seed=7"] in rows
     assert not any("default" in row for row in rows)
+    assert main(["config", "diff", str(config_file), str(config_file)]) == 0
+    assert capsys.readouterr().out == "no differences\n"
 
 
 def test_the_yaml_is_a_config_file_of_the_same_settings(
@@ -60,11 +62,6 @@ def test_the_yaml_is_a_config_file_of_the_same_settings(
     (tmp_path / "config.yaml").write_text(capsys.readouterr().out)
     assert main(["config", "diff", str(tmp_path / "config.yaml"), str(config_file)]) == 1
     assert [line.split() for line in capsys.readouterr().out.splitlines()][1:] == [["optim.lr", "0.5", "0.1"]]
-
-
-def test_two_equal_configurations(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["config", "diff", str(config_file), str(config_file)]) == 0
-    assert capsys.readouterr().out == "no differences\n"
 
 
 def test_settings_of_the_python_api(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,26 +78,6 @@ def test_settings_of_the_python_api(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_secrets_are_not_shown(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert show(capsys, config_file, "+model.api_token=hf_abcdefghij")["model.api_token"]["value"] == "???"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "fact"),
-    [
-        (["shw"], "Did you mean 'show'?"),
-        (["show"], "For example: trainwright config show"),
-        (["show", "{folder}/confg.py"], "Did you mean '{folder}/config.py'?"),
-        (["show", "{folder}/config.py", "optm.lr=1"], "Did you mean 'optim.lr'?"),
-        (["diff", "{folder}/config.py", "{folder}"], "no config file, and no folder of a run"),
-        (["schema", "--output", "nowhere/s.json"], "no folder nowhere"),
-    ],
-)
-def test_wrong_arguments_exit_with_2(
-    config_file: Path, arguments: list[str], fact: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["config", *(text.format(folder=config_file.parent) for text in arguments)]) == 2
-    said = capsys.readouterr().err
-    assert fact.format(folder=config_file.parent) in said
-    assert "Traceback" not in said
 
 
 def test_the_schema_is_written(tmp_path: Path, finished: FinishedRun, capsys: pytest.CaptureFixture[str]) -> None:

@@ -79,17 +79,9 @@ def test_a_run_of_the_python_api_with_averaged_weights(evaluate, run_python, tmp
     asked = evaluate("run", code=2).stderr
     assert "--trainer train.py:build_trainer" in asked
     assert "trainer.load('run/checkpoints/model_best')" in asked
-    arguments = (
-        "run",
-        "--checkpoint",
-        "final_epoch",
-        "--trainer",
-        "my_script.py",
-        "--json",
-        "--predictions",
-        "p.jsonl",
-    )
-    assert json.loads(evaluate(*arguments).stdout)["metrics"] == pytest.approx(trained)
+    files = ("--trainer", "my_script.py", "--predictions", "p.jsonl")
+    done = evaluate("run", "--checkpoint", "final_epoch", *files, "--json")
+    assert json.loads(done.stdout)["metrics"] == pytest.approx(trained)
     rows = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
     torch.manual_seed(0)
     torch.randn(16, 4)
@@ -101,9 +93,6 @@ def test_a_run_of_the_python_api_with_averaged_weights(evaluate, run_python, tmp
 @pytest.mark.parametrize(
     ("arguments", "fact"),
     [
-        ([], "For example: trainwright eval"),
-        (["nowhere"], "nowhere: no such run or config file"),
-        (["."], "is not a run"),
         (["{run}", "--predictions", "p.txt"], ".jsonl, .csv, .parquet"),
         (["{run}", "--predictions", "nowhere/p.csv"], "no folder nowhere"),
         (["{run}", "--metrics", "nowhere/m.json"], "no folder nowhere"),

@@ -83,26 +83,26 @@ def test_a_wrong_config_of_all_processes_is_one_traceback(launch: Launch, fresh_
     assert done.stderr.count("Did you mean 'batch_size'?") == 1, done.stderr
 
 
-@pytest.mark.exhaustive
-def test_a_stopped_process_is_named_and_no_folder_stays(
-    launch: Launch, tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def temporary(tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of temporary files of the processes."""
     (tmp_path / "temporary").mkdir()
     monkeypatch.setitem(environment, "TMPDIR", str(tmp_path / "temporary"))
+    return tmp_path / "temporary"
+
+
+@pytest.mark.exhaustive
+def test_a_stopped_process_is_named_and_no_folder_stays(launch: Launch, temporary: Path) -> None:
     done = launch("-n", 2, "script.py", "stop", code=128 + 15, fresh=True)  # a fork would know another folder
     last = done.stderr.splitlines()[-1]
     assert re.search(r"rank 1 .*was stopped by SIGTERM and has ended with exit code 143\.", last), done.stderr
-    assert [*(tmp_path / "temporary").iterdir()] == []
+    assert [*temporary.iterdir()] == []
 
 
 @pytest.mark.exhaustive
-def test_log_files_stay_in_a_folder_that_is_named(
-    launch: Launch, tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setitem(environment, "TMPDIR", str(tmp_path / "temporary"))
+def test_log_files_stay_in_a_folder_that_is_named(launch: Launch, temporary: Path) -> None:
     done = launch("-n", 1, "--redirects", "3", "script.py", "run", fresh=True)  # a fork would know another folder
-    (folder,) = (tmp_path / "temporary").iterdir()
+    (folder,) = temporary.iterdir()
     assert f"the log files are in {folder}" in done.stderr
     (log,) = folder.rglob("stdout.log")
     assert "rank 0 of 1" in log.read_text()
@@ -137,34 +137,6 @@ def test_a_lost_connection_is_tried_again(launch: Launch) -> None:
         done = launch(*arguments, "--rejoin", 1, "script.py", "run", code=75)
     assert done.stderr.count("trainwright launch: no connection to the other hosts: ") == 2
     assert done.stderr.count("joins the other hosts again in 5 s") == 1
-
-
-WRONG = [
-    ([], ["nothing to run", "trainwright launch -n 2 train config.py"]),
-    (["-n", "2", "trian", "config.py"], ["'trian'", "Did you mean 'train'?"]),
-    (["-n", "2", "launch", "train"], ["cannot run itself"]),
-    (["-n", "2", "missing.py"], ["missing.py: no such file"]),
-    (["-n", "0", "train"], ["--nproc-per-node", "'0'", ">= 1"]),
-    (["--nnodes", "3:2", "train"], ["--nnodes", "'3:2'", "A <= B"]),
-    (["--nnodes", "2", "train"], ["--nnodes 2 needs --rdzv-endpoint HOST:PORT", ":29500"]),
-    (["--nnodes", "2", "--master-addr", "a", "train"], ["--node-rank"]),
-    (["--redirects", "x", "train"], ["--redirects", "'x'", "0:3,1:2"]),
-    (["--tee", "0:4", "train"], ["--tee", "'0:4'"]),
-    (["--to", "slrum", "-n", "2", "train"], ["'slrum'", "Did you mean 'slurm'?"]),
-]
-
-
-@pytest.mark.parametrize(("arguments", "facts"), WRONG, ids=[" ".join(arguments) for arguments, _ in WRONG])
-def test_wrong_arguments(arguments: list[str], facts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["launch", *arguments]) == 2
-    message = capsys.readouterr().err
-    assert all(fact in message for fact in facts), message
-
-
-def test_an_unknown_option_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["launch", "--nproc-per-nodes", "2", "train"])
-    assert "Did you mean '--nproc-per-node'?" in capsys.readouterr().err
 
 
 def test_more_processes_than_gpus(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,34 +31,24 @@ def test_an_update_of_a_finished_run(finished: Any, run_python: Any, mnist_proje
 
 
 @pytest.mark.exhaustive
-def test_break_stops_in_the_users_code(finished: Any, environment: dict[str, str], mnist_project: Path) -> None:
-    command = [sys.executable, "-m", "trainwright.cli.main", "replay", str(finished.folder), "--step", "2", "--break"]
-    done = subprocess.run(
-        [*command, "--json"],
-        cwd=mnist_project,
-        env=environment,
-        input="c\n",
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("typed", ["c", "q"])
+def test_break_stops_in_the_users_code(
+    typed: str, finished: Any, environment: dict[str, str], mnist_project: Path
+) -> None:
+    arguments = ["replay", str(finished.folder), "--step", "2", "--break", "--json"]
+    command = [sys.executable, "-m", "trainwright.cli.main", *arguments]
+    how: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 120}
+    done = subprocess.run(command, cwd=mnist_project, env=environment, input=f"{typed}\n", **how)
     stop, _, found = done.stdout.partition("(Pdb) ")
     assert "modeling/model.py" in stop
     assert "forward()" in stop
+    if typed == "q":  # leaving the debugger ends the command
+        assert (done.returncode, done.stderr.splitlines()) == (130, ["Interrupted."])
+        return
+    assert done.returncode == 0, done.stderr
     facts = json.loads(found)
     assert facts["loss"] == facts["recorded_loss"]
     assert len(facts["samples"][0]) == 32
-
-
-@pytest.mark.exhaustive
-def test_leaving_the_debugger_ends_the_command(finished: Any, environment: dict[str, str], mnist_project: Path) -> None:
-    command = [sys.executable, "-m", "trainwright.cli.main", "replay", str(finished.folder), "--step", "2", "--break"]
-    done = subprocess.run(
-        command, cwd=mnist_project, env=environment, input="q\n", capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 130
-    assert done.stderr.splitlines() == ["Interrupted."]
 
 
 @pytest.mark.parametrize(

@@ -29,33 +29,6 @@ def test_by_default_the_page_is_in_the_folder_of_the_run(tmp_path: Path, monkeyp
     assert (tmp_path / "report.html").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "facts"),
-    [
-        (["nowhere"], ["nowhere: there is no such folder"]),
-        (["."], ["no run", "output_dir"]),
-        ([], ["RUN"]),
-        ([".", "--port", "1"], ["--port", "--serve"]),
-    ],
-)
-def test_a_wrong_argument_exits_2(
-    arguments: list[str],
-    facts: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    try:
-        code = main(["report", *arguments])
-    except SystemExit as ended:
-        code = ended.code
-    assert code == 2
-    said = capsys.readouterr().err
-    for fact in facts:
-        assert fact in said
-
-
 def test_without_plotly_the_error_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

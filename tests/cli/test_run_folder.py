@@ -24,11 +24,6 @@ def run(folder: Path, log: str = "", rows: str = "", **ended: str) -> Path:
     return folder
 
 
-def test_a_start_without_an_end_is_interrupted(tmp_path: Path) -> None:
-    assert read_run(run(tmp_path), tmp_path).state == "interrupted"
-    assert read_run(run(tmp_path, status="failed"), tmp_path).state == "failed"
-
-
 def test_a_record_of_the_run_counts_first(tmp_path: Path) -> None:
     start = {"started": "2026-01-02T03:04:05+00:00", "status": "finished", "iterations_done": 7, "last_iteration": 14}
     start |= {"seconds": 2.5, "ended": "2026-01-02T03:04:08+00:00", "git": {"commit": "0123456789abcdef"}}
@@ -44,6 +39,8 @@ def test_damaged_files_are_no_error(tmp_path: Path) -> None:
     (folder / "run.json").write_text("[")
     found = read_run(folder, tmp_path)
     assert (found.state, found.iteration, found.best, found.loss) == ("interrupted", None, None, None)
+    assert read_run(run(tmp_path), tmp_path).state == "interrupted"  # a start without an end
+    assert read_run(run(tmp_path, status="failed"), tmp_path).state == "failed"
 
 
 def test_settings_and_folders(tmp_path: Path) -> None:

@@ -101,19 +101,15 @@ def test_sigusr1_saves_and_the_run_goes_on(finished, short, sha, environment, tm
     assert rows(folder) == rows(finished.folder)
 
 
-@pytest.mark.exhaustive
-def test_sigusr1_before_the_first_step_does_not_end_the_run(finished, short, environment, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "code"), [pytest.param(signal.SIGUSR1, 0, marks=pytest.mark.exhaustive), (signal.SIGINT, 130)]
+)
+def test_a_signal_before_the_first_step(
+    number: signal.Signals, code: int, finished, short, environment, tmp_path: Path
+) -> None:
     process = start([str(finished.config), *short], tmp_path / "output", environment)
     wait_for_handler(process)
-    process.send_signal(signal.SIGUSR1)
+    process.send_signal(number)
     output, _ = process.communicate(timeout=60)
-    assert process.returncode == 0, output
-
-
-def test_ctrl_c_before_the_first_step_is_one_line(finished, short, environment, tmp_path: Path) -> None:
-    process = start([str(finished.config), *short], tmp_path / "output", environment)
-    wait_for_handler(process)
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, output
+    assert process.returncode == code, output
     assert "Traceback" not in output

@@ -193,6 +193,17 @@ def test_a_process_ends_at_once_with_its_workers(ending, code):
     assert "Exception ignored" not in errors
 
 
+def all_end(pids):
+    """Whether these processes end in the time in which torch's workers look twice for their parent, every 5 s."""
+    deadline = time.monotonic() + 12
+    while any(is_alive(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    left = [pid for pid in pids if is_alive(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    return not left
+
+
 @pytest.mark.skipif(not os.path.isdir("/proc"), reason="looks processes up in /proc")
 @pytest.mark.exhaustive
 def test_workers_end_when_the_process_that_trains_is_killed():
@@ -200,10 +211,7 @@ def test_workers_end_when_the_process_that_trains_is_killed():
     pids = [int(pid) for pid in program.stdout.readline().split()]
     program.kill()
     program.communicate()
-    deadline = time.monotonic() + 12  # torch's workers look every 5 s
-    while any(is_alive(pid) for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not [pid for pid in pids if is_alive(pid)]
+    assert all_end(pids)
 
 
 SLOW_START = """
@@ -220,13 +228,7 @@ def test_a_worker_ends_whose_trainer_is_killed_while_it_begins():
     with start_program(SLOW_START) as program:
         pid = int(program.stdout.readline())
         program.kill()
-    deadline = time.monotonic() + 12
-    while is_alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    is_gone = not is_alive(pid)
-    if not is_gone:
-        os.kill(pid, signal.SIGKILL)
-    assert is_gone
+    assert all_end([pid])
 
 
 def loader_of(data: Any, method: str) -> BatchLoader:

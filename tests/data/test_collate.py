@@ -85,30 +85,6 @@ def test_labels_of_any_integer_type_work_with_cross_entropy(name):
     assert torch.equal(loss, F.cross_entropy(logits, torch.tensor([2, 0, 1])))
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.float32, torch.bfloat16, torch.float64, torch.int64])
-def test_other_types_stay(dtype):
-    tensor = torch.ones(2).to(dtype)
-    assert to_batch([tensor])[0] is tensor
-
-
-class Pair(NamedTuple):
-    image: torch.Tensor
-    label: torch.Tensor
-
-
-def test_containers_keep_their_kind_and_are_moved_through():
-    label = torch.tensor([1], dtype=torch.int32)
-    batch = to_batch((Pair(torch.zeros(1), label), [label, "text", None], {"deep": {"label": label}}, np.int16([5])))
-    assert isinstance(batch, tuple)
-    assert isinstance(batch[0], Pair)
-    assert batch[0].label.dtype == torch.int64
-    assert batch[1][0].dtype == torch.int64
-    assert batch[1][1:] == ["text", None]
-    assert batch[2]["deep"]["label"].dtype == torch.int64
-    assert batch[3].dtype == torch.int64
-    assert batch[3].tolist() == [5]
-
-
 @pytest.mark.parametrize("batch", [{"x": torch.zeros(2)}, [torch.zeros(2)], {}, []])
 def test_a_container_is_a_new_one_with_the_same_tensors(batch):
     moved = to_batch(batch)
@@ -126,6 +102,15 @@ def test_tensors_are_converted_and_moved_wherever_they_are():
     assert to_batch([right, label])[1].dtype == torch.int64
     assert to_batch({"x": right, "labels": label, "who": "me"})["labels"].dtype == torch.int64
     assert to_batch((right, [label]))[1][0].dtype == torch.int64
+
+    for dtype in (torch.uint8, torch.bool, torch.bfloat16, torch.float64, torch.int64):
+        tensor = torch.ones(2).to(dtype)
+        assert to_batch([tensor])[0] is tensor
+    deep = {"deep": {"label": label}}
+    point, texts, found, array = to_batch((Point(label, "a"), [label, "text", None], deep, np.int16([5])))
+    assert (type(point), point.name, texts[1:]) == (Point, "a", ["text", None])
+    assert found["deep"]["label"].dtype == texts[0].dtype == torch.int64
+    assert (array.dtype, array.tolist()) == (torch.int64, [5])
 
     words = np.array(["a", "b"])
     assert to_batch({"words": words})["words"] is words

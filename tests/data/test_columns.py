@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Subset, TensorDataset, random_split
 
 from trainwright.config.errors import UserError
-from trainwright.data import ColumnDataset, EpochSampler, SingleRoundSampler, collate
+from trainwright.data import ColumnDataset, EpochSampler, collate
 from trainwright.data.batch_loader import make_loader
 
 X = torch.randn(23, 3, 2)
@@ -32,6 +32,11 @@ def batches(dataset: Any, workers: int = 0, **options: Any) -> list[Any]:
     sampler.infinite = False
     settings = {"seed": 3, "num_workers": workers, "collate_fn": None, "loader_options": {}, **options}
     return list(make_loader(dataset, sampler, **settings))
+
+
+def read(dataset: Any, *rows: list[int]) -> list[Any]:
+    """The batches of these indices."""
+    return list(make_loader(dataset, rows, seed=0, num_workers=0, collate_fn=None, loader_options={}))
 
 
 def assert_equal(left: list[Any], right: list[Any]) -> None:
@@ -80,12 +85,6 @@ def test_a_collate_function_of_ones_own_gets_samples() -> None:
 
     assert_equal(batches(TensorDataset(X, Y), collate_fn=mine), batches(Sample(X, Y)))
     assert len(seen) == 23
-
-
-def test_indices_beyond_the_end_are_refused() -> None:
-    loader = make_loader(TensorDataset(X), [[1, 99]], seed=0, num_workers=0, collate_fn=None, loader_options={})
-    with pytest.raises(IndexError):
-        list(loader)
 
 
 def columns() -> ColumnDataset:
@@ -152,50 +151,24 @@ def test_a_subclass_of_columns_is_read_by_samples() -> None:
     assert sorted(found) == [2 * n for n in range(23)]
 
 
-class Prefetches(TensorDataset):
-    supports_prefetch = True
-
-    def prefetch(self, indices: Any) -> None:
-        assert isinstance(indices, list)
-        SEEN.append(list(indices))
-
-
-SEEN: list[list[int]] = []
+@pytest.mark.parametrize("indices", [[-1, 3, -5, 0, 7], np.array([-1, 3, 2]), torch.tensor([1, -2, 4])], ids=str)
+def test_indices_of_a_subset_may_count_from_the_end(indices: Any) -> None:
+    data = TensorDataset(X, Y)
+    outer = Subset(Subset(data, indices), [-1, 0, 1])
+    samples = [[collate([Subset(data, indices)[index] for index in (-1, 0, 1)])]]
+    assert_equal(read(outer, [0, 1, 2]), samples[0])
 
 
-def test_prefetch_of_a_dataset_is_still_called() -> None:
-    SEEN.clear()
-    loader = make_loader(
-        TensorDataset(Y),
-        SingleRoundSampler(Prefetches(Y), 5),
-        seed=0,
-        num_workers=0,
-        collate_fn=None,
-        loader_options={},
-    )
-    assert [batch.tolist() for (batch,) in loader] == SEEN
-
-
-class TestIndicesOfASubset:
-    @pytest.mark.parametrize("indices", [[-1, 3, -5, 0, 7], np.array([-1, 3, 2]), torch.tensor([1, -2, 4])], ids=str)
-    def test_from_the_end(self, indices: Any) -> None:
-        data = TensorDataset(X, Y)
-        outer = Subset(Subset(data, indices), [-1, 0, 1])
-        samples = [[collate([Subset(data, indices)[index] for index in (-1, 0, 1)])]]
-        read = list(make_loader(outer, [[0, 1, 2]], seed=0, num_workers=0, collate_fn=None, loader_options={}))
-        assert_equal(read, samples[0])
-
-    @pytest.mark.parametrize("indices", [[0.7, 1.2], ["a", "b"]])
-    def test_that_are_none_fail_as_the_data_set_does(self, indices: Any) -> None:
-        part = Subset(TensorDataset(X, Y), indices)
-        loader = make_loader(part, [[0, 1]], seed=0, num_workers=0, collate_fn=None, loader_options={})
-        try:
-            expected = list(DataLoader(part, batch_size=2))[:1]
-        except (IndexError, TypeError) as error:
-            with pytest.raises(type(error)):
-                list(loader)
-        else:
-            assert_equal(list(loader), expected)
+@pytest.mark.parametrize("indices", [[0.7, 1.2], ["a", "b"], [1, 99]], ids=str)
+def test_indices_that_are_none_fail_as_the_data_set_does(indices: Any) -> None:
+    part = Subset(TensorDataset(X, Y), indices)
+    try:
+        expected = list(DataLoader(part, batch_size=2))[:1]
+    except (IndexError, TypeError) as error:
+        with pytest.raises(type(error)):
+            read(part, [0, 1])
+    else:
+        assert_equal(read(part, [0, 1]), expected)
 
 
 def test_what_a_data_set_is_given_between_epochs_is_read() -> None:

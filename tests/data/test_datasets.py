@@ -192,11 +192,6 @@ def test_the_digits_script_can_be_run_again_and_mends_what_is_missing(tmp_path, 
     assert read_idx(raw / "train-labels-idx1-ubyte.gz").tolist() == [0, 0, 0]
 
 
-def test_the_digits_script_says_how_to_get_what_it_lacks(prepare_digits, monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    assert "pip install scikit-learn" in prepare_digits()[0]
-
-
 @pytest.mark.parametrize("shape", [(5,), (3, 4), (2, 3, 4), (0, 28, 28)])
 @pytest.mark.parametrize("name", ["x", "x.gz"])
 def test_written_and_read_is_the_identity(tmp_path, shape, name):

@@ -195,14 +195,11 @@ def test_data_that_cannot_be_read_by_index_are_refused():
         build_image_train_loader([range(3), Stream([])], 4)
     with pytest.raises(ConfigError, match="empty list"):
         build_image_train_loader([], 4)
+    for num_workers in (-1, True, "4"):
+        with pytest.raises(ConfigError, match="num_workers: got"):
+            build_image_train_loader(Numbers(), 4, num_workers=num_workers)
     with pytest.raises(DataError, match="the data set Numbers is empty"):
         build_image_train_loader(Numbers(0), 4)
-
-
-@pytest.mark.parametrize("num_workers", [-1, True, "4"])
-def test_a_wrong_number_of_workers_is_refused(num_workers):
-    with pytest.raises(ConfigError, match="num_workers: got"):
-        build_image_train_loader(Numbers(), 4, num_workers=num_workers)
 
 
 def test_a_ragged_batch_is_explained_from_workers_too():
@@ -232,11 +229,6 @@ def test_train_val_and_test_come_from_one_cut():
     assert train is None
     assert test is None
     assert labels(validation) == [[0, 100, 101, 102]]
-
-
-def test_a_loader_shows_its_parts():
-    loader, _, _ = build_image_train_loader(Numbers(), 4, num_workers=0)
-    assert repr(loader).startswith("BatchLoader(<Numbers of 10>, batch_sampler=CyclicSampler(")
 
 
 @pytest.mark.parametrize("rank", [0, 1])

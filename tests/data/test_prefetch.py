@@ -188,11 +188,11 @@ def test_what_a_user_does_to_batches_is_not_done_ahead(tmp_path: Path) -> None:
     assert not FakeStream.log
 
 
-def config_run(folder: Path, iterations: int, kind: type[DefaultTrainer] = DefaultTrainer) -> list[float]:
+def config_run(folder: Path, iterations: int) -> list[float]:
     cfg = file_config(folder, model, noisy, train_iter=iterations, train_micro_batch_size=4)
     cfg.train.update({"log_period": 5, "resume": True, "checkpointer": {"period": 5}, "evaluation": {"enabled": False}})
     cfg.train.scheduler = LazyCall(torch.optim.lr_scheduler.StepLR)(step_size=100)
-    trainer = kind(cfg)
+    trainer = DefaultTrainer(cfg)
     trainer.resume_or_load(resume=True)
     trainer.train()
     return weights(trainer)
@@ -205,14 +205,3 @@ def test_so_does_one_of_config_files(tmp_path: Path, request: pytest.FixtureRequ
     assert FakeStream.log
     config_run(tmp_path / "cut", 5)
     assert config_run(tmp_path / "cut", 9) == plain
-
-
-@pytest.mark.usefixtures("_with_streams")
-def test_a_get_batch_of_ones_own_gets_what_the_loader_gave(tmp_path: Path) -> None:
-    class Own(DefaultTrainer):
-        @classmethod
-        def get_batch(cls, data: Any, input_placement_device: Any = None, mixup_func: Any = None) -> Any:
-            return super().get_batch(data, input_placement_device, mixup_func)
-
-    assert len(config_run(tmp_path, 3, Own)) > 0
-    assert not FakeStream.log

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from trainwright.data.seeding import (
-    SavedGenerators,
     permutation,
     seed_everything,
     seed_generators,
@@ -40,60 +39,6 @@ def test_all_three_generators_follow_the_seed():
     first, other = draws(2**63 + 5), draws(3)
     assert draws(2**63 + 5) == first
     assert all(a != b for a, b in zip(first, other, strict=True))
-
-
-DRAWS = {
-    "random": random.random,
-    "random.gauss": lambda: random.gauss(0, 1),
-    "random.shuffle": lambda: random.shuffle([1, 2, 3]),
-    "numpy": np.random.random,
-    "numpy.normal": np.random.normal,
-    "torch": lambda: torch.rand(()).item(),
-    "torch.normal": lambda: torch.randn(()).item(),
-    "torch.perm": lambda: torch.randperm(3).tolist(),
-    "random, 624 words": lambda: random.getrandbits(32 * 624),
-    "numpy, 624 words": lambda: np.random.bytes(4 * 624),
-    "torch, 624 words": lambda: torch.randint(2**31, (624,)).tolist(),
-    "random.seed": lambda: random.seed(3),
-    "random.setstate": lambda: random.setstate(random.Random(3).getstate()),
-    "numpy.seed": lambda: np.random.seed(3),
-    "numpy.set_state": lambda: np.random.set_state(np.random.RandomState(3).get_state()),
-    "torch.manual_seed": lambda: torch.default_generator.manual_seed(3),
-    "torch.set_rng_state": lambda: torch.set_rng_state(torch.Generator().manual_seed(3).get_state()),
-}
-
-
-def _keep_second_normal_numbers():
-    for name in ("random.gauss", "numpy.normal", "torch.normal"):
-        DRAWS[name]()
-
-
-# How the generators come to be where they are when they are set aside.
-BEGINNINGS = {
-    "as they were seeded": lambda: seed_everything(7),
-    "after a draw": lambda: (seed_everything(7), np.random.random(), random.random()),
-    "at the end of their words": lambda: (seed_everything(7), np.random.bytes(4 * 624), random.getrandbits(32 * 624)),
-    "seeded by the user": lambda: (np.random.seed(8), random.seed(8)),
-    "second normal numbers": lambda: (seed_everything(7), _keep_second_normal_numbers()),
-}
-
-
-@pytest.mark.exhaustive(every=8)
-@pytest.mark.parametrize("beginning", BEGINNINGS)
-@pytest.mark.parametrize("name", [None, *DRAWS])
-def test_what_happens_while_they_are_set_aside_is_noticed_and_undone(name, beginning):
-    BEGINNINGS[beginning]()
-    before = states()
-    for _ in range(3):
-        outside = SavedGenerators()
-        if name is not None:
-            DRAWS[name]()
-        assert outside.has_drawn() == (name is not None)
-        outside.restore()
-        drawn = [draw() for draw in DRAWS.values()]
-        restore(before)
-        assert drawn == [draw() for draw in DRAWS.values()]
-        restore(before)
 
 
 def test_seeding_repeats_everything_and_gives_each_generator_numbers_of_its_own():

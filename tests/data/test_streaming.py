@@ -210,30 +210,26 @@ def test_an_error_of_the_stream_is_raised(num_workers: int) -> None:
         batches(StreamLoader(Failing(), 2, num_workers=num_workers), 3)
 
 
-class TestDatasets:
-    """The streams of the package `datasets`."""
+@pytest.mark.parametrize("settings", [{}, {"num_workers": 2}, {"shuffle_buffer": 5}])
+def test_streams_of_the_package_datasets(settings: dict[str, Any]) -> None:
+    datasets = pytest.importorskip("datasets")
 
-    def stream(self, num_shards: int = 4) -> Any:
-        datasets = pytest.importorskip("datasets")
-        return datasets.Dataset.from_dict({"x": list(range(24))}).to_iterable_dataset(num_shards=num_shards)
+    def loader(num_shards: int = 4, **how: Any) -> StreamLoader:
+        table = datasets.Dataset.from_dict({"x": list(range(24))})
+        return StreamLoader(table.to_iterable_dataset(num_shards=num_shards), 5, **how)
 
-    @pytest.mark.parametrize("settings", [{}, {"num_workers": 2}, {"shuffle_buffer": 5}])
-    def test_every_position_resumes_exactly(self, settings: dict[str, Any]) -> None:
-        def rows(loader: StreamLoader, count: int) -> list[Any]:
-            return [batch["x"].tolist() for batch in islice(loader, count)]
+    def rows(loader: StreamLoader, count: int) -> list[Any]:
+        return [batch["x"].tolist() for batch in islice(loader, count)]
 
-        whole = rows(StreamLoader(self.stream(), 5, **settings), 12)
-        for stop in (1, 4, 5, 7):
-            first, later = StreamLoader(self.stream(), 5, **settings), StreamLoader(self.stream(), 5, **settings)
-            assert rows(first, stop) == whole[:stop]
-            later.load_state_dict(first.state_dict())
-            assert rows(later, 12 - stop) == whole[stop:], stop
-
-    @pytest.mark.parametrize("num_shards", [4, 3])
-    def test_ranks_share_the_samples(self, num_shards: int) -> None:
+    whole = rows(loader(**settings), 12)
+    for stop in (1, 4, 5, 7):
+        first, later = loader(**settings), loader(**settings)
+        assert rows(first, stop) == whole[:stop]
+        later.load_state_dict(first.state_dict())
+        assert rows(later, 12 - stop) == whole[stop:], stop
+    for num_shards in (4, 3):  # ranks share the samples
         seen = []
         for rank in (0, 1):
-            ranks = {"data_parallel_rank": rank, "data_parallel_size": 2}
-            loader = StreamLoader(self.stream(num_shards), 5, drop_last=False, infinite=False, **ranks)
-            seen += [x for batch in loader for x in batch["x"].tolist()]
+            ranks = {"data_parallel_rank": rank, "data_parallel_size": 2, "drop_last": False, "infinite": False}
+            seen += [x for batch in loader(num_shards, **ranks) for x in batch["x"].tolist()]
         assert sorted(seen) == list(range(24))

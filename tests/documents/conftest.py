@@ -89,6 +89,6 @@ def data_here(digits: Path) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def no_workers() -> list[str]:
-    """Overrides that spare the start of worker processes."""
-    return ["dataloader.train.num_workers=0", "dataloader.test.0.num_workers=0"]
+def no_workers(data_here: list[str]) -> list[str]:
+    """``data_here``, and overrides that spare the start of worker processes."""
+    return [*data_here, "dataloader.train.num_workers=0", "dataloader.test.0.num_workers=0"]

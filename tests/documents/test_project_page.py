@@ -45,10 +45,10 @@ def test_the_project_runs_as_the_page_says(
 
 
 def test_warmup_ratio_is_the_share_of_rising_iterations(
-    page_project: Path, train: Callable, read_rows: Callable, data_here: list[str], no_workers: list[str]
+    page_project: Path, train: Callable, read_rows: Callable, no_workers: list[str]
 ) -> None:
     short = ["train.train_epoch=2", "train.warmup_ratio=0.5", "train.log_period=1"]
-    train("configs/config.py", *data_here, *no_workers, *short, cwd=page_project)
+    train("configs/config.py", *no_workers, *short, cwd=page_project)
     rates = [row["lr"] for row in read_rows(page_project / "output" / "MNIST") if "lr" in row]
     assert len(rates) == 23
     assert rates[:13] == sorted(rates[:13])
@@ -58,15 +58,9 @@ def test_warmup_ratio_is_the_share_of_rising_iterations(
 
 
 def test_a_model_can_be_configured_by_a_dict(
-    page_project: Path,
-    page_text: Callable,
-    model_py: str,
-    config_py: str,
-    train: Callable,
-    data_here: list[str],
-    no_workers: list[str],
+    page_project: Path, page_text: Callable, model_py: str, config_py: str, train: Callable, no_workers: list[str]
 ) -> None:
-    short = [*data_here, *no_workers, "train.train_epoch=0", "train.train_iter=3"]
+    short = [*no_workers, "train.train_epoch=0", "train.train_iter=3"]
     train("configs/config.py", *short, "train.output_dir=by_keyword", cwd=page_project)
 
     piece = page_text("project/configurable")
@@ -88,13 +82,7 @@ def test_a_model_can_be_configured_by_a_dict(
 
 
 def test_the_pages_whole_train_section_is_a_train_py(
-    page_project: Path,
-    page_text: Callable,
-    config_py: str,
-    train: Callable,
-    read_rows: Callable,
-    data_here: list[str],
-    no_workers: list[str],
+    page_project: Path, page_text: Callable, config_py: str, train: Callable, read_rows: Callable, no_workers: list[str]
 ) -> None:
     imports = (
         "from trainwright.config import LazyCall\n"
@@ -103,7 +91,7 @@ def test_the_pages_whole_train_section_is_a_train_py(
     )
     own = page_text("project/train", imports={"from libai.config import LazyCall": imports})
     (page_project / "configs" / "train.py").write_text(own, encoding="utf-8")
-    short = [*data_here, *no_workers, "train.train_iter=6", "train.log_period=2"]
+    short = [*no_workers, "train.train_iter=6", "train.log_period=2"]
 
     # Imported, and changed by the page's update: a plain dict here.
     train("configs/config.py", *short, "train.train_epoch=0", "train.output_dir=imported", cwd=page_project)

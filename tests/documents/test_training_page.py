@@ -59,9 +59,9 @@ def my_train_net(page_project: Path, page_text: Callable) -> Path:
 
 
 def test_an_own_trainer_and_an_own_hook_make_the_run(
-    my_train_net: Path, run_python: Callable, read_rows: Callable, data_here: list[str], no_workers: list[str]
+    my_train_net: Path, run_python: Callable, read_rows: Callable, no_workers: list[str]
 ) -> None:
-    arguments = ["--config-file", "configs/config.py", *data_here, *no_workers, *SHORT]
+    arguments = ["--config-file", "configs/config.py", *no_workers, *SHORT]
     # From the project's folder, whose modules the configuration imports.
     done = run_python("-m", "tools.my_train_net", *arguments, "train.train_iter=250", cwd=my_train_net)
 
@@ -105,7 +105,6 @@ def test_an_own_step_keeps_the_previous_output(
     run_python: Callable,
     train: Callable,
     read_rows: Callable,
-    data_here: list[str],
     no_workers: list[str],
 ) -> None:
     step = page_text(
@@ -117,7 +116,7 @@ def test_an_own_step_keeps_the_previous_output(
     )
     imports = "from collections.abc import Callable\nfrom trainwright.engine import EagerTrainer\n\n\n"
     (page_project / "my_train_net.py").write_text(imports + step + RUN_WITH_MY_STEP)
-    arguments = [*data_here, *no_workers, *SHORT, "train.train_iter=12"]
+    arguments = [*no_workers, *SHORT, "train.train_iter=12"]
     done = run_python("my_train_net.py", "--config-file", "configs/config.py", *arguments, cwd=page_project)
 
     said = dict(re.findall(r"^(previous output|newest loss) (.*)$", done.stdout, flags=re.MULTILINE))
@@ -131,13 +130,7 @@ def test_an_own_step_keeps_the_previous_output(
 
 
 def test_a_metric_put_inside_the_model_is_in_metrics_json(
-    page_project: Path,
-    page_text: Callable,
-    model_py: str,
-    train: Callable,
-    read_rows: Callable,
-    data_here: list[str],
-    no_workers: list[str],
+    page_project: Path, page_text: Callable, model_py: str, train: Callable, read_rows: Callable, no_workers: list[str]
 ) -> None:
     put = page_text(
         "training/metrics_in_a_model",
@@ -152,7 +145,7 @@ def test_a_metric_put_inside_the_model_is_in_metrics_json(
     indented = "".join(f"        {line}\n" if line else "\n" for line in inside.splitlines())
     model = f"{import_line}\n{model_py.replace(after, after + indented)}"
     (page_project / "modeling" / "model.py").write_text(model)
-    train("configs/config.py", *data_here, *no_workers, *SHORT, "train.train_iter=40", cwd=page_project)
+    train("configs/config.py", *no_workers, *SHORT, "train.train_iter=40", cwd=page_project)
     values = [row["some_accuracy"] for row in read_rows(page_project / "output") if "some_accuracy" in row]
     assert len(values) == 40
     assert 0 <= values[0] < 0.5 < values[-1] <= 1

@@ -33,12 +33,6 @@ def test_labels_of_any_integer_type(dtype):
     assert evaluator.evaluate() == {"Acc@1": 50.0}
 
 
-def test_another_class_can_be_ignored():
-    evaluator = ClsEvaluator(topk=1, ignore_index=1)
-    evaluator.process({"labels": torch.tensor([2, 1, 0])}, {"prediction_scores": scores_with_best(2, 1, 1)})
-    assert evaluator.evaluate() == {"Acc@1": 50.0}
-
-
 def test_more_than_there_are_classes_keeps_its_name_and_is_said_once(caplog):
     evaluator = ClsEvaluator()
     with caplog.at_level(logging.WARNING, "trainwright"):
@@ -70,6 +64,10 @@ def test_reset_forgets():
     evaluator.reset()
     with pytest.raises(EvaluationError, match="no samples"):
         evaluator.evaluate()
+    # Another class can be ignored.
+    evaluator = ClsEvaluator(topk=1, ignore_index=1)
+    evaluator.process({"labels": torch.tensor([2, 1, 0])}, {"prediction_scores": scores_with_best(2, 1, 1)})
+    assert evaluator.evaluate() == {"Acc@1": 50.0}
 
 
 @pytest.mark.parametrize(
@@ -113,8 +111,7 @@ def test_the_right_text_scores_one_and_an_unrelated_one_zero():
     evaluator.process({"reference": ["the cat sat on the mat"]}, {"candidate": ["no word in common here"]})
     assert evaluator.evaluate() == {"bleu_score": 0.0}
 
-
-def test_a_tokenizer_parts_words_from_punctuation():
+    # A tokenizer parts words from punctuation.
     def score(tokenize: str | None) -> float:
         evaluator = BLEUEvaluator(n_gram=1, tokenize=tokenize)
         evaluator.process({"reference": ["good, yes."]}, {"candidate": ["good , yes ."]})
@@ -122,9 +119,7 @@ def test_a_tokenizer_parts_words_from_punctuation():
 
     assert score("13a") == pytest.approx(1.0)
     assert score(None) == 0.0
-
-
-def test_lists_of_unequal_length_are_refused():
+    # Lists of unequal length are refused.
     with pytest.raises(EvaluationError, match="1 entries and 2 entries"):
         BLEUEvaluator().process({"reference": ["a", "b"]}, {"candidate": ["a"]})
     with pytest.raises(EvaluationError, match="one text"):
@@ -137,14 +132,12 @@ def batch(size: int) -> dict:
     return {"input_ids": torch.zeros(size, 7, dtype=torch.long)}
 
 
-def test_batches_count_by_their_samples():
+def test_perplexity():
     evaluator = PPLEvaluator()
     evaluator.process(batch(3), {"lm_loss": torch.tensor(1.0)})
     evaluator.process(batch(1), {"lm_loss": torch.tensor(3.0)})
     assert evaluator.evaluate() == {"lm_loss_PPL": pytest.approx(math.exp((3 * 1.0 + 1 * 3.0) / 4))}
-
-
-def test_each_of_several_losses_has_its_own_mean():
+    # Each of several losses has its own mean.
     evaluator = PPLEvaluator()
     evaluator.process(
         batch(2), {"lm_loss": torch.tensor([2.0]), "sop_loss": torch.tensor(0.5), "scores": torch.zeros(2, 9)}
@@ -154,23 +147,17 @@ def test_each_of_several_losses_has_its_own_mean():
         "lm_loss_PPL": pytest.approx(math.exp(3.0)),
         "sop_loss_PPL": pytest.approx(math.exp(0.5)),
     }
-
-
-def test_a_bare_scalar_is_a_loss():
+    # A bare scalar is a loss.
     evaluator = PPLEvaluator()
     evaluator.process(batch(2), torch.tensor(0.25))
     assert evaluator.evaluate() == {"loss_PPL": pytest.approx(math.exp(0.25))}
-
-
-def test_a_hopeless_loss_is_cut_and_nan_is_not_hidden():
+    # A hopeless loss is cut and nan is not hidden.
     evaluator = PPLEvaluator()
     evaluator.process(batch(2), {"a_loss": torch.tensor(1000.0), "b_loss": torch.tensor(math.nan)})
     results = evaluator.evaluate()
     assert results["a_loss_PPL"] == math.exp(20)
     assert math.isnan(results["b_loss_PPL"])
-
-
-def test_a_model_without_a_loss_is_named():
+    # A model without a loss is named.
     with pytest.raises(EvaluationError, match=r"{prediction_scores: float32"):
         PPLEvaluator().process(batch(2), {"prediction_scores": torch.zeros(2, 3)})
     with pytest.raises(EvaluationError, match="no samples"):
@@ -204,8 +191,6 @@ def test_one_sample_has_no_correlation():
     evaluator.reset()
     with pytest.raises(EvaluationError, match="0 samples"):
         evaluator.evaluate()
-
-
-def test_scores_of_several_classes_are_refused():
+    # Scores of several classes are refused.
     with pytest.raises(EvaluationError, match=r"\(4, 3\).*\(4,\)"):
         RegEvaluator().process({"labels": torch.zeros(4)}, {"prediction_scores": torch.zeros(4, 3)})

@@ -40,9 +40,7 @@ def test_accuracy_is_the_default_and_first():
     assert handler.first.name == "Accuracy"
     assert list(handler.metrics) == ["accuracy"]
     assert TorchMetricsHandler([]).first is None
-
-
-def test_outputs_of_a_model_are_read():
+    # Outputs of a model are read.
     for outputs in ({"loss": 1, "logits": LOGITS}, (LOGITS, "hidden"), {"prediction_scores": LOGITS}):
         handler = TorchMetricsHandler()
         handler.update(outputs, CLASSES, attention_mask=None)
@@ -67,9 +65,7 @@ def test_a_default_that_stops_fitting_switches_itself_off(caplog):
     handler.update(NUMBERS[:8], NUMBERS[:8])
     assert handler.compute() == {}
     assert len(caplog.records) == 1
-
-
-def test_a_default_without_samples_stays_on():
+    # A default without samples stays on.
     handler = TorchMetricsHandler(is_default=True)
     assert handler.compute() == {}
     assert fed(handler, LOGITS, CLASSES).compute() == {"accuracy": pytest.approx(ACCURACY)}

@@ -104,21 +104,15 @@ def test_torchmetrics_have_one_value_on_any_number_of_ranks(said, cuts, kind):
         assert rank[cuts][kind] == pytest.approx(alone["one batch"][kind], rel=1e-5)
 
 
-def test_a_default_that_does_not_fit_is_off_on_all_ranks(said):
+def test_ranks_agree_where_there_is_no_value(said):
     assert all(
         one[cuts]["default that does not fit"] == {} for one in (said[0], *said[1]) for cuts in ("uneven", "one batch")
     )
-
-
-def test_a_default_that_fits_the_batches_of_one_rank_only_is_off_on_both(said):
+    # A default that fits the batches of one rank only is off on both.
     assert {str(one["default that fits one rank"]) for one in (said[0], *said[1])} == {"{}"}
-
-
-def test_a_train_copy_is_read_by_one_rank_without_the_other(said):
+    # A train copy is read by one rank without the other.
     assert said[1][0]["train copy"] == said[0]["train copy"]
-
-
-def test_no_samples_on_any_rank_are_an_error_on_all(said):
+    # No samples on any rank are an error on all.
     assert {one["empty"] for one in (said[0], *said[1])} == {"metric Accuracy has seen no samples."}
 
 

@@ -75,6 +75,8 @@ def test_the_evaluator_gets_the_arguments_of_the_model_and_its_outputs_unpadded(
     assert [len(inputs["x"]) for inputs, _ in recorder.batches] == [4, 4, 3]
     assert [len(outputs["prediction_scores"]) for _, outputs in recorder.batches] == [4, 4, 3]
     assert torch.equal(torch.cat([inputs["x"] for inputs, _ in recorder.batches]), data().tensors[0])
+    # Without an evaluator the model just runs.
+    assert run(Classifier()) == {}
 
 
 def test_eval_iter_takes_no_more_batches_than_it_says():
@@ -88,10 +90,6 @@ def test_eval_iter_takes_no_more_batches_than_it_says():
 
     assert run(Classifier(), Recorder(), loader=Counted(data(), batch_size=2), eval_iter=2) == {"batches": 2}
     assert Counted.fetched == 2
-
-
-def test_without_an_evaluator_the_model_just_runs():
-    assert run(Classifier()) == {}
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.toys import Stream
-from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
+from tests.toys import Stream, file_config
+from trainwright import DefaultTrainer, Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError, ConfigTypeError
-from trainwright.data import ColumnDataset, build_image_test_loader, build_image_train_loader
+from trainwright.data import ColumnDataset
 from trainwright.evaluation.prediction import join
 from trainwright.hooks import Callback
 
@@ -139,9 +139,7 @@ def test_a_user_decides_what_a_batch_gives(tmp_path: Path) -> None:
 
     trainer = Classes(Plain(), TrainingConfig(output_dir=tmp_path), TensorDataset(INPUTS, LABELS))
     assert torch.equal(trainer.predict(TensorDataset(INPUTS)), by_hand(trainer.model).argmax(1))
-
-
-def test_bfloat16_is_the_precision_of_the_run(tmp_path: Path) -> None:
+    # Bfloat16 is the precision of the run.
     trainer = trainer_of(Plain(), tmp_path, mixed_precision="bf16")
     assert trainer.predict(TensorDataset(INPUTS)).dtype is torch.bfloat16
 
@@ -178,17 +176,8 @@ def columns() -> ColumnDataset:
 
 
 def column_config(folder: Path) -> Any:
-    cfg = get_config("common/defaults.py")
-    cfg.model = LazyCall(Net)()
-    data = LazyCall(columns)()
-    cfg.dataloader = {
-        "train": LazyCall(build_image_train_loader)(dataset=data, num_workers=0),
-        "test": [LazyCall(build_image_test_loader)(dataset=data, num_workers=0)],
-    }
-    cfg.train.update(
-        {"output_dir": str(folder), "train_iter": 2, "train_micro_batch_size": 4, "test_micro_batch_size": 4}
-    )
-    return cfg
+    sizes = {"train_iter": 2, "train_micro_batch_size": 4, "test_micro_batch_size": 4}
+    return file_config(folder, Net, columns, columns, **sizes)
 
 
 def test_config_files_predict_their_test_data_and_any_other(tmp_path: Path) -> None:

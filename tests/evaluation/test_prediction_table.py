@@ -84,8 +84,6 @@ def test_files_have_the_rows(tmp_path: Path) -> None:
     assert found == rows
     pandas = pytest.importorskip("pandas")
     assert pandas.read_parquet(tmp_path / "rows.parquet")["text"].tolist() == ['a "b",\nc', "é"]
-
-
-def test_an_unknown_kind_of_file(tmp_path: Path) -> None:
+    # An unknown kind of file.
     with pytest.raises(ConfigError, match=r"Did you mean '\.jsonl'"):
         write_rows(tmp_path / "rows.json", [])

@@ -246,6 +246,13 @@ def test_an_evaluator_without_merge_state_is_logged_once_on_the_first_rank(found
 
 def test_eval_iter_counts_batches_of_each_rank(found):
     assert {n: [rank["limited"] for rank in ranks] for n, ranks in found.items()} == {1: [3], 2: [6, 6], 3: [9, 9, 9]}
+    # Attributes that cannot be sent are an error on all.
+    for rank in [*found[2], *found[3]]:
+        assert "pickle" in rank["failures"]["unpicklable"]
+    # No data is the same error on all.
+    messages = {rank["failures"]["empty"] for ranks in found.values() for rank in ranks}
+    assert len(messages) == 1
+    assert "empty" in messages.pop()
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
@@ -266,17 +273,6 @@ def test_an_error_on_one_rank_is_an_error_on_all(found, world_size, failure, ran
         expected = message if number == rank else f"EvaluationError: Evaluation failed on rank {rank}: {message}"
         assert of_rank["failures"][failure] == expected
         assert (f"Evaluation failed on rank {rank}: {message}" in of_rank["messages"]) == (number == rank)
-
-
-def test_attributes_that_cannot_be_sent_are_an_error_on_all(found):
-    for rank in [*found[2], *found[3]]:
-        assert "pickle" in rank["failures"]["unpicklable"]
-
-
-def test_no_data_is_the_same_error_on_all(found):
-    messages = {rank["failures"]["empty"] for ranks in found.values() for rank in ranks}
-    assert len(messages) == 1
-    assert "empty" in messages.pop()
 
 
 def test_values_arrive_with_their_tensors(found):

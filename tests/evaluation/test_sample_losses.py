@@ -39,6 +39,10 @@ def test_of_token_losses_the_mean_over_the_labels_that_count() -> None:
         F.cross_entropy(scores.flatten(0, 1), labels.flatten())
     expected = [F.cross_entropy(one, label) for one, label in zip(scores, labels, strict=True)]
     assert torch.allclose(found[0], torch.stack(expected))
+    # Several losses of one batch are added.
+    found = losses_of_samples({}, None, 6, [SCORES[:, 0], None, SCORES[:, 1]])
+    assert found is not None
+    assert torch.equal(found, SCORES[:, 0] + SCORES[:, 1])
 
 
 @pytest.mark.parametrize(
@@ -58,9 +62,3 @@ def test_from_outputs_and_labels(batch: Any, outputs: Any, expected: Tensor | No
     assert (found is None) == (expected is None)
     if found is not None and expected is not None:
         assert torch.allclose(found, expected)
-
-
-def test_several_losses_of_one_batch_are_added() -> None:
-    found = losses_of_samples({}, None, 6, [SCORES[:, 0], None, SCORES[:, 1]])
-    assert found is not None
-    assert torch.equal(found, SCORES[:, 0] + SCORES[:, 1])

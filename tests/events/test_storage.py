@@ -43,17 +43,8 @@ def test_the_innermost_storage_is_current_and_exceptions_restore_the_outer_one()
             assert get_event_storage() is inner
             raise ZeroDivisionError
         assert get_event_storage() is outer
+        EventStorage().__enter__()  # is never left, and goes with the outer one
     assert not has_event_storage()
-
-
-def test_an_inner_storage_that_was_never_left_goes_with_the_outer_one():
-    with EventStorage():
-        EventStorage().__enter__()
-    assert not has_event_storage()
-
-
-def test_a_storage_shows_how_to_make_it_again():
-    assert repr(EventStorage(start_iter=3)) == "EventStorage(start_iter=3)"
 
 
 # -- putting and reading ------------------------------------------------------------------------------------------
@@ -109,12 +100,12 @@ def test_a_mix_of_dtypes_and_floats_keeps_values_order_and_iterations():
         expected[name].append((float(value), place))
         storage.step()
     assert {name: history.values() for name, history in storage.histories().items()} == expected
-
-
-def test_large_whole_numbers_survive_beside_small_floats():
-    storage = EventStorage()
-    storage.put_scalars(tokens=torch.tensor(2**53 - 1), loss=torch.tensor(0.5, dtype=torch.float16))
-    assert storage.latest()["tokens"][0] == 2**53 - 1
+    with torch.inference_mode():
+        storage.put_scalars(tokens=torch.tensor(2**53 - 1), loss=torch.tensor(0.5, dtype=torch.float16))
+    assert (storage.latest()["tokens"][0], storage.latest()["loss"][0]) == (2**53 - 1, 0.5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        storage.put_scalar("rate", torch.tensor(1.1, dtype=torch.float64))
+        assert storage.latest()["rate"][0] == 1.1
 
 
 def test_a_tensor_changed_after_it_was_put_does_not_change_the_metric():
@@ -146,15 +137,6 @@ def test_a_put_loss_does_not_keep_its_graph_alive():
     del loss
     assert len(graph) == 0
     assert storage.latest()["loss"][0] == 3
-
-
-def test_values_put_in_inference_mode_and_under_autocast_are_read_outside():
-    storage = EventStorage()
-    with torch.inference_mode():
-        storage.put_scalar("a", torch.ones(3).sum())
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        storage.put_scalar("a", torch.tensor(1.1, dtype=torch.float64))
-        assert storage.latest()["a"][0] == 1.1
 
 
 # -- no wait on the step ------------------------------------------------------------------------------------------
@@ -255,6 +237,8 @@ def test_what_is_no_number_is_a_type_error_that_names_the_metric(value):
     with pytest.raises(TypeError, match=r"put_scalar.*'acc'") as caught:
         EventStorage().put_scalar("acc", value)
     assert isinstance(caught.value, UserError)
+    with pytest.raises(ConfigTypeError, match=r"put_text\('x'\): got "):
+        EventStorage().put_text("x", 3)
 
 
 @pytest.mark.parametrize("name", ["", "iteration", 3, None])
@@ -324,14 +308,8 @@ def test_a_resumed_storage_smooths_as_the_uninterrupted_one():
     assert second.latest_with_smoothing_hint() == uninterrupted.latest_with_smoothing_hint()
     assert second.history("loss").global_avg() == uninterrupted.history("loss").global_avg()
     assert second.state_dict() == uninterrupted.state_dict()
-
-
-def test_the_state_is_bounded_however_long_the_run():
-    storage = EventStorage()
-    for iteration in range(3000):
-        storage.iter = iteration
-        storage.put_scalar("loss", 1.0)
-    assert len(storage.state_dict()["scalars"]["loss"]["values"]) == 1000
+    put(second, range(60, 3000))
+    assert len(second.state_dict()["scalars"]["loss"]["values"]) == 1000  # however long the run
 
 
 def test_code_changed_between_two_runs_may_give_another_hint():
@@ -358,20 +336,12 @@ def test_scalars_of_an_evaluation_are_dropped_and_media_are_kept():
             inner.put_text("sentence", "A text.")
             assert (inner.iter, inner.latest()["loss"]) == (5, (1.0, 5))
         assert get_event_storage() is training
-    assert training.history("loss").values() == [(1.0, 5)]
-    assert [(item.name, item.iteration, item.content) for item in training.media()] == [("sentence", 5, "A text.")]
-
-
-def test_without_a_training_an_evaluation_has_a_storage_too():
-    with EvaluationStorage():
+    with EvaluationStorage():  # without a training it has a storage too
         get_event_storage().put_scalars(a=1.0, b=torch.tensor(2.0))
     with pytest.raises(NoEventStorageError):
         get_event_storage()
-
-
-def test_a_text_must_be_a_text():
-    with pytest.raises(ConfigTypeError, match=r"put_text\('x'\): got int"):
-        EventStorage().put_text("x", 3)
+    assert training.history("loss").values() == [(1.0, 5)]
+    assert [(item.name, item.iteration, item.content) for item in training.media()] == [("sentence", 5, "A text.")]
 
 
 def test_nothing_can_be_put_into_a_view() -> None:

@@ -3,6 +3,7 @@ iteration.
 """
 
 import json
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,21 +48,21 @@ def steps_in(folder: Path, name: str) -> int:
     return int(model.weight.item())
 
 
-def test_checkpoints_are_named_by_the_last_iteration_done(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("period", "expected"),
+    [
+        (3, {"model_0000002": 3, "model_0000005": 6, "model_final": 8}),
+        (4, {"model_0000003": 4, "model_0000007": 8, "model_final": 8}),  # ends with the training
+    ],
+)
+def test_checkpoints_are_named_by_the_last_iteration_done(
+    period: int, expected: dict[str, int], tmp_path: Path
+) -> None:
     trainer = Trainer(tmp_path)
-    trainer.register_hooks([PeriodicCheckpointer(trainer.checkpointer, 3)])
+    trainer.register_hooks([PeriodicCheckpointer(trainer.checkpointer, period)])
     trainer.train(0, 8)
-    assert names(tmp_path) == ["model_0000002", "model_0000005", "model_final"]
-    assert [steps_in(tmp_path, name) for name in names(tmp_path)] == [3, 6, 8]
+    assert {name: steps_in(tmp_path, name) for name in names(tmp_path)} == expected
     assert (tmp_path / "last_checkpoint").read_text().strip() == "model_final"
-
-
-def test_a_period_that_ends_with_the_training_saves_both_names(tmp_path: Path) -> None:
-    trainer = Trainer(tmp_path)
-    trainer.register_hooks([PeriodicCheckpointer(trainer.checkpointer, 4)])
-    trainer.train(0, 8)
-    assert names(tmp_path) == ["model_0000003", "model_0000007", "model_final"]
-    assert steps_in(tmp_path, "model_0000007") == steps_in(tmp_path, "model_final") == 8
 
 
 def test_the_final_save_deletes_what_a_kill_has_left(tmp_path: Path) -> None:
@@ -150,11 +151,6 @@ def test_the_best_checkpoint_is_that_of_the_best_metric(
     assert not (tmp_path / "last_checkpoint").exists()  # the best is never the one to resume from
 
 
-def test_only_nan_saves_nothing(tmp_path: Path) -> None:
-    assert train_with_metric(tmp_path, [float("nan")] * 3).best is None
-    assert names(tmp_path) == []
-
-
 @pytest.mark.parametrize(
     ("values", "mode", "kept"),
     [
@@ -185,46 +181,31 @@ def test_the_k_best_and_the_newest_are_kept_apart(tmp_path: Path) -> None:
     assert [name for name in names(tmp_path) if name != "last_checkpoint"] == expected
 
 
-def test_the_k_best_after_a_kill_are_those_of_the_uninterrupted_run(tmp_path: Path) -> None:
-    values = [0.5, 0.3, 0.4, 0.6, 0.2]
-    whole = train_with_metric(tmp_path / "whole", values, top_k=2)
-
+@pytest.mark.parametrize("settings", [{}, {"top_k": 2}], ids=str)
+@pytest.mark.parametrize("values", [[0.5, 0.3, 0.4, 0.6, 0.2], [0.1, 0.9, 0.2, 0.3]])  # the best comes later, earlier
+def test_the_best_after_a_kill_are_those_of_the_uninterrupted_run(
+    values: list[float], settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """Killed in iteration 3, from whose checkpoint on it is resumed, and whose best was not saved."""
     states: list[dict[str, Any]] = []
-    killed = Trainer(tmp_path / "cut")
-    best = BestCheckpointer(1, killed.checkpointer, "accuracy", top_k=2)
-    given = iter(values)
-    keep_state = CallbackHook(before_step=lambda t: states.append(json.loads(json.dumps(best.state_dict()))))
-    killed.register_hooks([keep_state, EvalHook(1, lambda: {"accuracy": next(given)}), best])
-    killed.train(0, 5)
-    resumed = Trainer(tmp_path / "cut")
-    nn.init.constant_(resumed.model.weight, 2)
-    best = BestCheckpointer(1, resumed.checkpointer, "accuracy", top_k=2)
-    best.load_state_dict(states[2])
-    given = iter(values[2:])
-    resumed.register_hooks([EvalHook(1, lambda: {"accuracy": next(given)}), best])
-    resumed.train(2, 5)
-    assert best.top == whole.top
-    assert names(tmp_path / "cut") == names(tmp_path / "whole")
-
-
-def test_a_best_that_a_kill_has_left_unsaved_is_saved_by_the_resumed_run(tmp_path: Path) -> None:
-    states: list[dict[str, Any]] = []
-    killed = Trainer(tmp_path / "killed")
-    best = BestCheckpointer(1, killed.checkpointer, "accuracy")
-    given = iter([0.1, 0.9, 0.2, 0.3])
-    saved_before_the_best = CallbackHook(before_step=lambda t: states.append(json.loads(json.dumps(best.state_dict()))))
-    killed.register_hooks([saved_before_the_best, EvalHook(1, lambda: {"accuracy": next(given)}), best])
-    killed.train(0, 4)
-
-    resumed = Trainer(tmp_path / "resumed")
-    nn.init.constant_(resumed.model.weight, 2)
-    best = BestCheckpointer(1, resumed.checkpointer, "accuracy")
-    best.load_state_dict(states[2])
-    given = iter([0.2, 0.3])
-    resumed.register_hooks([EvalHook(1, lambda: {"accuracy": next(given)}), best])
-    resumed.train(2, 4)
-    assert (best.best, best.best_iter) == (0.9, 1)
-    assert steps_in(tmp_path / "resumed", "model_best") == 2
+    bests = []
+    for name, start in (("whole", 0), ("resumed", 2)):
+        if start and settings:  # the k best were saved before the kill
+            shutil.copytree(tmp_path / "whole", tmp_path / name, symlinks=True)
+        trainer = Trainer(tmp_path / name)
+        nn.init.constant_(trainer.model.weight, start)
+        best = BestCheckpointer(1, trainer.checkpointer, "accuracy", **settings)
+        if start:
+            best.load_state_dict(states[start])
+        given = iter(values[start:])
+        keep = CallbackHook(before_step=lambda t, best=best: states.append(json.loads(json.dumps(best.state_dict()))))
+        trainer.register_hooks([keep, EvalHook(1, lambda given=given: {"accuracy": next(given)}), best])
+        trainer.train(start, len(values))
+        bests.append(best)
+    whole, resumed = bests
+    assert (resumed.best, resumed.best_iter, resumed.top) == (whole.best, whole.best_iter, whole.top)
+    assert names(tmp_path / "resumed") == names(tmp_path / "whole")
+    assert steps_in(tmp_path / "resumed", "model_best") == whole.best_iter + 1
 
 
 def test_a_metric_that_is_not_there_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

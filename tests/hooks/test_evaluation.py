@@ -69,14 +69,9 @@ def test_a_period_may_be_a_function_and_results_may_have_a_prefix() -> None:
     assert list(trainer.storage.latest()) == ["eval_acc"]
 
 
-class Nothing(TrainerBase):
-    def run_step(self) -> None:
-        pass
-
-
 def test_callback_hook_calls_the_functions_it_has() -> None:
     calls: list[str] = []
-    trainer = Nothing()
+    trainer = Trainer()
     trainer.register_hooks(
         [
             CallbackHook(
@@ -103,27 +98,24 @@ def test_the_rate_that_is_recorded_is_the_one_the_iteration_used() -> None:
     assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(0.2)
 
 
-def test_the_rate_of_the_largest_group_is_recorded() -> None:
+@pytest.mark.parametrize(
+    ("sizes", "rates", "recorded"),
+    [([1, 4], [1.0, 2.0], 2.0), ([1, 1, 1], [0.5, 0.25, 0.25], 0.25)],
+    ids=["the largest group", "the commonest of equal groups"],
+)
+@pytest.mark.parametrize("has_schedule", [True, False])
+def test_the_rate_that_stands_for_all(
+    sizes: list[int], rates: list[float], recorded: float, has_schedule: bool
+) -> None:
     trainer = Trainer()
-    layers = [nn.Linear(2, 2) for _ in range(3)]
-    groups = [{"params": list(layers[0].parameters())[:1], "lr": 1.0}]
-    groups.append({"params": [p for layer in layers[1:] for p in layer.parameters()], "lr": 2.0})
-    trainer.optimizer = torch.optim.SGD(groups, lr=0.1)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(trainer.optimizer, lambda step: 1.0)
-    trainer.register_hooks([LRScheduler(trainer.optimizer, scheduler)])
-    trainer.train(0, 1)
-    assert trainer.storage.history("lr").latest() == 2.0
-
-
-def test_the_commonest_rate_where_every_group_is_one_parameter() -> None:
-    trainer = Trainer()
-    parameters = [nn.Parameter(torch.zeros(1)) for _ in range(3)]
-    groups = [{"params": [p], "lr": lr} for p, lr in zip(parameters, (0.5, 0.25, 0.25), strict=True)]
-    trainer.optimizer = torch.optim.SGD(groups)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(trainer.optimizer, lambda step: 1.0)
-    trainer.register_hooks([LRScheduler(trainer.optimizer, scheduler)])
-    trainer.train(0, 1)
-    assert trainer.storage.history("lr").latest() == 0.25
+    layers = [[nn.Parameter(torch.zeros(1)) for _ in range(size)] for size in sizes]
+    trainer.optimizer = torch.optim.SGD([{"params": p, "lr": lr} for p, lr in zip(layers, rates, strict=True)])
+    trainer.lr_scheduler = None
+    if has_schedule:
+        trainer.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(trainer.optimizer, lambda step: 1.0)
+    trainer.register_hooks([LRScheduler()])
+    trainer.train(0, 2)
+    assert trainer.storage.history("lr").values() == [(recorded, 0), (recorded, 1)]
 
 
 def test_a_schedule_is_stepped_when_its_period_is_over() -> None:
@@ -166,19 +158,8 @@ def test_a_plateau_is_stepped_with_each_evaluation() -> None:
     trainer.train(0, 8)
     assert trainer.storage.history("lr").latest() == 0.5
     assert trainer.optimizer.param_groups[0]["lr"] == 0.25  # after the final evaluation
-
-
-def test_a_plateau_without_a_metric_is_an_error() -> None:
-    trainer = Trainer()
-    trainer.lr_scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(trainer.optimizer)
-    trainer.register_hooks([LRScheduler()])
+    without = Trainer()
+    without.lr_scheduler = trainer.lr_scheduler
+    without.register_hooks([LRScheduler()])
     with pytest.raises(ConfigError, match="add a ReduceOnPlateau hook"):
-        trainer.train(0, 8)
-
-
-def test_the_rate_is_recorded_without_a_schedule_too() -> None:
-    trainer = Trainer()
-    trainer.lr_scheduler = None
-    trainer.register_hooks([LRScheduler()])
-    trainer.train(0, 2)
-    assert trainer.storage.history("lr").values() == [(1.0, 0), (1.0, 1)]
+        without.train(0, 8)

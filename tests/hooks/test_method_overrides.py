@@ -51,11 +51,6 @@ def decorated(base: type, name: str, log: Log, monkeypatch: pytest.MonkeyPatch) 
     return type("Sub", (base,), {name: log.decorated(getattr(base, name))}), None
 
 
-def inherited(base: type, name: str, log: Log, monkeypatch: pytest.MonkeyPatch) -> tuple[type, Any]:
-    parent = type("Parent", (base,), {name: log.decorated(getattr(base, name))})
-    return type("Sub", (parent,), {}), None
-
-
 def from_a_mixin(base: type, name: str, log: Log, monkeypatch: pytest.MonkeyPatch) -> tuple[type, Any]:
     mixin = type("Mixin", (), {name: log.decorated(getattr(base, name))})
     return type("Sub", (mixin, base), {}), None
@@ -74,7 +69,7 @@ def on_the_class(base: type, name: str, log: Log, monkeypatch: pytest.MonkeyPatc
     return base, None
 
 
-WAYS = [in_a_subclass, decorated, inherited, from_a_mixin, partial_method, on_the_object, on_the_class]
+WAYS = [in_a_subclass, decorated, from_a_mixin, partial_method, on_the_object, on_the_class]
 BUILT_WITH = ("create_train_dataloader", "create_eval_dataloader", "build_hooks", "build_writers")
 
 TRAINER_METHODS = [
@@ -100,6 +95,14 @@ def ways_of(names: list[str], built_with: tuple[str, ...]) -> list[Any]:
     ]
 
 
+def trained(kind: type, change: Any, folder: Path, **settings: Any) -> Trainer:
+    trainer: Trainer = kind(nn.Linear(4, 2), objects_config(folder, **settings), PAIRS, PAIRS)
+    if change is not None:
+        change(trainer)
+    trainer.train()
+    return trainer
+
+
 @pytest.mark.exhaustive(every=12)
 @pytest.mark.parametrize(
     ("name", "way"),
@@ -109,11 +112,7 @@ def test_every_documented_method_of_the_trainer(
     name: str, way: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = Log()
-    kind, change = way(Trainer, name, log, monkeypatch)
-    trainer = kind(nn.Linear(4, 2), objects_config(tmp_path), PAIRS, PAIRS)
-    if change is not None:
-        change(trainer)
-    trainer.train()
+    trainer = trained(*way(Trainer, name, log, monkeypatch), tmp_path)
     times = {"train_step": 8, "training_step": 8, "optimization_step": 8, "inner_training_loop": 2, "run_step": 8}
     assert len(log.calls) >= times.get(name, 1)
     assert trainer.last_eval_results
@@ -123,12 +122,7 @@ def test_every_documented_method_of_the_trainer(
 def test_a_training_has_its_metrics_with_any_override(
     way: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = Log()
-    kind, change = way(Trainer, "compute_loss", log, monkeypatch)
-    trainer = kind(nn.Linear(4, 2), objects_config(tmp_path, metrics=["Accuracy"]), PAIRS, PAIRS)
-    if change is not None:
-        change(trainer)
-    trainer.train()
+    trainer = trained(*way(Trainer, "compute_loss", Log(), monkeypatch), tmp_path, metrics=["Accuracy"])
     assert "accuracy" in trainer.storage.latest()
     assert not trainer.model._forward_hooks  # the user's model is as it was
 
@@ -137,11 +131,7 @@ def test_a_training_has_its_metrics_with_any_override(
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_an_override_counts_with_graph_mode(way: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log()
-    kind, change = way(Trainer, "train_step", log, monkeypatch)
-    trainer = kind(nn.Linear(4, 2), objects_config(tmp_path, graph=True), PAIRS)
-    if change is not None:
-        change(trainer)
-    trainer.train()
+    trained(*way(Trainer, "train_step", log, monkeypatch), tmp_path, graph=True, eval_strategy="no")
     assert len(log.calls) == 8
 
 

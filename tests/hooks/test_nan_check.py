@@ -72,15 +72,6 @@ def test_results_of_evaluations_are_not_losses_of_the_training() -> None:
     Puts(loss_at({}), CallbackHook(after_step=evaluate), FiniteCheck(period=1)).train(0, 3)
 
 
-def test_who_is_due_by_something_else_says_so() -> None:
-    due: list[int] = []
-    trainer = Puts(loss_at({1: NAN}))
-    trainer.register_hooks([FiniteCheck(lambda: due.append(trainer.iter) or trainer.iter == 6)])
-    with pytest.raises(NonFiniteError):
-        trainer.train(0, 20)
-    assert (trainer.iter, due) == (6, list(range(7)))
-
-
 def test_a_resumed_run_does_not_look_at_what_was_before() -> None:
     check = FiniteCheck(period=2)
     trainer = Puts(loss_at({}), check)
@@ -121,11 +112,8 @@ def test_check_finds_parameters_that_no_loss_has_shown(policy: Any) -> None:
     checks = CallbackHook(before_step=lambda t: check.check())
     with pytest.raises(NonFiniteError, match=r"After iteration 3: 2 parameters \(0\.weight, 1\.bias\) are"):
         Puts(loss_at({}), check, checks, CallbackHook(after_step=spoil)).train(0, 5)
-
-
-def test_the_error_of_a_loss_tells_which_parameters_it_has_spoilt() -> None:
     with pytest.raises(NonFiniteError, match=r"Now 2 parameters \(0\.weight, 1\.bias\) are not finite"):
-        Puts(loss_at({3: NAN}), CallbackHook(after_step=spoil), FiniteCheck(period=5)).train(0, 5)
+        Puts(loss_at({3: NAN}), CallbackHook(after_step=spoil), FiniteCheck(lambda: True)).train(0, 5)
 
 
 def test_buffers_frozen_parameters_and_large_finite_ones_are_no_cause() -> None:
@@ -140,23 +128,31 @@ def test_buffers_frozen_parameters_and_large_finite_ones_are_no_cause() -> None:
     trainer.train(0, 2)
 
 
-def test_warn_says_it_once_for_a_row_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    bad = {3: NAN, 4: NAN, 5: INF, 6: NAN, 12: NAN}
-    check = FiniteCheck(period=5, policy="warn")
-    Puts(loss_at(bad), check, CallbackHook(after_step=spoil, before_step=lambda t: check.check())).train(0, 20)
-    said = warnings_of(caplog)
-    assert [line.partition(".")[0] for line in said] == [
-        "Iteration 4: total_loss is nan",
-        "Iteration 13: total_loss is nan",
-    ]
-
-
-def test_warn_says_a_row_that_lies_in_one_period_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    Puts(loss_at({1: NAN, 2: INF, 7: NAN, 11: NAN}), FiniteCheck(period=10, policy="warn")).train(0, 20)
-    assert [line.partition(".")[0] for line in warnings_of(caplog)] == [
-        "Iterations 2-3, 8: total_loss is nan in iteration 2",
-        "Iteration 12: total_loss is nan",
-    ]
+@pytest.mark.parametrize(
+    ("bad", "period", "is_checked", "said"),
+    [
+        (
+            {3: NAN, 4: NAN, 5: INF, 6: NAN, 12: NAN},
+            5,
+            True,
+            ["Iteration 4: total_loss is nan", "Iteration 13: total_loss is nan"],
+        ),
+        (
+            {1: NAN, 2: INF, 7: NAN, 11: NAN},
+            10,
+            False,
+            ["Iterations 2-3, 8: total_loss is nan in iteration 2", "Iteration 12: total_loss is nan"],
+        ),
+    ],
+    ids=["over periods", "in one period"],
+)
+def test_warn_says_a_row_once_and_goes_on(
+    bad: dict[int, float], period: int, is_checked: bool, said: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    check = FiniteCheck(period=period, policy="warn")
+    also = [CallbackHook(after_step=spoil, before_step=lambda t: check.check())] if is_checked else []
+    Puts(loss_at(bad), check, *also).train(0, 20)
+    assert [line.partition(".")[0] for line in warnings_of(caplog)] == said
 
 
 def test_skip_tells_each_update_that_was_left_out_and_what_was_not(caplog: pytest.LogCaptureFixture) -> None:
@@ -182,9 +178,6 @@ def test_the_error_is_the_users_with_an_exit_code_and_can_go_to_another_process(
     assert isinstance(error, UserError)
     assert error.exit_code == 1
     assert str(pickle.loads(pickle.dumps(error))) == "text"
-
-
-def test_an_unknown_policy_is_refused() -> None:
     with pytest.raises(ConfigError, match="'stop', 'skip' or 'warn'"):
         FiniteCheck(policy="halt")  # type: ignore[arg-type]
 

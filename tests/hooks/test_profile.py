@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import nn
 
-from tests.toys import Samples, Squares, file_config
+from tests.toys import Samples, Squares, assert_equal_weights, file_config
 from trainwright import DefaultTrainer, Trainer, TrainingConfig
 from trainwright.config import ConfigError
 from trainwright.config.settings import type_of_sections
 from trainwright.config.validation import Profile, section_faults
 from trainwright.engine import EagerTrainer, GraphBase, GraphTrainer
-from trainwright.hooks import CallbackHook, HookBase, ProfileHook
+from trainwright.hooks import CallbackHook, ProfileHook
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -108,7 +108,9 @@ def test_a_training_that_ends_before_says_so(iterations: int, tmp_path: Path, ca
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
 @pytest.mark.parametrize("at", [11, 13])
-def test_an_error_in_the_middle_is_the_one_that_is_raised(error: type[BaseException], at: int, tmp_path: Path) -> None:
+def test_an_error_in_the_middle_is_the_one_that_is_raised(
+    error: type[BaseException], at: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def fail(trainer: Any) -> None:
         if trainer.iter == at:
             raise error
@@ -117,6 +119,7 @@ def test_an_error_in_the_middle_is_the_one_that_is_raised(error: type[BaseExcept
     trainer.register_hooks([ProfileHook(tmp_path), CallbackHook(before_step=fail)])
     with pytest.raises(error):
         trainer.train(0, 30)
+    assert "Nothing was profiled" not in caplog.text  # no advice for a training that fails
     assert names(tmp_path) == (["rank0.12.pt.trace.json"] if at == 13 else [])
     profiled(tmp_path / "again", 30)  # nothing of it is left running
     assert names(tmp_path / "again") == ["rank0.12.pt.trace.json"]
@@ -190,54 +193,20 @@ def test_of_two_hooks_whose_windows_overlap_one_records(
     assert names(tmp_path / "a")
     assert not names(tmp_path / "b")
     assert caplog.text.count("another profiler records in this process") == 1
-    assert names(profiled_folder(tmp_path / "c"))  # a later training
+    profiled(tmp_path / "c", 30)  # a later training
+    assert names(tmp_path / "c")
 
 
-def profiled_folder(folder: Path) -> Path:
-    profiled(folder, 30)
-    return folder
-
-
-def test_a_profiler_that_the_program_ends_is_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    class Ends(HookBase):
-        def after_step(self) -> None:
-            if self.trainer.iter == 13:
-                torch.autograd._disable_profiler()
-
-    trainer = eager()
-    trainer.register_hooks([ProfileHook(tmp_path), Ends()])
-    trainer.train(0, 30)
-    assert trainer.iter == 30
-    assert "another profiler records in this process" in caplog.text
-
-
-def test_a_training_that_fails_early_gets_no_advice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    class Fails(HookBase):
-        def after_step(self) -> None:
-            raise ValueError("bad data")
-
-    trainer = eager()
-    trainer.register_hooks([ProfileHook(tmp_path), Fails()])
-    with pytest.raises(ValueError, match="bad data"):
-        trainer.train(0, 30)
-    assert "Nothing was profiled" not in caplog.text
-
-
-def test_the_weights_are_those_without_it(tmp_path: Path) -> None:
-    plain = eager()
-    plain.train(0, 30)
-    watched = profiled(tmp_path, 30, record_shapes=True, profile_memory=True, with_stack=True, with_flops=True)
-    for mine, theirs in zip(watched.model.parameters(), plain.model.parameters(), strict=True):
-        assert torch.equal(mine, theirs)
-
-
-def test_options_are_torchs(tmp_path: Path) -> None:
-    profiled(tmp_path / "all", 30, record_shapes=True, profile_memory=True, with_stack=True)
+def test_options_are_torchs_and_the_weights_those_without(tmp_path: Path) -> None:
+    watched = profiled(tmp_path / "all", 30, record_shapes=True, profile_memory=True, with_stack=True, with_flops=True)
     profiled(tmp_path / "none", 30)
     with_all, without = ((tmp_path / kind / "rank0.12.pt.trace.json").read_text() for kind in ("all", "none"))
     for sign in ("Input Dims", "[memory]", "test_profile.py"):
         assert sign in with_all
         assert sign not in without
+    plain = eager()
+    plain.train(0, 30)
+    assert_equal_weights(watched.model, plain.model)
 
 
 def test_other_processes_record_only_where_all_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,22 +284,3 @@ def test_the_setting_of_each_api(asked: Any, recorded: list[int] | None, tmp_pat
     for api in ("files", "objects"):
         found = [steps(path) for path in (tmp_path / api).glob("profile/*.json")]
         assert found == ([] if recorded is None else [recorded])
-
-
-def test_an_earlier_runs_traces_are_moved_aside_with_it(tmp_path: Path) -> None:
-    for _ in range(2):
-        cfg = files_config(tmp_path)
-        cfg.train.profile = True
-        DefaultTrainer(cfg).train()
-    assert len(list(tmp_path.glob("profile/*.json"))) == 1
-    assert len(list(tmp_path.glob("earlier_runs/*/profile/*.json"))) == 1
-
-
-def test_outside_of_its_window_no_profiler_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-    for moment in ("start", "step"):
-        inherited = getattr(torch.profiler.profile, moment)
-        note = lambda self, f=inherited, m=moment: calls.append(m) or f(self)  # type: ignore[misc, func-returns-value]  # noqa: E731
-        monkeypatch.setattr(torch.profiler.profile, moment, note)
-    profiled(tmp_path, 200)
-    assert calls == ["start"] + ["step"] * 5  # two to warm up, three recorded

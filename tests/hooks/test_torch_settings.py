@@ -6,49 +6,32 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tests.fork_server import python
-from tests.toys import Samples, file_config
+from tests.toys import Classifier, file_config, points
 from trainwright import DefaultTrainer, Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError
 from trainwright.engine import TrainerBase
 from trainwright.hooks import CallbackHook, Float32MatmulPrecision
 
-SEEN: list[str] = []
 
+@pytest.mark.parametrize("api", ["python", "config"])
+def test_it_holds_for_a_training(api: str, tmp_path: Path) -> None:
+    seen = []
 
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(2, 2)
+    class Model(Classifier):
+        def forward(self, inputs: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+            seen.append(torch.get_float32_matmul_precision())
+            return super().forward(inputs, labels)
 
-    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        SEEN.append(torch.get_float32_matmul_precision())
-        return {"loss": nn.functional.cross_entropy(self.layer(inputs), labels)}
-
-
-def data() -> Samples:
-    return Samples(inputs=torch.ones(8, 2), labels=lambda index: index % 2)
-
-
-@pytest.fixture(autouse=True)
-def nothing_seen() -> None:
-    SEEN.clear()
-
-
-def test_in_the_python_api(tmp_path: Path) -> None:
-    config = TrainingConfig(output_dir=str(tmp_path), num_epochs=1, batch_size=4, float32_matmul_precision="medium")
-    Trainer(Model(), config, train_dataset=data()).train()
-    assert set(SEEN) == {"medium"}
-    assert torch.get_float32_matmul_precision() == "highest"
-
-
-def test_in_config_files(tmp_path: Path) -> None:
-    settings = {"train_iter": 2, "train_micro_batch_size": 4, "float32_matmul_precision": "high"}
-    cfg = file_config(tmp_path, Model, data, **settings)
-    DefaultTrainer(cfg).train()
-    assert SEEN == ["high", "high"]
+    if api == "python":
+        config = TrainingConfig(output_dir=str(tmp_path), num_epochs=1, batch_size=4, float32_matmul_precision="high")
+        Trainer(Model(), config, points(8)).train()
+    else:
+        settings = {"train_iter": 2, "train_micro_batch_size": 4, "float32_matmul_precision": "high"}
+        DefaultTrainer(file_config(tmp_path, Model, points, **settings)).train()
+    assert seen == ["high", "high"]
     assert torch.get_float32_matmul_precision() == "highest"
 
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import DataLoader
 
-from tests.toys import Samples, WithNorm
+from tests.toys import Samples, WithNorm, assert_equal_weights
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
 from trainwright.config.errors import ConfigError, ConfigKeyError
 from trainwright.data import CyclicSampler, build_image_train_loader
@@ -75,11 +74,6 @@ def reference(stages: dict[int, list[str]]) -> WithNorm:
     return model
 
 
-def equal(left: nn.Module, right: nn.Module) -> bool:
-    pairs = zip(left.state_dict().values(), right.state_dict().values(), strict=True)
-    return all(torch.equal(one, other) for one, other in pairs)
-
-
 @pytest.mark.exhaustive(every=2)
 @APIS
 @pytest.mark.parametrize(
@@ -94,7 +88,7 @@ def equal(left: nn.Module, right: nn.Module) -> bool:
 def test_layers_are_trained_from_their_step_on(api: Api, schedule: Any, stages: Any, tmp_path: Path) -> None:
     trainer = api(tmp_path, schedule)
     trainer.train()
-    assert equal(trainer.model, reference(stages))
+    assert_equal_weights(trainer.model, reference(stages))
 
 
 @pytest.mark.exhaustive(every=6)
@@ -115,7 +109,7 @@ def test_interrupted_and_resumed_is_uninterrupted(api: Api, stop: int, tmp_path:
         cut.train()
     resumed = api(tmp_path, SCHEDULE, resume=True)
     resumed.train()
-    assert equal(resumed.model, reference({2: ["norm", "last.bias"], 4: ["first"]}))
+    assert_equal_weights(resumed.model, reference({2: ["norm", "last.bias"], 4: ["first"]}))
 
 
 @pytest.mark.exhaustive

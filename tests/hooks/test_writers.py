@@ -27,12 +27,17 @@ class Trainer(TrainerBase):
 
 
 class Memory(EventWriter):
+    """With the iteration of each write, and the names of the values that are stored then."""
+
     def __init__(self) -> None:
         self.rows: list[int] = []
+        self.names: list[list[str]] = []
         self.closed = False
 
     def write(self, storage: EventStorage | None = None) -> None:
-        self.rows.append(get_event_storage().iter)
+        storage = storage or get_event_storage()
+        self.rows.append(storage.iter)
+        self.names.append(sorted(storage.latest()))
 
     def close(self) -> None:
         self.closed = True
@@ -100,32 +105,27 @@ def test_what_is_no_writer_is_refused(writer: Any) -> None:
         PeriodicWriter([writer])
 
 
-class Names(Memory):
-    """With the names of the values that are stored at each write."""
-
-    def write(self, storage: EventStorage | None = None) -> None:
-        storage = storage or get_event_storage()
-        self.names.append((storage.iter, sorted(storage.latest())))
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[tuple[int, list[str]]] = []
-
-
-def test_writers_write_each_period_at_the_last_iteration_and_at_the_end() -> None:
-    trainer, writer = Trainer(), Names()
+def test_writers_write_each_period_after_evaluations_at_the_last_iteration_and_at_the_end() -> None:
+    trainer, writer = Trainer(), Memory()
     final = CallbackHook(after_train=lambda t: t.storage.put_scalar("final", 1.0))
     trainer.register_hooks([final, PeriodicWriter([writer], period=3)])
     trainer.train(0, 8)
-    assert writer.names == [(2, []), (5, []), (7, []), (8, ["final"])]
+    assert (writer.rows, writer.names) == ([2, 5, 7, 8], [[], [], [], ["final"]])
     assert writer.closed
 
-
-def test_writers_write_after_each_evaluation() -> None:
-    trainer, writer = Trainer(), Names()
+    trainer, writer = Trainer(), Memory()
     trainer.register_hooks([EvalHook(2, lambda: {"acc": 1.0}), PeriodicWriter([writer], period=5)])
     trainer.train(0, 6)
-    assert [iteration for iteration, _ in writer.names] == [1, 3, 4, 5, 6]
+    assert writer.rows == [1, 3, 4, 5, 6]
+
+
+def test_writers_are_closed_after_a_failure() -> None:
+    trainer, writer = Trainer(), Memory()
+    fail = CallbackHook(before_step=lambda t: 1 / (1 - t.iter))
+    trainer.register_hooks([fail, PeriodicWriter([writer], period=3)])
+    with pytest.raises(ZeroDivisionError):
+        trainer.train(0, 8)
+    assert (writer.rows[-1], writer.closed) == (0, True)  # the last iteration done
 
 
 def test_writers_that_are_built_for_each_training() -> None:
@@ -140,16 +140,3 @@ def test_writers_that_are_built_for_each_training() -> None:
     trainer.train(2, 4)
     assert [writer.rows for writer in built] == [[1, 2], [3, 4]]
     assert all(writer.closed for writer in built)
-
-
-def test_writers_are_closed_after_a_failure() -> None:
-    def fail(trainer: Any) -> None:
-        if trainer.iter == 1:
-            raise ZeroDivisionError
-
-    trainer, writer = Trainer(), Memory()
-    trainer.register_hooks([CallbackHook(before_step=fail), PeriodicWriter([writer], period=3)])
-    with pytest.raises(ZeroDivisionError):
-        trainer.train(0, 8)
-    assert writer.closed
-    assert writer.rows[-1] == 0  # the last iteration done

@@ -13,10 +13,9 @@ from torch.utils.data import TensorDataset
 from benchmarks.counted_peak import counted_peak
 from tests.ranks import on_ranks
 from tests.tensor_peak import measured_peak
-from tests.toys import Samples
-from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
+from tests.toys import Classifier, Samples, file_config
+from trainwright import DefaultTrainer, Trainer, TrainingConfig, get_config
 from trainwright.config.errors import ConfigError
-from trainwright.data import build_image_train_loader
 from trainwright.engine import estimate, fitting_layouts
 from trainwright.inspect.estimate import layouts_of, with_layout
 from trainwright.parallel.dist import get_world_size
@@ -214,17 +213,9 @@ def test_zero_3_in_mixed_precision_keeps_no_copy_of_all_parameters() -> None:
 
 
 def described(tmp_path: Path) -> Any:
-    cfg = {name: get_config(f"common/{name}.py")[name] for name in ("train", "optim")}
-    cfg["model"] = LazyCall(Classifier)()
-    data = Samples(images=torch.zeros(64, 256), labels=torch.arange(64) % 10)
-    cfg["dataloader"] = {"train": LazyCall(build_image_train_loader)(dataset=data, num_workers=0)}
-    cfg["train"].update({"output_dir": str(tmp_path / "run"), "train_micro_batch_size": 8, "train_iter": 3})
-    return cfg
-
-
-class Classifier(MLP):
-    def forward(self, images: Tensor, labels: Tensor) -> Any:  # type: ignore[override]
-        return {"losses": nn.functional.cross_entropy(super().forward(images), labels)}
+    data = Samples(inputs=torch.zeros(64, 256), labels=torch.arange(64) % 10)
+    settings = {"train_micro_batch_size": 8, "train_iter": 3}
+    return file_config(tmp_path / "run", lambda: Classifier((256, 1024, 1024, 10)), data, **settings)
 
 
 @pytest.mark.slow

@@ -49,11 +49,8 @@ class TestSlurm:
         (call,) = calls_of(text, tmp_path, SLURM_NNODES="2", SLURM_JOB_ID="7", SLURM_JOB_NODELIST="gpu[07-08]")
         assert call[0] == "launch"
         assert option(call, "--rdzv-endpoint") == "gpu07:29500"
-        assert (option(call, "--nnodes"), option(call, "--nproc-per-node"), option(call, "--rdzv-id")) == (
-            "2",
-            "4",
-            "7",
-        )
+        for name, value in (("--nnodes", "2"), ("--nproc-per-node", "4"), ("--rdzv-id", "7")):
+            assert option(call, name) == value
         assert call[-5:] == [*TRAIN, "--resume"]
         assert not (tmp_path / "requeued").exists()
 
@@ -199,6 +196,10 @@ def test_a_job_is_written_into_a_file_once(
     assert (tmp_path / "job.sbatch").read_text().startswith("#!/bin/bash\n")
     assert main(["launch", *arguments]) == 2
     assert "job.sbatch exists" in capsys.readouterr().err
+    assert main(["launch", "--to", "slurm", *TRAIN]) == 2
+    assert "set --nproc-per-node" in capsys.readouterr().err
+    assert main(["launch", "-n", "4", "--to", "slurm", "--print", "--image", "registry/project:1", *TRAIN]) == 0
+    assert "--image has no effect with --to slurm" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -218,16 +219,6 @@ def test_what_a_cluster_needs(options: list[str], facts: list[str], capsys: pyte
     message = capsys.readouterr().err
     assert all(fact in message for fact in facts), message
     assert all(line.startswith("trainwright") for line in message.splitlines()), message
-
-
-def test_the_number_of_processes_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["launch", "--to", "slurm", *TRAIN]) == 2
-    assert "set --nproc-per-node" in capsys.readouterr().err
-
-
-def test_an_option_without_effect_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["launch", "-n", "4", "--to", "slurm", "--print", "--image", "registry/project:1", *TRAIN]) == 0
-    assert "--image has no effect with --to slurm" in capsys.readouterr().err
 
 
 def test_a_script_continues_when_the_queue_starts_its_job_again(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from tests.ranks import on_ranks
+from tests.toys import Classifier, file_config
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError
-from trainwright.data import DistTensorData, Instance, build_image_train_loader
 from trainwright.inspect.replay import nearest_checkpoint
 from trainwright.parallel.data_parallel import unwrap_model
 
@@ -33,17 +33,8 @@ class Numbered(Dataset):
     def __getitem__(self, index: int) -> Any:
         READ.append(int(index))
         if self.named:
-            return Instance(images=DistTensorData(INPUTS[index]), labels=DistTensorData(LABELS[index]))
+            return {"inputs": INPUTS[index], "labels": LABELS[index]}
         return INPUTS[index], LABELS[index]
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.Linear(8, 3))
-
-    def forward(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        return {"losses": nn.functional.cross_entropy(self.layers(images), labels)}
 
 
 def by_objects(folder: Path, **layout: Any) -> Trainer:
@@ -57,20 +48,11 @@ def by_objects(folder: Path, **layout: Any) -> Trainer:
 
 
 def by_files(folder: Path) -> DefaultTrainer:
-    cfg = LazyCall(dict)()
-    cfg.model = LazyCall(Net)()
+    settings = {"train_iter": 24, "log_period": 5, "train_micro_batch_size": 4, "num_accumulation_steps": 2}
+    model, data = lambda: Classifier((6, 8, 3), dropout=0.3, seed=3), lambda: Numbered(named=True)
+    cfg = file_config(folder, model, data, **settings)
     cfg.optim = LazyCall(torch.optim.AdamW)(lr=0.05)
-    cfg.dataloader = LazyCall(dict)(
-        train=LazyCall(build_image_train_loader)(dataset=[LazyCall(Numbered)(named=True)], num_workers=0)
-    )
-    cfg.train = {
-        "output_dir": str(folder),
-        "train_iter": 24,
-        "log_period": 5,
-        "train_micro_batch_size": 4,
-        "num_accumulation_steps": 2,
-        "checkpointer": {"period": 7},
-    }
+    cfg.train.checkpointer.period = 7
     return DefaultTrainer(cfg)
 
 

@@ -67,20 +67,6 @@ def tiny() -> Tiny:
 
 
 @pytest.fixture
-def assert_same() -> Callable[[nn.Module, nn.Module], None]:
-    """Two modules have the same names with the same values, bit for bit."""
-
-    def check(one: nn.Module, other: nn.Module) -> None:
-        first, second = one.state_dict(), other.state_dict()
-        assert list(first) == list(second)
-        for name in first:
-            assert first[name].dtype == second[name].dtype
-            assert torch.equal(first[name], second[name]), name
-
-    return check
-
-
-@pytest.fixture
 def files_of() -> Callable[[Path], dict[str, bytes]]:
     """All files below a folder, with their content."""
     return lambda folder: {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}

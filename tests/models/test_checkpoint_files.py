@@ -11,22 +11,12 @@ from omegaconf import OmegaConf
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+from tests.toys import llama
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
 from trainwright.checkpoint import Checkpointer
 from trainwright.checkpoint.export import export_weights
 from trainwright.data import ColumnDataset, build_image_train_loader
 from trainwright.models.checkpoint_files import checkpoint_files, class_name
-
-
-def llama() -> Any:
-    torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2
-        )
-    )
-    model.generation_config.temperature = 0.5
-    return model
 
 
 def train_by_objects(model: Any, data: Any, folder: Path) -> Path:
@@ -50,6 +40,7 @@ def train_by_config(model: Any, data: Any, folder: Path) -> Path:
 def test_a_checkpoint_is_a_folder_of_transformers(train: Any, tmp_path: Path) -> None:
     tokens = torch.randint(0, 16, (8, 6))
     model = llama()
+    model.generation_config.temperature = 0.5
     checkpoint = train(model, ColumnDataset(input_ids=tokens, labels=tokens), tmp_path)
     loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)
     assert type(loaded) is type(model)
@@ -81,7 +72,7 @@ class Wrapped(nn.Module):
         self.config = self.inner.config
 
 
-def test_names_of_weights_of_others_have_no_config() -> None:
+def test_names_of_weights_of_others_have_no_config(caplog: pytest.LogCaptureFixture) -> None:
     assert checkpoint_files(Wrapped()) == {}
 
     peft = pytest.importorskip("peft")
@@ -90,9 +81,7 @@ def test_names_of_weights_of_others_have_no_config() -> None:
     assert checkpoint_files(model) == {}
 
     assert checkpoint_files(llama(), has_all_weights=False) == {}
-
-
-def test_a_config_that_cannot_be_written_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    # A config that cannot be written is a warning.
     model = llama()
     model.config.setting = object()
     assert checkpoint_files(model) == {}
@@ -102,7 +91,9 @@ def test_a_config_that_cannot_be_written_is_a_warning(caplog: pytest.LogCaptureF
 def test_the_files_are_no_state_and_are_exported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tokens = torch.randint(0, 16, (8, 6))
     data = ColumnDataset(input_ids=tokens, labels=tokens)
-    checkpoint = train_by_config(llama(), data, tmp_path / "run")
+    model = llama()
+    model.generation_config.temperature = 0.5
+    checkpoint = train_by_config(model, data, tmp_path / "run")
     caplog.clear()
     trained = llama()
     Checkpointer(trained).load(checkpoint)
@@ -117,11 +108,9 @@ def test_the_class_of_a_sharded_model_is_that_of_the_user() -> None:
     model.__class__ = type(f"FSDP{type(model).__name__}", (FSDPModule, type(model)), {})  # as fully_shard does
     assert class_name(model) == "LlamaForCausalLM"
     assert json.loads(checkpoint_files(model)["config.json"])["architectures"] == ["LlamaForCausalLM"]
+    # A name that begins like torchs stays.
+    assert class_name(FSDPOfTheUser(1, 1)) == "FSDPOfTheUser"
 
 
 class FSDPOfTheUser(nn.Linear):
     pass
-
-
-def test_a_name_that_begins_like_torchs_stays() -> None:
-    assert class_name(FSDPOfTheUser(1, 1)) == "FSDPOfTheUser"

@@ -14,7 +14,6 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from tests.models.conftest import assert_same as assert_same
 from tests.models.conftest import files_of as files_of
 from trainwright.models import Model
 

@@ -3,14 +3,12 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from trainwright.config.errors import ConfigError
-from trainwright.data import AudioFeatureExtractor, AudioFeatureExtractorConfig, DataError
+from trainwright.data import AudioFeatureExtractor, DataError
 from trainwright.tasks.speech_recognition.audio_features import read_waveform, resampled
 
 RATE = 8000
@@ -41,9 +39,7 @@ def test_a_tone_is_where_it_belongs() -> None:
     features_TF = extractor.features_of(tone(1000))
     assert features_TF.shape == (21, 201) == (21, extractor.config.num_features)
     assert (features_TF[2:-2].argmax(dim=1) == 50).all()  # 20 Hz each
-
-
-def test_features_are_normalized_over_the_frames() -> None:
+    # Features are normalized over the frames.
     features_TF = AudioFeatureExtractor(n_mels=40)(tone(440, rate=16000), return_tensors="torch")["input_features"][0]
     assert features_TF.mean(dim=0).abs().amax() < 1e-4
     assert (features_TF.std(dim=0, correction=0) - 1).abs().amax() < 1e-2
@@ -88,13 +84,7 @@ def test_another_rate_is_converted(tmp_path: Path, make: Callable) -> None:
     torch.testing.assert_close(extractor.features_of(str(path)), wanted, rtol=0.1, atol=0.1)
 
 
-def test_another_rate_without_scipy_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "scipy.signal", None)
-    with pytest.raises(DataError, match=r"a\.wav: .*22050 .*sampling_rate=8000.*\n?.*scipy"):
-        resampled(tone(440), 22050, RATE, "a.wav")
-
-
-def test_files_that_cannot_be_read_are_named(tmp_path: Path, make: Callable) -> None:
+def test_files_that_cannot_be_read_are_named(tmp_path: Path, make: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "text.wav").write_text("no sound")
     with pytest.raises(DataError, match=r"text\.wav: (is not a wave file|cannot be read)"):
         read_waveform(tmp_path / "text.wav")
@@ -104,25 +94,13 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path, make: Callable) -> 
         read_waveform(make("wave", tmp_path / "empty.wav", np.zeros(0)))
     with pytest.raises(DataError, match=r"shape \(2, 2, 3\)|shape \(2, 3\)"):
         AudioFeatureExtractor()(np.zeros((2, 2, 3)))
-
-
-def test_floating_point_waves_need_soundfile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Another rate without scipy is reported.
+    monkeypatch.setitem(sys.modules, "scipy.signal", None)
+    with pytest.raises(DataError, match=r"a\.wav: .*22050 .*sampling_rate=8000.*\n?.*scipy"):
+        resampled(tone(440), 22050, RATE, "a.wav")
+    # Floating point waves need soundfile.
     wavfile = pytest.importorskip("scipy.io.wavfile")
     wavfile.write(tmp_path / "float.wav", RATE, tone(440))
     monkeypatch.setitem(sys.modules, "soundfile", None)
     with pytest.raises(DataError, match=r"float\.wav: .*\n?.*pip install soundfile"):
         read_waveform(tmp_path / "float.wav")
-
-
-@pytest.mark.parametrize(
-    ("fields", "match"),
-    [
-        ({"sampling_rate": 0}, "sampling_rate: got 0"),
-        ({"features": "mfcc"}, "features: got 'mfcc'"),
-        ({"n_fft": 64}, "filters fall between"),
-        ({"n_mels": 2.5}, "of type int"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(fields: dict[str, Any], match: str) -> None:
-    with pytest.raises(ConfigError, match=match):
-        AudioFeatureExtractorConfig(**fields)

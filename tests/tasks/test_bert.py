@@ -75,14 +75,6 @@ def test_a_classifier_learns(classifier: BertTextClassification, learns: Callabl
     assert all(0.5 < out["score"] <= 1 for out in outputs)
 
 
-def test_ids_of_classes_become_their_labels(classifier: BertTextClassification) -> None:
-    ids = torch.tensor([2, 0, -100, 1])
-    assert [out.label for out in classifier.post_process(ids)] == ["neutral", "negative", "positive"]
-    assert classifier.post_process([1])[0].label == "positive"
-    with pytest.raises(ConfigTypeError, match=r"shape \(3,\)"):
-        classifier.post_process(torch.ones(3))
-
-
 def test_a_text_is_classified_with_the_tokenizer(classifier: BertTextClassification, tmp_path: Path) -> None:
     classifier.preprocessor = TextTokenizer.train(["good bad so so"])
     one, two = classifier.predict(["good", "so so bad"])
@@ -90,6 +82,12 @@ def test_a_text_is_classified_with_the_tokenizer(classifier: BertTextClassificat
     loaded = Model.load(classifier.save(tmp_path / "bert"))
     assert loaded.predict(["good", "so so bad"], max_length=12) == [one, two]
     assert loaded.predict(["good good"], max_length=3) == loaded.predict(["good"])
+    # Ids of classes become their labels.
+    ids = torch.tensor([2, 0, -100, 1])
+    assert [out.label for out in classifier.post_process(ids)] == ["neutral", "negative", "positive"]
+    assert classifier.post_process([1])[0].label == "positive"
+    with pytest.raises(ConfigTypeError, match=r"shape \(3,\)"):
+        classifier.post_process(torch.ones(3))
 
 
 def test_a_labeler_learns_labels_of_tokens_that_count(
@@ -121,26 +119,12 @@ def test_settings_of_older_files_are_taken(tmp_path: Path) -> None:
     assert BertTextClassificationConfig.load(tmp_path).hidden_size == 24
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"hidden_size": 10}, "hidden_size 10 is not a multiple of num_attention_heads 4"),
-        ({"hidden_act": "swish"}, "hidden_act: got 'swish'; allowed: gelu, relu"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers: got 0"),
-        ({"hidden_dropout_prob": 1.5}, "hidden_dropout_prob: got 1.5"),
-    ],
-)
-def test_a_config_that_makes_no_network_is_an_error(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        BertConfig(**{**SMALL, **fields})
-
-
-def test_a_text_with_more_tokens_than_positions_is_an_error(classifier: BertTextClassification) -> None:
+def test_a_text_with_more_tokens_than_positions_is_an_error(
+    classifier: BertTextClassification, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(ConfigError, match=r"13 tokens, the model has positions for 12 .*max_length"):
         classifier(torch.ones(1, 13, dtype=torch.int64))
-
-
-def test_the_package_transformers_is_named_where_it_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The package transformers is named where it is absent.
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(UserError, match=r"transformers: pip install transformers"):
         Bert(BertConfig(**SMALL))

@@ -8,7 +8,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from trainwright.data import (
     CharLevelOCRDataCollator,
-    DataError,
     ImageCaptioningDataCollator,
     SequenceLabelingDataCollator,
     SpeechRecognitionDataCollator,
@@ -53,12 +52,6 @@ def test_pictures_and_characters() -> None:
     assert ImageCaptioningDataCollator()(SAMPLES)["labels"].tolist() == [[1, 2, 3], [4, -100, -100]]
 
 
-def test_pictures_of_unequal_sizes_are_reported() -> None:
-    samples = [{"pixel_values": torch.ones(1, 2, 3)}, {"pixel_values": torch.ones(1, 2, 4)}]
-    with pytest.raises(DataError, match=r"\[\(1, 2, 3\), \(1, 2, 4\)\].*size=\(width, height\)"):
-        CharLevelOCRDataCollator()(samples)
-
-
 def test_texts() -> None:
     tokenizer = TextTokenizer(vocabulary=["x"], unk_token=None, pad_token="[END]", eos_token="[END]", bos_token="[B]")
     tokenizer.config.pad_token = "x"
@@ -91,9 +84,7 @@ def test_rows_of_features_stay_floats() -> None:
     got = pad(rows, 0.0)
     assert got.dtype == torch.float32
     assert got.tolist() == pad_sequence(rows, batch_first=True).tolist()
-
-
-def test_empty_rows_are_rows() -> None:
+    # Empty rows are rows.
     assert pad([[], [1, 2]], 9).tolist() == [[9, 9], [1, 2]]
     assert pad([[], []], 9).tolist() == [[9], [9]]
     assert pad_mask([[], [1]]).tolist() == [[0], [1]]

@@ -49,13 +49,6 @@ def test_the_loss_is_that_of_all_paths_counted_by_hand(blank: int) -> None:
     assert ctc_loss(log_probs, labels, blank=blank).item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_time_steps_beyond_the_lengths_do_not_count() -> None:
-    torch.manual_seed(0)
-    log_probs = torch.randn(1, 6, 3).log_softmax(-1)
-    shorter = ctc_loss(log_probs[:, :4], torch.tensor([[1, 2]]), blank=0)
-    assert torch.equal(ctc_loss(log_probs, torch.tensor([[1, 2]]), torch.tensor([4]), blank=0), shorter)
-
-
 def test_gradients_are_torchs_own() -> None:
     torch.manual_seed(0)
     scores = torch.randn(3, 7, 5, requires_grad=True)
@@ -71,12 +64,18 @@ def test_labels_behind_padding_are_found() -> None:
     log_probs = torch.randn(1, 5, 4).log_softmax(-1)
     left, right = torch.tensor([[0, 0, 1, 3]]), torch.tensor([[1, 3, 0, 0]])
     assert torch.equal(ctc_loss(log_probs, left, blank=0), ctc_loss(log_probs, right, blank=0))
-
-
-def test_a_text_without_characters_is_a_text_of_blanks() -> None:
+    # Time steps beyond the lengths do not count.
+    torch.manual_seed(0)
+    log_probs = torch.randn(1, 6, 3).log_softmax(-1)
+    shorter = ctc_loss(log_probs[:, :4], torch.tensor([[1, 2]]), blank=0)
+    assert torch.equal(ctc_loss(log_probs, torch.tensor([[1, 2]]), torch.tensor([4]), blank=0), shorter)
+    # A text without characters is a text of blanks.
     log_probs = torch.randn(1, 4, 3).log_softmax(-1)
     loss = ctc_loss(log_probs, torch.zeros(1, 0, dtype=torch.int64), blank=0)
     assert loss.item() == pytest.approx(-log_probs[0, :, 0].sum().item(), rel=1e-5)
+    # A label that is no character is an error.
+    with pytest.raises(DataError, match="got the id 9; the model has the characters 0 to 3"):
+        ctc_loss(torch.randn(1, 5, 4).log_softmax(-1), torch.tensor([[1, 9]]), blank=0)
 
 
 def test_a_text_longer_than_its_time_steps_counts_nothing_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -91,11 +90,6 @@ def test_a_text_longer_than_its_time_steps_counts_nothing_and_is_logged(caplog: 
     assert scores.grad[1].any()
     (record,) = caplog.records
     assert "7 characters has only 3 time steps" in record.getMessage()
-
-
-def test_a_label_that_is_no_character_is_an_error() -> None:
-    with pytest.raises(DataError, match="got the id 9; the model has the characters 0 to 3"):
-        ctc_loss(torch.randn(1, 5, 4).log_softmax(-1), torch.tensor([[1, 9]]), blank=0)
 
 
 def scores_of(path: list[int], num_classes: int = 4) -> Tensor:
@@ -116,9 +110,7 @@ def test_the_best_path_is_read_without_repeats_and_blanks(blank: int) -> None:
 def test_a_character_may_come_twice_if_a_blank_is_between() -> None:
     assert ctc_greedy_decode(scores_of([1, 1, 0, 1, 2, 2]), blank=0).tolist() == [[1, 1, 2]]
     assert ctc_greedy_decode(scores_of([0, 0]), blank=0).shape == (1, 0)
-
-
-def test_labels_with_a_double_character_are_read_as_they_are() -> None:
+    # Labels with a double character are read as they are.
     ids = ids_of(torch.tensor([[1, 1, 2, 0], [2, -100, -100, -100]]), blank=0)
     assert read_characters(ids, {0: "", 1: "a", 2: "b"}, blank=0) == ["aab", "b"]
     assert read_characters(ids, {0: "<blank>", 1: "a", 2: "b"}, blank=0) == ["aab", "b"]
@@ -247,35 +239,18 @@ def test_labels_may_be_a_list_or_have_text_for_ids() -> None:
         assert CRNNImage2TextConfig(id2label=labels).id2label == {0: "", 1: "1", 2: "2"}
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"id2label": None}, "id2label: got None; it must map"),
-        ({"id2label": {0: "", 2: "b"}}, "1 is missing"),
-        ({"id2label": {0: "a", 1: "b"}}, "id 0 is blank_id.*'a'"),
-        ({"id2label": {"x": ""}}, "id2label: got .*must map whole numbers"),
-        ({"id2label": {}}, "0 is missing"),
-        ({"blank_id": 7}, "blank_id: got 7"),
-        ({"channels": (1, 2)}, "channels: got .* 7 whole numbers"),
-        ({"batch_norm_blocks": (9,)}, "batch_norm_blocks"),
-        ({"map2seq_in_dim": 13}, "multiple of the last of channels, 12"),
-        ({"image_height": 8}, "image_height: got 8"),
-        ({"rnn_dim": 0}, "rnn_dim: got 0"),
-        ({"dropout": 1.0}, "dropout: got 1.0"),
-    ],
-)
-def test_a_config_that_makes_no_network_is_an_error(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises((ConfigError, ConfigTypeError), match=message):
-        CRNNImage2TextConfig(**{**NARROW, **fields})
-
-
-def test_pictures_that_do_not_fit_are_an_error_that_says_what_to_do(model: CRNNImage2Text) -> None:
+def test_pictures_that_do_not_fit_are_an_error_that_says_what_to_do(
+    model: CRNNImage2Text, speech: CTCSpeechRecognition
+) -> None:
     with pytest.raises(ConfigError, match=r"3 channels.*n_channels=1.*gray_scale=True"):
         model(torch.zeros(1, 3, 16, 32))
     with pytest.raises(ConfigError, match=r"shape \(1, 16, 32\); it must be \(batch, channels"):
         model(torch.zeros(1, 16, 32))
     with pytest.raises(ConfigError, match="8 high and 32 wide; they must be at least 16 high"):
         model(torch.zeros(1, 1, 8, 32))
+    # Features of another number are an error.
+    with pytest.raises(ConfigError, match=r"\(1, 8, 5\).*\(batch, frames, features\).*num_features=4"):
+        speech(torch.zeros(1, 8, 5))
 
 
 LABELS = torch.tensor([[1, 2, 1], [2, 2, 0], [1, 0, 0]])
@@ -324,8 +299,3 @@ def test_gradients_are_finite_where_there_is_padding(speech: CTCSpeechRecognitio
     outputs = speech(batch()["input_features"], batch()["attention_mask"])
     speech.compute_loss(outputs["logits"], LABELS, outputs["logit_lengths"]).backward()
     assert all(parameter.grad.isfinite().all() for parameter in speech.parameters())
-
-
-def test_features_of_another_number_are_an_error(speech: CTCSpeechRecognition) -> None:
-    with pytest.raises(ConfigError, match=r"\(1, 8, 5\).*\(batch, frames, features\).*num_features=4"):
-        speech(torch.zeros(1, 8, 5))

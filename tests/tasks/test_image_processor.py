@@ -29,9 +29,7 @@ def test_as_torchvision_does_it(noise: np.ndarray) -> None:
     wanted = F.normalize(F.to_tensor(wanted), [0.1, 0.2, 0.3], [0.5, 0.6, 0.7])
     torch.testing.assert_close(got, wanted[None], rtol=1e-5, atol=1e-6)
     assert got.dtype == torch.float32
-
-
-def test_one_grey_channel(noise: np.ndarray) -> None:
+    # One grey channel.
     got = pixels(noise, size=(16, 8), gray_scale=True, mean=0.5, std=0.5)
     wanted = F.to_tensor(Image.fromarray(noise).convert("L").resize((16, 8), Image.Resampling.BILINEAR))
     torch.testing.assert_close(got, wanted[None] * 2 - 1, rtol=1e-5, atol=1e-6)
@@ -96,6 +94,12 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, noise: np.ndarray) -> None
         pixels(tmp_path / "half.png")
     with pytest.raises(DataError, match=r"absent\.png: there is no such image"):
         pixels(tmp_path / "absent.png")
+    # Unequal sizes make no batch.
+    with pytest.raises(DataError, match=r"different sizes \(30x10, 30x20\).*size=\(width, height\)"):
+        pixels([noise, noise[:10]])
+    # Return tensors is checked.
+    with pytest.raises(ConfigError, match="return_tensors: got 'tf'"):
+        ImageProcessor()(noise, return_tensors="tf")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -114,30 +118,6 @@ def test_what_is_no_picture_is_refused(image: Any, match: str) -> None:
         pixels(image)
 
 
-def test_unequal_sizes_make_no_batch(noise: np.ndarray) -> None:
-    with pytest.raises(DataError, match=r"different sizes \(30x10, 30x20\).*size=\(width, height\)"):
-        pixels([noise, noise[:10]])
-
-
-@pytest.mark.parametrize(
-    ("fields", "match"),
-    [
-        ({"size": 32}, r"size: got 32; it must be \(width, height\)"),
-        ({"size": (32, 0)}, "size"),
-        ({"size": (1.5, 2)}, "size"),
-        ({"resample": "bilinar"}, "mean 'bilinear'"),
-        ({"mean": [0.1, 0.2]}, "a list of 3, one per channel"),
-        ({"mean": [0.1] * 3, "gray_scale": True}, "a list of 1, one per channel"),
-        ({"std": 0.0}, "a number > 0"),
-        ({"mean": "x"}, "mean: got 'x'"),
-        ({"gray_scale": "no"}, "of type bool"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(fields: dict[str, Any], match: str) -> None:
-    with pytest.raises(ConfigError, match=match):
-        ImageProcessorConfig(**fields)
-
-
 @pytest.mark.parametrize("name", ["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"])
 def test_resampling_by_name_and_by_pillows_number(name: str, noise: np.ndarray) -> None:
     method = Image.Resampling[name.upper()]
@@ -145,8 +125,3 @@ def test_resampling_by_name_and_by_pillows_number(name: str, noise: np.ndarray) 
         wanted = F.to_tensor(Image.fromarray(noise).resize((7, 9), method))
         got = pixels(noise, size=(7, 9), resample=resample)
         torch.testing.assert_close(got, wanted[None], rtol=1e-6, atol=0)
-
-
-def test_return_tensors_is_checked(noise: np.ndarray) -> None:
-    with pytest.raises(ConfigError, match="return_tensors: got 'tf'"):
-        ImageProcessor()(noise, return_tensors="tf")  # type: ignore[arg-type]

@@ -61,6 +61,16 @@ def test_a_task_without_metrics_is_an_error():
         metrics_handler_for("text_clasification")
     with pytest.raises(ConfigError, match="no metrics for 'backbone'"):
         metrics_handler_for(TaskType.BACKBONE)
+    # Two metrics with one result are an error.
+    with pytest.raises(ConfigError, match="'accuracy' and 'seqeval' both give 'accuracy'"):
+        MetricsHandler(["accuracy", "seqeval"])
+    handler = MetricsHandler(["accuracy", MetricConfig("seqeval", output_keys=["f1"])])
+    assert list(handler.metrics) == ["accuracy", "seqeval"]
+    # No metrics give nothing.
+    assert fed(TextClassificationMetricsHandler([]), LOGITS, CLASSES, WHOLE) == {}
+    # No samples are an error.
+    with pytest.raises(EvaluationError, match="TextClassificationMetricsHandler has seen no samples"):
+        TextClassificationMetricsHandler().compute()
 
 
 @pytest.mark.parametrize(
@@ -76,22 +86,6 @@ def test_a_task_without_metrics_is_an_error():
 def test_metrics_that_do_not_belong_here_are_an_error(metrics, message):
     with pytest.raises(ConfigError, match=message):
         TextClassificationMetricsHandler(metrics)
-
-
-def test_two_metrics_with_one_result_are_an_error():
-    with pytest.raises(ConfigError, match="'accuracy' and 'seqeval' both give 'accuracy'"):
-        MetricsHandler(["accuracy", "seqeval"])
-    handler = MetricsHandler(["accuracy", MetricConfig("seqeval", output_keys=["f1"])])
-    assert list(handler.metrics) == ["accuracy", "seqeval"]
-
-
-def test_no_metrics_give_nothing():
-    assert fed(TextClassificationMetricsHandler([]), LOGITS, CLASSES, WHOLE) == {}
-
-
-def test_no_samples_are_an_error():
-    with pytest.raises(EvaluationError, match="TextClassificationMetricsHandler has seen no samples"):
-        TextClassificationMetricsHandler().compute()
 
 
 # ---- text classification
@@ -125,21 +119,17 @@ def test_results_are_exact_unless_decimals_are_asked_for():
     rounded = TextClassificationMetricsHandler([MetricConfig("accuracy", n_decimals=2)])
     assert rounded.compute_metrics(*third) == {"accuracy": 0.33}
     assert TextClassificationMetricsHandler([MetricConfig("accuracy")]).compute_metrics(*third) == {"accuracy": 1 / 3}
-
-
-def test_samples_labeled_minus_100_do_not_count():
+    # Half precision and gradients are no matter.
+    logits = LOGITS.bfloat16().requires_grad_()
+    assert TextClassificationMetricsHandler().compute_metrics(logits, CLASSES)["accuracy"] == pytest.approx(
+        sk.accuracy_score(CLASSES, logits.argmax(1))
+    )
+    # Samples labeled minus 100 do not count.
     labels = CLASSES.clone()
     labels[::2] = -100
     kept = labels >= 0
     values = fed(TextClassificationMetricsHandler(), LOGITS, labels, UNEVEN)
     assert values == {"accuracy": sk.accuracy_score(CLASSES[kept], LOGITS.argmax(1)[kept])}
-
-
-def test_half_precision_and_gradients_are_no_matter():
-    logits = LOGITS.bfloat16().requires_grad_()
-    assert TextClassificationMetricsHandler().compute_metrics(logits, CLASSES)["accuracy"] == pytest.approx(
-        sk.accuracy_score(CLASSES, logits.argmax(1))
-    )
 
 
 @pytest.mark.parametrize(
@@ -300,6 +290,14 @@ def test_own_compute_metrics_gets_the_whole_data_set():
     assert not predictions.requires_grad
     assert torch.equal(labels, CLASSES)
     assert type(values["share"]) is float
+    # Batches may be written to after the update.
+    handler, batch, target = Share(), LOGITS[:2].clone(), CLASSES[:2].clone()
+    handler.update(batch, target)
+    batch.zero_()
+    target.zero_()
+    handler.compute()
+    assert torch.equal(handler.seen[0], LOGITS[:2])
+    assert torch.equal(handler.seen[1], CLASSES[:2])
 
 
 def test_own_compute_metrics_gets_a_list_of_samples_where_shapes_differ():
@@ -319,8 +317,7 @@ def test_own_compute_metrics_may_build_on_the_tasks():
 
     assert fed(More(), LOGITS, CLASSES, UNEVEN) == {"accuracy": EXPECTED["accuracy"], "samples": N}
 
-
-def test_own_names_need_no_metric_of_ours():
+    # Own names need no metric of ours.
     class Named(Share):
         valid_metrics = ("share", "accuracy")
 
@@ -351,13 +348,3 @@ def test_the_base_computes_any_metric():
             return {"count": len(predictions)}
 
     assert fed(TextClassificationMetricsHandler([Count()]), LOGITS, CLASSES, UNEVEN) == {"count": N}
-
-
-def test_batches_may_be_written_to_after_the_update():
-    handler, batch, target = Share(), LOGITS[:2].clone(), CLASSES[:2].clone()
-    handler.update(batch, target)
-    batch.zero_()
-    target.zero_()
-    handler.compute()
-    assert torch.equal(handler.seen[0], LOGITS[:2])
-    assert torch.equal(handler.seen[1], CLASSES[:2])

@@ -42,9 +42,7 @@ def test_one_of_ones_own_is_saved_and_found_by_its_name(tmp_path: Path) -> None:
     loaded = Preprocessor.load(tmp_path)
     assert type(loaded) is Shout
     assert loaded("a") == "A?"
-
-
-def test_the_config_is_a_copy() -> None:
+    # The config is a copy.
     config = ShoutConfig()
     assert Shout(config, mark="?").config.mark == "?"
     assert config.mark == "!"
@@ -83,11 +81,15 @@ def test_several_are_a_container(tmp_path: Path) -> None:
     assert PreprocessorsContainer([Shout()]).tokenizer is None
 
 
-def test_a_container_holds_one_of_each_name() -> None:
+def test_a_container_holds_one_of_each_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="two have the name 'test_shout'"):
         PreprocessorsContainer([Shout(), Shout()])
     with pytest.raises(ConfigTypeError, match="got str"):
         PreprocessorsContainer(["shout"])  # type: ignore[list-item]
+    # Overrides need one to be for.
+    PreprocessorsContainer([Shout(), TextNormalizer()]).save(tmp_path)
+    with pytest.raises(ConfigError):
+        Preprocessor.load(tmp_path, mark="?")
 
 
 def test_from_and_to_a_hub(hub: HubServer) -> None:
@@ -124,12 +126,6 @@ def test_unknown_names_and_keys_are_reported_with_the_file_and_the_nearest(tmp_p
     path.write_text("config_type: preprocessor\nsize: [1, 2]\n")
     with pytest.raises(ConfigError, match="has no key 'name'"):
         Preprocessor.load(tmp_path)
-
-
-def test_overrides_need_one_to_be_for(tmp_path: Path) -> None:
-    PreprocessorsContainer([Shout(), TextNormalizer()]).save(tmp_path)
-    with pytest.raises(ConfigError):
-        Preprocessor.load(tmp_path, mark="?")
 
 
 @pytest.mark.parametrize("given", [[Shout(), TextNormalizer()], {"x": TextNormalizer()}, TextNormalizer()], ids=type)

@@ -99,17 +99,15 @@ def test_broken_rows_are_named(name: str, content: str, match: str, tmp_path: Pa
         read_rows(tmp_path / name)
 
 
-def test_another_encoding_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_bytes("x\né\n".encode("latin-1"))
-    with pytest.raises(DataError, match=r"a\.csv: is not UTF-8.*Save it as UTF-8"):
-        read_rows(tmp_path / "a.csv")
-
-
 def test_missing_columns_are_reported_with_the_nearest(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("image,lable\n1,2\n")
     with pytest.raises(ConfigKeyError, match=r"no column 'label'. Did you mean 'lable'\?") as caught:
         check_columns(tmp_path / "a.csv", read_rows(tmp_path / "a.csv")[0], ["image_path", "label"])
     assert "no column 'image_path'" in str(caught.value)
+    # Another encoding is reported.
+    (tmp_path / "a.csv").write_bytes("x\né\n".encode("latin-1"))
+    with pytest.raises(DataError, match=r"a\.csv: is not UTF-8.*Save it as UTF-8"):
+        read_rows(tmp_path / "a.csv")
 
 
 def test_many_faults_are_one_error() -> None:

@@ -13,7 +13,6 @@ from trainwright.data import (
     SequenceLabelingDataset,
     TextClassificationDataset,
     TextGenerationDataset,
-    TextGenerationDatasetConfig,
     TextNormalizer,
     TextTokenizer,
 )
@@ -136,9 +135,7 @@ def test_tokens_and_labels(tags: Path) -> None:
     assert words[0]["labels"] == [-100, 2, 0, 1, -100]  # a word that is unknown has its label all the same
     batch = dataset.data_collator([dataset[0], dataset[1]])
     assert batch["labels"][1].tolist() == [-100, 2, -100, -100, -100] + [-100] * 7
-
-
-def test_a_cut_text_has_as_many_labels(tags: Path) -> None:
+    # A cut text has as many labels.
     sample = SequenceLabelingDataset.load(tags, "train", TOKENIZER, max_length=7)[0]
     assert sample["labels"] == [-100, 2, -100, -100, -100, 0, -100]
     assert len(sample["token_ids"]) == 7
@@ -234,6 +231,10 @@ def test_the_answer_is_learned_and_the_prompt_is_not(tmp_path: Path, make: Calla
     assert GENERATION_TOKENIZER.encode("abc\n") == sample["token_ids"][:5]  # how a prompt is written
     other = TextGenerationDataset.load(tmp_path, "train", GENERATION_TOKENIZER, separator="[EOS]")[0]
     assert other["token_ids"] == [BOS, *ids("abc"), EOS, *ids("de"), EOS]
+    # The tokenizers own length holds for the whole.
+    make("csv", tmp_path / "train.csv", ["source", "target"], [["abc", "de"]])
+    tokenizer = TextTokenizer(GENERATION_TOKENIZER.config, GENERATION_TOKENIZER.vocabulary, max_length=6)
+    assert TextGenerationDataset.load(tmp_path, "train", tokenizer)[0]["token_ids"] == [BOS, *ids("a\nde"), EOS]
 
 
 def test_what_is_too_long_loses_the_end_of_its_source_first(tmp_path: Path, make: Callable) -> None:
@@ -259,15 +260,7 @@ def test_a_text_file_is_cut_into_samples(tmp_path: Path) -> None:
     assert GENERATION_TOKENIZER.decode([sample["token_ids"] for sample in dataset]) == ["abcd", "ef\na", "bc"]
 
 
-def test_the_tokenizers_own_length_holds_for_the_whole(tmp_path: Path, make: Callable) -> None:
-    make("csv", tmp_path / "train.csv", ["source", "target"], [["abc", "de"]])
-    tokenizer = TextTokenizer(GENERATION_TOKENIZER.config, GENERATION_TOKENIZER.vocabulary, max_length=6)
-    assert TextGenerationDataset.load(tmp_path, "train", tokenizer)[0]["token_ids"] == [BOS, *ids("a\nde"), EOS]
-
-
 def test_what_is_wrong_is_reported(tmp_path: Path, make: Callable) -> None:
-    with pytest.raises(ConfigError, match="block_size: got 0"):
-        TextGenerationDatasetConfig(block_size=0)
     make("jsonl", tmp_path / "train.jsonl", [{"source": "a", "target": ""}, {"source": 1, "target": "b"}])
     with pytest.raises(DataError) as caught:
         TextGenerationDataset.load(tmp_path, "train")

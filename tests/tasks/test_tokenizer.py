@@ -17,9 +17,7 @@ from trainwright.data import (
     HFTokenizer,
     Preprocessor,
     TextNormalizer,
-    TextNormalizerConfig,
     TextTokenizer,
-    TextTokenizerConfig,
 )
 
 TEXTS = ["def to_be(x): return x", "to be or not to be", "سلام ۱۲۳"]
@@ -47,6 +45,10 @@ def test_words_and_their_ids() -> None:
     assert tokenizer.decode([2, 4, 6, 1, 3, -100]) == ["a ,"]
     assert tokenizer.decode([[4, 1]], skip_special_tokens=False) == ["a [UNK]"]
     assert tokenizer.vocab_size == 7
+    # The vocabulary may be smaller.
+    texts = ["a a a b b c"]
+    assert TextTokenizer.train(texts, vocab_size=6).vocabulary == ["a", "b"]
+    assert TextTokenizer.train(texts, min_frequency=2).vocabulary == ["a", "b"]
 
 
 @pytest.mark.parametrize("level", ["word", "char", "byte"])
@@ -62,18 +64,6 @@ def test_words_are_those_of_pythons_regular_expressions() -> None:
     assert TextTokenizer().split(text) == re.findall(r"\w+|[^\w\s]", text)
 
 
-def test_the_package_tokenizers_is_named_where_it_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(UserError, match=r"tokenizers: pip install tokenizers"):
-        TextTokenizer()
-
-
-def test_the_vocabulary_may_be_smaller() -> None:
-    texts = ["a a a b b c"]
-    assert TextTokenizer.train(texts, vocab_size=6).vocabulary == ["a", "b"]
-    assert TextTokenizer.train(texts, min_frequency=2).vocabulary == ["a", "b"]
-
-
 @pytest.mark.parametrize(("level", "vocabulary"), [("word", ["**", "a", "'...'"]), ("char", ["*", ".", "'", "a"])])
 def test_a_vocabulary_of_texts_that_are_split_already(level: str, vocabulary: list[str]) -> None:
     texts = [["**", "a"], ("**", "a", "'...'", "")]
@@ -82,7 +72,7 @@ def test_a_vocabulary_of_texts_that_are_split_already(level: str, vocabulary: li
     assert tokenizer.unk_token_id not in tokenizer.encode_words(["a", "'...'", "**"])[0]
 
 
-def test_a_batch_is_padded() -> None:
+def test_a_batch_is_padded(wordpiece: Any) -> None:
     tokenizer = TextTokenizer.train(TEXTS, level="char", add_eos=False)
     batch = tokenizer(["to", "t"], return_tensors="torch")
     t, o = tokenizer.token_id("t"), tokenizer.token_id("o")
@@ -90,14 +80,15 @@ def test_a_batch_is_padded() -> None:
     assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
     assert tokenizer("to")["attention_mask"] == [[1, 1, 1]]
     assert tokenizer.decode(batch["token_ids"]) == ["to", "t"]
-
-
-def test_long_texts_are_cut_with_their_end_token() -> None:
+    # Long texts are cut with their end token.
     tokenizer = TextTokenizer.train(TEXTS, level="char", max_length=4)
     assert len(tokenizer.encode("to be")) == 4
     assert tokenizer.encode("to be")[-1] == tokenizer.eos_token_id
     assert len(tokenizer.encode("to be", max_length=3)) == 3
     assert tokenizer.encode("to be", max_length=2, add_special_tokens=False) == tokenizer.encode("to")[1:-1]
+    # Ids are int64.
+    for tokenizer in (HFTokenizer(tokenizer=wordpiece), TextTokenizer.train(TEXTS)):
+        assert tokenizer(["to", "to be"], return_tensors="torch")["token_ids"].dtype == torch.int64
 
 
 def test_words_that_are_split_already() -> None:
@@ -118,11 +109,7 @@ def test_saved_and_loaded_it_is_the_same(level: str, tmp_path: Path) -> None:
     assert loaded("a\n\u2028b\u200c۱ 1.5 true null") == tokenizer("a\n\u2028b\u200c۱ 1.5 true null")
 
 
-def test_what_is_wrong_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="level: got 'letter'"):
-        TextTokenizerConfig(level="letter")
-    with pytest.raises(ConfigError, match="max_length: got 0"):
-        TextTokenizerConfig(max_length=0)
+def test_what_is_wrong_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="occurs twice"):
         TextTokenizer(vocabulary=["a", "a"])
     with pytest.raises(ConfigTypeError, match="got int"):
@@ -136,6 +123,10 @@ def test_what_is_wrong_is_reported(tmp_path: Path) -> None:
     (tmp_path / "preprocessor" / "vocabulary.json").unlink()
     with pytest.raises(MissingFileError, match=r"vocabulary\.json"):
         Preprocessor.load(tmp_path)
+    # The package tokenizers is named where it is absent.
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(UserError, match=r"tokenizers: pip install tokenizers"):
+        TextTokenizer()
 
 
 @pytest.fixture
@@ -214,26 +205,10 @@ def test_a_file_that_is_none_is_reported(tmp_path: Path) -> None:
         HFTokenizer()
 
 
-def test_ids_are_int64(wordpiece: Any) -> None:
-    for tokenizer in (HFTokenizer(tokenizer=wordpiece), TextTokenizer.train(TEXTS)):
-        assert tokenizer(["to", "to be"], return_tensors="torch")["token_ids"].dtype == torch.int64
-
-
-def test_what_looks_the_same_is_the_same() -> None:
+def test_the_text_normalizer() -> None:
     normalizer = TextNormalizer()
     assert normalizer(["ﬁn", "e\u0301", " a\t\n b ", "①"]) == ["fin", "é", "a b", "1"]
     assert normalizer("Ａ") == "A"
-
-
-def test_settings() -> None:
+    # Settings.
     assert TextNormalizer(form="", collapse_spaces=False)(" ﬁ ") == " ﬁ "
     assert TextNormalizer(lowercase=True, replace_patterns=[["ي", "ی"], [r"\d+", "0"]])("AB ي 123") == "ab ی 0"
-
-
-def test_wrong_settings_are_reported() -> None:
-    with pytest.raises(ConfigError, match="form: got 'NFX'"):
-        TextNormalizerConfig(form="NFX")
-    with pytest.raises(ConfigError, match=r"replace_patterns: got \['\(', ''\]"):
-        TextNormalizerConfig(replace_patterns=[["(", ""]])
-    with pytest.raises(ConfigError, match="replace_patterns: got 'a'"):
-        TextNormalizerConfig(replace_patterns=["a"])

@@ -53,9 +53,7 @@ def test_labels_are_seqevals():
     assert build_metric("seqeval").compute(found, true, None) == pytest.approx(expected)
     strict = build_metric("seqeval", mode="strict", scheme="IOB2", output_keys=["f1"]).compute(found, true)
     assert strict == {"f1": round(expected["f1"], 4)}
-
-
-def test_no_spans_at_all_are_no_warning():
+    # No spans at all are no warning.
     assert build_metric("seqeval").compute([["O", "O"]], [["O", "O"]])["f1"] == 0
     assert build_metric("seqeval").compute([[]], [[]])["accuracy"] == 0
 
@@ -72,9 +70,7 @@ def test_the_character_error_rate_counts_by_hand():
     assert build_metric("cer").compute(["sitting", "", "xy"], ["kitten", "ab", ""], None) == {"cer": 7 / 8}
     assert build_metric("cer").compute(["۱۲ب۳۴۵"], ["۱۲ب۳۴۶"], None) == {"cer": 1 / 6}
     assert build_metric("wer").compute(["a  b\nc"], ["a b c"], None) == {"wer": 0.0}
-
-
-def test_empty_references_have_no_errors_or_all():
+    # Empty references have no errors or all.
     assert build_metric("cer").compute(["", ""], ["", ""]) == {"cer": 0.0}
     assert build_metric("wer").compute(["a", ""], ["", ""]) == {"wer": 1.0}
 
@@ -84,6 +80,13 @@ def test_rouge_is_rouge_scores_mean():
     each = [scorer.score(reference, text) for reference, text in zip(REFERENCES, WRITTEN, strict=True)]
     expected = {key: sum(scores[key].fmeasure for scores in each) / len(each) for key in each[0]}
     assert build_metric("rouge").compute(WRITTEN, REFERENCES, None) == pytest.approx(expected, abs=1e-12)
+    # Rouge takes several references and stems.
+    assert build_metric("rouge").compute(["a b"], [["c d", "a b"]])["rouge1"] == 1
+    assert build_metric("rouge", use_stemmer=True).compute(["walking"], ["walked"])["rouge1"] == 1
+    # Words are not cut at their marks.
+    assert Words().tokenize("हिन्दी में") == ["हिन्दी", "में"]
+    assert Words().tokenize("می\u200cروم!") == ["می\u200cروم"]
+    assert Words().tokenize("snake_case, 3.14") == ["snake", "case", "3", "14"]
 
 
 @pytest.mark.parametrize(
@@ -93,17 +96,6 @@ def test_rouge_knows_the_words_of_all_scripts(text):
     scores = build_metric("rouge").compute([text], [text])
     assert scores["rouge1"] == scores["rougeL"] == 1
     assert build_metric("rouge").compute([text[: len(text) // 2]], [text])["rouge1"] < 1
-
-
-def test_words_are_not_cut_at_their_marks():
-    assert Words().tokenize("हिन्दी में") == ["हिन्दी", "में"]
-    assert Words().tokenize("می\u200cروم!") == ["می\u200cروم"]
-    assert Words().tokenize("snake_case, 3.14") == ["snake", "case", "3", "14"]
-
-
-def test_rouge_takes_several_references_and_stems():
-    assert build_metric("rouge").compute(["a b"], [["c d", "a b"]])["rouge1"] == 1
-    assert build_metric("rouge", use_stemmer=True).compute(["walking"], ["walked"])["rouge1"] == 1
 
 
 def test_bleu_is_sacrebleus_in_0_to_1():
@@ -138,17 +130,19 @@ def test_a_metric_config_is_honoured():
     metric = build_metric(config)
     assert metric.objective == "minimize"
     assert metric.compute(["walking far on"], ["walked far"]) == {"rouge1": 0.8}
-
-
-def test_the_arguments_may_come_as_a_config():
+    # The arguments may come as a config.
     for config in (MetricConfig("accuracy", n_decimals=1), {"n_decimals": 1}):
         assert build_metric("accuracy", config).compute([1, 0, 0], [1, 1, 0]) == {"accuracy": 0.7}
     assert build_metric("accuracy", {"n_decimals": 1}, n_decimals=2).compute([1, 0, 0], [1, 1, 0]) == {"accuracy": 0.67}
 
 
-def test_results_that_are_no_numbers_are_refused():
+def test_results_that_are_no_numbers_are_refused(monkeypatch):
     with pytest.raises(EvaluationError, match=r"ConfusionMatrix .*\(8, 8\)"):
         build_metric("ConfusionMatrix").compute(FOUND, TRUE)
+    # An absent package is one sentence.
+    monkeypatch.setitem(__import__("sys").modules, "sacrebleu.metrics", None)
+    with pytest.raises(UserError, match=r"bleu .*sacrebleu: pip install sacrebleu"):
+        build_metric("bleu").compute(["a"], ["a"])
 
 
 def test_decimals_and_keys():
@@ -178,12 +172,6 @@ def test_decimals_and_keys():
 def test_what_is_wrong_is_said(make, message):
     with pytest.raises(UserError, match=message):
         make()
-
-
-def test_an_absent_package_is_one_sentence(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "sacrebleu.metrics", None)
-    with pytest.raises(UserError, match=r"bleu .*sacrebleu: pip install sacrebleu"):
-        build_metric("bleu").compute(["a"], ["a"])
 
 
 def test_a_metric_of_ones_own():

@@ -48,9 +48,7 @@ def test_a_class_that_comes_late_is_counted_among_class_indices():
     assert metric.compute() == 1
     metric.update(found[2:], true[2:])
     assert float(metric.compute()) == pytest.approx(sk.f1_score(true, found, average="macro"))
-
-
-def test_logits_within_0_and_1_are_logits_where_that_is_said():
+    # Logits within 0 and 1 are logits where that is said.
     scores, targets = torch.tensor([0.1, 0.4, 0.9]), torch.tensor([1, 1, 1])
     assert fed("Accuracy", scores, targets, (0, 3)).compute() == pytest.approx(1 / 3)
     assert fed("Accuracy", scores, targets, (0, 3), from_logits=True).compute() == 1
@@ -68,9 +66,7 @@ def test_a_wrong_batch_among_right_ones_is_found():
     metric.update(LOGITS, CLASSES[:-1])
     with pytest.raises(EvaluationError, match=r"\(90, 5\) float32 and targets \(89,\) int64"):
         metric.compute()
-
-
-def test_two_wrong_batches_do_not_make_a_right_one():
+    # Two wrong batches do not make a right one.
     metric = fed("Accuracy", LOGITS, CLASSES)
     metric.update(LOGITS[:10], CLASSES[:9])
     metric.update(LOGITS[:9], CLASSES[:10])
@@ -86,6 +82,12 @@ def test_no_samples_are_an_error():
     metric.reset()
     with pytest.raises(EvaluationError, match="no samples"):
         metric.compute()
+    # Fresh ones are made alike and empty.
+    metric = fed("F1Score", LOGITS, CLASSES, average="macro")
+    other = metric.fresh()
+    assert repr(other) == repr(metric)
+    with pytest.raises(EvaluationError, match="no samples"):
+        other.compute()
 
 
 ARGUMENTS = {
@@ -208,14 +210,6 @@ def test_a_state_is_a_copy_and_only_for_the_same_metric():
     assert again.compute() == value
     with pytest.raises(ConfigError, match="saved state is of Accuracy"):
         TMMetrics("F1Score").load_state_dict(state)
-
-
-def test_fresh_ones_are_made_alike_and_empty():
-    metric = fed("F1Score", LOGITS, CLASSES, average="macro")
-    other = metric.fresh()
-    assert repr(other) == repr(metric)
-    with pytest.raises(EvaluationError, match="no samples"):
-        other.compute()
 
 
 def test_other_inputs_go_to_torchmetrics_as_they_are():

@@ -45,15 +45,6 @@ def test_a_line_shows_where_the_run_is_and_how_fast(lines, caplog, clock):
     assert caplog.records[0].name == "trainwright.events"
 
 
-def test_losses_are_the_median_of_the_last_twenty_iterations(lines):
-    storage = EventStorage()
-    for iteration in range(50):
-        storage.iter = iteration
-        storage.put_scalar("losses/box_loss", float(iteration))
-    ConsoleWriter(1, 50).write(storage)
-    assert lines() == ["iteration 50/50  losses/box_loss 39.50"]
-
-
 def test_the_eta_is_that_of_this_process_and_of_its_last_lines(lines, clock):
     storage, writer = EventStorage(100), ConsoleWriter(0, 4_100)
     storage.put_scalar("time", 1000.0)  # of another machine

@@ -153,23 +153,24 @@ class TestKernel:
         assert "Epoch 1/8" not in text
         assert "samples/s" not in text
 
-    def test_an_interrupt_leaves_an_ended_bar(self, notebook: Any) -> None:
-        outputs = outputs_of(notebook, "interrupted")
+    @pytest.mark.parametrize(
+        ("cell", "state", "epoch", "error"),
+        [
+            ("interrupted", "interrupted", "Epoch 4/8", "KeyboardInterrupt"),
+            ("failed", "failed: ZeroDivisionError", "", "ZeroDivisionError"),
+            ("own loop", "failed: LookupError", "", "LookupError"),
+            ("again", "finished", "Epoch 2/2", None),
+        ],
+    )
+    def test_a_bar_shows_how_its_training_ended(
+        self, cell: str, state: str, epoch: str, error: str | None, notebook: Any
+    ) -> None:
+        outputs = outputs_of(notebook, cell)
         (html,) = displays(outputs)
-        assert ">interrupted</b>" in html
-        assert "Epoch 4/8" in html
-        assert outputs[-1].ename == "KeyboardInterrupt"
-        assert "saved after iteration" in printed(outputs)
-
-    def test_an_error_leaves_a_bar_with_its_name(self, notebook: Any) -> None:
-        outputs = outputs_of(notebook, "failed")
-        (html,) = displays(outputs)
-        assert ">failed: ZeroDivisionError</b>" in html
-        assert outputs[-1].ename == "ZeroDivisionError"
-
-    def test_an_error_in_an_own_loop_ends_its_bar(self, notebook: Any) -> None:
-        (html,) = displays(outputs_of(notebook, "own loop"))
-        assert ">failed: LookupError</b>" in html
+        assert f">{state}</b>" in html
+        assert epoch in html
+        assert outputs[-1].get("ename") == error
+        assert ("saved after iteration" in printed(outputs)) == (cell == "interrupted")
 
     def test_two_trainings_of_a_cell_have_a_display_each_in_the_order_of_the_text(self, notebook: Any) -> None:
         outputs = outputs_of(notebook, "two")
@@ -184,11 +185,6 @@ class TestKernel:
         head, *rows = rows_of(html)
         assert {"iteration", "eval_loss", "eval_accuracy"} <= {*head}
         assert [row[0] for row in rows] == ["20", "40", "46"]
-
-    def test_a_cell_may_run_again(self, notebook: Any) -> None:
-        (html,) = displays(outputs_of(notebook, "again"))
-        assert ">finished</b>" in html
-        assert "Epoch 2/2" in html
 
     def test_the_setting_turns_the_display_off_in_config_files(self, notebook: Any) -> None:
         outputs = outputs_of(notebook, "off")
@@ -208,9 +204,7 @@ class TestKernel:
         trainer = next(c for c in notebook.cells if c.source == "trainer").outputs[0].data["text/html"]
         assert all(word in trainer for word in ("4,810 parameters", "368 of 368 done", "eval_loss", "<svg"))
         assert displays(outputs_of(notebook, "early_stopping=None"))[0].count("<tr>") == 5
-
-    def test_configs_of_other_programs_keep_their_text(self, notebook: Any) -> None:
-        assert displays(outputs_of(notebook, "foreign")) == []
+        assert displays(outputs_of(notebook, "foreign")) == []  # configs of other programs
 
 
 # Without a kernel.

@@ -261,7 +261,7 @@ def test_values_are_exact_and_odd_names_survive(tmp_path):
     assert math.isnan(float(row[3]))
 
 
-@pytest.mark.parametrize("kind", [JSONWriter, CSVWriter])
+@pytest.mark.parametrize("kind", [JSONWriter, CSVWriter, TensorBoardWriter])
 def test_the_constructor_and_an_empty_storage_create_nothing(tmp_path, kind):
     writer = kind(tmp_path / "metrics")
     writer.write(EventStorage())
@@ -289,42 +289,39 @@ def test_a_table_with_a_field_of_megabytes_is_kept_beside(tmp_path):
     assert (tmp_path / "metrics.csv.old").read_text() == content
 
 
-class TestLossWriter:
-    """Every loss, with all its digits, once for each iteration."""
+def write_losses(path, start, end, every=2, losses=lambda iteration: 1 / (iteration + 3)):
+    writer = LossWriter(path)
+    with EventStorage(start) as storage:
+        for iteration in range(start, end):
+            storage.iter = iteration
+            storage.put_scalar("total_loss", losses(iteration))
+            if (iteration + 1) % every == 0:
+                writer.write(storage)
+        writer.write(storage)
+    writer.close()
 
-    def write(self, path, start, end, every=2, losses=lambda iteration: 1 / (iteration + 3)):
-        writer = LossWriter(path)
-        with EventStorage(start) as storage:
-            for iteration in range(start, end):
-                storage.iter = iteration
-                storage.put_scalar("total_loss", losses(iteration))
-                if (iteration + 1) % every == 0:
-                    writer.write(storage)
-            writer.write(storage)
-        writer.close()
 
-    def rows(self, path):
-        lines = path.read_text().splitlines()
-        return [(int(row["iteration"]), float(row["total_loss"])) for row in csv.DictReader(lines)]
+def losses_of(path):
+    lines = path.read_text().splitlines()
+    return [(int(row["iteration"]), float(row["total_loss"])) for row in csv.DictReader(lines)]
 
-    def test_the_file_has_every_loss_exactly(self, tmp_path):
-        self.write(tmp_path / "losses.csv", 0, 7, every=3)
-        assert self.rows(tmp_path / "losses.csv") == [(at, 1 / (at + 3)) for at in range(7)]
 
-    @pytest.mark.parametrize("again", [0, 3, 6])
-    def test_a_resume_replaces_the_rows_that_it_repeats(self, tmp_path, again):
-        path = tmp_path / "losses.csv"
-        self.write(path, 0, 7)
-        with path.open("a") as file:
-            file.write("garbage\n,\n7,0.12")  # of a crash
-        self.write(path, again, 9, losses=float)
-        known = 0 if again == 0 else again
-        assert self.rows(path) == [(at, 1 / (at + 3) if at < known else float(at)) for at in range(9)]
-        assert (tmp_path / "losses.csv.old").exists() == (again == 0)
+def test_losses_csv_has_every_loss_exactly(tmp_path):
+    write_losses(tmp_path / "losses.csv", 0, 7, every=3)
+    assert losses_of(tmp_path / "losses.csv") == [(at, 1 / (at + 3)) for at in range(7)]
+    write_losses(tmp_path / "other.csv", 0, 2, losses=lambda iteration: math.nan if iteration else math.inf)
+    assert (tmp_path / "other.csv").read_text().splitlines()[1:] == ["0,inf", "1,nan"]
 
-    def test_values_that_are_not_finite_are_written(self, tmp_path):
-        self.write(tmp_path / "losses.csv", 0, 2, losses=lambda iteration: math.nan if iteration else math.inf)
-        assert (tmp_path / "losses.csv").read_text().splitlines()[1:] == ["0,inf", "1,nan"]
+
+@pytest.mark.parametrize("again", [0, 3, 6])
+def test_a_resume_replaces_the_losses_that_it_repeats(tmp_path, again):
+    path = tmp_path / "losses.csv"
+    write_losses(path, 0, 7)
+    with path.open("a") as file:
+        file.write("garbage\n,\n7,0.12")  # of a crash
+    write_losses(path, again, 9, losses=float)
+    assert losses_of(path) == [(at, 1 / (at + 3) if at < again else float(at)) for at in range(9)]
+    assert (tmp_path / "losses.csv.old").exists() == (again == 0)
 
 
 @pytest.mark.parametrize("moves", ["file", "folder"])

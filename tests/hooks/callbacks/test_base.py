@@ -25,6 +25,8 @@ def test_a_flag_that_there_is_not_is_refused() -> None:
         TrainerControl().should_stop = True  # type: ignore[attr-defined]
     with pytest.raises(ConfigTypeError, match="register_hooks"):
         CallbackList([HookBase()])  # type: ignore[list-item]
+    with pytest.raises(ConfigError, match="steps_per_epoch: got 0"):
+        RunCallbacks(CallbackList(), steps_per_epoch=0)
 
 
 class First(Recorder):
@@ -51,12 +53,9 @@ def test_a_list_adds_and_takes_out() -> None:
         callbacks.add_callback(Second)  # type: ignore[arg-type]
     with pytest.raises(ConfigTypeError, match="must be a Callback"):
         CallbackList([print])  # type: ignore[list-item]
-
-
-def test_singleton_takes_all_of_the_class_out() -> None:
-    callbacks = CallbackList([First(), First(), Second(), First()])
-    callbacks.add_callback(First())
-    assert repr(callbacks) == "CallbackList([Second, First])"
+    several = CallbackList([First(), First(), Second(), First()])
+    several.add_callback(First())  # takes all of its class out
+    assert repr(several) == "CallbackList([Second, First])"
 
 
 def test_callbacks_that_come_and_go_in_the_middle() -> None:
@@ -77,8 +76,3 @@ def test_callbacks_that_come_and_go_in_the_middle() -> None:
     assert guest.calls[-1] == "train_end"
     assert host.calls[-1] == "batch_begin [tensor(4), 'label']"  # a call that has begun is finished
     assert len([call for call in last.calls if call.startswith("train_batch_begin")]) == 6  # none was skipped
-
-
-def test_an_impossible_epoch_is_refused() -> None:
-    with pytest.raises(ConfigError, match="steps_per_epoch: got 0"):
-        RunCallbacks(CallbackList(), steps_per_epoch=0)

@@ -37,13 +37,18 @@ EVALUATION = [
 
 
 def test_the_order_of_calls_over_two_epochs_of_three_batches() -> None:
-    recorder = Recorder()
-    SmallTrainer([recorder]).train(0, 6)
+    recorder, both = Recorder(), list[str]()
+    SmallTrainer([Recorder("a", both), recorder, Recorder("b", both)]).train(0, 6)
     epochs = [
         ["epoch_begin 1", *batch_calls([1, 2, 3]), *EVALUATION, "epoch_end 1"],
         ["epoch_begin 2", *batch_calls([4, 5, 6]), *EVALUATION, "epoch_end 2"],
     ]
     assert recorder.calls == ["train_begin", *epochs[0], *epochs[1], "train_end"]
+    # First in, first called; each finishes a batch before the next.
+    assert [call.split()[:2] for call in both[2:8]] == [
+        ["a", "epoch_begin"], ["b", "epoch_begin"],
+        ["a", "train_batch_begin"], ["a", "batch_begin"], ["b", "train_batch_begin"], ["b", "batch_begin"],
+    ]  # fmt: skip
 
 
 def test_micro_batches_of_a_window_have_their_own_calls() -> None:
@@ -52,15 +57,6 @@ def test_micro_batches_of_a_window_have_their_own_calls() -> None:
     begun = [call for call in recorder.calls if call.startswith(("train_batch", "epoch", "eval_begin"))]
     whole = [call for call in batch_calls([1, 2, 3]) if call.startswith("train")]
     assert begun[:9] == ["epoch_begin 1", *whole, "eval_begin", "epoch_end 1"]
-
-
-def test_callbacks_are_called_first_in_first_called_and_each_finishes_a_batch_before_the_next() -> None:
-    calls: list[str] = []
-    SmallTrainer([Recorder("a", calls), Recorder("b", calls)]).train(0, 1)
-    assert [c.split()[:2] for c in calls[:8]] == [
-        ["a", "train_begin"], ["b", "train_begin"], ["a", "epoch_begin"], ["b", "epoch_begin"],
-        ["a", "train_batch_begin"], ["a", "batch_begin"], ["b", "train_batch_begin"], ["b", "batch_begin"],
-    ]  # fmt: skip
 
 
 def test_a_training_without_handed_batches_has_one_for_each_iteration() -> None:
@@ -156,16 +152,12 @@ def test_other_wishes_are_granted_once() -> None:
     assert trainer.bridge.control == TrainerControl()
 
 
-@pytest.mark.parametrize("wish", ["should_evaluate", "should_log", "should_epoch_stop"])
+@pytest.mark.parametrize("wish", ["should_evaluate", "should_log", "should_epoch_stop", "should_save"])
 def test_a_wish_that_cannot_be_granted_is_an_error(wish: str) -> None:
+    trainer = SmallTrainer([Wishing(wish, 1)])
+    if wish == "should_save":
+        del trainer.checkpointer
     with pytest.raises(ConfigError, match=wish):
-        SmallTrainer([Wishing(wish, 1)]).train(0, 6)
-
-
-def test_a_save_without_a_checkpointer_is_an_error() -> None:
-    trainer = SmallTrainer([Wishing("should_save", 1)])
-    del trainer.checkpointer
-    with pytest.raises(ConfigError, match=r"should_save.*no checkpointer"):
         trainer.train(0, 6)
 
 
@@ -224,13 +216,6 @@ def test_a_checkpoint_from_before_the_last_evaluation_is_resumed(
     trainer.checkpointer.load(tmp_path / "model_final")
     trainer.train(3, max_iter)
     assert [call for call in recorder.calls if call.startswith("epoch")] == calls
-
-
-def test_two_callbacks_of_a_class_keep_two_states() -> None:
-    before, now = [Counting(), Counting()], [Counting(), Counting()]
-    before[0].seen, before[1].seen = [(1, 0.5)], [(2, 0.25)]
-    CallbackList(now).load_state_dict(CallbackList(before).state_dict())
-    assert [callback.seen for callback in now] == [[(1, 0.5)], [(2, 0.25)]]
 
 
 def test_states_without_a_callback_and_callbacks_without_a_state_are_reported(caplog: pytest.LogCaptureFixture) -> None:

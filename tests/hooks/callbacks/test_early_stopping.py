@@ -101,10 +101,7 @@ def test_a_misspelt_monitor_is_an_error_at_the_first_evaluation(tmp_path: Path) 
     with pytest.raises(ConfigKeyError, match=r"'eval_acuracy'.*Allowed: .*eval_accuracy, eval_epoch_loss"):
         trainer.train(0, 9)
     assert trainer.iter == STEPS - 1
-
-
-def test_a_misspelt_monitor_of_training_is_an_error_at_the_first_epochs_end() -> None:
-    with pytest.raises(ConfigKeyError, match=r"'epoch_los'.*epoch_loss"):
+    with pytest.raises(ConfigKeyError, match=r"'epoch_los'.*epoch_loss"):  # of the training: at its first epoch's end
         stopper("epoch_los", mode="min").on_epoch_end(1, Logs(epoch_loss=1.0))
 
 
@@ -115,13 +112,6 @@ def test_an_epoch_without_evaluation_does_not_count(caplog: pytest.LogCaptureFix
     assert callback.wait == 0
     callback.on_train_end(Logs())
     assert "had no values" in caplog.text
-
-
-def test_a_new_training_starts_with_no_best_value() -> None:
-    callback = stopper(patience=1)
-    epochs_until_stop(callback, [0.5, 0.5])
-    callback.on_train_begin(Logs())
-    assert (callback.best, callback.wait, callback.stopped_epoch) == (None, 0, None)
 
 
 @pytest.mark.exhaustive(every=4)
@@ -138,10 +128,12 @@ def test_a_resumed_training_stops_where_the_uninterrupted_one_does(tmp_path: Pat
     assert (second.iter, callback.stopped_epoch, callback.best, callback.wait) == (4 * STEPS, 4, 0.5, 2)
 
 
-def test_another_monitor_starts_with_no_best_value(caplog: pytest.LogCaptureFixture) -> None:
+def test_another_monitor_or_training_starts_with_no_best_value(caplog: pytest.LogCaptureFixture) -> None:
     before = stopper(patience=2)
     epochs_until_stop(before, [0.5, 0.5, 0.5])
     now = stopper("eval_loss", mode="min")
     now.load_state_dict(json.loads(json.dumps(before.state_dict())))
     assert (now.best, now.wait) == (None, 0)
     assert "eval_epoch_metric, now eval_loss" in caplog.text
+    before.on_train_begin(Logs())  # a new training
+    assert (before.best, before.wait, before.stopped_epoch) == (None, 0, None)

@@ -42,14 +42,6 @@ def test_a_saved_checkpoint_is_the_whole_run(tmp_path: Path) -> None:
     assert (trainer.start_iter, trainer.iter, resumed.stopped_epoch) == (9, 4 * STEPS, 4)
 
 
-def test_the_default_folder_is_the_runs_own(tmp_path: Path) -> None:
-    trainer = ScoredTrainer(tmp_path, scores=ALWAYS_BETTER)
-    trainer._hooks.pop()  # no other saves
-    trainer.bridge.callbacks.add_callback(ModelCheckpointCallback(TrainerControl(), every_n_epoch=1))
-    trainer.train(0, 6)
-    assert saved(tmp_path) == ["model_0000002", "model_0000005"]
-
-
 @pytest.mark.parametrize("periods", [{}, {"every_n_epoch": 1, "every_n_iteration": 1}, {"every_n_epoch": 0},
                                      {"every_n_iteration": 1.5}, {"every_n_epoch": -2}])  # fmt: skip
 def test_one_period_must_be_given(periods: dict[str, Any]) -> None:

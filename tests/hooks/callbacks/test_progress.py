@@ -67,11 +67,6 @@ def test_not_where_lines_are_asked_for_by_steps(
     assert lines(tmp_path, caplog, **settings) == []
 
 
-def test_short_epochs_have_their_own_line_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert lines(tmp_path, caplog) == []
-    assert [line.split()[1] for line in epochs(caplog)] == ["1/2", "2/2"]
-
-
 def test_printed_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trainer = ScoredTrainer(tmp_path, PrintCallback(2, step_frequency=2), scores=[0.5, 0.75])
     trainer.train(0, 6)
@@ -125,29 +120,23 @@ class Counts(TrainerBase):
 
 
 @pytest.mark.parametrize(
-    ("log_period", "expected"),
+    ("log_period", "eval_period", "expected"),
     [
-        (0, ["Epoch 1/3  total_loss 0.5000", "Epoch 2/3  total_loss 2.500", "Epoch 3/3  total_loss 4.000"]),
-        (3, ["Epoch 2/3  4 iterations", "Epoch 3/3  total_loss 4.000"]),  # nothing has been read before the end
-        (100, ["Epoch 3/3  total_loss 2.000"]),
+        (0, 0, ["Epoch 1/3  total_loss 0.5000", "Epoch 2/3  total_loss 2.500", "Epoch 3/3  total_loss 4.000"]),
+        (3, 0, ["Epoch 2/3  4 iterations", "Epoch 3/3  total_loss 4.000"]),  # nothing has been read before the end
+        (100, 0, ["Epoch 3/3  total_loss 2.000"]),
+        (100, 4, ["Epoch 2/3  total_loss 1.500", "Epoch 3/3  total_loss 4.000"]),  # between two log periods
     ],
 )
-def test_a_line_after_each_epoch_or_log_period(
-    log_period: int, expected: list[str], caplog: pytest.LogCaptureFixture
+def test_a_line_after_each_epoch_log_period_or_evaluation(
+    log_period: int, eval_period: int, expected: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
+    assert epoch_lines(5, 5, log_period) is None  # of a single epoch
     trainer = Counts()
-    trainer.register_hooks([epoch_lines(2, 5, log_period)])
+    trainer.register_hooks([epoch_lines(2, 5, log_period, **({"eval_period": eval_period} if eval_period else {}))])
     with caplog.at_level(logging.INFO):
         trainer.train(0, 5)
     assert epochs(caplog) == expected
-
-
-def test_a_line_after_each_evaluation_between_two_log_periods(caplog: pytest.LogCaptureFixture) -> None:
-    trainer = Counts()
-    trainer.register_hooks([epoch_lines(2, 6, 100, eval_period=4)])
-    with caplog.at_level(logging.INFO):
-        trainer.train(0, 6)
-    assert epochs(caplog) == ["Epoch 2/3  total_loss 1.500", "Epoch 3/3  total_loss 4.500"]
 
 
 def test_epochs_that_end_within_an_iteration(caplog: pytest.LogCaptureFixture) -> None:
@@ -159,11 +148,6 @@ def test_epochs_that_end_within_an_iteration(caplog: pytest.LogCaptureFixture) -
         trainer.train(0, 8)
     assert ends == [0, 0, 1, 1, 2, 2, 2, 2]
     assert [line[:9] for line in epochs(caplog)] == ["Epoch 1/3", "Epoch 2/3", "Epoch 3/3"]
-
-
-def test_no_epoch_line_for_a_single_epoch() -> None:
-    assert epoch_lines(5, 5, 0) is None
-    assert epoch_lines(None, 5, 0) is None
 
 
 def test_an_epoch_line_has_the_final_evaluation(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

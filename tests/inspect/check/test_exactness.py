@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from tests.inspect.check.seeded_bugs import digits, objects
+from tests.inspect.check.seeded_bugs import digits
 from tests.inspect.check.test_steps import one_finding, other
 from trainwright import Trainer, TrainingConfig
 from trainwright.data import ColumnDataset
@@ -18,12 +18,6 @@ from trainwright.data import ColumnDataset
 class Summed(Trainer):
     def compute_loss(self, model: Any, inputs: Any) -> Any:
         return F.cross_entropy(model(inputs[0]), inputs[1], reduction="sum")
-
-
-def test_a_sum_over_the_samples(tmp_path: Path) -> None:
-    finding = one_finding(other(Summed, tmp_path), "loss_scale")
-    assert finding.result == "problem"
-    assert "a sum over the samples" in finding.evidence
 
 
 @pytest.mark.parametrize(
@@ -67,14 +61,6 @@ def test_a_sigmoid_before_a_loss_of_logits(last: Any, result: str, tmp_path: Pat
     assert one_finding(Trainer(model, config, TensorDataset(images, labels)), "loss_scale").result == result
 
 
-def test_inputs_that_are_not_scaled(tmp_path: Path) -> None:
-    images, labels = digits(slice(700))
-    trainer = objects(tmp_path / "run")
-    trainer = Trainer(trainer.model, trainer.config, TensorDataset(1000 * images, labels))
-    finding = one_finding(trainer, "loss_scale")
-    assert (finding.result, "that of equal scores is 2.3" in finding.evidence) == ("problem", True)
-
-
 class Divided(Trainer):
     def compute_loss(self, model: Any, inputs: Any) -> Any:
         return F.cross_entropy(model(inputs[0]), inputs[1]) / self.config.gradient_accumulation_steps
@@ -106,30 +92,43 @@ def test_accumulation(kind: type[Trainer], result: str, tmp_path: Path) -> None:
     assert finding.values["ratio"] == pytest.approx(1 if result == "passed" else 4, rel=1e-3)
 
 
-def test_accumulation_with_batch_normalization_is_not_compared(tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Linear(64, 32), nn.BatchNorm1d(32), nn.Linear(32, 10))
-    trainer = other(Trainer, tmp_path, model, settings={"gradient_accumulation_steps": 2})
-    assert one_finding(trainer, "accumulation").result == "skipped"
+class Growing(Trainer):
+    calls = 0
+
+    def compute_loss(self, model: Any, inputs: Any) -> Any:
+        self.calls += torch.is_grad_enabled()
+        return F.cross_entropy(model(inputs[0]), inputs[1]) * (1 + 0.1 * self.calls)
 
 
-def test_a_state_that_is_not_saved(tmp_path: Path) -> None:
-    class Growing(Trainer):
-        calls = 0
-
-        def compute_loss(self, model: Any, inputs: Any) -> Any:
-            self.calls += torch.is_grad_enabled()
-            return F.cross_entropy(model(inputs[0]), inputs[1]) * (1 + 0.1 * self.calls)
-
-    finding = one_finding(other(Growing, tmp_path), "resume")
-    assert finding.result == "problem"
-    assert "state_dict" in finding.suggestion
-
-
-def test_runs_that_differ_anyway_are_undecided(tmp_path: Path) -> None:
+class Noisy(Trainer):
     source = torch.Generator().manual_seed(0)  # of the program: not restored by anything
 
-    class Noisy(Trainer):
-        def compute_loss(self, model: Any, inputs: Any) -> Any:
-            return F.cross_entropy(model(inputs[0]), inputs[1]) * torch.rand((), generator=source)
+    def compute_loss(self, model: Any, inputs: Any) -> Any:
+        return F.cross_entropy(model(inputs[0]), inputs[1]) * torch.rand((), generator=self.source)
 
-    assert one_finding(other(Noisy, tmp_path), "resume").result == "undecided"
+
+class Unscaled(Trainer):
+    def compute_loss(self, model: Any, inputs: Any) -> Any:
+        return F.cross_entropy(model(1000 * inputs[0]), inputs[1])
+
+
+NORM = nn.Sequential(nn.Linear(64, 32), nn.BatchNorm1d(32), nn.Linear(32, 10))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "check", "result", "fact"),
+    [
+        (Summed, {}, "loss_scale", "problem", "a sum over the samples"),
+        (Unscaled, {}, "loss_scale", "problem", "that of equal scores is 2.3"),
+        (Trainer, {"model": NORM, "settings": {"gradient_accumulation_steps": 2}}, "accumulation", "skipped", ""),
+        (Growing, {}, "resume", "problem", "state_dict"),
+        (Noisy, {}, "resume", "undecided", ""),
+    ],
+    ids=["a sum", "inputs that are not scaled", "batch normalization", "a state that is not saved", "runs that differ"],
+)
+def test_one_fault(
+    kind: type[Trainer], options: dict[str, Any], check: str, result: str, fact: str, tmp_path: Path
+) -> None:
+    finding = one_finding(other(kind, tmp_path, **options), check)
+    assert finding.result == result
+    assert fact in finding.evidence + finding.suggestion

@@ -4,7 +4,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -12,7 +11,7 @@ from torch.utils.data import TensorDataset
 from tests.inspect.check.seeded_bugs import config_files, objects
 from trainwright import Trainer, TrainingConfig
 from trainwright.inspect.check.copies import quiet
-from trainwright.inspect.check.observed import NUM_UPDATES, SetUp, same_distribution
+from trainwright.inspect.check.observed import NUM_UPDATES, SetUp
 
 
 class Branches(nn.Module):
@@ -40,14 +39,6 @@ def test_gradients_memory_and_times(tmp_path: Path) -> None:
     moments = 2 * parameters * 2 / 3  # Adam's, not of what has no gradient
     assert seen.checkpoint_bytes >= parameters + moments
     assert seen.memory_bytes >= seen.checkpoint_bytes + parameters + 8 * 4 * 4  # gradients, inputs
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_two_samples_of_one_distribution(seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    first, second = (torch.rand(400, generator=generator) for _ in range(2))
-    assert same_distribution(first, second)
-    assert not same_distribution(first, second**2)
 
 
 def test_frozen_weights_that_were_trained_are_no_problem(tmp_path: Path) -> None:

@@ -35,6 +35,49 @@ class Constant(nn.Module):
         return F.cross_entropy(0 * scores, labels)
 
 
+class Infinite(nn.Module):
+    def forward(self, scores: Any, labels: Any) -> Any:
+        return F.cross_entropy(scores, labels) / 0
+
+
+class Unused(nn.Sequential):
+    def forward(self, inputs: Any) -> Any:
+        return self[1](inputs)
+
+
+def with_norm(*, is_frozen: bool) -> nn.Module:
+    model = nn.Sequential(nn.Linear(64, 32), nn.BatchNorm1d(32), nn.Linear(32, 10))
+    if is_frozen:
+        model[1].requires_grad_(False)
+    else:
+        freeze_bn(model)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "check", "result", "fact"),
+    [
+        (Trainer, {"loss": Constant()}, "one_batch", "problem", "does not fall"),
+        (Trainer, {"loss": Ascent()}, "one_batch", "passed", ""),
+        (Trainer, {"loss": Infinite(), "settings": {"non_finite": "warn"}}, "steps", "problem", ""),
+        (Trainer, {"model": Unused(nn.Linear(64, 64), nn.Linear(64, 10))}, "parameters", "problem", "0.weight"),
+        (LeftInEval, {}, "modes", "problem", "after an evaluation"),
+        (Trainer, {"model": with_norm(is_frozen=True)}, "modes", "passed", ""),
+        (Trainer, {"model": with_norm(is_frozen=False)}, "modes", "passed", ""),
+    ],
+    ids=[
+        *("a loss that cannot fall", "a wrong sign falls, too", "a loss that is not finite", "an unused layer"),
+        *("left in evaluation mode", "a frozen norm", "freeze_bn"),
+    ],
+)
+def test_one_fault(
+    kind: type[Trainer], options: dict[str, Any], check: str, result: str, fact: str, tmp_path: Path
+) -> None:
+    finding = one_finding(other(kind, tmp_path, **options), check)
+    assert finding.result == result
+    assert fact in finding.evidence
+
+
 @pytest.mark.parametrize(
     ("factor", "fact"),
     [
@@ -72,55 +115,9 @@ def test_a_warmup_from_0_is_right(tmp_path: Path) -> None:
     assert finding.values["first"][0] < finding.values["highest"][0] == pytest.approx(0.01)
 
 
-def test_a_loss_that_cannot_fall(tmp_path: Path) -> None:
-    finding = one_finding(other(Trainer, tmp_path, loss=Constant()), "one_batch")
-    assert finding.result == "problem"
-    assert "does not fall" in finding.evidence
-
-
-def test_an_unused_layer(tmp_path: Path) -> None:
-    class Unused(nn.Sequential):
-        def forward(self, inputs: Any) -> Any:
-            return self[1](inputs)
-
-    model = Unused(nn.Linear(64, 64), nn.Linear(64, 10))
-    finding = one_finding(other(Trainer, tmp_path, model), "parameters")
-    assert (finding.result, finding.values["without_gradient"]) == ("problem", ["0.weight", "0.bias"])
-
-
-def test_an_evaluation_that_leaves_the_model_in_evaluation_mode(tmp_path: Path) -> None:
-    finding = one_finding(other(LeftInEval, tmp_path), "modes")
-    assert finding.result == "problem"
-    assert "after an evaluation" in finding.evidence
-
-
-@pytest.mark.parametrize("how", ["freeze_bn", "frozen"])
-def test_a_deliberate_evaluation_mode_is_right(how: str, tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Linear(64, 32), nn.BatchNorm1d(32), nn.Linear(32, 10))
-    if how == "freeze_bn":
-        freeze_bn(model)
-    else:
-        model[1].requires_grad_(False)
-    finding = one_finding(other(Trainer, tmp_path, model), "modes")
-    assert finding.result == "passed"
-
-
-def test_a_loss_that_is_not_finite(tmp_path: Path) -> None:
-    class Infinite(nn.Module):
-        def forward(self, scores: Any, labels: Any) -> Any:
-            return F.cross_entropy(scores, labels) / 0
-
-    trainer = other(Trainer, tmp_path, loss=Infinite(), settings={"non_finite": "warn"})
-    assert one_finding(trainer, "steps").result == "problem"
-
-
 def test_the_forecast(tmp_path: Path) -> None:
     values = one_finding(objects(tmp_path / "run"), "forecast").values
     assert values["updates"] == 420
     assert values["run_seconds"] == pytest.approx(420 * values["seconds_per_update"])
     weights = (64 * 64 + 64 + 64 * 10 + 10) * 4  # bytes
     assert 3 * weights <= values["checkpoint_bytes"] < 4 * weights  # with two moments of Adam
-
-
-def test_a_wrong_sign_is_not_passed(tmp_path: Path) -> None:
-    assert one_finding(other(Trainer, tmp_path, loss=Ascent()), "one_batch").result != "problem"

@@ -1,5 +1,6 @@
 """The learning-rate range test: its curve, its suggestion, its picture; the trainer stays as it is."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -121,14 +122,11 @@ def test_several_optimizers_are_refused(tmp_path: Path) -> None:
 CURVE = RateCurve([1e-3, 1e-2, 1e-1], [2.0, 1.0, 3.0], [2.0, 1.5, 2.0], 1e-2, True)
 
 
-def test_the_picture(tmp_path: Path) -> None:
+def test_the_picture(tmp_path: Path, monkeypatch: Any) -> None:
     pytest.importorskip("matplotlib")
     path = CURVE.plot(tmp_path / "pictures" / "curve.png")
     assert path.read_bytes()[:4] == b"\x89PNG"
-
-
-def test_a_missing_matplotlib_names_the_command(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ConfigImportError, match="pip install matplotlib"):
         CURVE.plot(tmp_path / "curve.png")
 
@@ -167,6 +165,9 @@ def test_a_batch_norm_that_needs_two_samples_is_no_limit(tmp_path: Path) -> None
     model = nn.Sequential(nn.BatchNorm1d(4), trainer.model)
     found = Trainer(model, trainer.config, trainer.train_dataset).find_batch_size(max_size=4)
     assert (found.largest, found.limited_by) == (4, "max_size")
+    for name, value in (("max_size", 0), ("max_size", "4"), ("memory", -5)):
+        with pytest.raises(ConfigError, match=f"got {name}={value!r}; it must be a whole number >= 1"):
+            trainer.find_batch_size(**{name: value})
 
 
 def test_the_trainer_is_not_changed(tmp_path: Path) -> None:
@@ -217,10 +218,3 @@ def test_a_loader_of_the_user_is_refused(tmp_path: Path) -> None:
     trainer = Trainer(nn.Linear(4, 2), config, train_dataloader=DataLoader(data, batch_size=10))
     with pytest.raises(ConfigError, match="gives 10 samples instead of 2"):
         trainer.find_batch_size()
-
-
-@pytest.mark.parametrize("arguments", [{"max_size": 0}, {"max_size": "4"}, {"memory": -5}])
-def test_a_limit_out_of_range_is_refused(arguments: Any, tmp_path: Path) -> None:
-    name, value = next(iter(arguments.items()))
-    with pytest.raises(ConfigError, match=f"got {name}={value!r}; it must be a whole number >= 1"):
-        limited(tmp_path).find_batch_size(**arguments)

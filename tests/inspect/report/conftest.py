@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from trainwright import Trainer, TrainingConfig
-from trainwright.data import build_image_test_loader, build_image_train_loader
+from tests.toys import Classifier, Samples, file_config
+from trainwright import DefaultTrainer, Trainer, TrainingConfig
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = (
@@ -21,35 +21,10 @@ FLAGS = (
 )
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(6, 3)
-
-    def forward(self, images: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
-        scores = self.layer(images)
-        if self.training and labels is not None:
-            return {"losses": nn.functional.cross_entropy(scores, labels)}
-        return {"prediction_scores": scores}
-
-
 def data(seed: int, length: int) -> TensorDataset:
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(length, 6, generator=generator)
     return TensorDataset(inputs, inputs[:, :3].argmax(1))
-
-
-class Named(torch.utils.data.Dataset):  # samples as the loaders of config files read them
-    def __init__(self, seed: int, length: int) -> None:
-        self.images, self.labels = data(seed, length).tensors
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        from trainwright.data import DistTensorData, Instance
-
-        return Instance(images=DistTensorData(self.images[index]), labels=DistTensorData(self.labels[index]))
 
 
 def train_by_objects(
@@ -67,26 +42,12 @@ def train_by_objects(
 
 
 def train_by_files(folder: Path, **train: object) -> None:
-    from trainwright import DefaultTrainer, LazyCall
-    from trainwright.evaluation import ClsEvaluator
-
-    cfg = LazyCall(dict)()
-    cfg.model = LazyCall(Net)()
-    cfg.optim = LazyCall(torch.optim.SGD)(lr=0.1)
-    cfg.dataloader = LazyCall(dict)(
-        train=LazyCall(build_image_train_loader)(dataset=[LazyCall(Named)(seed=1, length=64)], num_workers=0),
-        test=[LazyCall(build_image_test_loader)(dataset=LazyCall(Named)(seed=2, length=24), num_workers=0)],
-    )
-    cfg.train = {
-        "output_dir": str(folder),
-        "train_iter": 24,
-        "log_period": 4,
-        "train_micro_batch_size": 8,
-        "test_micro_batch_size": 8,
-        "checkpointer": {"period": 8},
-        "evaluation": {"eval_period": 8, "evaluator": LazyCall(ClsEvaluator)(topk=(1,))},
-        **train,
-    }
+    named = [Samples(inputs=part.tensors[0], labels=part.tensors[1]) for part in (data(1, 64), data(2, 24))]
+    settings = {"train_iter": 24, "log_period": 4, "train_micro_batch_size": 8, "test_micro_batch_size": 8, **train}
+    cfg = file_config(folder, lambda: Classifier((6, 3)), lambda: named[0], lambda: named[1], **settings)
+    cfg.train.checkpointer.period = 8
+    cfg.train.evaluation.eval_period = 8
+    cfg.train.evaluation.evaluator.topk = (1,)
     DefaultTrainer(cfg).train()
 
 

@@ -30,23 +30,15 @@ def test_gaps_between_points_make_no_empty_range() -> None:
     found = thinned(Curve(x, x), 1000)
     assert found["x"][-1] == 10_000_000
     assert min(found["mc"]) >= 1
-
-
-def test_few_points_are_all_there() -> None:
-    found = thinned(Curve(np.array([1.0, 2.0]), np.array([0.125, 3.0]), 2), 400)
-    assert found == {"bad": 2, "x": [1, 2], "y": [0.125, 3]}
+    few = thinned(Curve(np.array([1.0, 2.0]), np.array([0.125, 3.0]), 2), 400)
+    assert few == {"bad": 2, "x": [1, 2], "y": [0.125, 3]}  # all of them
+    assert [max_points(curves) for curves in (6, 100, 10_000)] == [4000, 2000, 400]
 
 
 def test_smoothing_is_the_mean_around_a_point() -> None:
     curve = Curve(np.arange(11.0), np.arange(11.0) % 2)
     assert smoothed(curve, 0.2)[1:-1].tolist() == pytest.approx([1 / 3, 2 / 3] * 4 + [1 / 3])
     assert smoothed(curve, 0.0).tolist() == curve.y.tolist()
-
-
-def test_many_curves_have_fewer_points_each() -> None:
-    assert max_points(6) == 4000
-    assert max_points(100) == 2000
-    assert max_points(10_000) == 400
 
 
 def test_a_metric_of_training_and_evaluation_shares_a_chart(runs_folder: Path) -> None:
