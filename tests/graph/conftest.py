@@ -148,33 +148,24 @@ def both(change: Callable[[Any, Any], Any] | None = None, **settings: Any) -> tu
     return eager, graph
 
 
-class Model(nn.Module):
+class Pictures(nn.Module):
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
         self.layers = nn.Sequential(*layers)
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, std=0.1)
 
     def forward(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         scores = self.layers(images).flatten(1)[:, :4]
         return {"loss": F.cross_entropy(scores, labels, weight=torch.arange(1.0, 5), label_smoothing=0.1)}
 
 
-def losses(backend: str | None, *layers: nn.Module, updates: int = 12) -> tuple[Tensor, Any]:
-    """Of a training, and who trained."""
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randn(3, 8, 3, 8, 8, generator=generator)
+def losses(backend: str | None, *layers: nn.Module) -> tuple[Tensor, Any]:
+    """Of a training on pictures, and who trained."""
+    images = torch.randn(3, 8, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     data = [{"images": each, "labels": torch.arange(8) % 4} for each in images]
-    model = Model(*layers)
-    torch.manual_seed(1)
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.1)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    trainer: Any = (
-        EagerTrainer(model, data, optimizer)
-        if backend is None
-        else GraphTrainer(GraphBase(model, optimizer, backend=backend), data)
-    )
-    trainer.train(0, updates)
-    return torch.tensor([value for value, _ in trainer.storage.history("total_loss").values()]), trainer
+    run = Run(backend, data, net=lambda: Pictures(*layers), updates=12)
+    return run.values(), run.trainer
 
 
 def train_by_trainer(folder: Path, resume: Any = None, *, graph: bool = True, **settings: Any) -> Trainer:
