@@ -15,7 +15,6 @@ from tests.spent_time import spend
 from tests.toys import quiet
 from trainwright import DefaultTrainer, Trainer, TrainingConfig
 from trainwright.engine.folder.summary import described_model, described_optimizers
-from trainwright.engine.trainer.parts import names_of_settings
 from trainwright.hooks import Callback
 
 DATA = TensorDataset(torch.randn(20, 4), torch.randint(2, (20,)))
@@ -118,28 +117,6 @@ def test_the_parts_of_a_model_are_the_largest_ones() -> None:
     one = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
     two = described_optimizers({"g": one, "d": one}, "linear schedule")
     assert two == "g: SGD, lr 0.1; d: SGD, lr 0.1; linear schedule"
-
-
-@pytest.mark.parametrize(
-    ("settings", "saving", "evaluating"),
-    [
-        ({}, "every_n_epoch of model_checkpoint (now 1)", "eval_strategy='step' with eval_steps of more"),
-        ({"model_checkpoint": {"every_n_iteration": 5}}, "every_n_iteration of model_checkpoint (now 5)", ""),
-        (
-            {"save_steps": 4, "eval_strategy": "step", "eval_steps": 7},
-            "save_steps (now 4)",
-            "a larger eval_steps (now 7)",
-        ),
-        ({"model_checkpoint": None, "save_steps": 0.5}, "save_steps (now 0.5)", ""),
-    ],
-    ids=str,
-)
-def test_the_settings_by_which_it_saves_and_evaluates_are_named(
-    settings: dict[str, Any], saving: str, evaluating: str
-) -> None:
-    names = names_of_settings(TrainingConfig(num_epochs=4, **settings), 13)
-    assert names.save == f"a larger {saving}"
-    assert names.evaluate.startswith(evaluating)
 
 
 def rows(text: str) -> dict[str, str]:

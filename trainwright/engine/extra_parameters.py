@@ -4,7 +4,7 @@ The further optimizers and schedules are attributes of the user's own trainer cl
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from trainwright._torch_compat.norm_layers import BATCH_NORMS
 from trainwright.config.errors import ConfigError
 from trainwright.engine.gradient_sync import average_gradients
 from trainwright.optim.named import each_optimizer, load_state
@@ -105,7 +104,7 @@ def log_untrained(model: nn.Module, optimizer: Optimizer | None, loss: Any = Non
             f"The optimizer {type(optimizer).__name__} holds none of the model's parameters, so no step would change"
             " them. Build it with model.parameters() of this model, after the model is complete."
         )
-    of_loss = _trainable_of(loss)
+    of_loss = [p for p in loss.parameters() if p.requires_grad] if isinstance(loss, nn.Module) else []
     if names:
         is_replaced = not trained <= own.union(map(id, of_loss))
         logger.log(
@@ -115,31 +114,11 @@ def log_untrained(model: nn.Module, optimizer: Optimizer | None, loss: Any = Non
             "it" if len(names) == 1 else f"these {len(names)} parameters",
             " It holds others: build optimizer and trainer after the model has been changed." if is_replaced else "",
         )
-    _log_untrained_loss(loss, [p for p in of_loss if id(p) not in trained and id(p) not in own])
-
-
-def _trainable_of(loss: Any) -> list[Tensor]:
-    return [p for p in loss.parameters() if p.requires_grad] if isinstance(loss, nn.Module) else []
-
-
-def _log_untrained_loss(loss: Any, untrained: Sequence[Tensor]) -> None:
-    if untrained:
+    if untrained := [p for p in of_loss if id(p) not in trained and id(p) not in own]:
         logger.warning(
             "The loss %s has %d trainable parameters that the optimizer does not hold: they are not trained. Pass an"
             " optimizer of the parameters of both, or set requires_grad=False on these.",
             type(loss).__name__, len(untrained),
-        )  # fmt: skip
-
-
-def log_modes(model: nn.Module, *, freezes_bn: bool) -> None:
-    """Log layers of a model in training mode that are in evaluation mode: the training sets all to training mode."""
-    layers = [(n, m) for n, m in model.named_modules() if not m.training and not next(m.children(), None)]
-    layers = [(n, m) for n, m in layers if not (freezes_bn and isinstance(m, BATCH_NORMS))]
-    if model.training and layers:
-        logger.warning(
-            "%s (%s) is in evaluation mode, and is trained in training mode, as all layers are. freeze_bn=True keeps"
-            " the statistics of batch normalization; for another layer override set_train_mode.",
-            layers[0][0], type(layers[0][1]).__name__,
         )  # fmt: skip
 
 

@@ -116,19 +116,16 @@ def as_picture(value: Any) -> Tensor | None:
     """
     if hasattr(value, "getbands") and hasattr(value, "convert"):  # of PIL
         value = np.asarray(value.convert("RGB"))
-    if isinstance(value, np.ndarray):
-        if value.dtype.kind not in "uif":
-            return None
+    if isinstance(value, np.ndarray) and value.dtype.kind in "uf":
         value = torch.from_numpy(value.copy())
-    if not isinstance(value, Tensor) or value.ndim not in (2, 3) or value.is_complex():
+    if not isinstance(value, Tensor) or value.ndim not in (2, 3):
         return None
     image: Tensor = value
-    if image.ndim == 3 and image.shape[0] not in (1, 3, 4) and image.shape[2] in (1, 3, 4):
+    if image.ndim == 3 and image.shape[0] not in (1, 3, 4):
         image = image.permute(2, 0, 1)
-    if (image.ndim == 3 and image.shape[0] not in (1, 3, 4)) or min(image.shape[-2:]) < 4:
-        return None
-    if image.dtype == torch.uint8:
-        return image
+    is_picture = (image.ndim == 2 or image.shape[0] in (1, 3, 4)) and min(image.shape[-2:]) >= 4
+    if not is_picture or image.dtype == torch.uint8:
+        return image if is_picture else None
     if not image.is_floating_point():
         return None
     low, high = float(image.min()), float(image.max())

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("trainwright.engine")
 
-_MANY_WITHOUT_STEP = 20
-
 
 class OwnStep(HookBase):
     """``trainer.backward``, ``clip_gradients`` and ``step``, for any number of optimizers.
@@ -55,7 +53,6 @@ class OwnStep(HookBase):
         self._parts: dict[int, _OptimizerPart] = {}  # by id; the part keeps its optimizer alive
         self._first: _FirstWindow | None = None
         self._averaged: list[RemovableHandle] = []
-        self._is_stepping = False
 
     # Called by the trainer's public methods.
 
@@ -73,8 +70,6 @@ class OwnStep(HookBase):
             )
         if optimizer is not None and inputs is None:
             inputs = [parameter for parameter in parts[0].parameters() if parameter.requires_grad]
-        if self._first is not None and not update.is_counted:
-            self._first.see_gradients()
         options: dict[str, Any] = {} if inputs is None else {"inputs": inputs}
         if retain_graph:
             options["retain_graph"] = True
@@ -110,11 +105,11 @@ class OwnStep(HookBase):
             self._make_ready(part)
             if not part.is_clipped:
                 part.clip(None, 2.0)
-            self._is_stepping = True
+            self._run.update.is_stepping = True
             try:
                 part.step()
             finally:
-                self._is_stepping = False
+                self._run.update.is_stepping = False
         self._run.update.is_prepared = False
 
     def zero_grad(self, optimizer: Any) -> None:
@@ -140,8 +135,7 @@ class OwnStep(HookBase):
         own = [name for name in self._methods if self._run.overrides.has(name)]
         if own:
             name = f"{self._run.overrides.kind}.{' and '.join(own)}"
-            self._first = _FirstWindow(self._run, self._is_ours, name)
-            self._first.has_early_step = "run_step" in own
+            self._first = _FirstWindow(self._run, name, has_early_step="run_step" in own)
             self.watch_optimizers()
 
     def after_train(self) -> None:
@@ -159,7 +153,8 @@ class OwnStep(HookBase):
         check_replaced(self._run.model, {type(one).__name__: one for one in others})
         finish = lambda: self._run.update.mean.finish()  # noqa: E731  # of the current update
         sync = lambda: self._run.update.sync  # noqa: E731
-        self._averaged = [average_before_own_steps(one, self._is_ours, finish, sync) for one in (*own, *others)]
+        is_ours = lambda: self._run.update.is_stepping  # noqa: E731
+        self._averaged = [average_before_own_steps(one, is_ours, finish, sync) for one in (*own, *others)]
 
     def _forget_optimizers(self) -> None:
         for handle in self._averaged:
@@ -176,8 +171,6 @@ class OwnStep(HookBase):
         if self._first is not None and self._first.is_over():
             self._first.warn()
             self._stop_watching()
-        elif self._first is not None:
-            self._first.count_without_step()
 
     # Implementation.
 
@@ -233,10 +226,6 @@ class OwnStep(HookBase):
         for part in stepped:
             part.has_stepped = False
 
-    def _is_ours(self) -> bool:
-        """Whether the optimizer's step is the trainer's, whose gradients are averaged."""
-        return self._is_stepping or self._run.update.is_stepping
-
     def _stop_watching(self) -> None:
         if self._first is not None:
             self._first.close()
@@ -247,14 +236,15 @@ class _OptimizerPart:
     def __init__(self, optimizer: Optimizer, update: Update, model: nn.Module, norm_name: str | None) -> None:
         scaler = update.grad_scaler
         self.optimizer = optimizer
-        self._scaled_step = None if scaler is None else ScaledStep(scaler, optimizer)
-        self._plain_step, _ = optimizer_calls(optimizer)
+        step: Callable[[], object] = optimizer_calls(optimizer)[0] if scaler is None else ScaledStep(scaler, optimizer)
+        self._step: Callable[[Tensor | None], object] = lambda norm: step()
+        self._is_scaled = scaler is not None
         self.skip: SkipNonFinite | None = None
         limits = update.max_norm, update.max_value
         clipper: Callable[[], Tensor] | None = gradient_clipper(optimizer, *limits)
         if update.skips:
             self.skip = SkipNonFinite(optimizer, model.buffers(), grad_scaler=scaler, updates_scale=False)
-            clipper = gradient_norm(optimizer, *limits)
+            clipper, self._step = gradient_norm(optimizer, *limits), recorded_step(self.skip)
         self._clip = recorded_norm(clipper, is_scaled=scaler is not None, name=norm_name)
         self.record_loss: Callable[[Tensor], None] = lambda loss: None
         if self.skip is not None:  # all processes decide together
@@ -282,33 +272,23 @@ class _OptimizerPart:
         return any(parameter.grad is not None for parameter in self.parameters())
 
     def step(self) -> None:
-        is_scaled = self._scaled_step is not None
-        if is_scaled and not self.has_gradients():  # the scaler would raise
+        if self._is_scaled and not self.has_gradients():  # the scaler would raise
             self.optimizer.step()
-            is_scaled = False
-        elif self.skip is not None:
-            recorded_step(self.skip)(self.norm)
-        elif self._scaled_step is not None:
-            self._scaled_step()
         else:
-            self._plain_step()
+            self._step(self.norm)
+            self.has_stepped |= self._is_scaled
         self.optimizer.zero_grad()
         self.norm, self.is_ready, self.is_clipped = None, False, False
-        self.has_stepped |= is_scaled
 
 
 class _FirstWindow:
-    """Sees in the first update what a user's step does without the trainer's methods.
+    """Sees in the first update what a user's step, an override of ``name``, does without the trainer's methods."""
 
-    ``is_ours``: whether the trainer steps. ``name``: the overridden methods.
-    """
-
-    def __init__(self, run: "Run", is_ours: Callable[[], bool], name: str) -> None:
-        self._run, self._is_ours, self._name, self._settings = run, is_ours, name, _settings_of_step(run)
+    def __init__(self, run: "Run", name: str, *, has_early_step: bool) -> None:
+        self._run, self._name = run, name
         self._parameters = {id(parameter) for parameter in run.model.parameters()}
-        self._has_raw_step = self._has_lost_gradients = self._lacks_gradients = False
-        self._num_without_step = 0
-        self.has_early_step = False  # within an accumulation window
+        self._has_raw_step = self._lacks_gradients = False
+        self._has_early_step = has_early_step  # within an accumulation window
         run.update.has_differentiated = run.update.has_finished = False
         self._handle = register_optimizer_step_pre_hook(self._see_step)
 
@@ -316,39 +296,16 @@ class _FirstWindow:
         """Whether weights have changed: a step may update them in some windows only."""
         return self._has_raw_step or self._run.update.has_finished
 
-    def see_gradients(self) -> None:
-        """Check that the gradients of the window's earlier batches are still present."""
-        self._has_lost_gradients |= not (self._run.update.is_window_begin or self._has_gradients())
-
-    def _has_gradients(self) -> bool:
-        groups = self._run.update.groups.param_groups
-        return any(parameter.grad is not None for group in groups for parameter in group["params"])
-
-    def count_without_step(self) -> None:
-        """Warn of a step that never steps an optimizer; some do so in some iterations only."""
-        self._num_without_step += 1
-        if self._num_without_step == _MANY_WITHOUT_STEP:
-            logger.warning(
-                "%s has made no optimizer step in %d iterations: no parameter has changed. Call self.backward(loss) and"
-                " self.step(optimizer).", self._name, _MANY_WITHOUT_STEP,
-            )  # fmt: skip
-
     def warn(self) -> None:
-        settings, update = self._settings, self._run.update
+        settings, update = _settings_of_step(self._run), self._run.update
         if self._lacks_gradients and not (self._has_raw_step or update.has_differentiated):
             raise ConfigError(
                 f"{self._name} has left no gradient in the first update: no parameter would change. It must call"
                 " self.backward(loss), also where it returns the loss."
             )
-        if self._has_lost_gradients:
-            logger.warning(
-                "%s sets gradients to None within an accumulation window (%s): only its last batch counts. Call"
-                " self.zero_grad(optimizer), or nothing: self.step(optimizer) does it.",
-                self._name, settings.get("accumulation"),
-            )  # fmt: skip
         is_bare_backward, is_bare_step = not update.has_differentiated, self._has_raw_step or not update.has_finished
         is_lost = {
-            "accumulation": is_bare_backward or self.has_early_step,
+            "accumulation": is_bare_backward or self._has_early_step,
             "scaler": is_bare_backward or is_bare_step,
             "clipping": is_bare_step,
             "skip": is_bare_step,
@@ -369,12 +326,12 @@ class _FirstWindow:
     def _see_step(self, optimizer: Optimizer, *_: Any) -> None:
         update = self._run.update
         if update.is_stepping:
-            self._lacks_gradients |= not self._has_gradients()
-        elif not self._is_ours() and any(
-            id(p) in self._parameters for group in optimizer.param_groups for p in group["params"]
-        ):  # not that of an optimizer of something else, such as the trial step of a fused optimizer
+            every = (one for group in update.groups.param_groups for one in group["params"])
+            self._lacks_gradients |= all(one.grad is None for one in every)
+        elif any(id(one) in self._parameters for group in optimizer.param_groups for one in group["params"]):
+            # Not that of an optimizer of something else, such as the trial step of a fused optimizer.
             self._has_raw_step = True
-            self.has_early_step |= not update.is_window_end
+            self._has_early_step |= not update.is_window_end
 
 
 def _settings_of_step(run: "Run") -> dict[str, str]:

@@ -209,7 +209,13 @@ class Run:
         ``splits_scores``: nothing but the model's loss uses its scores. ``optimizer``: the user's own, which gets the
         parameters that replace its own.
         """
-        spec = self.spec
+        spec, mesh = self.spec, current_mesh()
+        if spec.graph and mesh is not None:
+            name = "graph.enabled" if spec.api == "config file" else "TrainingConfig.graph"
+            raise ConfigError(
+                f"{name}: got True with tensor, pipeline or context parallel, or ZeRO, which are not compiled as one"
+                " program; use compile_blocks=True."
+            )
         for name, parameter in self.model.named_parameters():
             if isinstance(parameter, nn.UninitializedParameter):
                 raise ConfigError(
@@ -218,7 +224,7 @@ class Run:
                 )
         # Kept only for the user's optimizer: they would keep each divided parameter in memory.
         before = [] if optimizer is None else [*self.model.named_parameters(remove_duplicate=False)]
-        gathered_as, mesh = spec.zero_gather_precision, current_mesh()
+        gathered_as = spec.zero_gather_precision
         if gathered_as and (mesh is None or mesh.layout.zero_stage == 0 or not mesh.layout.is_sharded):
             logger.warning("zero_gather_precision=%r has no effect without ZeRO over several processes.", gathered_as)
             gathered_as = None

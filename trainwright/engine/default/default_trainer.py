@@ -63,7 +63,6 @@ from trainwright.lazy_names import ring
 from trainwright.optim.build import build_lr_scheduler, build_optimizer
 from trainwright.optim.named import NamedOptimizers
 from trainwright.parallel.dist import get_averaging_rank, get_averaging_size, get_data_parallel_size, is_main_process
-from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.meta_start import built_on
 from trainwright.parallel.pipeline import pipeline_of
 from trainwright.parallel.precision import autocast_and_scaler, without_autocast
@@ -287,11 +286,6 @@ class DefaultTrainer(RunMethods):
             pipeline.check_length(steps, "train.num_accumulation_steps")
         if not run.spec.graph:
             self._trainer = EagerTrainer(run.model, self.train_loader, run.optimizer, steps, **settings)
-        elif current_mesh() is not None:
-            raise ConfigError(
-                "graph.enabled: got True with tensor, pipeline or context parallel, or ZeRO, which are not compiled as"
-                " one program; use train.compile_blocks=True."
-            )
         else:
             graph = self.build_graph(cfg, run.model, run.optimizer, run.lr_scheduler)
             self._trainer = ring("graph.graph_trainer").GraphTrainer(graph, self.train_loader, steps, **settings)
@@ -427,7 +421,7 @@ class DefaultTrainer(RunMethods):
             shown = None if eval_hook is None else evaluation.eval_period
             lines = epoch_lines(per_epoch, self.max_iter, train.log_period, eval_period=shown, best=best)
         hooks = [
-            IterationTimer(facts=lambda trainer: timing_facts(trainer.run, names_of_settings(train))),
+            IterationTimer(facts=lambda trainer: timing_facts(trainer.run, SETTING_NAMES)),
             LRScheduler(),
             PeriodicCheckpointer(checkpointer, save_period, max_to_keep=saving.max_to_keep),
             eval_hook,  # the final evaluation may take long: after the save
@@ -628,17 +622,14 @@ class DefaultTrainer(RunMethods):
             return self.test(self.cfg, self.test_loader, self.model, evaluator)
 
 
-def names_of_settings(train: DictConfig) -> SettingNames:
-    """The settings that the advice at the end of a training names."""
-    by_epochs = train.checkpointer.get("save_model_after_n_epoch"), train.evaluation.get("eval_after_n_epoch")
-    return SettingNames(
-        workers="num_workers of dataloader.train",
-        no_workers="num_workers=0 of dataloader.train",
-        asynchronous="train.checkpointer.asynchronous=True",
-        profile="train.profile=True",
-        save=f"a larger train.checkpointer.{'save_model_after_n_epoch' if by_epochs[0] else 'period'}",
-        evaluate=f"a larger train.evaluation.{'eval_after_n_epoch' if by_epochs[1] else 'eval_period'}",
-    )
+SETTING_NAMES = SettingNames(
+    workers="num_workers of dataloader.train",
+    no_workers="num_workers=0 of dataloader.train",
+    asynchronous="train.checkpointer.asynchronous=True",
+    profile="train.profile=True",
+    save="a larger period or save_model_after_n_epoch of train.checkpointer",
+    evaluate="a larger eval_period or eval_after_n_epoch of train.evaluation",
+)
 
 
 def _names_loaders(cfg: DictConfig) -> bool:

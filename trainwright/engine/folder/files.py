@@ -1,6 +1,6 @@
 """The files that runs wrote into a folder: only these are replaced, or moved when a new run starts.
 
-Their names are listed in ``.trainwright.json`` in the folder. Checkpoints, links to them and traces are recognized by
+Their names are listed in ``.trainwright.json`` in the folder. Checkpoints and links to them are recognized by
 name and content; where the list is lost, the other files by their names, if there are checkpoints.
 
 Moving an earlier run survives a crash: the files to move are listed first, and the next start completes the move.
@@ -14,7 +14,7 @@ import socket
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from trainwright.checkpoint.files import atomic_write, open_regular, remove_stale, sync_folder
@@ -24,8 +24,8 @@ from trainwright.events.formats import CURVES_NAME, LOSSES_NAME, METRICS_NAME, R
 LIST_NAME = ".trainwright.json"
 EARLIER_RUNS = "earlier_runs"
 TRACKERS_NAME = "trackers.json"  # of the writers of experiment trackers
+_TRACES = "profile/rank[0-9]*.pt.trace.json"
 _MAX_READ = 1 << 26  # bytes of the list
-_TRACE = re.compile(r"rank\d+\.\d+\.pt\.trace\.json")
 _HIDDEN_CHECKPOINT = re.compile(r"\..+-(\d{7,}|none)(-\d+)?", re.DOTALL)
 
 
@@ -46,10 +46,18 @@ class Layout:
         """The file that names the latest checkpoint."""
         return _join(self.checkpoints, POINTER_NAME)
 
+    @property
+    def patterns(self) -> list[str]:
+        """The files that a run may have written, as far as their names show it."""
+        stem, _, suffix = self.config.partition(".")
+        events = [_join(glob.escape(folder), "events.out.tfevents.[0-9]*.*") for folder in self.event_folders]
+        versions = f"{stem}.[0-9]*.{suffix}"  # of the configuration, from other starts of a run
+        return [*self.names(1), versions, CURVES_NAME, "log.txt.rank[0-9]*", *events]
+
     def names(self, world_size: int) -> list[str]:
         """The files that every run writes."""
         logs = ["log.txt", *(f"log.txt.rank{rank}" for rank in range(1, world_size))]
-        return [self.config, *logs, *self.tables, RECORD_NAME, self.pointer, TRACKERS_NAME]
+        return [self.config, *logs, *self.tables, RECORD_NAME, self.pointer, TRACKERS_NAME, _TRACES]
 
 
 class RunFiles:
@@ -83,10 +91,8 @@ class RunFiles:
 
     def entries(self) -> list[str]:
         """Everything that runs wrote: files, links, and checkpoints, which are folders."""
-        names = self._names()
-        found = {name for name in self._candidates() if _is_in(name, names)}
-        found |= {name for name in names if "*" not in name and os.path.lexists(self.folder / name)}
-        return [*dict.fromkeys([*sorted(found), *self._traces(), *self._checkpoints(), *self._links()])]
+        found = self._existing(self._names())
+        return [*dict.fromkeys([*found, *self._checkpoints(), *self._links()])]
 
     # Moving an earlier run.
 
@@ -148,7 +154,9 @@ class RunFiles:
     def _names(self) -> list[str]:
         """The listed names; where the list is lost, those of files that a run may write."""
         files: list[str] | None = self._read().get("files")
-        return files if files is not None else [*self._candidates()] if self.has_checkpoints() else []
+        if files is None and self.has_checkpoints():
+            return self._existing(self.layout.patterns)
+        return files or []
 
     def _write(self, content: dict[str, Any]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -156,23 +164,15 @@ class RunFiles:
 
     # Files in the folder.
 
-    def _candidates(self) -> Iterator[str]:
-        """Files with names that a run may write."""
-        layout = self.layout
-        stem, _, suffix = layout.config.partition(".")
-        exact = [*layout.tables, layout.pointer, RECORD_NAME, CURVES_NAME]
-        shapes = [
-            rf"{re.escape(stem)}(\.\d+)?\.{re.escape(suffix)}",  # .1, .2 …: other starts of a run
-            r"log\.txt(\.rank\d+)?",
-            *map(re.escape, exact),
-            *(re.escape(_join(folder, "events.out.tfevents.")) + r"\d+\..+" for folder in layout.event_folders),
-        ]
-        folders = {".", *layout.event_folders, *(_parent(name) for name in (*layout.tables, layout.pointer))}
-        for folder in sorted(folders):
-            for name in _names_in(self.folder / folder):
-                path = _join(folder, name)
-                if any(re.fullmatch(shape, path) for shape in shapes) and (self.folder / path).is_file():
-                    yield path
+    def _existing(self, names: Iterable[str]) -> list[str]:
+        """The files of these names, which may be patterns."""
+        found: set[str] = set()
+        for name in names:
+            if "*" in name:
+                found.update(glob.glob(name, root_dir=self.folder))
+            elif os.path.lexists(self.folder / name):
+                found.add(name)
+        return sorted(found)
 
     def _checkpoints(self) -> Iterator[str]:
         folder, shape = self.layout.checkpoints, self.layout.checkpoint_name
@@ -200,11 +200,6 @@ class RunFiles:
         # Not Path.resolve, which raises for circular links.
         return os.path.dirname(os.path.realpath(path)) == os.path.realpath(self.folder / self.layout.checkpoints)
 
-    def _traces(self) -> Iterator[str]:
-        for name in _names_in(self.folder / "profile"):
-            if _TRACE.fullmatch(name) and (self.folder / "profile" / name).is_file():
-                yield f"profile/{name}"
-
 
 def _encode(content: dict[str, Any]) -> bytes:
     return (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
@@ -225,14 +220,8 @@ def _join(folder: str, name: str) -> str:
     return name if folder == "." else f"{folder}/{name}"
 
 
-def _parent(name: str) -> str:
-    return str(PurePosixPath(name).parent)
-
-
 def _names_in(folder: Path) -> list[str]:
     try:
         return sorted(os.listdir(folder))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError:  # circular links, or a folder without read permission
+    except OSError:  # none, circular links, or a folder without read permission
         return []

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -155,16 +156,12 @@ class RunRecord(HookBase):
         path = self._folder.path / CURVES_NAME
         if irregular(path) is not None or not self._folder.files.is_own(CURVES_NAME):
             return
-        start = time.perf_counter()
         try:
             self._folder.files.add([CURVES_NAME])
-            ring("inspect.report.picture").draw_curves(self._folder.path)
-        except ImportError:
-            logger.debug("No %s: matplotlib is not installed.", CURVES_NAME)
+            with suppress(ImportError):  # matplotlib is not installed
+                ring("inspect.report.picture").draw_curves(self._folder.path)
         except Exception as error:
             logger.warning("%s: not written (%s: %s).", path, type(error).__name__, error)
-        else:
-            logger.debug("%s: written in %.1f s.", path, time.perf_counter() - start)
 
     def _write(self) -> None:
         path = self._folder.path / RECORD_NAME

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trainwright.config.errors import ConfigError, ConfigKeyError, did_you_mean, nearest_of
+from trainwright.config.errors import ConfigError, ConfigKeyError, did_you_mean
 from trainwright.evaluation.objective import MODES, find_objective, objective_by_user
 
 if TYPE_CHECKING:
@@ -50,8 +50,6 @@ class BestMetric:
     def check(self) -> None:
         """Check that the evaluation computes it, if the results are known in advance."""
         prefix, key = self._split(self._name, evaluates=True)
-        if self._config.greater_is_better is not None:
-            self._warn_of_mode("greater_is_better", "max" if self._config.greater_is_better else "min", key)
         name, _, key = key.rpartition("/")
         known = self._known_results()
         if prefix != "evaluation" or key == "loss" or known is None:
@@ -72,16 +70,13 @@ class BestMetric:
         """Name in the logs of callbacks and mode of a monitor, whose name may lack its data set.
 
         The mode "auto" is resolved, unless only the name can decide. If the monitor is also ``metric_for_best_model``,
-        the settings of that metric apply. Another mode than the known one is a warning.
+        the settings of that metric apply.
         """
         self._warn_of_unknown_monitor(name)
         prefix, key = self._split(name, evaluates=name.startswith("eval"))
-        if mode != "auto":
-            if self._config.greater_is_better is None:
-                self._warn_of_mode("early_stopping", mode, key)
-        elif (prefix, key) == self._split(self._name, evaluates=True):
+        if mode == "auto" and (prefix, key) == self._split(self._name, evaluates=True):
             mode = self._mode_of_best(key)
-        else:
+        elif mode == "auto":
             mode = self._mode_of(key) or "auto"
         is_complete = not self._datasets or name.startswith(("epoch_", "eval_epoch_"))
         return name if is_complete else f"eval_{self._split(name, evaluates=True)[1]}", mode
@@ -96,34 +91,18 @@ class BestMetric:
         known = self._known_results()
         if known is None or self._datasets:
             return
-        name = re.sub(r"_\d+$", "", monitor.removeprefix("eval_").removeprefix("epoch_").removeprefix("step_"))
-        is_known = name in {"loss", "metric", "lr", *known} or monitor in known
-        results = ["eval_loss", *(f"eval_{one}" for one in known)]
-        if not is_known and (other := re.match(r"val(id|idation)?_(.+)", monitor)):
-            raise ConfigError(
-                f"TrainingConfig.early_stopping: got monitor={monitor!r}; results of an evaluation are called eval_...."
-                f" {did_you_mean(f'eval_{other[2]}', results)}"
-            )
-        if not is_known:
-            near = nearest_of(name, known)
-            hint = f"Did you mean 'eval_{near}'?" if near else did_you_mean(monitor, results)
-            logger.warning(
-                "TrainingConfig.early_stopping: got monitor=%r, which neither the evaluation nor the metrics of this"
-                " run have. %s Unless the model or a callback puts it, the run ends with an error after its first"
-                " epoch.", monitor, hint,
-            )  # fmt: skip
-
-    def _warn_of_mode(self, setting: str, mode: str, key: str) -> None:
-        known = self._mode_of(key)
-        if known is not None and mode in MODES.values() and mode != known:
-            better = {"max": "higher", "min": "lower"}
-            logger.warning(
-                "TrainingConfig.%s: a %s %s counts as better here; a %s one is better.",
-                setting,
-                better[mode],
-                key,
-                better[known],
-            )
+        name = re.sub(r"^(eval_)?(epoch_|step_)?|_\d+$", "", monitor)
+        if name in {"loss", "metric", "lr", *known} or monitor in known:
+            return
+        results, other = [f"eval_{one}" for one in ("loss", *known)], re.match(r"val(?:id|idation)?_(.+)", monitor)
+        got = f"TrainingConfig.early_stopping: got monitor={monitor!r}"
+        hint = did_you_mean(f"eval_{other[1] if other else name}", results)
+        if other:
+            raise ConfigError(f"{got}; results of an evaluation are called eval_.... {hint}")
+        logger.warning(
+            "%s, which neither the evaluation nor the metrics of this run have. %s Unless the model or a callback puts"
+            " it, the run ends with an error after its first epoch.", got, hint,
+        )  # fmt: skip
 
     def _known_results(self) -> Sequence[str] | None:
         """The results that an evaluation computes beside the loss; None if they are not known in advance."""

@@ -52,10 +52,6 @@ class Given:
         config: Any,
         *,
         training_config: Any,
-        optimizer: Any,
-        lr_scheduler: Any,
-        optimizers: Any,
-        lr_schedulers: Any,
         unknown: Mapping[str, Any],
         **given: Any,
     ) -> "Given":
@@ -64,6 +60,8 @@ class Given:
         model, config = in_order(model, config, training_config)
         model = built(model, config)
         check_parts(model, config, given)
+        names = "optimizer", "lr_scheduler", "optimizers", "lr_schedulers"
+        optimizer, lr_scheduler, optimizers, lr_schedulers = map(given.pop, names)
         if optimizers is not None or lr_schedulers is not None:
             optimizer = several(optimizer, lr_scheduler, optimizers, lr_schedulers)
         check_optimizer(optimizer, model, lr_scheduler)

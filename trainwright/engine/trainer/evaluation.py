@@ -286,7 +286,7 @@ class Evaluation:
 
     def _update_running_results(self, callbacks: RunCallbacks) -> None:
         """Update the logs of callbacks with the means so far; a metric is computed when it is read."""
-        logs, loss = callbacks.logs, self._results.mean_loss.so_far()
+        logs, loss = callbacks.logs, self._results.mean_loss()
         if loss is not None:
             logs["eval_epoch_loss"] = loss
         self._remove_running_metric()
@@ -344,34 +344,6 @@ def _generated(model: Any, batch: Any) -> Any:
     return outputs.get("generated_ids", outputs) if isinstance(outputs, Mapping) else outputs
 
 
-class MeanLoss:
-    """Mean over all samples (or labels) of per-batch mean losses, accumulated on the device and read once."""
-
-    def __init__(self) -> None:
-        self._total: Tensor | float = 0.0
-        self._weight: Tensor | int = 0
-
-    def add(self, loss: Tensor | None, weight: int | float | Tensor) -> None:
-        """Add a batch whose loss is the mean over ``weight`` samples or labels; None if the model returned no loss."""
-        if loss is None:
-            return
-        loss = loss.detach()
-        wide = loss.double() if loss.device.type != "mps" else loss
-        weight = torch.as_tensor(weight, device=loss.device)
-        # The mean of zero items is NaN.
-        self._total = self._total + torch.where(weight > 0, wide * weight, torch.zeros_like(wide))
-        self._weight = self._weight + weight
-
-    def so_far(self) -> Tensor | None:
-        """The mean on this rank so far, on its device; None before the first batch."""
-        return self._total / self._weight if isinstance(self._total, Tensor) else None
-
-    def total_and_weight(self) -> tuple[float, float]:
-        """Of this rank; (0, 0) without a loss."""
-        weight = float(self._weight)
-        return (float(self._total), weight) if weight else (0.0, 0.0)
-
-
 class EvalResults:
     """The mean loss of an evaluation, and the metrics or the values that the user's own code returns.
 
@@ -379,7 +351,6 @@ class EvalResults:
         comparison: how metrics compare scores with labels; None until the first batch.
         loss_weight: the number of items that the current batch's loss averages; None: its samples.
         is_counted: whether the current batch is counted.
-        mean_loss: of this rank.
         has_metrics: whether each batch so far could be passed to the metrics.
     """
 
@@ -395,7 +366,8 @@ class EvalResults:
         handler.reset()
         self._handler = handler
         self.has_metrics, self.comparison = True, None
-        self.mean_loss = MeanLoss()
+        self._total_loss: Tensor | float = 0.0  # on the device, read once
+        self._weight: Tensor | int = 0
         self._own: dict[str, float] = {}
         self._num_samples = 0
         self.is_counted, self.loss_weight = False, None
@@ -406,7 +378,19 @@ class EvalResults:
 
     def add_loss(self, loss: Tensor | None, batch: Any) -> None:
         self.is_counted = True
-        self.mean_loss.add(loss, count_samples(batch, unknown=1) if self.loss_weight is None else self.loss_weight)
+        if loss is None:
+            return
+        loss = loss.detach()
+        wide = loss.double() if loss.device.type != "mps" else loss
+        by = count_samples(batch, unknown=1) if self.loss_weight is None else self.loss_weight
+        weight = torch.as_tensor(by, device=loss.device)
+        # The mean of zero items is NaN.
+        self._total_loss = self._total_loss + torch.where(weight > 0, wide * weight, torch.zeros_like(wide))
+        self._weight = self._weight + weight
+
+    def mean_loss(self) -> Tensor | None:
+        """Of this rank so far, on its device: over samples, or labels; None before the first batch."""
+        return self._total_loss / self._weight if isinstance(self._total_loss, Tensor) else None
 
     def add_metrics(self, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Update the metrics, if they can compare the outputs with the labels of the batch.
@@ -444,15 +428,16 @@ class EvalResults:
 
     def add_own(self, logs: Mapping[str, Any], batch: Any) -> None:
         """Use only the values that a user's ``evaluate_step`` returns."""
-        self.has_metrics = False
-        loss = logs.get("eval_step_loss")
-        self.mean_loss.add(None if loss is None else torch.as_tensor(loss), count_samples(batch, unknown=1))
+        loss, self.loss_weight = logs.get("eval_step_loss"), None
+        self.add_loss(None if loss is None else torch.as_tensor(loss), batch)
+        self.has_metrics = self.is_counted = False
         names = {"loss": "eval_epoch_loss", "metric": "eval_epoch_metric"}
         self._own |= {name: float(logs[key]) for name, key in names.items() if logs.get(key) is not None}
 
     def compute(self) -> dict[str, Any]:
         """The results over all ranks, which must all call this."""
-        mine = (*self.mean_loss.total_and_weight(), self.has_metrics, self._own, self._num_samples)
+        loss = (float(self._total_loss), float(self._weight)) if self._weight else (0.0, 0.0)
+        mine = (*loss, self.has_metrics, self._own, self._num_samples)
         totals, weights, has_metrics, own, sizes = zip(*all_gather_object(mine), strict=True)
         results: dict[str, Any] = {"loss": sum(totals) / sum(weights)} if sum(weights) else {}
         if all(has_metrics):

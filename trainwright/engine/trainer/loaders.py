@@ -168,16 +168,12 @@ def with_length(loader: Any, limit: int | float | None, max_steps: int | float |
     except TypeError as error:
         length = limit or max_steps
         if not isinstance(length, int):
+            name = f"train_dataloader: {type(loader).__name__} has no length ({error}); add a __len__, or"
             if isinstance(loader, StreamLoader):
-                raise ConfigTypeError(
-                    f"Trainer.train_dataset: the stream {type(loader.dataset).__name__} has no length; set"
-                    " TrainingConfig.max_steps, the number of steps of the run, or limit_train_batches, those of each"
-                    " epoch."
-                ) from error
+                name = f"train_dataset: the stream {type(loader.dataset).__name__} has no length;"
             raise ConfigTypeError(
-                f"Trainer.train_dataloader: {type(loader).__name__} has no length ({error}); add a __len__"
-                " that counts its batches, or set the number of steps with TrainingConfig.max_steps, or those of each"
-                " epoch with limit_train_batches."
+                f"Trainer.{name} set TrainingConfig.max_steps, the number of steps of the run, or limit_train_batches,"
+                " those of each epoch."
             ) from error
         return Repeated(loader, length)
     return loader

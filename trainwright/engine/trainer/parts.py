@@ -3,7 +3,7 @@
 import logging
 import shlex
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -153,24 +153,11 @@ def next_commands(config: "TrainingConfig", total_steps: int, callbacks: Iterabl
     return [*commands, f"resume_from_checkpoint=True with {longer} trains it longer"]
 
 
-def names_of_settings(config: "TrainingConfig", steps_per_epoch: int) -> SettingNames:
-    """The settings that the advice at the end of a training names."""
-    evaluate = "eval_strategy='step' with eval_steps of more than an epoch"
-    if config.eval_steps:
-        evaluate = f"a larger eval_steps (now {config.eval_steps})"
-    saves: list[tuple[float, str]] = []  # by their number of steps
-    periods: Mapping[str, Any] = config.model_checkpoint or {}
-    for name, steps in (("every_n_epoch", steps_per_epoch), ("every_n_iteration", 1)):
-        if period := periods.get(name):
-            saves.append((period * steps, f"a larger {name} of model_checkpoint (now {period})"))
-    if config.save_steps:
-        share = steps_per_epoch * config.num_epochs if isinstance(config.save_steps, float) else 1
-        saves.append((config.save_steps * share, f"a larger save_steps (now {config.save_steps})"))
-    return SettingNames(
-        workers="dataloader_num_workers",
-        no_workers="dataloader_num_workers=0",
-        collate="data_collator=lambda batch: batch",
-        profile="TrainingConfig(profile=True)",
-        save=min(saves)[1] if saves else evaluate,  # evaluations save the best
-        evaluate=evaluate,
-    )
+SETTING_NAMES = SettingNames(
+    workers="dataloader_num_workers",
+    no_workers="dataloader_num_workers=0",
+    collate="data_collator=lambda batch: batch",
+    profile="TrainingConfig(profile=True)",
+    save="a larger save_steps, or period in model_checkpoint,",
+    evaluate="eval_strategy='step' with a larger eval_steps",
+)

@@ -216,39 +216,27 @@ def after_batch_calls(
     its last stage counts ``metrics``.
     """
     counted = None if is_pipeline or metrics is None else metrics.add
-    add = counted or _nothing
+    own_metric = overrides.of("compute_metric", _nothing) if overrides.has("compute_metric") else None
+    own_means = overrides.of("update_metrics", _nothing) if overrides.has("update_metrics") else None
+    needs_each = (accumulates or is_pipeline) and len(callbacks.callbacks) > 0
+    if own_metric is None and own_means is None and not (needs_each or overrides.has("train_step")):
+        return counted
 
-    def use_own_metric(step_logs: dict[str, Any], inputs: Any) -> None:
-        metric = overrides.of("compute_metric", _nothing)(model, inputs)
-        set_train_mode()  # the user's method may have changed the mode
-        callbacks.record({**step_logs, "epoch_metric": metric})
-
-    def use_own_means(step_logs: dict[str, Any], inputs: Any) -> None:
-        loss, metric = overrides.of("update_metrics", _nothing)(model, inputs, step_logs.get("step_loss"))
-        add(step_logs, inputs)  # does nothing if the batch is already counted
-        callbacks.record({**step_logs, "epoch_loss": loss, "epoch_metric": metric})
-
-    def record(step_logs: dict[str, Any], inputs: Any) -> None:
+    def after_batch(step_logs: dict[str, Any], inputs: Any) -> None:
+        if is_pipeline:
+            callbacks.next_batch()
+        if own_metric is not None:
+            step_logs = {**step_logs, "epoch_metric": own_metric(model, inputs)}
+            set_train_mode()  # the user's method may have changed the mode
+        else:
+            if own_means is not None:
+                loss, metric = own_means(model, inputs, step_logs.get("step_loss"))
+                step_logs = {**step_logs, "epoch_loss": loss, "epoch_metric": metric}
+            if counted is not None:
+                counted(step_logs, inputs)  # does nothing if the batch is already counted
         callbacks.record(step_logs)
-        add(step_logs, inputs)
 
-    after_batch: Callable[[Any, Any], None] | None
-    if overrides.has("compute_metric"):
-        after_batch = use_own_metric
-    elif overrides.has("update_metrics"):
-        after_batch = use_own_means
-    elif overrides.has("train_step") or ((accumulates or is_pipeline) and len(callbacks.callbacks) > 0):
-        after_batch = record
-    else:
-        after_batch = counted
-    if after_batch is None or not is_pipeline:
-        return after_batch
-
-    def begin_next(step_logs: dict[str, Any], inputs: Any, call: Callable[[Any, Any], None] = after_batch) -> None:
-        callbacks.next_batch()
-        call(step_logs, inputs)
-
-    return begin_next
+    return after_batch
 
 
 def _nothing(step_logs: Any, inputs: Any) -> None:

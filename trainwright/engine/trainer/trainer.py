@@ -26,7 +26,7 @@ from trainwright.data.batches import Batches
 from trainwright.data.sampler import EpochSampler
 from trainwright.data.seeding import seed_everything
 from trainwright.data.streaming import is_stream
-from trainwright.engine.extra_parameters import log_modes, log_untrained
+from trainwright.engine.extra_parameters import log_untrained
 from trainwright.engine.folder.run_folder import TrainerFolder
 from trainwright.engine.hardest_samples import hardest_samples
 from trainwright.engine.loss_fn import forward
@@ -42,7 +42,7 @@ from trainwright.engine.trainer.checks import Given
 from trainwright.engine.trainer.evaluation import Evaluation
 from trainwright.engine.trainer.model_card import RunCard
 from trainwright.engine.trainer.optim import Schedules
-from trainwright.engine.trainer.parts import names_of_settings, next_commands
+from trainwright.engine.trainer.parts import SETTING_NAMES, next_commands
 from trainwright.engine.trainer.processes import Placement, check_pipeline, warn_unsharded_loader
 from trainwright.engine.trainer.saving import Saving, read_csv_logs
 from trainwright.engine.trainer.train_metrics import TrainMetrics, after_batch_calls, measures_training
@@ -425,9 +425,8 @@ class Trainer(RunMethods):
             periods.save_is_due,
             save=self.run.saving.save_step,
         )
-        names = names_of_settings(self.config, self.state.plan.steps_per_epoch)
         hooks = [
-            IterationTimer(facts=lambda trainer: timing_facts(trainer.run, names)),
+            IterationTimer(facts=lambda trainer: timing_facts(trainer.run, SETTING_NAMES)),
             *self.run.scheduling.hooks(self.optimizer, self.lr_schedulers),
             self._train_metrics,
             save if config.save_enabled else None,
@@ -852,8 +851,6 @@ class Trainer(RunMethods):
         warn_unsharded_loader(self.train_dataloader)
         if self.config.eval_on_start and self.start_iter == 0 and self.eval_dataloader is not None:
             self._evaluate_now()
-        if not self.is_copy and not is_overridden(self, "set_train_mode"):
-            log_modes(self.model, freezes_bn=self.config.freeze_bn)
         self.set_train_mode()
         with without_compiler():
             self.optimizer.zero_grad()
