@@ -16,7 +16,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol  # Any: a state is the user's, anything may be in it; each value is checked
+from typing import Any, Protocol, runtime_checkable  # Any: a state is the user's; each value is checked
 
 import numpy as np
 import torch
@@ -51,6 +51,7 @@ _DICT_TAGS: dict[type, str] = {dict: "$dict", OrderedDict: "$ordered_dict", Coun
 _ARRAY_DTYPE = re.compile(r"[<>|=][biufcSUmM][1-9]\d*(\[\d*[A-Za-z]+\])?")  # no objects, no nested formats
 
 
+@runtime_checkable
 class Stateful(Protocol):
     """An object with a state that a checkpoint can hold."""
 

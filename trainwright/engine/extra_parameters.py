@@ -104,7 +104,7 @@ def log_untrained(model: nn.Module, optimizer: Optimizer | None, loss: Any = Non
             f"The optimizer {type(optimizer).__name__} holds none of the model's parameters, so no step would change"
             " them. Build it with model.parameters() of this model, after the model is complete."
         )
-    of_loss = [p for p in loss.parameters() if p.requires_grad] if isinstance(loss, nn.Module) else []
+    of_loss = _trainable_of(loss)
     if names:
         is_replaced = not trained <= own.union(map(id, of_loss))
         logger.log(
@@ -120,6 +120,10 @@ def log_untrained(model: nn.Module, optimizer: Optimizer | None, loss: Any = Non
             " optimizer of the parameters of both, or set requires_grad=False on these.",
             type(loss).__name__, len(untrained),
         )  # fmt: skip
+
+
+def _trainable_of(loss: Any) -> list[Tensor]:
+    return [p for p in loss.parameters() if p.requires_grad] if isinstance(loss, nn.Module) else []
 
 
 def _state_of(loss: Any) -> dict[str, Tensor]:

@@ -210,12 +210,7 @@ class Run:
         parameters that replace its own.
         """
         spec, mesh = self.spec, current_mesh()
-        if spec.graph and mesh is not None:
-            name = "graph.enabled" if spec.api == "config file" else "TrainingConfig.graph"
-            raise ConfigError(
-                f"{name}: got True with tensor, pipeline or context parallel, or ZeRO, which are not compiled as one"
-                " program; use compile_blocks=True."
-            )
+        _check_graph(spec)
         for name, parameter in self.model.named_parameters():
             if isinstance(parameter, nn.UninitializedParameter):
                 raise ConfigError(
@@ -246,8 +241,6 @@ class Run:
                 "Activation checkpointing: the model has no repeated blocks (children of nn.ModuleList or nn.Sequential"
                 " with parameters) and no set_activation_checkpoint, so nothing is recomputed."
             )
-        if spec.graph and spec.compile_blocks:
-            logger.warning("compile_blocks=True has no effect in graph mode, which compiles the whole update.")
 
     def fill_weights(self) -> None:
         """Give initial values to weights that have none, after initial weights or a checkpoint are loaded.
@@ -385,3 +378,15 @@ class TrainerRun(Run):
     config: "TrainingConfig"
     criterion: Any = None
     state: TrainerState
+
+
+def _check_graph(spec: RunSpec) -> None:
+    if spec.graph:
+        if current_mesh() is not None:
+            name = "graph.enabled" if spec.api == "config file" else "TrainingConfig.graph"
+            raise ConfigError(
+                f"{name}: got True with tensor, pipeline or context parallel, or ZeRO, which are not compiled as one"
+                " program; use compile_blocks=True."
+            )
+        if spec.compile_blocks:
+            logger.warning("compile_blocks=True has no effect in graph mode, which compiles the whole update.")

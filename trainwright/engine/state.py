@@ -5,10 +5,10 @@ import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from trainwright.checkpoint.optimizer_state import inner_optimizers
-from trainwright.checkpoint.state_files import TRAINING_WEIGHTS
+from trainwright.checkpoint.state_files import TRAINING_WEIGHTS, Stateful
 from trainwright.config.errors import ConfigError
 from trainwright.data.batches import Batches
 from trainwright.data.seeding import random_state, set_random_state
@@ -41,15 +41,6 @@ _CHANGES = {
     "seed": "from now on the order of samples differs, and some of this epoch may repeat or be missing",
     "num_samples": "from now on the order of samples differs, and some of this epoch may repeat or be missing",
 }
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """An object with a state that a resume restores."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 class TrainingState:
