@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from tests import toys
 from tests.ranks import on_ranks
 from trainwright import DefaultTrainer, Trainer, TrainingConfig
-from trainwright.config import LazyCall, get_config
-from trainwright.data import build_image_test_loader, build_image_train_loader
+from trainwright.config import LazyCall
 from trainwright.evaluation import PPLEvaluator
 from trainwright.hooks import HookBase, PeriodicCheckpointer
 from trainwright.models import GPTTextGeneration, GPTTextGenerationConfig
@@ -95,6 +95,12 @@ class UnsavedTrainer(DefaultTrainer):
         return [hook for hook in super().build_hooks() if not isinstance(hook, PeriodicCheckpointer)]
 
 
+def settings(folder: Path, **own: Any) -> TrainingConfig:
+    """Of a run of one epoch on the CPU, without evaluations."""
+    usual = {"num_epochs": 1, "eval_strategy": "no", "device_str": "cpu", "num_dataloader_workers": 0}
+    return TrainingConfig(output_dir=str(folder), **{**usual, "learning_rate": 1e-2, **own})
+
+
 def train(
     api: str,
     folder: Path,
@@ -116,11 +122,10 @@ def train(
     size, record = GLOBAL_BATCH // data // accumulation, Record()
     texts = Texts(GLOBAL_BATCH * updates)
     if api == "objects":
-        config = TrainingConfig(
-            output_dir=str(folder), num_epochs=1, batch_size=size, gradient_accumulation_steps=accumulation,
-            learning_rate=1e-2, max_grad_norm=clip, mixed_precision=precision, gradient_checkpointing=recompute,
-            save_enabled=False, eval_strategy="no", device_str="cpu", evaluate_with_generate=False,
-            eval_batch_size=4, num_dataloader_workers=0, log_steps=1000, **(layout or {}),
+        config = settings(
+            folder, batch_size=size, gradient_accumulation_steps=accumulation, max_grad_norm=clip,
+            mixed_precision=precision, gradient_checkpointing=recompute, save_enabled=False, eval_batch_size=4,
+            evaluate_with_generate=False, log_steps=1000, **(layout or {}),
         )  # fmt: skip
         trainer = Trainer(build_language(tied=tied, plain=True), config, train_dataset=texts)
         trainer.register_hooks([record])
@@ -138,46 +143,24 @@ def train(
 
 
 def file_config(
-    folder: Path, layout: dict[str, Any], texts: Texts, size: int, data: int, accumulation: int, clip: float, *,
-    tied: bool, recompute: bool, precision: str | None, updates: int, eval_samples: int,
+    folder: Path, layout: dict[str, Any], texts: Texts, size: int, data: int, accumulation: int = 1, clip: float = 1.0,
+    *, updates: int, tied: bool = True, recompute: bool = False, precision: str | None = None, eval_samples: int = 4,
 ) -> Any:  # fmt: skip
-    from omegaconf import OmegaConf
-
-    optim = get_config("common/optim.py").optim
-    optim.lr = 1e-2
-    optim.params.clip_grad_max_norm = clip
-    settings = get_config("common/train.py").train
-    settings.update(
-        {
-            "output_dir": str(folder), "train_iter": updates, "log_period": 1000, "train_micro_batch_size": size,
-            "num_accumulation_steps": accumulation, "global_batch_size": size * data * accumulation,
-            "test_micro_batch_size": 4, "checkpointer": {"period": 10_000}, "evaluation": {"enabled": False},
-            "scheduler": LazyCall(torch.optim.lr_scheduler.ConstantLR)(factor=1.0),
-            "activation_checkpoint": {"enabled": recompute}, "amp": {"enabled": precision is not None},
-        }
+    parts = LazyCall(build_language)(tied=tied), LazyCall(Texts)(length=len(texts))
+    sizes = {"train_micro_batch_size": size, "num_accumulation_steps": accumulation, "test_micro_batch_size": 4}
+    cfg = toys.file_config(
+        folder, *parts, LazyCall(Texts)(length=eval_samples, seed=1), **sizes, train_iter=updates, log_period=1000,
+        global_batch_size=size * data * accumulation, checkpointer={"period": 10_000}, evaluation={"enabled": False},
+        scheduler=LazyCall(torch.optim.lr_scheduler.ConstantLR)(factor=1.0), amp={"enabled": precision is not None},
+        activation_checkpoint={"enabled": recompute},
     )  # fmt: skip
-    settings.dist.device_type = "cpu"
+    cfg._set_flag("allow_objects", True)
+    cfg.optim.lr, cfg.optim.params.clip_grad_max_norm = 1e-2, clip
     layout = dict(layout)
-    stage = layout.pop("zero_stage", 0)
-    zero = {"enabled": stage > 0, "stage": max(stage, 1), "offload": layout.pop("zero_offload", False)}
-    settings.zero_optimization.update(zero)
-    settings.dist.update(layout)
-    return OmegaConf.create(
-        {
-            "model": LazyCall(build_language)(tied=tied),
-            "optim": optim,
-            "train": settings,
-            "dataloader": {
-                "train": LazyCall(build_image_train_loader)(dataset=LazyCall(Texts)(length=len(texts)), num_workers=0),
-                "test": [
-                    LazyCall(build_image_test_loader)(
-                        dataset=LazyCall(Texts)(length=eval_samples, seed=1), num_workers=0
-                    )
-                ],
-            },
-        },
-        flags={"allow_objects": True},
-    )
+    stage, offload = layout.pop("zero_stage", 0), layout.pop("zero_offload", False)
+    cfg.train.zero_optimization.update({"enabled": stage > 0, "stage": max(stage, 1), "offload": offload})
+    cfg.train.dist.update({"device_type": "cpu", **layout})
+    return cfg
 
 
 def train_all(folder: Path, runs: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch.distributed
 
-from tests.distributed.layout_runs import Texts, build_language
+from tests.distributed.layout_runs import Texts, build_language, settings
 from tests.ranks import on_ranks
-from trainwright import Trainer, TrainingConfig
+from trainwright import Trainer
 from trainwright.evaluation import DatasetEvaluator, inference_on_dataset
 
 OBJECTS = ("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list")
@@ -58,10 +58,7 @@ class Order(DatasetEvaluator):
 
 def calls_of_a_run(folder: Path, layout: dict[str, Any]) -> tuple[dict[str, dict[str, int]], str]:
     found: dict[str, dict[str, int]] = {}
-    config = TrainingConfig(
-        output_dir=str(folder), num_epochs=1, batch_size=4, learning_rate=1e-2, eval_strategy="no", device_str="cpu",
-        num_dataloader_workers=0, log_steps=1000, **layout,
-    )  # fmt: skip
+    config = settings(folder, batch_size=4, log_steps=1000, **layout)
     trainer = Trainer(build_language(plain=True), config, train_dataset=Texts(96))
     trainer.train()
     checkpointer = trainer.checkpointer

@@ -56,10 +56,7 @@ def train(folder: Path, layout: dict[str, Any], name: str, *, is_resume: bool = 
     world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     data, record = Layout.of(layout, world).data, PartRecord()
     texts, updates = Texts(GLOBAL_BATCH * 2 * UPDATES), UPDATES * (1 + is_resume)
-    cfg = file_config(
-        folder, layout, texts, GLOBAL_BATCH // data, data, 1, 0.5,
-        tied=False, recompute=False, precision=None, updates=updates, eval_samples=8,
-    )  # fmt: skip
+    cfg = file_config(folder, layout, texts, GLOBAL_BATCH // data, data, clip=0.5, tied=False, updates=updates)
     cfg.model, cfg.optim, cfg.train.resume = LazyCall(language)(trained=trained), optim_of(settings), is_resume
     trainer = DefaultTrainer(cfg)
     trainer.register_hooks([record])
@@ -68,20 +65,16 @@ def train(folder: Path, layout: dict[str, Any], name: str, *, is_resume: bool = 
     return record.losses
 
 
-def train_all(folder: Path, layout: dict[str, Any], *, is_resume: bool = False) -> dict[str, list[float]]:
+def train_all(folder: Path, layout: dict[str, Any], is_resume: bool = False) -> dict[str, list[float]]:
     return {name: train(folder / name, layout, name, is_resume=is_resume) for name in OPTIMIZERS}
-
-
-def resume_all(folder: Path, layout: dict[str, Any]) -> dict[str, list[float]]:
-    return train_all(folder, layout, is_resume=True)
 
 
 @pytest.mark.exhaustive
 def test_runs_pass_from_stages_to_one_process_and_back(tmp_path: Path) -> None:
     first = train_all(tmp_path / "alone", {})
     on_stages = on_ranks(train_all, tmp_path / "stages", STAGES, timeout=120)
-    expected = resume_all(tmp_path / "stages", {})  # from the stages to one process
-    found = on_ranks(resume_all, tmp_path / "alone", STAGES, timeout=120)
+    expected = train_all(tmp_path / "stages", {}, True)  # from the stages to one process
+    found = on_ranks(train_all, tmp_path / "alone", STAGES, True, timeout=120)
     for name in OPTIMIZERS:
         for losses in on_stages:
             assert losses[name] == pytest.approx(first[name], abs=1e-5), name

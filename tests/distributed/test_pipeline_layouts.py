@@ -15,32 +15,32 @@ from tests.distributed.layout_runs import (
     Texts,
     assert_equal_runs,
     build_language,
+    settings,
     train,
     train_on_ranks,
 )
 from tests.ranks import on_ranks
-from trainwright import Trainer, TrainingConfig
+from trainwright import Trainer
 from trainwright.cli.main import main
 from trainwright.models import Model
 
 Run = tuple[str, dict[str, Any]]
+STAGES = {"pipeline_parallel_size": 2}
 
 
 def runs_of(updates: int, **layouts: dict[str, Any]) -> list[Run]:
     """With accumulation, clipping and tied weights; the APIs in turn."""
     found: list[Run] = []
     for number, layout in enumerate(layouts.values()):
-        settings: dict[str, Any] = {"accumulation": 3, "updates": updates, "recompute": number == 0}
-        found.append(
-            (("objects", "files")[number % 2], {**settings, "layout": {"pipeline_parallel_size": 2, **layout}})
-        )
+        own: dict[str, Any] = {"accumulation": 3, "updates": updates, "recompute": number == 0}
+        found.append((("objects", "files")[number % 2], {**own, "layout": {**STAGES, **layout}}))
     return found
 
 
 def assert_as_one_process(tmp_path: Path, runs: list[Run], world_size: int) -> None:
     ranks = train_on_ranks(tmp_path, runs, world_size=world_size, timeout=300)
-    for number, (api, settings) in enumerate(runs):
-        expected = train(api, tmp_path / f"alone{number}", **{k: v for k, v in settings.items() if k != "layout"})
+    for number, (api, own) in enumerate(runs):
+        expected = train(api, tmp_path / f"alone{number}", **{k: v for k, v in own.items() if k != "layout"})
         for rank in ranks:
             assert_equal_runs(rank[number], expected)
 
@@ -79,15 +79,12 @@ def train_cropped(folder: Path, layouts: list[dict[str, Any]]) -> list[list[floa
     """The losses of four updates over 30 samples, whose last batches are smaller, on two data ranks."""
     found = []
     for number, layout in enumerate(layouts):
-        config = TrainingConfig(
-            output_dir=str(folder / str(number)), num_epochs=2, batch_size=4, gradient_accumulation_steps=2,
-            learning_rate=1e-2, save_enabled=False, eval_strategy="no", device_str="cpu", num_dataloader_workers=0,
+        config = settings(
+            folder / str(number), num_epochs=2, batch_size=4, gradient_accumulation_steps=2, save_enabled=False,
             dataloader_drop_last=False, log_steps=1000, max_grad_norm=1.0, **layout,
         )  # fmt: skip
-        trainer, record = (
-            Trainer(build_language(plain=True), config, train_dataset=Texts(30), data_collator=cropped),
-            Record(),
-        )
+        record = Record()
+        trainer = Trainer(build_language(plain=True), config, train_dataset=Texts(30), data_collator=cropped)
         trainer.register_hooks([record])
         trainer.train()
         found.append(record.losses)
@@ -96,7 +93,7 @@ def train_cropped(folder: Path, layouts: list[dict[str, Any]]) -> list[list[floa
 
 @pytest.mark.exhaustive
 def test_batches_of_different_lengths_on_several_data_ranks(tmp_path: Path) -> None:
-    layouts = [{"pipeline_parallel_size": 2, "zero_stage": stage} for stage in (2, 3)]
+    layouts = [{**STAGES, "zero_stage": stage} for stage in (2, 3)]
     (expected, *_) = on_ranks(train_cropped, tmp_path / "whole", [{}], world_size=2)
     for rank in on_ranks(train_cropped, tmp_path / "cut", layouts, world_size=4):
         for losses in rank:
@@ -113,10 +110,7 @@ def train_watched(folder: Path) -> dict[str, Any]:
 
     for name, block in [*model.blocks.named_children()]:  # type: ignore[union-attr, operator]
         watch(block, name)
-    config = TrainingConfig(
-        output_dir=str(folder), num_epochs=1, batch_size=6, gradient_accumulation_steps=4, eval_strategy="no",
-        save_enabled=False, device_str="cpu", num_dataloader_workers=0, pipeline_parallel_size=2,
-    )  # fmt: skip
+    config = settings(folder, batch_size=6, gradient_accumulation_steps=4, save_enabled=False, **STAGES)
     trainer = Trainer(model, config, train_dataset=Texts(72))
     trainer.train()
     log = folder / ("log.txt" if torch.distributed.get_rank() == 0 else "log.txt.rank1")
@@ -139,10 +133,7 @@ def test_a_stage_moves_only_its_part_and_reports_its_size_and_times(tmp_path: Pa
 
 
 def train_saved(folder: Path) -> None:
-    config = TrainingConfig(
-        output_dir=str(folder / "run"), num_epochs=1, batch_size=6, gradient_accumulation_steps=4, eval_strategy="no",
-        device_str="cpu", num_dataloader_workers=0, pipeline_parallel_size=2,
-    )  # fmt: skip
+    config = settings(folder / "run", batch_size=6, gradient_accumulation_steps=4, **STAGES)
     Trainer(build_language(plain=True), config, train_dataset=Texts(24)).train()
 
 

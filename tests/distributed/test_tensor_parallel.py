@@ -13,12 +13,13 @@ from tests.distributed.layout_runs import (
     UnsavedTrainer,
     build_language,
     file_config,
+    settings,
     train,
     train_on_ranks,
 )
 from tests.parallel.test_tensor import of_transformers, without_plan
 from tests.ranks import on_ranks
-from trainwright import Trainer, TrainingConfig
+from trainwright import Trainer
 from trainwright.config import LazyCall
 
 Run = tuple[str, dict[str, Any]]
@@ -40,21 +41,21 @@ OF_FOUR: list[Run] = [
 @pytest.mark.exhaustive(every=2)
 def test_tensor_parallel_processes_train_as_one(tmp_path: Path, world_size: int, runs: list[Run]) -> None:
     runs = [
-        (api, {"updates": 3, "accumulation": 2 if world_size > 2 else 1, **settings} | {"layout": layout_of(settings)})
-        for api, settings in runs
+        (api, {"updates": 3, "accumulation": 2 if world_size > 2 else 1, **own} | {"layout": layout_of(own)})
+        for api, own in runs
     ]
     found = train_on_ranks(tmp_path, runs, world_size=world_size)
-    for number, (api, settings) in enumerate(runs):
-        expected = train(api, tmp_path / f"alone{number}", **{k: v for k, v in settings.items() if k != "layout"})
+    for number, (api, own) in enumerate(runs):
+        expected = train(api, tmp_path / f"alone{number}", **{k: v for k, v in own.items() if k != "layout"})
         for rank in found:
-            run, case = rank[number], f"{api} {settings}"
+            run, case = rank[number], f"{api} {own}"
             assert run["losses"] == pytest.approx(expected["losses"], abs=1e-5), case
             assert run["norms"] == pytest.approx(expected["norms"], abs=1e-5), case
             assert run["results"] == pytest.approx(expected["results"], rel=1e-6), case
 
 
-def layout_of(settings: dict[str, Any]) -> dict[str, Any]:
-    return {"tensor_parallel_size": 2, **settings.get("layout", {})}
+def layout_of(own: dict[str, Any]) -> dict[str, Any]:
+    return {"tensor_parallel_size": 2, **own.get("layout", {})}
 
 
 class Rows(Texts):
@@ -64,15 +65,12 @@ class Rows(Texts):
         return {"input_ids": self.rows[index], "labels": self.rows[index]}
 
 
-def objects(folder: Path, name: str, model: nn.Module, **settings: Any) -> list[float]:
+def objects(folder: Path, name: str, model: nn.Module, **own: Any) -> list[float]:
     """Final values of a run in the Python API; on one process the tensor-parallel size has no effect."""
     named = type(model).__module__.startswith("transformers")
     kind = Rows if named else Texts
-    config = TrainingConfig(
-        output_dir=str(folder / name), num_epochs=1, batch_size=8, learning_rate=1e-2, save_enabled=False,
-        eval_strategy="no", device_str="cpu", num_dataloader_workers=0, evaluate_with_generate=False,
-        tensor_parallel_size=2, **settings,
-    )  # fmt: skip
+    own = {"batch_size": 8, "save_enabled": False, "evaluate_with_generate": False, **own}
+    config = settings(folder / name, tensor_parallel_size=2, **own)
     trainer = Trainer(model, config, train_dataset=kind(24))
     trainer.train()
     return [float(value) for value in trainer.evaluate(kind(9, seed=1)).values()]
@@ -100,8 +98,7 @@ def features(folder: Path) -> dict[str, list[float]]:
 
 def of_files(folder: Path) -> float:
     texts = Rows(24)
-    cfg = file_config(folder, {"tensor_parallel_size": 2}, texts, 8, 1, 1, 1.0, tied=True, recompute=True,
-                      precision=None, updates=3, eval_samples=4)  # fmt: skip
+    cfg = file_config(folder, {"tensor_parallel_size": 2}, texts, 8, 1, recompute=True, updates=3)
     cfg.model = LazyCall(of_transformers)(kind="Llama", tie_word_embeddings=False)
     cfg.dataloader.train.dataset = LazyCall(Rows)(length=24)
     trainer, record = UnsavedTrainer(cfg), Record()

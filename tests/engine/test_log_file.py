@@ -15,32 +15,32 @@ from trainwright.engine.out_of_memory import add_memory_note, is_out_of_memory
 
 
 @pytest.fixture
-def logger() -> Iterator[logging.Logger]:
-    logger = logging.Logger("alone")
-    yield logger
-    for handler in logger.handlers:
-        handler.close()
-        handler.close()
-
-
-def test_lines_are_in_order(tmp_path: Path, logger: logging.Logger) -> None:
-    handler = LogFile(tmp_path / "log.txt")
+def log(tmp_path: Path) -> Iterator[tuple[logging.Logger, LogFile, Path]]:
+    """A logger, and its file in a folder of its own."""
+    path = tmp_path / "run" / "log.txt"
+    path.parent.mkdir()
+    logger, handler = logging.Logger("alone"), LogFile(path)
     logger.addHandler(handler)
+    yield logger, handler, path
+    handler.close()
+
+
+Log = tuple[logging.Logger, LogFile, Path]
+
+
+def test_lines_are_in_order(log: Log) -> None:
+    logger, handler, path = log
     for number in range(3):
         logger.info("line %d", number)
     handler.close()
-    assert (tmp_path / "log.txt").read_text() == "".join(f"line {number}\n" for number in range(3))
+    assert path.read_text() == "".join(f"line {number}\n" for number in range(3))
 
 
-def test_a_line_that_cannot_be_made_or_written_stops_nothing(
-    tmp_path: Path, logger: logging.Logger, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "run").mkdir()
-    handler = LogFile(tmp_path / "run" / "log.txt")
-    logger.addHandler(handler)
+def test_a_line_that_cannot_be_made_or_written_stops_nothing(log: Log, capsys: pytest.CaptureFixture[str]) -> None:
+    logger, handler, path = log
     logger.info("%d", "no number")
-    (tmp_path / "run").rename(tmp_path / "moved")
-    (tmp_path / "run").write_text("no folder")
+    path.parent.rename(path.parent.with_name("moved"))
+    path.parent.write_text("no folder")
     logger.info("fine")
     handler.close()
     said = capsys.readouterr().err
@@ -49,23 +49,21 @@ def test_a_line_that_cannot_be_made_or_written_stops_nothing(
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is full")
-def test_a_full_disk_ends_no_run(tmp_path: Path, logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
-    handler = LogFile(tmp_path / "log.txt")
-    logger.addHandler(handler)
-    (tmp_path / "log.txt").unlink()
-    (tmp_path / "log.txt").symlink_to("/dev/full")
+def test_a_full_disk_ends_no_run(log: Log, capsys: pytest.CaptureFixture[str]) -> None:
+    logger, handler, path = log
+    path.unlink()
+    path.symlink_to("/dev/full")
     logger.info("line")
     handler.close()
     assert "log.txt cannot be written: [Errno 28]" in capsys.readouterr().err
 
 
-def test_a_file_that_was_moved_is_made_again(tmp_path: Path, logger: logging.Logger) -> None:
-    handler = LogFile(tmp_path / "log.txt")
-    logger.addHandler(handler)
-    (tmp_path / "log.txt").rename(tmp_path / "moved.txt")
+def test_a_file_that_was_moved_is_made_again(log: Log) -> None:
+    logger, handler, path = log
+    path.rename(path.with_name("moved.txt"))
     logger.info("later")
     handler.close()
-    assert (tmp_path / "log.txt").read_text() == "later\n"
+    assert path.read_text() == "later\n"
 
 
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
@@ -94,21 +92,13 @@ def test_a_level_that_the_user_has_set_stays(level: int, stays: int) -> None:
     assert LIBRARY.level == stays
 
 
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (torch.OutOfMemoryError("CUDA out of memory."), True),
-        (
-            RuntimeError("[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory"),
-            True,
-        ),
-        (MemoryError(), True),
-        (RuntimeError("shapes do not match"), False),
-        (ValueError("out of memory"), False),
-    ],
-)
-def test_which_errors_are_of_the_memory(error: Exception, expected: bool) -> None:
-    assert is_out_of_memory(error) is expected
+HOST = "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory"
+
+
+def test_other_errors_are_not_of_the_memory() -> None:
+    assert is_out_of_memory(RuntimeError(HOST))
+    assert not is_out_of_memory(RuntimeError("shapes do not match"))
+    assert not is_out_of_memory(ValueError("out of memory"))
 
 
 def test_the_largest_tensors_have_names(tmp_path: Path) -> None:
@@ -128,10 +118,15 @@ def test_the_largest_tensors_have_names(tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive(every=4)
 @pytest.mark.parametrize(
-    ("build", "settings"),
+    ("error", "build", "settings"),
     [
-        (objects, ["batch_size=16, gradient_accumulation_steps=2", "gradient_checkpointing=True", "'bf16'"]),
         (
+            MemoryError,
+            objects,
+            ["batch_size=16, gradient_accumulation_steps=2", "gradient_checkpointing=True", "'bf16'"],
+        ),
+        (
+            torch.OutOfMemoryError,
             config_files,
             [
                 "train.train_micro_batch_size=16 train.num_accumulation_steps=2 train.global_batch_size=32",
@@ -141,19 +136,21 @@ def test_the_largest_tensors_have_names(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_the_error_of_a_training(build: Any, settings: list[str], tmp_path: Path, monkeypatch: Any) -> None:
+def test_the_error_of_a_training(
+    error: type[Exception], build: Any, settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trainer = build(tmp_path / "run")
     calls = []
 
     def forward(self: Any, *arguments: Any, **named: Any) -> Any:
         calls.append(1)
         if len(calls) > 3:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            raise error("CUDA out of memory. Tried to allocate 2.00 GiB.")
         return plain(self, *arguments, **named)
 
     plain = Net.forward
     monkeypatch.setattr(Net, "forward", forward)
-    with pytest.raises(torch.OutOfMemoryError) as raised:
+    with pytest.raises(error) as raised:
         trainer.train()
     note = next(note for note in raised.value.__notes__ if note.startswith("Memory:"))
     assert "states of the optimizer" in note.splitlines()[0]

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from tests.inspect.check.seeded_bugs import config_files
-from tests.toys import Classifier, file_config, points
+from tests.toys import Classifier, file_config, points, quiet
 from trainwright import DefaultTrainer, Trainer, TrainingConfig
 from trainwright.config import ConfigError
 from trainwright.engine.folder import record as run_record
@@ -77,15 +77,13 @@ def test_a_replaced_inner_trainer_is_refused(tmp_path: Path) -> None:
 DATA = TensorDataset(torch.randn(16, 4, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 2)
 
 
-def trainer(folder: Path, **settings: Any) -> Trainer:
-    config = TrainingConfig(
-        output_dir=str(folder), batch_size=4, tensorboard=None, progress_bar=False, seed=0, **settings
-    )
-    return Trainer(nn.Linear(4, 2), config, DATA, DATA)
+def trainer(folder: Path, data: Any = DATA, **settings: Any) -> Trainer:
+    settings = {"num_epochs": 1, "lr_scheduler_type": "linear", **settings}
+    return Trainer(nn.Linear(4, 2), quiet(folder, batch_size=4, seed=0, **settings), data, DATA)
 
 
 def test_a_resumed_run_adds_a_start(tmp_path: Path) -> None:
-    trainer(tmp_path, num_epochs=1).train()
+    trainer(tmp_path).train()
     trainer(tmp_path, num_epochs=2, resume_from_checkpoint=True).train()
     first, second = read_starts(tmp_path / "run.json")
     assert (first["first_iteration"], first["last_iteration"], first["iterations_done"]) == (1, 4, 4)
@@ -105,24 +103,16 @@ def test_a_resumed_run_adds_a_start(tmp_path: Path) -> None:
 def test_a_resume_with_other_data_of_the_same_size_is_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trainer(tmp_path, num_epochs=1).train()
+    trainer(tmp_path).train()
     for epochs, data in ((2, DATA), (3, TensorDataset(torch.randn(16, 4), torch.randint(2, (16,))))):
-        settings = TrainingConfig(
-            output_dir=tmp_path,
-            batch_size=4,
-            num_epochs=epochs,
-            progress_bar=False,
-            seed=0,
-            resume_from_checkpoint=True,
-        )
-        Trainer(nn.Linear(4, 2), settings, data, DATA).train()
+        trainer(tmp_path, data, num_epochs=epochs, resume_from_checkpoint=True).train()
         warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
         assert [("'train'" in text, "seed" in text) for text in warnings] == ([] if data is DATA else [(True, True)])
 
 
 def test_a_new_run_in_the_folder_has_its_own_record(tmp_path: Path) -> None:
     for _ in range(2):
-        trainer(tmp_path, num_epochs=1).train()
+        trainer(tmp_path).train()
     assert len(read_starts(tmp_path / "run.json")) == 1
     assert len(read_starts(tmp_path / "earlier_runs" / "001" / "run.json")) == 1
 
@@ -137,7 +127,7 @@ def test_how_a_run_ends_and_a_running_one_has_no_end(
         raise error("on purpose")
 
     seen: list[dict[str, Any]] = []
-    one = trainer(tmp_path, num_epochs=1)
+    one = trainer(tmp_path)
     one.register_hooks([CallbackHook(**{moment: fail})])
     with pytest.raises(error, match="on purpose"):
         one.train()
@@ -147,7 +137,7 @@ def test_how_a_run_ends_and_a_running_one_has_no_end(
 
 def test_secrets_of_the_command_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["train.py", "api_key=sk-0123456789abcdef0123456789"])
-    trainer(tmp_path, num_epochs=1).train()
+    trainer(tmp_path).train()
     text = (tmp_path / "run.json").read_text()
     assert "0123456789abcdef" not in text
     assert json.loads(text)["starts"][0]["command"].endswith("train.py 'api_key=***'") or "api_key" in text
@@ -156,43 +146,46 @@ def test_secrets_of_the_command_are_not_written(tmp_path: Path, monkeypatch: pyt
 def test_a_folder_at_its_place_stops_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "run.json").mkdir()
     with caplog.at_level(logging.WARNING):
-        trainer(tmp_path, num_epochs=1).train()
+        trainer(tmp_path).train()
     assert (tmp_path / "run.json").is_dir()
 
 
-class TestPicture:
-    """A training of some seconds gets a picture of its curves."""
+@pytest.fixture
+def pictured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also a training of less than some seconds gets a picture of its curves."""
+    monkeypatch.setattr(run_record, "MIN_SECONDS", 0.0)
 
-    def test_it_is_in_the_folder_and_in_the_card(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(run_record, "MIN_SECONDS", 0.0)
-        trainer(tmp_path, num_epochs=1).train()
-        assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-        assert "![Curves of the training](curves.png)" in (tmp_path / "README.md").read_text()
-        trainer(tmp_path, num_epochs=1).train()  # the earlier run keeps its own
-        assert (tmp_path / "earlier_runs" / "001" / "curves.png").exists()
 
-    def test_a_short_training_has_none(self, tmp_path: Path) -> None:
-        trainer(tmp_path, num_epochs=1).train()
-        assert not (tmp_path / "curves.png").exists()
-        assert "curves.png" not in (tmp_path / "README.md").read_text()
+@pytest.mark.usefixtures("pictured")
+def test_a_picture_of_the_curves_is_in_the_folder_and_in_the_card(tmp_path: Path) -> None:
+    trainer(tmp_path).train()
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert "![Curves of the training](curves.png)" in (tmp_path / "README.md").read_text()
+    trainer(tmp_path).train()  # the earlier run keeps its own
+    assert (tmp_path / "earlier_runs" / "001" / "curves.png").exists()
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "curves.png").write_bytes(b"my picture")
+    trainer(tmp_path / "own").train()
+    assert (tmp_path / "own" / "curves.png").read_bytes() == b"my picture"
 
-    @pytest.mark.parametrize("error", [ImportError("matplotlib"), ValueError("on purpose")])
-    def test_it_fails_no_run(
-        self, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        def fail(folder: Path) -> None:
-            raise error
 
-        monkeypatch.setattr(run_record, "MIN_SECONDS", 0.0)
-        monkeypatch.setattr(picture, "draw_curves", fail)
-        trainer(tmp_path, num_epochs=1).train()
-        assert ("on purpose" in caplog.text) == isinstance(error, ValueError)
+def test_a_short_training_has_no_picture(tmp_path: Path) -> None:
+    trainer(tmp_path).train()
+    assert not (tmp_path / "curves.png").exists()
+    assert "curves.png" not in (tmp_path / "README.md").read_text()
 
-    def test_a_file_of_the_user_is_kept(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(run_record, "MIN_SECONDS", 0.0)
-        (tmp_path / "curves.png").write_bytes(b"my picture")
-        trainer(tmp_path, num_epochs=1).train()
-        assert (tmp_path / "curves.png").read_bytes() == b"my picture"
+
+@pytest.mark.usefixtures("pictured")
+@pytest.mark.parametrize("error", [ImportError("matplotlib"), ValueError("on purpose")])
+def test_a_picture_that_cannot_be_drawn_fails_no_run(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(folder: Path) -> None:
+        raise error
+
+    monkeypatch.setattr(picture, "draw_curves", fail)
+    trainer(tmp_path).train()
+    assert ("on purpose" in caplog.text) == isinstance(error, ValueError)
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -219,7 +212,7 @@ def test_the_state_of_a_repository(tmp_path: Path) -> None:
     assert len(changed["diff"]) == 16
 
 
-def test_no_repository_and_no_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_repository_no_git_and_a_deleted_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert git_state(str(tmp_path / "nowhere")) is None
     assert git_state("") is None
     (tmp_path / ".git").mkdir()
@@ -227,13 +220,9 @@ def test_no_repository_and_no_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     git_state.cache_clear()
     monkeypatch.setenv("PATH", "")
     assert git_state(str(tmp_path)) is None
-
-
-def test_a_deleted_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "gone"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    folder.rmdir()
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
     assert working_folder() == ""
 
 

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.engine.conftest import Classifier, batches, classifier
 from tests.ranks import on_ranks
-from tests.toys import assert_equal_weights
-from trainwright.config import TrainingConfig
+from tests.toys import assert_equal_weights, quiet
 from trainwright.config.errors import ConfigError
 from trainwright.data.seeding import seed_everything
 from trainwright.engine import EagerTrainer
@@ -59,9 +59,7 @@ def test_a_metric_from_inside_the_model_reaches_the_storage() -> None:
 
 
 def test_float16_scaling_uses_the_scaler_around_the_update() -> None:
-    """The scaler's own arithmetic in float32 on the CPU: scaled losses, unscaled gradients, the weights of a plain
-    loop.
-    """
+    """The scaler's own arithmetic in float32: scaled losses, unscaled gradients, the weights of a plain loop."""
     ours, theirs = classifier(), classifier()
     data = batches(3)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)  # a power of two: scaling and unscaling are exact
@@ -78,12 +76,8 @@ def loader(num_batches: int, batch_size: int = 4, *, short: int = 0) -> DataLoad
 
 
 def plan(data: Any, *, num_epochs: int, max_steps: int | None, accumulation: int) -> StepPlan:
-    settings: dict[str, Any] = {
-        "num_epochs": num_epochs,
-        "max_steps": max_steps,
-        "gradient_accumulation_steps": accumulation,
-    }
-    return plan_of(TrainingConfig(output_dir="run", **settings), data)[1]
+    settings: dict[str, Any] = {"num_epochs": num_epochs, "max_steps": max_steps}
+    return plan_of(quiet(Path("run"), gradient_accumulation_steps=accumulation, **settings), data)[1]
 
 
 def windows(steps_per_epoch: int, accumulation: int, total: int) -> Iterator[int]:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from tests.parallel.test_sharding import REDUCES_UNUSED
 from tests.ranks import on_ranks
-from trainwright import Trainer, TrainingConfig
+from tests.toys import quiet
+from trainwright import Trainer
 from trainwright.config.errors import ConfigError
 from trainwright.data import ColumnDataset
 
@@ -84,13 +85,9 @@ def train_by_hand(parts: str) -> dict[str, Tensor]:
 def train(folder: Path, parts: str, settings: dict[str, Any]) -> dict[str, Tensor] | str:
     """The weights, or the message of the error. ``parts``: of each batch of data rank 0 and 1 in turn."""
     model, x, labels = build(parts)
-    data = ColumnDataset(x=x, labels=labels)
-    config = TrainingConfig(
-        output_dir=folder, num_epochs=1, batch_size=BATCH, dataloader_shuffle=False, lr=0.1,
-        optimizer={"name_": "SGD", "momentum": 0.9}, weight_decay=0.1, log_steps=2, lr_scheduler_type=None,
-        metrics=None, save_enabled=False, **settings,
-    )  # fmt: skip
-    trainer = Trainer(model, config, data)
+    settings |= {"optimizer": {"name_": "SGD", "momentum": 0.9}, "lr": 0.1, "weight_decay": 0.1, "num_epochs": 1}
+    settings |= {"batch_size": BATCH, "dataloader_shuffle": False, "log_steps": 2, "metrics": None}
+    trainer = Trainer(model, quiet(folder, save_enabled=False, **settings), ColumnDataset(x=x, labels=labels))
     try:
         trainer.train()
     except ConfigError as error:

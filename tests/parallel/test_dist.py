@@ -2,14 +2,12 @@
 
 import os
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from tests.ranks import on_ranks
-from trainwright.checkpoint import Checkpointer, CheckpointError, CheckpointTypeError
 from trainwright.parallel import dist
 from trainwright.parallel.layout import Layout
 from trainwright.parallel.mesh import use_layout
@@ -121,66 +119,3 @@ def test_the_error_of_a_rank_is_raised_on_all() -> None:
     assert second[3] == "UnpicklableError: of rank 1"
     with pytest.raises(ValueError, match="alone"), dist.raised_together():
         raise ValueError("alone")
-
-
-class Gathered:
-    """State of all ranks, collected by all."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"values": dist.all_gather_object(self.value)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.value = state["values"][dist.get_rank()]
-
-
-class Fixed:
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"value": self.value}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.value = state["value"]
-
-
-def save_resume_and_fail(folder: Path) -> None:
-    rank = dist.get_rank()
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
-    checkpointer = Checkpointer(model, folder, memory=Gathered(f"rank {rank}"))
-    checkpointer.save("model_0000009", iteration=9)
-    other = Gathered("")
-    assert Checkpointer(torch.nn.Linear(1, 1), folder, memory=other).resume_or_load("") == {"iteration": 9}
-    assert other.value == f"rank {rank}"
-
-    # A full disk on the rank that writes is an error of the same type on all ranks.
-    def mkdir(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "mkdir", mkdir)
-        with pytest.raises(OSError, match="model_0000019") as full:  # noqa: PT012 - from the save or the wait
-            checkpointer.save("model_0000019", iteration=19)
-            assert rank == 0 or not checkpointer.has_failed()
-            checkpointer.wait()
-        assert full.value.errno == 28
-
-    # State that only one rank cannot save is refused by all: none waits for the other.
-    with pytest.raises(CheckpointTypeError, match=r"bad\.value"):
-        Checkpointer(model, folder, bad=Fixed(object() if rank == 1 else 1)).save("model_0000029", iteration=29)
-
-    dist.synchronize()
-    if rank == 0:
-        with open(folder / "model_0000009" / "model.safetensors", "ab") as file:
-            file.write(b"x")
-    dist.synchronize()
-    with pytest.raises(CheckpointError, match="the manifest says"):
-        checkpointer.load(folder / "model_0000009")
-
-
-def test_two_ranks_save_resume_and_fail_together(tmp_path: Path) -> None:
-    on_ranks(save_resume_and_fail, tmp_path / "run")
-    assert not (tmp_path / "run" / "model_0000029").exists()

@@ -10,7 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from tests.distributed.layout_runs import GLOBAL_BATCH, Record, Texts, UnsavedTrainer, build_language, file_config
+from tests.distributed.layout_runs import (
+    GLOBAL_BATCH,
+    Record,
+    Texts,
+    UnsavedTrainer,
+    build_language,
+    file_config,
+    settings,
+)
 from tests.ranks import on_ranks
 from trainwright import Trainer, TrainingConfig
 from trainwright.config import LazyCall
@@ -65,15 +73,13 @@ def start(api: str, kind: str, folder: Path, layout: dict[str, Any], *, trains: 
     torch.manual_seed(7)
     texts = Texts(GLOBAL_BATCH * 3)
     if api == "objects":
-        config = TrainingConfig(
-            output_dir=str(folder), num_epochs=1, batch_size=GLOBAL_BATCH // data // 2, gradient_accumulation_steps=2,
-            save_enabled=False, eval_strategy="no", device_str="cpu", max_grad_norm=1.0, learning_rate=0.01,
-            meta_init=True, seed=7, **layout,
+        config = settings(
+            folder, batch_size=GLOBAL_BATCH // data // 2, gradient_accumulation_steps=2, save_enabled=False,
+            max_grad_norm=1.0, meta_init=True, seed=7, **layout,
         )  # fmt: skip
         trainer: Any = Trainer(node, config, train_dataset=texts)
     else:
-        cfg = file_config(folder, layout, texts, GLOBAL_BATCH // data // 2, data, 2, 1.0, tied=True, recompute=False,
-                          precision=None, updates=3, eval_samples=8)  # fmt: skip
+        cfg = file_config(folder, layout, texts, GLOBAL_BATCH // data // 2, data, 2, updates=3)
         cfg.model, cfg.train.seed, cfg.train.dist.meta_init = node, 7, True
         trainer = UnsavedTrainer(cfg)
     found = {"weights": complete(trainer.model), "trained": {}, "losses": []}
@@ -206,14 +212,11 @@ def loaded(folder: Path, layout: dict[str, Any], source: Path) -> dict[str, Tens
     """The weights of a config-file run and of one of the Python API, which begin with those of ``source``."""
     data = Layout.of(layout, torch.distributed.get_world_size()).data
     texts = Texts(GLOBAL_BATCH)
-    cfg = file_config(folder / "files", layout, texts, GLOBAL_BATCH // data // 2, data, 2, 1.0, tied=True,
-                      recompute=False, precision=None, updates=1, eval_samples=8)  # fmt: skip
+    cfg = file_config(folder / "files", layout, texts, GLOBAL_BATCH // data // 2, data, 2, updates=1)
     cfg.model, cfg.train.dist.meta_init, cfg.train.load_weight = LazyCall(llama)(), True, str(source)
     first = complete(UnsavedTrainer(cfg).model)
-    config = TrainingConfig(
-        output_dir=str(folder / "objects"), device_str="cpu", init_weights_from=str(source), meta_init=True,
-        eval_strategy="no", gradient_accumulation_steps=2, **layout,
-    )  # fmt: skip
+    own = {"init_weights_from": str(source), "meta_init": True, "gradient_accumulation_steps": 2, **layout}
+    config = settings(folder / "objects", **own)
     second = complete(Trainer(LazyCall(llama)(), config, train_dataset=texts).model)
     torch.testing.assert_close(first, second, rtol=0, atol=0)
     return first

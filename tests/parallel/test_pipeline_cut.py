@@ -104,53 +104,34 @@ def test_both_stages_of_one_process_follow_the_mode_of_the_model() -> None:
 
 
 class Swapped(nn.Module):
-    """Uses in its first part a module that it assigns after the layers."""
-
-    pipeline_layers = "layers"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(2))
-        self.embedding = nn.Linear(2, 2)
-
-    def before_layers(self, x: Tensor) -> Tensor:
-        return self.embedding(x)  # type: ignore[no-any-return]
-
-    def after_layers(self, hidden: Tensor, x: Tensor) -> Tensor:
-        return hidden
-
-    forward = before_layers
-
-
-def test_a_module_of_another_stage_raises_and_names_itself() -> None:
-    (_, stage), _ = stages_of(Swapped, 2)
-    stage.begin([{"x": torch.zeros(1, 2)}])
-    with pytest.raises(ConfigError, match="embedding is on another pipeline stage") as raised:
-        stage(torch.zeros(1))
-    assert "pipeline stage 0" in raised.value.__notes__[0]
-
-
-class Scaled(nn.Module):
-    """Uses a parameter of its own behind the layers."""
+    """Uses in its first part a module that it assigns after the layers, and a parameter of its own on both sides."""
 
     pipeline_layers = "layers"
 
     def __init__(self) -> None:
         super().__init__()
         self.scale, self.layers = nn.Parameter(torch.ones(2)), nn.ModuleList(nn.Linear(2, 2) for _ in range(2))
+        self.late = nn.Linear(2, 2)
 
-    def before_layers(self, features: torch.Tensor) -> torch.Tensor:
-        return features * self.scale
+    def before_layers(self, features: Tensor) -> Tensor:
+        return self.late(features) if features.sum() == 0 else features * self.scale
 
-    def after_layers(self, hidden: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+    def after_layers(self, hidden: Tensor, features: Tensor) -> Tensor:
         return hidden if self.scale is None else hidden * self.scale
 
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError
+    forward = before_layers
+
+
+def test_a_module_of_another_stage_raises_and_names_itself() -> None:
+    (_, stage), _ = stages_of(Swapped, 2)
+    stage.begin([{"features": torch.zeros(1, 2)}])
+    with pytest.raises(ConfigError, match="late is on another pipeline stage") as raised:
+        stage(torch.zeros(1))
+    assert "pipeline stage 0" in raised.value.__notes__[0]
 
 
 def test_a_parameter_of_another_stage_is_absent_and_the_error_says_where_it_is() -> None:
-    (_, first), (model, last) = stages_of(Scaled, 2)
+    (_, first), (model, last) = stages_of(Swapped, 2)
     first.begin([torch.ones(1, 2)])
     last.begin([torch.ones(1, 2)])
     with pytest.raises(AttributeError, match="scale") as raised:

@@ -10,9 +10,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from tests.ranks import on_ranks
-from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
+from tests.toys import file_config, quiet
+from trainwright import DefaultTrainer, LazyCall, Trainer
 from trainwright.config.errors import ConfigError
-from trainwright.data import build_image_test_loader, build_image_train_loader
 from trainwright.hooks import Callback
 from trainwright.parallel.rank_checks import check_same_model, check_same_settings, data_size
 
@@ -89,22 +89,15 @@ def test_models_that_differ_are_refused_with_the_first_difference() -> None:
 def build(api: str, folder: Path) -> str:
     data = TensorDataset(torch.randn(16, 4), torch.arange(16) % 2)
     if api.startswith("files"):
-        from omegaconf import OmegaConf
-
-        cfg: Any = OmegaConf.create(flags={"allow_objects": True})
-        cfg.model = LazyCall(nn.Linear)(in_features=4, out_features=2)
-        cfg.dataloader = LazyCall(dict)(train=build_image_train_loader(data, 4, num_workers=rank())[0])
+        part = TensorDataset(*data[: 3 if rank() else 16])
+        test = (lambda: part) if api == "files' data" else None
+        sizes = {"train_iter": 2, "train_micro_batch_size": 4}
+        cfg = file_config(folder, lambda: nn.Linear(4, 2), lambda: data, test, **sizes)
+        cfg.dataloader.train.num_workers = rank()
         cfg.optim = LazyCall(torch.optim.SGD)(lr=0.1 + rank() * (api == "files"))
-        if api == "files' data":
-            part = TensorDataset(*data[: 3 if rank() else 16])
-            cfg.dataloader.test = [build_image_test_loader(part, 4, num_workers=0)]
-        cfg.graph = {"enabled": False}
-        cfg.train = {"output_dir": str(folder), "train_iter": 2, "train_micro_batch_size": 4}
         return message(DefaultTrainer, cfg)
-    config = TrainingConfig(
-        output_dir=str(folder), num_epochs=1 + rank() * (api == "epochs"), batch_size=4, device="cpu",
-        num_dataloader_workers=rank(),
-    )  # fmt: skip
+    epochs = 1 + rank() * (api == "epochs")
+    config = quiet(folder, num_epochs=epochs, batch_size=4, num_dataloader_workers=rank())
     eval_dataset = (
         None if api == "evaluation" and rank() else TensorDataset(*data[: 3 if api == "length" and rank() else 16])
     )
@@ -141,10 +134,8 @@ def train_with(case: str, folder: Path) -> str:
     parts: dict[str, Any] = {"loader": evaluated, "rate": {"callbacks": [OtherRate()]}}.get(case, {})
     zero = 0 if case in ("loader", "rate") else 3
     named = {"Adafactor": "Adafactor", "Rprop": "Rprop"}.get(case, "SGD")
-    config = TrainingConfig(
-        output_dir=str(folder), num_epochs=4, batch_size=2, device="cpu", zero_stage=zero, optimizer=named, log_steps=2,
-        lr_scheduler_type=None, learning_rate=0.01, metrics=None, early_stopping=None,
-    )  # fmt: skip
+    settings = {"num_epochs": 4, "batch_size": 2, "learning_rate": 0.01, "metrics": None, "log_steps": 2}
+    config = quiet(folder, zero_stage=zero, optimizer=named, **settings)
     model = {"sparse": Words, "types": TwoTypes}.get(case, lambda: nn.Linear(4, 2))()
 
     def run() -> None:

@@ -10,8 +10,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import TensorDataset
 
-from tests.toys import layers
-from trainwright import Trainer, TrainingConfig
+from tests.toys import assert_equal_weights, layers, quiet
+from trainwright import Trainer
 from trainwright.config.errors import ConfigError
 from trainwright.parallel.recompute import compile_blocks, recompute_blocks
 
@@ -114,16 +114,8 @@ def test_blocks_that_cannot_be_compiled_are_refused(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.exhaustive
 def test_a_compiled_model_recomputes_with_the_same_numbers() -> None:
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.norm(self.linear(x)).relu()
-
     torch.manual_seed(0)
-    plain = nn.Sequential(Block(), Block())
+    plain = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU()) for _ in range(2)))
     recomputed = copy.deepcopy(plain)
     recompute_blocks(recomputed)
     compiled = torch.compile(recomputed, backend="aot_eager")
@@ -131,31 +123,13 @@ def test_a_compiled_model_recomputes_with_the_same_numbers() -> None:
         x = torch.randn(16, 4)
         plain(x).square().mean().backward()
         compiled(x).square().mean().backward()
-    for (name, left), right in zip(plain.state_dict().items(), recomputed.state_dict().values(), strict=True):
-        assert torch.equal(left, right), name  # running statistics among them
+    assert_equal_weights(plain, recomputed)  # running statistics, too
     for left, right in zip(plain.parameters(), recomputed.parameters(), strict=True):
         torch.testing.assert_close(left.grad, right.grad)
 
 
-def test_blocks_are_the_outermost_children_with_parameters() -> None:
-    assert recompute_blocks(network()) == ["0", "2"]
-
-
-def test_a_copy_computes_with_its_own_weights() -> None:
-    model = network()
-    recompute_blocks(model)
-    kept = copy.deepcopy(model)
-    train_once(kept)
-    assert all(parameter.grad is not None for parameter in kept.parameters())
-    assert all(parameter.grad is None for parameter in model.parameters())
-
-
-def test_a_model_without_repeated_blocks_has_none() -> None:
-    assert recompute_blocks(nn.Linear(2, 2)) == []
-
-
-def test_a_model_may_name_its_blocks() -> None:
-    class Model(nn.Module):
+def test_blocks_are_the_outermost_children_with_parameters_or_those_that_a_model_names() -> None:
+    class Names(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.stem, self.body = nn.Linear(4, 8), Counting()
@@ -163,13 +137,19 @@ def test_a_model_may_name_its_blocks() -> None:
         def set_activation_checkpoint(self) -> list[nn.Module]:
             return [self.body]
 
-    assert recompute_blocks(Model()) == ["body"]
+    assert recompute_blocks(network()) == ["0", "2"]
+    assert recompute_blocks(nn.Linear(2, 2)) == []
+    assert recompute_blocks(Names()) == ["body"]
 
 
-def test_the_state_dict_keeps_its_names() -> None:
+def test_a_copy_computes_with_its_own_weights_of_the_same_names() -> None:
     model = network()
-    names = list(copy.deepcopy(model).state_dict())
+    names = list(model.state_dict())
     recompute_blocks(model)
+    kept = copy.deepcopy(model)
+    train_once(kept)
+    assert all(parameter.grad is not None for parameter in kept.parameters())
+    assert all(parameter.grad is None for parameter in model.parameters())
     assert list(model.state_dict()) == names
 
 
@@ -221,14 +201,11 @@ def test_models_that_do_it_themselves_count_a_batch_once_in_running_statistics(k
 def test_the_setting_of_the_python_api_changes_no_number(tmp_path: Path) -> None:
     trained = []
     for recomputes in (False, True):
-        settings = TrainingConfig(
-            output_dir=str(tmp_path / str(recomputes)), gradient_checkpointing=recomputes, metrics=[],
-            progress_bar=False, batch_size=4, num_epochs=1, loss="MSELoss", device="cpu", save_enabled=False,
-        )  # fmt: skip
+        settings: dict[str, Any] = {"batch_size": 4, "num_epochs": 1, "loss": "MSELoss", "metrics": []}
+        config = quiet(tmp_path / str(recomputes), gradient_checkpointing=recomputes, save_enabled=False, **settings)
         data = TensorDataset(torch.randn(8, 4, generator=torch.Generator().manual_seed(0)), torch.zeros(8, 8))
-        trainer = Trainer(network(), settings, data)
+        trainer = Trainer(network(), config, data)
         trainer.train()
         trained.append(trainer.model)
     assert trained[1][2][0].calls == 2 * trained[0][2][0].calls
-    for left, right in zip(trained[0].state_dict().values(), trained[1].state_dict().values(), strict=True):
-        assert torch.equal(left, right)
+    assert_equal_weights(*trained)

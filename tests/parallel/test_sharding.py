@@ -1,11 +1,11 @@
 """ZeRO and its hybrid: numbers of one process through both APIs, a user's own parts, and evaluations on any ranks."""
 
 import contextlib
-import functools
 import io
 import logging
 from collections import Counter
 from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.data import TensorDataset
 
 from tests.distributed.layout_runs import Texts, assert_equal_runs, build_language, train, train_on_ranks
 from tests.ranks import on_ranks
@@ -50,7 +49,7 @@ REDUCES_UNUSED = "set_reduce_scatter_unused_params"  # of FSDPModule, since torc
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], dict[str, Any]]:
     """``alone(api, settings)``: a run of one process."""
     base = tmp_path_factory.mktemp("alone")
-    return functools.cache(lambda api, name: train(api, base / api / name, **SETTINGS[name]))
+    return cache(lambda api, name: train(api, base / api / name, **SETTINGS[name]))
 
 
 @pytest.mark.parametrize(
@@ -226,6 +225,10 @@ def _sgd(model: Any) -> dict[str, Any]:
     return {"optimizer": torch.optim.SGD(groups, lr=0.05, momentum=0.9)}
 
 
+def _fused(kind: Any, model: Any) -> dict[str, Any]:
+    return {"optimizer": kind(model.parameters(), lr=0.05, fused=True)}
+
+
 def _adams(model: Any) -> dict[str, Any]:
     parts = {"generator": model.generator, "critic": model.critic}
     return {"optimizers": {name: torch.optim.Adam(part.parameters(), lr=0.01) for name, part in parts.items()}}
@@ -234,6 +237,8 @@ def _adams(model: Any) -> dict[str, Any]:
 CASES: dict[str, dict[str, Any]] = {
     "own optimizer": {"parts": _sgd},
     "optimizer with a state": {"parts": lambda model: {"optimizer": torch.optim.Adagrad(model.parameters(), lr=0.05)}},
+    "fused SGD": {"parts": partial(_fused, torch.optim.SGD), "zero_stage": 1},
+    "fused Adagrad": {"parts": partial(_fused, torch.optim.Adagrad), "zero_stage": 1},
     "own step": {"kind": WithHelpers, "gradient_accumulation_steps": 2, "max_grad_norm": 0.5, **ZERO_2},
     "bare step": {"kind": Bare, **ZERO_2},
     "reads gradients": {"kind": HalfGradients},
@@ -361,35 +366,20 @@ def test_what_cannot_be_shared_is_refused_on_every_rank(tmp_path: Path) -> None:
             assert text in found.get(name, ""), (name, found.get(name))
 
 
-def train_with_fused(folder: Path, name: str, zero_stage: int) -> tuple[list[float], str]:
-    """The weights after a training, and the warnings."""
+def warnings_of_fused(folder: Path, name: str, zero_stage: int) -> str:
     messages = io.StringIO()
     handler = logging.StreamHandler(messages)
     logging.getLogger("trainwright.optim").addHandler(handler)
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
-    settings: dict[str, Any] = {"momentum": 0.9} if name == "SGD" else {}
-    make: Any = getattr(torch.optim, name)
-    optimizer = make(model.parameters(), lr=0.05, fused=True, **settings)
-    config = TrainingConfig(
-        output_dir=str(folder), num_epochs=2, batch_size=2, zero_stage=zero_stage, loss="MSELoss", metrics=[], seed=0,
-        save_enabled=False, progress_bar=False,
-    )  # fmt: skip
-    data = TensorDataset(torch.randn(16, 3), torch.randn(16, 1))
-    run = Trainer(model, config, data, optimizer=optimizer)
-    run.train()
-    whole: list[Any] = [getattr(p, "full_tensor", lambda p=p: p)() for p in run.model.parameters()]
-    return torch.cat([value.detach().flatten() for value in whole]).tolist(), messages.getvalue()
+    trainer(folder, parts=partial(_fused, getattr(torch.optim, name)), zero_stage=zero_stage).train()
+    return messages.getvalue()
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["SGD", "Adagrad"])
 def test_a_fused_step_that_torch_has_not_for_parts_is_a_plain_one(name: str, tmp_path: Path) -> None:
-    plain = on_ranks(train_with_fused, tmp_path / "plain", name, 0)
-    shared = on_ranks(train_with_fused, tmp_path / "shared", name, 1)
-    assert shared[0][0] == pytest.approx(plain[0][0], abs=1e-5)
-    assert f"{name}: fused=True has no effect on parameters that ZeRO" in shared[0][1]
-    assert "fused" not in plain[0][1]
+    shared = on_ranks(warnings_of_fused, tmp_path / "shared", name, 1)[0]
+    assert f"{name}: fused=True has no effect on parameters that ZeRO" in shared
+    assert "fused" not in on_ranks(warnings_of_fused, tmp_path / "plain", name, 0)[0]
 
 
 def log_parts() -> list[float]:
@@ -575,34 +565,20 @@ def evaluate_all(folder: Path, stage: int = 3) -> list[Any]:
             output_dir=str(folder / str(number)), zero_stage=stage, eval_batch_size=4, device_str="cpu",
             save_enabled=False, batch_size=1, num_dataloader_workers=0, evaluate_with_generate=False,
         )  # fmt: skip
-        one = kind(build_language(plain=True), config, train_dataset=rows(8))
+        one = kind(build_language(), config, train_dataset=rows(8))
         for length in LENGTHS:
             found.append(one.evaluate(rows(length)))
             if number == 0:
                 found.append(one.predict(rows(length))["logits"])
                 found.append([part["logits"] for part in one.predict(rows(length), iterate=True)])
-    model, spread = build_language(), one.model
-    use = spread if get_world_size() > 1 else model
     for length in LENGTHS:
         batches = [torch.utils.data.default_collate(rows(length)[i : i + 4]) for i in range(0, length, 4)]
         mine = batches[get_rank() :: get_world_size()]
         found += [
-            inference_on_dataset(_Losses(use), mine, 4, 100, lambda data, _: data, CPU, evaluator)
+            inference_on_dataset(one.model, mine, 4, 100, lambda data, _: data, CPU, evaluator)
             for evaluator in (PPLEvaluator(), Seen())
         ]
     return found
-
-
-class _Losses(nn.Module):
-    """The loss of each batch."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, token_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        logits = self.model(token_ids)["logits"]
-        return {"loss": F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())}
 
 
 @pytest.mark.exhaustive

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.toys import Samples, pairs
+from tests.toys import Samples, pairs, quiet
 from trainwright import TrainingConfig
 from trainwright.data import EpochSampler
 
@@ -47,14 +47,8 @@ def make(kind: type[nn.Module]) -> nn.Module:
 
 
 def config(folder: Path, **settings: Any) -> TrainingConfig:
-    given = {
-        "dataloader_drop_last": False,
-        "lr_scheduler_type": None,
-        "save_freq": 0,
-        "progress_bar": False,
-        **settings,
-    }
-    return TrainingConfig(output_dir=folder, learning_rate=0.01, **given)
+    given = {"dataloader_drop_last": False, "save_freq": 0, "learning_rate": 0.01, "tensorboard": {}, **settings}
+    return quiet(folder, **given)
 
 
 def by_hand(model: nn.Module, loss_of: Any, *, accumulation: int = 1, epochs: int = 2, batch: int = 8) -> nn.Module:

@@ -74,8 +74,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("parts", "message"), WRONG, ids=[message for _, message in WRONG])
 def test_parts_of_a_wrong_kind_are_refused(parts: dict[str, Any], message: str, tmp_path: Path) -> None:
-    kind = parts.pop("kind", Trainer)
     given = {"model": make(), "train_dataset": None if "train_dataloader" in parts else DATA, **parts}
+    kind = given.pop("kind", Trainer)
     with pytest.raises(ConfigTypeError, match=message):
         kind(config=config(tmp_path), **given)
 

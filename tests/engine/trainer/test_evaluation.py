@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from tests.engine.trainer.conftest import events_in
 from tests.engine.trainer.contracts import INPUTS, LABELS, NAMED, PAIRS, Net, ReturnsLosses, config, make
+from tests.engine.trainer.test_trainer_overrides import OwnEvaluateStep, OwnEvaluationStep
 from tests.ranks import on_ranks
 from tests.toys import Stream, file_config, quiet
 from trainwright import DefaultTrainer, Trainer, TrainingConfig, get_event_storage
@@ -38,17 +39,6 @@ class Model(nn.Module):
             raise ArithmeticError("in the model")
         result: Tensor = self.layer(self.norm(x))
         return result
-
-
-class OwnStep(Trainer):
-    def evaluate_step(self, model: Any, inputs: Any) -> dict[str, Any]:
-        loss = F.cross_entropy(model(inputs[0]), inputs[1])
-        return {"eval_step_loss": loss, "eval_epoch_metric": 0.75}
-
-
-class OwnOutputs(Trainer):
-    def evaluation_step(self, batch: Any) -> dict[str, Any]:
-        return {**super().evaluation_step(batch), "logits": F.one_hot(batch[1], 3).float()}
 
 
 class OwnMetric(Trainer):
@@ -121,7 +111,7 @@ def of_rank(folder: Path) -> dict[str, Any]:
         "predictions of a shared stream": sorted(trainer.predict(Shared()).flatten().tolist()),
         "config files: predictions of a stream": config.predict(rows_of_inputs()).flatten().tolist(),
         "config files: predictions of the test data": sorted(config.predict().flatten().tolist()),
-        **{kind.__name__: build(folder, kind).evaluate() for kind in (OwnStep, OwnOutputs, OwnMetric)},
+        **{kind.__name__: build(folder, kind).evaluate() for kind in (OwnEvaluateStep, OwnEvaluationStep, OwnMetric)},
     }
     trained = build(folder).train()
     failures = {
