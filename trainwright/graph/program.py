@@ -7,7 +7,6 @@ so nothing is copied back.
 
 import importlib
 import logging
-import types
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -193,7 +192,11 @@ class Program:
         try:
             table = compile_graph.decompositions(backend)
             writer = make_fx(self._operations, decomposition_table=table, tracing_mode="fake")
-            graph: torch.fx.GraphModule = _with_imports(lambda: writer(*flat))
+            try:
+                graph: torch.fx.GraphModule = writer(*flat)
+            except AttributeError:  # max_pool2d needs a part of inductor, which takes 0.4 s to import
+                importlib.import_module("torch._inductor.lowering")
+                graph = writer(*flat)
         except (NotReady, NotCapturable):
             raise
         except Exception as error:
@@ -325,29 +328,6 @@ class _WithoutGradient:
     """Placeholder for a parameter that takes no part in the step."""
 
     grad = None
-
-
-def _with_imports(write: Callable[[], torch.fx.GraphModule]) -> torch.fx.GraphModule:
-    """``write()``, repeated after importing a missing module of torch, which for example max_pool2d needs.
-
-    Importing all of inductor would take a second at each start; a program from disk does not need it.
-    """
-    imported = set[str]()
-    while True:
-        try:
-            return write()
-        except AttributeError as error:
-            package = error.obj
-            if not isinstance(package, types.ModuleType) or package.__name__.partition(".")[0] != "torch":
-                raise
-            name = f"{package.__name__}.{error.name}"
-            if name in imported:
-                raise
-            imported.add(name)
-            try:
-                importlib.import_module(name)
-            except ImportError:
-                raise error from None
 
 
 def _compiled(graph: torch.fx.GraphModule, flat: Sequence[Tensor], backend: str) -> tuple[compile_graph.Compiled, bool]:
