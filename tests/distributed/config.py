@@ -5,7 +5,7 @@ from project import Model, Samples
 from trainwright.config import LazyCall, get_config
 from trainwright.data import build_image_test_loader, build_image_train_loader
 
-model = LazyCall(Model)(fails_at=None)
+model = LazyCall(Model)()
 dataloader = {
     "train": LazyCall(build_image_train_loader)(dataset=LazyCall(Samples)(length=50), num_workers=0),
     "test": [LazyCall(build_image_test_loader)(dataset=LazyCall(Samples)(length=23, seed=1), num_workers=0)],

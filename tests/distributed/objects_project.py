@@ -3,25 +3,19 @@
 B batch, F features, C classes.
 """
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+
+from tests.distributed.project import Samples
 
 
-class Points(Dataset):
+class Points(Samples):
+    """float64."""
+
     def __init__(self, length: int, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        self.inputs = torch.randn(length, 6, generator=generator).double()
-        self.labels = (self.inputs @ torch.randn(6, 3, generator=generator).double()).argmax(1)
-
-    def __len__(self) -> int:
-        return len(self.inputs)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"inputs": self.inputs[index], "labels": self.labels[index], "number": index}
+        super().__init__(length, seed)
+        self.inputs = self.inputs.double()
 
 
 class Model(nn.Module):

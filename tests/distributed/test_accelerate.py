@@ -9,7 +9,7 @@ import torch
 
 from tests.distributed.objects_project import Model, Points
 from tests.distributed.objects_runs import ACCELERATE, assert_same_numbers, run
-from tests.toys import assert_equal_weights
+from tests.toys import assert_equal_weights, quiet
 from trainwright import Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError, ConfigTypeError
 
@@ -47,9 +47,8 @@ def test_two_processes_of_accelerate_launch_come_to_the_numbers_of_one(tmp_path:
 
 def trained(folder: Path, accelerator: Any = None, **settings: Any) -> Trainer:
     torch.manual_seed(0)
-    config = TrainingConfig(**{"output_dir": str(folder), "progress_bar": False, "batch_size": 8, **CONFIG, **settings})
-    model = Model(dropout=0.2)
-    trainer = Trainer(model, config, Points(42, 0), Points(19, 1), accelerator=accelerator)
+    config = quiet(folder, **{"batch_size": 8, "lr_scheduler_type": "linear", **CONFIG, **settings})
+    trainer = Trainer(Model(dropout=0.2), config, Points(42, 0), Points(19, 1), accelerator=accelerator)
     trainer.train()
     return trainer
 
@@ -93,9 +92,8 @@ def test_a_step_of_the_users_own_may_use_the_accelerator(tmp_path: Path) -> None
             seen.append(self.accelerator.sync_gradients)
             return loss.detach()
 
-    config = TrainingConfig(output_dir=str(tmp_path), progress_bar=False, batch_size=8, num_epochs=1)
     model = Model()
-    trainer = Own(model, config, Points(48, 0), accelerator=accelerator)
+    trainer = Own(model, quiet(tmp_path, batch_size=8, num_epochs=1), Points(48, 0), accelerator=accelerator)
     before = model.body[0].weight.clone()
     trainer.train()
     assert seen == [False, False, True] * 2

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.distributed.layout_runs import Record, Texts, UnsavedTrainer, file_config
+from tests.distributed.layout_runs import settings as settings_of
 from tests.engine.test_sharded_resume import forget
 from tests.parallel.test_tensor import gpt, of_transformers
 from tests.ranks import on_ranks
@@ -75,11 +76,8 @@ def objects(
 ) -> dict[str, Any]:
     """The values of a run of the Python API."""
     size = BATCH // Layout.of(layout, world_size()).data // settings.get("gradient_accumulation_steps", 1)
-    config = TrainingConfig(
-        output_dir=str(folder), num_epochs=1, batch_size=size, learning_rate=1e-2, max_grad_norm=1.0, device_str="cpu",
-        eval_strategy="no", num_dataloader_workers=0, evaluate_with_generate=False, log_steps=1000,
-        **{"save_enabled": False} | settings | layout,
-    )  # fmt: skip
+    usual = {"max_grad_norm": 1.0, "evaluate_with_generate": False, "log_steps": 1000, "save_enabled": False}
+    config = settings_of(folder, batch_size=size, **usual | settings | layout)
     record = Record()
     trainer = trainer_class(build(kind), config, train_dataset=texts(kind, BATCH * updates, **(data or {})))
     trainer.register_hooks([record])
@@ -91,8 +89,7 @@ def objects(
 def files(folder: Path, kind: str, updates: int = 3, *, layout: dict[str, Any]) -> dict[str, Any]:
     """The same of a config file, without an evaluation."""
     data = Layout.of(layout, world_size()).data
-    cfg = file_config(folder, layout, Texts(1), BATCH // data, data, 1, 1.0, tied=True, recompute=False,
-                      precision=None, updates=updates, eval_samples=4)  # fmt: skip
+    cfg = file_config(folder, layout, Texts(1), BATCH // data, data, updates=updates)
     cfg.model = LazyCall(build)(kind=kind)
     cfg.dataloader.train.dataset = LazyCall(texts)(kind=kind, length=BATCH * updates)
     trainer, record = UnsavedTrainer(cfg), Record()
@@ -188,10 +185,7 @@ class Shifting(Trainer):
 
 def refusals(folder: Path) -> list[str]:
     def message(model: nn.Module, data: Any, kind: type[Trainer] = Trainer, **settings: Any) -> str:
-        config = TrainingConfig(
-            output_dir=str(folder), num_epochs=1, batch_size=4, device_str="cpu", save_enabled=False,
-            eval_strategy="no", num_dataloader_workers=0, context_parallel_size=2, **settings,
-        )  # fmt: skip
+        config = settings_of(folder, batch_size=4, save_enabled=False, context_parallel_size=2, **settings)
         with pytest.raises(ConfigError) as raised:
             kind(model, config, train_dataset=data).train()
         return str(raised.value)

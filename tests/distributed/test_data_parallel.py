@@ -88,24 +88,3 @@ def test_accumulation_on_two_processes_takes_the_samples_of_a_bigger_update(base
     assert (two.code, one.code) == (0, 0), two.output + one.output
     assert two.seen() == one.seen()
     assert_same_weights(one, two)
-
-
-@pytest.mark.parametrize("processes", [2, 1])
-@pytest.mark.exhaustive
-def test_a_run_of_two_processes_is_resumed_on_either_number(base: Path, together: Run, processes: int) -> None:
-    folder = base / f"resumed-on-{processes}"
-    first = train(folder, "train.train_iter=6", f"train.scheduler.max_iter={ITERATIONS}", processes=2)
-    assert first.code == 0, first.output
-    rest = train(folder, "--resume", processes=processes)
-    assert rest.code == 0, rest.output
-    assert list(rest.seen()) == list(range(6, ITERATIONS))
-    assert {i: n for i, n in together.seen().items() if i >= 6} == rest.seen()
-    assert list(rest.rows()) == list(range(ITERATIONS + 1))
-
-
-def test_a_rank_that_fails_ends_the_job(base: Path) -> None:
-    start = time.monotonic()
-    run = train(base / "fails", "model.fails_at=3", processes=2)
-    assert run.code != 0
-    assert time.monotonic() - start < 60
-    assert "this rank fails on request" in run.output

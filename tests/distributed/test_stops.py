@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.layout_runs import APIS, Record, Texts, build_language, file_config
+from tests.distributed.layout_runs import APIS, Record, Texts, build_language, file_config, settings
 from tests.kinds import only_in_torture
 from tests.ranks import on_ranks
-from trainwright import DefaultTrainer, Trainer, TrainingConfig
+from trainwright import DefaultTrainer, Trainer
 from trainwright.hooks import HookBase
 from trainwright.hooks.signals import TrainingTerminated
 from trainwright.parallel import get_rank
@@ -54,15 +54,13 @@ def run(api: str, folder: Path, layout: dict[str, Any], *, stops: int | None = N
     texts = Texts(4 * 2 * data * UPDATES)
     trainer: Any
     if api == "objects":
-        config = TrainingConfig(
-            output_dir=str(folder), num_epochs=1, batch_size=4, gradient_accumulation_steps=2, learning_rate=1e-2,
-            eval_strategy="no", device_str="cpu", num_dataloader_workers=0, save_steps=1000, max_grad_norm=1.0,
+        config = settings(
+            folder, batch_size=4, gradient_accumulation_steps=2, save_steps=1000, max_grad_norm=1.0,
             resume_from_checkpoint=resume, tensorboard=None, **layout,
         )  # fmt: skip
         trainer = Trainer(build_language(plain=True), config, train_dataset=texts)
     else:
-        cfg = file_config(folder, layout, texts, 4, data, 2, 1.0, tied=True, recompute=False, precision=None,
-                          updates=UPDATES, eval_samples=4)  # fmt: skip
+        cfg = file_config(folder, layout, texts, 4, data, 2, updates=UPDATES)
         cfg.train.resume = resume
         trainer = DefaultTrainer(cfg)
     record, is_ended = Record(), False
