@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
 from tests.distributed.objects_project import Model, Points
 from tests.distributed.objects_runs import ACCELERATE, assert_same_numbers, run
@@ -116,3 +117,12 @@ def test_something_else_is_no_accelerator(tmp_path: Path) -> None:
     config = TrainingConfig(output_dir=str(tmp_path))
     with pytest.raises(ConfigTypeError, match=r"Trainer.accelerator: got str.*accelerate.Accelerator"):
         Trainer(Model(), config, Points(8, 0), accelerator="auto")
+
+
+def test_a_precision_that_only_the_launcher_names_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    data = TensorDataset(torch.randn(8, 2), torch.zeros(8, dtype=torch.long))
+    Trainer(torch.nn.Linear(2, 2), TrainingConfig(output_dir=str(tmp_path)), data)
+    assert "--mixed_precision bf16, but TrainingConfig.mixed_precision=None is used" in caplog.text

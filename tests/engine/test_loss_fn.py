@@ -347,6 +347,33 @@ def test_a_loss_of_ones_own_in_a_configuration_is_an_error_that_names_the_argume
         Trainer(nn.Linear(4, 3), config(tmp_path), PAIRS, loss=nn.CrossEntropyLoss)
 
 
+@pytest.mark.parametrize("loss", ["MSELoss", "L1Loss", "HuberLoss", nn.SmoothL1Loss()])
+@pytest.mark.parametrize("kind", ["pairs", "fields"])
+def test_outputs_are_not_compared_with_the_targets_of_other_samples(kind: str, loss: Any, tmp_path: Path) -> None:
+    class Net(nn.Linear):
+        is_flat = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            outputs = super().forward(x)
+            return outputs[:, 0] if self.is_flat else outputs
+
+    def trainer(targets: Tensor) -> Trainer:
+        data: Any = TensorDataset(INPUTS, targets)
+        if kind == "fields":
+            data = ColumnDataset(x=INPUTS, labels=targets)
+        settings = {"loss": loss} if isinstance(loss, str) else {}
+        own = None if isinstance(loss, str) else loss
+        return Trainer(Net(4, 1), config(tmp_path, num_epochs=1, **settings), data, loss=own)
+
+    with pytest.raises(ConfigError, match=r"\(8, 1\) .*\(8,\) .*\(8, 8\)"):
+        trainer(INPUTS[:, 0]).train()
+    assert not (tmp_path / "metrics.json").exists()
+    trainer(INPUTS[:, :1]).train()
+    Net.is_flat = True
+    with pytest.raises(ConfigError, match=r"\(8,\) .*\(8, 1\) .*\(8, 8\).* targets.squeeze\(1\)"):
+        trainer(INPUTS[:, :1]).train()
+
+
 PICTURES = torch.rand(32, 1, 4, 4, generator=torch.Generator().manual_seed(1))
 CLASSES = torch.randint(3, (32,), generator=torch.Generator().manual_seed(2))
 DATA = TensorDataset(PICTURES, CLASSES)
@@ -355,28 +382,30 @@ TEXTS = (torch.arange(32)[:, None] + torch.arange(6)) % VOCABULARY  # each token
 
 
 class AutoEncoder(nn.Module):
-    """A variational one, which also returns the mean of its code."""
+    """``gives_pair``: also what a variational one gives."""
 
-    def __init__(self) -> None:
+    def __init__(self, gives_pair: bool) -> None:
         super().__init__()
-        self.layer = nn.Linear(16, 16)
+        self.layer, self.gives_pair = nn.Linear(16, 16), gives_pair
 
     def forward(self, x: Tensor) -> Any:
         out = torch.sigmoid(self.layer(x.flatten(1)))
-        return out, out.mean(1)
+        return (out, out.mean(1)) if self.gives_pair else out
 
 
 class Reconstructing(Trainer):
     def compute_loss(self, model: Any, inputs: Any) -> Tensor:
-        return F.mse_loss(model(inputs[0])[0], inputs[0].flatten(1))
+        out = model(inputs[0])
+        return F.mse_loss(out[0] if isinstance(out, tuple) else out, inputs[0].flatten(1))
 
 
+@pytest.mark.parametrize("gives_pair", [True, False])
 def test_a_reconstruction_has_no_accuracy_and_none_ends_its_run(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    gives_pair: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "trainwright")
     settings = config(tmp_path, num_epochs=8, print_steps=1000)
-    trainer = Reconstructing(AutoEncoder(), settings, DATA, DATA)
+    trainer = Reconstructing(AutoEncoder(gives_pair), settings, DATA, DATA)
     assert set(trainer.train()) == {"loss"}
     assert trainer.epoch == 8
     assert "accuracy" not in trainer.storage.latest()
@@ -460,3 +489,34 @@ def test_one_score_for_each_sample_is_not_for_a_loss_of_classes(
     with pytest.raises(ConfigError, match=rf"{loss} takes a score for each class.*\(8,.*BCEWithLogitsLoss.*MSELoss"):
         trainer.train()
     assert not (tmp_path / "metrics.json").exists()
+
+
+def test_scores_are_not_for_a_loss_of_log_probabilities(tmp_path: Path) -> None:
+    settings = config(tmp_path, num_epochs=1, loss="NLLLoss")
+    Trainer(nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(1)), settings, PAIRS).train()
+    with pytest.raises(ConfigError, match=r"NLLLoss takes logarithms.*log_softmax"):
+        Trainer(nn.Linear(4, 3), settings, PAIRS).train()
+
+
+TOTALS = {
+    "sum": (lambda loss, other: {"loss": loss + 0.1 * other, "a_loss": loss, "b_loss": other}, "a_loss, b_loss"),
+    "copy": (lambda loss, other: {"loss": loss, "a_loss": loss.detach()}, "a_loss"),
+    "without": (lambda loss, other: {"loss": loss, "b_loss": other, "c_loss": torch.tensor(0.0)}, None),
+}
+
+
+@pytest.mark.parametrize("api", ["python", "config files"])
+@pytest.mark.parametrize("kind", TOTALS)
+def test_a_loss_that_holds_another_one_is_a_warning(
+    kind: str, api: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make, parts = TOTALS[kind]
+    model = Returns(lambda loss, logits, norm: make(loss, norm))
+    if api == "python":
+        Trainer(model, config(tmp_path, num_epochs=1), NAMED).train()
+    else:
+        loader = DataLoader(NAMED, 4)
+        EagerTrainer(model, loader, torch.optim.SGD(model.parameters(), lr=0.1)).train(0, 2)
+    warned = [record.getMessage() for record in caplog.records if "count twice" in record.getMessage()]
+    assert len(warned) == (parts is not None)
+    assert parts is None or f"'loss' beside '{parts}'" in warned[0]

@@ -245,8 +245,9 @@ def test_an_own_step_that_skips_nothing_is_not_said_to(tmp_path: Path, caplog: p
             self.optimizer.zero_grad()
 
     Own(Model((6,)), quiet(tmp_path, num_epochs=1, batch_size=4, non_finite="skip"), train_dataset=data()).train()
-    (bad_loss,) = warnings_of(caplog)
+    without_step, bad_loss = warnings_of(caplog)
     assert "Training continues, with weights that may be invalid. Samples of update 7: " in bad_loss
+    assert "made no optimizer step in 20 iterations" in without_step
 
 
 def test_an_infinite_norm_under_a_gradient_scaler_is_its_own_affair(tmp_path: Path) -> None:

@@ -130,6 +130,18 @@ def test_what_a_bare_step_bypasses_is_one_warning(
     assert "no effect" not in caplog.text
 
 
+def test_gradients_that_are_cleared_inside_a_window_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Clears(Helped):
+        def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+            self.optimizer.zero_grad()
+            return super().train_step(model, inputs)
+
+    trained(Clears, tmp_path / "own", gradient_accumulation_steps=4)
+    assert "only its last batch counts" in caplog.text
+
+
 @pytest.mark.parametrize("settings", SETTINGS[1:], ids=str)
 def test_an_optimization_step_of_ones_own_sees_plain_gradients(settings: dict[str, Any], tmp_path: Path) -> None:
     norms: list[float] = []

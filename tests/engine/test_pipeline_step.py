@@ -34,6 +34,11 @@ class OwnLoss(Trainer):
         return loss * (float("nan") if self.iter == 2 else 1)
 
 
+class Penalty(Trainer):
+    def compute_loss(self, model: Any, inputs: Any) -> Tensor:
+        return super().compute_loss(model, inputs) + 0.01 * sum(p.square().sum() for p in model.parameters())
+
+
 def train_by_objects(
     folder: Path, kind: type[Trainer] = Trainer, number: int = 22, layers: int = 4, **settings: Any
 ) -> dict[str, Any]:
@@ -222,3 +227,12 @@ def test_float16_with_a_fused_optimizer(tmp_path: Path) -> None:
     run = ("objects", {"layout": {"pipeline_parallel_size": 2}, **settings})
     for (found,) in train_on_ranks(tmp_path / "stages", [run], world_size=2):
         assert found["losses"] == pytest.approx(expected["losses"], abs=1e-3)
+
+
+def train_with_a_penalty(folder: Path) -> None:
+    train_by_objects(folder, Penalty, pipeline_parallel_size=2)
+
+
+def test_a_loss_of_the_parameters_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="ConfigError: compute_loss reads the model's parameters"):
+        on_ranks(train_with_a_penalty, tmp_path)

@@ -131,6 +131,17 @@ class Padded(Scores):
         return {"loss": loss, "logits": logits_BLC}
 
 
+class ByItems(Scores):
+    """Returns the loss alone; its mean is over the number that it is given, as models of transformers do."""
+
+    def forward(self, inputs: Tensor, labels: Tensor, num_items_in_batch: Any = None) -> Any:  # type: ignore[override]
+        logits_BLC = self.body(inputs)[:, :-1]
+        total = F.cross_entropy(logits_BLC.flatten(0, 1), labels[:, 1:].flatten(), reduction="sum")
+        return {
+            "loss": total / ((labels[:, 1:] != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch)
+        }
+
+
 class Says(Scores):
     """Returns its loss with the number of tokens, in the form that ``shape`` makes of it."""
 
@@ -183,6 +194,7 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tokens], dict[str, 
     "labels of a name that is set": (NamedBySetting, lambda: Tokens(name="tags"), {"label_names": ["tags"]}),
     "labels that are shifted": (Shifted, lambda: Tokens(name="shift_labels"), {}),
     "padding is ignored": (Padded, lambda: Tokens(0), {}),
+    "number of items": (ByItems, Tokens, {}),
     "ignored pixels": (Scores, lambda: Tokens(3, is_pair=True), {"loss": nn.CrossEntropyLoss(ignore_index=3)}),
     "class weights": (Scores, lambda: Tokens(is_pair=True), {"loss": nn.CrossEntropyLoss(weight=WEIGHTS)}),
     "weights of a partial": (
@@ -282,7 +294,7 @@ def eager(kind: str, parts: list[list[int]]) -> tuple[list[list[float]], float]:
     return weights_of(model), trainer.storage.history("total_loss").latest()
 
 
-NAMED = ["next tokens", "tags", "labels of another name", "padding is ignored", "samples"]
+NAMED = ["next tokens", "tags", "labels of another name", "padding is ignored", "number of items", "samples"]
 NAMED += ["number that the model returns", "whole number that the model returns"]
 
 
@@ -407,6 +419,24 @@ def test_batches_without_a_target_have_no_part_in_a_loss_that_returns_no_scores(
         trainer.train()
         losses.append([value for value, _ in trainer.storage.history("total_loss").values()])
     assert losses[0] == pytest.approx(losses[1])
+
+
+class WithStatistics(ByItems):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.frozen = nn.BatchNorm1d(7).double(), nn.Sequential(nn.BatchNorm1d(7).double())
+        self.frozen.requires_grad_(False).eval()
+
+    def forward(self, inputs: Tensor, labels: Tensor, num_items_in_batch: Any = None) -> Any:  # type: ignore[override]
+        self.frozen(self.norm(inputs.double()))
+        return super().forward(inputs, labels, num_items_in_batch)
+
+
+def test_counting_the_targets_changes_no_statistics_and_no_mode(tmp_path: Path) -> None:
+    model = WithStatistics()
+    Trainer(model, quiet(tmp_path, batch_size=2, num_epochs=1, gradient_accumulation_steps=2), Tokens()).train()
+    assert (model.norm.num_batches_tracked, model.frozen[0].num_batches_tracked) == (4, 0)
+    assert not model.frozen[0].training
 
 
 class Smoothed(Scores):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from trainwright._torch_compat.norm_layers import BATCH_NORMS
 from trainwright.config.errors import ConfigError
 from trainwright.engine.gradient_sync import average_gradients
 from trainwright.optim.named import each_optimizer, load_state
@@ -124,6 +125,18 @@ def log_untrained(model: nn.Module, optimizer: Optimizer | None, loss: Any = Non
 
 def _trainable_of(loss: Any) -> list[Tensor]:
     return [p for p in loss.parameters() if p.requires_grad] if isinstance(loss, nn.Module) else []
+
+
+def log_modes(model: nn.Module, *, freezes_bn: bool) -> None:
+    """Log layers of a model in training mode that are in evaluation mode: the training sets all to training mode."""
+    layers = [(n, m) for n, m in model.named_modules() if not m.training and not next(m.children(), None)]
+    layers = [(n, m) for n, m in layers if not (freezes_bn and isinstance(m, BATCH_NORMS))]
+    if model.training and layers:
+        logger.warning(
+            "%s (%s) is in evaluation mode, and is trained in training mode, as all layers are. freeze_bn=True keeps"
+            " the statistics of batch normalization; for another layer override set_train_mode.",
+            layers[0][0], type(layers[0][1]).__name__,
+        )  # fmt: skip
 
 
 def _state_of(loss: Any) -> dict[str, Tensor]:

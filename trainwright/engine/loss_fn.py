@@ -53,6 +53,38 @@ def sum_losses(outputs: Any, batch: Any = None) -> Tensor:
     return total
 
 
+def warn_of_parts(outputs: Mapping[str, Any]) -> None:
+    """Warn if a loss that a model returned is computed from another one, or is its copy: the sum counts that twice."""
+    losses = {name: value for name, value in outputs.items() if "loss" in name and isinstance(value, Tensor)}
+    for name, total in losses.items():
+        if parts := [other for other, part in losses.items() if other != name and _is_part(part, total)]:
+            logger.warning(
+                "The model returns %r beside %r, which it is computed from or equal to. All entries with 'loss' in"
+                " their name are added up, so the latter count twice: give them names without 'loss', or leave out the"
+                " total.",
+                name,
+                ", ".join(parts),
+            )
+            return
+
+
+def _is_part(part: Tensor, total: Tensor) -> bool:
+    if part.grad_fn is None:  # detached: it counts in the logs alone
+        may_equal = total.grad_fn is not None and part.shape == total.shape and simulation() is None
+        return may_equal and bool((part == total).all() and part.any())
+    goal = part.grad_fn, part.output_nr
+    seen: set[Any] = set()
+    found: list[Any] = [(total.grad_fn, total.output_nr)]
+    while found:
+        node = found.pop()
+        if node == goal:
+            return True
+        if node[0] is not None and node not in seen:
+            seen.add(node)
+            found.extend(node[0].next_functions)
+    return False
+
+
 def without_empty_mean(loss: Tensor, num_tokens: Any) -> Tensor:
     """The loss; 0 without gradient if it is the mean over no tokens, which is NaN."""
     if isinstance(num_tokens, Tensor):
@@ -253,6 +285,8 @@ class _Undecided:
             self._decided = loss
             if not is_of_model:
                 _refuse_outputs(self._criterion, logits_of(outputs), target_of(inputs))
+            elif (losses := losses_of(outputs)) is not None:
+                warn_of_parts(losses)
         return loss(outputs, inputs)
 
     def _loss_of_model(self, outputs: Any, inputs: Any) -> Any:
@@ -283,22 +317,42 @@ class _Undecided:
 
 
 _OF_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss)
+_ELEMENTWISE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.PoissonNLLLoss, nn.SoftMarginLoss)
 
 
 def _refuse_outputs(criterion: Callable[..., Tensor], outputs: Any, target: Any) -> None:
-    """Raise if a loss of classes has one score for each sample: it is 0, or that of one distribution over the batch."""
-    loss = inspect.unwrap(criterion)
-    if not (isinstance(loss, _OF_CLASSES) and isinstance(outputs, Tensor) and isinstance(target, Tensor)):
+    """Raise if torch's loss would give a number for outputs and targets that do not fit it.
+
+    A loss of classes of one score for each sample is 0, or that of one distribution over the batch.
+    """
+    kind = inspect.unwrap(criterion)
+    if not (isinstance(outputs, Tensor) and isinstance(target, Tensor)):
+        return
+    loss = type(kind).__name__
+    by_dim = {outputs.dim(): outputs, target.dim(): target}
+    if isinstance(kind, _ELEMENTWISE) and by_dim.keys() == {1, 2} and by_dim[2].shape[1] == 1:
+        fix = "return outputs.squeeze(1) from the model" if outputs.dim() == 2 else "give targets.squeeze(1)"
+        raise ConfigError(
+            f"TrainingConfig.loss: {loss} of outputs of the shape {tuple(outputs.shape)} and targets of the shape"
+            f" {tuple(target.shape)} would compare {(len(outputs), len(target))}, each output with every target. Give"
+            f" both one shape: for example {fix}."
+        )
+    if not isinstance(kind, _OF_CLASSES):
         return
     is_flat = outputs.dim() == target.dim() == 1
     has_values = simulation() is None
     is_distribution = is_flat and target.is_floating_point() and (not has_values or abs(float(target.sum()) - 1) < 1e-3)
     if (is_flat and not is_distribution) or (outputs.dim() > 1 and outputs.shape[1] == 1):
         raise ConfigError(
-            f"TrainingConfig.loss: {type(loss).__name__} takes a score for each class, and the outputs have the shape"
+            f"TrainingConfig.loss: {loss} takes a score for each class, and the outputs have the shape"
             f" {tuple(outputs.shape)}, one score for each sample. For two classes return two scores, or set"
             " loss='BCEWithLogitsLoss' with labels of type float and the shape of the outputs; for numbers to predict"
             " set loss='MSELoss'."
+        )
+    if loss == "NLLLoss" and has_values and (largest := float(outputs.detach().max())) > 1e-3:
+        raise ConfigError(
+            "TrainingConfig.loss: NLLLoss takes logarithms of probabilities, which are at most 0, and the outputs go up"
+            f" to {largest:.3g}. Use CrossEntropyLoss, or end the model with log_softmax(dim=1)."
         )
 
 

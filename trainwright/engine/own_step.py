@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("trainwright.engine")
 
+_MANY_WITHOUT_STEP = 20
+
 
 class OwnStep(HookBase):
     """``trainer.backward``, ``clip_gradients`` and ``step``, for any number of optimizers.
@@ -70,6 +72,8 @@ class OwnStep(HookBase):
             )
         if optimizer is not None and inputs is None:
             inputs = [parameter for parameter in parts[0].parameters() if parameter.requires_grad]
+        if self._first is not None and not update.is_counted:
+            self._first.see_gradients()
         options: dict[str, Any] = {} if inputs is None else {"inputs": inputs}
         if retain_graph:
             options["retain_graph"] = True
@@ -171,6 +175,8 @@ class OwnStep(HookBase):
         if self._first is not None and self._first.is_over():
             self._first.warn()
             self._stop_watching()
+        elif self._first is not None:
+            self._first.count_without_step()
 
     # Implementation.
 
@@ -287,7 +293,8 @@ class _FirstWindow:
     def __init__(self, run: "Run", name: str, *, has_early_step: bool) -> None:
         self._run, self._name = run, name
         self._parameters = {id(parameter) for parameter in run.model.parameters()}
-        self._has_raw_step = self._lacks_gradients = False
+        self._has_raw_step = self._has_lost_gradients = self._lacks_gradients = False
+        self._num_without_step = 0
         self._has_early_step = has_early_step  # within an accumulation window
         run.update.has_differentiated = run.update.has_finished = False
         self._handle = register_optimizer_step_pre_hook(self._see_step)
@@ -296,6 +303,23 @@ class _FirstWindow:
         """Whether weights have changed: a step may update them in some windows only."""
         return self._has_raw_step or self._run.update.has_finished
 
+    def see_gradients(self) -> None:
+        """Check that the gradients of the window's earlier batches are still present."""
+        self._has_lost_gradients |= not (self._run.update.is_window_begin or self._has_gradients())
+
+    def _has_gradients(self) -> bool:
+        groups = self._run.update.groups.param_groups
+        return any(parameter.grad is not None for group in groups for parameter in group["params"])
+
+    def count_without_step(self) -> None:
+        """Warn of a step that never steps an optimizer; some do so in some iterations only."""
+        self._num_without_step += 1
+        if self._num_without_step == _MANY_WITHOUT_STEP:
+            logger.warning(
+                "%s has made no optimizer step in %d iterations: no parameter has changed. Call self.backward(loss) and"
+                " self.step(optimizer).", self._name, _MANY_WITHOUT_STEP,
+            )  # fmt: skip
+
     def warn(self) -> None:
         settings, update = _settings_of_step(self._run), self._run.update
         if self._lacks_gradients and not (self._has_raw_step or update.has_differentiated):
@@ -303,6 +327,12 @@ class _FirstWindow:
                 f"{self._name} has left no gradient in the first update: no parameter would change. It must call"
                 " self.backward(loss), also where it returns the loss."
             )
+        if self._has_lost_gradients:
+            logger.warning(
+                "%s sets gradients to None within an accumulation window (%s): only its last batch counts. Call"
+                " self.zero_grad(optimizer), or nothing: self.step(optimizer) does it.",
+                self._name, settings.get("accumulation"),
+            )  # fmt: skip
         is_bare_backward, is_bare_step = not update.has_differentiated, self._has_raw_step or not update.has_finished
         is_lost = {
             "accumulation": is_bare_backward or self._has_early_step,
@@ -326,8 +356,7 @@ class _FirstWindow:
     def _see_step(self, optimizer: Optimizer, *_: Any) -> None:
         update = self._run.update
         if update.is_stepping:
-            every = (one for group in update.groups.param_groups for one in group["params"])
-            self._lacks_gradients |= all(one.grad is None for one in every)
+            self._lacks_gradients |= not self._has_gradients()
         elif any(id(one) in self._parameters for group in optimizer.param_groups for one in group["params"]):
             # Not that of an optimizer of something else, such as the trial step of a fused optimizer.
             self._has_raw_step = True

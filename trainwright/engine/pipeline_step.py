@@ -6,7 +6,8 @@ all processes; or after each window, if something needs them there.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -61,6 +62,7 @@ class PipelineStep(Step):
         self._logged: Logged | None = None  # of the last stage
         self._is_shared = False  # whether any process needs the values after each window
         self._no_value = torch.full((), torch.nan, device=pipeline.device)
+        self._has_finished = False  # a micro-batch of this run
 
     def run(self) -> None:
         """One update of the weights."""
@@ -111,7 +113,9 @@ class PipelineStep(Step):
         update = self.update
         update.batch = batch
         self._pipeline.prepare(outputs, batch)
-        logs = self.train(self.model, batch)
+        with nullcontext() if self._has_finished else _parameters_refused(self.model):
+            logs = self.train(self.model, batch)
+        self._has_finished = True
         rows.append(dict(self._to_row(logs if self._keep is None else self._keep(logs))))
         if self.after_output is not None:
             self.after_output(logs, batch)
@@ -187,6 +191,23 @@ def pipeline_settings(pipeline: Pipeline, grad_scaler: torch.amp.GradScaler | No
     """The arguments of :class:`~trainwright.engine.update.Update` for stages."""
     pipeline.tied.check_settings(optimizer.param_groups)
     return {"differentiate": Captured(grad_scaler, pipeline.device), "is_staged": True}
+
+
+@contextmanager
+def _parameters_refused(model: Any) -> Iterator[None]:
+    """Raise if a loss reads the model's parameters: those of the other stages would be missing, without a message."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise ConfigError(
+            "compute_loss reads the model's parameters: with pipeline_parallel_size > 1 it has those of the last stage"
+            " only, so the loss would be another one. A penalty on weights belongs into the optimizer (weight_decay)."
+        )
+
+    model.named_parameters = refuse  # parameters() calls it
+    try:
+        yield
+    finally:
+        del model.named_parameters
 
 
 def refuse_own_step(pipeline: Pipeline | None, name: str, methods: Iterable[str]) -> None:

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from trainwright._torch_compat.tensor_chunks import is_dtensor
 from trainwright.config.errors import ConfigError
-from trainwright.data.batch import count_samples
+from trainwright.data.batch import arguments, count_samples, parameter_names
+from trainwright.data.seeding import rng_state, set_random_state
 from trainwright.engine.loss_fn import losses_of, predictions_of, target_of
 from trainwright.events.media import wide_dtype
 from trainwright.parallel.context import SHIFTED
@@ -28,6 +29,7 @@ logger = logging.getLogger("trainwright.engine")
 IGNORED = -100  # the class that torch's losses, and models of transformers, ignore
 _FORWARDS = (nn.CrossEntropyLoss.forward, nn.NLLLoss.forward)  # a subclass may compute another loss
 _POSITIONS = ("start_positions", "end_positions")  # of an answer in a text
+_NUM_ITEMS = "num_items_in_batch"  # a parameter of a forward: the sum of the losses is divided by it
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +93,12 @@ def targets_of_criterion(criterion: Any) -> Targets | None:
     return Targets(given.get("ignore_index", IGNORED), class_weights=given.get("weight"))
 
 
-def targets_of_model(model: nn.Module, outputs: Any, labels: Tensor, loss: Tensor) -> Targets | None:
+def targets_of_model(model: nn.Module, outputs: Any, batch: Any, labels: Tensor, loss: Tensor) -> Targets | None:
     """The targets that ``loss``, of the model's ``outputs`` for a batch, averages; None: unknown."""
     if (found := targets_by_value(model, predictions_of(outputs), labels, loss)) is not None:
         return found
+    if _NUM_ITEMS in inspect.signature(model.forward).parameters and isinstance(batch, Mapping):
+        return _by_sum_and_mean(model, batch, labels)
     if hasattr(getattr(model, "config", None), "model_type"):  # of transformers: their losses ignore -100
         return Targets(is_shifted=predicts_next_token(model))
     return None
@@ -152,6 +156,25 @@ def _mean_loss(targets: Targets, scores: Tensor, labels: Tensor) -> float:
     rows = zip(scores[:, None], chosen[:, None], strict=True) if labels.dim() > 1 else [(scores, chosen)]
     total = sum(float(F.cross_entropy(s.float(), y, reduction="sum", ignore_index=IGNORED)) for s, y in rows)
     return total / max(1, int(is_class.sum()))
+
+
+@torch.no_grad()
+def _by_sum_and_mean(model: nn.Module, batch: Mapping[str, Any], labels: Tensor) -> Targets | None:
+    """By the number of targets that a model itself counts: the sum of its losses divided by their mean."""
+    state, buffers = rng_state(), [(buffer, buffer.clone()) for buffer in model.buffers()]
+    _, fields = arguments(batch, parameter_names(model.forward))
+    try:
+        found = []
+        for more in ({_NUM_ITEMS: 1}, {}):
+            set_random_state(state)
+            losses = losses_of(model(**fields, **more))
+            found.append(float((losses or {}).get("loss", torch.nan)))
+    finally:
+        set_random_state(state)
+        for buffer, value in buffers:  # running statistics count a batch once
+            buffer.copy_(value)
+    number = found[0] / found[1] if found[1] else 0.0
+    return next((one for one in _candidates(model, labels) if abs(float(one.count(labels)) - number) < 0.5), None)
 
 
 class TargetCounter:
@@ -215,7 +238,7 @@ class TargetCounter:
             self._is_empty, self._empty = len(empty) > 1, empty
             return None if self._is_empty else empty[0]
         if outputs is not None:
-            found = targets_of_model(self._model, outputs, labels, loss.detach())
+            found = targets_of_model(self._model, outputs, batch, labels, loss.detach())
         return found or next(iter(self._empty), None)  # a batch before has shown that they are ignored
 
     def state_dict(self) -> dict[str, Any]:
@@ -347,18 +370,34 @@ def find_comparison(
     return Comparison(
         is_shifted=targets is not None and targets.is_shifted,
         targets=targets,
-        refusal=_refusal(scores, criterion),
+        refusal=_refusal(scores, inputs, criterion=criterion),
         ignored=ignored,
         is_final=is_final and (labels is None or not is_of_tokens or bool((labels[:, 1:] >= 0).any())),
     )
 
 
-def _refusal(scores: Any, criterion: Any) -> str | None:
+def _refusal(scores: Any, inputs: Any, *, criterion: Any) -> str | None:
     if not isinstance(scores, Tensor):
         return "the model's output has no class scores"
-    is_torchs = type(criterion).__module__ == "torch.nn.modules.loss"
-    is_of_others = is_torchs and not isinstance(criterion, _LOSSES_OF_CLASSES)
-    return f"{type(criterion).__name__} is not a classification loss" if is_of_others else None
+    if criterion is not None:
+        is_torchs = type(criterion).__module__ == "torch.nn.modules.loss"
+        is_of_others = is_torchs and not isinstance(criterion, _LOSSES_OF_CLASSES)
+        return f"{type(criterion).__name__} is not a classification loss" if is_of_others else None
+    if _is_reconstruction(scores, inputs):
+        return "the model's output has the shape of its input"
+    return None
+
+
+def _is_reconstruction(scores: Tensor, inputs: Any) -> bool:
+    """Whether the output has as many values per sample as an input. Two values may be two classes."""
+    given = inputs.values() if isinstance(inputs, Mapping) else inputs[:1] if isinstance(inputs, tuple | list) else ()
+    if scores.dim() < 2 or scores.shape[1:].numel() <= 2:
+        return False
+    return any(
+        isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 1
+        and value.shape[0] == scores.shape[0] and value.shape[1:].numel() == scores.shape[1:].numel()
+        for value in given
+    )  # fmt: skip
 
 
 def _are_of_classes(scores: Any, labels: Any) -> bool:

@@ -114,7 +114,9 @@ class Processes:
     layout: Layout
 
 
-def test_the_layout_is_written_into_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_layout_is_written_into_the_configuration(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     monkeypatch.setattr(setup, "get_world_size", lambda: 8)
     custom = (0, 0, 0, 1, 2, 3, 3, 3)
@@ -126,6 +128,7 @@ def test_the_layout_is_written_into_the_configuration(monkeypatch: pytest.Monkey
     dist = cfg.train.dist
     assert (dist.num_nodes, dist.num_gpus_per_node) == (2, 4)
     assert (dist.auto_pipeline_stage_id, dist.actual_pipeline_stage_id) == ([0, 0, 1, 1, 2, 2, 2, 3], list(custom))
+    assert caplog.messages == ["train.dist.num_nodes: the configuration has 1, this run has 2."]
     with pytest.raises(ConfigError, match=r"pipeline_num_layers: got 8, .* 6 layers"):
         setup.check_num_layers(dist, [0, 0, 1, 1, 2, 3])
 
@@ -186,3 +189,23 @@ def test_the_trainer_repeats_nothing_that_default_setup_has_done(
     cfg.train.seed = "one"
     with pytest.raises(ConfigError, match=r"train\.seed"):
         DefaultTrainer(cfg)
+
+
+@pytest.mark.parametrize(
+    ("given", "warns"),
+    [
+        ({"train_epoch": 0}, True),
+        ({"train_epoch": 0, "train_iter": 10000}, False),
+        ({"train_epoch": 1}, False),
+        ({}, False),
+    ],
+    ids=str,
+)
+def test_no_epochs_warn_where_the_default_number_of_iterations_counts(
+    given: dict[str, int], warns: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    DefaultTrainer(config(tmp_path, train_micro_batch_size=4, **given))
+    said = [text for text in caplog.messages if "train_epoch=0" in text]
+    assert len(said) == warns
+    if warns:
+        assert "the default train.train_iter=10000" in said[0]

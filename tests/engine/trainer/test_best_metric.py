@@ -79,6 +79,23 @@ def test_an_unknown_direction_is_an_error_before_the_first_step(tmp_path: Path) 
         run(tmp_path, greater_is_better=True, metrics=[MetricConfig("nll", objective="minimize")])
 
 
+@pytest.mark.parametrize(
+    ("settings", "warning"),
+    [
+        ({"greater_is_better": True}, "greater_is_better: a higher loss counts as better"),
+        ({"early_stopping": {"monitor": "eval_accuracy", "mode": "min"}}, "early_stopping: a lower accuracy counts"),
+        ({"greater_is_better": False, "early_stopping": {"monitor": "eval_accuracy", "mode": "max"}}, None),
+    ],
+)
+def test_a_direction_that_a_metric_does_not_have_is_a_warning(
+    settings: dict[str, Any], warning: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(tmp_path, None, metrics=["Accuracy"], metric_for_best_model="loss", num_epochs=1, **settings).train()
+    found = [r.getMessage() for r in caplog.records if "counts as better" in r.getMessage()]
+    assert len(found) == (warning is not None)
+    assert warning is None or warning in found[0]
+
+
 def test_early_stopping_and_schedules_go_the_same_way(tmp_path: Path) -> None:
     schedule = {"lr_scheduler": "ReduceLROnPlateau", "lr_scheduler_type": None}
     for monitor in ({}, {"monitor": "eval_nll", "mode": "auto"}, {"monitor": "eval_epoch_metric", "mode": "auto"}):

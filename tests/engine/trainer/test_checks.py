@@ -150,6 +150,14 @@ def test_data_and_settings_that_are_not_used_are_warnings(tmp_path: Path, caplog
         assert all(part in found for part in parts)
 
 
+def test_a_layer_in_evaluation_mode_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2))
+    model[1].eval()
+    for freezes in (True, False):
+        Trainer(model, config(tmp_path, freeze_bn=freezes, num_epochs=1), DATA).train()
+        assert ("1 (BatchNorm1d) is in evaluation mode" in caplog.text) == (not freezes)
+
+
 def test_a_trainer_that_cannot_be_built_names_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"parameter 0.weight has no shape yet.*call model\(inputs\)"):
         Trainer(nn.Sequential(nn.LazyLinear(2)), config(tmp_path), DATA)

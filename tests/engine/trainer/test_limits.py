@@ -250,7 +250,7 @@ def one_cycle(folder: Path, total_steps: int, **settings: Any) -> Trainer:
     return Trainer(make(), config(folder, num_epochs=3, lr_scheduler=schedule, **settings), PAIRS)
 
 
-def test_a_one_cycle_schedule_is_not_shorter_than_the_run(tmp_path: Path) -> None:
+def test_a_one_cycle_schedule_has_the_length_of_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ConfigError, match=r"total_steps=2, .* 3 times .*total_steps=3, or lr_"):
         one_cycle(tmp_path, 2).train()
     with pytest.raises(ConfigError, match=r"total_steps=14, .* 15 times .*total_steps=15\.$"):
@@ -258,3 +258,6 @@ def test_a_one_cycle_schedule_is_not_shorter_than_the_run(tmp_path: Path) -> Non
     assert not (tmp_path / "metrics.json").exists()
     one_cycle(tmp_path, 3).train()
     one_cycle(tmp_path, 15, lr_scheduling_steps=1).train()
+    assert "does not complete its cycle" not in caplog.text
+    one_cycle(tmp_path, 15).train()
+    assert "total_steps=15, but this run steps it only 3 times (every 5 steps)" in caplog.text

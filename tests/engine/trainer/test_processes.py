@@ -66,6 +66,7 @@ def warned_of() -> list[bool]:
         DataLoader(data, 2),
         DataLoader(data, 2, sampler=weighted),
         DataLoader(data, batch_sampler=BatchSampler(weighted, 2, drop_last=False)),
+        DataLoader(data, 2, sampler=SubsetRandomSampler(range(4))),
         DataLoader(data, 2, sampler=SubsetRandomSampler(range(rank, 8, 2))),
         DataLoader(data, 2, sampler=part),
         DataLoader(data, batch_sampler=OwnBatches(part, 2, drop_last=False)),
@@ -89,4 +90,4 @@ class Kept(logging.Handler):
 
 
 def test_a_loader_that_gives_each_process_all_samples_is_warned_of() -> None:
-    assert on_ranks(warned_of) == [[True, True, True, False, False, False]] * 2
+    assert on_ranks(warned_of) == [[True, True, True, True, False, False, False]] * 2

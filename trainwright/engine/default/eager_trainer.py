@@ -15,7 +15,7 @@ from trainwright.data.sampler import CyclicSampler
 from trainwright.engine.accumulation import TOKENS, mean_outputs
 from trainwright.engine.gradient_sync import average_before_own_steps, explained, gradient_sync
 from trainwright.engine.loop import TrainerBase
-from trainwright.engine.loss_fn import explain_forward, returned_losses, sum_losses, without_empty_mean
+from trainwright.engine.loss_fn import explain_forward, returned_losses, sum_losses, warn_of_parts, without_empty_mean
 from trainwright.engine.pipeline_step import PipelineStep, pipeline_settings, refuse_own_step
 from trainwright.engine.sequence_parts import sequence_parts
 from trainwright.engine.step import Step
@@ -236,7 +236,9 @@ class EagerTrainer(TrainerBase):
     def _first_loss(self, outputs: Any, batch: Any) -> Tensor:
         """The loss of the first micro-batch, which also chooses how the next ones get theirs."""
         self._loss_of = self._update.mean.loss_share if self._update.is_weighed else sum_losses
-        return self._loss_of(outputs, batch)
+        loss = self._loss_of(outputs, batch)
+        warn_of_parts(outputs)
+        return loss
 
     def _end_window(self, outputs: list[Mapping[str, Any]], data_time: float) -> None:
         self._end_own_window(outputs, data_time)  # before the update: an output may be a parameter

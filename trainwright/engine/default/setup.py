@@ -288,9 +288,15 @@ def complete_batch_sizes(cfg: DictConfig) -> None:
 
 
 def _record_layout(dist: DictConfig) -> None:
-    """Write the number of machines, the processes of each, and the stages of the layers into ``train.dist``."""
+    """Write the number of machines, the processes of each, and the stages of the layers into ``train.dist``.
+
+    Other machines than those of a saved configuration are a warning.
+    """
     each = int(os.environ.get("LOCAL_WORLD_SIZE", get_world_size()))
     found: dict[str, Any] = {"num_nodes": max(1, get_world_size() // each), "num_gpus_per_node": each}
+    for name, number in found.items():
+        if dist.get(name) not in (None, number) and is_main_process():
+            logger.warning("train.dist.%s: the configuration has %s, this run has %d.", name, dist[name], number)
     mesh = current_mesh()
     if mesh is not None and mesh.layout.pipeline > 1 and (layers := dist.pipeline_num_layers) is not None:
         stages = mesh.layout.all_stages
@@ -428,6 +434,11 @@ def scale_to_data(cfg: DictConfig, data_loader: Any) -> None:
             f" must be at most {length}. ({train.train_micro_batch_size} train_micro_batch_size x"
             f" {train.num_accumulation_steps} num_accumulation_steps x {get_data_parallel_size()} processes)"
         )
+    if train.train_epoch == 0 and is_set(train, "train_epoch") and not is_set(train, "train_iter"):
+        logger.warning(
+            "train.train_epoch=0: the length of the run is the default train.train_iter=%d. Set train.train_iter,"
+            " or a train_epoch above 0.", train.train_iter,
+        )  # fmt: skip
     asked_for, by_epochs = train.train_iter, iterations_of_epochs(train, length, train.global_batch_size)
     train.train_iter = total_iterations(train, length, train.global_batch_size)
     if asked_for and by_epochs:

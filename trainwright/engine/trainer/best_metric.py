@@ -50,6 +50,8 @@ class BestMetric:
     def check(self) -> None:
         """Check that the evaluation computes it, if the results are known in advance."""
         prefix, key = self._split(self._name, evaluates=True)
+        if self._config.greater_is_better is not None:
+            self._warn_of_mode("greater_is_better", "max" if self._config.greater_is_better else "min", key)
         name, _, key = key.rpartition("/")
         known = self._known_results()
         if prefix != "evaluation" or key == "loss" or known is None:
@@ -70,13 +72,16 @@ class BestMetric:
         """Name in the logs of callbacks and mode of a monitor, whose name may lack its data set.
 
         The mode "auto" is resolved, unless only the name can decide. If the monitor is also ``metric_for_best_model``,
-        the settings of that metric apply.
+        the settings of that metric apply. Another mode than the known one is a warning.
         """
         self._warn_of_unknown_monitor(name)
         prefix, key = self._split(name, evaluates=name.startswith("eval"))
-        if mode == "auto" and (prefix, key) == self._split(self._name, evaluates=True):
+        if mode != "auto":
+            if self._config.greater_is_better is None:
+                self._warn_of_mode("early_stopping", mode, key)
+        elif (prefix, key) == self._split(self._name, evaluates=True):
             mode = self._mode_of_best(key)
-        elif mode == "auto":
+        else:
             mode = self._mode_of(key) or "auto"
         is_complete = not self._datasets or name.startswith(("epoch_", "eval_epoch_"))
         return name if is_complete else f"eval_{self._split(name, evaluates=True)[1]}", mode
@@ -103,6 +108,18 @@ class BestMetric:
             "%s, which neither the evaluation nor the metrics of this run have. %s Unless the model or a callback puts"
             " it, the run ends with an error after its first epoch.", got, hint,
         )  # fmt: skip
+
+    def _warn_of_mode(self, setting: str, mode: str, key: str) -> None:
+        known = self._mode_of(key)
+        if known is not None and mode in MODES.values() and mode != known:
+            better = {"max": "higher", "min": "lower"}
+            logger.warning(
+                "TrainingConfig.%s: a %s %s counts as better here; a %s one is better.",
+                setting,
+                better[mode],
+                key,
+                better[known],
+            )
 
     def _known_results(self) -> Sequence[str] | None:
         """The results that an evaluation computes beside the loss; None if they are not known in advance."""

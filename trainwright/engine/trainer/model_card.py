@@ -26,6 +26,7 @@ class RunCard:
 
     def __init__(self, run: TrainerRun, given: Any, results: Callable[[], Mapping[str, Any]]) -> None:
         self._run, self._given, self._results = weakref.proxy(run), given, results
+        self._rendered: tuple[dict[str, Any], str] | None = None  # settings, and their text
 
     def text(self) -> str:
         """The card with the numbers of the current weights."""
@@ -39,7 +40,7 @@ class RunCard:
             model_architecture=class_name(self._run.model),
             tasks=[str(config.task)] if config.task else None,
             training_summary={"steps": steps.global_step, "epoch": steps.epoch},
-            training_config=_without_paths({**config.to_dict(), "output_dir": name}),
+            training_config=self._settings(_without_paths({**config.to_dict(), "output_dir": name})),
             eval_results=self._results() or None,
             usage=self._usage(),
         )
@@ -55,6 +56,14 @@ class RunCard:
             shutil.copy(self._run.folder.path / CURVES_NAME, folder)
             card = folder / "README.md"
             card.write_text(_with_curves(card.read_text(encoding="utf-8")), encoding="utf-8")
+
+    def _settings(self, settings: dict[str, Any]) -> str:
+        """As text, which is most of the work for a card: rendered again only if they have changed."""
+        from trainwright.models.card import settings_text
+
+        if self._rendered is None or self._rendered[0] != settings:
+            self._rendered = settings, settings_text(settings)
+        return self._rendered[1]
 
     @property
     def _has_curves(self) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 
 from trainwright._torch_compat.optimizer_import import without_compiler
 from trainwright.config.errors import ConfigError
@@ -42,6 +42,10 @@ def precision_of(config: "TrainingConfig", device: torch.device) -> tuple[Autoca
     dtype = _DTYPES.get(config.mixed_precision or "")
     if dtype is None:
         return None, None
+    if dtype is torch.bfloat16 and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+        raise ConfigError(
+            "TrainingConfig.mixed_precision: got 'bf16', which this GPU does not support; use 'fp16' or None."
+        )
     return autocast_and_scaler(device, dtype)
 
 
@@ -137,6 +141,11 @@ class Schedules:
         self, run: TrainerRun, given: Mapping[str, LRScheduler] | None, plateau_mode: Callable[[], str]
     ) -> None:
         self._run, self._given, self._state, self._plateau_mode = weakref.proxy(run), given, run.state, plateau_mode
+        every = run.config.lr_scheduling_steps
+        for one in (given or {}).values():
+            if not isinstance(one, FormulaLR | ReduceLROnPlateau):
+                often = f"every {every} steps" if every else "once an epoch"
+                logger.info("The passed %s is stepped %s; lr_scheduling_steps changes that.", type(one).__name__, often)
 
     def of(self, optimizer: Optimizer) -> tuple[LRScheduler | None, dict[str, LRScheduler]]:
         """The schedule of one optimizer, and those of several by name."""
@@ -186,6 +195,11 @@ class Schedules:
             raise ConfigError(
                 f"OneCycleLR: got total_steps={length}, but this run steps it {planned} times ({often}). {fix}."
             )
+        if length > planned:
+            logger.warning(
+                "OneCycleLR: got total_steps=%d, but this run steps it only %d times (%s), so the learning rate does"
+                " not complete its cycle. %s.", length, planned, often, fix,
+            )  # fmt: skip
 
     def _is_due(self, schedule: LRScheduler | None = None) -> bool:
         """Whether to step a schedule of torch or the user: by default once an epoch. Others step after each update."""

@@ -1,13 +1,14 @@
 """Device and processes of a run of the Python API: those of a launcher or of a passed Accelerator."""
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, WeightedRandomSampler
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data.batch import tensors
@@ -18,7 +19,7 @@ from trainwright.engine.run import TrainerRun
 from trainwright.engine.trainer import loaders
 from trainwright.hooks.method_overrides import Overrides
 from trainwright.parallel.data_parallel import leave_at_exit, num_launched, setup_dist_util
-from trainwright.parallel.dist import get_data_parallel_size, use_mesh
+from trainwright.parallel.dist import all_gather_object, get_data_parallel_size, get_world_size, use_mesh
 from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.pipeline import Pipeline, pipeline_of
 from trainwright.parallel.rank_checks import check_same_settings, data_size
@@ -70,6 +71,22 @@ def _check_same(config: "TrainingConfig", given: Mapping[str, Any]) -> None:
     check_same_settings({"TrainingConfig": config.to_dict(), "Trainer": sizes})
 
 
+def check_launch(config: "TrainingConfig", accelerator: Any = None) -> None:
+    """Log or warn if the launcher does not start what the settings request."""
+    if config.distributed and get_world_size() == 1:
+        logger.info(
+            "TrainingConfig.distributed: there is only one process. `torchrun --nproc-per-node 2 SCRIPT` and"
+            " `accelerate launch --multi_gpu --num_processes 2 SCRIPT` start two."
+        )
+    launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if accelerator is None and launched not in ("no", config.mixed_precision):
+        logger.warning(
+            "`accelerate launch` sets --mixed_precision %s, but TrainingConfig.mixed_precision=%r is used. Set"
+            " TrainingConfig.mixed_precision, or pass an Accelerator() to the Trainer.",
+            launched, config.mixed_precision,
+        )  # fmt: skip
+
+
 def _apply_accelerator(config: "TrainingConfig", accelerator: Any) -> "TrainingConfig":
     if not hasattr(accelerator, "prepare_model"):
         raise ConfigTypeError(
@@ -79,6 +96,11 @@ def _apply_accelerator(config: "TrainingConfig", accelerator: Any) -> "TrainingC
     kind = getattr(accelerator.distributed_type, "value", str(accelerator.distributed_type))
     if kind in ("FSDP", "DEEPSPEED", "MEGATRON_LM", "XLA"):
         faults.append(f"Trainer.accelerator: got one for {kind}; the Trainer supports data parallelism only.")
+    if accelerator.mixed_precision not in ("no", "bf16", "fp16"):
+        faults.append(
+            f"Trainer.accelerator: got mixed_precision={accelerator.mixed_precision!r}; the Trainer supports"
+            " 'no', 'bf16', 'fp16'."
+        )
     least = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "context_parallel_size": 1, "zero_stage": 0}
     faults += [
         f"TrainingConfig.{name}: got {getattr(config, name)} with an Accelerator, which has its own processes and"
@@ -233,7 +255,9 @@ def warn_unsharded_loader(loader: Any) -> None:
     batches, sampler = getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None)
     if batches is not None:
         sampler = batches.sampler if type(batches) is BatchSampler else None  # another one may know the processes
-    if isinstance(sampler, RandomSampler | SequentialSampler | WeightedRandomSampler):
+    name = {SubsetRandomSampler: "indices", WeightedRandomSampler: "weights"}.get(type(sampler))
+    held = all_gather_object(hash(tuple(map(float, getattr(sampler, name)))) if name else None)
+    if isinstance(sampler, RandomSampler | SequentialSampler) or (name and len(set(held)) == 1):
         logger.warning(
             "Trainer.train_dataloader: each of the %d processes reads all of its batches (%s). Use a"
             " torch.utils.data.DistributedSampler, or another one that gives each its share.",

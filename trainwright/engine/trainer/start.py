@@ -21,7 +21,7 @@ from trainwright.engine.state import StepPlan, TrainerState, steps_of
 from trainwright.engine.trainer.checks import Given
 from trainwright.engine.trainer.loaders import is_own_loader, with_length
 from trainwright.engine.trainer.parts import dev_batches
-from trainwright.engine.trainer.processes import join
+from trainwright.engine.trainer.processes import check_launch, join
 from trainwright.parallel.data_parallel import launched_rank
 from trainwright.parallel.dist import (
     all_gather_object,
@@ -58,6 +58,7 @@ def start(given: Given, owner: object) -> "tuple[TrainingConfig, torch.device]":
     checkpoints = Path(os.path.abspath(config.output_dir), config.checkpoints_dir)
     if config.resume_from_checkpoint is not True and is_continued(checkpoints / POINTER_NAME):
         config = config.copy_with(resume_from_checkpoint=True)
+    check_launch(config, given.accelerator)
     return config, device
 
 

@@ -26,7 +26,7 @@ from trainwright.data.batches import Batches
 from trainwright.data.sampler import EpochSampler
 from trainwright.data.seeding import seed_everything
 from trainwright.data.streaming import is_stream
-from trainwright.engine.extra_parameters import log_untrained
+from trainwright.engine.extra_parameters import log_modes, log_untrained
 from trainwright.engine.folder.run_folder import TrainerFolder
 from trainwright.engine.hardest_samples import hardest_samples
 from trainwright.engine.loss_fn import forward
@@ -851,6 +851,8 @@ class Trainer(RunMethods):
         warn_unsharded_loader(self.train_dataloader)
         if self.config.eval_on_start and self.start_iter == 0 and self.eval_dataloader is not None:
             self._evaluate_now()
+        if not self.is_copy and not is_overridden(self, "set_train_mode"):
+            log_modes(self.model, freezes_bn=self.config.freeze_bn)
         self.set_train_mode()
         with without_compiler():
             self.optimizer.zero_grad()
