@@ -159,3 +159,9 @@ def test_several_processes_cannot_share_one_gpu_by_name(tmp_path: Path, monkeypa
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match=r"device_str: got 'cuda:1', .*2 processes.*'cuda'"):
         Trainer(torch.nn.Linear(2, 2), TrainingConfig(output_dir=str(tmp_path), device_str="cuda:1"), [1, 2])
+
+
+def test_distributed_in_one_process_says_how_to_start_several(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = TrainingConfig(output_dir=str(tmp_path), distributed=True)
+    Trainer(torch.nn.Linear(2, 2), config, list(range(16)))
+    assert [r.message for r in caplog.records if "torchrun --nproc-per-node" in r.message]
