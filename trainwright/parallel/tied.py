@@ -46,7 +46,7 @@ class TiedParameters:
             for copied in copies:
                 if copied.grad is None:
                     copied.grad = torch.zeros_like(copied)
-            parts = [local_of(copied.grad) for copied in copies]
+            parts = [local_of(copied.grad) for copied in copies if copied.grad is not None]
             for part in parts[1:]:
                 parts[0] += part
             if group is not None:
