@@ -52,19 +52,15 @@ def test_a_step_of_the_plain_loop_and_of_ours(case: str, peer: str) -> None:
 
 
 @pytest.mark.exhaustive
-def test_features_are_on_at_a_terminal(measure: Callable[..., Any]) -> None:
-    assert metrics_of(measure("step", "--case", "features", *FEW, "--peers", "objects"))["objects"]["us"] > 0
+@pytest.mark.parametrize("case", ["features", "ranks"])
+def test_features_at_a_terminal_and_two_processes(case: str, measure: Callable[..., Any]) -> None:
+    assert metrics_of(measure("step", "--case", case, *FEW, "--peers", "objects"))["objects"]["us"] > 0
 
 
 @pytest.mark.exhaustive
 def test_a_step_of_the_peers_that_are_there(measure: Callable[..., Any]) -> None:
     peers = [peer for peer in ("accelerate", "transformers") if peer in installed_peers()]
     assert list(metrics_of(measure("step", *FEW, "--peers", ",".join(["plain", *peers])))) == ["plain", *peers]
-
-
-@pytest.mark.exhaustive
-def test_two_processes(measure: Callable[..., Any]) -> None:
-    assert metrics_of(measure("step", "--case", "ranks", *FEW, "--peers", "objects"))["objects"]["us"] > 0
 
 
 @pytest.mark.exhaustive

@@ -12,7 +12,8 @@ from torch.utils.data import TensorDataset
 from tests.distributed.test_data_parallel import Run, train
 from tests.ranks import on_ranks
 from tests.torchrun import torchrun
-from trainwright import Trainer, TrainingConfig
+from tests.toys import quiet
+from trainwright import Trainer
 from trainwright.config.errors import ConfigError
 
 SCRIPT = Path(__file__).parent / "restart_script.py"
@@ -61,12 +62,8 @@ def test_a_number_of_processes_that_does_not_divide_the_batch_is_refused(tmp_pat
 def train_by_objects(folder: Path, epochs: int, accumulation: int, **settings: Any) -> list[dict[str, Any]]:
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(48, 4), torch.randint(3, (48,)))
-    config = TrainingConfig(
-        output_dir=str(folder), num_epochs=epochs, batch_size=4, gradient_accumulation_steps=accumulation, log_steps=1,
-        lr_scheduler_type="constant", optimizer="AdamW", lr=0.01, metric=None, device_str="cpu", progress_bar=False,
-        tensorboard=None, **settings,
-    )  # fmt: skip
-    Trainer(nn.Linear(4, 3), config, data).train()
+    settings |= {"num_epochs": epochs, "batch_size": 4, "gradient_accumulation_steps": accumulation, "log_steps": 1}
+    Trainer(nn.Linear(4, 3), quiet(folder, optimizer="AdamW", lr=0.01, metric=None, **settings), data).train()
     return [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
 
 

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from tests.kinds import only_in_torture
 from tests.ranks import on_ranks
 from tests.torchrun import torchrun
-from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
+from tests.toys import file_config, quiet
+from trainwright import DefaultTrainer, LazyCall, Trainer
 from trainwright.config.errors import ConfigError
-from trainwright.data import ColumnDataset, build_image_train_loader
+from trainwright.data import ColumnDataset
 
 SCRIPT = Path(__file__).parent / "layout_faults_script.py"
 LAYOUTS: dict[str, tuple[int, dict[str, int]]] = {
@@ -59,14 +60,11 @@ def leave_out(folder: Path, api: str, finds: bool) -> str:
     data = ColumnDataset(x=torch.ones(80, 4), labels=torch.ones(80, 1))
     trainer: Any
     if api == "TrainingConfig":
-        config = TrainingConfig(output_dir=folder, batch_size=4, num_epochs=1, find_unused_parameters=finds)
+        config = quiet(folder, batch_size=4, num_epochs=1, find_unused_parameters=finds)
         trainer = Trainer(Branches(), config, train_dataset=data)
     else:
-        cfg: Any = get_config("common/defaults.py")
-        cfg.model, cfg.optim = LazyCall(Branches)(), LazyCall(torch.optim.SGD)(lr=0.01)
-        cfg.dataloader = LazyCall(dict)(train=build_image_train_loader(data, 4, num_workers=0)[0])
-        cfg.train.update({"output_dir": str(folder), "train_iter": 10, "train_micro_batch_size": 4})
-        cfg.train.dist.find_unused_parameters = finds
+        cfg = file_config(folder, Branches, lambda: data, train_iter=10, train_micro_batch_size=4)
+        cfg.optim, cfg.train.dist.find_unused_parameters = LazyCall(torch.optim.SGD)(lr=0.01), finds
         trainer = DefaultTrainer(cfg)
     try:
         trainer.train()

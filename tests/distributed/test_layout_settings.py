@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from tests.distributed.layout_runs import Record
 from tests.ranks import on_ranks
-from trainwright import Trainer, TrainingConfig
+from tests.toys import quiet
+from trainwright import Trainer
 from trainwright.data import ColumnDataset
 from trainwright.parallel.layout import Layout
 
@@ -66,8 +67,7 @@ def train(folder: Path, layout: dict[str, Any], kind: str = "", **settings: Any)
     world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     size = GLOBAL_BATCH // Layout.of(layout, world).data
     usual = {"optimizer": "AdamW", "learning_rate": 0.03, "max_grad_norm": 0.5, "save_enabled": False, "num_epochs": 2}
-    usual |= {"lr_scheduler_type": "constant", "early_stopping": None, "tensorboard": None, "device_str": "cpu"}
-    config = TrainingConfig(output_dir=str(folder), batch_size=size, **{**usual, **settings, **layout})
+    config = quiet(folder, batch_size=size, **{**usual, **settings, **layout})
     trainer = Trainer(Tower(kind), config, data(32, 0), data(13, 1))
     record = Record()
     trainer.register_hooks([record])

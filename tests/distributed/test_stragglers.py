@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from tests.ranks import on_ranks
+from tests.toys import Samples
 from trainwright import Trainer, TrainingConfig
 from trainwright.parallel.dist import get_rank
 
@@ -21,16 +21,12 @@ def seconds(kind: str, case: str) -> float:
     return 0.2 if kind in case and get_rank() == 1 else 0.03
 
 
-class Waiting(Dataset[Any]):
-    def __init__(self, case: str) -> None:
-        self.case = case
+def waiting(case: str) -> Samples:
+    def read(index: int) -> Tensor:
+        time.sleep(seconds("reading", case))
+        return torch.randn(4)
 
-    def __len__(self) -> int:
-        return 24
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        time.sleep(seconds("reading", self.case))
-        return torch.randn(4), torch.tensor(index % 2)
+    return Samples(read, lambda index: index % 2, length=24)
 
 
 class Net(nn.Module):
@@ -57,7 +53,7 @@ def train_all(folder: Path) -> dict[str, list[str]]:
             output_dir=str(folder / case), num_epochs=1, batch_size=1, log_steps=2, metrics=None, save_enabled=False,
             eval_strategy="no", device_str="cpu", num_dataloader_workers=0, **layout,
         )  # fmt: skip
-        Trainer(Net(case), config, train_dataset=Waiting(case)).train()
+        Trainer(Net(case), config, train_dataset=waiting(case)).train()
     return found
 
 

@@ -44,16 +44,8 @@ class Tally:
     faults: list[dict[str, str]] = field(default_factory=list)
 
     def add(self, other: "Tally") -> None:
-        self.kills += other.kills
-        self.operations += other.operations
-        self.with_group += other.with_group
-        self.chains += other.chains
-        self.resumes += other.resumes
-        self.lines += other.lines
-        self.faults += other.faults
-
-    def as_plain(self) -> dict[str, Any]:
-        return dict(vars(self))
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> "Tally":
@@ -144,7 +136,7 @@ class Job:
             is_last = self.tally.kills.total() >= most or self._has_enough()
             if self.tally.kills.total() >= self._kills and not self._targets.has_left(before):
                 is_last = True
-            plan = self._last_plan() if is_last else self._plan(before)
+            plan = Plan("alone", self._rng.choice((0, 2)), False) if is_last else self._plan(before)
             files = Files(work_dir, number)
             begun = time.monotonic()
             code, pid = self._start(plan, folder, files, f"chain {name}, start {number}")
@@ -199,18 +191,13 @@ class Job:
             plan.after_s = self._rng.uniform(0.05, 0.2 + 0.4 * left)
         elif kind == COMMAND:
             plan.after_s = self._rng.uniform(0.1, min(3.5 + 0.4 * left, 0.8 * self._command_s))
-        elif kind == WHILE_STARTING and (self._rng.random() < 0.5 or not self._dies_starting(plan)):
+        elif kind == WHILE_STARTING and (
+            self._rng.random() < 0.5 or not self._dies_at(plan, self._targets.choose_while_starting())
+        ):
             plan.after_s = self._rng.uniform(0.0, 0.15)
-        elif kind == IN_SAVE and not self._dies_in_save(plan, found):
+        elif kind == IN_SAVE and not self._dies_at(plan, self._targets.choose(found)):
             plan.kind, plan.after_s = WHILE_TRAINING, self._rng.uniform(0.05, 0.3)
         return plan
-
-    def _dies_in_save(self, plan: Plan, found: Snapshot) -> bool:
-        name = self._targets.choose(found)
-        return self._dies_at(plan, name)
-
-    def _dies_starting(self, plan: Plan) -> bool:
-        return self._dies_at(plan, self._targets.choose_while_starting())
 
     def _dies_at(self, plan: Plan, name: str | None) -> bool:
         if name is None:
@@ -218,9 +205,6 @@ class Job:
         moments = ("before", "half", "after") if " | write " in name else ("before", "after")
         plan.death = Death(name, self._rng.choice(moments), plan.with_group)
         return True
-
-    def _last_plan(self) -> Plan:
-        return Plan("alone", self._rng.choice((0, 2)), False)
 
     def _count(self, plan: Plan, code: int | None, noted: Noted, before: Snapshot, files: Files) -> None:
         lines = reader.trace(files.trace)

@@ -53,7 +53,7 @@ def kills(args: argparse.Namespace, work: Path) -> bool:
             every_operation=args.every_operation,
             shown=show,
         )
-        (work / f"tally-{number}.json").write_text(json.dumps(made.run().as_plain()))
+        (work / f"tally-{number}.json").write_text(json.dumps(vars(made.run())))
 
     if not in_processes([partial(job, number) for number in numbers]):
         return False
