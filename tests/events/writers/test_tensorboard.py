@@ -1,6 +1,7 @@
 import itertools
 import math
 import subprocess
+import threading
 import time
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from tests.fork_server import python
 from trainwright.events import EventStorage, TensorBoardWriter
+from trainwright.events.writers.rows import sync_files
 
 pytest.importorskip("tensorboard")
 
@@ -74,6 +76,25 @@ def test_a_resumed_run_overwrites_what_came_after_its_checkpoint(tmp_path):
     train(tmp_path, 5, 10)
     assert points(tmp_path, "loss") == [(step, float(step)) for step in range(10)]
     assert points(tmp_path, "smooth")[-1] == (9, 8.0)
+
+
+def test_pictures_are_encoded_in_the_background_and_a_checkpoint_waits_for_them(tmp_path, monkeypatch):
+    from torch.utils.tensorboard import SummaryWriter
+
+    add, may_encode = SummaryWriter.add_image, threading.Event()
+    monkeypatch.setattr(SummaryWriter, "add_image", lambda *given: may_encode.wait(20) and add(*given))
+    writer = TensorBoardWriter(tmp_path)
+    with EventStorage() as storage:
+        storage.put_image("input", torch.rand(3, 4, 5))
+        writer.write(storage)
+        may_encode.set()
+        sync_files()
+        assert [event.step for event in read(tmp_path).Images("input")] == [0]
+        storage.put_image("input", torch.rand(3, 4, 5))
+        monkeypatch.setattr(SummaryWriter, "add_image", lambda *given: 1 / 0)
+        writer.write(storage)
+        with pytest.raises(ZeroDivisionError):
+            writer.close()
 
 
 def test_after_sync_the_rows_of_a_process_that_ends_without_close_are_there(tmp_path):

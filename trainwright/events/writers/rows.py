@@ -9,6 +9,7 @@ import math
 import os
 import re
 from abc import abstractmethod
+from collections.abc import Callable
 from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
@@ -22,7 +23,7 @@ logger = logging.getLogger("trainwright.events")
 Row = dict[str, float]
 LOSS = "total_loss"  # the metric that both APIs record in each iteration
 
-open_files: set[Path] = set()  # that writers of this process append to
+open_files: dict[Path, Callable[[], object]] = {}  # that writers append to, with what waits for rows in the background
 
 
 @atexit.register
@@ -31,8 +32,9 @@ def sync_files() -> None:
 
     A checkpoint records which rows are written, so these rows must be on disk before the checkpoint is committed.
     """
-    for path in list(open_files):
+    for path, wait in list(open_files.items()):
         try:
+            wait()
             with suppress(FileNotFoundError), open(path, "rb") as file:  # deleted or moved during the run
                 os.fsync(file.fileno())
         except OSError as error:
@@ -111,7 +113,7 @@ class RowFile:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             remove_stale(self.path.parent)  # temporary files of a killed process
             self._descriptor = open_regular(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            open_files.add(self.path)
+            open_files[self.path] = lambda: None
             sync_folder(self.path.parent)
         size = os.fstat(self._descriptor).st_size
         try:
@@ -154,7 +156,7 @@ class RowFile:
             try:
                 os.fsync(self._descriptor)
             finally:
-                open_files.discard(self.path)
+                open_files.pop(self.path, None)
                 os.close(self._descriptor)
                 self._descriptor = None
 

@@ -4,7 +4,9 @@ import importlib
 import logging
 import os
 import uuid
+from collections import deque
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,13 @@ from trainwright.events.writers.rows import open_files, rows_after, sync_files
 from trainwright.events.writers.trackers import flat
 
 logger = logging.getLogger("trainwright.events")
+_MAX_ENCODED = 100  # media, after which the training waits
 
 
 class TensorBoardWriter(FileWriter):
     """Write new metrics as TensorBoard events. The first write creates the folder and imports tensorboard.
+
+    Images, which take 0.1 s each, are encoded in a thread.
 
     A run that starts at iteration N hides the events of earlier files in the folder from step N on. A resumed run does
     not write values from before its checkpoint: they are in the files of the earlier run.
@@ -48,6 +53,7 @@ class TensorBoardWriter(FileWriter):
         self._storage: EventStorage | None = None
         self._writer: Any = None  # a SummaryWriter
         self._file = Path()  # the current event file
+        self._encoding: deque[Future[None]] = deque()
 
     def __repr__(self) -> str:
         return f"TensorBoardWriter({self._log_dir!r}, window_size={self._window_size})"
@@ -74,18 +80,23 @@ class TensorBoardWriter(FileWriter):
             self._writer.file_writer.add_summary(self._summary(value=values), iteration)
             self._last_written = iteration
         for item in media:
-            self._add_media(item)
+            self._encoding.append(self._encoder.submit(self._add_media, item))
             self._last_media = item.number
         self._writer.flush()
+        while self._encoding and (self._encoding[0].done() or len(self._encoding) > _MAX_ENCODED):
+            self._encoding.popleft().result()
 
     def close(self) -> None:
         if self._writer is not None:
             try:
+                self._encoder.shutdown()  # waits for it
                 self._writer.close()
                 sync_files()
             finally:
-                open_files.discard(self._file)
+                open_files.pop(self._file, None)
                 self._writer = None
+            while self._encoding:
+                self._encoding.popleft().result()
 
     def _open(self) -> None:
         """Open a new event file, which hides the events of earlier files from the next iteration on."""
@@ -95,10 +106,11 @@ class TensorBoardWriter(FileWriter):
         )
         make_writer = import_optional("torch.utils.tensorboard", message, ConfigError).SummaryWriter
         self._summary = importlib.import_module("tensorboard.compat.proto.summary_pb2").Summary
+        self._encoder = ThreadPoolExecutor(1, "trainwright-encode")
         mark = f".{uuid.uuid4().hex[:8]}"  # identifies this writer's file
         self._writer = make_writer(self._log_dir, purge_step=self._last_written + 1, filename_suffix=mark)
         (self._file,) = Path(self._log_dir).glob(f"events.out.tfevents.*{mark}")
-        open_files.add(self._file)
+        open_files[self._file] = lambda: wait([*self._encoding])
         if self._settings:  # hyperparameters; TensorBoard finds the metrics, which are not known yet, by itself
             hparams = importlib.import_module("torch.utils.tensorboard.summary").hparams
             known = {name: value for name, value in self._settings.items() if value is not None}
@@ -110,10 +122,11 @@ class TensorBoardWriter(FileWriter):
         if isinstance(item.content, str) or item.kind == "image":
             add = self._writer.add_image if item.kind == "image" else self._writer.add_text
             add(item.name, item.content, item.iteration)
-            return
-        low, high, count, total, total_of_squares, *counts = item.content.tolist()
-        if count:  # 0 if every value was NaN or inf
-            width = (high - low) / len(counts)
-            limits = [low + width * (place + 1) for place in range(len(counts))]
-            values = (low, high, count, total, total_of_squares, limits, counts)
-            self._writer.add_histogram_raw(item.name, *values, global_step=item.iteration)
+        else:
+            low, high, count, total, total_of_squares, *counts = item.content.tolist()
+            if count:  # 0 if every value was NaN or inf
+                width = (high - low) / len(counts)
+                limits = [low + width * (place + 1) for place in range(len(counts))]
+                values = (low, high, count, total, total_of_squares, limits, counts)
+                self._writer.add_histogram_raw(item.name, *values, global_step=item.iteration)
+        self._writer.flush()
