@@ -100,7 +100,9 @@ def log_untrained(model: nn.Module, optimizer: Optimizer | None, loss: Any = Non
     trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     names = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in trained]
     own = {id(parameter) for parameter in model.parameters()}
-    if names and own.isdisjoint(trained):
+    mesh = current_mesh()
+    is_stage = mesh is not None and mesh.layout.pipeline > 1  # the optimizer may be one of another stage's layers
+    if names and own.isdisjoint(trained) and not is_stage:
         raise ConfigError(
             f"The optimizer {type(optimizer).__name__} holds none of the model's parameters, so no step would change"
             " them. Build it with model.parameters() of this model, after the model is complete."
