@@ -158,6 +158,6 @@ SETTING_NAMES = SettingNames(
     no_workers="dataloader_num_workers=0",
     collate="data_collator=lambda batch: batch",
     profile="TrainingConfig(profile=True)",
-    save="a larger save_steps, or period in model_checkpoint,",
+    save="a larger save_steps, or every_n_epoch or every_n_iteration of model_checkpoint,",
     evaluate="eval_strategy='step' with a larger eval_steps",
 )
