@@ -24,7 +24,7 @@ from trainwright.events.formats import CURVES_NAME, LOSSES_NAME, METRICS_NAME, R
 LIST_NAME = ".trainwright.json"
 EARLIER_RUNS = "earlier_runs"
 TRACKERS_NAME = "trackers.json"  # of the writers of experiment trackers
-_TRACES = "profile/rank[0-9]*.pt.trace.json"
+_TRACES = "profile/rank[0-9]*.[0-9]*.pt.trace.json"
 _MAX_READ = 1 << 26  # bytes of the list
 _HIDDEN_CHECKPOINT = re.compile(r"\..+-(\d{7,}|none)(-\d+)?", re.DOTALL)
 
