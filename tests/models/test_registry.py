@@ -61,8 +61,3 @@ def test_a_registry_without_classes_of_its_own() -> None:
 @pytest.mark.parametrize("name", models.__all__)
 def test_a_name_is_there(name: str) -> None:
     assert getattr(models, name).__name__.rpartition(".")[2] == name
-
-
-def test_an_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="CRNN"):
-        models.CRNN  # noqa: B018

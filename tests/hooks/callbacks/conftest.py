@@ -27,44 +27,26 @@ ALWAYS_BETTER = [0.1 * n for n in range(1, 30)]
 SCORES = [0.1, 0.5, 0.4, 0.3, 0.9, 0.9, 0.9]
 
 
-class ScoredTrainer(TrainerBase):
-    """The evaluation after epoch n gives ``accuracy`` ``scores[n - 1]``; saves after every iteration."""
-
-    def __init__(self, folder: Path, *callbacks: Any, scores: list[float], fails_at: int | None = None) -> None:
-        super().__init__()
-        self.scores = scores
-        self.fails_at = fails_at
-        self.model = nn.Linear(1, 1)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.25)
-        self.progress = TrainingState(self)
-        self.checkpointer = Checkpointer(self.model, folder, asynchronous=False, progress=self.progress)
-        self.bridge = RunCallbacks(CallbackList(callbacks), steps_per_epoch=STEPS)
-        evaluate = self.bridge.evaluating(self.evaluate)
-        self.register_hooks([EvalHook(STEPS, evaluate), self.bridge, PeriodicCheckpointer(self.checkpointer, 1)])
-
-    def evaluate(self) -> dict[str, float]:
-        for _ in self.bridge.eval_batches(["a", "b"]):
-            self.bridge.record({"eval_step_loss": torch.tensor(0.5)})
-        return {"loss": 0.25, "accuracy": self.scores[self.iterations_done // STEPS - 1]}
-
-    def _before_first_step(self) -> None:
-        self.progress.restore()
-
-    def run_step(self) -> None:
-        if self.iter == self.fails_at:
-            raise ZeroDivisionError
-        self.storage.put_scalar("total_loss", torch.tensor(self.iter + 1.0))
-
-
 def stopper(monitor: str = "eval_epoch_metric", **how: Any) -> EarlyStoppingCallback:
     return EarlyStoppingCallback(TrainerControl(), monitor, **how)
 
 
 class SmallTrainer(TrainerBase):
-    """Its model's weight counts the batches; its loss is the number of the batch, from 1 on."""
+    """Its model's weight counts the batches; its loss is the number of the batch, from 1 on.
+
+    The evaluation after epoch n gives the accuracy ``scores[n - 1]``. It saves after every iteration if it ``saves``.
+    """
 
     def __init__(
-        self, callbacks: Any = (), folder: Path | str = "", *, fails_at: int | None = None, window: int = 1, **how: Any
+        self,
+        callbacks: Any = (),
+        folder: Path | str = "",
+        *,
+        fails_at: int | None = None,
+        window: int = 1,
+        scores: list[float] | None = None,
+        saves: bool = False,
+        **how: Any,
     ) -> None:
         super().__init__()
         self.model = nn.Linear(1, 1, bias=False)
@@ -72,7 +54,7 @@ class SmallTrainer(TrainerBase):
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.25)
         self.fails_at = fails_at
         self.window = window
-        self.scores = how.pop("scores", None)
+        self.scores = scores
         self.num_evaluations = 0
         progress = TrainingState(self)
         self.checkpointer = Checkpointer(self.model, folder, asynchronous=False, progress=progress)
@@ -81,6 +63,8 @@ class SmallTrainer(TrainerBase):
         self.bridge = RunCallbacks(self.callbacks, **{"steps_per_epoch": STEPS, **how})
         evaluate = self.bridge.evaluating(self.evaluate)
         self.register_hooks([EvalHook(STEPS // window or 1, evaluate), self.bridge])
+        if saves:
+            self.register_hooks([PeriodicCheckpointer(self.checkpointer, 1)])
 
     def _before_first_step(self) -> None:
         self._progress.restore()
@@ -99,7 +83,7 @@ class SmallTrainer(TrainerBase):
     def evaluate(self) -> dict[str, float]:
         self.num_evaluations += 1
         for _ in self.bridge.eval_batches([["a", "b"]]):
-            pass
+            self.bridge.record({"eval_step_loss": torch.tensor(0.5)})
         epoch = max(1, int(self.model.weight.item()) // STEPS)
         return {"loss": 1 / epoch, "accuracy": self.scores[epoch - 1] if self.scores else epoch / 10}
 

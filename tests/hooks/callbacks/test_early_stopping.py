@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.hooks.callbacks.conftest import ALWAYS_BETTER, SCORES, STEPS, ScoredTrainer, stopper
+from tests.hooks.callbacks.conftest import ALWAYS_BETTER, SCORES, STEPS, SmallTrainer, stopper
 from trainwright.config.errors import ConfigError, ConfigKeyError
 from trainwright.hooks import (
     EarlyStoppingCallback,
@@ -96,8 +96,8 @@ def test_impossible_arguments_are_refused(how: dict[str, Any], message: str) -> 
         stopper(**how)
 
 
-def test_a_misspelt_monitor_is_an_error_at_the_first_evaluation(tmp_path: Path) -> None:
-    trainer = ScoredTrainer(tmp_path, stopper("eval_acuracy"), scores=ALWAYS_BETTER)
+def test_a_misspelt_monitor_is_an_error_at_the_first_evaluation() -> None:
+    trainer = SmallTrainer([stopper("eval_acuracy")])
     with pytest.raises(ConfigKeyError, match=r"'eval_acuracy'.*Allowed: .*eval_accuracy, eval_epoch_loss"):
         trainer.train(0, 9)
     assert trainer.iter == STEPS - 1
@@ -117,11 +117,11 @@ def test_an_epoch_without_evaluation_does_not_count(caplog: pytest.LogCaptureFix
 @pytest.mark.exhaustive(every=4)
 @pytest.mark.parametrize("fails_at", range(1, 4 * STEPS))
 def test_a_resumed_training_stops_where_the_uninterrupted_one_does(tmp_path: Path, fails_at: int) -> None:
-    first = ScoredTrainer(tmp_path, stopper(patience=2), scores=SCORES, fails_at=fails_at)
+    first = SmallTrainer([stopper(patience=2)], tmp_path, scores=SCORES, saves=True, fails_at=fails_at)
     with pytest.raises(ZeroDivisionError):
         first.train(0, 7 * STEPS)
     callback = stopper(patience=2)
-    second = ScoredTrainer(tmp_path, callback, scores=SCORES)
+    second = SmallTrainer([callback], tmp_path, scores=SCORES, saves=True)
     second.checkpointer.resume_or_load("", resume=True)
     assert second.start_iter == fails_at
     second.train(second.start_iter, 7 * STEPS)

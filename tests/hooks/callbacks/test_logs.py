@@ -28,7 +28,13 @@ def test_what_logs_show() -> None:
     first = {"global_step": 1, "epoch": 1, "epoch_step": 1, "eval_global_step": 0, "lr": 0.25}
     assert seen["batch 1"] == {**first, "step_loss": 1.0, "epoch_loss": 1.0}
     assert seen["batch 3"]["epoch_loss"] == 2.0
-    results = {"eval_loss": 0.5, "eval_accuracy": 0.2, "eval_epoch_loss": 0.5, "eval_epoch_metric": 0.2}
+    results = {
+        "eval_step_loss": 0.5,
+        "eval_loss": 0.5,
+        "eval_accuracy": 0.2,
+        "eval_epoch_loss": 0.5,
+        "eval_epoch_metric": 0.2,
+    }
     last = {"global_step": 6, "epoch": 2, "epoch_step": 3, "eval_global_step": 2, "lr": 0.25}
     assert seen["eval 2"] == {**last, "step_loss": 6.0, "epoch_loss": 5.0, **results}
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.hooks.callbacks.conftest import ALWAYS_BETTER, SCORES, STEPS, ScoredTrainer, stopper
+from tests.hooks.callbacks.conftest import SCORES, STEPS, SmallTrainer, stopper
 from trainwright.config.errors import ConfigError
 from trainwright.hooks import (
     ModelCheckpointCallback,
@@ -28,15 +28,15 @@ def saved(folder: Path) -> list[str]:
 )
 def test_checkpoints_are_saved_in_the_folder(tmp_path: Path, how: dict[str, int], names: list[str]) -> None:
     callback = ModelCheckpointCallback(TrainerControl(), tmp_path / "mine", **how)
-    ScoredTrainer(tmp_path / "own", callback, scores=ALWAYS_BETTER).train(0, 8)
+    SmallTrainer([callback], tmp_path / "own").train(0, 8)
     assert saved(tmp_path / "mine") == names
 
 
 def test_a_saved_checkpoint_is_the_whole_run(tmp_path: Path) -> None:
     callbacks = [stopper(patience=2), ModelCheckpointCallback(None, tmp_path / "mine", every_n_epoch=3)]
-    ScoredTrainer(tmp_path / "own", *callbacks, scores=SCORES).train(0, 7 * STEPS)
+    SmallTrainer(callbacks, tmp_path / "own", scores=SCORES).train(0, 7 * STEPS)
     resumed = stopper(patience=2)
-    trainer = ScoredTrainer(tmp_path / "other", resumed, scores=SCORES)
+    trainer = SmallTrainer([resumed], tmp_path / "other", scores=SCORES)
     trainer.checkpointer.load(tmp_path / "mine" / "model_0000008")
     trainer.train(trainer.start_iter, 7 * STEPS)
     assert (trainer.start_iter, trainer.iter, resumed.stopped_epoch) == (9, 4 * STEPS, 4)

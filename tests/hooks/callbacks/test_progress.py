@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from tests.hooks.callbacks.conftest import SCORES, STEPS, ScoredTrainer
+from tests.hooks.callbacks.conftest import STEPS, SmallTrainer
 from trainwright import Trainer, TrainingConfig, hooks
 from trainwright.engine.loop import TrainerBase
 from trainwright.events import EventStorage
@@ -67,35 +67,33 @@ def test_not_where_lines_are_asked_for_by_steps(
     assert lines(tmp_path, caplog, **settings) == []
 
 
-def test_printed_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trainer = ScoredTrainer(tmp_path, PrintCallback(2, step_frequency=2), scores=[0.5, 0.75])
+def test_printed_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = SmallTrainer([PrintCallback(2, step_frequency=2)], scores=[0.5, 0.75])
     trainer.train(0, 6)
     assert capsys.readouterr().out.splitlines() == [
         "epoch=1/2, global_step=2, epoch_loss=1.5",
-        "epoch=1/2, eval_global_step=1, eval_epoch_loss=0.25, eval_epoch_metric=0.5",
+        "epoch=1/2, eval_global_step=0, eval_epoch_loss=1.0, eval_epoch_metric=0.5",
         "epoch=2/2, global_step=4, epoch_loss=4.0",
         "epoch=2/2, global_step=6, epoch_loss=5.0",
-        "epoch=2/2, eval_global_step=3, eval_epoch_loss=0.25, eval_epoch_metric=0.75",
+        "epoch=2/2, eval_global_step=1, eval_epoch_loss=0.5, eval_epoch_metric=0.75",
     ]
 
 
-def test_a_line_for_each_epoch_where_there_is_no_terminal_for_a_bar(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ScoredTrainer(tmp_path, ProgressBarCallback(2, range(STEPS)), scores=[0.5, 0.75]).train(0, 6)
+def test_a_line_for_each_epoch_where_there_is_no_terminal_for_a_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    SmallTrainer([ProgressBarCallback(2, range(STEPS))], scores=[0.5, 0.75]).train(0, 6)
     assert capsys.readouterr().err.splitlines() == [
-        "[epoch 1/2] loss=2.000, eval_loss=0.250, eval_metric=0.500: 3/3 steps",
-        "[epoch 2/2] loss=5.000, eval_loss=0.250, eval_metric=0.750: 3/3 steps",
+        "[epoch 1/2] loss=2.000, eval_loss=1.000, eval_metric=0.500: 3/3 steps",
+        "[epoch 2/2] loss=5.000, eval_loss=0.500, eval_metric=0.750: 3/3 steps",
     ]
 
 
 def test_the_steps_of_an_epoch_continue_after_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first = ScoredTrainer(tmp_path, ProgressBarCallback(2, range(STEPS)), scores=SCORES, fails_at=2)
+    first = SmallTrainer([ProgressBarCallback(2, range(STEPS))], tmp_path, saves=True, fails_at=2)
     with pytest.raises(ZeroDivisionError):
         first.train(0, 6)
     assert not live_bars
     capsys.readouterr()
-    second = ScoredTrainer(tmp_path, ProgressBarCallback(2, range(STEPS)), scores=SCORES)
+    second = SmallTrainer([ProgressBarCallback(2, range(STEPS))], tmp_path)
     second.checkpointer.load(tmp_path / "model_0000001")
     second.train(second.start_iter, 3)
     assert capsys.readouterr().err.splitlines()[0].endswith(": 3/3 steps")
