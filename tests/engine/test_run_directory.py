@@ -197,6 +197,7 @@ USERS_OWN = {
     "profile/me.py": "1",
     "events.out.tfevents.txt": "1",
     "README.md": "# mine",
+    "profile/rank0_of_mine.pt.trace.json": "{}",
 }
 
 
