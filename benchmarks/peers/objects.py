@@ -35,6 +35,7 @@ def train(job: Job, variant: str) -> None:
         mixed_precision="bf16" if job.precision == "bf16" else None,
         float32_matmul_precision="medium" if job.precision == "medium" else None,
         metrics=["Accuracy"] if job.own_step else [],
+        lr_scheduler_type=None,  # as the plain loop
         save_steps=max(1, job.steps // 4) if job.features else job.stop_at or None,
         max_steps=job.stop_at or None,
         resume_from_checkpoint=job.resume or None,
