@@ -104,8 +104,8 @@ def test_a_mix_of_dtypes_and_floats_keeps_values_order_and_iterations():
         storage.put_scalars(tokens=torch.tensor(2**53 - 1), loss=torch.tensor(0.5, dtype=torch.float16))
     assert (storage.latest()["tokens"][0], storage.latest()["loss"][0]) == (2**53 - 1, 0.5)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        storage.put_scalar("rate", torch.tensor(1.1, dtype=torch.float64))
-        assert storage.latest()["rate"][0] == 1.1
+        storage.put_scalars(rate=torch.tensor(1.1, dtype=torch.float64), loss=torch.tensor(0.5, dtype=torch.float16))
+        assert (storage.latest()["rate"][0], storage.latest()["loss"][0]) == (1.1, 0.5)
 
 
 def test_a_tensor_changed_after_it_was_put_does_not_change_the_metric():

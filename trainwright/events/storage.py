@@ -495,7 +495,8 @@ def to_numbers(values: list[float | Tensor]) -> list[float]:
             columns.setdefault(value.device, {}).setdefault(value.dtype, []).append(value)
             places.setdefault(value.device, {}).setdefault(value.dtype, []).append(place)
     for device, by_dtype in columns.items():
-        with torch.no_grad():
+        # Autocast refuses to join some dtypes: float16 where it computes in bfloat16.
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
             wide = [torch.stack(column).to(wide_dtype(device)) for column in by_dtype.values()]
             on_host: list[float] = torch.cat(wide).tolist()
         for place, number in zip(chain.from_iterable(places[device].values()), on_host, strict=True):
