@@ -290,18 +290,22 @@ def test_what_a_writer_raises_comes_to_the_training_and_the_others_go_on(tmp_pat
     assert iterations(path)[:count] == list(range(count))
 
 
-def test_a_full_disk_is_logged_and_its_rows_are_written_when_there_is_space(
-    tmp_path: Path, storage: EventStorage, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt("No space")])
+def test_rows_of_a_full_disk_or_an_interrupt_are_written_once_afterwards(
+    error: BaseException, tmp_path: Path, storage: EventStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    write = os.write
+
     def full(descriptor: int, block: bytes) -> int:
-        raise OSError(28, "No space left on device")
+        write(descriptor, block)
+        raise error
 
     path = tmp_path / "metrics.json"
     dispatcher = WriterDispatcher([JSONWriter(path)])
     put_steps(storage, dispatcher, 2)
     with monkeypatch.context() as disk:
         disk.setattr(os, "write", full)
-        with pytest.raises(OSError, match="No space"):
+        with pytest.raises(type(error), match="No space"):
             put_steps(storage, dispatcher, 1)
     storage.step()
     put_and_close(storage, dispatcher)

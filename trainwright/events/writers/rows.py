@@ -119,10 +119,12 @@ class RowFile:
         try:
             while block:  # os.write may write only a part
                 block = block[os.write(self._descriptor, block) :]
-        except OSError as error:
+        except BaseException as error:  # a second Ctrl-C, too: the block is written again at the end
             with suppress(OSError):  # the first error is raised
                 os.ftruncate(self._descriptor, size)
-            raise named(error, self.path) from None
+            if isinstance(error, OSError):
+                raise named(error, self.path) from None
+            raise
 
     def close_if_lost(self) -> None:
         """Close the file and warn if it is no longer at its path; the next block makes it again."""
