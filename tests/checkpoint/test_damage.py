@@ -108,6 +108,19 @@ def test_a_truncated_longer_or_deleted_file_is_found_and_named(run: Path) -> Non
         path.write_bytes(good)
 
 
+def test_two_swapped_files_are_found_and_named(run: Path) -> None:
+    paths = [path for path in files(run) if path.name != "manifest.json"]
+    for number, first in enumerate(paths):
+        for second in paths[number + 1 :]:
+            contents = first.read_bytes(), second.read_bytes()
+            first.write_bytes(contents[1])
+            second.write_bytes(contents[0])
+            assert_found(run, first.name)
+            assert_found(run, second.name)
+            first.write_bytes(contents[0])
+            second.write_bytes(contents[1])
+
+
 def test_a_file_of_another_checkpoint_is_found_also_where_its_size_is_the_same(run: Path) -> None:
     same_size = 0
     for path in files(run):
