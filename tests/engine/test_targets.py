@@ -324,6 +324,20 @@ def test_a_count_that_is_no_number_is_explained() -> None:
         EagerTrainer(model, [Tokens().batch()], sgd(model), 2).train(0, 1)
 
 
+@pytest.mark.parametrize("given", [(False, True), (True, False)])
+def test_a_count_for_some_micro_batches_only_is_refused(given: tuple[bool, bool]) -> None:
+    left = iter(given)
+
+    class Sometimes(Says):
+        def forward(self, inputs: Tensor, labels: Tensor) -> Any:  # type: ignore[override]
+            outputs = super().forward(inputs, labels)
+            return outputs if next(left) else {"loss": outputs["loss"]}
+
+    model = Sometimes()
+    with pytest.raises(ConfigError, match=r"'num_tokens' for some micro-batches of an update only"):
+        EagerTrainer(model, [Tokens().batch(), Tokens().batch()], sgd(model), 2).train(0, 1)
+
+
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_an_update_without_any_target_changes_nothing(accumulation: int) -> None:
     model, none = model_of("number that the model returns"), Tokens().batch(5)

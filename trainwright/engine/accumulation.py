@@ -157,6 +157,11 @@ class WindowMean:
     def _weight(self, loss: Tensor, batch: Any, tokens: Any) -> Any:
         """What a micro-batch weighs: its ``tokens``, if they are not None, its targets or its samples."""
         samples = self.latest_samples = self._read.popleft() if self._read else self._count(batch)
+        if self.weights and self._is_by_tokens is (tokens is None):
+            raise ConfigError(
+                f"The model returns {TOKENS!r} for some micro-batches of an update only; it must return it for each, or"
+                " for none."
+            )
         if tokens is not None:
             self._expected, self._is_by_tokens = 0, True
             return _as_count(tokens if samples or self._is_alone else 0, loss.device)
