@@ -167,6 +167,7 @@ def refused(folder: Path) -> dict[str, str]:
         "generate": (Trainer, {"evaluate_with_generate": True}),
         "shuffled": (Trainer, {}),
         "assigned": (Trainer, {"save_enabled": False, "eval_strategy": "no"}),
+        "optimizer": (Trainer, {"save_enabled": False, "eval_strategy": "no"}),
     }
     for name, (kind, settings) in cases.items():
         settings = {"pipeline_parallel_size": 2, "evaluate_with_generate": False, **settings}
@@ -177,9 +178,11 @@ def refused(folder: Path) -> dict[str, str]:
             if name == "shuffled":
                 kind(build_gpt(), config, train_dataloader=torch.utils.data.DataLoader(samples(), shuffle=True))
             else:
-                trainer = kind(build_gpt(), config, train_dataset=samples())
+                others = {"optimizer": torch.optim.SGD(nn.Linear(2, 2).parameters())} if name == "optimizer" else {}
+                trainer = kind(build_gpt(), config, train_dataset=samples(), **others)
                 if name == "assigned":
                     trainer.register_hooks([AssignsUpdate()])
+                if name in ("assigned", "optimizer"):
                     trainer.train()
         except ConfigError as error:
             found[name] = str(error)
@@ -195,6 +198,7 @@ def test_what_does_not_fit_a_pipeline_is_refused_before_the_first_step(tmp_path:
         assert "TrainingConfig.graph" in found["graph"]
         assert "DataLoader shuffles by the random generator of its process" in found["shuffled"]
         assert "TrainingConfig.evaluate_with_generate" in found["generate"]
+        assert "SGD holds none of the model's parameters" in found["optimizer"]
 
 
 def fail_in_a_stage(folder: Path) -> None:

@@ -16,8 +16,10 @@ from trainwright._torch_compat.norm_layers import BATCH_NORMS
 from trainwright.config.errors import ConfigError
 from trainwright.engine.gradient_sync import average_gradients
 from trainwright.optim.named import each_optimizer, load_state
+from trainwright.parallel.dist import gather_over_pipeline
 from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.parallelize import share_tensors
+from trainwright.parallel.simulated import simulation
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -100,9 +102,10 @@ def log_untrained(model: nn.Module, optimizer: Optimizer | None, loss: Any = Non
     trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     names = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in trained]
     own = {id(parameter) for parameter in model.parameters()}
-    mesh = current_mesh()
-    is_stage = mesh is not None and mesh.layout.pipeline > 1  # the optimizer may be one of another stage's layers
-    if names and own.isdisjoint(trained) and not is_stage:
+    holds_any = not own.isdisjoint(trained)
+    if simulation() is None:  # else there are no other pipeline stages to ask
+        holds_any = any(gather_over_pipeline(holds_any))
+    if names and not holds_any:
         raise ConfigError(
             f"The optimizer {type(optimizer).__name__} holds none of the model's parameters, so no step would change"
             " them. Build it with model.parameters() of this model, after the model is complete."
