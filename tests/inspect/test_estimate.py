@@ -233,6 +233,13 @@ def test_an_estimate_leaves_nothing_behind(tmp_path: Path) -> None:
     assert cfg["train"].train_micro_batch_size == 8
 
 
+def test_the_estimate_of_one_rank(tmp_path: Path) -> None:
+    assert [*estimate(DefaultTrainer, described(tmp_path), world_size=4, rank=2).costs] == [2]
+    for rank in (-1, 4):
+        with pytest.raises(ConfigError, match=rf"rank={rank} with world_size=4"):
+            estimate(DefaultTrainer, described(tmp_path), world_size=4, rank=rank)
+
+
 def test_a_step_that_reads_a_value_is_named() -> None:
     class Reads(MLP):
         def forward(self, x: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from trainwright._torch_compat.probing import real_tensors
-from trainwright.config.errors import UserError
+from trainwright.config.errors import ConfigError, UserError
 from trainwright.config.schema.sections import complete
 from trainwright.engine.logs import logging_only_above
 from trainwright.engine.own_step import OwnStep
@@ -69,11 +69,13 @@ def estimate(build: Callable[[Any], Any], config: Any, *, world_size: int = 1, r
     and of several pipeline stages also the last one.
 
     Raises:
-        ConfigError: the configuration cannot run, or a step reads the value of a tensor.
+        ConfigError: the configuration cannot run, a step reads the value of a tensor, or there is no such rank.
 
     >>> estimate(DefaultTrainer, cfg, world_size=64).peak  # doctest: +SKIP
     1610612736
     """
+    if rank is not None and not 0 <= rank < world_size:
+        raise ConfigError(f"estimate: got rank={rank} with world_size={world_size}; it must be below that, from 0 on.")
     layout, cost = _cost_of(build, config, rank or 0, world_size)
     costs = {rank or 0: cost}
     if layout.pipeline > 1 and rank is None:
