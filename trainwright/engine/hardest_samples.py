@@ -75,7 +75,7 @@ class HardestTable:
         new, self._new = self._new, []
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, ("iteration", *COLUMNS))
-        if is_next and path.is_file():  # written anew, it would take longer with each evaluation
+        if is_next and path.is_file():  # rewriting it would take longer with each evaluation
             writer.writerows(new)
             with open(path, "a", encoding="utf-8", newline="") as file:
                 file.write(text.getvalue())

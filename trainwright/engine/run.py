@@ -383,10 +383,11 @@ class TrainerRun(Run):
 def _check_graph(spec: RunSpec) -> None:
     if spec.graph:
         if current_mesh() is not None:
-            name = "graph.enabled" if spec.api == "config file" else "TrainingConfig.graph"
+            is_file = spec.api == "config file"
+            name, blocks = ("graph.enabled", "train.compile_blocks") if is_file else ("graph", "compile_blocks")
             raise ConfigError(
-                f"{name}: got True with tensor, pipeline or context parallel, or ZeRO, which are not compiled as one"
-                " program; use compile_blocks=True."
+                f"{'' if is_file else 'TrainingConfig.'}{name}: got True with tensor, pipeline or context parallel, or"
+                f" ZeRO, which are not compiled as one program; use {blocks}=True."
             )
         if spec.compile_blocks:
             logger.warning("compile_blocks=True has no effect in graph mode, which compiles the whole update.")

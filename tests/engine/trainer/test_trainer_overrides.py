@@ -183,7 +183,7 @@ def test_loaders_of_ones_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("generator", ["ours", "of torch", "kept", "of the epoch"])
 def test_each_epoch_has_the_loader_that_is_created_for_it_also_after_a_resume(generator: str, tmp_path: Path) -> None:
-    """Also between two epochs, with a generator that goes on or begins anew."""
+    """Also between two epochs, with a generator that continues or starts again."""
 
     class Growing(Trainer):
         epochs: tuple[int, ...] = ()

@@ -48,7 +48,7 @@ def test_a_class_that_comes_late_is_counted_among_class_indices():
     assert metric.compute() == 1
     metric.update(found[2:], true[2:])
     assert float(metric.compute()) == pytest.approx(sk.f1_score(true, found, average="macro"))
-    # Logits within 0 and 1 are logits where that is said.
+    # Scores within 0 and 1 are logits where a setting says so.
     scores, targets = torch.tensor([0.1, 0.4, 0.9]), torch.tensor([1, 1, 1])
     assert fed("Accuracy", scores, targets, (0, 3)).compute() == pytest.approx(1 / 3)
     assert fed("Accuracy", scores, targets, (0, 3), from_logits=True).compute() == 1
