@@ -83,7 +83,9 @@ def test_the_processes_end_when_their_launcher_is_killed(
     # Its output ends with the last process.
     seconds, output = run(tmp_path / "run", "launcher", code=-signal.SIGKILL, processes=processes)
     assert seconds < 30, output
-    assert "rank 0: ended in iteration 3, because its launcher was killed." in output, output
+    # One of them says so: the one that sees it first.
+    line = r"rank (?:0: ended in iteration 3|1: ended in iteration [34]), because its launcher was killed\."
+    assert re.search(line, output), output
 
 
 LEFT = "ConfigError: Trainer.save needs all processes, and rank 1 has left."
