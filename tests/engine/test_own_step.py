@@ -72,6 +72,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"non_finite": "skip", "mixed_precision": "fp16"},
 ]
 LOADER = DataLoader(PAIRS, 8)  # whose batches are weighed by their samples
+GIVEN_LOADER = pytest.param({"data": LOADER, "gradient_accumulation_steps": 3}, id="given loader")
 
 
 def trained(kind: type[Trainer], folder: Path, data: Any = PAIRS, **settings: Any) -> Trainer:
@@ -82,7 +83,7 @@ def trained(kind: type[Trainer], folder: Path, data: Any = PAIRS, **settings: An
 
 
 @pytest.mark.exhaustive(every=5)
-@pytest.mark.parametrize("settings", [*SETTINGS, {"data": LOADER, "gradient_accumulation_steps": 3}], ids=str)
+@pytest.mark.parametrize("settings", [*SETTINGS, GIVEN_LOADER], ids=str)
 @pytest.mark.parametrize("kind", [Helped, Cleared])
 def test_the_helpers_do_what_the_trainers_own_step_does(
     kind: type[Trainer], settings: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
