@@ -155,7 +155,7 @@ def test_a_malformed_header_with_a_fitting_manifest_is_refused_and_named(
     put(folder, "model.safetensors", HEADERS[header], signed=True)
     with pytest.raises(CheckpointError, match=r"model\.safetensors: not a safetensors file"):
         checkpointer.load(folder)
-    assert main(["checkpoint", "show", str(folder)]) == 1 or header == "an unknown dtype"
+    assert main(["checkpoint", "show", str(folder)]) == 1
     assert main(["checkpoint", "verify", str(folder), "--deep"]) == 1
     assert "model.safetensors: not a safetensors file" in capsys.readouterr().out
 

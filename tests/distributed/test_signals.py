@@ -52,7 +52,7 @@ def test_all_ranks_stop_at_one_iteration_and_go_on_from_it(tmp_path: Path) -> No
     assert process.returncode != 0
 
     said = [
-        re.findall(r"SIGTERM: saved after iteration (\d+); stopping", (folder / name).read_text())
+        re.findall(r"SIGTERM: saved after iteration (\d+); stopped", (folder / name).read_text())
         for name in ("log.txt", "log.txt.rank1")
     ]
     assert said[0] == said[1], output

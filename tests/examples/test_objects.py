@@ -17,7 +17,7 @@ def run(run_python: Callable, tmp_path: Path) -> Callable[[str], str]:
 
     def run(name: str) -> str:
         printed = run_python("-W", "error", PROGRAMS / name, cwd=tmp_path).stdout.splitlines()
-        return "\n".join(line for line in printed if not line.startswith(("[", "  ")))
+        return "\n".join(line for line in printed if not re.match(r"  |\d\d:\d\d:\d\d ", line))
 
     return run
 

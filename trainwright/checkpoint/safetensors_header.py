@@ -26,6 +26,8 @@ _BITS = {
     **dict.fromkeys(("F32", "I32", "U32"), 32),
     **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
     **dict.fromkeys(("BOOL", "I8", "U8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    "F4": 4,
 }
 
 
@@ -103,8 +105,10 @@ def _entry(name: str, fields: Any) -> TensorEntry:
     numbers = [*shape, begin, end] if isinstance(shape, list) else [None]
     if not isinstance(dtype, str) or not all(type(number) is int and number >= 0 for number in numbers):
         raise ValueError(f"{name!r} has shape {shape!r}, dtype {dtype!r} and data_offsets {[begin, end]!r}")
+    if dtype not in _BITS:
+        raise ValueError(f"{name!r} has the dtype {dtype!r}, expected one of {', '.join(sorted(_BITS))}")
     entry = TensorEntry(tuple(shape), dtype, begin, end)
-    if dtype in _BITS and entry.num_values * _BITS[dtype] != (end - begin) * 8:
+    if entry.num_values * _BITS[dtype] != (end - begin) * 8:
         raise ValueError(f"{name!r} has {end - begin:,} bytes, which is not shape {shape!r} of {dtype}")
     return entry
 

@@ -15,7 +15,7 @@ from trainwright.inspect.check.finding import Report
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 # No Trainer of ours; ray is not installed; others start processes of their own, which are killed.
-WITHOUT_TRAINER = {"own_loop", "sweep_ray", "resume_after_kill", "plot_curves", "prepare_digits"}
+WITHOUT_TRAINER = {"own_loop", "replicas_torchft", "sweep_ray", "resume_after_kill", "plot_curves", "prepare_digits"}
 SCRIPTS = [
     path
     for folder in ("objects", "recipes", "tasks")
