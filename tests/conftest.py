@@ -65,7 +65,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests by what they do, and begin with the folders that take longest."""
     cases: Counter[str] = Counter()
     for item in items:
-        if " at 0x" in item.name:  # another one in each process, so that pytest-xdist refuses to run any
+        if " at 0x" in item.name:  # it differs in each process, so that pytest-xdist would run no test
             raise pytest.UsageError(f"an address is part of the test's name: give the case an id. {item.nodeid}")
         add_marks(item)
         exhaustive = item.get_closest_marker("exhaustive")

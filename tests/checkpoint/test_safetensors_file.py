@@ -112,6 +112,7 @@ HEADERS = {
     "a tensor that is a number": safetensors({"weight": 1}),
     "no dtype": safetensors({"weight": {"shape": [4], "data_offsets": [0, 16]}}),
     "an unknown dtype": safetensors({"weight": tensor("OBJECT")}),
+    "a dtype that is never saved": safetensors({"weight": tensor("F8_E8M0", [16])}),
     "overlapping": safetensors({"weight": tensor(), "bias": tensor(shape=[2], offsets=[8, 16])}),
     "twice the same bytes": safetensors({"weight": tensor(), "bias": tensor()}),
     "a gap": safetensors({"weight": tensor(shape=[2], offsets=[8, 16])}),

@@ -83,9 +83,12 @@ def test_the_processes_end_when_their_launcher_is_killed(
     # Its output ends with the last process.
     seconds, output = run(tmp_path / "run", "launcher", code=-signal.SIGKILL, processes=processes)
     assert seconds < 30, output
-    # One of them says so: the one that sees it first.
-    line = r"rank (?:0: ended in iteration 3|1: ended in iteration [34]), because its launcher was killed\."
-    assert re.search(line, output), output
+    # The process that sees it first says so; the other one ends without a line, unless it has seen it meanwhile.
+    said = re.findall(r"rank (\d): ended in iteration (\d), because its launcher was killed\.", output)
+    assert said, output
+    assert len(set(said)) == len(said) <= 2, output
+    assert {*said} <= {("0", "3"), ("1", "3"), ("1", "4")}, output
+    assert "Traceback" not in output
 
 
 LEFT = "ConfigError: Trainer.save needs all processes, and rank 1 has left."

@@ -329,7 +329,7 @@ def test_a_count_for_some_micro_batches_only_is_refused(given: tuple[bool, bool]
     left = iter(given)
 
     class Sometimes(Says):
-        def forward(self, inputs: Tensor, labels: Tensor) -> Any:  # type: ignore[override]
+        def forward(self, inputs: Tensor, labels: Tensor) -> Any:
             outputs = super().forward(inputs, labels)
             return outputs if next(left) else {"loss": outputs["loss"]}
 

@@ -192,7 +192,9 @@ def test_default_trainer_exports(tmp_path: Path) -> None:
     inputs = trainer.get_batch(batch)
     program: Callable[..., Any] = torch.export.load(path).module()
     expected = trainer.model.eval()(**inputs)
-    for key, one in program(inputs=inputs["inputs"]).items():  # it takes no labels: forward has them as an option
+    found = program(inputs=inputs["inputs"])  # it takes no labels: forward has them as an option
+    assert found
+    for key, one in found.items():
         torch.testing.assert_close(one, expected[key], rtol=1e-5, atol=1e-6)
 
 

@@ -239,11 +239,11 @@ def test_a_folder_of_transformers_in_several_files_is_loaded(layout: dict[str, A
 @pytest.mark.exhaustive
 def test_no_process_holds_more_than_its_part_and_a_block() -> None:
     program = Path(__file__).parents[2] / "benchmarks/start_memory.py"
-    # What is freed goes back to the system at once. A thread of gloo may still hold one tensor, of 17 MB, for a moment.
+    # What is freed goes back to the system at once: by default glibc sometimes keeps a tensor of 17 MB.
     variables = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1000000"}
     command = [sys.executable, program, "4"]
     output = subprocess.run(command, check=True, capture_output=True, text=True, env=variables).stdout
     for line in output.splitlines()[1:]:
         share, estimated, *grown = map(float, line.partition(":")[2].split())
-        assert estimated == pytest.approx(grown[0], rel=0.1, abs=18), line
+        assert estimated == pytest.approx(grown[0], rel=0.1), line
         assert max(grown[0], grown[2]) <= 1.3 * share + 50, line

@@ -1,7 +1,8 @@
 """The header of a safetensors file, read and checked without torch and numpy: commands list checkpoints quickly.
 
 The file: eight bytes of header length, a JSON header, then every tensor's bytes without gaps. The safetensors library
-makes the same checks when it reads tensors, except that it silently uses the last of two tensors of one name.
+makes the same checks when it reads tensors, except that it silently uses the last of two tensors of one name, and
+knows dtypes that no checkpoint has.
 """
 
 import json
@@ -21,13 +22,11 @@ TIED = "tied"  # metadata key: JSON of {name that is not in the file: name that 
 COPIES = (
     "copies"  # metadata key: JSON of {name of a copy on a later pipeline stage: name of the tensor that it repeats}
 )
-_BITS = {
+_BITS = {  # of what is saved and loaded
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
     **dict.fromkeys(("F32", "I32", "U32"), 32),
     **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
-    **dict.fromkeys(("BOOL", "I8", "U8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
-    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
-    "F4": 4,
+    **dict.fromkeys(("BOOL", "I8", "U8", "F8_E4M3", "F8_E5M2"), 8),
 }
 
 

@@ -75,7 +75,9 @@ def estimate(build: Callable[[Any], Any], config: Any, *, world_size: int = 1, r
     1610612736
     """
     if rank is not None and not 0 <= rank < world_size:
-        raise ConfigError(f"estimate: got rank={rank} with world_size={world_size}; it must be below that, from 0 on.")
+        raise ConfigError(
+            f"estimate: got rank={rank} with world_size={world_size}; it must be from 0 to {world_size - 1}."
+        )
     layout, cost = _cost_of(build, config, rank or 0, world_size)
     costs = {rank or 0: cost}
     if layout.pipeline > 1 and rank is None:
