@@ -192,6 +192,57 @@ def test_labels_in_no_scheme_are_spans_of_their_own_and_o_is_outside(names, sche
     assert values != expected_of(scores, labels, IOB)
 
 
+@pytest.mark.parametrize("stray", ["o", "b-PER", "Label", "-", "PER"])
+def test_a_stray_label_does_not_change_how_spans_are_scored(stray, caplog):
+    names = {**IOB, 4: stray}
+    scores, labels = tokens(6, 9, seed=8)
+    values = SequenceLabelingMetricsHandler(trainer=trainer_with(names)).compute_metrics(scores, labels)
+    assert values == pytest.approx(expected_of(scores, labels, IOB))
+    SequenceLabelingMetricsHandler(trainer=trainer_with(names)).compute_metrics(scores, labels)
+    assert caplog.text.count(f"the label {stray!r} is of no scheme of spans") == 1
+    # A stray label of a span does not hide the others.
+    plain = {**PLAIN, 4: "B-PER"}
+    values = SequenceLabelingMetricsHandler(trainer=trainer_with(plain)).compute_metrics(scores, labels)
+    assert values == SequenceLabelingMetricsHandler(trainer=trainer_with(PLAIN)).compute_metrics(scores, labels)
+
+
+SPANS = [(0, 3, "PER"), (4, 5, "LOC"), (5, 7, "PER")]  # begin, end, kind
+SCHEMES = {"IOB1": None, "IOB2": None, "IOE2": None, "IOBES": "BIES", "BILOU": "BILU", "BMES": "BMES"}
+
+
+def written(spans, scheme, length=8):
+    """The labels of spans in a scheme, by its definition."""
+    labels = ["O"] * length
+    for begin, end, kind in spans:
+        if scheme == "IOB2":
+            prefixes = "B" + "I" * (end - begin - 1)
+        elif scheme == "IOE2":
+            prefixes = "I" * (end - begin - 1) + "E"
+        elif scheme == "IOB1":  # B only after a span of the same kind
+            prefixes = ("B" if begin and labels[begin - 1].endswith(kind) else "I") + "I" * (end - begin - 1)
+        else:
+            first, inside, last, single = SCHEMES[scheme]
+            prefixes = single if end - begin == 1 else first + inside * (end - begin - 2) + last
+        labels[begin:end] = [f"{prefix}-{kind}" for prefix in prefixes]
+    return labels
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_spans_are_counted_in_each_scheme(scheme):
+    true, found = written(SPANS, scheme), written([SPANS[0], (4, 5, "PER"), (5, 6, "PER")], scheme)
+    names = dict(enumerate(dict.fromkeys([*true, *found])))
+    ids = {name: number for number, name in names.items()}
+    handler = SequenceLabelingMetricsHandler(trainer=trainer_with(names))
+    values = handler.compute_metrics(*([torch.tensor([ids[label] for label in text])] for text in (found, true)))
+    assert values["precision"] == values["recall"] == values["f1"] == pytest.approx(1 / 3)
+
+
+def test_spans_of_one_kind_need_no_name():
+    true, found = (torch.tensor([[*row]]) for row in ((1, 2, 0, 1, 0), (1, 2, 0, 1, 2)))
+    handler = SequenceLabelingMetricsHandler(trainer=trainer_with(dict(enumerate("OBI"))))
+    assert handler.compute_metrics(found, true)["f1"] == 0.5
+
+
 def test_batches_may_be_of_different_lengths_and_ids_of_labels_text():
     handler = SequenceLabelingMetricsHandler(trainer=trainer_with({str(n): name for n, name in IOB.items()}))
     parts = [tokens(3, 5, seed=4), tokens(1, 9, seed=5), tokens(4, 3, seed=6)]

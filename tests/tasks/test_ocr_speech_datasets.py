@@ -98,6 +98,23 @@ def test_letters_are_composed_however_they_were_typed(tmp_path: Path, make: Call
     assert dataset[0]["labels"] == [2, 1, 3, 4]
 
 
+def test_blanks_and_direction_marks_are_no_part_of_a_label(plates: Path, sounds: Path, make: Callable) -> None:
+    make("csv", plates / "train.csv", ["image_path", "label"], [["train_0.png", "\u200f 12\u200eA \u202c"]])
+    ocr = Dataset.load(plates, "train", PROCESSOR, id2label=["", "1", "2", "A"])
+    assert ocr[0]["labels"] == [1, 2, 3]
+    make("csv", sounds / "train.csv", ["audio_path", "text"], [["a.wav", " y\u2067a\u2069 b\n"]])
+    speech = Dataset.load(sounds, "train", EXTRACTOR)
+    assert [speech.config.id2label[i] for i in speech[0]["labels"]] == list("ya b")
+
+
+@pytest.mark.parametrize("value", [["1", "2"], {"text": "1"}])
+def test_a_list_is_no_label(plates: Path, make: Callable, value: object) -> None:
+    (plates / "train.csv").unlink()
+    make("jsonl", plates / "train.jsonl", [{"image_path": "train_0.png", "label": value}])
+    with pytest.raises(DataError, match=rf"train\.jsonl, line 1: label is a {type(value).__name__}"):
+        Dataset.load(plates, "train")
+
+
 def test_all_bad_rows_are_named_before_the_first_step(plates: Path) -> None:
     with open(plates / "train.csv", "a", encoding="utf-8") as file:
         file.write("absent.png,12\ntrain_0.png,\ntrain_0.png,1234567890\ntrain_0.png,1\u200cz\n")

@@ -1,5 +1,6 @@
 """Splits as files: found, read, and where they are broken."""
 
+import csv
 from collections.abc import Callable
 from pathlib import Path
 
@@ -89,6 +90,8 @@ def test_jsonl(tmp_path: Path, make: Callable) -> None:
         ("a.csv", "x,y\n", "has no rows"),
         ("a.csv", "", "has no rows"),
         ("a.jsonl", '{"x": 1}\n{x}\n', r"a\.jsonl, line 2: not valid JSON"),
+        ("a.jsonl", '{"x": "fine"}\n{"x": ["cut \\ud83d"]}\n', r"a\.jsonl, line 2: has '\\ud83d', one half of"),
+        ("a.json", '[{"x": "fine"}, {"x": "\\uDE00"}]', r"a\.json, row 2: has '\\ude00'"),
         ("a.jsonl", "[1]\n", "line 1: must be an object"),
         ("a.jsonl", "\n", "has no rows"),
     ],
@@ -117,3 +120,16 @@ def test_many_faults_are_one_error() -> None:
     assert str(caught.value).splitlines()[0] == "fault 0"
     assert "... and 3 more." in str(caught.value)
     assert "8 of 10 rows cannot be used" in str(caught.value)
+
+
+@pytest.mark.parametrize("delimiter", [",", "\t"])
+def test_cells_may_be_as_long_as_an_article(delimiter: str, tmp_path: Path) -> None:
+    before, article = csv.field_size_limit(), '"' + "word\n" * 40_000 + '"'
+    (tmp_path / "a.csv").write_text(f"x{delimiter}y\n{article}{delimiter}1\n")
+    assert read_rows(tmp_path / "a.csv") == [{"x": article.strip('"'), "y": "1"}]
+    assert csv.field_size_limit() == before  # it is that of the process
+
+
+def test_complete_emojis_are_read(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"x": "\\ud83d\\ude00"}\n')
+    assert read_rows(tmp_path / "a.jsonl") == [{"x": "\N{GRINNING FACE}"}]

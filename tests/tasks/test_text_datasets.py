@@ -174,6 +174,90 @@ def test_lines_of_conll_that_are_no_tokens(tmp_path: Path) -> None:
         assert dataset.config.id2label == {0: "B-X", 1: "O"}
 
 
+CONLLU = """# text = vámonos al mar
+1-2\tvámonos\t_\t_\t_\t_\t_\t_\t_\t_
+1\tvamos\tir\tVERB\t_\t_\t0\troot\t_\t_
+2\tnos\tnosotros\tPRON\t_\t_\t1\tobj\t_\t_
+3-4\tal\t_\t_\t_\t_\t_\t_\t_\t_
+3\ta\ta\tADP\t_\t_\t5\tcase\t_\t_
+4\tel\tel\tDET\t_\t_\t5\tdet\t_\t_
+5\tmar\tmar\tNOUN\t_\t_\t1\tobl\t_\t_
+5.1\tva\tir\tVERB\t_\t_\t_\t_\t_\t_
+
+1\tsí\tsí\tINTJ\t_\t_\t0\troot\t_\t_
+"""
+
+
+@pytest.mark.parametrize("ending", ["conllu", "conll", "txt"])
+def test_columns_of_conll_u_are_chosen(ending: str, tmp_path: Path) -> None:
+    (tmp_path / f"train.{ending}").write_text(CONLLU, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"10 columns.*tokens_column and tags_column.*line 2: 0 '1-2', 1 'vámonos'"):
+        SequenceLabelingDataset.load(tmp_path, "train")
+    kind = SequenceLabelingDataset if ending == "txt" else Dataset
+    dataset = kind.load(tmp_path, "train", tokens_column=1, tags_column=3)
+    assert [*map(dict, dataset.data)] == [
+        {"tokens": ["vamos", "nos", "a", "el", "mar"], "labels": ["VERB", "PRON", "ADP", "DET", "NOUN"]},
+        {"tokens": ["sí"], "labels": ["INTJ"]},
+    ]
+    heads = kind.load(tmp_path, "train", tokens_column=1, tags_column=-4)
+    assert heads.data[0]["labels"] == ["0", "1", "5", "5", "1"]
+    with pytest.raises(DataError, match=r"line 2: has 10 columns; .*\(1, 10\)"):
+        kind.load(tmp_path, "train", tokens_column=1, tags_column=10)
+    with pytest.raises(ConfigError, match="tags_column: got 'upos'; it must be the number"):
+        kind.load(tmp_path, "train", tokens_column=1, tags_column="upos")
+
+
+def test_numbers_of_tokens_are_no_tokens(tmp_path: Path) -> None:
+    (tmp_path / "train.bio").write_text("1\tAda\tB-PER\tO\n2\tsings\tO\tO\n")  # such as GermEval 2014
+    with pytest.raises(ConfigError, match="4 columns"):
+        Dataset.load(tmp_path, "train")
+    dataset = Dataset.load(tmp_path, "train", tokens_column=1, tags_column=2)
+    assert dict(dataset.data[0]) == {"tokens": ["Ada", "sings"], "labels": ["B-PER", "O"]}
+
+
+@pytest.mark.parametrize("stray", ["o", "b-X", "Label", "-"])
+def test_a_stray_label_is_named_once_with_its_place(
+    stray: str, tags: Path, make: Callable, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open(tags / "train.jsonl", "a") as file:
+        file.write(f'{{"tokens": ["z", "z"], "labels": ["O", "{stray}"]}}\n' * 2)
+    make("jsonl", tags / "test.jsonl", [{"tokens": ["a"], "labels": ["O"]}])
+    for split in ("train", "test"):
+        assert SequenceLabelingDataset.load(tags, split).config.is_iob_schema is True
+    assert caplog.text.count(f"the label {stray!r}") == 1
+    assert f"train.jsonl, line 3: the label {stray!r} is of no scheme of spans" in caplog.text
+    caplog.clear()
+    assert SequenceLabelingDataset.load(tags, "train", is_iob_schema=False).config.is_iob_schema is False
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("value", [["x", "y"], ["x"], {"id": 1}])
+def test_a_list_is_no_label(value: object, tmp_path: Path, make: Callable) -> None:
+    kind = type(value).__name__
+    make("jsonl", tmp_path / "train.jsonl", [{"text": "a", "label": "x"}, {"text": "b", "label": value}])
+    with pytest.raises(DataError, match=rf"(?s)train\.jsonl, line 2: the label .* is a {kind}; .*1 of 2 rows"):
+        Dataset.load(tmp_path, "train")
+    make("jsonl", tmp_path / "train.jsonl", [{"tokens": ["a", "b"], "labels": ["O", value]}])
+    with pytest.raises(DataError, match=rf"train\.jsonl, line 1: the label .* is a {kind}"):
+        Dataset.load(tmp_path, "train")
+
+
+def test_a_single_class_is_a_warning(tmp_path: Path, make: Callable, caplog: pytest.LogCaptureFixture) -> None:
+    make("csv", tmp_path / "train.csv", ["text", "label"], [["a", "_"], ["b", "_"]])
+    Dataset.load(tmp_path, "train")
+    assert "all labels are '_'" in caplog.text
+    caplog.clear()
+    Dataset.load(tmp_path, "train", id2label=["_"])  # as the user says
+    assert not caplog.text
+
+
+def test_direction_marks_are_no_part_of_a_class(tmp_path: Path, make: Callable) -> None:
+    make("csv", tmp_path / "train.csv", ["text", "label"], [["a", "\u200fبد"], ["b", "بد\u202c "], ["c", "خوب"]])
+    dataset = Dataset.load(tmp_path, "train", TOKENIZER)
+    assert dataset.config.id2label == {0: "بد", 1: "خوب"}
+    assert [sample["labels"] for sample in dataset] == [0, 0, 1]
+
+
 def test_ignored_labels_of_tokens_are_no_class(tmp_path: Path, make: Callable) -> None:
     make("jsonl", tmp_path / "train.jsonl", [{"tokens": ["a", "b", "d"], "labels": [0, -100, 1]}])
     dataset = SequenceLabelingDataset.load(tmp_path, "train", TOKENIZER)

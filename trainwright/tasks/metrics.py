@@ -1,6 +1,7 @@
 """The metrics handler of each task."""
 
-import re
+import functools
+import logging
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any
@@ -14,6 +15,9 @@ from trainwright.config.errors import ConfigError, did_you_mean
 from trainwright.evaluation.evaluator import EvaluationError
 from trainwright.evaluation.handlers import IGNORED_LABEL, MetricsHandler, paired_rows
 from trainwright.evaluation.metrics.task_inference import shape_and_type
+from trainwright.tasks.labels import span_scheme
+
+logger = logging.getLogger("trainwright.tasks")
 
 
 class TextsMetricsHandler(MetricsHandler):
@@ -122,15 +126,12 @@ def _class(row: Any) -> Any:
     return scores.item() if scores.size == 1 and scores.dtype.kind != "f" else None
 
 
-_IOB_LABEL = re.compile(r"O|[BIESLU]-.+")
-
-
 class SequenceLabelingMetricsHandler(MetricsHandler):
     """Scores (B, L, C) or label ids (B, L), and label ids (B, L); tokens whose label is -100 do not count.
 
-    ``trainer.model.config.id2label`` holds the labels' names. If they follow no scheme such as IOB
-    (``trainer.train_dataset.config.is_iob_schema`` is False; if it is not set, this follows from the names), each
-    labeled token is its own span: ``name`` counts as ``B-name``, and ``O`` stays outside.
+    ``trainer.model.config.id2label`` holds the labels' names. If they name spans, in a scheme such as IOB, a label that
+    does not counts as ``O``. Otherwise (``trainer.train_dataset.config.is_iob_schema`` is False; if it is not set, most
+    of the names decide) each labeled token is its own span: ``name`` counts as ``B-name``, and ``O`` stays outside.
     """
 
     valid_metrics = ("seqeval",)
@@ -163,9 +164,17 @@ class SequenceLabelingMetricsHandler(MetricsHandler):
         pairs = id2label.items() if hasattr(id2label, "items") else enumerate(id2label)
         names = {int(number): str(name) for number, name in pairs}
         is_iob = getattr(getattr(getattr(self.trainer, "train_dataset", None), "config", None), "is_iob_schema", None)
-        if is_iob is None:
-            is_iob = all(_IOB_LABEL.fullmatch(name) for name in names.values())
-        return names if is_iob else {n: name if name == "O" else f"B-{name}" for n, name in names.items()}
+        has_spans, faults = span_scheme(names.values(), is_iob)
+        for fault in faults.values() if is_iob is None else ():  # else the data set has named them
+            _warn_of(fault)
+        if not has_spans:
+            return {n: name if name == "O" else f"B-{name}" for n, name in names.items()}
+        return {n: "O" if name in faults else name for n, name in names.items()}
+
+
+@functools.cache  # once per process
+def _warn_of(fault: str) -> None:
+    logger.warning("id2label: %s. Correct it, or set is_iob_schema of the data set.", fault)
 
 
 def _name(names: dict[int, str], label: Any) -> str:

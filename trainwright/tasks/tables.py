@@ -56,7 +56,8 @@ class FileFinder:
 
 
 _ENDINGS = (".csv", ".tsv", ".jsonl")
-_OTHER_ENDINGS = (".txt", ".json")  # of these splits; another such file may be a README or settings
+COLUMN_FILES = (".conll", ".conllu", ".bio")  # a token in each line
+_OTHER_ENDINGS = (".txt", ".json", *COLUMN_FILES)  # of these splits; another such file may be a README or settings
 _SPLITS = ("train", "validation", "valid", "dev", "eval", "test")
 _IN_FOLDER = [f"labels{ending}" for ending in _ENDINGS]
 _DELIMITERS = ",;\t"
@@ -100,8 +101,8 @@ def find_split(folder: Path, split: str | None) -> tuple[str, Path]:
     if not files:
         names = sorted(path.name for path in folder.iterdir())[:8]
         raise MissingFileError(
-            f"{folder}: has no split: a file such as train.csv, train.tsv, train.jsonl, train.json, train.txt or "
-            "train/labels.csv; "
+            f"{folder}: has no split: a file such as train.csv, train.tsv, train.jsonl, train.json, train.txt, "
+            "train.conll or train/labels.csv; "
             f"it has {names}."
         )
     if split is None:
@@ -137,6 +138,8 @@ def columns_of(path: Path) -> list[str]:
     """The columns of a file, from its header or its first row; ``["text"]`` for a text file."""
     if path.suffix == ".txt":
         return ["text"]
+    if path.suffix in COLUMN_FILES:
+        return ["tokens", "labels"]
     if path.suffix in (".json", ".jsonl"):
         return list(read_rows(path)[0])
     header = _header(read_text(path))
@@ -147,8 +150,14 @@ def columns_of(path: Path) -> list[str]:
 
 
 def text_of(row: Row, column: str) -> str:
-    """A field as text: "" if it is missing, a number of JSON as its digits."""
+    """A field as text: "" if it is missing, a number of JSON as its digits.
+
+    Raises:
+        DataError: it is a list or an object.
+    """
     value = row.get(column)
+    if isinstance(value, list | dict):
+        raise DataError(f"{row.where}: {column} is a {type(value).__name__}; it must be a text or a number: {value!r}")
     return "" if value is None or value != value else str(value)
 
 
@@ -201,6 +210,7 @@ def _lines_of_csv(path: Path, text: str, delimiter: str) -> list[tuple[int, list
             return by_tabs
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     found, line = [], 1
+    limit = csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # of the process, 131,072 by default
     try:
         for fields in reader:
             found.append((line, fields))
@@ -209,6 +219,8 @@ def _lines_of_csv(path: Path, text: str, delimiter: str) -> list[tuple[int, list
         if not by_tabs:
             raise DataError(f"{path}, line {line}: not valid as CSV: {error}") from error
         return by_tabs
+    finally:
+        csv.field_size_limit(limit)
     found = [(number, fields) for number, fields in found if fields]
     return by_tabs if by_tabs and not _is_even(found) else found
 
@@ -230,7 +242,20 @@ def _json(path: Path, text: str) -> list[Row]:
     for where, content in found:
         if not isinstance(content, dict):
             raise DataError(f'{where}: must be an object, {{"column": value, ...}}; got {json.dumps(content)[:60]}')
+        if "\\ud" in text or "\\uD" in text:  # JSON's way to write half of a character
+            _check_characters(where, content)
     return [Row(content).at(where) for where, content in found]
+
+
+def _check_characters(where: str, row: dict[str, Any]) -> None:
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise DataError(
+            f"{where}: has {half!a}, one half of a surrogate pair, which is no character. Was a text cut within an "
+            "emoji? Remove it."
+        ) from error
 
 
 def _parsed(text: str, where: str) -> Any:

@@ -231,6 +231,7 @@ class Seqeval(Metric):
     """``accuracy`` of labels, and ``recall``, ``precision`` and ``f1`` of complete spans, over all spans (micro).
 
     Predictions and targets are lists of label texts for each sample, in a scheme such as IOB: ``B-name I-name O``.
+    Spans are read as conlleval reads them, in any of IOB1, IOB2, IOE, IOBES, BILOU and BMES.
 
     Args:
         mode, scheme: seqeval's own: ``mode="strict", scheme="IOB2"`` counts only spans that are written correctly.
@@ -250,8 +251,19 @@ class Seqeval(Metric):
         true, found = [list(labels) for labels in targets], [list(labels) for labels in predictions]
         if not any(true) and not any(found):  # seqeval would divide by the number of labels
             return dict.fromkeys(self.all_keys, 0.0)
+        accuracy = float(seqeval.accuracy_score(true, found))
+        if self.mode is None:
+            true, found = _as_iobes(true), _as_iobes(found)
         spans = {key: float(getattr(seqeval, f"{key}_score")(true, found, **settings)) for key in self.all_keys[1:]}
-        return {"accuracy": float(seqeval.accuracy_score(true, found)), **spans}
+        return {"accuracy": accuracy, **spans}
+
+
+# Without a scheme, seqeval reads the prefixes B, I, E and S, as conlleval does; BILOU and BMES have other letters.
+_PREFIX = {letter + end: own + end for letter, own in zip("LUWM", "ESSI", strict=True) for end in ("", "-")}
+
+
+def _as_iobes(texts: list[list[str]]) -> list[list[str]]:
+    return [[_PREFIX.get(label[:2], label[:2]) + label[2:] for label in text] for text in texts]
 
 
 METRICS: dict[str, type[Metric]] = {

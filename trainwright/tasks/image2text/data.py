@@ -110,7 +110,7 @@ class OCRDataset(TableDataset):
     def _row(self, row: Row, columns: dict[str, str]) -> Row | None:
         """Without ``invalid_characters``, and reversed as the config says."""
         config = self.config
-        label = labels.composed(text_of(row, columns["label"]))
+        label = labels.composed(labels.stripped(text_of(row, columns["label"])))
         if any(character in label for character in config.invalid_characters or ()):
             return None
         label = label[::-1] if config.reverse_text else label

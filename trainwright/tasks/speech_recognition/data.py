@@ -59,7 +59,7 @@ class SpeechRecognitionDataset(TableDataset):
         return {"input_features": features, "labels": [self._label2id[character] for character in row["text"]]}
 
     def _row(self, row: Row, columns: dict[str, str]) -> Row:
-        text = labels.composed(text_of(row, columns["text"]))
+        text = labels.composed(labels.stripped(text_of(row, columns["text"])))
         return row.with_values(audio_path=text_of(row, columns["audio_path"]), text=text)
 
     def _id2label(self, rows: Iterable[Row]) -> dict[int, str]:

@@ -49,7 +49,7 @@ class TextClassificationDataset(TextDataset):
         row = self.row(index)
         text = self.normalized(row["text"])
         token_ids = self.part("tokenizer").encode(text, max_length=self.config.max_length)
-        return {"token_ids": token_ids, "labels": labels.id_of(row["label"], self._label2id)}
+        return {"token_ids": token_ids, "labels": labels.known_id(row["label"], self._label2id)}
 
     def _id2label(self, rows: Iterable[Row]) -> dict[int, str]:
         return labels.classes_of((row["label"] for row in rows), repr(self))
