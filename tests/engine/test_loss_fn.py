@@ -1,8 +1,10 @@
 """How a batch becomes a loss: what a model may return for a pair, and what an error says about the batch."""
 
 import logging
+import re
 from collections import namedtuple
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +116,10 @@ RETURNED = {
     "dataclass": Fields,
     "named tuple": Entries,
     "tuple": lambda loss, logits, norm: (loss, logits, norm),
-}
+    "dict with parts": lambda loss, logits, norm: {
+        "first_loss": 7 * loss.detach(), "loss": loss, "logits": logits, "norm": norm, "norm_loss": norm.square()
+    },
+}  # fmt: skip
 
 
 class Returns(nn.Module):
@@ -153,7 +158,11 @@ def by_hand(accumulation: int) -> tuple[Tensor, list[float], list[float]]:
 @pytest.mark.parametrize("api", ["python", "config files"])
 @pytest.mark.parametrize(
     ("kind", "accumulation", "graph"),
-    [*((kind, number, False) for kind in RETURNED for number in (1, 2)), ("dataclass", 2, True)],
+    [
+        *((kind, number, False) for kind in RETURNED for number in (1, 2)),
+        ("dataclass", 2, True),
+        ("dict with parts", 1, True),
+    ],
 )
 @pytest.mark.exhaustive(every=6)
 def test_losses_and_numbers_of_any_output_are_trained_on_and_logged(
@@ -498,25 +507,71 @@ def test_scores_are_not_for_a_loss_of_log_probabilities(tmp_path: Path) -> None:
         Trainer(nn.Linear(4, 3), settings, PAIRS).train()
 
 
-TOTALS = {
-    "sum": (lambda loss, other: {"loss": loss + 0.1 * other, "a_loss": loss, "b_loss": other}, "a_loss, b_loss"),
-    "copy": (lambda loss, other: {"loss": loss, "a_loss": loss.detach()}, "a_loss"),
-    "without": (lambda loss, other: {"loss": loss, "b_loss": other, "c_loss": torch.tensor(0.0)}, None),
+PARTS: dict[str, tuple[Any, str | None]] = {
+    "in the total": (lambda loss, other: {"loss": loss + 0.1 * other, "a_loss": loss, "b_loss": other}, None),
+    "detached": (lambda loss, other: {"loss": loss, "a_loss": loss.detach(), "b_loss": other.detach()}, None),
+    "not in the total": (
+        lambda loss, other: {"loss": loss, "a_loss": loss, "b_loss": other, "c_loss": other.square()},
+        r"'b_loss', 'c_loss' is logged, not trained: add it to `loss`",
+    ),
+    "of a total by another name": (
+        lambda loss, other: {"all_losses": loss + 0.1 * other, "a_loss": loss, "b_loss": other},
+        r"'all_losses' beside 'a_loss', 'b_loss'.*count twice: return the total as `loss`",
+    ),
+    "of a copy by another name": (
+        lambda loss, other: {"all_losses": loss, "a_loss": loss.detach()},
+        r"'all_losses' beside 'a_loss'.*count twice",
+    ),
+    "detached, without a total": (
+        lambda loss, other: {"a_loss": loss, "b_loss": other.detach()},
+        r"'b_loss' has no gradient.*return the total as `loss`",
+    ),
+    "zero, without a total": (lambda loss, other: {"a_loss": loss, "b_loss": torch.tensor(0.0)}, None),
 }
 
 
 @pytest.mark.parametrize("api", ["python", "config files"])
-@pytest.mark.parametrize("kind", TOTALS)
-def test_a_loss_that_holds_another_one_is_a_warning(
+@pytest.mark.parametrize("kind", PARTS)
+def test_losses_that_are_not_trained_or_count_twice_are_one_warning(
     kind: str, api: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    make, parts = TOTALS[kind]
+    make, message = PARTS[kind]
     model = Returns(lambda loss, logits, norm: make(loss, norm))
     if api == "python":
         Trainer(model, config(tmp_path, num_epochs=1), NAMED).train()
     else:
         loader = DataLoader(NAMED, 4)
         EagerTrainer(model, loader, torch.optim.SGD(model.parameters(), lr=0.1)).train(0, 2)
-    warned = [record.getMessage() for record in caplog.records if "count twice" in record.getMessage()]
-    assert len(warned) == (parts is not None)
-    assert parts is None or f"'loss' beside '{parts}'" in warned[0]
+    warned = [record.getMessage() for record in caplog.records if "_loss'" in record.getMessage()]
+    assert len(warned) == (message is not None)
+    assert message is None or re.search(message, warned[0])
+
+
+@pytest.mark.parametrize("api", ["python", "config files"])
+def test_a_detached_total_beside_its_parts_is_an_error_that_names_both(api: str, tmp_path: Path) -> None:
+    model = Returns(lambda loss, logits, norm: {"loss": (loss + norm).detach(), "a_loss": loss, "b_loss": norm})
+    if api == "python":
+        trainer: Any = Trainer(model, config(tmp_path, num_epochs=1), NAMED)
+        train = trainer.train
+    else:
+        trainer = EagerTrainer(model, DataLoader(NAMED, 4), torch.optim.SGD(model.parameters(), lr=0.1))
+        train = partial(trainer.train, 0, 2)
+    with pytest.raises(ConfigError, match=r"'loss' cannot be differentiated.*the total; 'a_loss', 'b_loss'"):
+        train()
+
+
+def test_the_parts_of_a_loss_are_not_evaluated_and_choose_no_best_model(tmp_path: Path) -> None:
+    """The part that grows during the training is detached; the loss falls, so the last model is the best."""
+    model = Returns(
+        lambda loss, logits, norm: {"loss": loss, "logits": logits, "size_loss": 100 * logits.square().mean().detach()}
+    )
+    settings: dict[str, Any] = {"optimizer": "SGD", "lr": 0.3, "lr_scheduler_type": None, "num_epochs": 3}
+    settings |= {"load_best_model_at_end": True, "metric_for_best_model": "loss", "save_enabled": True}
+    trainer = Trainer(model, config(tmp_path, **settings), NAMED, NAMED)
+    trainer.train()
+    losses = [value for value, _ in trainer.storage.history("eval_loss").values()]
+    with torch.no_grad():
+        loaded = trainer.model(*PAIRS.tensors)["loss"].item()
+    assert loaded == pytest.approx(losses[-1], rel=1e-6)
+    assert loaded == pytest.approx(min(losses), rel=1e-6)
+    assert loaded < losses[0]

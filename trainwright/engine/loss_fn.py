@@ -1,14 +1,14 @@
 """How a batch becomes a loss in the Python API: by one of three contracts, which the first batch chooses.
 
-* The model returns its losses: a dict, a dataclass or a named tuple, whose entries named "loss" are summed; a 0-dim
-  tensor, or a tuple that starts with one.
+* The model returns its losses: a dict, a dataclass or a named tuple, whose entry ``loss`` is the total (without it, the
+  entries with "loss" in their names are summed); a 0-dim tensor, or a tuple that starts with one.
 * The model has ``compute_loss``: called with the model's outputs and fields of the batch, by parameter name.
 * A criterion of the model's output and the target: the second item of a pair, or the labels of a mapping.
 """
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -27,8 +27,17 @@ TOKENS = "num_tokens"  # entry of a model's training outputs: the number of toke
 WRONG_FIELDS_HELP = "A sample's field names must be the parameter names of the model's forward."
 
 
+def total_loss(outputs: Mapping[str, Any]) -> Any:
+    """The loss of outputs by name: the entry ``loss`` alone, else the sum of the entries with "loss" in their names."""
+    total = outputs.get("loss")
+    if total is None:
+        losses = [value for name, value in outputs.items() if "loss" in name and value is not None]
+        total = losses[0] if len(losses) == 1 else sum(losses)
+    return total
+
+
 def sum_losses(outputs: Any, batch: Any = None) -> Tensor:
-    """The total loss of outputs by name: the sum of the entries whose name contains "loss", a 0-dim tensor.
+    """The :func:`total_loss` of outputs that a model returns in training, a 0-dim tensor.
 
     With ``num_tokens`` of 0 it is 0, without gradient. ``batch`` is ignored: only the weighting of micro-batches
     depends on it.
@@ -38,41 +47,56 @@ def sum_losses(outputs: Any, batch: Any = None) -> Tensor:
             f"The model's forward returned {type(outputs).__name__}; in training it must return a dict, a dataclass or"
             ' a named tuple with its losses, for example {"loss": loss}, or a tuple that starts with the loss.'
         )
-    losses = {name: value for name, value in outputs.items() if "loss" in name and value is not None}
-    if not losses:
-        raise ConfigError(
-            f"The model's forward returned {_names(outputs)}; in training at least one name must contain 'loss'."
-            " (self.training is True in training and False in evaluation.)"
-        )
-    total: Any = next(iter(losses.values())) if len(losses) == 1 else sum(losses.values())
+    total = total_loss(outputs)
     is_cut_off = torch.is_grad_enabled() and not getattr(total, "requires_grad", False)
     if not isinstance(total, Tensor) or total.numel() != 1 or is_cut_off:
-        raise _refusal(losses)
+        raise _refusal(outputs)
     if TOKENS in outputs:
         return without_empty_mean(total, outputs[TOKENS])
     return total
 
 
 def warn_of_parts(outputs: Mapping[str, Any]) -> None:
-    """Warn if a loss that a model returned is computed from another one, or is its copy: the sum counts that twice."""
+    """Warn of losses that a model returned but does not train, or that its total contains twice."""
     losses = {name: value for name, value in outputs.items() if "loss" in name and isinstance(value, Tensor)}
+    total = losses.pop("loss", None)
+    if total is not None:
+        left_out = [name for name, part in losses.items() if part.grad_fn is not None and not _is_part(part, total)]
+        if left_out:
+            logger.warning(
+                "The model's %s is logged, not trained: add it to `loss`, which is the total and is not computed from"
+                " it. If it is for the logs alone, return it detached.",
+                _names(left_out),
+            )
+        return
     for name, total in losses.items():
         if parts := [other for other, part in losses.items() if other != name and _is_part(part, total)]:
             logger.warning(
-                "The model returns %r beside %r, which it is computed from or equal to. All entries with 'loss' in"
-                " their name are added up, so the latter count twice: give them names without 'loss', or leave out the"
-                " total.",
+                "The model returns %r beside %s, which it is computed from or equal to. Without an entry `loss`, all"
+                " entries with 'loss' in their name are added up, so the latter count twice: return the total as"
+                " `loss`.",
                 name,
-                ", ".join(parts),
+                _names(parts),
             )
             return
+    detached = [name for name, part in losses.items() if part.grad_fn is None and simulation() is None and part.any()]
+    if detached:
+        logger.warning(
+            "The model's %s has no gradient, and is added to the loss that is logged and evaluated. Without an entry"
+            " `loss`, all entries with 'loss' in their name are added up: return the total as `loss`.",
+            _names(detached),
+        )
 
 
 def _is_part(part: Tensor, total: Tensor) -> bool:
-    if part.grad_fn is None:  # detached: it counts in the logs alone
+    if part.grad_fn is None:  # detached
         may_equal = total.grad_fn is not None and part.shape == total.shape and simulation() is None
         return may_equal and bool((part == total).all() and part.any())
-    goal = part.grad_fn, part.output_nr
+    goal: Any = (part.grad_fn, part.output_nr)
+    while goal[0].name() == "ToCopyBackward0":  # a wrapper of the model casts its outputs
+        goal = goal[0].next_functions[0]
+    if goal[0] is total.grad_fn:  # of a compiled model, which does not show how its outputs depend on each other
+        return True
     seen: set[Any] = set()
     found: list[Any] = [(total.grad_fn, total.output_nr)]
     while found:
@@ -133,21 +157,30 @@ def write_forward_help(error: TypeError, model: nn.Module, batch: Any, shown: li
         ) from error
 
 
-def _refusal(losses: Mapping[str, Any]) -> ConfigError | ConfigTypeError:
-    for name, value in losses.items():
+def _refusal(outputs: Mapping[str, Any]) -> ConfigError | ConfigTypeError:
+    losses = {name: value for name, value in outputs.items() if "loss" in name and value is not None}
+    if not losses:
+        return ConfigError(
+            f"The model's forward returned {_names(outputs)}; in training at least one name must contain 'loss'."
+            " (self.training is True in training and False in evaluation.)"
+        )
+    total = {"loss": losses["loss"]} if "loss" in losses else losses
+    for name, value in total.items():
         if not isinstance(value, Tensor):
             return ConfigTypeError(f"The model's {name!r} is {type(value).__name__}; a loss must be a tensor.")
         if value.numel() != 1:
             shape = tuple(value.shape)
             return ConfigError(f"The model's {name!r} has shape {shape}; a loss must be one number, e.g. its .mean().")
+    others = [name for name in losses if name not in total]
     return ConfigError(
-        f"The model's {_names(losses)} cannot be differentiated: it depends on no trainable parameter"
+        f"The model's {_names(total)} cannot be differentiated: it depends on no trainable parameter"
         " (detached, computed without gradients, or everything is frozen)."
+        + (f" It is the total; {_names(others)} beside it is for the logs only." if others else "")
     )
 
 
-def _names(mapping: Mapping[str, Any]) -> str:
-    return ", ".join(repr(name) for name in mapping) or "an empty dict"
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names)) or "an empty dict"
 
 
 _TARGETS = ("labels", "label", "targets", "target")
@@ -432,21 +465,12 @@ def losses_of(outputs: Any) -> Mapping[str, Any] | None:
     """The losses that a model returned, by name, among its other outputs; None if there are none."""
     named = outputs if type(outputs) is dict else named_outputs(outputs)
     if named is not None:
-        if named.get("loss") is not None:
-            return _total_of_transformers(named) if hasattr(outputs, "to_tuple") else named
-        if any("loss" in name and named[name] is not None for name in named):
+        if named.get("loss") is not None or any("loss" in name and named[name] is not None for name in named):
             return named
         if isinstance(outputs, Mapping):
             return None
     first = outputs[0] if isinstance(outputs, tuple | list) and outputs else outputs
     return {"loss": first} if isinstance(first, Tensor) and first.dim() == 0 else None
-
-
-def _total_of_transformers(outputs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Outputs of transformers, whose ``loss`` is the total: ``aux_loss``, a part of it, is named ``aux``."""
-    if sum("loss" in name for name in outputs) == 1:
-        return outputs
-    return {name if name == "loss" else name.replace("loss", "").strip("_"): value for name, value in outputs.items()}
 
 
 def returned_losses(outputs: Any) -> Any:

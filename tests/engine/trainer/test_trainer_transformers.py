@@ -108,7 +108,7 @@ def test_the_loss_of_routers_counts_once(tmp_path: Path) -> None:
     eager.train(0, 1)
     for storage in (trainer.storage, eager.storage):
         assert storage.latest()["total_loss"][0] == pytest.approx(float(expected.loss))
-        assert storage.latest()["aux"][0] == pytest.approx(float(expected.aux_loss))
+        assert storage.latest()["aux_loss"][0] == pytest.approx(float(expected.aux_loss))
 
 
 INPUTS = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))

@@ -15,7 +15,14 @@ from trainwright.data.sampler import CyclicSampler
 from trainwright.engine.accumulation import TOKENS, mean_outputs
 from trainwright.engine.gradient_sync import average_before_own_steps, explained, gradient_sync
 from trainwright.engine.loop import TrainerBase
-from trainwright.engine.loss_fn import explain_forward, returned_losses, sum_losses, warn_of_parts, without_empty_mean
+from trainwright.engine.loss_fn import (
+    explain_forward,
+    returned_losses,
+    sum_losses,
+    total_loss,
+    warn_of_parts,
+    without_empty_mean,
+)
 from trainwright.engine.pipeline_step import PipelineStep, pipeline_settings, refuse_own_step
 from trainwright.engine.sequence_parts import sequence_parts
 from trainwright.engine.step import Step
@@ -142,7 +149,8 @@ class EagerTrainer(TrainerBase):
         self._update.finish()
 
     def write_metrics(self, loss_dict: Mapping[str, Any], data_time: float, prefix: str = "") -> None:
-        """Store ``total_loss`` (the sum of entries named "loss"), each entry if there are several, and ``data_time``.
+        """Store ``total_loss`` (the entry ``loss``, else the sum of those with "loss" in their names), each entry if
+        there are several, and ``data_time``.
 
         Losses are means over the ranks, weighted by samples, or by tokens if ``loss_dict`` has ``num_tokens``; ranks
         exchange them once per log line. Does not synchronize with the device.
@@ -150,15 +158,14 @@ class EagerTrainer(TrainerBase):
         storage, update = get_event_storage(), self._update
         storage.put_scalar("data_time", data_time)
         scalars = scalars_of(loss_dict)
-        losses = [value for name, value in scalars.items() if "loss" in name]
-        total_loss = losses[0] if len(losses) == 1 else sum(losses)
+        total = total_loss(scalars)
         if update.record_loss is not None:
-            update.record_loss(total_loss)
+            update.record_loss(total)
         weight = scalars.get(TOKENS, 1 if self._replica is None else update.weight)
         if TOKENS in scalars:
-            total_loss = without_empty_mean(total_loss, weight)
-        update.put(storage, f"{prefix}total_loss", total_loss, weight)
-        if len(scalars) > 1 or not losses:  # a single loss is total_loss
+            total = without_empty_mean(total, weight)
+        update.put(storage, f"{prefix}total_loss", total, weight)
+        if len(scalars) != 1 or "loss" not in next(iter(scalars)):  # a single loss is total_loss
             update.put_scalars(storage, scalars, weight, prefix)
 
     # Implementation.
