@@ -445,6 +445,7 @@ class NextToken(nn.Module):
     def __init__(self, step: int, shifts: bool) -> None:
         super().__init__()
         self.scale, self.step, self.shifts = nn.Parameter(torch.tensor(3.0)), step, shifts
+        self.loss_type = "ForCausalLM" if shifts else None
 
     def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         scores = self.scale * F.one_hot((input_ids + self.step) % VOCABULARY, VOCABULARY).float()

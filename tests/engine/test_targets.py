@@ -6,7 +6,6 @@ all of them. B batch, L tokens, C classes. Everything is float64, so that 1e-6 i
 
 import copy
 import functools
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from trainwright import Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError
 from trainwright.data import ColumnDataset
 from trainwright.engine import EagerTrainer
-from trainwright.engine.targets import targets_of_criterion
+from trainwright.engine.targets import Targets, declared_targets, targets_of_criterion
 from trainwright.parallel.dist import get_rank, get_world_size
 
 CLASSES = 5
@@ -74,6 +73,8 @@ class Scores(nn.Module):
 class NextToken(Scores):
     """A causal language model: the score at a token is compared with the label of the next one."""
 
+    loss_type = "ForCausalLM"
+
     def forward(self, inputs: Tensor, labels: Tensor | None = None) -> Any:  # type: ignore[override]
         logits_BLC = self.body(inputs)
         assert labels is not None
@@ -83,6 +84,8 @@ class NextToken(Scores):
 
 class OwnMethod(Scores):
     """The same in two methods."""
+
+    loss_type = "ForCausalLM"
 
     def forward(self, inputs: Tensor) -> Any:
         return {"logits": self.body(inputs)}
@@ -122,7 +125,7 @@ class Shifted(Tagger):
 
 
 class Padded(Scores):
-    """Ignores its padding token, 0."""
+    """Ignores its padding token, 0, as only ``loss_ignores`` can say."""
 
     def forward(self, inputs: Tensor, labels: Tensor | None = None) -> Any:  # type: ignore[override]
         assert labels is not None
@@ -131,8 +134,27 @@ class Padded(Scores):
         return {"loss": loss, "logits": logits_BLC}
 
 
+class TwoIgnored(Scores):
+    """A mean over the labels that are neither 0 nor -100."""
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> Any:  # type: ignore[override]
+        scores, labels = self.body(inputs).flatten(0, 1), labels.flatten()
+        counts = (labels != 0) & (labels != IGNORED)
+        return {"loss": F.cross_entropy(scores[counts], labels[counts])}
+
+
+class PerSampleMean(Scores):
+    """A mean over samples of the mean over each one's labels."""
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> Any:  # type: ignore[override]
+        each = F.cross_entropy(self.body(inputs).transpose(1, 2), labels, reduction="none").sum(1)
+        return {"loss": (each / (labels != IGNORED).sum(1).clamp(min=1)).mean()}
+
+
 class ByItems(Scores):
     """Returns the loss alone; its mean is over the number that it is given, as models of transformers do."""
+
+    loss_type = "ForCausalLM"
 
     def forward(self, inputs: Tensor, labels: Tensor, num_items_in_batch: Any = None) -> Any:  # type: ignore[override]
         logits_BLC = self.body(inputs)[:, :-1]
@@ -193,7 +215,9 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tokens], dict[str, 
     "labels of another name": (OtherName, lambda: Tokens(name="token_labels"), {}),
     "labels of a name that is set": (NamedBySetting, lambda: Tokens(name="tags"), {"label_names": ["tags"]}),
     "labels that are shifted": (Shifted, lambda: Tokens(name="shift_labels"), {}),
-    "padding is ignored": (Padded, lambda: Tokens(0), {}),
+    "padding is ignored": (Padded, lambda: Tokens(0), {"loss_ignores": 0}),
+    "two classes are ignored": (TwoIgnored, lambda: Tokens(0), {"loss_ignores": [0, IGNORED]}),
+    "samples are declared": (PerSampleMean, Tokens, {"loss_ignores": None}),
     "number of items": (ByItems, Tokens, {}),
     "ignored pixels": (Scores, lambda: Tokens(3, is_pair=True), {"loss": nn.CrossEntropyLoss(ignore_index=3)}),
     "class weights": (Scores, lambda: Tokens(is_pair=True), {"loss": nn.CrossEntropyLoss(weight=WEIGHTS)}),
@@ -242,10 +266,11 @@ def trained(kind: str, batch_size: int, accumulation: int, folder: str) -> tuple
     model, (_, make_data, options) = model_of(kind), dict(KINDS)[kind]
     options = copy.copy(options)
     make, names = options.pop("kind", Trainer), options.pop("label_names", None)
+    ignores = options.pop("loss_ignores", "declared")
     config = quiet(
         Path(folder), num_epochs=1, batch_size=batch_size, gradient_accumulation_steps=accumulation, optimizer="SGD",
         learning_rate=0.5, dataloader_shuffle=False, dataloader_drop_last=False, metrics=[], eval_strategy="no",
-        save_enabled=False, label_names=names,
+        save_enabled=False, label_names=names, loss_ignores=ignores,
     )  # fmt: skip
     trainer = make(model, config, make_data(), **options)
     trainer.train()
@@ -288,13 +313,18 @@ def test_processes_give_the_update_of_one_batch(world_size: int, tmp_path: Path)
 def eager(kind: str, parts: list[list[int]]) -> tuple[list[list[float]], float]:
     model, data = model_of(kind), KINDS[kind][1]()
     trainer = EagerTrainer(
-        model, [data.batch(*part) for part in parts], torch.optim.SGD(model.parameters(), lr=0.5), len(parts)
+        model,
+        [data.batch(*part) for part in parts],
+        torch.optim.SGD(model.parameters(), lr=0.5),
+        len(parts),
+        loss_ignores=KINDS[kind][2].get("loss_ignores", "declared"),
     )
     trainer.train(0, 1)
     return weights_of(model), trainer.storage.history("total_loss").latest()
 
 
 NAMED = ["next tokens", "tags", "labels of another name", "padding is ignored", "number of items", "samples"]
+NAMED += ["two classes are ignored", "samples are declared"]
 NAMED += ["number that the model returns", "whole number that the model returns"]
 
 
@@ -334,7 +364,7 @@ def test_a_count_for_some_micro_batches_only_is_refused(given: tuple[bool, bool]
             return outputs if next(left) else {"loss": outputs["loss"]}
 
     model = Sometimes()
-    with pytest.raises(ConfigError, match=r"'num_tokens' for some micro-batches of an update only"):
+    with pytest.raises(ConfigError, match=r"'num_tokens' for some batches only"):
         EagerTrainer(model, [Tokens().batch(), Tokens().batch()], sgd(model), 2).train(0, 1)
 
 
@@ -395,28 +425,6 @@ def test_gradients_are_clipped_after_the_targets_have_divided_them() -> None:
     trainer.train(0, 1)
     assert weights_of(ours)[0] == pytest.approx(weights_of(theirs)[0], rel=1e-6)
     assert trainer.storage.history("grad_norm").latest() == pytest.approx(norm.item())
-
-
-class OnlyScores(Scores):
-    def forward(self, inputs: Tensor) -> Any:
-        return {"logits": self.body(inputs)}
-
-
-def focal(scores: Tensor, labels: Tensor) -> Tensor:
-    each = F.cross_entropy(scores.flatten(0, 1), labels.flatten(), reduction="none")
-    return (each * (1 - torch.exp(-each))).sum() / (labels != IGNORED).sum()
-
-
-@pytest.mark.parametrize(("model", "loss", "named"), [(Alone, None, "Alone"), (OnlyScores, focal, "focal")])
-def test_a_loss_of_either_kind_is_named_with_what_can_be_done(
-    model: type[nn.Module], loss: Any, named: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    settings: dict[str, Any] = {"gradient_accumulation_steps": 2, "batch_size": 4, "metrics": [], "num_epochs": 1}
-    with caplog.at_level(logging.WARNING, logger="trainwright"):
-        Trainer(model(), TrainingConfig(output_dir=tmp_path, **settings), Tokens(), loss=loss).train()
-    (text,) = [record.getMessage() for record in caplog.records if "cannot be counted" in record.getMessage()]
-    assert f"The loss of {named} " in text
-    assert ("beside its loss" in text) is (loss is None)
 
 
 def test_batches_without_a_target_have_no_part_in_a_loss_that_returns_no_scores(tmp_path: Path) -> None:
@@ -487,7 +495,112 @@ class PerSample(nn.CrossEntropyLoss):
         return F.cross_entropy(scores, labels, reduction="sum", ignore_index=IGNORED) / len(scores)
 
 
-def test_losses_with_another_formula_are_not_counted_as_those_of_torch() -> None:
-    assert targets_of_criterion(nn.CrossEntropyLoss()) is not None
-    assert targets_of_criterion(PerSample()) is None
+def test_losses_with_another_formula_declare_nothing() -> None:
+    assert targets_of_criterion(nn.CrossEntropyLoss(ignore_index=3)) == Targets((3,))
+    assert targets_of_criterion(functools.partial(F.nll_loss, ignore_index=3)) == Targets((3,))
+    assert targets_of_criterion(PerSample(ignore_index=3)) == Targets()  # the rule where nothing is declared
+    assert targets_of_criterion(lambda scores, labels: scores.mean()) == Targets()
     assert targets_of_criterion(functools.partial(F.cross_entropy, reduction="sum")) is None
+    assert targets_of_criterion(nn.MSELoss()) is None
+    assert targets_of_criterion(F.ctc_loss) is None
+
+
+def tiny(kind: str, **settings: Any) -> Any:
+    """A small model of transformers."""
+    import transformers
+
+    sizes = {"vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config, others = {
+        "Bert": ("BertConfig", {**sizes, "intermediate_size": 8}),
+        "GPT2": ("GPT2Config", {"vocab_size": 11, "n_embd": 8, "n_layer": 1, "n_head": 2}),
+        "T5": ("T5Config", {"vocab_size": 11, "d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0}),
+        "Llama": ("LlamaConfig", {**sizes, "intermediate_size": 8}),
+        "Segformer": (
+            "SegformerConfig",
+            {"hidden_sizes": [4] * 4, "depths": [1] * 4, "num_attention_heads": [1] * 4, "decoder_hidden_size": 4},
+        ),
+        "Wav2Vec2": (
+            "Wav2Vec2Config",
+            {**sizes, "intermediate_size": 8, "conv_dim": [4], "conv_kernel": [4], "conv_stride": [2],
+             "num_conv_pos_embedding_groups": 2, "ctc_loss_reduction": "mean", "feat_extract_norm": "layer"},
+        ),
+    }[next(name for name in ("Bert", "GPT2", "T5", "Llama", "Segformer", "Wav2Vec2") if kind.startswith(name))]  # fmt: skip
+    made = getattr(transformers, config)(**others, bos_token_id=1, eos_token_id=2, pad_token_id=0, **settings)
+    torch.manual_seed(0)
+    return getattr(transformers, kind)(made).double().eval()
+
+
+def texts(labels: Tensor) -> dict[str, Tensor]:
+    return {"input_ids": torch.randint(11, (8, 7), generator=torch.Generator().manual_seed(1)), "labels": labels}
+
+
+def batch_for(kind: str) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    if kind.startswith("Segformer"):
+        classes = torch.randint(2, (8, 32, 32), generator=generator)
+        classes[:6, :30] = 255
+        return {"pixel_values": torch.rand(8, 3, 32, 32, generator=generator).double(), "labels": classes}
+    if kind.startswith("Wav2Vec2"):
+        labels = Tokens().labels[:, :4].clone()
+        labels[:, 0] = 3
+        return {"input_values": torch.rand(8, 64, generator=generator).double(), "labels": labels}
+    if kind.endswith("ForQuestionAnswering"):
+        ends = torch.randint(7, (2, 8), generator=generator)
+        return {"input_ids": texts(ends)["input_ids"], "start_positions": ends[0], "end_positions": ends[1]}
+    labels = Tokens().labels if "Classification" not in kind or "Token" in kind else torch.randint(2, (8,))
+    return texts(labels.clamp(max=1) if "Token" in kind else labels)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "GPT2LMHeadModel", "LlamaForCausalLM", "BertLMHeadModel", "BertForMaskedLM", "BertForTokenClassification",
+        "BertForSequenceClassification", "BertForQuestionAnswering", "T5ForConditionalGeneration",
+        "SegformerForSemanticSegmentation", "Wav2Vec2ForCTC",
+    ],
+)  # fmt: skip
+def test_what_the_losses_of_transformers_average_is_known(kind: str) -> None:
+    """The loss of a batch is the mean of those of its parts, weighted by what is declared."""
+    model, batch = tiny(kind, **({"is_decoder": True} if kind == "BertLMHeadModel" else {})), batch_for(kind)
+    targets = declared_targets(model)
+    parts = [{name: value[rows] for name, value in batch.items()} for rows in (slice(0, 3), slice(3, 8))]
+    weights = (
+        [len(part["labels"]) if targets is None else targets.count_in(part, ["labels"]) for part in parts]
+        if ("labels" in batch)
+        else [3, 5]
+    )
+    with torch.no_grad():
+        whole, *losses = (model(**one).loss.item() for one in (batch, *parts))
+    assert weights[0] / sum(weights) != pytest.approx(3 / 8) or targets is None or kind.endswith("Answering")
+    assert whole == pytest.approx(
+        sum(map(float.__mul__, losses, map(float, weights))) / sum(weights), rel=1e-6
+    )  # some compute it in float32
+
+
+def resumed_cases(folder: str) -> dict[str, tuple[list[list[float]], list[list[float]]]]:
+    """The weights of a run, and of one that was stopped and resumed, on the processes that call this."""
+    data = [{"inputs": one["inputs"], "labels": one["labels"]} for one in [*Tokens(), *Tokens()] * 5]
+
+    def trained(name: str, model: type[nn.Module], **settings: Any) -> list[list[float]]:
+        torch.manual_seed(0)
+        config = quiet(
+            Path(folder) / name, num_epochs=2, batch_size=6, optimizer={"name_": "SGD", "momentum": 0.9},
+            learning_rate=0.05, metrics=[], eval_strategy="no", save_steps=3, save_enabled=True,
+            resume_from_checkpoint=True, **settings,
+        )  # fmt: skip
+        made = model().float()
+        Trainer(made, config, data).train()
+        return weights_of(made)
+
+    found = {}
+    for name, model in {"labels": Alone, "tokens": Says, "next tokens": NextToken}.items():
+        whole = trained(f"{name}-whole", model)
+        trained(f"{name}-stopped", model, max_steps=3)
+        found[name] = (whole, trained(f"{name}-stopped", model))
+    return found
+
+
+def test_a_run_of_two_processes_that_is_resumed_is_the_whole_one_bit_for_bit(tmp_path: Path) -> None:
+    for found in on_ranks(resumed_cases, str(tmp_path), timeout=180):
+        for name, (whole, resumed) in found.items():
+            assert whole == resumed, name

@@ -326,6 +326,14 @@ class TrainingConfig(CheckedConfig):
         "Steps between two steps of lr_scheduler; a share: of all steps; None: one step after each epoch. Not for"
         " ReduceLROnPlateau, nor for lr_scheduler_type.",
     )
+    loss_ignores: types.LossIgnores = setting(
+        "declared", "learning",
+        "What the mean loss of a batch leaves out, so that an update, several processes and an evaluation average it"
+        " over what it has in: a class of the labels, several, or None: samples count alike. 'declared': as the"
+        " criterion of torch (its ignore_index and class weights) or the loss_type of the model says; else integer"
+        " labels count without those of -100. The num_tokens that a model returns come first.",
+        place="train.loss_ignores",
+    )
     non_finite: types.NonFinite = setting(
         "stop", "learning", "What to do if a loss or the gradients become NaN or infinite.",
         place="train.non_finite",

@@ -261,6 +261,10 @@ MatmulPrecision = Literal["highest", "high", "medium"] | None
 PipelineSchedule = Literal["GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"]
 ZeroStage = Annotated[int, Field(ge=0, le=3), Allowed("0, 1, 2 or 3")]
 NonFinite = Literal["stop", "skip", "warn"]
+LossIgnores = Annotated[
+    Annotated[int, _Whole] | list[Annotated[int, _Whole]] | Literal["declared"] | None,
+    Allowed("a class, a list of classes, None (samples count), or 'declared'"),
+]
 _TorchSchedule = Annotated[dict[str, Any], Allowed('{"name_": one of torch\'s, ...}')]
 LRSchedulerKind = WarmupSchedule | _TorchSchedule | None
 _TASKS: dict[str, Any] = {"type": "string", "enum": TaskType.words()}

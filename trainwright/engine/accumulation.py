@@ -5,7 +5,7 @@ which micro-batches form an update, ``Step`` runs them.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -20,7 +20,7 @@ from trainwright.config.errors import ConfigError
 from trainwright.data.batch import count_samples
 from trainwright.engine.loss_fn import TOKENS as TOKENS
 from trainwright.engine.loss_fn import sum_losses, without_empty_mean
-from trainwright.engine.targets import TargetCounter, Targets
+from trainwright.engine.targets import TargetCounter
 from trainwright.events.media import wide_dtype
 from trainwright.models.outputs import named_outputs, scalars_of
 from trainwright.optim.named import each_optimizer
@@ -49,75 +49,106 @@ class AllGroups:
 class WindowMean:
     """Weights the micro-batches of a window, so that their gradients add up to those of the mean over all its targets.
 
-    For each window: ``begin``, for each micro-batch ``share`` and the backward pass of its result, then ``finish``.
-    The targets are those of all data ranks. What a micro-batch weighs is its ``num_tokens``, if the model returns them,
-    the targets that the :class:`TargetCounter` counts, or its samples.
+    For each window: ``begin``, and for each micro-batch ``share``, whose result is differentiated. The targets are
+    those of all data ranks. Where they count, the window is read before its first forward pass, and the ranks sum their
+    weights while it runs; where a plan knows the samples, nothing is read ahead. Only what the model itself counts, its
+    ``num_tokens``, is known later: the gradients are then multiplied by ``factor`` at the window's end.
 
     Args:
-        count: returns the samples of a batch, 0 for a padding batch or if unknown; by default what the batch shows.
-        count_all: of several processes: the samples of all of them in the window that starts; 0: unknown.
+        count: returns the samples of the batch that was read last; 0 for a padding batch.
+        count_all: the samples of all ranks in the window that starts; 0: unknown.
         num_ranks: the data ranks that take part, whose gradients are averaged; None: this process alone.
         device: of the computation; None: that of the weights.
-        is_staged: the batches of a window are read, and announced by ``read``, before the first loss is known.
+        is_staged: the model is cut into pipeline stages, and all batches of a window are read before it runs.
+        has_loss: False on a stage that computes no loss.
 
     Attributes:
         weights: of the window's micro-batches so far: numbers, or tensors on the device.
         latest_samples: the samples of the latest weighted micro-batch.
+        is_by_tokens: whether micro-batches weigh by the ``num_tokens`` that the model returns.
     """
 
     def __init__(
         self,
-        optimizer: Optimizer | AllGroups,
-        differentiate: Callable[..., None] = Tensor.backward,
         *,
         targets: TargetCounter,
         count: Callable[[Any], int] | None = None,
-        count_all: Callable[[], int] | None = None,
+        count_all: Callable[[], int] = lambda: 0,
         num_ranks: int | None = None,
         device: torch.device | None = None,
         is_staged: bool = False,
+        has_loss: bool = True,
     ) -> None:
-        self._optimizer, self._differentiate, self.counter = optimizer, differentiate, targets
-        self._is_alone, self._num_ranks, self._is_staged = num_ranks is None, num_ranks or 1, is_staged
-        self._count = count or (count_samples if num_ranks is None else partial(count_samples, unknown=1))
-        self._count_all, self._device = count_all, device
-        self._length, self._is_over = 1, not self._is_alone
-        self._expected = 0.0  # the weight of all ranks in the window, as far as it is known before its end
-        self._total: tuple[Tensor, Any] | None = None  # of all ranks, and the exchange to wait for
+        self.counter = targets
+        self._is_alone, self._num_ranks, self._device = num_ranks is None, num_ranks or 1, device
+        self._is_staged, self._has_loss = is_staged, has_loss
+        self._count = count or partial(count_samples, unknown=1)
+        self._count_all = count_all
+        self._length, self._is_open = 1, False
+        self._window: list[Any] = []  # the batches that are read, until they are weighed
+        self._samples = deque[int]()  # of the batches that are read and not shared yet,
+        self._weights = deque[Any]()  # and what they weigh
+        self._sum: Any = None  # the weight of the window on all ranks
+        self._exchange: Any = None  # to wait for before `_sum` is used
+        self._planned: int | None = None  # the samples of the window on all ranks, if they are known
         self._outputs: Any = None
         self._num_tokens: Any = None
-        self._is_by_tokens = False
-        self._read = deque[int]()
-        self._divisors: list[Any] | None = None  # on a stage without the loss, whose `weights` are those of its metrics
         self.weights: list[Any] = []
         self.latest_samples = 0
-        self.is_divided_later = False  # whether `finish` divides the gradients by the weight of all ranks
+        self.is_by_tokens = False
 
-    def begin(self, length: int) -> None:
-        """Start a window of ``length`` micro-batches, which form one update."""
-        self._length, self._is_over, self.is_divided_later, self._is_by_tokens = length, False, False, False
-        self._divisors = self._total = None
-        self._expected = 0 if self._is_alone or self._count_all is None else self._count_all()
-        self._outputs, self.weights = None, []
-        self._read.clear()
+    def begin(self, length: int, read: Callable[[], Any]) -> Callable[[], Any]:
+        """Start a window of ``length`` micro-batches, which form one update; returns what gives its batches."""
+        self._length, self._is_open, self._exchange, self.weights, self._window = length, True, None, [], []
+        self._samples.clear()
+        self._weights.clear()
+        self._sum = self._planned = None
+        if self.counter.targets is None:
+            self._planned = self._count_all() or None
+        if not self._is_staged and (
+            self.is_by_tokens or (self.counter.is_decided and self._planned) or (self._is_alone and length == 1)
+        ):
+            self._sum = self._planned
+            return read
+        window = deque(self._counted(read) for _ in range(length))
+        if self._has_loss and not self.is_by_tokens:
+            self._window = [*window]
+            if self.counter.is_decided:
+                self._weigh()
+        return window.popleft
 
-    def continue_window(self, other: "WindowMean") -> None:
-        """Continue where another one of the same run is in its window."""
-        names = {"_length", "_is_over", "_expected", "_num_tokens", "_is_by_tokens", "_read", "weights", "_total"}
-        names.add("is_divided_later")
-        vars(self).update({name: value for name, value in vars(other).items() if name in names})
+    def _counted(self, read: Callable[[], Any]) -> Any:
+        batch = read()
+        self._samples.append(self._count(batch))
+        return batch
 
-    @property
-    def has_weighed(self) -> bool:
-        """Whether it is known by what micro-batches are weighted: their tokens, or what the first one has decided."""
-        return self.counter.is_decided or bool(self.weights)
+    def _weigh(self) -> None:
+        """Find what each micro-batch of the window weighs, and start to sum it over the ranks."""
+        window, self._window = self._window, []
+        self._weights.extend(map(self.counter.count, window, self._samples))
+        if self.counter.targets is None and self._planned:
+            self._sum = self._planned
+        else:
+            self._start_sum(self._weights)
 
-    def read(self, batch: Any) -> None:
-        """Count a batch that is weighted later."""
-        self._read.append(self._count(batch))
+    def _start_sum(self, weights: Collection[Any]) -> None:
+        if self._num_ranks == 1:
+            self._sum = sum(weights)
+            return
+        self._sum = _summed(weights, self._device)
+        self._exchange = start_sum_over_data(self._sum)
+
+    def _sum_of_ranks(self) -> Any:
+        """The weight of the window on all ranks: a number, or a tensor on a device that is not the CPU."""
+        if self._exchange is not None:
+            self._exchange.wait()
+            self._exchange = None
+            if self._sum.device.type == "cpu" and simulation() is None:
+                self._sum = self._sum.item()
+        return self._sum
 
     def record(self, outputs: Any) -> None:
-        """Record the model's outputs for the micro-batch of the next ``backward`` or ``share``."""
+        """Record the model's outputs for the micro-batch of the next ``share``."""
         if not self.counter.is_decided:
             self._outputs = outputs
         named = None if isinstance(outputs, Tensor) else outputs if type(outputs) is dict else named_outputs(outputs)
@@ -129,135 +160,80 @@ class WindowMean:
         self.record(outputs)
         return self.share(loss, batch)
 
-    def backward(self, loss: Tensor, batch: Any) -> None:
-        """Backward pass of a micro-batch's share; the gradients are complete after the last one of the window."""
-        self._differentiate(self.share(loss, batch))
-        if len(self.weights) == self._length and not self._is_staged:
-            self.finish()
-
     def share(self, loss: Tensor, batch: Any) -> Tensor:
         """The part of the update's loss that a micro-batch's mean loss contributes: the tensor to differentiate."""
-        if self._is_over:  # batches that a user's own loop reads
-            self._length, self._expected, self._is_over, self.weights = 1, 0, False, []
-        self._total = None
         tokens, self._num_tokens = self._num_tokens, None
-        if self._is_alone and self._length == 1 and tokens is None:
+        if not self._is_open:  # a batch that a user's own loop reads is a window
+            self.begin(1, lambda: batch)
+        if tokens is None and self._is_alone and self._length == 1:
             return loss
-        self.weights.append(self._weight(loss, batch, tokens))
-        self.is_divided_later = tokens is not None or (
-            not self._is_alone and (not self._expected or self.counter.targets is not None)
-        )
-        if len(self.weights) == self._length:
-            if self.is_divided_later and not self._is_staged:
-                self._start_total()  # the ranks exchange it during the last backward pass
-            elif self._is_alone and not self.is_divided_later:
-                self._scale_to_total()
-        return self.share_again(loss)
-
-    def _weight(self, loss: Tensor, batch: Any, tokens: Any) -> Any:
-        """What a micro-batch weighs: its ``tokens``, if they are not None, its targets or its samples."""
-        samples = self.latest_samples = self._read.popleft() if self._read else self._count(batch)
-        if self.weights and self._is_by_tokens is (tokens is None):
+        if self.counter.is_decided and self.is_by_tokens is (tokens is None):
             raise ConfigError(
-                f"The model returns {TOKENS!r} for some micro-batches of an update only; it must return it for each, or"
-                " for none."
+                f"The model returns {TOKENS!r} for some batches only; in training it must return it for each, or for"
+                " none."
             )
-        if tokens is not None:
-            self._expected, self._is_by_tokens = 0, True
-            return _as_count(tokens if samples or self._is_alone else 0, loss.device)
         if not self.counter.is_decided:
-            self.counter.decide(self._outputs, batch, loss, samples)
+            self.counter.decide(self._outputs, batch)
             self._outputs = None
-        if self._is_alone and not samples:  # an unknown number is assumed to equal that of the first micro-batch
-            first = self.weights[0] if self.weights else 1
-            samples = 1 if isinstance(first, Tensor) else first or 1
-        return self.counter.count(batch, samples)
+        self.is_by_tokens = tokens is not None
+        if self._window and not self.is_by_tokens:
+            self._weigh()
+        samples = self.latest_samples = self._samples.popleft() if self._samples else self._count(batch)
+        if tokens is not None:
+            self.weights.append(_as_count(tokens if samples or self._is_alone else 0, loss.device))
+            if len(self.weights) == self._length and not self._is_staged:
+                self._start_sum(self.weights)  # the ranks exchange it during the last backward pass
+        else:
+            self.weights.append(self._weights.popleft() if self._weights else samples)
+        return self.share_again(loss)
 
     def share_again(self, loss: Tensor) -> Tensor:
         """The share of another loss of the last weighted micro-batch."""
         if not self.weights:
             return loss
-        weight = self.weights[-1]
-        if self._is_alone and not self.is_divided_later:
-            is_known = len(self.weights) == self._length
-            return _share(loss, weight, sum(self.weights) if is_known else self._length * _or_one(self.weights[0]))
-        expected = self._expected_of_all()
-        if not isinstance(weight, Tensor) and weight * self._num_ranks == expected:
-            return loss
-        return _times(loss, weight if expected == self._num_ranks else weight * self._num_ranks / expected)
-
-    @property
-    def known_targets(self) -> Targets | None:
-        """Those by which the micro-batches are weighted, if they are."""
-        return None if self._is_by_tokens else self.counter.targets
-
-    def _expected_of_all(self) -> float:
-        """A number near the weight of all ranks in the window, the same on all of them."""
-        found = None if self._is_by_tokens else self.counter.targets  # not the property: a call in each step
-        return (self._expected or self._num_ranks) * (1.0 if found is None else found.per_sample)
+        if self.is_by_tokens:
+            return _times(loss, self.weights[-1])
+        # Data parallelism divides the sum over the ranks by their number.
+        return _share(loss, self.weights[-1] * self._num_ranks, self._sum_of_ranks())
 
     def watch(self, model: nn.Module) -> RemovableHandle:
         """Record each output of ``model`` in training, for a loss that the user's code computes."""
         return model.register_forward_hook(lambda module, _, outputs: self.record(outputs) if module.training else None)
 
-    def _scale_to_total(self) -> None:
-        """The weight of the window is known now, before the last backward pass, which synchronizes."""
-        expected, total = self._length * _or_one(self.weights[0]), sum(self.weights)
-        if isinstance(total, Tensor):
-            scale_gradients(self._optimizer, expected / _or_one(total))
-        elif total not in (0, expected):
-            scale_gradients(self._optimizer, expected / total)
-
-    def _start_total(self) -> tuple[Tensor, Any]:
-        weights = self.weights if self._divisors is None else self._divisors
-        device = self._device or weights[0].device
-        wide = wide_dtype(device)
-        if len(weights) == 1 and not isinstance(weights[0], Tensor):
-            total = torch.full((), weights[0], dtype=wide, device=device)
-        else:
-            total = torch.stack([torch.as_tensor(weight, dtype=wide, device=device) for weight in weights]).sum()
-        self._total = found = total, start_sum_over_data(total) if self._num_ranks > 1 else None
-        return found
-
-    def factor(self) -> Tensor | None:
+    def factor(self) -> float | Tensor | None:
         """The factor of the gradients at the window's end, a tensor on the device; None if they need no scaling."""
-        if not self.is_divided_later:
+        if not self.is_by_tokens or not self.weights:
             return None
-        total, exchange = self._total or self._start_total()
-        if exchange is not None:
-            exchange.wait()
-            self._total = total, None
-        # Data parallelism divides the sum over the ranks by their number.
-        expected = self._expected_of_all()
-        has_value = total.device.type == "cpu" and simulation() is None
-        if has_value and (total.item() or 1) == expected:  # as for classes without ignored labels
-            return None
-        factor: Tensor = expected / _or_one(total)
-        return factor
+        if self._sum is None:  # on a pipeline stage
+            self._start_sum(self.weights)
+        total = self._sum_of_ranks()
+        factor = self._num_ranks / _or_one(total)
+        return None if not isinstance(factor, Tensor) and factor == 1 else factor
 
-    def finish(self) -> None:
-        """After the last micro-batch's backward pass: divide the gradients by the weight of all ranks."""
-        if self.is_divided_later:
-            factor = self.factor()
-            if factor is not None:
-                scale_gradients(self._optimizer, factor)
-            self.is_divided_later = False  # divided now
-        self._is_over = not self._is_alone
+    def finish(self, groups: AllGroups) -> None:
+        """Once after the window's last backward pass: multiply the gradients by ``factor``."""
+        factor = self.factor() if self._is_open else None
+        if factor is not None:
+            scale_gradients(groups, factor)
+        self._is_open = False
 
-    def count_targets(self, targets: Targets, batches: Sequence[Any]) -> None:
-        """On a stage without the loss: count the targets of the window's batches, as the last stage does."""
-        self.counter.targets, self.counter.is_decided, self.is_divided_later = targets, True, True
-        self._divisors = [self.counter.count(batch, n) for batch, n in zip(batches, self._read, strict=True)]
+    def forget(self) -> None:
+        """Find out again what micro-batches weigh: the loss has changed."""
+        self.is_by_tokens = False
+        self.counter.forget()
 
     def receive(self, weights: Tensor | None, *, is_by_tokens: bool) -> None:
-        """The weights of the window's micro-batches, on a stage without the loss; None: their samples, or targets."""
-        if self._divisors is None:
-            self.is_divided_later = weights is not None or not self._expected
-        if is_by_tokens:
-            self._expected, self._is_by_tokens = 0, True
-        self.weights = [*self._read] if weights is None else [*weights.unbind()]
-        if self._divisors is not None:
-            self.weights = self._divisors
+        """The weights of the window's micro-batches, on a stage without the loss; None: their samples."""
+        self.is_by_tokens = is_by_tokens
+        self.weights = [*self._samples] if weights is None else [*weights.unbind()]
+
+
+def _summed(weights: Collection[Any], device: torch.device | None) -> Tensor:
+    device = device or next(iter(weights)).device
+    wide = wide_dtype(device)
+    if not any(isinstance(weight, Tensor) for weight in weights):
+        return torch.full((), sum(weights), dtype=wide, device=device)
+    return torch.stack([torch.as_tensor(weight, dtype=wide, device=device) for weight in weights]).sum()
 
 
 def _or_one(weight: Any) -> Any:
@@ -267,8 +243,9 @@ def _or_one(weight: Any) -> Any:
 
 def _share(loss: Tensor, weight: Any, total: Any) -> Tensor:
     """The part of a mean that has ``weight`` of ``total``. The mean over no target is NaN; it must not contribute."""
-    if not isinstance(weight, Tensor):
-        return loss / (total / weight) if weight else _nothing(loss)
+    if not (isinstance(weight, Tensor) or isinstance(total, Tensor)):
+        return _nothing(loss) if not weight else loss if weight == total else loss / (total / weight)
+    weight = torch.as_tensor(weight, device=total.device)
     return torch.where(weight > 0, loss / (_or_one(total) / _or_one(weight)), 0.0)
 
 

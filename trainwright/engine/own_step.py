@@ -155,7 +155,7 @@ class OwnStep(HookBase):
         own = each_optimizer(self._run.optimizer)
         others = [part for part in extra_optimizers(self._run.trainer).values() if isinstance(part, Optimizer)]
         check_replaced(self._run.model, {type(one).__name__: one for one in others})
-        finish = lambda: self._run.update.mean.finish()  # noqa: E731  # of the current update
+        finish = lambda: self._run.update.finish_window()  # noqa: E731  # of the current update
         sync = lambda: self._run.update.sync  # noqa: E731
         is_ours = lambda: self._run.update.is_stepping  # noqa: E731
         self._averaged = [average_before_own_steps(one, is_ours, finish, sync) for one in (*own, *others)]
@@ -215,12 +215,12 @@ class OwnStep(HookBase):
         part.is_ready = True
         if part.has_stepped:  # stepped before in this update
             self._update_scale()
-        factor = update.mean.factor()
-        if factor is not None:
-            scale_gradients(part.optimizer, factor)
         if get_world_size() > 1:
             average_gradients(part.parameters())
             share_buffers_next(update.sync)
+        factor = update.mean.factor()
+        if factor is not None:
+            scale_gradients(part.optimizer, factor)
         if update.grad_scaler is not None and part.has_gradients():
             update.grad_scaler.unscale_(part.optimizer)
 

@@ -18,7 +18,6 @@ from torch.utils.data import RandomSampler
 from trainwright.config.errors import ConfigError
 from trainwright.engine.accumulation import TOKENS
 from trainwright.engine.step import Step
-from trainwright.engine.targets import Targets
 from trainwright.events.media import wide_dtype
 from trainwright.parallel.dist import all_gather_object, gather_over_pipeline
 from trainwright.parallel.pipeline import Pipeline
@@ -29,7 +28,7 @@ class Logged(NamedTuple):
 
     names: tuple[str, ...]  # on a stage without the loss, of the loss alone
     is_by_tokens: bool  # whether losses are weighted by tokens, which the other stages need to divide gradients
-    targets: Targets | None  # by which losses are weighted, if each stage can count them
+    is_by_samples: bool  # which each stage knows
 
 
 class PipelineStep(Step):
@@ -69,15 +68,14 @@ class PipelineStep(Step):
         phases, clock, update = self._phases, time.perf_counter, self.update
         length = self._begin_window()
         assert update.begin is not None, "the means of stages are weighted"
-        update.begin(length)
-        batches = list[Any]()
         start = clock()
+        read = update.begin(length, self._batches.next)
+        batches = list[Any]()
         for left in range(length - 1, -1, -1):
             update.is_window_end = left == 0
-            batches.append(self._batches.next())
+            batches.append(read())
             if self._begin_batch is not None:
                 self._begin_batch(batches[-1])
-            update.mean.read(batches[-1])
         data_time = clock() - start
         phases.data += data_time
 
@@ -91,8 +89,6 @@ class PipelineStep(Step):
         if self._logged is None:
             self._agree(rows)
         assert self._logged is not None, "agreed"
-        if self._logged.targets is not None and not self._pipeline.is_last:
-            update.mean.count_targets(self._logged.targets, batches)
         if rows:
             self._check_rows(rows)
         is_shared, share = self._is_shared, self._share if self._is_shared else self._own
@@ -126,8 +122,8 @@ class PipelineStep(Step):
     def _agree(self, rows: list[dict[str, Any]]) -> None:
         """Learn what the last stage logs, and whether a process needs it after each window."""
         mean = self.update.mean
-        is_by_tokens = mean.is_divided_later and mean.known_targets is None
-        here = Logged(tuple(rows[0]) if rows else (self._loss_name,), is_by_tokens, mean.known_targets)
+        is_by_samples = not mean.is_by_tokens and mean.counter.targets is None
+        here = Logged(tuple(rows[0]) if rows else (self._loss_name,), mean.is_by_tokens, is_by_samples)
         self._logged = last = gather_over_pipeline(here)[self._pipeline.last_rank]
         needs = self._shows_each or self.after_batch is not None or self.update.record_loss is not None
         # Of all pipelines: where values are shared, all stages take part in the mean over all processes.
@@ -135,10 +131,9 @@ class PipelineStep(Step):
 
     def _check_rows(self, rows: list[dict[str, Any]]) -> None:
         assert self._logged is not None, "after the first window"
-        names, is_by_tokens, _ = self._logged
-        mean = self.update.mean
+        names = self._logged.names
         for row in rows:
-            if tuple(row) != names or (mean.is_divided_later and mean.known_targets is None) != is_by_tokens:
+            if tuple(row) != names:
                 raise ConfigError(
                     f"The model returned {', '.join(row)} after {', '.join(names)}. With a pipeline it must return"
                     " scalars of the same names for every batch."
@@ -156,15 +151,15 @@ class PipelineStep(Step):
         """The scalars of the window's micro-batches, on all stages. One message, without waiting for the device."""
         assert self._logged is not None, "after the first window"
         pipeline, mean, device = self._pipeline, self.update.mean, self._pipeline.device
-        names, is_by_tokens, _ = self._logged
+        names, is_by_tokens, is_by_samples = self._logged
         values = torch.zeros(length, 1 + len(names), dtype=wide_dtype(device), device=device)
         if pipeline.is_last:
-            by = mean.weights if is_by_tokens else [1] * length
+            by = [1] * length if is_by_samples else mean.weights
             columns = [by, *([row[name] for row in rows] for name in names)]
             values = torch.stack([_column(column, device) for column in columns], dim=1).to(values.dtype)
         pipeline.broadcast(values)
         if not pipeline.is_last:
-            mean.receive(values[:, 0] if is_by_tokens else None, is_by_tokens=TOKENS in names)
+            mean.receive(None if is_by_samples else values[:, 0], is_by_tokens=is_by_tokens)
         return [dict(zip(names, row[1:].unbind(), strict=True)) for row in values]
 
 
@@ -190,7 +185,8 @@ class Captured:
 def pipeline_settings(pipeline: Pipeline, grad_scaler: torch.amp.GradScaler | None, optimizer: Any) -> dict[str, Any]:
     """The arguments of :class:`~trainwright.engine.update.Update` for stages."""
     pipeline.tied.check_settings(optimizer.param_groups)
-    return {"differentiate": Captured(grad_scaler, pipeline.device), "is_staged": True}
+    captured = Captured(grad_scaler, pipeline.device)
+    return {"differentiate": captured, "is_staged": True, "has_loss": pipeline.is_last}
 
 
 @contextmanager

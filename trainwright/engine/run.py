@@ -379,6 +379,14 @@ class TrainerRun(Run):
     criterion: Any = None
     state: TrainerState
 
+    def declared_criterion(self, own_loss: Any) -> Any:
+        """The criterion, which says what a loss averages; None if ``own_loss``, the model's, computes it instead.
+
+        A step or loss of the user's own may use it, if the user has set it.
+        """
+        is_own = self.overrides.has("train_step", "training_step", "compute_loss")
+        return None if own_loss is not None or (is_own and not self.config.is_set("loss")) else self.criterion
+
 
 def _check_graph(spec: RunSpec) -> None:
     if spec.graph:

@@ -29,6 +29,7 @@ class RunSpec:
         hardest_samples: the number of samples with the largest losses that each evaluation writes.
         overfit_batches: the number of batches that are trained and evaluated on, again and again.
         non_finite: what follows a loss or gradient that is NaN or infinite.
+        loss_ignores: the classes of labels that the mean loss leaves out; None: samples count alike.
     """
 
     api: Api
@@ -55,6 +56,7 @@ class RunSpec:
     log_throughput: bool
     deterministic: bool | Literal["warn"]
     non_finite: Literal["stop", "skip", "warn"]
+    loss_ignores: int | Sequence[int] | Literal["declared"] | None
 
     def batch_settings(self, batch_size: int, accumulation: int) -> dict[str, int]:
         """The settings of an update of ``accumulation`` micro-batches, by the names that the user gives them."""

@@ -20,8 +20,6 @@ from trainwright.engine.extra_parameters import (
     outside_state,
 )
 from trainwright.engine.loop import TrainerBase
-from trainwright.engine.targets import TargetCounter
-from trainwright.engine.update import Update
 from trainwright.hooks.callbacks.logs import EpochMean
 from trainwright.optim.named import NamedOptimizers
 from trainwright.parallel.dist import (
@@ -106,7 +104,6 @@ class TrainingState:
             "metrics": self._trainer.storage.state_dict(),
             "outside": outside_state(*self._trained()),
             "optimizers": extra_state(extra_optimizers(self._trainer), self._trained()[0]),
-            "targets": None if (counter := self._target_counter()) is None else counter.state_dict(),
         }
 
     def ranks_to_load(self, state: dict[str, Any], count: int) -> list[int]:
@@ -155,8 +152,6 @@ class TrainingState:
         self._load_outside()
         here, model, owner = extra_optimizers(self._trainer), self._trained()[0], type(self._trainer).__name__
         load_extra_state(state.get("optimizers", {}), here, model, owner)
-        if (targets := state.get("targets")) is not None and (counter := self._target_counter()) is not None:
-            counter.load_state_dict(targets)
         rows = {what: state["rank"].get(rank, {}) for what, rank in _sources(state["layout"]).items()}
         own = rows["hooks"].get("hooks", {})
         self._restore_hooks(
@@ -185,11 +180,6 @@ class TrainingState:
         batches = self._part("batches")
         # Before the first step a loader of torchdata would draw its order now.
         return batches.state() if isinstance(batches, Batches) and self._trainer.iterations_done else None
-
-    def _target_counter(self) -> TargetCounter | None:
-        """What decides how micro-batches weigh; None: a loop of the user's own."""
-        update = self._part("update")
-        return update.mean.counter if isinstance(update, Update) else None
 
     def _load_outside(self) -> None:
         if self._outside is not None:

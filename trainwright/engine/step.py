@@ -59,17 +59,18 @@ class Step:
     def run(self) -> None:
         """One update of the weights."""
         phases, clock = self._phases, time.perf_counter
-        length = self._begin_window()
+        length, read, start = self._begin_window(), self._batches.next, clock()
         if self.update.begin is not None:
-            self.update.begin(length)
+            read = self.update.begin(length, read)
         kept: list[Any] = []
         data_time = 0.0
         for left in range(length - 1, -1, -1):
             self.update.is_window_end, self.update.is_counted = left == 0, False
-            start = clock()
-            if kept and self._end_batch is not None:
-                self._end_batch()
-            self.update.batch = batch = self._batches.next()
+            if kept:
+                start = clock()
+                if self._end_batch is not None:
+                    self._end_batch()
+            self.update.batch = batch = read()
             if self._begin_batch is not None:
                 self._begin_batch(batch)
             fetched = clock()

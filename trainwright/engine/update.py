@@ -24,7 +24,7 @@ from trainwright.engine.accumulation import (
 )
 from trainwright.engine.extra_parameters import synchronized
 from trainwright.engine.gradient_sync import GradientSync, Replica, recording_together
-from trainwright.engine.targets import TargetCounter
+from trainwright.engine.targets import LossIgnores, TargetCounter
 from trainwright.events.media import wide_dtype
 from trainwright.events.phases import PhaseTimes
 from trainwright.events.storage import EventStorage, get_event_storage, has_event_storage
@@ -36,6 +36,8 @@ from trainwright.optim.skip import ScaledStep, SkipNonFinite
 from trainwright.parallel.dist import gather_over_data, get_averaging_size
 from trainwright.parallel.mesh import computing_device
 from trainwright.parallel.sharding import check_steps_of_parts
+
+Reader = Callable[[], Any]  # returns the next batch
 
 # Names of the trainer's own metrics.
 _OWN_NAMES = frozenset({"total_loss", "lr", "time", "data_time", "grad_norm", "skipped_update", "iteration"})
@@ -51,18 +53,20 @@ class Update:
         count: returns the number of samples of a batch, if it is not the size of its tensors.
         differentiate: the backward pass, if it is not torch's own.
         replica: what averages the gradients of several processes; None: one process.
-        count_all: with ``replica``: the samples of all processes in the window that starts; 0: unknown.
-        is_staged: the model is cut into pipeline stages, of which only the last one has losses. ``record_loss`` is then
-            called once for a window, not in each ``backward``.
+        count_all: the samples of all processes in the window that starts; 0: unknown.
+        is_staged: the model is cut into pipeline stages, of which only the last one ``has_loss``. ``record_loss`` is
+            then called once for a window, not in each ``backward``.
         criterion: returns the loss of outputs and labels, if the model computes none.
         label_names: the fields of a batch with the labels of the model's loss.
+        loss_ignores: the setting.
+        mean: weighs the micro-batches, if another update of the run has begun to.
 
     Attributes:
         is_window_end: whether the current micro-batch is the last of its window.
         is_counted: whether the share of the current batch in its window has been computed.
         closure: of an optimizer whose step needs one, such as LBFGS; the caller sets its ``recompute``.
         clip_only: clips without recording the norm.
-        begin: called with the length of the window that starts.
+        begin: called with the length of the window that starts and what reads a batch; returns what reads its batches.
         differentiate: the backward pass of a share, for steps that weight the loss by ``mean`` themselves.
         has_differentiated, has_finished: whether ``backward`` and ``finish``, or a step of the user's in their place,
             were called.
@@ -88,10 +92,13 @@ class Update:
         count: Callable[[Any], int] | None = None,
         differentiate: Callable[..., None] | None = None,
         replica: GradientSync | None = None,
-        count_all: Callable[[], int] | None = None,
+        count_all: Callable[[], int] = lambda: 0,
         is_staged: bool = False,
+        has_loss: bool = True,
         criterion: Callable[[], Any] = lambda: None,
         label_names: Sequence[str] | None = None,
+        loss_ignores: LossIgnores = "declared",
+        mean: WindowMean | None = None,
     ) -> None:
         self.is_window_end, self.batch = True, None
         self.is_prepared = self.is_stepping = False
@@ -119,19 +126,18 @@ class Update:
             differentiate, is_plain = self.closure.differentiate, False
         self.differentiate = differentiate
         self.groups = AllGroups(optimizer)
-        self.mean = WindowMean(
-            self.groups,
-            differentiate,
-            targets=TargetCounter(model, criterion, gather_over_data, label_names),
+        self.mean = mean or WindowMean(
+            targets=TargetCounter(model, criterion, gather_over_data, label_names, loss_ignores),
             count=count,
             count_all=count_all,
             num_ranks=None if replica is None else get_averaging_size(),
             device=self._device,
             is_staged=is_staged,
+            has_loss=has_loss,
         )
         self.record = self.mean.record if self.is_weighed else None
-        self.begin: Callable[[int], None] | None = self.mean.begin if self.is_weighed else None
-        self._add: Callable[[Tensor, Any], None] = self.mean.backward
+        self.begin: Callable[[int, Reader], Reader] | None = self.mean.begin if self.is_weighed else None
+        self._add: Callable[[Tensor, Any], None] = self._add_share
         if is_plain:
             self._add = lambda loss, _: loss.backward()  # type: ignore[no-untyped-call]
 
@@ -141,11 +147,13 @@ class Update:
     def _compose_step(self, optimizer: Optimizer, model: nn.Module, step: Callable[..., Any]) -> None:
         """Choose what ``finish`` does: preparations of the gradients, clipping, the step of the optimizer."""
         scaler, replica, norms = self.grad_scaler, self.sync, (self.max_norm, self.max_value)
-        self._preparations: list[Callable[[], None]] = [self.mean.finish] if self.is_weighed else []
+        self._preparations: list[Callable[[], None]] = []
         if replica is not None:
             if isinstance(replica, Replica):
                 replica.optimizer = self.groups
             self._preparations.append(synchronized(model, optimizer, replica.finish))
+        if self.is_weighed:  # after the average, which some backward passes compute themselves: one way of rounding
+            self._preparations.append(self.finish_window)
         self._step: Callable[[Tensor | None], object] | None = None  # of the gradients' norm; None: the plain step
         if self.closure is not None:
             self._step = partial(self.closure.step, step)
@@ -224,6 +232,13 @@ class Update:
             self.prepare()
         self.phases.backward += time.perf_counter() - start
 
+    def _add_share(self, loss: Tensor, batch: Any) -> None:
+        self.differentiate(self.mean.share(loss, batch))
+
+    def finish_window(self) -> None:
+        """Divide the gradients by the tokens of the window, if these are known after it only."""
+        self.mean.finish(self.groups)
+
     def prepare(self) -> None:
         """Average the gradients over all processes and unscale them; ``finish`` does this unless it is already done."""
         if not self.is_prepared:
@@ -234,7 +249,6 @@ class Update:
     def continue_window(self, other: "Update") -> None:
         """Continue the window of another update, whose optimizer was replaced."""
         self.is_window_end, self.batch = other.is_window_end, other.batch
-        self.mean.continue_window(other.mean)
 
     def release(self) -> None:
         """After an update of the user's own instead of ``finish``: the next update is prepared again."""
@@ -263,10 +277,9 @@ class Update:
         begin, add = self.begin, self._add
         record_loss = skip.record_loss if self.sync is None else recording_together(skip)
 
-        def begin_window(length: int) -> None:
+        def begin_window(length: int, read: Reader) -> Reader:
             skip.begin()
-            if begin is not None:
-                begin(length)
+            return read if begin is None else begin(length, read)
 
         def recorded_backward(loss: Tensor, batch: Any) -> None:
             record_loss(loss)

@@ -172,7 +172,7 @@ class CompiledStep:
                 if why is not None:
                     raise NotCapturable(why)
                 why_outside = reason_outside(optimizer)
-                is_weighed = self._mean is None or self._mean.has_weighed
+                is_weighed = self._mean is None or self._mean.counter.is_decided
                 if not is_weighed or (why_outside is None and not has_state(optimizer)):
                     raise NotReady
                 self._backend = _usable_backend(self._backend, optimizer.param_groups[0]["params"][0].device)

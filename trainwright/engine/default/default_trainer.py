@@ -277,6 +277,7 @@ class DefaultTrainer(RunMethods):
         settings: dict[str, Any] = {
             "grad_scaler": run.grad_scaler,
             "skip_non_finite": run.spec.non_finite == "skip",
+            "loss_ignores": run.spec.loss_ignores,
             "find_unused_parameters": run.spec.find_unused_parameters,
             "wraps_model": not self._has_own_step,
         }

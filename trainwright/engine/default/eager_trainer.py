@@ -26,13 +26,14 @@ from trainwright.engine.loss_fn import (
 from trainwright.engine.pipeline_step import PipelineStep, pipeline_settings, refuse_own_step
 from trainwright.engine.sequence_parts import sequence_parts
 from trainwright.engine.step import Step
+from trainwright.engine.targets import LossIgnores
 from trainwright.engine.update import Update, optimizer_calls
 from trainwright.events.storage import get_event_storage
 from trainwright.hooks.method_overrides import is_overridden, overridable
 from trainwright.models.eval_mode import set_training_mode
 from trainwright.models.outputs import scalars_of
 from trainwright.parallel.data_parallel import unwrap_model
-from trainwright.parallel.dist import get_data_parallel_size, get_world_size
+from trainwright.parallel.dist import get_data_parallel_size
 from trainwright.parallel.pipeline import pipeline_of
 
 _OWN_STEPS = ("run_step", "update")  # the gradients of a pipeline stage are not those of the model
@@ -47,8 +48,9 @@ class EagerTrainer(TrainerBase):
     ``clip_grad_norm_type`` (as :func:`~trainwright.optim.get_default_optimizer_params` writes them). Their norm before
     clipping is stored as ``grad_norm``. ``skip_non_finite``: skip updates whose loss or gradients are not finite.
 
-    The loss of an update is the mean over the samples of its micro-batches on all ranks, or, if the model's outputs
-    have ``num_tokens`` (the number of tokens that its losses average), the mean over their tokens. With several ranks
+    The loss of an update is the mean over the targets of its micro-batches on all ranks: the ``num_tokens`` that the
+    model returns, or what ``loss_ignores`` or its ``loss_type`` declares, or its labels that are integers and not -100,
+    or its samples (:func:`~trainwright.engine.targets.declared_targets`). With several ranks
     ``model`` is wrapped in torch's DistributedDataParallel (``wraps_model=False``: not wrapped, and gradients are
     averaged after the backward passes of an update); unused parameters are found in the first update
     (``find_unused_parameters``: some take part in some updates only).
@@ -71,6 +73,7 @@ class EagerTrainer(TrainerBase):
         skip_non_finite: bool = False,
         find_unused_parameters: bool = False,
         wraps_model: bool = True,
+        loss_ignores: LossIgnores = "declared",
     ) -> None:
         super().__init__()
         set_training_mode(model)
@@ -91,7 +94,7 @@ class EagerTrainer(TrainerBase):
         )
         sampler = getattr(data_loader, "batch_sampler", None)
         samples = None  # of each batch; None: unknown
-        if get_world_size() > 1 and isinstance(sampler, CyclicSampler):
+        if isinstance(sampler, CyclicSampler):
             samples = sampler.micro_batch_size
         in_window = (samples or 0) * get_data_parallel_size() * grad_acc_steps
         self._update = Update(
@@ -104,7 +107,8 @@ class EagerTrainer(TrainerBase):
             replica=self._replica,
             **stages,
             count=None if samples is None else lambda batch: samples,
-            count_all=None if samples is None else lambda: in_window,
+            count_all=lambda: in_window,
+            loss_ignores=loss_ignores,
         )
         if self._update.closure is not None:
             self._update.closure.recompute = lambda batch: self._train_micro_batch(self.model, batch)
@@ -226,7 +230,7 @@ class EagerTrainer(TrainerBase):
         if may_step and self._replica is not None and not self._has_own_steps_averaged:
             self._has_own_steps_averaged, update = True, self._update
             average_before_own_steps(
-                self.optimizer, lambda: update.is_stepping, update.mean.finish, lambda: update.sync
+                self.optimizer, lambda: update.is_stepping, update.finish_window, lambda: update.sync
             )
         return is_own
 

@@ -169,7 +169,7 @@ class Evaluation:
             scores = last if losses_of(last) is None else predictions_of(last)
             outputs = {} if scores is None else {"logits": scores}
         results, labelled = self._results, self.labelled(batch)
-        if results.comparison is None or not results.comparison.is_final:
+        if results.comparison is None:
             results.comparison = self._find_comparison(last, labelled, loss)
         # Before ``logits`` is replaced below: the weight belongs to the loss.
         results.loss_weight = results.comparison.loss_weight(outputs, labelled)
@@ -328,11 +328,15 @@ class Evaluation:
         return {**batch, "labels": labels} if isinstance(batch, Mapping) else (batch, labels)
 
     def _find_comparison(self, outputs: Any, inputs: Any, loss: Any) -> Comparison:
-        has_own_loss = self._has_own_loss(inputs, "train_step", "training_step", "compute_loss")
+        run, own_loss = self._run, used_loss(getattr(self._run.model, "compute_loss", None), inputs)
         return find_comparison(
-            self._run.model, outputs, inputs, loss,
-            criterion=self._run.criterion, has_own_loss=has_own_loss or losses_of(outputs) is not None,
-        )  # fmt: skip
+            run.model,
+            outputs,
+            inputs,
+            criterion=run.declared_criterion(own_loss),
+            has_own_loss=losses_of(outputs) is not None,
+            loss_ignores=run.spec.loss_ignores,
+        )
 
     def _has_own_loss(self, batch: Any, *methods: str) -> bool:
         own_loss = used_loss(getattr(self._run.model, "compute_loss", None), batch)

@@ -115,7 +115,7 @@ class TrainMetrics(HookBase):
         if scores is None or labels is None:
             self._turn_off("the model's output holds no scores" if scores is None else "the batch holds no labels")
             return
-        if self._comparison is None or not self._comparison.is_final:
+        if self._comparison is None:
             self._comparison = self._find_comparison(outputs, inputs, (step_logs or {}).get("step_loss"))
             if self._comparison.refusal is not None:
                 self._turn_off(self._comparison.refusal)

@@ -122,6 +122,7 @@ class TrainingStep:
         self.loss = BatchLoss(
             self.model, run.criterion, run.autocast, recorders=recorders, record_scalars=self._record_scalars
         )
+        self.update.mean.forget()
         if self.step is not None:
             self._choose(self.step, self.update.batch)
 
@@ -142,11 +143,13 @@ class TrainingStep:
             max_value=config.clip_grad_value,
             skip_non_finite=config.non_finite == "skip",
             grad_scaler=run.grad_scaler,
-            criterion=lambda: run.criterion if self.loss.own_loss is None else None,
+            criterion=lambda: run.declared_criterion(self.loss.own_loss),
             label_names=config.label_names,
-            count=self._samples_of_step if is_own else None,
+            loss_ignores=run.spec.loss_ignores,
+            count=(lambda _: self._samples_of(run.batches.done - 1)) if is_own else None,
             replica=placement.sync,
-            count_all=self._samples_of_window if is_own and placement.sync is not None else None,
+            count_all=self._samples_of_window if is_own else lambda: 0,
+            mean=None if before is None else before.mean,
             **settings,
         )
         if not self._overrides.has("run_step", "train_step", "optimization_step"):
@@ -353,9 +356,9 @@ class TrainingStep:
         if self._accelerator is not None:
             self._accelerator.sync_gradients = self.update.is_window_end
 
-    def _samples_of_step(self, batch: Any) -> int:
-        """This process's samples in the latest batch."""
-        step, plan = self._state.global_step - 1, self._state.plan
+    def _samples_of(self, step: int) -> int:
+        """This process's samples in the batch of a step."""
+        plan = self._state.plan
         if self.placement.sync is None:
             return plan.samples(step + 1) - plan.samples(step)
         if self._latest_samples[0] != step:
@@ -371,7 +374,7 @@ class TrainingStep:
         if not self._has_own_loader:
             return False
         is_staged = self.placement.pipeline is not None  # all batches of the update are counted before
-        return (self.update.mean.latest_samples if is_staged else self._samples_of_step(None)) == 0
+        return (self.update.mean.latest_samples if is_staged else self._samples_of(self._state.global_step - 1)) == 0
 
     def _record_scalars(self, outputs: Mapping[str, Any]) -> None:
         """Keep the scalars among the model's outputs for the current micro-batch; a program returns them itself."""
