@@ -49,6 +49,15 @@ def test_a_run_resumes_bitwise_in_its_layout_and_passes_from_one_process_to_it_a
             torch.testing.assert_close(back[name], weights[name], atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
+def test_the_float32_average_of_bfloat16_weights_resumes_bitwise_from_shards(tmp_path: Path) -> None:
+    layouts = [{"pipeline_parallel_size": 2}, {"zero_stage": 3, "batch_size": 2}]
+    for of_rank in on_ranks(resume_bfloat16, str(tmp_path), layouts, world_size=2, timeout=300):
+        for unbroken, resumed in of_rank:
+            assert {value.dtype for value in unbroken.values()} == {torch.bfloat16}
+            assert all(torch.equal(resumed[name], value) for name, value in unbroken.items())
+
+
 def test_random_states_go_to_the_same_share_of_the_data_in_another_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     def given(layout: list[int], rank: int, share: int, shares: int, saved: list[int], place: int | None = None) -> Any:
         monkeypatch.setattr(engine_state, "_layout", lambda: layout)
@@ -80,15 +89,17 @@ def test_random_states_go_to_the_same_share_of_the_data_in_another_layout(monkey
 Content = dict[str, torch.Tensor]
 
 
-def train(folder: str, *, steps: int, **settings: Any) -> tuple[list[float], Content]:
+def train(
+    folder: str, *, steps: int, dtype: torch.dtype = torch.float32, decay: float = 0.5, **settings: Any
+) -> tuple[list[float], Content]:
     """Train up to ``steps`` from where the folder's last checkpoint is; returns the losses and the weights."""
     dropout, batch_size = settings.pop("dropout", 0.0), settings.pop("batch_size", 4)
     config = quiet(
         Path(folder), max_steps=steps, batch_size=batch_size, learning_rate=1e-2, weight_decay=0.1, log_steps=1,
         save_steps=2, seed=5, resume_from_checkpoint=True, eval_strategy="no", evaluate_with_generate=False,
-        ema={"decay": 0.5}, lr_scheduler_type="linear", **settings,
+        ema={"decay": decay}, lr_scheduler_type="linear", **settings,
     )  # fmt: skip
-    model = build_gpt()
+    model = build_gpt().to(dtype)
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = dropout
@@ -125,4 +136,15 @@ def resume_each(base: str, layouts: list[dict[str, Any]]) -> list[Any]:
         forget(folder, "4")
         resumed = train(str(folder), steps=4, dropout=0.1, **layout)
         found.append((unbroken, resumed, train(f"{base}/from-one-{number}", steps=4, **layout)))
+    return found
+
+
+def resume_bfloat16(base: str, layouts: list[dict[str, Any]]) -> list[tuple[Content, Content]]:
+    """For each layout: the averages of an unbroken run and of its resume."""
+    found = []
+    for number, layout in enumerate(layouts):
+        folder, settings = Path(base, str(number)), {"dtype": torch.bfloat16, "decay": 0.999, **layout}
+        _, unbroken = train(str(folder), steps=4, **settings)
+        forget(folder, "4")
+        found.append((unbroken, train(str(folder), steps=4, **settings)[1]))
     return found

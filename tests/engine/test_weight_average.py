@@ -89,7 +89,7 @@ def objects(
 
 def config(
     folder: Path, ema: Any, *, resume: bool = False, optimizer: Any = torch.optim.SGD, graph: bool = False,
-    gradient_accumulation_steps: int = 1, mixed_precision: str | None = None, **train: Any,
+    gradient_accumulation_steps: int = 1, mixed_precision: str | None = None, kind: Any = WithNorm, **train: Any,
 ) -> DefaultTrainer:  # fmt: skip
     steps = gradient_accumulation_steps
     settings = {
@@ -97,7 +97,7 @@ def config(
         "amp": {"enabled": mixed_precision is not None}, "resume": resume, "checkpointer": {"period": 1},
         "scheduler": LazyCall(torch.optim.lr_scheduler.ConstantLR)(factor=1.0), "input_placement_device": "cpu",
     }  # fmt: skip
-    cfg = file_config(folder, WithNorm, data, **{**settings, **train})
+    cfg = file_config(folder, kind, data, **{**settings, **train})
     cfg._set_flag("allow_objects", True)
     cfg.dataloader.train.sampler = partial(CyclicSampler, shuffle=False)
     cfg.dataloader.test = [DataLoader(data(), BATCH)]
@@ -180,6 +180,48 @@ def test_checkpoints_hold_the_average_and_the_weights_of_the_training(
         assert equal(saved, averages[iteration].state_dict()), iteration
         assert equal(training, raw[iteration].state_dict()), iteration
     assert equal(trainer.model.state_dict(), averages[-1].state_dict())
+
+
+class Short(WithNorm):
+    """Its weights are in bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.to(torch.bfloat16)
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return super().forward(inputs.bfloat16(), labels)
+
+
+@APIS
+@pytest.mark.parametrize("ema", [{"decay": 0.999, "buffers": True}, {"average": "equal"}], ids=["exponential", "equal"])
+def test_weights_in_bfloat16_are_averaged_in_float32(api: Api, ema: dict[str, Any], tmp_path: Path) -> None:
+    exact: Weights = {}  # the average by its formula, in float64
+
+    def average(trainer: Any) -> None:
+        number = trainer.iter + 1
+        weight = 1.0 if number == 1 else 1 / number if "average" in ema else 0.001
+        for name, tensor in trainer.model.state_dict().items():
+            exact[name] = exact.get(name, tensor.double()).lerp(tensor.double(), weight)
+
+    whole = api(tmp_path / "whole", ema, kind=Short)
+    whole.register_hooks([CallbackHook(after_step=average)])
+    start = Short().state_dict()
+    whole.train()
+    for name, value in whole.model.state_dict().items():
+        if name == "norm.num_batches_tracked" or (name.startswith("norm.running") and "average" in ema):
+            continue  # the statistics of an equal average are computed again at the end
+        assert value.dtype == torch.bfloat16
+        torch.testing.assert_close(value.double(), exact[name], atol=1e-6, rtol=2**-8)  # rounded once
+    moved = [name for name in start if not torch.equal(start[name], whole.model.state_dict()[name])]
+    assert "last.weight" in moved
+
+    interrupted(api(tmp_path / "cut", ema, kind=Short), 4)
+    resumed = api(tmp_path / "cut", ema, kind=Short, resume=True)
+    resumed.train()
+    assert equal(resumed.model.state_dict(), whole.model.state_dict())
+    states = [one.checkpointer.checkpointables["training_weights"].state_dict() for one in (resumed, whole)]
+    assert equal(*(state["float32"] for state in states))
 
 
 @pytest.mark.exhaustive(every=2)

@@ -236,12 +236,12 @@ def verify_together(folder: Path) -> Manifest:
 
 def is_of_model(checkpointable: Any) -> bool:
     """Whether its state has a tensor per weight of the model, which is sharded like that weight."""
-    return isinstance(checkpointable, Optimizer) or model_tensors_key(checkpointable) is not None
+    return isinstance(checkpointable, Optimizer) or bool(model_tensor_keys(checkpointable))
 
 
-def model_tensors_key(checkpointable: Any) -> str | None:
-    """The key of the state under which tensors have the names of the model's weights (`WeightAverage`)."""
-    return getattr(checkpointable, "model_tensors", None)
+def model_tensor_keys(checkpointable: Any) -> tuple[str, ...]:
+    """The keys of the state under which tensors have the names of the model's weights (`WeightAverage`)."""
+    return getattr(checkpointable, "model_tensors", ())
 
 
 def serialize(
@@ -327,10 +327,9 @@ def _own(state: Any, checkpointable: Any, held_before: Collection[str]) -> Any:
     """A state with the names of weights, without those that an earlier stage writes."""
     if isinstance(checkpointable, Optimizer):
         state = by_name(state)
-    key = "state" if isinstance(checkpointable, Optimizer) else model_tensors_key(checkpointable)
-    if key is None:
-        return state
-    return {**state, key: {name: value for name, value in state[key].items() if name not in held_before}}
+    keys = ("state",) if isinstance(checkpointable, Optimizer) else model_tensor_keys(checkpointable)
+    own = {key: {name: value for name, value in state[key].items() if name not in held_before} for key in keys}
+    return {**state, **own} if own else state
 
 
 def own_part(state: Any, target: Any, model: nn.Module, *, is_part: bool) -> Any:
@@ -340,14 +339,19 @@ def own_part(state: Any, target: Any, model: nn.Module, *, is_part: bool) -> Any
     """
     if isinstance(target, Optimizer):
         return _with_parts(numbered(state, target, model, is_part=is_part), target)
-    key = model_tensors_key(target)
-    if key is None or not isinstance(state, Mapping) or not isinstance(state.get(key), Mapping):
+    keys = model_tensor_keys(target)
+    if not keys or not isinstance(state, Mapping):
         return state
-    stored = {name: value for name, value in state[key].items() if isinstance(value, StoredTensor)}
-    if not stored:
+    stored = {
+        key: {name: value for name, value in state[key].items() if isinstance(value, StoredTensor)}
+        for key in keys
+        if isinstance(state.get(key), Mapping)
+    }
+    if not any(stored.values()):
         return state
     own = model_state(model)
-    return {**completed({**state, key: None}), key: {n: t.like(own[n]) for n, t in stored.items() if n in own}}
+    parts = {key: {n: t.like(own[n]) for n, t in tensors.items() if n in own} for key, tensors in stored.items()}
+    return {**completed({**state, **dict.fromkeys(stored)}), **parts}
 
 
 def weights_of_stage(weights: dict[str, Any], own: Mapping[str, Any], mesh: "DeviceMesh | None") -> dict[str, Any]:

@@ -4,8 +4,12 @@ or of a schedule-free optimizer, which averages by itself.
 The average is evaluated and saved; training continues with the weights of the latest update. So there are two sets of
 weights, and the model holds one of them: in steps the weights of the training, in evaluations and after the training
 the averaged ones.
+
+Weights in bfloat16 and float16 are averaged in float32: in their own type, a thousandth of a difference is less than
+half a unit in the last place, and the average would not move. The model gets the average in the type of its weights.
 """
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +24,7 @@ from trainwright._torch_compat.norm_layers import BATCH_NORMS
 from trainwright.config.errors import ConfigError
 from trainwright.optim.named import each_optimizer
 from trainwright.parallel.dist import mesh_in_use
-from trainwright.parallel.wrappers import load_model_state, model_state
+from trainwright.parallel.wrappers import load_model_state, model_state, plain_name, unwrap
 
 
 class WeightAverage:
@@ -49,7 +53,7 @@ class WeightAverage:
     1.5
     """
 
-    model_tensors = "weights"  # the key of the state whose tensors have the names of the model's weights
+    model_tensors = ("weights", "float32")  # the keys of the state whose tensors have the names of the model's weights
 
     def __init__(
         self,
@@ -72,8 +76,8 @@ class WeightAverage:
                 f" ({type(error).__name__}: {error}). Give it a __deepcopy__, or remove ema."
             ) from error
         self._averaged.requires_grad_(False)
-        self._model, self._only = model, only
-        self._add = None if average == "equal" else function
+        self._model, self._only, self._add = model, only, function
+        self._float32: dict[str, Tensor] = {}  # the averages of weights in bfloat16 and float16, by name
         self.is_applied = False  # whether the model holds the averaged weights
 
     @property
@@ -81,12 +85,30 @@ class WeightAverage:
         """The number of updates in the average; 0: averaging has not started."""
         return int(self._averaged.n_averaged)
 
+    @torch.no_grad()
     def update(self) -> None:
-        """Add the model's weights to the average."""
-        if self._add is None or not self.num_averaged:
-            self._averaged.update_parameters(self._model)
-        else:
-            self._update_exponential(self._add)
+        """Add the model's weights to the average.
+
+        As ``AveragedModel.update_parameters``, which copies its counter to the device and so waits for it, and averages
+        each weight in its own type.
+        """
+        average, groups = self._averaged, defaultdict[Any, list[tuple[Tensor, Tensor]]](list)
+        averages, is_first = _by_name(average.module), not self.num_averaged
+        for (name, one), other in zip(averages.items(), _by_name(self._model).values(), strict=True):
+            is_buffer = not isinstance(other, nn.Parameter)
+            is_short = other.dtype in (torch.bfloat16, torch.float16) and (is_buffer or other.requires_grad)
+            if is_first or (is_buffer and not average.use_buffers):
+                one.copy_(other)
+            elif is_short or name in self._float32:
+                # One by one: a float32 copy of all weights at once would need too much memory.
+                groups[name] = [(self._float32.setdefault(name, one.float()), other.float())]
+            else:
+                groups[one.device, one.dtype, getattr(one, "device_mesh", None)].append((one, other))
+        for group in groups.values():
+            self._add(*map(list, zip(*group, strict=True)), average.n_averaged)
+        for name, exact in self._float32.items():
+            averages[name].copy_(exact)
+        average.n_averaged += 1
 
     def apply(self) -> None:
         """Give the model the averaged weights, if there are any."""
@@ -139,7 +161,8 @@ class WeightAverage:
         weights = model_state(training) if self.num_averaged else {}  # else the model's file has the same
         if self._only is not None:
             weights = {name: value for name, value in weights.items() if name in self._only}
-        return {"num_averaged": self.num_averaged, "weights": weights}
+        float32 = {name: value for name, value in self._float32.items() if name in weights}
+        return {"num_averaged": self.num_averaged, "weights": weights, "float32": float32}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the state, after the model has loaded its own, which are the averaged weights."""
@@ -147,20 +170,11 @@ class WeightAverage:
         self._averaged.n_averaged.fill_(state["num_averaged"])
         if self.is_applied:
             load_model_state(self._averaged.module, state["weights"], strict=self._only is None)
-
-    @torch.no_grad()
-    def _update_exponential(self, add: Callable[..., None]) -> None:
-        """``AveragedModel.update_parameters``, which copies its counter to the device: that waits for the device."""
-        average, groups = self._averaged, defaultdict[Any, list[tuple[Tensor, Tensor]]](list)
-        pairs = [*zip(_tensors(average.module), _tensors(self._model), strict=True)]
-        num_copied = 0 if average.use_buffers else len([*self._model.buffers()])
-        for one, other in pairs[len(pairs) - num_copied :]:
-            one.copy_(other)
-        for pair in pairs[: len(pairs) - num_copied]:
-            groups[pair[0].device, pair[0].dtype, getattr(pair[0], "device_mesh", None)].append(pair)
-        for group in groups.values():
-            add(*map(list, zip(*group, strict=True)), None)
-        average.n_averaged += 1
+        own = _by_name(self._averaged.module)
+        self._float32 = {
+            name: torch.empty_like(own[name], dtype=torch.float32, requires_grad=False).copy_(value)
+            for name, value in state.get("float32", {}).items()
+        }
 
     @torch.no_grad()
     def _exchange(self) -> None:
@@ -275,6 +289,12 @@ def _copy(source: Iterable[Tensor], target: Iterable[Tensor]) -> None:
         other.copy_(one)
 
 
+def _by_name(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers, shared ones once."""
+    module = unwrap(model)
+    named = itertools.chain(module.named_parameters(), module.named_buffers())
+    return {plain_name(name): tensor for name, tensor in named}
+
+
 def _tensors(model: nn.Module) -> Iterator[Tensor]:
-    yield from (parameter.detach() for parameter in model.parameters())
-    yield from model.buffers()
+    return (tensor.detach() for tensor in _by_name(model).values())
