@@ -48,6 +48,58 @@ def test_gradients_and_running_statistics_are_those_of_a_plain_model(which: Any)
         assert torch.equal(a, b)
 
 
+class Changing(nn.Module):
+    """A layer whose output depends on buffers that each forward pass changes, in four ways."""
+
+    def __init__(self, size: int = 4) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("codes", torch.randn(size, 8))
+        self.register_buffer("table", torch.arange(2**18 + 1.0))  # larger than what is copied without a comparison
+        self.register_buffer("mean", None)
+        self.register_buffer("passes", torch.tensor(0), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.linear(x)
+        nearest = torch.cdist(x.detach(), self.codes).argmin(1)
+        if self.training:
+            self.codes.data[nearest[0]] = self.codes[nearest[0]] * 0.9 + 0.1 * x[0].detach()
+            self.mean = x.detach().mean() if self.mean is None else 0.9 * self.mean + 0.1 * x.detach().mean()
+            self.passes += 1
+        return (x * self.passes.clone() + self.codes[nearest] - self.mean) * self.table[1]
+
+
+CHANGING = {
+    "codes": Changing,
+    "large codes": lambda: Changing(2**15 + 1),
+    "spectral norm": lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)),
+    "spectral norm by a hook": lambda: nn.utils.spectral_norm(nn.Linear(8, 8)),
+}
+
+
+@pytest.mark.parametrize("which", [True, "selective", "offload"])
+@pytest.mark.parametrize("kind", CHANGING)
+def test_buffers_that_decide_about_the_output_are_those_of_a_plain_model(kind: str, which: Any) -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(4, 8), *(nn.Sequential(CHANGING[kind](), nn.Tanh()) for _ in range(2)))
+    recomputed = copy.deepcopy(plain)
+    assert recompute_blocks(recomputed, which)
+    for model in (plain, recomputed):
+        torch.manual_seed(1)
+        for _ in range(3):
+            first, second = (model(torch.randn(16, 4)).square().mean() for _ in range(2))  # before the backward passes
+            first.backward(retain_graph=which is True)
+            if which is True:
+                first.backward()
+            second.backward()
+    buffers = [dict(model.named_buffers()) for model in (plain, recomputed)]
+    assert buffers[0].keys() == buffers[1].keys()
+    for name, value in buffers[0].items():
+        assert torch.equal(value, buffers[1][name]), name
+    for (name, left), right in zip(plain.named_parameters(), recomputed.parameters(), strict=True):
+        assert torch.equal(left.grad, right.grad), name
+
+
 class Products(TorchDispatchMode):
     """Counts matrix products and copies."""
 
@@ -168,10 +220,10 @@ def test_models_of_transformers_and_timm_do_it_themselves() -> None:
     assert vit.grad_checkpointing
 
 
-@pytest.mark.parametrize("kind", ["timm", "transformers", "instance norm"])
-def test_models_that_do_it_themselves_count_a_batch_once_in_running_statistics(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["timm", "transformers", "instance norm", "spectral norm in transformers"])
+def test_models_that_do_it_themselves_change_their_buffers_once(kind: str) -> None:
     import timm
-    from transformers import Wav2Vec2ConformerConfig, Wav2Vec2ConformerModel
+    from transformers import BertConfig, BertModel, Wav2Vec2ConformerConfig, Wav2Vec2ConformerModel
 
     torch.manual_seed(0)
     if kind == "timm":
@@ -182,6 +234,11 @@ def test_models_that_do_it_themselves_count_a_batch_once_in_running_statistics(k
         others = {"num_conv_pos_embedding_groups": 2, "layerdrop": 0.0, "mask_time_prob": 0.0}
         config = Wav2Vec2ConformerConfig(**sizes, **convolutions, **others)
         model, inputs = Wav2Vec2ConformerModel(config), torch.randn(2, 400)
+    elif kind == "spectral norm in transformers":
+        sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
+        model, inputs = BertModel(BertConfig(**sizes, vocab_size=11)), torch.zeros(2, 3).long()
+        for layer in model.encoder.layer:
+            nn.utils.parametrizations.spectral_norm(layer.intermediate.dense)
     else:
         blocks = [nn.Sequential(nn.InstanceNorm1d(2, track_running_stats=True), nn.Conv1d(2, 2, 1)) for _ in range(2)]
         model = nn.Sequential(*blocks)

@@ -1,14 +1,16 @@
 """Activation checkpointing: keep a block's input, and compute the block again in the backward pass.
 
 Less memory for more computation (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"); the numbers do
-not change. Selective: results of matrix products and of attention, which take longest to compute, are kept (Korthikanti
-et al. 2022, "Reducing Activation Recomputation in Large Transformer Models"). Offloaded: the inputs of the blocks wait
-in host memory.
+not change: the second computation starts from the buffers of the first one, and leaves the current ones as they are.
+Selective: results of matrix products and of attention, which take longest to compute, are kept (Korthikanti et al.
+2022, "Reducing Activation Recomputation in Large Transformer Models"). Offloaded: the inputs of the blocks wait in host
+memory.
 """
 
 import contextlib
 import functools
 import shutil
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
@@ -16,16 +18,17 @@ from types import MethodType
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from trainwright._torch_compat.norm_layers import RUNNING_NORMS
 from trainwright.config.errors import ConfigError
 from trainwright.lazy_names import ring
+from trainwright.parallel.simulated import simulation
 
 _Which = Literal[True, "selective", "offload"]
 
+_SMALL = 2**20  # bytes of a buffer
 # Operations of torch whose results a selective recomputation keeps, where this torch has them.
 _ATTENTIONS = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
 _KEPT = ("mm", "addmm", "bmm", "baddbmm", "convolution", *(f"_scaled_dot_product_{name}" for name in _ATTENTIONS))
@@ -38,15 +41,18 @@ def recompute_blocks(model: nn.Module, which: _Which = True) -> list[str]:
     keeps the inputs of the blocks in host memory.
 
     A model with a method ``set_activation_checkpoint`` decides itself: it may do the work, or return the modules to
-    recompute. Models of transformers and timm have their own method, whose name is returned; timm's counts each batch
-    twice in running statistics, so it is used for models without them. Otherwise the blocks are the children of each
+    recompute. Models of transformers and timm have their own method, whose name is returned; timm's changes buffers
+    twice, so it is used for models that have none in their state. Otherwise the blocks are the children of each
     ``nn.ModuleList`` and ``nn.Sequential`` that hold parameters (the outermost ones: a block inside a block is
     recomputed with it).
     """
     names = {module: name for name, module in model.named_modules()}
     decide = getattr(type(model), "set_activation_checkpoint", None)
-    options = _options(model, which)
     if decide is None and getattr(model, "supports_gradient_checkpointing", False):  # transformers, by release
+        inner = [module for block in repeated_blocks(model) for module in block.modules() if _has_buffers(module)]
+        for module in inner:  # which modules transformers recomputes differs from release to release
+            replace_forward(module, _keeping_buffers)
+        options = _options(which, has_buffers=bool(inner))
         names_of_method = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
         method = next(name for name in names_of_method if hasattr(model, name))
         # Without an accelerator the inputs are in host memory, and transformers would pin it.
@@ -54,14 +60,13 @@ def recompute_blocks(model: nn.Module, which: _Which = True) -> list[str]:
         getattr(model, method)({"use_reentrant": False, **options}, **offload)
         return [method]
     method_of_timm = getattr(model, "set_grad_checkpointing", None)
-    if decide is None and which is True and not options and callable(method_of_timm):
+    if decide is None and which is True and callable(method_of_timm) and not _has_state(model):
         method_of_timm(True)
         return ["set_grad_checkpointing"]
     blocks: Iterable[nn.Module] = repeated_blocks(model) if decide is None else decide(model) or ()
     recomputed = []
     for block in blocks:
-        has_statistics = any(isinstance(module, RUNNING_NORMS) for module in block.modules())
-        replace_forward(block, partial(_recomputed, which=which, has_statistics=has_statistics))
+        replace_forward(block, partial(_recomputed, which=which, has_buffers=_has_buffers(block)))
         recomputed.append(names[block])
     return recomputed
 
@@ -105,19 +110,28 @@ def replace_forward(block: nn.Module, wrap: Callable[[Callable[..., Any]], Calla
     block.forward = MethodType(wrap(function), block)
 
 
-def _recomputed(forward: Callable[..., Any], which: _Which, has_statistics: bool) -> Callable[..., Any]:
-    in_program: dict[str, Any] = {"context_fn": _keep_products} if which == "selective" else {}
+def _has_state(model: nn.Module) -> bool:
+    """Whether some buffers are part of the state dict; the others are constants that are computed once."""
+    return not model.state_dict().keys().isdisjoint(name for name, _ in model.named_buffers())
+
+
+def _has_buffers(module: nn.Module) -> bool:
+    return next(module.buffers(), None) is not None
+
+
+def _recomputed(forward: Callable[..., Any], which: _Which, has_buffers: bool) -> Callable[..., Any]:
+    options, in_program = _options(which, has_buffers), _options(which)
     saved = partial(save_on_cpu, pin_memory=True) if which == "offload" else contextlib.nullcontext
+    computed = _keeping_buffers(forward) if has_buffers else forward
 
     @functools.wraps(forward)
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # a module's own signature
         if not torch.is_grad_enabled():
             return forward(self, *args, **kwargs)
-        if torch.compiler.is_compiling():  # a compiled program updates its statistics once, outside what it repeats
+        if torch.compiler.is_compiling():  # a compiled program changes its buffers once, outside what it repeats
             return checkpoint(forward, self, *args, use_reentrant=False, **in_program, **kwargs)
-        options = _options(self, which) if has_statistics else in_program
         with saved():
-            return checkpoint(forward, self, *args, use_reentrant=False, **options, **kwargs)
+            return checkpoint(computed, self, *args, use_reentrant=False, **options, **kwargs)
 
     return call
 
@@ -125,15 +139,17 @@ def _recomputed(forward: Callable[..., Any], which: _Which, has_statistics: bool
 _Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]  # of the first and the second computation
 
 
-def _options(block: nn.Module, which: _Which) -> dict[str, Any]:
-    """The arguments of ``checkpoint``; a second computation must not change running statistics."""
-    if not any(isinstance(module, RUNNING_NORMS) for module in block.modules()):
-        return {"context_fn": _keep_products} if which == "selective" else {}
+def _options(which: _Which, has_buffers: bool = False) -> dict[str, Any]:
+    """The arguments of ``checkpoint``."""
+    products = _keep_products if which == "selective" else None
+    if not has_buffers:
+        return {} if products is None else {"context_fn": products}
 
     def contexts() -> _Contexts:
+        before: list[_Buffers] = []
         empty = contextlib.nullcontext()
-        first, second = _keep_products() if which == "selective" else (empty, empty)
-        return first, _kept_running_statistics(block, second)
+        first, second = (empty, empty) if products is None else products()
+        return _Computation(first, before, is_first=True), _Computation(second, before, is_first=False)
 
     return {"context_fn": contexts}
 
@@ -145,16 +161,73 @@ def _keep_products() -> _Contexts:
     return contexts
 
 
-@contextlib.contextmanager
-def _kept_running_statistics(block: nn.Module, inner: AbstractContextManager[Any]) -> Iterator[None]:
-    """While a block is computed for the second time: its norm layers have counted this batch already."""
-    # Putting the values back, rather than switching the tracking off: the second pass must save the same tensors as
-    # the first.
-    buffers = [b for m in block.modules() if isinstance(m, RUNNING_NORMS) for b in m.buffers(recurse=False)]
-    kept = [buffer.clone() for buffer in buffers]
-    try:
-        with inner:
+_Buffers = dict[tuple[nn.Module, str], Tensor | None]
+_current = threading.local()  # its ``computation``: the `_Computation` of this thread, outside of modules that are kept
+
+
+def _keeping_buffers(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A ``forward`` whose second computation in a checkpointed call leaves the module's buffers as they are."""
+
+    @functools.wraps(forward)
+    def computed(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        current = None if torch.compiler.is_compiling() else getattr(_current, "computation", None)
+        if current is None:
+            return forward(self, *args, **kwargs)
+        _current.computation = None  # the modules inside of this one are kept with it
+        try:
+            with current.keep_buffers(self):
+                return forward(self, *args, **kwargs)
+        finally:
+            _current.computation = current
+
+    return computed
+
+
+class _Computation(AbstractContextManager[None]):
+    """The first computation of a checkpointed call, or the second, which can come again.
+
+    ``before``: the buffers before the first one, of each module that is kept, in the order of the calls. The second one
+    has copies of them in place of the current ones. To put statistics back afterwards is not enough: what a power
+    iteration or a codebook gives depends on where it starts.
+    """
+
+    def __init__(self, inner: AbstractContextManager[Any], before: list[_Buffers], *, is_first: bool) -> None:
+        self._inner, self._before, self._is_first = inner, before, is_first
+
+    def __enter__(self) -> None:
+        self._repeated, self._outer = iter(self._before), getattr(_current, "computation", None)
+        _current.computation = self
+        self._inner.__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        _current.computation = self._outer
+        return self._inner.__exit__(*error)
+
+    @contextlib.contextmanager
+    def keep_buffers(self, module: nn.Module) -> Iterator[None]:
+        if self._is_first:
+            copies = {key: buffer.clone() for key, buffer in _buffers(module).items()}
             yield
-    finally:
-        for buffer, value in zip(buffers, kept, strict=True):
-            buffer.data.copy_(value)
+            after = _buffers(module)
+            kept = {key: copy for key, copy in copies.items() if _may_change(copy, after.get(key))}
+            self._before.append(kept | dict.fromkeys(after.keys() - copies.keys()))
+            return
+        before, live = next(self._repeated), _buffers(module)
+        for (owner, name), buffer in before.items():
+            setattr(owner, name, None if buffer is None else buffer.clone())
+        try:
+            yield
+        finally:
+            for owner, name in before:
+                setattr(owner, name, live.get((owner, name)))
+
+
+def _buffers(module: nn.Module) -> dict[tuple[nn.Module, str], Tensor]:
+    return {(owner, name): b for owner in module.modules() for name, b in owner.named_buffers(recurse=False)}
+
+
+def _may_change(before: Tensor, after: Tensor | None) -> bool:
+    """Whether a copy is needed; only large buffers are compared, because that waits for the device."""
+    if after is None or before.nbytes <= _SMALL:
+        return True
+    return simulation() is None and not torch.equal(before, after)  # a simulated tensor has no values
