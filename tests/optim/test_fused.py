@@ -1,8 +1,11 @@
 """torch's fused optimizers are chosen where they may be, give the plain ones' result, and never against a choice."""
 
+import importlib
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -117,3 +120,67 @@ def test_not_against_a_choice_of_the_function(chosen: dict[str, Any]) -> None:
         return torch.optim.Adam(params, lr=0.01, **chosen)
 
     assert not is_fused(build_optimizer(LazyCall(make)(), net()))
+
+
+KINDS = {
+    "Adam": {"weight_decay": 0.1, "amsgrad": True},
+    "AdamW": {"weight_decay": 0.05},
+    "SGD": {"momentum": 0.9, "nesterov": True},
+    "Adagrad": {"lr_decay": 0.1},
+}
+ONE_SAMPLE = TensorDataset(torch.linspace(-1, 1, 4).reshape(1, 4), torch.tensor([1]))
+
+
+def one_sample_trainer(folder: Path, optimizer: Any) -> Trainer:
+    settings: dict[str, Any] = {"batch_size": 1, "num_epochs": 5}
+    return Trainer(net(), quiet(folder, optimizer=optimizer, learning_rate=0.01, **settings), ONE_SAMPLE)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_an_update_of_a_trainer_is_torchs_own_fused_step(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs, kind = net(), getattr(torch.optim, name)
+    optimizer = kind(theirs.parameters(), lr=0.01, fused=True, **KINDS[name])
+    for _ in range(5):
+        loss = nn.functional.cross_entropy(theirs(ONE_SAMPLE.tensors[0]), ONE_SAMPLE.tensors[1])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    trainer = one_sample_trainer(tmp_path, {"name_": name, **KINDS[name]})
+    functional = importlib.import_module(kind.step.__module__)
+    function = kind.step.__module__.rpartition(".")[2]  # runs the kernel of each group; AdamW has Adam's
+    step = mock.Mock(wraps=getattr(functional, function))
+    monkeypatch.setattr(functional, function, step)
+    trainer.train()
+    assert step.call_count == 5
+    assert all(call.kwargs["fused"] for call in step.call_args_list)
+    assert_equal_weights(trainer.model, theirs)
+
+
+def count_in_class(optimizer: torch.optim.Optimizer, monkeypatch: pytest.MonkeyPatch, count: Any) -> None:
+    monkeypatch.setattr(type(optimizer), "step", lambda self, closure=None: count())
+
+
+def count_in_object(optimizer: torch.optim.Optimizer, monkeypatch: pytest.MonkeyPatch, count: Any) -> None:
+    monkeypatch.setattr(optimizer, "step", lambda closure=None: count(), raising=False)
+
+
+def count_in_hook(optimizer: torch.optim.Optimizer, monkeypatch: pytest.MonkeyPatch, count: Any) -> None:
+    optimizer.register_step_post_hook(lambda *_: count())
+
+
+def count_in_zero_grad(optimizer: torch.optim.Optimizer, monkeypatch: pytest.MonkeyPatch, count: Any) -> None:
+    monkeypatch.setattr(optimizer, "zero_grad", lambda set_to_none=True: count(), raising=False)
+
+
+@pytest.mark.parametrize("change", [count_in_class, count_in_object, count_in_hook, count_in_zero_grad])
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.RMSprop])
+def test_what_the_user_has_put_into_an_optimizer_is_called(
+    kind: Any, change: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, count = one_sample_trainer(tmp_path, kind.__name__), mock.Mock()
+    change(trainer.optimizer, monkeypatch, count)
+    trainer.train()
+    assert count.call_count >= 5  # gradients are also set to None before the first step

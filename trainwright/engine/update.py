@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainwright._torch_compat.fused_update import direct
+from trainwright._torch_compat.optimizer_import import PlainUpdate
 from trainwright._torch_compat.tensor_chunks import is_dtensor
 from trainwright.config.errors import ConfigError
 from trainwright.engine.accumulation import (
@@ -381,7 +381,7 @@ def optimizer_calls(optimizer: Optimizer, accelerator: Any = None) -> tuple[Call
         return accelerator.prepare_optimizer(optimizer).step, optimizer.zero_grad
     if needs_closure(optimizer):
         return lambda closure=None: optimizer.step(closure), optimizer.zero_grad
-    updater = direct(optimizer)
+    updater = PlainUpdate(optimizer)
     return updater.step, updater.zero_grad
 
 

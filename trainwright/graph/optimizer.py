@@ -17,10 +17,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
-from trainwright._torch_compat.fused_update import step_hooks
-from trainwright._torch_compat.optimizer_import import is_torchs, steps_as
+from trainwright._torch_compat.optimizer_import import steps_as
 from trainwright.graph.capture import NotCapturable, NotReady
-from trainwright.graph.traced_step import HOOKS, LATE_HOOKS, has_gradient_hooks, run_step
+from trainwright.graph.traced_step import HOOKS, LATE_HOOKS, has_gradient_hooks, is_torchs, run_step, step_hooks
 from trainwright.optim.named import each_optimizer
 
 _PARAMS = itemgetter("params")

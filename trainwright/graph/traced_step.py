@@ -2,13 +2,14 @@
 
 import functools
 import inspect
+from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import optimizer as torch_optimizer
 
-from trainwright._torch_compat.fused_update import step_hooks
 from trainwright._torch_compat.optimizer_import import without_compiler
 from trainwright._torch_compat.probing import check_close, fault_of
 
@@ -30,6 +31,25 @@ def run_step(optimizer: Any) -> None:
         inspect.unwrap(type(optimizer).step)(optimizer)
     finally:
         torch.compiler._is_compiling_flag = was_compiling
+
+
+def step_hooks(optimizer: Any) -> list[Mapping[int, Any]]:
+    """The hooks of the step, of this optimizer and global ones. torch never replaces these dictionaries."""
+    return [
+        optimizer._optimizer_step_pre_hooks,
+        optimizer._optimizer_step_post_hooks,
+        torch_optimizer._global_optimizer_pre_hooks,
+        torch_optimizer._global_optimizer_post_hooks,
+    ]
+
+
+def is_torchs(step: Any) -> bool:
+    """Whether a class's step is torch's, without wrappers of other packages."""
+    while step is not None:
+        if not getattr(step, "__globals__", {}).get("__name__", "").startswith("torch."):
+            return False
+        step = getattr(step, "__wrapped__", None)
+    return True
 
 
 def has_gradient_hooks(parameters: list[Tensor]) -> bool:
