@@ -103,7 +103,6 @@ WRONG = [
     ("launch --nproc-per-nodes 2 train", "Did you mean '--nproc-per-node'?"),
     ("launch --redirects x train", "--redirects", "'x'", "0:3,1:2"),
     ("launch --tee 0:4 train", "--tee", "'0:4'"),
-    ("launch --to slrum -n 2 train", "'slrum'", "Did you mean 'slurm'?"),
     ("predict run a.txt --batch-size 1.5", "argument --batch-size", "got '1.5'; it must be a whole number >= 1."),
     ("replay run --step first", "argument --step", "got 'first'; it must be a whole number >= 1."),
     ("report", "RUN"),

@@ -31,7 +31,6 @@ examples:
   trainwright launch -n 2 train config.py optim.lr=1e-3
   trainwright launch -n 8 script.py --its --own=arguments
   trainwright launch -n 8 --nnodes 2 --rdzv-endpoint host0:29500 train config.py    (the same on both hosts)
-  trainwright launch -n 8 --nnodes 2 --to slurm --print train config.py             (write a job file)
   trainwright launch -n 2 doctor
 
 exit code: that of the process that failed first (128 + n: ended by signal n), 2 wrong arguments,
@@ -58,11 +57,8 @@ _TORCHRUN = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the processes of this host, or write a job file; return the exit code."""
+    """Run the processes of this host; return the exit code."""
     args = _parse(argv)
-    if args.to:
-        _write_job_file(args)
-        return 0
     arguments = [*_torchrun_options(args), *_program(args)]
     if args.max_nodes > 1:
         from trainwright.parallel.connections import end_lost_connections  # here: loads torch
@@ -98,22 +94,6 @@ def parser() -> TrainingArgumentParser:
     for name, (metavar, text) in _TORCHRUN.items():
         add(*_names(name), metavar=metavar, help=text)
     add("-m", "--module", action="store_true", help="the script is a module, as in python -m")
-    add = parser.add_argument_group("job files").add_argument
-    add("--to", metavar="CLUSTER", help="write a job file: slurm, kubernetes, skypilot or ray")
-    add("--print", action="store_true", help="print it instead")
-    add("--job-file", metavar="FILE", help="its name (default: by the cluster, such as job.sbatch)")
-    add("--name", default="trainwright", help="name of the job")
-    add("--gpus-per-node", type=whole_number(), metavar="N", help="default: --nproc-per-node; 0: train on CPUs")
-    text = "CPUs of a host; without GPUs by default one a process"
-    add("--cpus-per-task", type=whole_number(1), metavar="N", help=text)
-    add("--mem", metavar="SIZE", help="memory of a host, such as 64G")
-    add("--exclusive", action="store_true", default=None, help="slurm: no other job on these hosts")
-    add("--accelerator", metavar="TYPE", help="skypilot: type of the GPUs, such as H100")
-    add("--image", help="kubernetes, skypilot: container image with the environment and the code")
-    add("--volume", metavar="NAME:PATH", help="kubernetes, skypilot: shared volume of the output folder")
-    add("--time", metavar="TIME", help="slurm: time limit, such as 24:00:00")
-    text = "port where the hosts meet (default: 29500)"
-    add("--port", type=whole_number(1, 65535), default=29500, help=text)
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND|SCRIPT ...", help=argparse.SUPPRESS)
     return parser
 
@@ -162,9 +142,9 @@ def _check_command(args: argparse.Namespace) -> None:
     if name == "launch":
         raise ConfigError("launch: cannot run itself; options come before the command.")
     if name.endswith(".py") or os.sep in name:
-        if not args.to and not Path(name).is_file():
+        if not Path(name).is_file():
             raise MissingFileError(f"launch: {name}: no such file.")
-        if not args.to and _is_config_file(Path(name)):
+        if _is_config_file(Path(name)):
             raise ConfigError(f"launch: {name} is a config file: trainwright launch [options] train {name}")
         return
     if re.fullmatch(r"python[0-9.]*|torchrun", name):
@@ -202,30 +182,12 @@ def _with_resume(args: argparse.Namespace) -> list[str]:
     command = list(args.command)
     if args.resume and command[0] != "train":
         print(f"trainwright launch: --resume has no effect with the command {command[0]}.", file=sys.stderr)
-    may_restart = args.resume or args.max_restarts > 0 or args.min_nodes < args.max_nodes or bool(args.to)
+    may_restart = args.resume or args.max_restarts > 0 or args.min_nodes < args.max_nodes
     if command[0] != "train" or not may_restart or {"--resume", "--eval-only", "--fast-dev-run"} & {*command}:
         return command
-    if not (args.to or args.resume):
+    if not args.resume:
         print("trainwright launch: adds --resume, so that a restart continues the run.", file=sys.stderr)
     return [*command, "--resume"]
-
-
-def _write_job_file(args: argparse.Namespace) -> None:
-    from trainwright.inspect.job_files import write_job_file
-
-    if args.nproc_per_node is None or not args.nproc_per_node.isdecimal():
-        raise ConfigError(f"launch: --to {args.to}: set --nproc-per-node to the number of processes on each host.")
-    about_hosts = ("--rdzv-endpoint", "--rdzv-id", "--local-addr", "--node-rank", "--master-addr", "--master-port")
-    given = [name for name in about_hosts if _value(args, name) is not None]
-    if given:
-        raise ConfigError(f"launch: {given[0]}: the job file of --to {args.to} sets it; remove it.")
-    options = ["--nproc-per-node", args.nproc_per_node]
-    options += [text for name in ("--max-restarts", "--rejoin") if (n := _value(args, name)) for text in (name, str(n))]
-    options += [*_passed_on(args), *(["-m"] if args.module else [])]
-    is_command = not args.module and args.command[0] in COMMANDS
-    if not is_command:
-        options.insert(0, "--resume")  # the job may be started again
-    write_job_file(args, options, _with_resume(args) if is_command else args.command)
 
 
 def _passed_on(args: argparse.Namespace) -> list[str]:
@@ -254,7 +216,7 @@ def _torchrun_options(args: argparse.Namespace) -> list[str]:
     if args.max_nodes > 1:
         raise ConfigError(
             f"launch: --nnodes {args.nnodes} needs --rdzv-endpoint HOST:PORT, the address of one of the hosts, the same"
-            f" on all of them; for example, if this is that host, --rdzv-endpoint {platform.node()}:{args.port}"
+            f" on all of them; for example, if this is that host, --rdzv-endpoint {platform.node()}:29500"
         )
     return [*options, "--standalone"]
 

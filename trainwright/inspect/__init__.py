@@ -1,1 +1,1 @@
-"""Ring: programs that look at a run or a trainer: checks, finders, estimates, replay, reports, doctor, job files."""
+"""Ring: programs that look at a run or a trainer: checks, finders, estimates, replay, reports, doctor."""

@@ -18,7 +18,8 @@ def is_continued(last_checkpoint: Path) -> bool:
     It has if the file is newer than the launcher and older than this process. So a job that begins in the folder of an
     earlier run does not continue that run, although its first attempt failed before it saved.
 
-    With ``trainwright launch --resume``, as in job files, each checkpoint counts: a queue starts the launcher again.
+    With ``trainwright launch --resume``, as in ``examples/cluster``, each checkpoint counts: a queue starts the
+    launcher again.
     """
     if os.environ.get(RESUME) == "1":
         found = broadcast_object(last_checkpoint.is_file())
