@@ -10,7 +10,7 @@ from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from trainwright.data import DataError, DistTensorData, Instance, collate, to_batch
-from trainwright.data.batch import count_samples
+from trainwright.data.batch import num_rows
 from trainwright.data.collate import mixed
 from trainwright.data.errors import add_batch_note
 
@@ -163,8 +163,10 @@ def test_objects_are_moved_by_their_own_method():
     ("batch", "count"),
     [
         ((torch.zeros(3, 2), torch.zeros(3)), 3),
-        ({"nodes": torch.zeros(7, 2), "edges": torch.zeros(2, 9), "labels": torch.zeros(3)}, 3),
-        ({"nodes": torch.zeros(7, 2), "edges": torch.zeros(2, 9)}, -1),
+        ({"images": torch.zeros(3, 2), "boxes": torch.zeros(7, 4), "labels": torch.zeros(7)}, 3),
+        ({"name": "text", "size": [224, 224], "images": torch.zeros(3, 2)}, 3),
+        ({"scale": torch.tensor(2.0), "images": torch.zeros(3, 2)}, 3),
+        ({"text": ["a", "b"], "scale": torch.tensor(2.0)}, 2),
         (
             (
                 [torch.zeros(1, 4, 4), torch.zeros(1, 5, 5)],
@@ -177,12 +179,15 @@ def test_objects_are_moved_by_their_own_method():
         ((Graph(None), torch.zeros(3)), 3),
         ({"sequences": pack_sequence([torch.ones(3), torch.ones(2)])}, 2),
         ((torch.zeros(0, 2), torch.zeros(0)), 0),
-        ("text", -1),
+        ("text", None),
+        (torch.tensor(2.0), None),
     ],
     ids=[
         "pair",
         "fields",
-        "graph_fields",
+        "first_with_rows",
+        "scalar",
+        "texts",
         "detection",
         "list_of_samples",
         "graph",
@@ -190,10 +195,11 @@ def test_objects_are_moved_by_their_own_method():
         "packed",
         "empty",
         "text",
+        "one_number",
     ],
 )
-def test_the_number_of_samples_of_a_batch(batch, count):
-    assert count_samples(batch, unknown=-1) == count
+def test_the_rows_of_a_batch_are_those_of_its_first_value_that_has_some(batch, count):
+    assert num_rows(batch) == count
 
 
 @pytest.mark.parametrize(("images", "labels"), [("images", "labels"), ("pixel_values", "class_labels"), ("x", "y")])

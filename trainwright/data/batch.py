@@ -100,33 +100,38 @@ def first_labels(batch: Any) -> Tensor | None:
     return next(iter(labels_of(batch).values()), None)
 
 
-def count_samples(batch: Any, unknown: int = 0) -> int:
-    """The number of samples of a batch; ``unknown`` if it does not show.
+def num_rows(batch: Any) -> int | None:
+    """The number of rows of the first value of a batch that has rows; None: no value has.
 
-    It is the first dimension that all tensors share, else that of the labels among named fields; without tensors the
-    length that all lists share. A list of dicts has a sample in each; graphs of PyTorch Geometric and a PackedSequence
-    know their number.
+    Values with rows are tensors, lists of tensors, arrays or mappings, graphs of PyTorch Geometric and a
+    PackedSequence. Without any of them, other lists. A list of mappings has a sample in each.
+
+    >>> num_rows({"pixel_values": torch.zeros(4, 3), "boxes": torch.zeros(9, 4)})
+    4
     """
     inside = _inside(batch)
-    values = [batch] if inside is None else inside
-    sizes = {len(value) for value in values if isinstance(value, Tensor) and value.dim()}
-    if len(sizes) > 1 and fields(batch) is not None:
-        sizes = {len(value) for value in labels_of(batch).values()}
-    elif not sizes:
-        is_of_samples = isinstance(batch, list) and batch and all(isinstance(item, Mapping) for item in batch)
-        sizes = {len(batch)} if is_of_samples else {*map(_num_samples, values)} - {None}
-    return sizes.pop() if len(sizes) == 1 else unknown
+    if inside is None:
+        return _rows(batch)
+    if isinstance(batch, list) and batch and all(isinstance(item, Mapping) for item in batch):
+        return len(batch)
+    for value in inside:
+        if (number := _rows(value)) is not None:
+            return number
+    return next((len(value) for value in inside if isinstance(value, tuple | list)), None)
 
 
-def _num_samples(value: Any) -> Any:
-    """The number of samples in a value that is no tensor; None: unknown."""
+def _rows(value: Any) -> int | None:
+    value = _plain(value)
+    if isinstance(value, Tensor | np.ndarray):
+        return len(value) if value.ndim else None
     if isinstance(value, PackedSequence):
         return int(value.batch_sizes[0])  # on the host
     if isinstance(value, tuple | list):
-        return len(value)
+        return len(value) if any(isinstance(item, Tensor | np.ndarray | Mapping) for item in value) else None
     if isinstance(value, Mapping):
-        return count_samples(value) or None
-    return getattr(value, "num_graphs", None)
+        return num_rows(value)
+    number: int | None = getattr(value, "num_graphs", None)
+    return number
 
 
 def mapped(function: Callable[[Any], Any], value: Any) -> Any:

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 from trainwright.config.errors import ConfigError
 from trainwright.data.batch_loader import BatchLoader, epoch_setters, workers_started
 from trainwright.data.prefetch import ahead
+from trainwright.data.sample_count import SampleCounter
 from trainwright.data.sampler import CyclicSampler, EpochSampler
 from trainwright.data.seeding import (
     generator_state,
@@ -71,6 +72,8 @@ class Batches(Iterator[Any]):
         self._opened: dict[str, Any] | None = None  # the random generators when the latest epoch was opened
         self._continued: dict[str, Any] | None = None  # a loaded state
         self._fresh = False  # whether the loader of each epoch has generators of its own
+        self._counter = SampleCounter(loader)
+        self._epoch_start: int | None = None  # `done` where the epoch begins; None: nothing has been read
         self.prefetches_to = prefetches_to
         self.divide: Callable[[Any], Any] | None = None
         self.done = 0
@@ -87,7 +90,7 @@ class Batches(Iterator[Any]):
         dropped if it cannot be set to a position. ``keeps_generators``: opening the loader leaves the random
         generators, whose state was saved later, as they are; by default if it starts within an epoch.
         """
-        self._reading = self._cycle = None
+        self._reading = self._cycle = self._epoch_start = None
         self.done, self._is_positioned = done, self._is_positioned or is_positioned
         within = done % self.length if self.length else done
         self._keeps_generators = self._is_positioned or bool(within) if keeps_generators is None else keeps_generators
@@ -112,6 +115,18 @@ class Batches(Iterator[Any]):
         batch = self.prepare(next(reading))
         self.done += 1
         return batch
+
+    def count(self, batch: Any) -> int:
+        """The samples of the latest batch that was read, in the form that ``batch`` has."""
+        return self._counter(batch, self._number(self.done))
+
+    def planned(self, done: int) -> int | None:
+        """The samples that the sampler has planned for the batch after which ``done`` are done; None: unknown."""
+        return self._counter.planned(self._number(done))
+
+    def _number(self, done: int) -> int | None:
+        """The place of a batch in its epoch; None: no batch was read."""
+        return None if self._epoch_start is None else done - self._epoch_start - 1
 
     def first(self, number: int) -> list[Any]:
         """The first batches of the loader, as it gives them."""
@@ -196,7 +211,7 @@ class Batches(Iterator[Any]):
     def _epochs_of_sampler(self, loader: Any, sampler: EpochSampler) -> Iterator[Iterator[Any]]:
         while True:
             sampler.set_batches_done(self.done)
-            self._begin_epoch(self.done // len(sampler))
+            self._begin_epoch(self.done // len(sampler), self.done % len(sampler))
             yield iter(loader)
 
     def _epochs_of_cycle(self, loader: BatchLoader, sampler: CyclicSampler) -> Iterator[Iterator[Any]]:
@@ -243,7 +258,7 @@ class Batches(Iterator[Any]):
         has_batches, source = True, source_of(loader)
         while True:
             before, had_batches = self.done, has_batches
-            self._begin_epoch(epoch)
+            self._begin_epoch(epoch, skipped)
             with kept_generators() if keeps else nullcontext():
                 self._set_generators(source, is_inside=skipped > 0 and not is_positioned)
                 batches = self._opened_at(loader, epoch, skipped, to_drop)
@@ -336,8 +351,11 @@ class Batches(Iterator[Any]):
                 " generators, or with one that is an attribute of the loader or its sampler.", kind, count,
             )  # fmt: skip
 
-    def _begin_epoch(self, epoch: int) -> None:
-        """Call ``set_epoch``; our loaders end workers that do not know what has changed."""
+    def _begin_epoch(self, epoch: int, skipped: int = 0) -> None:
+        """Call ``set_epoch``; our loaders end workers that do not know what has changed.
+
+        ``skipped``: the batches of the epoch before the position.
+        """
         loader = source_of(self.loader)
         sampler, batch_sampler = getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)
         parts = {id(one): one for one in (sampler, batch_sampler, getattr(batch_sampler, "sampler", None))}
@@ -348,6 +366,8 @@ class Batches(Iterator[Any]):
             of_data = of_data if loader.num_workers else []  # it calls them before each sample of another epoch
         for set_epoch in filter(None, [*setters, *of_data]):
             set_epoch(epoch)
+        self._epoch_start = self.done - skipped
+        self._counter.begin(self.loader)
 
     def _with_fresh_workers(self, loader: Any) -> Any:
         """``loader``; a copy of it, if it keeps workers that do not know what has changed.

@@ -202,6 +202,10 @@ class CyclicSampler(_BatchSampler):
     def __len__(self) -> int:
         return -(-self.num_used // (self.micro_batch_size * self.data_parallel_size))
 
+    def num_samples(self, batch: int) -> int:
+        """The number of this rank's samples in each batch."""
+        return self.micro_batch_size
+
     def _places(self) -> Iterator[tuple[int, int, int]]:
         size = self.micro_batch_size
         start = self.consumed_samples + self.data_parallel_rank * size
@@ -247,6 +251,11 @@ class SingleRoundSampler(_BatchSampler):
     def _places(self) -> Iterator[tuple[int, int, int]]:
         for start in self._starts():
             yield 0, start, min(self.micro_batch_size, self.data_size - start)
+
+    def num_samples(self, batch: int) -> int:
+        """The number of samples in a batch of this rank, by the batch's number."""
+        start = (self.data_parallel_rank + batch * self.data_parallel_size) * self.micro_batch_size
+        return max(0, min(self.micro_batch_size, self.data_size - start))
 
     def index_at(self, position: int) -> int:
         """The index of the sample at a position of the pass of all ranks."""

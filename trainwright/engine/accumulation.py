@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from trainwright._torch_compat.tensor_chunks import is_dtensor
 from trainwright.config.errors import ConfigError
-from trainwright.data.batch import count_samples
+from trainwright.data.sample_count import SampleCounter
 from trainwright.engine.loss_fn import TOKENS as TOKENS
 from trainwright.engine.loss_fn import sum_losses, without_empty_mean
 from trainwright.engine.targets import TargetCounter
@@ -55,7 +55,8 @@ class WindowMean:
     ``num_tokens``, is known later: the gradients are then multiplied by ``factor`` at the window's end.
 
     Args:
-        count: returns the samples of the batch that was read last; 0 for a padding batch.
+        count: returns the samples of the batch that was read last; 0 for a padding batch. By default the rows of its
+            first tensor.
         count_all: the samples of all ranks in the window that starts; 0: unknown.
         num_ranks: the data ranks that take part, whose gradients are averaged; None: this process alone.
         device: of the computation; None: that of the weights.
@@ -82,7 +83,7 @@ class WindowMean:
         self.counter = targets
         self._is_alone, self._num_ranks, self._device = num_ranks is None, num_ranks or 1, device
         self._is_staged, self._has_loss = is_staged, has_loss
-        self._count = count or partial(count_samples, unknown=1)
+        self._count = count or partial(SampleCounter(None), number=None)
         self._count_all = count_all
         self._length, self._is_open = 1, False
         self._window: list[Any] = []  # the batches that are read, until they are weighed

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainwright.data.batch import count_samples
 from trainwright.engine.loss_fn import losses_of, predictions_of, target_of
 from trainwright.events.media import wide_dtype
 from trainwright.parallel.context import SHIFTED
@@ -258,13 +257,13 @@ class Comparison:
             (scores[:, :-1], labels[:, 1:]) if self.is_shifted and _are_of_tokens(scores, labels) else (scores, labels)
         )
 
-    def loss_weight(self, outputs: Mapping[str, Any], batch: Any) -> int | float | Tensor:
-        """The number of items that a batch's loss averages: as in the training, ``num_tokens``, targets or samples."""
+    def loss_weight(self, outputs: Mapping[str, Any], batch: Any, samples: int) -> int | float | Tensor:
+        """The number of items that a batch's loss averages: ``num_tokens``, targets or ``samples``."""
         if "num_tokens" in outputs:
             tokens: int | float | Tensor = outputs["num_tokens"]
             return tokens
         number = None if self.targets is None else self.targets.count_in(batch)
-        return count_samples(batch, unknown=1) if number is None else number
+        return samples if number is None else number
 
 
 def find_comparison(

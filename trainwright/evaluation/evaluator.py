@@ -20,7 +20,12 @@ class DatasetEvaluator:
 
     The evaluation loop calls ``reset`` once, ``process`` for each batch in the order of the data set, and ``evaluate``
     once. Override ``merge_state``, too, if you evaluate on several ranks: without it, all batches are sent to rank 0.
+
+    Attributes:
+        batch_samples: the number of samples of the batch that ``process`` gets; None: read it from the batch.
     """
+
+    batch_samples: int | None = None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -69,6 +74,7 @@ class DatasetEvaluators(DatasetEvaluator):
 
     def process(self, inputs: Any, outputs: Any) -> None:
         for evaluator in self.evaluators:
+            evaluator.batch_samples = self.batch_samples
             evaluator.process(inputs, outputs)
 
     def evaluate(self) -> dict[str, Any]:

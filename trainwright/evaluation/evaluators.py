@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from trainwright.config.errors import ConfigError
-from trainwright.data.batch import count_samples, described
+from trainwright.data.batch import described
+from trainwright.data.sample_count import SampleCounter
 from trainwright.evaluation.evaluator import DatasetEvaluator, EvaluationError, required
 from trainwright.evaluation.metrics.metric import load_package
 from trainwright.evaluation.metrics.torchmetrics_factory import IGNORED_LABEL
@@ -226,6 +227,7 @@ class PPLEvaluator(DatasetEvaluator):
 
     def reset(self) -> None:
         self._batches: list[tuple[dict[str, Tensor], int]] = []  # losses, on the device until evaluate(); samples
+        self._count = SampleCounter(None)
 
     def process(self, inputs: Any, outputs: Any) -> None:
         losses = {"loss": outputs} if isinstance(outputs, Tensor) else outputs
@@ -239,7 +241,8 @@ class PPLEvaluator(DatasetEvaluator):
         # MPS has no float64.
         dtypes = {name: torch.float32 if loss.device.type == "mps" else torch.float64 for name, loss in losses.items()}
         wide = {name: loss.detach().reshape(()).to(dtypes[name], copy=True) for name, loss in losses.items()}
-        self._batches.append((wide, count_samples(inputs, unknown=1)))
+        samples = self._count(inputs, None) if self.batch_samples is None else self.batch_samples
+        self._batches.append((wide, samples))
 
     def merge_state(self, others: Sequence[Self]) -> None:
         self._batches = in_order([one._batches for one in (self, *others)])  # summed in the order of a single rank

@@ -17,7 +17,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from trainwright.data.batch import count_samples, fields, first_labels
+from trainwright.data.batch import fields, first_labels
+from trainwright.data.sample_count import SampleCounter
 from trainwright.data.sample_names import index_of_place, sample_name
 from trainwright.evaluation.prediction_table import ID_FIELDS
 from trainwright.evaluation.rank_exchange import in_order
@@ -80,10 +81,12 @@ class WatchedEvaluation:
     def around(self, step: Callable[[Any], object]) -> Callable[[Any], None]:
         """``step``, and look at what the model returns in it."""
 
+        count = SampleCounter(self._loader)
+
         def watched_step(batch: Any) -> None:
             outputs: list[Any] = []
             losses: list[Tensor | None] = []
-            size = count_samples(batch)
+            size = count(batch, len(self._sizes))
             mode = LossesOfTorch(lambda: size, losses.append) if self._reads_losses else None
             hook = self._model.register_forward_hook(lambda module, inputs, found: outputs.append(found))
             with hook, mode or nullcontext():

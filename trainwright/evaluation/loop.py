@@ -220,7 +220,7 @@ def inference_on_dataset(
     model = unwrap_model(model)  # its forward may wait for the other ranks, of which one may have run out
     device = torch.device(input_placement_device)
     with raised_on_all_ranks():
-        evaluators = EvaluatorOnRanks(_as_one(evaluator), is_joint=computes_together(model))
+        evaluators = EvaluatorOnRanks(_as_one(evaluator), loader=data_loader, is_joint=computes_together(model))
         length = _num_batches(data_loader)
         if eval_iter < 1:
             raise ConfigError(f"evaluation.eval_iter: got {eval_iter}; it must be a whole number >= 1.")

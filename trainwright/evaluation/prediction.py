@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError
-from trainwright.data.batch import count_samples, described, joined, like, mapped
+from trainwright.data.batch import described, joined, like, mapped, num_rows
 from trainwright.data.errors import batch_in_errors
 from trainwright.data.seeding import kept_generators, rng_state, set_random_state
 from trainwright.evaluation.loop import run_evaluation
@@ -46,7 +46,7 @@ def predict(
         read_batches,
         lambda batch: outputs.append(on_cpu(step(batch))),
         joined,
-        num_samples=lambda batch: count_samples(batch, unknown=1) * get_averaging_size(),
+        num_samples=lambda batch: (num_rows(batch) or 0) * get_averaging_size(),
         num_batches=num_batches,
         without_batches="predict: the data yielded no batch. Pass data with at least one sample.",
         pad=step if is_single_pass else None,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trainwright.checkpoint.files import atomic_write
 from trainwright.config.errors import ConfigError, import_optional, nearest_name
-from trainwright.data.batch import count_samples, fields, is_label, pair
+from trainwright.data.batch import fields, is_label, num_rows, pair
 from trainwright.data.sample_names import index_of_place, sample_name
 from trainwright.evaluation.evaluator import DatasetEvaluator
 from trainwright.models.outputs import named_outputs
@@ -40,7 +40,7 @@ def rows_of(inputs: Any, outputs: Any, first: int = 0) -> list[Row]:
     if found is None:
         found = {"scores" if isinstance(outputs, Tensor) and outputs.ndim == 2 else "output": outputs}
     sizes = (_length(value) for value in found.values())
-    number = count_samples(batch) or next((size for size in sizes if size), 0)
+    number = num_rows(batch) or next((size for size in sizes if size), 0)
     columns: dict[str, list[Any]] = {}
     for name, value in batch.items():
         if name in ID_FIELDS or is_label(name):

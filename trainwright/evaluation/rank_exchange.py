@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch import distributed as torch_dist
 
 from trainwright.checkpoint.safetensors_file import bytes_of
+from trainwright.data.sample_count import SampleCounter
 from trainwright.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators, EvaluationError
 from trainwright.parallel import dist
 from trainwright.parallel.dist import (
@@ -123,11 +124,13 @@ class EvaluatorOnRanks:
     layers, the first one counts.
 
     Args:
+        loader: gives the batches of this rank.
         is_joint: the ranks compute each forward pass together, so one that fails cannot reach the others.
     """
 
-    def __init__(self, evaluator: DatasetEvaluator, *, is_joint: bool = False) -> None:
+    def __init__(self, evaluator: DatasetEvaluator, *, loader: Any = None, is_joint: bool = False) -> None:
         self._evaluator, self._is_joint = evaluator, is_joint
+        self._count, self._num_batches = SampleCounter(loader), 0
         self._local: list[DatasetEvaluator] = []  # process the batches of their rank
         self._on_rank_0: list[DatasetEvaluator] = []  # process the batches of all ranks
         for one in _single_evaluators(evaluator):
@@ -147,7 +150,10 @@ class EvaluatorOnRanks:
         if get_tensor_parallel_rank() > 0:
             self.skip()
             return
+        samples = self._count.known(inputs, self._num_batches)
+        self._num_batches += 1
         for evaluator in self._local:
+            evaluator.batch_samples = samples
             evaluator.process(inputs, outputs)
         if self._on_rank_0:
             self._exchange((inputs, outputs))

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from trainwright.data.batch import count_samples
+from trainwright.data.batch import num_rows
 from trainwright.engine.step import Step
 from trainwright.engine.update import Update
 from trainwright.events.phases import activity
@@ -147,7 +147,7 @@ class CompiledStep:
             )  # fmt: skip
 
     def _find_after_compiling(self, batch: Any) -> tuple[Programs | None, Inputs | None]:
-        if self._batch_size and count_samples(batch) not in (0, self._batch_size):
+        if self._batch_size and num_rows(batch) not in (None, self._batch_size):
             return None, None
         try:
             programs = self._compile_for(batch)

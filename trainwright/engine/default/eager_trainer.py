@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainwright.data.batch import to_batch
 from trainwright.data.batches import Batches
+from trainwright.data.sample_count import keeps_samples
 from trainwright.data.sampler import CyclicSampler
 from trainwright.engine.accumulation import TOKENS, mean_outputs
 from trainwright.engine.gradient_sync import average_before_own_steps, explained, gradient_sync
@@ -93,10 +94,9 @@ class EagerTrainer(TrainerBase):
             wraps=wraps_model,
         )
         sampler = getattr(data_loader, "batch_sampler", None)
-        samples = None  # of each batch; None: unknown
-        if isinstance(sampler, CyclicSampler):
-            samples = sampler.micro_batch_size
-        in_window = (samples or 0) * get_data_parallel_size() * grad_acc_steps
+        in_window = 0  # the samples of all processes; 0: unknown
+        if isinstance(sampler, CyclicSampler) and keeps_samples(data_loader):
+            in_window = sampler.micro_batch_size * get_data_parallel_size() * grad_acc_steps
         self._update = Update(
             optimizer,
             self._plain_model,
@@ -106,7 +106,7 @@ class EagerTrainer(TrainerBase):
             grad_scaler=grad_scaler,
             replica=self._replica,
             **stages,
-            count=None if samples is None else lambda batch: samples,
+            count=lambda batch: self.batches.count(batch),
             count_all=lambda: in_window,
             loss_ignores=loss_ignores,
         )

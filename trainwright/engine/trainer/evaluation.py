@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.utils.data import RandomSampler
 
 from trainwright.config.errors import ConfigError, ConfigTypeError, did_you_mean
-from trainwright.data.batch import arguments, count_samples, parameter_names, to_batch
+from trainwright.data.batch import arguments, parameter_names, to_batch
 from trainwright.data.errors import batch_in_errors, data_fault
 from trainwright.data.instance import Instance
+from trainwright.data.sample_count import SampleCounter
 from trainwright.engine.loss_fn import forward, losses_of, predictions_of, target_of, used_loss
 from trainwright.engine.run import TrainerRun
 from trainwright.engine.targets import Comparison, find_comparison, label_fields
@@ -172,7 +173,7 @@ class Evaluation:
         if results.comparison is None:
             results.comparison = self._find_comparison(last, labelled, loss)
         # Before ``logits`` is replaced below: the weight belongs to the loss.
-        results.loss_weight = results.comparison.loss_weight(outputs, labelled)
+        results.loss_weight = results.comparison.loss_weight(outputs, labelled, results.num_samples)
         if self.generates():
             outputs["logits"] = _generated(model, batch)
         outputs.pop("loss", None)
@@ -246,7 +247,7 @@ class Evaluation:
         limit, watching = loaders.eval_limit(loader, self._run.config), self._watching
 
         def read_batches() -> Iterable[Any]:
-            self._results.reset(self._handler())
+            self._results.reset(self._handler(), loaders.samples_of_rank(loader))
             batches = map(self.prepare, islice(loaders.batches_of_rank(loader), limit))
             return batches if watching is None else watching.eval_batches(batches)
 
@@ -262,7 +263,7 @@ class Evaluation:
             read_batches,
             self._evaluate_batch,
             results,
-            num_samples=lambda batch: count_samples(batch, unknown=1) * get_averaging_size(),
+            num_samples=lambda _: self._results.num_samples * get_averaging_size(),
             num_batches=limit,
             loader=loader,
             name=name,
@@ -278,7 +279,7 @@ class Evaluation:
         results.begin_batch(inputs)
         logs = self._overrides.of("evaluate_step", self.evaluate_step)(self._run.model, inputs)
         if not results.is_counted:
-            results.add_own(logs, inputs)
+            results.add_own(logs)
         if self._watching is not None:
             self._watching.record({name: value for name, value in logs.items() if value is not None})
             if results.is_counted:
@@ -299,7 +300,7 @@ class Evaluation:
 
     def _count(self, inputs: Any, outputs: Mapping[str, Any]) -> None:
         results = self._results
-        results.add_loss(outputs.get("loss"), inputs)
+        results.add_loss(outputs.get("loss"))
         if self._overrides.has("compute_metric"):
             results.set_own_metric(self._overrides.of("compute_metric", self.compute_metric)(self._run.model, inputs))
             return
@@ -354,6 +355,7 @@ class EvalResults:
     Attributes:
         comparison: how metrics compare scores with labels; None until the first batch.
         loss_weight: the number of items that the current batch's loss averages; None: its samples.
+        num_samples: those of the current batch.
         is_counted: whether the current batch is counted.
         has_metrics: whether each batch so far could be passed to the metrics.
     """
@@ -366,9 +368,11 @@ class EvalResults:
         """``handler`` computes the metrics."""
         self.reset(handler)
 
-    def reset(self, handler: Any) -> None:
+    def reset(self, handler: Any, count: Callable[[Any, int], int] | None = None) -> None:
+        """Start an evaluation. ``count``: returns the samples of a batch of this rank, from its number."""
         handler.reset()
-        self._handler = handler
+        self._handler, self._count = handler, count or SampleCounter(None)
+        self.num_samples = self._num_batches = 0
         self.has_metrics, self.comparison = True, None
         self._total_loss: Tensor | float = 0.0  # on the device, read once
         self._weight: Tensor | int = 0
@@ -378,15 +382,17 @@ class EvalResults:
 
     def begin_batch(self, batch: Any) -> None:
         self.is_counted, self.loss_weight = False, None
-        self._num_samples += count_samples(batch, unknown=1)
+        self.num_samples = self._count(batch, self._num_batches)
+        self._num_batches += 1
+        self._num_samples += self.num_samples
 
-    def add_loss(self, loss: Tensor | None, batch: Any) -> None:
+    def add_loss(self, loss: Tensor | None) -> None:
         self.is_counted = True
         if loss is None:
             return
         loss = loss.detach()
         wide = loss.double() if loss.device.type != "mps" else loss
-        by = count_samples(batch, unknown=1) if self.loss_weight is None else self.loss_weight
+        by = self.num_samples if self.loss_weight is None else self.loss_weight
         weight = torch.as_tensor(by, device=loss.device)
         # The mean of zero items is NaN.
         self._total_loss = self._total_loss + torch.where(weight > 0, wide * weight, torch.zeros_like(wide))
@@ -430,10 +436,10 @@ class EvalResults:
         self.has_metrics = False
         self._own["metric"] = value
 
-    def add_own(self, logs: Mapping[str, Any], batch: Any) -> None:
+    def add_own(self, logs: Mapping[str, Any]) -> None:
         """Use only the values that a user's ``evaluate_step`` returns."""
         loss, self.loss_weight = logs.get("eval_step_loss"), None
-        self.add_loss(None if loss is None else torch.as_tensor(loss), batch)
+        self.add_loss(None if loss is None else torch.as_tensor(loss))
         self.has_metrics = self.is_counted = False
         names = {"loss": "eval_epoch_loss", "metric": "eval_epoch_metric"}
         self._own |= {name: float(logs[key]) for name, key in names.items() if logs.get(key) is not None}

@@ -12,6 +12,7 @@ from trainwright.data.batch_loader import can_pin_memory, make_loader
 from trainwright.data.batches import Repeated
 from trainwright.data.loaders import check_stream_arguments
 from trainwright.data.order import sample_lengths
+from trainwright.data.sample_count import SampleCounter
 from trainwright.data.sampler import EpochSampler, SingleRoundSampler, limited
 from trainwright.data.streaming import StreamLoader, eval_stream_loader, is_stream
 from trainwright.parallel.dist import (
@@ -97,10 +98,9 @@ def eval_loader(dataset: Any, config: "TrainingConfig", collator: Callable[[list
 
 def batches_of_rank(loader: Iterable[Any]) -> Iterator[Any]:
     """This rank's batches of an evaluation: every sample is in one batch of one rank."""
-    rank, size = get_averaging_rank(), get_averaging_size()
-    is_own_share = any(getattr(part, "is_sharded", False) for part in (loader, getattr(loader, "dataset", None)))
-    if size == 1 or _is_sharded(loader) or is_own_share:  # a stream may yield only the samples of this rank
+    if not _is_split(loader):
         return iter(loader)
+    rank, size = get_averaging_rank(), get_averaging_size()
     sampler = getattr(loader, "sampler", None)
     if isinstance(sampler, RandomSampler) and sampler.generator is None:
         logger.warning(
@@ -109,6 +109,15 @@ def batches_of_rank(loader: Iterable[Any]) -> Iterator[Any]:
             type(loader).__name__,
         )
     return (batch for number, batch in enumerate(loader) if number % size == rank)
+
+
+def samples_of_rank(loader: Any) -> Callable[[Any, int], int]:
+    """Returns what counts the samples of a batch of :func:`batches_of_rank`, from the batch and its number."""
+    counter = SampleCounter(loader)
+    if not _is_split(loader):
+        return counter
+    rank, size = get_averaging_rank(), get_averaging_size()
+    return lambda batch, number: counter(batch, number * size + rank)
 
 
 def num_rounds(loader: Any) -> int | None:
@@ -142,6 +151,13 @@ def overfit_loader(loader: Any, dataset: Any, config: "TrainingConfig", collator
             " Pass a data set, or a loader that does not shuffle."
         )
     return loader
+
+
+def _is_split(loader: Any) -> bool:
+    """Whether each rank reads some of the batches of a loader that has those of all ranks."""
+    is_own_share = any(getattr(part, "is_sharded", False) for part in (loader, getattr(loader, "dataset", None)))
+    # A stream may yield only the samples of this rank.
+    return get_averaging_size() > 1 and not _is_sharded(loader) and not is_own_share
 
 
 def _is_sharded(loader: Any) -> bool:

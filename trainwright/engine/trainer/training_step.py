@@ -13,6 +13,7 @@ from trainwright._torch_compat.tensor_chunks import is_dtensor
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data.batch import to_batch
 from trainwright.data.collate import mixed
+from trainwright.data.sample_count import keeps_samples
 from trainwright.engine.accumulation import mean_outputs
 from trainwright.engine.gradient_sync import explained
 from trainwright.engine.loss_fn import Loss, add_notes, contract_for, predictions_of, used_loss
@@ -109,7 +110,6 @@ class TrainingStep:
         self._scalars: dict[str, Any] | None = None  # those that the model returned for the current micro-batch
         self._chosen_with: tuple[Any, ...] = ()  # assigned methods
         self._window_end = 0  # the number of steps after the current update
-        self._latest_samples = -1, 0  # a step, and this process's samples in it
         self._compute_loss: Callable[[Any, Any], Any] | None = None  # by the contract, or the user's
         self._training_step: Callable[[Any], Any] | None = None
         self.build_update()
@@ -130,7 +130,8 @@ class TrainingStep:
         run, placement, before = self._run, self.placement, self.update if self.step is not None else None
         config, optimizer = run.config, run.optimizer
         self._optimizer = optimizer
-        self._has_own_loader = is_own = loaders.is_own_loader(run.batches.loader)
+        self._has_own_loader = loaders.is_own_loader(run.batches.loader)
+        is_planned = loaders.is_own_loader(run.batches.loader) and keeps_samples(run.batches.loader)
         settings: dict[str, Any] = {"differentiate": None if self._accelerator is None else self._differentiate}
         if placement.pipeline is not None:
             settings |= pipeline_settings(placement.pipeline, run.grad_scaler, optimizer)
@@ -146,9 +147,9 @@ class TrainingStep:
             criterion=lambda: run.declared_criterion(self.loss.own_loss),
             label_names=config.label_names,
             loss_ignores=run.spec.loss_ignores,
-            count=(lambda _: self._samples_of(run.batches.done - 1)) if is_own else None,
+            count=lambda batch: run.batches.count(batch),
             replica=placement.sync,
-            count_all=self._samples_of_window if is_own else lambda: 0,
+            count_all=self._samples_of_window if is_planned else lambda: 0,
             mean=None if before is None else before.mean,
             **settings,
         )
@@ -277,7 +278,6 @@ class TrainingStep:
         """Choose what the step does with batches like ``inputs``: once for each optimizer and loss."""
         step.use(self.update)
         if inputs is None:  # before the first batch
-            self._latest_samples = -1, 0
             step.train = self._train_first
             return
         overrides, self._chosen_with = self._overrides, self._overrides.assigned(*_ASSIGNED)
@@ -356,25 +356,15 @@ class TrainingStep:
         if self._accelerator is not None:
             self._accelerator.sync_gradients = self.update.is_window_end
 
-    def _samples_of(self, step: int) -> int:
-        """This process's samples in the batch of a step."""
-        plan = self._state.plan
-        if self.placement.sync is None:
-            return plan.samples(step + 1) - plan.samples(step)
-        if self._latest_samples[0] != step:
-            self._latest_samples = step, int(self._run.batches.loader.batch_sampler.num_samples(step))
-        return self._latest_samples[1]
-
     def _samples_of_window(self) -> int:
         plan = self._state.plan
         return plan.samples(self._window_end) - plan.samples(self._state.global_step)
 
     def is_padding_batch(self) -> bool:
         """Whether the latest batch is a padding batch, which only keeps this process in step with the others."""
-        if not self._has_own_loader:
-            return False
-        is_staged = self.placement.pipeline is not None  # all batches of the update are counted before
-        return (self.update.mean.latest_samples if is_staged else self._samples_of(self._state.global_step - 1)) == 0
+        if self.placement.pipeline is not None:  # all batches of the update are counted before
+            return self._has_own_loader and self.update.mean.latest_samples == 0
+        return bool(self._run.batches.planned(self._state.global_step) == 0)
 
     def _record_scalars(self, outputs: Mapping[str, Any]) -> None:
         """Keep the scalars among the model's outputs for the current micro-batch; a program returns them itself."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset, WeightedRandomSampler
 
-from trainwright.data.batch import count_samples
+from trainwright.data.batch import num_rows
 from trainwright.data.batch_loader import BatchLoader, BatchReader
 from trainwright.data.sampler import CyclicSampler, EpochSampler, SampleIndices
 from trainwright.inspect.check.batches import fingerprint, inputs_and_labels
@@ -58,7 +58,7 @@ def _equal_samples(setup: SetUp, new: Copy) -> Finding | None:
         found = inputs_and_labels(new.prepared(batch))
         first = first or found
         equal = {name for name in equal if found[name] and all(map(_has_rows_of, found[name], first[name]))}
-        number += count_samples(batch)
+        number += num_rows(batch) or 0
         if not equal or number >= size or time.perf_counter() > end:
             break
     else:

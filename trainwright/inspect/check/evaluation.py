@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from trainwright.data.batch import count_samples
+from trainwright.data.batch import num_rows
 from trainwright.data.seeding import rng_state
 from trainwright.inspect.check.batches import labels_are_inputs, same_values, with_permuted_labels
 from trainwright.inspect.check.copies import Copy
@@ -122,7 +122,7 @@ def check_labels(setup: SetUp) -> Finding:
     batches = _first_samples(new)
     learned, unseen = batches[: 2 * len(batches) // 3], batches[2 * len(batches) // 3 :]
     prepared = [[new.prepared(batch) for batch in part] for part in (learned, unseen)]
-    number = sum(count_samples(batch) for batch in prepared[1])
+    number = sum(num_rows(batch) or 0 for batch in prepared[1])
     generator = torch.Generator().manual_seed(0)
     if with_permuted_labels(prepared[0][0], generator) is None:
         raise Skipped("the batches have no labels that can be permuted")
@@ -191,7 +191,7 @@ def _gain(new: Copy, batches: list[Any], generator: torch.Generator) -> _Gain:
 
 def _first_samples(new: Copy) -> list[Any]:
     (first,) = new.run.batches.first(1)
-    size = count_samples(new.prepared(first))
+    size = num_rows(new.prepared(first)) or 0
     if size < 4:
         raise Skipped("a batch has fewer than four samples" if size else "the samples of a batch cannot be counted")
     number = max(3, _MOST_SAMPLES // size)

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from trainwright.config.errors import ConfigError
-from trainwright.data.batch import count_samples
+from trainwright.data.batch import num_rows
 from trainwright.data.seeding import kept_generators
 from trainwright.engine.out_of_memory import is_out_of_memory
 from trainwright.engine.run import Run
@@ -95,7 +95,7 @@ def _needed(copies: Copies, size: int) -> int:
     """The bytes of an update with micro-batches of ``size`` samples."""
     new = copies.make(batch_size=size, gradient_accumulation_steps=1, constant_rate=True)
     (batch,) = new.run.batches.first(1)
-    if (found := count_samples(new.prepared(batch))) != size:
+    if (found := num_rows(new.prepared(batch))) != size:
         raise ConfigError(
             f"find_batch_size: the loader gives {found or 'unknown numbers of'} samples instead of {size}. Pass a data"
             " set instead of a loader, or build the loader with the batch size of the configuration."
