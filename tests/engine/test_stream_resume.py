@@ -134,9 +134,14 @@ def rows() -> list[dict[str, Any]]:
     return [{"inputs": row, "labels": number % 3} for number, row in enumerate(inputs)]
 
 
-def stateful_loader(num_workers: int = 0) -> Any:
+def stateful_loader(num_workers: int = 0, *, is_stream: bool = False) -> Any:
     from torchdata.stateful_dataloader import StatefulDataLoader
 
+    if is_stream:  # whose state lacks the samples in its buffer
+        datasets = pytest.importorskip("datasets")
+        table = datasets.Dataset.from_list([{**row, "inputs": row["inputs"].tolist()} for row in rows()])
+        stream = table.to_iterable_dataset(num_shards=2).shuffle(seed=3, buffer_size=5).with_format("torch")
+        return StatefulDataLoader(stream, 4, num_workers=num_workers)
     torch.manual_seed(0)  # the loader draws the seed of its order
     return StatefulDataLoader(rows(), 4, shuffle=True, num_workers=num_workers)
 
@@ -144,12 +149,12 @@ def stateful_loader(num_workers: int = 0) -> Any:
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("api", [python_api, config_api])
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_stateful_data_loader_resumes_exactly(api: Any, num_workers: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("num_workers", "is_stream"), [(0, False), (1, False), (0, True)])
+def test_a_stateful_data_loader_resumes_exactly(api: Any, num_workers: int, is_stream: bool, tmp_path: Path) -> None:
     pytest.importorskip("torchdata")
 
     def data() -> Any:
-        loader = stateful_loader(num_workers)
+        loader = stateful_loader(num_workers, is_stream=is_stream)
         return {"train_dataloader": loader} if api is python_api else loader
 
     whole = api(tmp_path / "whole", data(), None)

@@ -28,7 +28,7 @@ from trainwright.data.seeding import (
     set_generator_state,
     set_random_state,
 )
-from trainwright.data.streaming import StreamLoader, has_state
+from trainwright.data.streaming import StreamLoader, has_state, log_shuffle_buffer
 
 logger = logging.getLogger("trainwright.data")
 
@@ -329,6 +329,7 @@ class Batches(Iterator[Any]):
     def _log_start(self, loader: Any, epoch: int, count: int) -> None:
         """Log that a resumed run reads ``count`` batches again, and a loader whose order may be another one."""
         source, kind, is_resumed = source_of(loader), type(loader).__name__, self._continued is not None
+        log_shuffle_buffer(getattr(source, "dataset", None))
         sampler = getattr(source, "sampler", None)
         is_known = type(sampler).__module__.startswith("torch.utils.data") or hasattr(sampler, "set_epoch")
         is_known = type(source) is DataLoader and is_resumed and (is_known or len(_generators(source)) > 0)

@@ -3,7 +3,7 @@
 A stream is any object with ``__iter__`` whose iteration restarts it. It may also have
 
 * ``state_dict()`` and ``load_state_dict(state)``: its position. Without them, a resume reads the samples of the pass
-  again and drops them;
+  again and drops them, as it does for a stream of `datasets` with a shuffle buffer, which its state does not hold;
 * ``set_epoch(number)``: called before each pass over it;
 * ``shard(num_shards, index)``: a part of it, for a rank. Its ``__iter__`` then yields the share of each worker;
 * ``is_sharded = True``: its ``__iter__`` yields the share of the rank and worker that calls it.
@@ -51,10 +51,33 @@ def is_stream(dataset: Any) -> bool:
 
 
 def has_state(part: Any) -> bool:
-    """Whether a stream or loader can save its position."""
+    """Whether a stream or loader can save its position, so that it continues exactly there."""
     if not getattr(part, "use_stateful_dataloader", True):  # the methods of an accelerate loader need that
         return False
+    if not isinstance(part, StreamLoader) and has_shuffle_buffer(getattr(part, "dataset", part)):
+        return False
     return all(callable(getattr(part, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
+def has_shuffle_buffer(stream: Any) -> bool:
+    """Whether a stream of `datasets` shuffles in a buffer: by its documentation, the samples in it are not part of its
+    ``state_dict()``, and are lost when it is loaded."""
+    if type(stream).__module__.partition(".")[0] != "datasets":
+        return False
+    steps = [getattr(stream, "_ex_iterable", None)]  # no public method says which steps a stream has
+    for step in steps:  # it grows
+        steps += [getattr(step, "ex_iterable", None), *getattr(step, "ex_iterables", ())] if step is not None else []
+    return any(type(step).__name__.startswith("BufferShuffled") for step in steps)
+
+
+def log_shuffle_buffer(stream: Any) -> None:
+    """Log at the start what a resume will cost."""
+    if has_shuffle_buffer(stream):
+        logger.info(
+            "%s shuffles in a buffer of its own, which is not part of its state_dict: a resume is exact, but reads the"
+            " samples of the pass again and drops them. The trainer's shuffle_buffer resumes at its position.",
+            type(stream).__name__,
+        )
 
 
 def is_shared(stream: Any) -> bool:
@@ -140,7 +163,8 @@ class _Passes:
         self._stream, self._block_size, self._seed, self._key = stream, block_size, seed, key
         self._epoch, self._done, self._offset = position["epoch"], position["samples"], position["offset"]
         self._has_state = has_state(stream)
-        self._state = position["state"]  # of the stream, at the beginning of the block
+        # Of the stream, at the beginning of the block.
+        self._state = position["state"] if self._has_state else None
         self._left: Iterator[Any] | None = None  # opened, if it is to be read
         self.samples = self._samples()
 
@@ -336,6 +360,7 @@ class StreamLoader:
         self._world_size = get_data_parallel_size() if data_parallel_size is None else data_parallel_size
         self.infinite = infinite
         self.num_workers = _workers_of(dataset, num_workers)
+        log_shuffle_buffer(dataset)
         self.reader = _StreamReader(
             shard_of_rank(dataset, self._rank, self._world_size),
             batch_size,
@@ -363,7 +388,8 @@ class StreamLoader:
         dropped = sum(position["samples"] for position in self._positions.values())
         if dropped and not has_state(self.reader.dataset):
             name = type(self.dataset).__name__
-            logger.info("%s has no state_dict: %d samples are read again and dropped.", name, dropped)
+            why = "does not save its shuffle buffer" if has_shuffle_buffer(self.dataset) else "has no state_dict"
+            logger.info("%s %s: %d samples are read again and dropped.", name, why, dropped)
         self.reader.infinite = self.infinite
         loader = DataLoader(self.reader, None, num_workers=self.num_workers, collate_fn=unchanged, **self._options)
         items = iter(loader) if self.num_workers == 0 else WorkerBatches(loader)
