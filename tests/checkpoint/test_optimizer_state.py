@@ -182,3 +182,53 @@ def test_the_state_keeps_its_dtype(tmp_path, dtype, of_state, named):
         momentum = optimizer.state[parameter]["momentum"]
         assert momentum.dtype == of_state
         assert torch.equal(momentum, values["momentum"])
+
+
+class Factors(torch.optim.Optimizer):
+    """Gradients divided by the sums over a square factor of each weight, which it keeps column by column."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for parameter in (parameter for group in self.param_groups for parameter in group["params"]):
+            rows = parameter.grad.reshape(len(parameter), -1)
+            factor = self.state[parameter].setdefault("factor", torch.zeros(len(rows), len(rows)).t())
+            factor.lerp_(rows @ rows.t(), 0.3)
+            scale = factor.abs().sum(0).sqrt() + 1e-3
+            parameter.sub_(0.05 * parameter.grad / scale.reshape(-1, *[1] * (parameter.dim() - 1)))
+
+
+@pytest.fixture
+def mesh_of_one():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield torch.distributed.init_device_mesh("cpu", (1,), mesh_dim_names=("shard",))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", ["a folder", "parts"])  # 67 x 67: the factor has the shape of its weight, too
+def test_a_state_with_a_layout_of_its_own_keeps_it(tmp_path, name, request):
+    def built():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(67, 67), nn.Tanh(), nn.Linear(67, 2))
+        return model, Factors(model.parameters(), lr=0.05)
+
+    def train(model, optimizer, steps):
+        for step in steps:
+            optimizer.zero_grad()
+            inputs = torch.randn(3, 67, generator=torch.Generator().manual_seed(step))
+            model(inputs).square().sum().backward()
+            optimizer.step()
+
+    mesh = request.getfixturevalue("mesh_of_one") if name == "parts" else None
+    model, optimizer = built()
+    train(model, optimizer, range(3))
+    Checkpointer(model, tmp_path, mesh=mesh, optimizer=optimizer, asynchronous=False).save("a")
+    train(model, optimizer, range(3, 9))
+    other, into = built()
+    Checkpointer(other, mesh=mesh, optimizer=into).load(tmp_path / "a")
+    factors = [into.state[parameter]["factor"] for parameter in other.parameters()]
+    assert [factor.stride() for factor in factors[:2]] == [(1, 67)] * 2
+    train(other, into, range(3, 9))
+    assert all(torch.equal(a, b) for a, b in zip(other.parameters(), model.parameters(), strict=True))

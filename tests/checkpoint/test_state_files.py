@@ -138,6 +138,8 @@ def test_a_list_that_contains_itself_is_refused():
         b'{"$array": {"dtype": "|O8", "data": "a", "shape": [], "scalar": 1}}',
         b'{"$array": {"dtype": "(2,)f4", "data": "a", "shape": [], "scalar": 1}}',
         b'{"$dict": 3}',
+        b'{"$tensor": ["a", [0, 1]]}',
+        b'{"$tensor": ["a", "0"]}',
         b"[" * 100_000,
     ],
     ids=lambda text: text[:20].decode(),
@@ -175,6 +177,24 @@ def test_what_is_saved_comes_back_as_the_same_type(value, tmp_path):
     assert repr(back) == repr(value)
     if isinstance(value, np.generic | np.ndarray):
         assert (back.dtype, back.shape, back.tobytes()) == (value.dtype, value.shape, value.tobytes())
+        assert back.strides == value.strides
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(6.0).reshape(2, 3).t(),
+        torch.arange(120).reshape(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        torch.arange(24).reshape(2, 3, 4).permute(2, 0, 1),
+        torch.arange(6).reshape(2, 1, 3).permute(2, 1, 0),
+    ],
+    ids=lambda tensor: str(tensor.stride()),
+)
+def test_a_tensor_comes_back_with_its_layout_in_memory(tensor, tmp_path):
+    back = through_files({"a": tensor}, tmp_path)["a"]
+    assert torch.equal(back, tensor)
+    sizes = [dim for dim, size in enumerate(tensor.shape) if size > 1]
+    assert [back.stride(dim) for dim in sizes] == [tensor.stride(dim) for dim in sizes]
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,6 @@ from trainwright.checkpoint.state_files import (
     TRAINING_WEIGHTS,
     Stateful,
     check_state,
-    lay_out_as_parameters,
     read_model_state,
     read_rows,
     read_state,
@@ -547,7 +546,6 @@ class Checkpointer:
                     one.param_groups = target.param_groups
                 for one in same_state:
                     one.state = target.state
-                lay_out_as_parameters(target)
                 keep_possible_kernels(target)
         except Exception as error:
             error.add_note(f"While loading {name!r} from {path}.")

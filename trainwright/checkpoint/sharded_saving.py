@@ -41,7 +41,7 @@ from trainwright.checkpoint.state_files import (
 from trainwright.checkpoint.verify import file_faults
 from trainwright.checkpoint.weights import split_model_state
 from trainwright.config.errors import MissingFileError
-from trainwright.optim.named import parameters_of
+from trainwright.optim.named import laid_out_as_parameters, parameters_of
 from trainwright.parallel import dist
 from trainwright.parallel.wrappers import model_state
 
@@ -290,7 +290,8 @@ def serialize(
             state = with_names(state, checkpointable, model if names_from is None else names_from)
         is_split = grid is not None and (name == MODEL_EXTRA or is_of_model(checkpointable))
         state = _own(state, checkpointable, held_before) if is_split else state
-        text, tensors = encode_state(state, name, is_sharded=is_split)
+        known = laid_out_as_parameters(checkpointable) if isinstance(checkpointable, Optimizer) else ()
+        text, tensors = encode_state(state, name, is_sharded=is_split, without_layout=known)
         if is_split:
             trees[name] = json.loads(text)
         else:

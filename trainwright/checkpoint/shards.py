@@ -148,8 +148,16 @@ def index_file(blocks: Sequence[Blocks], states: States, metadata: Mapping[str, 
     return TensorFile(tables, {**metadata, STATES: json.dumps(states), "world_size": str(len(blocks))})
 
 
+def in_order(tensor: Tensor, order: Sequence[int]) -> Tensor:
+    """The values of a tensor, with its dimensions in this order in memory."""
+    inverse = sorted(range(len(order)), key=lambda dim: order[dim])
+    return tensor.permute(*order).contiguous().permute(*inverse)
+
+
 class StoredTensor:
     """A tensor in the files of a checkpoint, which is not read yet."""
+
+    _order: Sequence[int] | None = None  # of its dimensions in memory
 
     def __init__(self, reader: "ShardReader", name: str, entry: IndexEntry) -> None:
         self.reader, self._name, self.entry = reader, name, entry
@@ -180,9 +188,16 @@ class StoredTensor:
         offset, local = chunk_of(own)
         return with_chunk(own, self.block(offset, tuple(local.shape), is_mapped=is_mapped))
 
+    def in_order(self, order: Sequence[int]) -> "StoredTensor":
+        """The same tensor, whose dimensions will have this order in memory where all of it is read."""
+        other = StoredTensor(self.reader, self._name, self.entry)
+        other._order = order
+        return other
+
     def whole(self, *, is_mapped: bool = False) -> Tensor:
         """All values, on the CPU."""
-        return self.block((0,) * len(self.shape), tuple(self.shape), is_mapped=is_mapped)
+        block = self.block((0,) * len(self.shape), tuple(self.shape), is_mapped=is_mapped)
+        return block if self._order is None else in_order(block, self._order)
 
     def meta(self) -> Tensor:
         """A tensor of the same shape and dtype without values."""

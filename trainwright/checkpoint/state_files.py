@@ -3,8 +3,9 @@
 No pickle: reading a state runs no code. Native JSON values are stored unchanged. Other values are an object with one
 key that starts with ``$``: ``{"$tuple": [...]}``, ``{"$float": "nan"}``, ``{"$bytes": "<base64>"}``,
 ``{"$dict": [[key, value], ...]}`` (keys that are not plain strings), ``{"$tensor": "<name in the safetensors file>"}``,
-``{"$array": {...}}`` for NumPy. Saving raises for values that would load as another type: a masked array, a matrix, a
-named tuple.
+``{"$array": {...}}`` for NumPy. A tensor that is not contiguous is ``{"$tensor": ["<name>", [<its dimensions, the one
+with the largest stride first>]]}``: sums over another layout round differently. Saving raises for values that would
+load as another type: a masked array, a matrix, a named tuple.
 """
 
 import base64
@@ -13,7 +14,7 @@ import json
 import math
 import re
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable  # Any: a state is the user's; each value is checked
@@ -32,7 +33,7 @@ from trainwright.checkpoint.files import Writer, read_regular
 from trainwright.checkpoint.folder import WEIGHTS_NAME
 from trainwright.checkpoint.manifest import MANIFEST_NAME, Manifest
 from trainwright.checkpoint.safetensors_file import TensorFile, check_tensor, tensor_key
-from trainwright.checkpoint.shards import ShardReader, StoredTensor
+from trainwright.checkpoint.shards import ShardReader, StoredTensor, in_order
 
 MODEL = "model"  # the state of the module itself
 TRAINING_WEIGHTS = "training_weights"  # state: beside an average of them
@@ -129,32 +130,15 @@ def bytes_writer(content: bytes) -> Writer:
     return lambda file: file.write(content)
 
 
-def lay_out_as_parameters(optimizer: Optimizer) -> None:
-    """Give an optimizer's loaded states the memory layout of their parameters.
-
-    A checkpoint has numbers in order of their indices. torch's fused kernels read parameter and state side by side in
-    memory, without a look at strides: with one in ``channels_last`` and the other not they would pair wrong numbers.
-    """
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            state = optimizer.state.get(parameter, {})
-            for name, value in state.items():
-                if (
-                    isinstance(value, torch.Tensor)
-                    and value.shape == parameter.shape
-                    and value.stride() != parameter.stride()
-                ):
-                    laid_out = torch.empty_like(parameter, dtype=value.dtype, device=value.device, requires_grad=False)
-                    state[name] = laid_out.copy_(value)
-
-
-def encode_state(state: object, name: str, *, is_sharded: bool = False) -> tuple[bytes, dict[str, Tensor]]:
+def encode_state(
+    state: object, name: str, *, is_sharded: bool = False, without_layout: Collection[int] = ()
+) -> tuple[bytes, dict[str, Tensor]]:
     """``state`` as JSON text, and the tensors that the text refers to.
 
     The tensors are those of the state itself, not copies; one that occurs twice is listed once. ``is_sharded``: there
-    may be DTensors.
+    may be DTensors. ``without_layout``: ids of tensors whose layout in memory the loading object knows.
     """
-    encoder = _Encoder(is_sharded=is_sharded)
+    encoder = _Encoder(is_sharded=is_sharded, without_layout=without_layout)
     try:
         tree = encoder.encode(state, (name,))
         text = json.dumps(tree, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
@@ -174,8 +158,8 @@ def decode_state(
 
 
 class _Encoder:
-    def __init__(self, *, is_sharded: bool = False) -> None:
-        self._is_sharded = is_sharded
+    def __init__(self, *, is_sharded: bool = False, without_layout: Collection[int] = ()) -> None:
+        self._is_sharded, self._without_layout = is_sharded, without_layout
         self.tensors: dict[str, Tensor] = {}
         self._names: dict[tuple[object, ...], str] = {}  # tensor_key -> name, so that shared memory is written once
         self._open: set[int] = set()  # ids of the containers around the current value
@@ -213,7 +197,7 @@ class _Encoder:
         tag = _DICT_TAGS[type(value)]
         return {tag: [[_encode_key(key, path), self.encode(item, (*path, str(key)))] for key, item in value.items()]}
 
-    def _encode_tensor(self, tensor: Tensor, path: tuple[str, ...]) -> dict[str, str]:
+    def _encode_tensor(self, tensor: Tensor, path: tuple[str, ...]) -> dict[str, object]:
         local = local_of(tensor) if self._is_sharded else tensor
         check_tensor(local, _shown(path))
         if type(local) not in (Tensor, Parameter):
@@ -221,7 +205,9 @@ class _Encoder:
                 f"{_shown(path)}: got a {type(local).__name__}, which would load as a plain Tensor; "
                 "use value.as_subclass(torch.Tensor)."
             )
-        return {"$tensor": self._store(tensor, path)}
+        stored = self._store(tensor, path)
+        has_order = local is tensor and id(tensor) not in self._without_layout and not tensor.is_contiguous()
+        return {"$tensor": [stored, order_of_dims(tensor)] if has_order else stored}
 
     def _encode_array(self, array: Any, path: tuple[str, ...]) -> dict[str, object]:
         scalar = isinstance(array, np.generic)
@@ -233,6 +219,8 @@ class _Encoder:
             )
         data = torch.from_numpy(np.frombuffer(array.tobytes(), dtype=np.uint8).copy())
         entry = {"dtype": array.dtype.str, "shape": list(array.shape), "scalar": scalar}
+        if array.flags.f_contiguous and not array.flags.c_contiguous:
+            entry["order"] = "F"
         return {"$array": {"data": self._store(data, path), **entry}}
 
     def _store(self, tensor: Tensor, path: tuple[str, ...]) -> str:
@@ -245,6 +233,21 @@ class _Encoder:
             self.tensors[unique] = tensor  # keeps it alive: a key is valid only while its tensor lives
             self._names[key] = unique
         return self._names[key]
+
+
+def order_of_dims(tensor: Tensor) -> list[int]:
+    """The dimensions of a tensor by their strides, the largest first; those of length 1 have no place of their own."""
+    strides = tensor.stride()
+    return sorted(range(tensor.dim()), key=lambda dim: (tensor.shape[dim] == 1, -strides[dim]))
+
+
+def _laid_out(tensor: Any, order: list[int]) -> Any:
+    """A tensor with its dimensions in this order in memory; a `StoredTensor` is laid out when it is read."""
+    if sorted(order) != [*range(len(tensor.shape))]:
+        raise ValueError(f"the dimensions {order} of a tensor of shape {tuple(tensor.shape)}")
+    if isinstance(tensor, StoredTensor):
+        return tensor.in_order(order)
+    return in_order(tensor, order)
 
 
 def _shown(path: tuple[str, ...]) -> str:
@@ -263,7 +266,7 @@ def _encode_key(key: Any, path: tuple[str, ...]) -> Any:
 class _Decoder:
     def __init__(self, tensors: Mapping[str, Any], copies_tensors: bool) -> None:
         self._tensors = tensors
-        self._copies: dict[str, Any] = {} if copies_tensors else dict(tensors)
+        self._copies_tensors, self._copies = copies_tensors, dict[str, Any]()
         self._tags: dict[str, Callable[[Any], Any]] = {
             "$tuple": lambda items: tuple(self.decode(item) for item in items),
             "$float": float,
@@ -291,14 +294,19 @@ class _Decoder:
     def _pairs(self, pairs: list[list[Any]]) -> list[tuple[Any, Any]]:
         return [(self.decode(key), self.decode(item)) for key, item in pairs]
 
-    def _decode_tensor(self, name: str) -> Any:
+    def _decode_tensor(self, stored: str | list[Any]) -> Any:
+        name, order = (stored, None) if isinstance(stored, str) else stored
         if name not in self._copies:  # references to one tensor stay references to one tensor
-            self._copies[name] = self._tensors[name].clone()
+            tensor = self._tensors[name]
+            self._copies[name] = tensor.clone() if self._copies_tensors else tensor
+            if order is not None:
+                self._copies[name] = _laid_out(self._copies[name], order)
         return self._copies[name]
 
     def _decode_array(self, entry: dict[str, Any]) -> Any:
         if not _ARRAY_DTYPE.fullmatch(entry["dtype"]):
             raise ValueError(f"unknown array dtype {entry['dtype']!r}")
         data = self._tensors[entry["data"]].numpy().tobytes()
-        array = np.frombuffer(data, dtype=np.dtype(entry["dtype"])).reshape(entry["shape"]).copy()
+        array = np.frombuffer(data, dtype=np.dtype(entry["dtype"])).reshape(entry["shape"])
+        array = array.copy("F" if entry.get("order") == "F" else "C")
         return array[()] if entry["scalar"] else array

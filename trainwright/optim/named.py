@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -73,7 +74,8 @@ class NamedOptimizers(Optimizer):
 def load_state(optimizer: Optimizer, state: Any) -> None:
     """``optimizer.load_state_dict(state)``, without torch's cast of its tensors to the dtypes of the parameters.
 
-    A momentum in bfloat16, or float32 copies of bfloat16 weights, stay what they were.
+    A momentum in bfloat16, or float32 copies of bfloat16 weights, stay what they were. States are laid out in memory
+    like their parameters, unless they were saved with a layout of their own.
     """
     optimizer.load_state_dict(state)
     saved: Any = state.get("state") if isinstance(state, Mapping) else None
@@ -84,6 +86,38 @@ def load_state(optimizer: Optimizer, state: Any) -> None:
         for key, value in values.items() if isinstance(values, Mapping) else ():
             if isinstance(value, Tensor) and isinstance(loaded.get(key), Tensor) and value.dtype != loaded[key].dtype:
                 loaded[key] = value.to(loaded[key].device, copy=True)
+    _lay_out_as_parameters(optimizer)
+
+
+def laid_out_as_parameters(optimizer: Optimizer) -> set[int]:
+    """The ids of the tensors of an optimizer's state that are laid out in memory like their parameters."""
+    return {
+        id(value)
+        for parameter in parameters_of(optimizer)
+        for value in _alike(optimizer, parameter).values()
+        if value.stride() == parameter.stride()
+    }
+
+
+def _lay_out_as_parameters(optimizer: Optimizer) -> None:
+    """Give an optimizer's loaded states the memory layout of their parameters.
+
+    A checkpoint has numbers in order of their indices. torch's fused kernels read parameter and state side by side in
+    memory, without a look at strides: with one in ``channels_last`` and the other not they would pair wrong numbers.
+    """
+    is_torchs = type(optimizer).__module__.startswith("torch.")  # others may keep a state in a layout of its own
+    for parameter in parameters_of(optimizer):
+        for name, value in _alike(optimizer, parameter).items():
+            if value.stride() != parameter.stride() and (is_torchs or value.is_contiguous()):
+                laid_out = torch.empty_like(parameter, dtype=value.dtype, device=value.device, requires_grad=False)
+                optimizer.state[parameter][name] = laid_out.copy_(value)
+
+
+def _alike(optimizer: Optimizer, parameter: Tensor) -> dict[str, Tensor]:
+    """The tensors of a parameter's state that have its shape."""
+    state = optimizer.state.get(parameter, {})
+    values = state.items() if isinstance(state, Mapping) else ()
+    return {name: value for name, value in values if isinstance(value, Tensor) and value.shape == parameter.shape}
 
 
 def each_optimizer(optimizer: Optimizer) -> list[Optimizer]:
