@@ -68,6 +68,19 @@ def test_other_parameters_are_refused(tmp_path) -> None:
         checkpointer.load(tmp_path / "one")
 
 
+def test_a_group_that_was_added_in_a_run_is_refused_with_what_to_do(tmp_path) -> None:
+    model = Tied()
+    optimizer = torch.optim.SGD([model.embedding.weight], lr=0.1)
+    optimizer.add_param_group({"params": [*model.inner.parameters()], "lr": 0.01})
+    Checkpointer(model, tmp_path, optimizer=optimizer, asynchronous=False).save("one")
+    into = torch.optim.SGD([model.embedding.weight], lr=0.1)
+    with pytest.raises(CheckpointError, match=r"lacks .*inner\.\{weight, bias\}(.|\n)*`unfreeze`"):
+        Checkpointer(model, optimizer=into).load(tmp_path / "one")
+    into.add_param_group({"params": [*model.inner.parameters()]})  # which it says
+    Checkpointer(model, optimizer=into).load(tmp_path / "one")
+    assert [group["lr"] for group in into.param_groups] == [0.1, 0.01]
+
+
 def test_parameters_of_a_group_with_different_saved_settings_are_refused(tmp_path) -> None:
     model, optimizer = trained(in_order)
     Checkpointer(model, tmp_path, optimizer=optimizer, asynchronous=False).save("one")
@@ -139,7 +152,31 @@ class Outer(torch.optim.Optimizer):
         self.parts[0].step()
 
 
-@pytest.mark.parametrize("kind", [SAM, partial(Outer, shares=False), partial(Outer, shares=True)])
+class Shown(torch.optim.Optimizer):
+    """A wrapper that shows groups and state of another optimizer as its own, and cannot be given others."""
+
+    def __init__(self, params, **settings):
+        self.inner = torch.optim.SGD(params, **settings)
+        self.defaults = self.inner.defaults
+        self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks = {}, {}
+
+    param_groups = property(lambda self: self.inner.param_groups)
+    state = property(lambda self: self.inner.state)
+
+    def zero_grad(self, set_to_none=True):
+        self.inner.zero_grad(set_to_none)
+
+    def step(self, closure=None):
+        self.inner.step()
+
+    def state_dict(self):
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state):
+        self.inner.load_state_dict(state)
+
+
+@pytest.mark.parametrize("kind", [SAM, partial(Outer, shares=False), partial(Outer, shares=True), Shown])
 def test_an_optimizer_that_another_one_holds_is_saved_too(tmp_path, kind):
     def built(seed):
         torch.manual_seed(seed)

@@ -7,11 +7,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import TensorDataset, default_collate
 
-from tests.toys import Samples, assert_equal_weights, file_config, quiet
+from tests.toys import Classifier, Samples, assert_equal_weights, file_config, points, quiet
 from trainwright import DefaultTrainer, LazyCall, Trainer
 from trainwright.config.errors import ConfigError
+from trainwright.data import CyclicSampler
+from trainwright.hooks import HookBase
 
 INPUTS = torch.randn(32, 4, generator=torch.Generator().manual_seed(5))
 DATA = TensorDataset(INPUTS, INPUTS.sum(1, keepdim=True))
@@ -125,7 +127,56 @@ def test_parameters_that_the_optimizer_does_not_hold_are_logged(
     Trainer(model, config, DATA, optimizer=optimizer).train()
     (record,) = [one for one in caplog.records if "does not train these 2 parameters" in one.getMessage()]
     assert "no 0.weight, 0.bias of the model" in record.getMessage()
-    assert record.levelname == ("WARNING" if is_replaced else "INFO")
+    assert record.levelname == "WARNING"
+
+
+class AddLayer(HookBase):
+    """The first layer is trained from the fourth update on."""
+
+    def before_step(self) -> None:
+        if self.trainer.iter == 3:
+            self.trainer.optimizer.add_param_group({"params": [*self.trainer.model.body[0].parameters()], "lr": 0.01})
+
+
+def last_layer(params: Any, lr: float) -> torch.optim.Optimizer:
+    every = [p for one in params for p in (one["params"] if isinstance(one, dict) else [one])]
+    return torch.optim.SGD([p for p in every if len(p) == 2], lr=lr, momentum=0.9)
+
+
+class StepsItself(Trainer):
+    def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+        loss = model(**inputs)["loss"]
+        self.backward(loss)
+        self.step()
+        return {"step_loss": loss.detach()}
+
+
+@pytest.mark.parametrize("api", [Trainer, StepsItself, DefaultTrainer])
+def test_gradients_of_parameters_that_no_optimizer_holds_do_not_pile_up(api: Any, tmp_path: Path) -> None:
+    data = points(24)
+    plain = Classifier((4, 8, 2), seed=0)
+    optimizer = last_layer(plain.parameters(), 0.1)
+    for step in range(6):
+        if step == 3:
+            optimizer.add_param_group({"params": [*plain.body[0].parameters()], "lr": 0.01})
+        plain(**default_collate([data[i] for i in range(4 * step, 4 * step + 4)]))["loss"].backward()
+        optimizer.step()
+        plain.zero_grad()
+    if api is DefaultTrainer:
+        settings = {"train_iter": 6, "train_micro_batch_size": 4}
+        cfg = file_config(tmp_path, lambda: Classifier((4, 8, 2), seed=0), lambda: data, **settings)
+        cfg.optim = LazyCall(last_layer)(params=cfg.optim.params, lr=0.1)
+        cfg.dataloader.train.sampler = CyclicSampler
+        cfg.train.scheduler = LazyCall(torch.optim.lr_scheduler.ConstantLR)(factor=1.0)
+        trainer = DefaultTrainer(cfg)
+    else:
+        model = Classifier((4, 8, 2), seed=0)
+        config = quiet(tmp_path, num_epochs=1, batch_size=4, dataloader_shuffle=False, metrics=None)
+        trainer = api(model, config, data, optimizer=last_layer(model.parameters(), 0.1))
+    trainer.register_hooks([AddLayer()])
+    trainer.train()
+    for ours, theirs in zip(trainer.model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_the_config_file_api(tmp_path: Path) -> None:

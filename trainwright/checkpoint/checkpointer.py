@@ -543,7 +543,8 @@ class Checkpointer:
                 load_state(target, state) if isinstance(target, Optimizer) else target.load_state_dict(state)
             if isinstance(target, Optimizer):
                 for one in others:  # an optimizer in another one often has the same groups
-                    one.param_groups = target.param_groups
+                    if one.param_groups is not target.param_groups:  # as a read-only property they are the same
+                        one.param_groups = target.param_groups
                 for one in same_state:
                     one.state = target.state
                 keep_possible_kernels(target)

@@ -82,9 +82,8 @@ def numbered(state: Any, optimizer: Optimizer, model: nn.Module, *, is_part: boo
     saved = state.get(NAMES)
     is_by_name = saved is None and any(isinstance(name, str) for name in _numbers(state))
     is_same_order = saved == names or (saved is None and not is_by_name)
-    has_other_number = saved is not None and len(saved) != len(names)  # the optimizer's own load says which group
     others = {key: value for key, value in state.items() if key not in (NAMES, TIED)}
-    if is_same_order or (has_other_number and not is_part):
+    if is_same_order:
         return others
     named = state if is_by_name else by_name(state)
     group_of = {name: group for group in named["param_groups"] for name in group["params"]}
@@ -111,6 +110,13 @@ def _saved_names(
     found = {name: candidate for name, candidate in candidates.items() if candidate is not None}
     missing = [name for name in names if name not in found]
     unused = [name for name in saved if name not in {*names, *tied, *found.values()} and not is_part]
+    if unused and not missing:
+        raise CheckpointError(
+            f"the optimizer lacks parameters of the run: {', '.join(group_names(unused))}."
+            "\n  Groups that add_param_group adds in a run: set `unfreeze` instead, or give the optimizer all"
+            " parameters from the start and change their requires_grad. To resume this run, add the group before the"
+            " trainer is built."
+        )
     if missing or unused:
         lines = [f"not in the checkpoint: {', '.join(group_names(missing))}"] if missing else []
         lines += [f"not in the optimizer: {', '.join(group_names(unused))}"] if unused else []

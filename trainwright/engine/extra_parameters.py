@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from trainwright._torch_compat.norm_layers import BATCH_NORMS
 from trainwright.config.errors import ConfigError
 from trainwright.engine.gradient_sync import average_gradients
-from trainwright.optim.named import each_optimizer, load_state
+from trainwright.optim.named import each_optimizer, load_state, parameters_of
 from trainwright.parallel.dist import gather_over_pipeline
 from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.parallelize import share_tensors
@@ -91,41 +91,46 @@ def synchronized(model: nn.Module, optimizer: Optimizer, finish: Callable[[], No
     return finish_all if parameters else finish
 
 
-def log_untrained(model: nn.Module, optimizer: Optimizer | None, loss: Any = None) -> None:
-    """Log the trainable parameters of model and loss that are in no group of the optimizer.
+def warn_of_untrained(trainer: Any, loss: Any = None) -> list[nn.Parameter]:
+    """Warn of the trainable parameters of model and loss that are in no group of an optimizer; returns the model's.
 
     Raises:
-        ConfigError: it holds none of the model's.
+        ConfigError: the optimizer holds none of the model's.
     """
+    model, optimizer = trainer.model, trainer.optimizer
     if optimizer is None:
-        return
-    trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    names = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in trained]
+        return []
+    others = [part for part in extra_optimizers(trainer).values() if isinstance(part, Optimizer)]
+    trained = {id(parameter) for parameter in parameters_of(optimizer)}
+    known = trained.union(id(parameter) for other in others for parameter in parameters_of(other))
+    untrained = {n: p for n, p in model.named_parameters() if p.requires_grad and id(p) not in known}
     own = {id(parameter) for parameter in model.parameters()}
     holds_any = not own.isdisjoint(trained)
     if simulation() is None:  # else there are no other pipeline stages to ask
         holds_any = any(gather_over_pipeline(holds_any))
-    if names and not holds_any:
+    if untrained and not holds_any:
         raise ConfigError(
             f"The optimizer {type(optimizer).__name__} holds none of the model's parameters, so no step would change"
             " them. Build it with model.parameters() of this model, after the model is complete."
         )
     of_loss = _trainable_of(loss)
-    if names:
+    if untrained:
+        names = [*untrained]
         is_replaced = not trained <= own.union(map(id, of_loss))
-        logger.log(
-            logging.WARNING if is_replaced else logging.INFO,
+        logger.warning(
             "The optimizer holds no %s of the model: it does not train %s.%s",
             f"{', '.join(names[:3])}{' …' if len(names) > 3 else ''}",
             "it" if len(names) == 1 else f"these {len(names)} parameters",
-            " It holds others: build optimizer and trainer after the model has been changed." if is_replaced else "",
-        )
-    if untrained := [p for p in of_loss if id(p) not in trained and id(p) not in own]:
+            " It holds others: build optimizer and trainer after the model has been changed." if is_replaced
+            else " Their gradients are computed, and set to None after each update; requires_grad=False saves them.",
+        )  # fmt: skip
+    if of_loss_only := [p for p in of_loss if id(p) not in known and id(p) not in own]:
         logger.warning(
             "The loss %s has %d trainable parameters that the optimizer does not hold: they are not trained. Pass an"
             " optimizer of the parameters of both, or set requires_grad=False on these.",
-            type(loss).__name__, len(untrained),
+            type(loss).__name__, len(of_loss_only),
         )  # fmt: skip
+    return [*untrained.values()]
 
 
 def _trainable_of(loss: Any) -> list[Tensor]:

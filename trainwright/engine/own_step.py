@@ -115,6 +115,7 @@ class OwnStep(HookBase):
             finally:
                 self._run.update.is_stepping = False
         self._run.update.is_prepared = False
+        self._run.update.clear_untrained()
 
     def zero_grad(self, optimizer: Any) -> None:
         if self._run.update.is_window_begin:

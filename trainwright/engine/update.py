@@ -74,6 +74,7 @@ class Update:
         record: called with the model's outputs for a batch before its ``backward``.
         record_loss: called with each loss that decides whether the update is skipped.
         groups: the parameter groups of all optimizers that step in an update.
+        untrained: trainable parameters that no optimizer holds; their gradients do not outlive an update either.
         is_prepared, is_stepping: whether ``prepare`` has run for the next ``finish``, and whether ``finish`` runs.
     """
 
@@ -107,6 +108,7 @@ class Update:
         self.grad_scaler, self.max_norm, self.max_value = grad_scaler, max_norm, max_value
         self.skips, self._is_staged = skip_non_finite, is_staged
         self._plain_step, self._zero_grad, self.sync = step, zero_grad, replica
+        self.untrained: Sequence[Tensor] = ()
         self._device = computing_device(model) if replica is not None else None
         self.is_weighed = accumulates or replica is not None
         is_plain = not (self.is_weighed or grad_scaler or differentiate)
@@ -246,8 +248,19 @@ class Update:
             for do in self._preparations:
                 do()
 
+    def clear_also(self, untrained: Sequence[Tensor]) -> None:
+        """Set the gradients of further parameters to None at the end of each update."""
+        if untrained and not self.untrained:
+            self._zero_grad = in_turn([self._zero_grad, self.clear_untrained])
+        self.untrained = untrained
+
+    def clear_untrained(self) -> None:
+        for parameter in self.untrained:
+            parameter.grad = None
+
     def continue_window(self, other: "Update") -> None:
         """Continue the window of another update, whose optimizer was replaced."""
+        self.clear_also(other.untrained)
         self.is_window_end, self.batch = other.is_window_end, other.batch
 
     def release(self) -> None:

@@ -26,7 +26,7 @@ from trainwright.data.batches import Batches
 from trainwright.data.sampler import EpochSampler
 from trainwright.data.seeding import seed_everything
 from trainwright.data.streaming import is_stream
-from trainwright.engine.extra_parameters import log_modes, log_untrained
+from trainwright.engine.extra_parameters import log_modes, warn_of_untrained
 from trainwright.engine.folder.run_folder import TrainerFolder
 from trainwright.engine.hardest_samples import hardest_samples
 from trainwright.engine.loss_fn import forward
@@ -847,7 +847,7 @@ class Trainer(RunMethods):
         self._batches_of_run()
         self.state.restore(in_place=self.run.folder.resume)
         self._steps.check_assigned()
-        log_untrained(self.model, self.optimizer, self.loss)
+        self.run.update.clear_also(warn_of_untrained(self, self.loss))
         warn_unsharded_loader(self.train_dataloader)
         if self.config.eval_on_start and self.start_iter == 0 and self.eval_dataloader is not None:
             self._evaluate_now()
