@@ -238,3 +238,84 @@ def test_expanded_buffers_come_back(tmp_path):
     for name, value in saved.state_dict().items():
         assert torch.equal(model.state_dict()[name], value), name
     assert model.layer.weight is weight
+
+
+class Bank(nn.Module):
+    """A memory that gets its shape in training, and loads whatever was saved."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(0, 2))
+
+    def forward(self, inputs):
+        self.rows = torch.cat([self.rows, inputs.detach()])
+        return inputs + self.rows.mean(0)
+
+    def _load_from_state_dict(self, state, prefix, *more):
+        self.rows = torch.zeros_like(state[f"{prefix}rows"])
+        super()._load_from_state_dict(state, prefix, *more)
+
+
+class HookedBank(Bank):
+    _load_from_state_dict = nn.Module._load_from_state_dict
+
+    def __init__(self):
+        super().__init__()
+        self.register_load_state_dict_pre_hook(make_rows)
+
+
+def make_rows(module, state, prefix, *more):
+    module.rows = torch.zeros_like(state[f"{prefix}rows"])
+
+
+class Root(nn.Sequential):
+    """Its own ``load_state_dict`` does it."""
+
+    def load_state_dict(self, state_dict, strict=True, assign=False):
+        self.rows = torch.zeros_like(state_dict["rows"])
+        return super().load_state_dict(state_dict, strict, assign)
+
+
+def with_root():
+    model = Root(nn.Linear(2, 2))
+    model.register_buffer("rows", torch.zeros(0, 2))
+    model.register_forward_hook(lambda module, inputs, output: Bank.forward(module, output))
+    return model
+
+
+def quantized():
+    model = two_layers().train()
+    model.qconfig = torch.ao.quantization.get_default_qat_qconfig("fbgemm")
+    return torch.ao.quantization.prepare_qat(model)
+
+
+SELF_LOADING = {
+    "bank": lambda: nn.Sequential(nn.Linear(2, 2), Bank(), nn.BatchNorm1d(2)),
+    "compiled": lambda: nn.Sequential(torch.compile(nn.Sequential(nn.Linear(2, 2), Bank()), backend="eager")),
+    "hooked": lambda: nn.Sequential(nn.Linear(2, 2), HookedBank()),
+    "root": with_root,
+    "quantized": quantized,
+}
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated", "ignore:.*reduce_range", "ignore:.*qconfig")
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("kind", SELF_LOADING)
+def test_modules_that_load_themselves_load_what_they_saved(tmp_path, kind, strict):
+    model = SELF_LOADING[kind]()
+    for _ in range(3):
+        model(torch.randn(4, 2))
+    Checkpointer(model, tmp_path).save("a")
+    other = SELF_LOADING[kind]()
+    Checkpointer(other).load(tmp_path / "a", None if strict else [])
+    assert equal(model, other)
+    if kind != "quantized":
+        assert any(len(buffer) == 12 for buffer in other.buffers() if buffer.dim() == 2)
+    assert torch.equal(model(torch.ones(3, 2)), other(torch.ones(3, 2)))
+
+
+def test_the_other_modules_of_such_a_model_are_checked_as_usual(tmp_path):
+    Checkpointer(nn.Sequential(nn.Linear(2, 2), Bank()), tmp_path).save("a")
+    other = nn.Sequential(nn.Linear(2, 3), Bank())
+    with pytest.raises(CheckpointError, match=r"0\.weight: shape \(2, 2\) there, \(3, 2\) in the model"):
+        Checkpointer(other).load(tmp_path / "a")

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainwright._torch_compat.self_loading import self_loading_modules
 from trainwright._torch_compat.tensor_chunks import local_of
 from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.files import irregular
@@ -137,13 +138,16 @@ def load_weights(
 ) -> None:
     """Copy ``weights`` into the parameters and buffers of the model.
 
+    What a module loads itself may have other shapes and names: the module decides.
+
     Args:
         strict: every name, shape and dtype must match (a resume). Otherwise weights that do not fit are skipped and
             logged.
         only: names that must be there with ``strict``; the model keeps its own values of others that are missing.
 
     Raises:
-        CheckpointError: a weight does not match, or without ``strict`` none fits. The model is then unchanged.
+        CheckpointError: a weight does not match, or without ``strict`` none fits. The model is then unchanged, unless a
+            module that loads itself has raised.
     """
     own = model_state(model)
     for name, value in own.items():
@@ -153,16 +157,17 @@ def load_weights(
     for name, first in _copies_on_stages(model).items():  # a file of the complete model has a tied weight once
         if name not in weights and first in weights:
             weights[name] = weights[first]
-    missing, unexpected = _missing_names(own, weights), [name for name in weights if name not in own]
-    if only is not None:
-        missing = [name for name in missing if name in only]
-    shapes, dtypes = _differences(own, weights)
+    modules = {plain_name(name) for name in self_loading_modules(unwrap(model))}
+    theirs = {name for name in (*own, *weights) if name.rpartition(".")[0] in modules}
+    missing = [name for name in _missing_names(own, weights) if name not in theirs and (only is None or name in only)]
+    unexpected = [name for name in weights if name not in own and name not in theirs]
+    shapes, dtypes = _differences(own, {name: value for name, value in weights.items() if name not in theirs})
     if strict:
         faults = [*_listed("not in the checkpoint", missing), *_listed("not in the model", unexpected)]
         faults += [*shapes.values(), *dtypes.values()]
         if faults:
             raise CheckpointError("\n  ".join([f"{source}: the weights do not match this model.", *faults]))
-    fitting = {name: value for name, value in weights.items() if name in own and name not in shapes}
+    fitting = {n: value for n, value in weights.items() if (n in own and n not in shapes) or n in theirs}
     if own and not fitting:
         some = ", ".join(list(weights)[:3]) or "nothing"
         faults = [f"It has {some}, the model has {', '.join(list(own)[:3])} ...", *shapes.values()]
@@ -173,19 +178,28 @@ def load_weights(
         logger.info("%s: %s", source, line)
     for line in _listed("in the model, not in the file", missing):
         logger.warning("%s: %s. They keep their initial values.", source, line)
-    _copy(model, fitting, own)
+    try:
+        _copy(model, fitting, own, theirs)
+    except Exception as error:
+        if theirs:
+            error.add_note(f"While the modules {', '.join(sorted(modules))} loaded their state from {source}.")
+        raise
 
 
-def _copy(model: nn.Module, weights: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+def _copy(model: nn.Module, weights: Mapping[str, Any], own: Mapping[str, Any], theirs: Collection[str]) -> None:
     """Copy in place, without a second model in memory: of stored tensors one block after another is read.
 
-    Buffers made by ``expand`` cannot be written in place: they are replaced if they differ.
+    If modules load ``theirs`` themselves, they get all values at once, as from ``load_state_dict``. Buffers made by
+    ``expand`` cannot be written in place: they are replaced if they differ.
     """
     expanded = {name for name, value in own.items() if isinstance(value, Tensor) and _is_expanded(value)}
     plain = {name: value for name, value in weights.items() if name not in expanded}
     others = {name: weights[name] for name in expanded if name in weights}
-    for block in _blocks(plain, own):
-        load_model_state(model, {name: _values(name, plain[name], own.get(name)) for name in block}, strict=False)
+    kept = {name: own[name] for name in theirs if name in own}
+    for block in [[*plain]] if theirs else _blocks(plain, own):
+        values = {name: _values(name, plain[name], own.get(name)) for name in block}
+        values |= {name: _on_device(model, name, values.get(name, kept.get(name)), own) for name in theirs}
+        load_model_state(model, values, strict=False)
         for reader in {plain[name].reader for name in block if isinstance(plain[name], StoredTensor)}:
             reader.release()
     others = {name: _values(name, value, own[name]) for name, value in others.items()}
@@ -193,6 +207,14 @@ def _copy(model: nn.Module, weights: Mapping[str, Any], own: Mapping[str, Any]) 
     if different:
         put = {name: value.to(own[name].device, own[name].dtype, copy=True) for name, value in different.items()}
         load_model_state(model, put, strict=False, assign=True)
+
+
+def _on_device(model: nn.Module, name: str, value: Any, own: Mapping[str, Any]) -> Any:
+    """A copy that a module may keep, on the device of its own value or of the model."""
+    if not isinstance(value, Tensor):
+        return value
+    like = own.get(name, next(model.parameters(), value))
+    return value.to(like.device if isinstance(like, Tensor) else value.device, copy=True)
 
 
 def _blocks(weights: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[list[str]]:
