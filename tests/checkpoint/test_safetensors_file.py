@@ -64,7 +64,7 @@ def test_tensors_of_every_layout_come_back(tensor, tmp_path):
     back = through_files(tensor, tmp_path)
     assert torch.equal(back, tensor.detach())
     assert back.shape == tensor.shape
-    assert back.is_contiguous()
+    assert back.is_contiguous() or (tensor.dim() == 2 and back.stride() == tensor.stride())
     assert not back.requires_grad
 
 
