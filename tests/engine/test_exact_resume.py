@@ -18,9 +18,9 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from tests.toys import Classifier, file_config
-from trainwright import DefaultTrainer, LazyCall
-from trainwright.hooks import CallbackHook
+from tests.toys import Classifier, assert_equal_weights, file_config, points, quiet
+from trainwright import DefaultTrainer, LazyCall, Trainer
+from trainwright.hooks import Callback, CallbackHook
 
 pytestmark = pytest.mark.slow
 
@@ -182,3 +182,91 @@ def test_settings_that_differ_at_a_resume_are_warnings(tmp_path: Path, caplog: p
     trainer.train()
     DefaultTrainer(config(tmp_path, num_workers=0, train_iter=6, seed=7))  # the rate is still that of the first start
     assert "Resumed with" not in caplog.text
+
+
+class StepsEveryThird(Trainer):
+    """It accumulates by hand: the optimizer steps in each third iteration."""
+
+    def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+        loss = model(**inputs)["loss"]
+        loss.backward()
+        if (self.iter + 1) % 3 == 0:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return {"step_loss": loss.detach()}
+
+
+class StepsEveryThirdByMethods(StepsEveryThird):
+    def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+        loss = model(**inputs)["loss"]
+        self.backward(loss)
+        if (self.iter + 1) % 3 == 0:
+            self.step()
+        return {"step_loss": loss.detach()}
+
+
+class ConfigStepsEveryThird(DefaultTrainer):
+    def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+        loss = model(**inputs)["loss"]
+        self.backward(loss)
+        if (self.iter + 1) % 3 == 0:
+            self.step()
+        return {"loss": loss.detach()}
+
+
+def every_third(kind: Any, folder: Path, iterations: int, *, resume: bool = False) -> nn.Module:
+    model = Classifier((4, 2), seed=0)
+    if kind is ConfigStepsEveryThird:
+        cfg = file_config(folder, lambda: Classifier((4, 2), seed=0), lambda: points(48), resume=resume)
+        cfg.train.update({"train_iter": iterations, "train_micro_batch_size": 4})
+        cfg.optim = LazyCall(torch.optim.SGD)(params=cfg.optim.params, lr=0.1)
+        cfg.train.scheduler = LazyCall(torch.optim.lr_scheduler.ConstantLR)(factor=1.0)
+        trainer = kind(cfg)
+    else:
+        settings = {"max_steps": iterations, "batch_size": 4, "metrics": None, "resume_from_checkpoint": resume or None}
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        trainer = kind(model, quiet(folder, **settings), points(48), optimizer=optimizer)
+    trainer.train()
+    return trainer.model
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+@pytest.mark.parametrize("kind", [StepsEveryThird, StepsEveryThirdByMethods, ConfigStepsEveryThird])
+def test_gradients_that_a_step_leaves_to_a_later_one_are_resumed(kind: Any, tmp_path: Path) -> None:
+    whole = every_third(kind, tmp_path / "whole", 12)
+    every_third(kind, tmp_path / "stopped", 8)
+    resumed = every_third(kind, tmp_path / "stopped", 12, resume=True)
+    assert_equal_weights(resumed, whole)
+
+
+class Save(Callback):
+    """Saves in the middle of an update, after its forward pass in a callback's moment or in the model's."""
+
+    def on_train_batch_end(self, batch: Any, logs: Any) -> None:
+        if logs["global_step"] == 6:
+            self.trainer.save(self.trainer.output_dir / "own")
+
+
+class SavesInStep(Trainer):
+    def compute_loss(self, model: Any, inputs: Any) -> Any:
+        if self.state.global_step == 6:
+            self.save(self.output_dir / "own")
+        return model(**inputs)["loss"]
+
+
+@pytest.mark.parametrize(("kind", "accumulation"), [(Trainer, 4), (SavesInStep, 4), (SavesInStep, 1)])
+def test_a_save_within_an_update_is_made_when_it_is_complete(kind: Any, accumulation: int, tmp_path: Path) -> None:
+    def new(name: str) -> Any:
+        config = quiet(
+            tmp_path / name, num_epochs=1, batch_size=2, gradient_accumulation_steps=accumulation, metrics=None
+        )
+        return kind(Classifier((4, 8, 2), dropout=0.3, seed=0), config, points(24), callbacks=[save])
+
+    save = Save() if kind is Trainer else Callback()
+    saving = new("saving")
+    save.trainer = saving
+    saving.train()
+    again = new("again")
+    save.trainer = again
+    again.train(tmp_path / "saving" / "own")
+    assert_equal_weights(again.model, saving.model)

@@ -20,6 +20,7 @@ from trainwright.parallel.dist import gather_over_pipeline
 from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.parallelize import share_tensors
 from trainwright.parallel.simulated import simulation
+from trainwright.parallel.wrappers import plain_name, unwrap
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -74,6 +75,26 @@ def load_outside_state(state: Mapping[str, Mapping[str, Tensor]], model: nn.Modu
         for name in whats:
             for key, tensor in here[name].items():
                 tensor.copy_(state[name][key])
+
+
+def open_gradients(model: nn.Module, optimizer: Optimizer | None, loss: Any = None) -> dict[str, Tensor]:
+    """The gradients that are there between two updates, because a step of the user's own leaves them to a later one."""
+    found = _trainable_parameters(model, optimizer, loss).items()
+    return {name: parameter.grad for name, parameter in found if parameter.grad is not None}
+
+
+def load_gradients(state: Mapping[str, Tensor], model: nn.Module, optimizer: Any, loss: Any) -> None:
+    """Give parameters the gradients that were saved."""
+    for name, parameter in _trainable_parameters(model, optimizer, loss).items():
+        if name in state:
+            parameter.grad = state[name].to(parameter.device)
+
+
+def _trainable_parameters(model: nn.Module, optimizer: Optimizer | None, loss: Any) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {f"model.{plain_name(n)}": p for n, p in unwrap(model).named_parameters()}
+    found |= {f"optimizer.{name}": parameter for name, parameter in outside_parameters(model, optimizer).items()}
+    found |= {f"loss.{n}": p for n, p in loss.named_parameters()} if isinstance(loss, nn.Module) else {}
+    return {name: parameter for name, parameter in found.items() if parameter.requires_grad}
 
 
 def synchronized(model: nn.Module, optimizer: Optimizer, finish: Callable[[], None]) -> Callable[[], None]:

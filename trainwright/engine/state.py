@@ -7,6 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from trainwright.checkpoint.optimizer_state import inner_optimizers
 from trainwright.checkpoint.state_files import TRAINING_WEIGHTS, Stateful
 from trainwright.config.errors import ConfigError
@@ -16,7 +18,9 @@ from trainwright.engine.extra_parameters import (
     extra_optimizers,
     extra_state,
     load_extra_state,
+    load_gradients,
     load_outside_state,
+    open_gradients,
     outside_state,
 )
 from trainwright.engine.loop import TrainerBase
@@ -59,6 +63,7 @@ class TrainingState:
         self._classes: dict[str, str] = {}
         self._loaded: dict[str, Any] | None = None
         self._outside: dict[str, Any] | None = None  # loaded, but not copied yet
+        self._has_warned = False  # of gradients that are not saved
 
     def with_parts(self, optimizer: Any, lr_scheduler: Any, grad_scaler: Any, average: Any = None) -> dict[str, Any]:
         """What a checkpoint holds beside the model, by name; parts that are None are left out.
@@ -104,6 +109,7 @@ class TrainingState:
             "metrics": self._trainer.storage.state_dict(),
             "outside": outside_state(*self._trained()),
             "optimizers": extra_state(extra_optimizers(self._trainer), self._trained()[0]),
+            **({"gradients": gradients} if (gradients := self._gradients()) else {}),
         }
 
     def ranks_to_load(self, state: dict[str, Any], count: int) -> list[int]:
@@ -159,6 +165,8 @@ class TrainingState:
         )
         if (position := rows["data"]["data"]) is not None:
             self._part("batches").load_state(position)
+        if get_world_size() == 1:
+            load_gradients(state.get("gradients", {}), *self._trained())
         self._trainer.storage.load_state_dict(state["metrics"])
         if state.get("is_ended", False) and self._trainer.start_iter < self._trainer.max_iter:
             is_evaluated = self._move_final_values()
@@ -166,6 +174,27 @@ class TrainingState:
                 hook.before_longer_run(is_evaluated=is_evaluated)
         if rows["random"]:
             set_random_state(rows["random"]["random"])
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no update is under way, also none that has failed."""
+        return not self._trainer.has_failed or self._trainer.iterations_done > self._trainer.iter
+
+    def _gradients(self) -> dict[str, Any]:
+        """Those that a step of the user's own leaves to a later one."""
+        if not self.is_complete:
+            return {}
+        there = open_gradients(*self._trained())
+        saved = {name: one for name, one in there.items() if get_world_size() == 1 and one.layout is torch.strided}
+        if len(saved) < len(there) and not self._has_warned:
+            self._has_warned = True
+            name = next(name for name in there if name not in saved)
+            logger.warning(
+                "The step leaves gradients to later ones (%s), and a checkpoint has them in a run of one process only,"
+                " where they are dense: after a resume the next update lacks them, unless it sets them to None first.",
+                name,
+            )
+        return saved
 
     def _trained(self) -> tuple[Any, Any, Any]:
         trainer: Any = self._trainer
@@ -305,6 +334,15 @@ class TrainerState(TrainingState):
         """Whether the latest update has reached or crossed a multiple of ``period`` steps."""
         return self.global_step // period > self.step_before // period
 
+    @property
+    def is_within_update(self) -> bool:
+        """Whether a micro-batch of an update has been read that is not complete."""
+        return self.updates_done != self._trainer.iterations_done
+
+    @property
+    def is_complete(self) -> bool:
+        return super().is_complete and not self.is_within_update
+
     def is_epoch_end(self) -> bool:
         """Whether the latest step is the last of its epoch."""
         return self.global_step % self.plan.steps_per_epoch == 0
@@ -313,6 +351,15 @@ class TrainerState(TrainingState):
         return f"TrainerState(global_step={self.global_step}, epoch={self.epoch}, epoch_step={self.epoch_step})"
 
     def state_dict(self) -> dict[str, Any]:
+        if not self.is_within_update:
+            return self._state()
+        step, self.global_step = self.global_step, self.plan.steps(self._trainer.iterations_done)
+        try:  # the micro-batches of the update are read again
+            return {name: part for name, part in self._state().items() if name != "gradients"}
+        finally:
+            self.global_step = step
+
+    def _state(self) -> dict[str, Any]:
         return {
             **super().state_dict(),
             "consumed_samples": self.plan.samples(self.global_step),

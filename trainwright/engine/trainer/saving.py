@@ -5,7 +5,7 @@ import json
 import logging
 import tempfile
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -28,11 +28,16 @@ FINAL_EPOCH = "final_epoch"
 
 
 class Saving:
-    """Saves and loads the checkpoints of a run."""
+    """Saves and loads the checkpoints of a run.
+
+    Attributes:
+        late: saves that were requested within an update; they are made when it is complete.
+    """
 
     def __init__(self, run: TrainerRun, periods: Periods, card: RunCard) -> None:
         self._run, self._periods, self._card = weakref.proxy(run), periods, card
         self._checkpointer, self._state, self._folder = run.checkpointer, run.state, run.folder
+        self.late: list[Callable[[], object]] = []
         self._last_trained: Path | None = None  # the last step's checkpoint, if the model has the best weights
 
     def save(self, path: str | Path, *, overwrite: bool) -> None:
@@ -40,8 +45,14 @@ class Saving:
         path = Path(path).expanduser()
         if broadcast_object(path.exists()) and not overwrite:
             raise FileExistsError(f"{path}: exists already; pass another path, or overwrite=True.")
+        if self._state.is_within_update and not self._run.trainer.has_failed:
+            self.late.append(partial(self._save, path))
+        else:
+            self._save(path)
+
+    def _save(self, path: Path) -> None:
         there = self._checkpointer.in_folder(path.parent, asynchronous=False)
-        there.save(path.name, tag_last=False, iteration=max(0, self._state.updates_done - 1))
+        there.save(path.name, tag_last=False, iteration=max(0, self._run.trainer.iterations_done - 1))
 
     def load(self, path: str | Path) -> None:
         self._checkpointer.load(Path(path).expanduser())
@@ -66,7 +77,7 @@ class Saving:
         url = ""
         with tempfile.TemporaryDirectory() as folder, raised_together():
             upload = Path(folder, "upload")
-            self.save(upload, overwrite=True)
+            self._save(upload)
             if is_main_process():
                 self._card.add_curves(upload)
                 message = commit_message or "Upload model"

@@ -379,6 +379,7 @@ class Trainer(RunMethods):
             evaluate=self._evaluate_now if self.eval_dataloader is not None else None,
             log=lambda: self._write_hook.write() if is_main_process() else None,
             is_due=self._periods.check_is_due,
+            late=self.run.saving.late,
         )
         if self._train_metrics is not None:
             self._run_callbacks.logs.defer("epoch_metric", self._train_metrics.first)
@@ -673,7 +674,8 @@ class Trainer(RunMethods):
     def save(self, path: str | Path, overwrite: bool = True) -> None:
         """Save the complete training state to the checkpoint folder ``path``, with its model card ``README.md``.
 
-        Every process must call it; the main process writes.
+        Every process must call it; the main process writes. A call within an update (of an accumulation window, for
+        example) saves when the update is complete, since only then a run can be resumed.
 
         Raises:
             FileExistsError: ``path`` exists, and ``overwrite`` is False.
@@ -845,6 +847,8 @@ class Trainer(RunMethods):
         if self.start_iter == 0:
             seed_everything(self.config.seed + get_averaging_rank())
         self._batches_of_run()
+        with without_compiler():
+            self.optimizer.zero_grad()
         self.state.restore(in_place=self.run.folder.resume)
         self._steps.check_assigned()
         self.run.update.clear_also(warn_of_untrained(self, self.loss))
@@ -854,8 +858,6 @@ class Trainer(RunMethods):
         if not self.is_copy and not is_overridden(self, "set_train_mode"):
             log_modes(self.model, freezes_bn=self.config.freeze_bn)
         self.set_train_mode()
-        with without_compiler():
-            self.optimizer.zero_grad()
         self._steps.start()
 
     def after_train(self) -> None:

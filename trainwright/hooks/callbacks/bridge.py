@@ -51,6 +51,7 @@ class RunCallbacks(HookBase):
         evaluate, log, end_epoch: called for ``should_evaluate``, ``should_log`` and ``should_epoch_stop``; without
             them, such a request is an error.
         is_due: whether several processes share their requests after this iteration; the same on all of them.
+        late: calls that callbacks make within an update, and that are due after it.
 
     Attributes:
         callbacks, control, logs: the passed callbacks, their control and their logs.
@@ -68,6 +69,7 @@ class RunCallbacks(HookBase):
         log: Callable[[], object] | None = None,
         end_epoch: Callable[[], object] | None = None,
         is_due: Callable[[], bool] | None = None,
+        late: list[Callable[[], object]] | None = None,
     ) -> None:
         if steps_per_epoch is not None and steps_per_epoch < 1:
             raise ConfigError(f"RunCallbacks.steps_per_epoch: got {steps_per_epoch}; it must be None or at least 1.")
@@ -87,6 +89,7 @@ class RunCallbacks(HookBase):
         self._is_shown = False  # whether logs reads the stored loss, which exists after the first update
         self._is_alone = True  # the only process
         self.is_fed = False  # by train_batches
+        self._late = [] if late is None else late
         self._batches = deque[Any]()  # the training batches that have begun and not ended
         self._has_recorded = False  # what belongs to the first of them
         self._losses: list[Any] = []  # of the current update, so far
@@ -165,6 +168,7 @@ class RunCallbacks(HookBase):
         control.reset()
         self._batches.clear()
         self._losses.clear()
+        self._late.clear()
         self._has_recorded, self._eval_batch = False, ()
         self._epoch, self._is_entered, self._is_shown, self._evaluated_at = None, False, False, None
         steps_done = getattr(getattr(trainer, "state", None), "global_step", trainer.start_iter)
@@ -185,7 +189,7 @@ class RunCallbacks(HookBase):
         self.callbacks.on_train_begin(self.logs)
 
     def before_step(self) -> None:
-        if self.control.should_save:
+        if self.control.should_save or self._late:
             self._save()
         if not self._is_entered:
             self._enter_epoch()
@@ -340,6 +344,8 @@ class RunCallbacks(HookBase):
             logger.info("A callback stops the training after iteration %d.", trainer.iter + 1)
 
     def _save(self) -> None:
+        while self._late:
+            self._late.pop(0)()
         control, own = self.control, getattr(self.trainer, "checkpointer", None)
         if not control.should_save:
             return
