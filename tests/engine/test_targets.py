@@ -505,27 +505,25 @@ def test_losses_with_another_formula_declare_nothing() -> None:
     assert targets_of_criterion(F.ctc_loss) is None
 
 
+_SIZES = {"vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+SMALL: dict[str, dict[str, Any]] = {  # settings of small models of transformers, by the name of their config
+    "Bert": _SIZES,
+    "Llama": _SIZES,
+    "GPT2": {"vocab_size": 11, "n_embd": 8, "n_layer": 1, "n_head": 2},
+    "T5": {"vocab_size": 11, "d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
+    | {"decoder_start_token_id": 0},
+    "Segformer": {"hidden_sizes": [4] * 4, "depths": [1] * 4, "num_attention_heads": [1] * 4, "decoder_hidden_size": 4},
+    "Wav2Vec2": {**_SIZES, "conv_dim": [4], "conv_kernel": [4], "conv_stride": [2], "feat_extract_norm": "layer"}
+    | {"num_conv_pos_embedding_groups": 2, "ctc_loss_reduction": "mean"},
+}
+
+
 def tiny(kind: str, **settings: Any) -> Any:
-    """A small model of transformers."""
     import transformers
 
-    sizes = {"vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config, others = {
-        "Bert": ("BertConfig", {**sizes, "intermediate_size": 8}),
-        "GPT2": ("GPT2Config", {"vocab_size": 11, "n_embd": 8, "n_layer": 1, "n_head": 2}),
-        "T5": ("T5Config", {"vocab_size": 11, "d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0}),
-        "Llama": ("LlamaConfig", {**sizes, "intermediate_size": 8}),
-        "Segformer": (
-            "SegformerConfig",
-            {"hidden_sizes": [4] * 4, "depths": [1] * 4, "num_attention_heads": [1] * 4, "decoder_hidden_size": 4},
-        ),
-        "Wav2Vec2": (
-            "Wav2Vec2Config",
-            {**sizes, "intermediate_size": 8, "conv_dim": [4], "conv_kernel": [4], "conv_stride": [2],
-             "num_conv_pos_embedding_groups": 2, "ctc_loss_reduction": "mean", "feat_extract_norm": "layer"},
-        ),
-    }[next(name for name in ("Bert", "GPT2", "T5", "Llama", "Segformer", "Wav2Vec2") if kind.startswith(name))]  # fmt: skip
-    made = getattr(transformers, config)(**others, bos_token_id=1, eos_token_id=2, pad_token_id=0, **settings)
+    name = next(name for name in SMALL if kind.startswith(name))
+    settings |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    made = getattr(transformers, f"{name}Config")(**SMALL[name], **settings)
     torch.manual_seed(0)
     return getattr(transformers, kind)(made).double().eval()
 

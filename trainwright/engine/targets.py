@@ -169,6 +169,10 @@ class TargetCounter:
 
     The declaration is read after the first forward pass, which shows whether the model computes the loss or the
     ``criterion`` does. ``share`` is called with what this process found, and returns that of all that share the data.
+
+    Attributes:
+        targets: those that count; None: samples do.
+        fields: the fields of a batch with the labels; empty: :func:`target_of` finds them.
     """
 
     def __init__(
@@ -181,8 +185,8 @@ class TargetCounter:
     ) -> None:
         self._model, self._criterion, self._share = model, criterion, share
         self._label_names, self._loss_ignores = label_names, loss_ignores
-        self._fields: Sequence[str] = ()
-        self.targets: Targets | None = None  # None: samples
+        self.fields: Sequence[str] = ()
+        self.targets: Targets | None = None
         self.is_decided = False
 
     def decide(self, outputs: Any, batch: Any) -> None:
@@ -192,9 +196,9 @@ class TargetCounter:
             return
         is_of_model = outputs is not None and losses_of(outputs) is not None
         criterion = None if is_of_model else self._criterion()
-        self._fields = () if criterion is not None else label_fields(self._model, batch, self._label_names)
+        self.fields = () if criterion is not None else label_fields(self._model, batch, self._label_names)
         targets = declared_targets(self._model, criterion, self._loss_ignores)
-        has_classes = targets is not None and targets.count_in(batch, self._fields) is not None
+        has_classes = targets is not None and targets.count_in(batch, self.fields) is not None
         self.targets = targets if any(self._share(has_classes)) else None
 
     def forget(self) -> None:
@@ -205,7 +209,7 @@ class TargetCounter:
         """The weight of a batch; ``samples``: its number of samples, 0 for a padding batch."""
         if not samples or self.targets is None:
             return samples
-        number = self.targets.count_in(batch, self._fields)
+        number = self.targets.count_in(batch, self.fields)
         return samples if number is None else number
 
 

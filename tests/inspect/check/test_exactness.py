@@ -92,6 +92,51 @@ def test_accumulation(kind: type[Trainer], result: str, tmp_path: Path) -> None:
     assert finding.values["ratio"] == pytest.approx(1 if result == "passed" else 4, rel=1e-3)
 
 
+class TokenLoss(nn.Module):
+    """Scores of tokens, and a loss whose mean is over what ``kind`` says, without the labels ``ignored``."""
+
+    def __init__(self, kind: str, ignored: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.kind, self.ignored = kind, ignored
+        self.layers = nn.Sequential(nn.Embedding(12, 8), nn.Linear(8, 12))
+
+    def forward(self, ids: Any, labels: Any) -> Any:
+        scores, labels = self.layers(ids).transpose(1, 2), labels
+        if self.kind == "next":
+            scores, labels = scores[..., :-1], labels[:, 1:]
+        each = F.cross_entropy(scores, labels, reduction="none", ignore_index=self.ignored)
+        number = (labels != self.ignored).sum(1)
+        return {"loss": (each.sum(1) / number).mean() if self.kind == "samples" else each.sum() / number.sum()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "ignored", "fact", "fix", "declared"),
+    [
+        ("labels", 3, "the labels that are not 3", "loss_ignores=3", {"loss_ignores": 3}),
+        ("samples", -100, "the samples", "loss_ignores=None", {"loss_ignores": None}),
+        ("next", -100, "the labels of the next tokens", "loss_type = 'ForCausalLM'", {}),
+    ],
+)
+def test_accumulation_names_what_to_declare(
+    kind: str, ignored: int, fact: str, fix: str, declared: dict[str, Any], tmp_path: Path
+) -> None:
+    ids = torch.randint(4, 12, (64, 9), generator=torch.Generator().manual_seed(0))
+    lengths = torch.arange(64) // 8 + 2  # of texts: the labels behind them are ignored
+    texts = ColumnDataset(ids=ids, labels=torch.where(torch.arange(9) < lengths[:, None], ids, ignored))
+
+    def finding(model: nn.Module, **settings: Any) -> Any:
+        settings |= {"batch_size": 8, "gradient_accumulation_steps": 4, "dataloader_shuffle": False}
+        return one_finding(Trainer(model, TrainingConfig(output_dir=str(tmp_path), **settings), texts), "accumulation")
+
+    found = finding(TokenLoss(kind, ignored))
+    assert (found.result, fact in found.evidence, fix in found.suggestion) == ("problem", True, True)
+    model: Any = TokenLoss(kind, ignored)
+    if kind == "next":
+        model.loss_type = "ForCausalLM"
+    assert finding(model, **declared).result == "passed"
+
+
 class Growing(Trainer):
     calls = 0
 

@@ -8,7 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from trainwright.data.batch import count_samples
 from trainwright.engine.loss_fn import target_of
+from trainwright.engine.run import Run
+from trainwright.engine.targets import IGNORED, Targets, labels_of
 from trainwright.inspect.check.batches import joined, same_values
 from trainwright.inspect.check.copies import Copy
 from trainwright.inspect.check.finding import Finding, Skipped, passed, problem, undecided
@@ -17,6 +20,8 @@ from trainwright.inspect.check.steps import dropout_off
 from trainwright.models.outputs import named_outputs
 
 _SAVED_AFTER = 3  # iterations
+_ROUNDING = 1e-3  # of gradients, as a part of their length
+_MOST_CLASSES = 8  # that may be ignored
 _FAR = 4  # times the cross-entropy of equal scores
 _RESHAPES = ("Squeeze", "Unsqueeze", "View", "UnsafeView", "Reshape", "Select", "Slice", "ToCopy")  # names in autograd
 
@@ -158,6 +163,11 @@ def check_accumulation(setup: SetUp) -> Finding:
     difference = math.sqrt(sum(float((a - b).square().sum()) for a, b in zip(small, large, strict=True)))
     ratio = math.sqrt(sum(float(one.square().sum()) for one in small)) / size if size else 0.0
     values = {"difference": difference / size if size else 0.0, "ratio": ratio, "batches": steps}
+    if difference > _ROUNDING * size and not setup.has_own_step:
+        each = [_gradients(setup.make(gradient_accumulation_steps=1), [batch]) for batch in batches]
+        if declaration := _declaration(new.run, batches, each, large):
+            text, fix = declaration
+            return problem(f"{text} The updates of {steps} batches differ by {values['difference']:.1g}.", fix, values)
     if not size or difference < 0.05 * size:
         text = f"The gradients of {steps} batches differ by {values['difference']:.1g} from those of one large batch."
         return passed(text, values=values)
@@ -168,6 +178,37 @@ def check_accumulation(setup: SetUp) -> Finding:
         return undecided(text, advice, values)
     fix = "Use self.backward(loss) and self.step(optimizer), which weight the batches, and do not divide the loss."
     return problem(text, fix, values)
+
+
+def _declaration(run: Run, batches: list[Any], each: list[list[Tensor]], large: list[Tensor]) -> tuple[str, str] | None:
+    """What the loss averages, and how to declare it; None: nothing that is known.
+
+    It is what makes the weighted mean of the gradients of ``each`` batch those of the ``large`` one.
+    """
+    setting = "train.loss_ignores" if run.spec.api == "config file" else "loss_ignores"
+    size = math.sqrt(sum(float(one.square().sum()) for one in large))
+    labels = [labels_of(batch, run.update.mean.counter.fields) for batch in batches]
+    samples = [float(count_samples(batch)) for batch in batches]
+    rules = [(samples, "the samples", f"Set {setting}=None: samples count alike.")]
+    if all(one is not None for one in labels):
+        of_labels: list[Tensor] = [one for one in labels if one is not None]
+        values, numbers = torch.unique(torch.cat([one.flatten() for one in of_labels]), return_counts=True)
+        for value in values[numbers.argsort(descending=True)][:_MOST_CLASSES].tolist():
+            for ignored in ((value,), (value, IGNORED)):
+                weights = [float(Targets(ignored).count(one)) for one in of_labels]
+                shown = ignored[0] if len(ignored) == 1 else [*ignored]
+                text = f"the labels that are not {' or '.join(map(str, ignored))}"
+                rules.append((weights, text, f"Set {setting}={shown}, or return num_tokens from the model."))
+        shifted = Targets(is_shifted=True)
+        fix = "Give the model the attribute loss_type = 'ForCausalLM', or return num_tokens from it."
+        rules.append(([float(shifted.count(one)) for one in of_labels], "the labels of the next tokens", fix))
+    for weights, text, fix in rules:
+        total = sum(weights) or 1.0
+        means = [sum(w / total * one for w, one in zip(weights, row, strict=True)) for row in zip(*each, strict=True)]
+        difference = sum(float((a - b).square().sum()) for a, b in zip(means, large, strict=True))
+        if math.sqrt(difference) < _ROUNDING * size:
+            return f"The loss of a batch is a mean over {text}, which nothing declares.", fix
+    return None
 
 
 def _gradients(new: Copy, batches: list[Any]) -> list[Tensor]:
