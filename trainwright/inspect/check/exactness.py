@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from trainwright.data.batch import count_samples
+from trainwright.data.batch import num_rows
 from trainwright.engine.loss_fn import target_of
 from trainwright.engine.run import Run
 from trainwright.engine.targets import IGNORED, Targets, labels_of
@@ -188,7 +188,7 @@ def _declaration(run: Run, batches: list[Any], each: list[list[Tensor]], large: 
     setting = "train.loss_ignores" if run.spec.api == "config file" else "loss_ignores"
     size = math.sqrt(sum(float(one.square().sum()) for one in large))
     labels = [labels_of(batch, run.update.mean.counter.fields) for batch in batches]
-    samples = [float(count_samples(batch)) for batch in batches]
+    samples = [float(num_rows(batch) or 0) for batch in batches]
     rules = [(samples, "the samples", f"Set {setting}=None: samples count alike.")]
     if all(one is not None for one in labels):
         of_labels: list[Tensor] = [one for one in labels if one is not None]
