@@ -17,7 +17,7 @@ from tests.distributed.layout_runs import (
     train,
     train_on_ranks,
 )
-from tests.parallel.test_tensor import of_transformers, without_plan
+from tests.parallel.test_tensor import of_transformers, with_own_plan
 from tests.ranks import on_ranks
 from trainwright import Trainer
 from trainwright.config import LazyCall
@@ -91,7 +91,7 @@ def features(folder: Path) -> dict[str, list[float]]:
         "llama": run("llama", of_transformers("Llama", tie_word_embeddings=True)),
         "qwen3": run("qwen3", of_transformers("Qwen3", tie_word_embeddings=False)),
         "experts": run("experts", of_transformers("Mixtral", num_local_experts=4, output_router_logits=True)),
-        "derived plan": run("derived", without_plan("GPT2LMHeadModel")),
+        "a plan that is set": run("set", with_own_plan("GPT2LMHeadModel")),
         "llama, files": [of_files(folder / "files")],
     }
 

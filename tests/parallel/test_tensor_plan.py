@@ -1,5 +1,6 @@
 """Plans of tensor parallel: where they come from, and which are refused before any process waits for another."""
 
+import ast
 from typing import Any, ClassVar
 
 import pytest
@@ -32,6 +33,16 @@ def faults(model: nn.Module, size: int, plan: dict[str, str] | None = None, **se
     return str(raised.value)
 
 
+def proposal(model: nn.Module) -> tuple[str, dict[str, str]]:
+    """The error of a model without a plan, and the plan that it shows, read as a user pastes it."""
+    with pytest.raises(PlanError) as raised:
+        tensor_plan(model)
+    message = str(raised.value)
+    text = message[message.index("{") : message.index("\n  }") + 4]
+    plan: dict[str, str] = ast.literal_eval(text)
+    return message, plan
+
+
 def test_the_plan_of_a_model_covers_its_layers_and_the_tied_head() -> None:
     model = gpt()
     words = check_plan(model, tensor_plan(model), 3)
@@ -49,28 +60,46 @@ def test_a_part_of_a_model_may_have_the_plan() -> None:
     assert tensor_plan(Net())["language.blocks.*.[qkv]"] == "colwise"
 
 
-def test_a_model_of_transformers_without_a_plan_gets_one_from_its_layers() -> None:
+def test_a_model_without_a_plan_is_refused_with_a_plan_to_write() -> None:
     transformers = pytest.importorskip("transformers")
-    sizes = {"vocab_size": 12, "n_embd": 12, "n_layer": 1, "n_head": 6}
+    sizes = {"vocab_size": 12, "n_embd": 12, "n_layer": 2, "n_head": 6}
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
-    plan = tensor_plan(model)
+    message, plan = proposal(model)
+    assert "GPT2LMHeadModel has no plan" in message
+    assert '"transformer.h.*.mlp.c_fc": "colwise",  # 12 -> 48' in message
+    words = check_plan(model, plan, 2)
+    assert words["transformer.h.1.mlp.c_fc"] == "colwise"
+    assert words["transformer.h.0.mlp.c_proj"] == "rowwise"
+    assert words["transformer.h.0.attn.c_attn"] == words["transformer.wte"] == words["lm_head"] == "replicated"
+    model.tensor_plan = plan
+    assert tensor_plan(model) == plan
     attention = {"": "own_heads", ".c_attn": "colwise_fused", ".c_proj": "rowwise"}
-    mlp = {".c_fc": "colwise", ".c_proj": "rowwise"}
-    assert plan == {f"transformer.h.*.attn{name}": word for name, word in attention.items()} | {
-        f"transformer.h.*.mlp{name}": word for name, word in mlp.items()
-    }
-    assert check_plan(model, plan, 3)["transformer.h.0.mlp.c_fc"] == "colwise"
-    assert "c_attn (colwise_fused) has 36 outputs, and 36 / 3 / 5 is not" in faults(model, 5)
-    with pytest.raises(PlanError, match="BloomModel has no plan"):  # fused in another order
-        tensor_plan(
-            transformers.BloomModel(transformers.BloomConfig(vocab_size=12, hidden_size=8, n_layer=1, n_head=2))
-        )
+    plan |= {f"transformer.h.*.attn{name}": word for name, word in attention.items()}
+    assert "c_attn (colwise_fused) has 36 outputs, and 36 / 3 / 5 is not" in faults(model, 5, plan)
 
 
-def test_a_model_without_a_plan_is_refused_by_name() -> None:
+class Gated(nn.Module):
+    """Layers around a hidden one, which two layers compute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.qkv, self.out = nn.Embedding(4, 8), nn.Linear(8, 24), nn.Linear(24, 8)
+        self.gate, self.up, self.down = nn.Linear(8, 16), nn.Linear(8, 16), nn.Linear(16, 8)
+        self.classes = nn.Linear(8, 2)
+
+
+def test_the_plan_to_write_divides_hidden_layers_only() -> None:
+    _, plan = proposal(nn.Sequential(Gated(), Gated()))
+    words = {"gate": "colwise", "up": "colwise", "down": "rowwise"}
+    whole = dict.fromkeys(("table", "qkv", "out", "classes"), "replicated")
+    assert plan == {f"{part}.{name}": word for part in (0, 1) for name, word in {**words, **whole}.items()}
+    assert check_plan(nn.Sequential(Gated(), Gated()), plan, 2) == plan
+
+
+def test_a_model_without_a_layer_that_can_be_cut_is_refused() -> None:
     with pytest.raises(PlanError, match="Sequential has no plan") as raised:
-        tensor_plan(nn.Sequential(nn.Linear(2, 2)))
-    assert "tensor_plan = {" in str(raised.value)
+        tensor_plan(nn.Sequential(nn.Conv1d(2, 2, 2)))
+    assert "no layer that can be cut" in str(raised.value)
     assert "ZeRO" in str(raised.value)
 
 

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError
 from trainwright.parallel.context import split_attention
-from trainwright.parallel.derived_plan import DerivedCheck
 from trainwright.parallel.dist import get_world_size
 from trainwright.parallel.mesh import Mesh, current_mesh
 from trainwright.parallel.meta_start import allocate, has_meta, initialize, is_meta, shell_of, states_of_generators
@@ -19,7 +18,7 @@ from trainwright.parallel.rank_checks import check_same_model
 from trainwright.parallel.recompute import compile_blocks, recompute_blocks
 from trainwright.parallel.sharding import check_dense, check_shardable, shard_data
 from trainwright.parallel.simulated import simulation
-from trainwright.parallel.tensor_plan import check_plan, derived_parts, tensor_plan
+from trainwright.parallel.tensor_plan import check_plan, tensor_plan
 
 
 class Placed(NamedTuple):
@@ -74,7 +73,6 @@ def parallelize(
         model.to(device)
     if simulation() is None and get_world_size() > 1:  # equal weights, even if they are drawn from own generators
         share_tensors([*model.buffers(), *model.parameters()], device)
-    checks = _checks(model) if words else []
     pipeline = None if mesh is None else _cut(model, mesh, device)
     if mesh is not None and mesh.layout.context > 1:
         split_attention(model, mesh, compiles_blocks=compiles_blocks)
@@ -86,7 +84,7 @@ def parallelize(
     else:
         stages = [model] if pipeline is None else pipeline.stages
         sharding: dict[str, Any] = {"is_one_unit": find_unused_parameters, "gathered_as": gathered_as}
-        _divide(model, stages, mesh, words, checks, autocast, device, splits_scores=splits_scores, **sharding)
+        _divide(model, stages, mesh, words, autocast, device, splits_scores=splits_scores, **sharding)
     parts = [model] if pipeline is None else [model, *(stage.model for stage in pipeline.stages)]
     home = _home(mesh, device)
     fill = None
@@ -112,10 +110,6 @@ def _home(mesh: Mesh | None, device: torch.device) -> torch.device:
     return torch.device("cpu") if mesh is not None and mesh.layout.offload else device
 
 
-def _checks(model: nn.Module) -> list[DerivedCheck]:
-    return [] if simulation() is not None else [DerivedCheck(part) for part in derived_parts(model)]
-
-
 def _cut(model: nn.Module, mesh: Mesh, device: torch.device) -> Pipeline | None:
     if mesh.layout.pipeline == 1:
         return None
@@ -128,7 +122,6 @@ def _divide(
     stages: Iterable[nn.Module],
     mesh: Mesh,
     words: dict[str, str],
-    checks: Iterable[DerivedCheck],
     autocast: Callable[[], torch.autocast] | None,
     device: torch.device,
     *,
@@ -141,9 +134,6 @@ def _divide(
 
         tensor_mesh, is_sequence_parallel = mesh.device_mesh["tp"], mesh.layout.sequence_parallel
         shard_tensors(model, tensor_mesh, words, sequence_parallel=is_sequence_parallel, splits_scores=splits_scores)
-    for check in checks:
-        _move([model], device, device)
-        check.compare()
     if autocast is not None and mesh.layout.zero_stage == 3:
         # Its cache would keep a copy of every gathered parameter until the end of the forward pass.
         autocast = partial(autocast, cache_enabled=False)  # type: ignore[call-arg]  # a partial of torch.autocast

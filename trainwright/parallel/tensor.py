@@ -19,9 +19,8 @@ from torch.distributed.tensor.parallel import (
 )
 
 from trainwright.config.errors import ConfigError
-from trainwright.parallel.derived_plan import HEADS, is_transposed
 from trainwright.parallel.pipeline_cut import Absent
-from trainwright.parallel.tensor_plan import tied_names
+from trainwright.parallel.tensor_plan import CUTS, HEADS, is_transposed, tied_names
 
 _PART_OF_TOKENS = Shard(1)  # of (B, L, D)
 
@@ -52,7 +51,7 @@ def shard_tensors(
     for name, word in words.items():
         if not isinstance(modules.get(name), Absent | None):
             make, change = styles["colwise_gather_output" if word == "colwise_loss" and not splits_scores else word]
-            style = Transposed(make()) if is_transposed(modules[name]) else make()
+            style = Transposed(make()) if word in CUTS and is_transposed(modules[name]) else make()
             parallelize_module(modules[name], mesh, style, src_data_rank=None)
             if change is not None:
                 change(modules[name])

@@ -1,7 +1,7 @@
 """Which part of a model each tensor-parallel process holds: a plan with a word for the modules of a pattern.
 
-A model declares it as ``tensor_plan``; models of transformers have theirs (``tp_plan``), or get one from their layers.
-Modules without a word are computed by every process. In a pattern ``*`` stands for any name between two dots.
+A model declares it as ``tensor_plan``; models of transformers may have theirs, ``tp_plan``. Modules without a word are
+computed by every process. In a pattern ``*`` stands for any name between two dots.
 
 >>> plan = {
 ...     "token_embedding": "embedding_rowwise",
@@ -21,9 +21,11 @@ from typing import Any
 from torch import nn
 
 from trainwright.config.errors import ConfigError, did_you_mean
-from trainwright.parallel.derived_plan import HEADS, derived_plan, is_transposed
 
 logger = logging.getLogger("trainwright.parallel")
+
+# The attributes in which attention modules hold their number of heads.
+HEADS = ("num_heads", "num_attention_heads", "num_key_value_heads", "n_heads", "n_head", "nhead")
 
 # The dimension of a weight that a word cuts, of nn.Linear and of nn.Embedding; None: the module cannot have the word.
 CUTS: dict[str, tuple[int | None, int | None]] = {
@@ -62,21 +64,74 @@ class PlanError(ConfigError):
 
 
 def tensor_plan(model: nn.Module) -> dict[str, str]:
-    """The plan of the model: its ``tensor_plan``, the ``tp_plan`` of a transformers model, or one derived from it.
+    """The plan of the model: its ``tensor_plan``, or the ``tp_plan`` of a transformers model.
 
     Each part of a model may have its own.
 
     Raises:
-        PlanError: there is none.
+        PlanError: there is none; shows one to write.
     """
-    plan = {prefix + pattern: word for prefix, _, words, _ in _plans(model, "") for pattern, word in words.items()}
+    plan = {prefix + pattern: word for prefix, words in _plans(model, "") for pattern, word in words.items()}
     if not plan:
         raise PlanError(
-            f"tensor parallel: {type(model).__name__} has no plan that says how its layers are cut. Declare it in the"
-            ' class, for example tensor_plan = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}; or use ZeRO'
-            " (stage 1, 2 or 3), which works for every module."
+            f"tensor parallel: {type(model).__name__} has no plan that says how its layers are cut."
+            f"{_proposal(model)} Or use ZeRO (stage 1, 2 or 3), which works for every module."
         )
     return plan
+
+
+def is_transposed(module: nn.Module) -> bool:
+    """Whether a module is a linear layer of transformers whose weight has the inputs first (GPT-2)."""
+    return type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers.")
+
+
+def _proposal(model: nn.Module) -> str:
+    """A plan with each layer that can be cut: it divides the layers around a wider hidden one, and nothing else."""
+    modules = dict(model.named_modules())
+    layers = dict[str, nn.Module]()
+    sizes = dict[str, tuple[int, ...]]()
+    for name, module in modules.items():
+        if _sizes(module):
+            pattern = re.sub(r"\.\d+(?=\.)", ".*", name)
+            layers.setdefault(pattern, module)
+            # The features of heads are not divided by the layers alone.
+            is_of_heads = any(hasattr(modules[name.rpartition(".")[0]], heads) for heads in HEADS)
+            sizes.setdefault(pattern, () if is_of_heads else _sizes(module))
+    if not layers:
+        return " It has no layer that can be cut: nn.Linear and nn.Embedding."
+    words, wider = dict.fromkeys(layers, "replicated"), list[str]()  # wider: the layers before that end in a hidden one
+    for pattern, module in layers.items():
+        if wider and sizes[pattern] == sizes[wider[0]][::-1]:
+            words |= {**dict.fromkeys(wider, "colwise"), pattern: "rowwise"}
+        others = wider if wider and sizes[pattern] == sizes[wider[0]] else []
+        wider = [*others, pattern] if not isinstance(module, nn.Embedding) and _is_wider(sizes[pattern]) else []
+    lines = (
+        f'    "{name}": "{word}",  # {" -> ".join(map(str, _sizes(layers[name])))}' for name, word in words.items()
+    )
+    return "\n  ".join(
+        [
+            " Declare one in its class, or set it. This one divides each pair of layers around a wider hidden one;"
+            " replicated layers are complete on every process:",
+            "model.tensor_plan = {",
+            *lines,
+            "}",
+            "In attention, q, k and v can be colwise, the output rowwise, and the module that counts heads own_heads"
+            " (docs/parallel.md).",
+        ]
+    )
+
+
+def _is_wider(sizes: tuple[int, ...]) -> bool:
+    return len(sizes) == 2 and sizes[0] < sizes[1] != 3 * sizes[0]  # three times: q, k and v
+
+
+def _sizes(module: Any) -> tuple[int, ...]:
+    """The inputs and outputs of a layer that can be cut; () for any other module."""
+    if isinstance(module, nn.Linear):
+        return module.in_features, module.out_features
+    if isinstance(module, nn.Embedding):
+        return module.num_embeddings, module.embedding_dim
+    return tuple(module.weight.shape) if is_transposed(module) else ()
 
 
 def check_plan(
@@ -114,20 +169,13 @@ def check_plan(
     return words
 
 
-def derived_parts(model: nn.Module) -> list[nn.Module]:
-    """The parts of a model whose plan is derived from their layers, not declared."""
-    return [part for _, part, _, is_derived in _plans(model, "") if is_derived]
-
-
-def _plans(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module, Mapping[str, str], bool]]:
-    """The parts of a model that have a plan: their name, the plan, and whether it is derived."""
+def _plans(module: nn.Module, prefix: str) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """The names of the parts of a model that have a plan, each with its plan."""
     plan: Any = getattr(module, "tensor_plan", None)
     if isinstance(plan, Mapping):
-        yield prefix, module, plan, False
+        yield prefix, plan
     elif _is_transformers(module) and (getattr(module, "tp_plan", None) or getattr(module, "ep_plan", None)):
-        yield prefix, module, dict(_translated(module)), False
-    elif hasattr(module, "dummy_inputs") and (plan := derived_plan(module)):
-        yield prefix, module, plan, True
+        yield prefix, dict(_translated(module))
     else:
         for name, child in module.named_children():
             yield from _plans(child, f"{prefix}{name}.")
