@@ -465,6 +465,34 @@ def test_labels_are_shifted_where_the_loss_shifts_them(
     assert trainer.storage.latest()["accuracy"][0] == accuracy  # of the training
 
 
+@pytest.mark.parametrize("loss_ignores", ["declared", None, [-100, 3]])
+def test_labels_are_shifted_by_declaration_where_all_first_scores_are_equal(loss_ignores: Any, tmp_path: Path) -> None:
+    data = [{"input_ids": row, "labels": row} for row in TEXTS]
+    model = NextToken(1, shifts=True)
+    model.scale.data.zero_()  # the loss is that of any comparison; one update makes the right scores the largest
+    settings = config(tmp_path, num_epochs=1, lr=1.0, loss_ignores=loss_ignores, dataloader_shuffle=False)
+    trainer = Trainer(model, settings, data, data)
+    assert trainer.train()["accuracy"] == 1.0
+    first = (TEXTS[:8, 1:] != 3) if loss_ignores == [-100, 3] else torch.ones(8, 5, dtype=torch.bool)
+    counted = (TEXTS[:, 1:] != 3) if loss_ignores == [-100, 3] else torch.ones(32, 5, dtype=torch.bool)
+    wrong = first & (TEXTS[:8, 1:] != 0)  # of equal scores the first class is the largest
+    expected = 1 - wrong.sum().item() / counted.sum().item()
+    assert trainer.storage.latest()["accuracy"][0] == pytest.approx(expected)  # of the training
+
+
+@pytest.mark.parametrize("is_declared", [True, False])
+def test_labels_that_are_the_tokens_are_one_warning_unless_the_model_says_what_it_predicts(
+    is_declared: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = [{"input_ids": row, "labels": row} for row in TEXTS]
+    model = NextToken(1, shifts=True)
+    model.loss_type = "ForCausalLM" if is_declared else None
+    trainer = Trainer(model, config(tmp_path, num_epochs=2, lr=1e-6), data, data)
+    assert trainer.train()["accuracy"] == float(is_declared)
+    warned = [record for record in caplog.records if "NextToken.loss_type = 'ForCausalLM'" in record.getMessage()]
+    assert len(warned) == (not is_declared)
+
+
 def test_a_first_batch_whose_labels_are_all_ignored_does_not_decide_whether_they_are_shifted(tmp_path: Path) -> None:
     data: list[dict[str, Tensor]] = [{"input_ids": row, "labels": row} for row in TEXTS]
     data[0] = {"input_ids": TEXTS[0], "labels": torch.full_like(TEXTS[0], -100)}

@@ -26,7 +26,13 @@ def fed(handler, predictions, labels, cuts=(0, 7, 8, 40, N)):
 
 
 def test_results_have_snake_case_names_in_the_order_asked_for():
-    handler = fed(TorchMetricsHandler(["Accuracy", {"name_": "F1Score", "average": "macro"}, "AUROC"]), LOGITS, CLASSES)
+    handler = fed(
+        TorchMetricsHandler(
+            ["Accuracy", {"name_": "F1Score", "average": "macro"}, {"name": "AUROC", "from_logits": True}]
+        ),
+        LOGITS,
+        CLASSES,
+    )
     values = handler.compute()
     assert list(values) == ["accuracy", "f1_score", "auroc"]
     assert all(type(value) is float for value in values.values())
@@ -123,7 +129,10 @@ def test_a_train_copy_counts_for_itself():
 
 @pytest.mark.parametrize("cut", [0, 1, 2, 3, 4])
 def test_a_state_continues_exactly(cut):
-    names, cuts = ["Accuracy", "AUROC", {"name": "F1", "average": "macro"}], (0, 7, 8, 40, N)
+    names, cuts = (
+        ["Accuracy", {"name": "AUROC", "from_logits": True}, {"name": "F1", "average": "macro"}],
+        (0, 7, 8, 40, N),
+    )
     whole = fed(TorchMetricsHandler(names), LOGITS, CLASSES, cuts)
     first = fed(TorchMetricsHandler(names), LOGITS, CLASSES, cuts[: cut + 1])
     text, tensors = encode_state(first.state_dict(), "metrics")

@@ -56,7 +56,12 @@ def results_of_rank() -> dict:
             "texts": results_of(Image2TextMetricHandler(["cer", "wer"]), READ, TEXTS, cuts),
             "generated": results_of(TextGenerationMetricsHandler(["rouge", "bleu"]), READ, TEXTS, cuts),
             "own": results_of(Own(), LOGITS, CLASSES, cuts),
-            "torch": results_of(TorchMetricsHandler(["Accuracy", "F1Score", "AUROC"]), LOGITS, CLASSES, cuts),
+            "torch": results_of(
+                TorchMetricsHandler(["Accuracy", "F1Score", {"name": "AUROC", "from_logits": True}]),
+                LOGITS,
+                CLASSES,
+                cuts,
+            ),
             "indices": results_of(TorchMetricsHandler({"name": "F1", "average": "macro"}), found, CLASSES, cuts),
             "numbers": results_of(
                 TorchMetricsHandler(["MeanSquaredError", "PearsonCorrCoef"]), NUMBERS, LOGITS[:, 0], cuts

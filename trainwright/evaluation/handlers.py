@@ -20,6 +20,7 @@ from trainwright.evaluation.evaluator import EvaluationError
 from trainwright.evaluation.metrics.build_metric import (
     METRICS,
     MetricEntry,
+    TorchMetric,
     as_array,
     build_metric,
     numbers_of,
@@ -145,6 +146,12 @@ class MetricsHandler:
         """The direction of the result ``key``, "maximize" or "minimize"; None if no metric here has it."""
         found = (metric for metric in self.metrics.values() if key in getattr(metric, "output_keys", ()))
         return next((str(metric.objective) for metric in found if metric.objective), None)
+
+    def declare_scores(self, *, are_logits: bool | None) -> None:
+        """Tell metrics without the setting ``from_logits`` what the scores are: logits or probabilities."""
+        for metric in self.metrics.values():
+            if isinstance(metric, TMMetrics | TorchMetric):
+                metric.declare_scores(are_logits=are_logits)
 
     def _scores(self, predictions: list[Any], labels: list[Any]) -> dict[str, float]:
         results: dict[str, float] = {}

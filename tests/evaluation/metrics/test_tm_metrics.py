@@ -127,7 +127,7 @@ def inputs_for(name):
 def test_updating_with_many_batches_at_once_gives_what_updating_with_each_gives(name):
     predictions, targets = inputs_for(name)
     base = name.removeprefix("Binary").removeprefix("Multiclass").removeprefix("Multilabel")
-    arguments = dict(ARGUMENTS.get(base, {}))
+    arguments = {**ARGUMENTS.get(base, {}), **({"from_logits": True} if predictions is LOGITS else {})}
     if name.endswith("ExactMatch") and not name.startswith("Multilabel"):
         arguments |= {"num_classes": 2} | ({"task": "multiclass"} if name == "ExactMatch" else {})
     cuts = range(0, N + 1, 10)

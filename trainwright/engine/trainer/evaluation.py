@@ -20,9 +20,10 @@ from trainwright.data.batch import arguments, parameter_names, to_batch
 from trainwright.data.errors import batch_in_errors, data_fault
 from trainwright.data.instance import Instance
 from trainwright.data.sample_count import SampleCounter
+from trainwright.engine.comparison import Comparison, are_labels_tokens, find_comparison
 from trainwright.engine.loss_fn import forward, losses_of, predictions_of, target_of, used_loss
 from trainwright.engine.run import TrainerRun
-from trainwright.engine.targets import Comparison, find_comparison, label_fields
+from trainwright.engine.targets import label_fields
 from trainwright.engine.trainer import checks, loaders, parts
 from trainwright.evaluation.evaluator import EvaluationError
 from trainwright.evaluation.loop import run_evaluation
@@ -65,6 +66,7 @@ class Evaluation:
         self._handler, self._own_compute_loss, self._replaced_model = handler, compute_loss, replaced_model
         self._preprocessor, self._collator, self._default_collator = preprocessor, collator, default_collator
         self._watching: RunCallbacks | None = None  # callbacks that see the batches
+        self._is_checked = False  # whether labels are the tokens of a batch
 
     # Data.
 
@@ -171,7 +173,7 @@ class Evaluation:
             outputs = {} if scores is None else {"logits": scores}
         results, labelled = self._results, self.labelled(batch)
         if results.comparison is None:
-            results.comparison = self._find_comparison(last, labelled, loss)
+            results.comparison = self._find_comparison(last, labelled)
         # Before ``logits`` is replaced below: the weight belongs to the loss.
         results.loss_weight = results.comparison.loss_weight(outputs, labelled, results.num_samples)
         if self.generates():
@@ -187,13 +189,14 @@ class Evaluation:
         with evaluation_mode(model):
             outputs = forward(model, inputs)
         inputs, handler = self.labelled(inputs), self._handler()
-        comparison = self.find_comparison_in_training(outputs, inputs, None)
+        comparison = self.find_comparison_in_training(outputs, inputs)
+        comparison.declare_to(handler)
         handler.update(*comparison.aligned(predictions_of(outputs), target_of(inputs)))
         return next(iter(handler.compute().values()), float("nan"))
 
-    def find_comparison_in_training(self, outputs: Any, inputs: Any, loss: Any) -> Comparison:
+    def find_comparison_in_training(self, outputs: Any, inputs: Any) -> Comparison:
         """How metrics compare the model's outputs for a batch of the training with its labels."""
-        return self._find_comparison(outputs, inputs, loss).for_handler(self._handler())
+        return self._find_comparison(outputs, inputs).for_handler(self._handler())
 
     # Prediction.
 
@@ -306,7 +309,7 @@ class Evaluation:
             return
         inputs = self.labelled(inputs, outputs)
         if results.comparison is None:
-            results.comparison = self._find_comparison(outputs, inputs, outputs.get("loss"))
+            results.comparison = self._find_comparison(outputs, inputs)
         results.add_metrics(inputs, outputs)
 
     def labelled(self, batch: Any, outputs: Mapping[str, Any] | None = None) -> Any:
@@ -328,8 +331,16 @@ class Evaluation:
             return batch
         return {**batch, "labels": labels} if isinstance(batch, Mapping) else (batch, labels)
 
-    def _find_comparison(self, outputs: Any, inputs: Any, loss: Any) -> Comparison:
+    def _find_comparison(self, outputs: Any, inputs: Any) -> Comparison:
         run, own_loss = self._run, used_loss(getattr(self._run.model, "compute_loss", None), inputs)
+        if not self._is_checked:
+            self._is_checked = True
+            if isinstance(inputs, Mapping) and are_labels_tokens(run.model, outputs, inputs):
+                logger.warning(
+                    "The labels of a batch are its tokens, and metrics compare each with the scores of the same token."
+                    " If %s predicts the next token, declare it: %s.loss_type = 'ForCausalLM'.",
+                    *[type(run.model).__name__] * 2,
+                )
         return find_comparison(
             run.model,
             outputs,
@@ -427,6 +438,7 @@ class EvalResults:
                 )  # fmt: skip
         else:
             predictions, labels = comparison.aligned(predictions, labels)
+            comparison.declare_to(self._handler)
             rest = {**(batch if isinstance(batch, Mapping) else {}), **outputs}
             taken = ("logits", "prediction_scores", "labels", "loss", "predictions")
             self._handler.update(predictions, labels, **{k: v for k, v in rest.items() if k not in taken})

@@ -78,15 +78,11 @@ def build_metrics_handler(config: "TrainingConfig", trainer: RunMethods) -> Any:
 
     It gets the trainer, as the documented ones do.
     """
-    from trainwright.config.torch_names import split_name
     from trainwright.evaluation import TorchMetricsHandler, metrics_handler_for
 
     if config.task is not None:
         return metrics_handler_for(config.task)(config.metrics, weakref.proxy(trainer))
-    metrics: Any = config.metrics or []
-    if split_name(config.loss or "")[0].lower() == "bcewithlogitsloss":  # a batch does not show it
-        metrics = [{"name": name, "from_logits": True} if isinstance(name, str) else name for name in metrics]
-    return TorchMetricsHandler(metrics, weakref.proxy(trainer), is_default=not config.is_set("metrics"))
+    return TorchMetricsHandler(config.metrics or [], weakref.proxy(trainer), is_default=not config.is_set("metrics"))
 
 
 def build_callbacks(

@@ -10,8 +10,8 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from trainwright.config.errors import ConfigError, UserError
+from trainwright.engine.comparison import Comparison
 from trainwright.engine.loss_fn import predictions_of, target_of
-from trainwright.engine.targets import Comparison
 from trainwright.hooks.base import HookBase
 from trainwright.hooks.callbacks import RunCallbacks
 from trainwright.hooks.method_overrides import Overrides
@@ -34,7 +34,7 @@ class TrainMetrics(HookBase):
     Args:
         make_handler: builds the object that computes them; called with the first batch.
         labelled: the batch with its labels where ``target_of`` finds them.
-        find_comparison: how to compare outputs with a batch, from both and the batch's loss (None: unknown).
+        find_comparison: how to compare outputs with a batch, from both.
         is_padding_batch: whether the latest batch does not count; called only with several processes.
     """
 
@@ -46,7 +46,7 @@ class TrainMetrics(HookBase):
         is_due: Callable[[], bool],
         is_epoch_end: Callable[[], bool],
         labelled: Callable[[Any], Any],
-        find_comparison: Callable[[Any, Any, Any], Comparison],
+        find_comparison: Callable[[Any, Any], Comparison],
         is_padding_batch: Callable[[], bool],
     ) -> None:
         self._make_handler = make_handler
@@ -95,7 +95,7 @@ class TrainMetrics(HookBase):
         self._is_counted = True
 
     def add(self, step_logs: Any, inputs: Any) -> None:
-        """Count a batch. Only the ``step_loss`` of the first batch is read from ``step_logs``."""
+        """Count a batch. ``step_logs`` are not read."""
         if not self._is_alone and self._is_padding_batch():
             self._is_counted = False
             if self._has_values and self._is_epoch_over:
@@ -116,15 +116,18 @@ class TrainMetrics(HookBase):
             self._turn_off("the model's output holds no scores" if scores is None else "the batch holds no labels")
             return
         if self._comparison is None:
-            self._comparison = self._find_comparison(outputs, inputs, (step_logs or {}).get("step_loss"))
+            self._comparison = self._find_comparison(outputs, inputs)
             if self._comparison.refusal is not None:
                 self._turn_off(self._comparison.refusal)
                 return
+            self._comparison.declare_to(self._handler)
         scores, labels = self._comparison.aligned(scores, labels)
         if self._is_epoch_over:
             self._begin_epoch()
         try:
             self._handler.update(scores, labels)
+        except ConfigError:  # a setting is wrong or missing
+            raise
         except UserError as error:  # soft labels of mixup, for example; evaluations raise it for theirs
             self._handler.reset()
             self._has_values = False

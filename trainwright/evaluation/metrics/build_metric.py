@@ -333,6 +333,10 @@ class TorchMetric(Metric):
         self.default_objective = self._metric.objective
         super().__init__(objective=objective, **settings)
 
+    def declare_scores(self, *, are_logits: bool | None) -> None:
+        """As of `TMMetrics`."""
+        self._metric.declare_scores(are_logits=are_logits)
+
     def values(self, predictions: Any, targets: Any) -> Mapping[str, float]:
         self._metric.reset()
         self._metric.update(_as_tensor(predictions), _as_tensor(targets))

@@ -62,15 +62,11 @@ def _is_channels_first(predictions: Tensor, targets: Tensor) -> bool:
     return predictions.shape[:1] == targets.shape[:1] and predictions.shape[2:] == targets.shape[1:]
 
 
-def for_classification(
-    predictions: Tensor, targets: Tensor, task: str | None, *, channels_last: bool = False, from_logits: bool = False
-) -> Pair:
+def for_classification(predictions: Tensor, targets: Tensor, *, channels_last: bool = False) -> Pair:
     """Scores in full precision with classes in dimension 1, and targets as int64."""
     if channels_last and predictions.dim() > 2:
         predictions = predictions.movedim(-1, 1)
     predictions = full_precision(predictions)
-    if from_logits and predictions.is_floating_point():
-        predictions = predictions.softmax(dim=1) if task == "multiclass" else predictions.sigmoid()
     if targets.is_floating_point() and not torch.equal(targets, targets.round()):
         raise EvaluationError(
             f"targets {shape_and_type(targets)} have fractions; a classification's are whole numbers. "

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from trainwright.config.errors import ConfigError
 from trainwright.evaluation.evaluator import EvaluationError
+from trainwright.evaluation.metrics.scores import log_odds, ordered, probabilities, within_range
 from trainwright.evaluation.metrics.task_inference import (
     Pair,
     aligned,
@@ -46,8 +47,9 @@ class TMMetrics:
     Args:
         name: a torchmetrics class, or its name in torchmetrics 0.7 (`get_tm_avaliable_metrics`).
         buffered: count several batches with one update. The result is the same.
-        from_logits: scores are logits, whatever their values. By default, as in torchmetrics, scores of one class are
-            interpreted as logits if any of them lies outside [0, 1].
+        from_logits: whether scores are logits or probabilities; None: as declared by the run. Undeclared ones are
+            probabilities, and one outside [0, 1] is an error, for metrics that need it: not for AUROC, average
+            precision and other ranks of one score, nor for the best of several classes.
         arguments: those of the torchmetrics class. A wrapper's ``base_metric`` may be a name too.
 
     Raises:
@@ -59,9 +61,10 @@ class TMMetrics:
         ignores_label: whether labels of -100 are ignored.
     """
 
-    def __init__(self, name: str, *, buffered: bool = True, from_logits: bool = False, **arguments: Any) -> None:
+    def __init__(self, name: str, *, buffered: bool = True, from_logits: bool | None = None, **arguments: Any) -> None:
         self.name, self.arguments = name, arguments
         self.buffered, self.from_logits = buffered, from_logits
+        self._are_logits = from_logits
         self._factory = MetricFactory(name, arguments)
         self.key, self.objective = key_of(name), objective_of_class(self._factory.core_class)
         self.ignores_label = self._factory.ignores_label
@@ -99,7 +102,13 @@ class TMMetrics:
 
     def fresh(self) -> Self:
         """A new metric with the same arguments that has seen nothing."""
-        return type(self)(self.name, buffered=self.buffered, from_logits=self.from_logits, **self.arguments)
+        found = type(self)(self.name, buffered=self.buffered, from_logits=self.from_logits, **self.arguments)
+        found.declare_scores(are_logits=self._are_logits)
+        return found
+
+    def declare_scores(self, *, are_logits: bool | None) -> None:
+        """What scores are if the setting ``from_logits`` does not say it: logits or probabilities; None: unknown."""
+        self._are_logits = are_logits if self.from_logits is None else self.from_logits
 
     def to(self, device: torch.device | str) -> Self:
         self._device = torch.device(device)
@@ -272,10 +281,29 @@ class TMMetrics:
             return predictions, targets
         given = {**self._factory.core_arguments, **(self._inferred or {})}
         task, is_last = given.get("task") or self._factory.task, bool(self._channels_last)
-        pair = for_classification(predictions, targets, task, channels_last=is_last, from_logits=self.from_logits)
+        scores, labels = for_classification(predictions, targets, channels_last=is_last)
         if task == "multiclass" and given.get("num_classes"):
-            check_classes(pair, given["num_classes"], given.get("ignore_index", IGNORED_LABEL))
-        return pair
+            check_classes((scores, labels), given["num_classes"], given.get("ignore_index", IGNORED_LABEL))
+        return self._as_read(scores, task) if scores.is_floating_point() else scores, labels
+
+    def _as_read(self, scores: Tensor, task: str | None) -> Tensor:
+        """Scores as the metric reads them, by declaration."""
+        reads, is_multiclass = self._factory.reads(task), task == "multiclass"
+        if reads == "classes":
+            return scores
+        if reads == "order" and not is_multiclass:
+            return ordered(scores)
+        if self._are_logits:
+            is_order = reads == "order"
+            return ordered(log_odds(scores)) if is_order else probabilities(scores, is_multiclass=is_multiclass)
+        if self._are_logits is None and bool(((scores < 0) | (scores > 1)).any()):
+            raise ConfigError(
+                f"metric {self.name}: scores lie outside [0, 1], and nothing declares that they are logits. Set"
+                f" from_logits=True: metrics=[{{'name': {self.name!r}, 'from_logits': True}}], or"
+                f" TMMetrics({self.name!r}, from_logits=True). (A loss of torch, a model's `loss_type` and an output"
+                " 'logits' declare it, too.)"
+            )
+        return within_range(scores)
 
     def _infer(self, predictions: Tensor, targets: Tensor) -> None:
         task, size = infer_task(predictions, targets)

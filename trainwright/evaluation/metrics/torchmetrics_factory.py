@@ -8,7 +8,7 @@ import re
 import warnings
 from collections.abc import Mapping
 from functools import cache
-from typing import Any  # torchmetrics' classes
+from typing import Any, Literal  # Any: torchmetrics' classes
 
 from torch import Tensor
 
@@ -145,6 +145,13 @@ _MEANS_OVER_CLASSES = {"Precision", "Recall", "F1Score", "FBetaScore"}
 _SIZE_OF_TASK = {"multiclass": "num_classes", "multilabel": "num_labels"}
 _INNER = ("base_metric", "metric")  # what wrappers call the metric inside; it may be given by name
 
+# Modules of torchmetrics.classification by what their classes read, where the arguments do not show it.
+_OF_ORDER = {"auroc", "average_precision", "eer", "logauc", "ranking"}
+_OF_PROBABILITIES = {"calibration_error", "hinge"}
+
+
+Scores = Literal["order", "classes", "probabilities"]  # "classes": the best of several, which all scores show alike
+
 
 class MetricFactory:
     """A metric class with its arguments, and what of ``task``, ``num_classes`` and ``num_labels`` is missing.
@@ -169,9 +176,11 @@ class MetricFactory:
             self.core_class, self.core_arguments = find_metric(self.arguments[self._inner])
             _check_arguments(self.arguments[self._inner], self.core_class, self.core_arguments)
         inside = [value for key in _INNER if hasattr(value := self.core_arguments.get(key), "metric_state")]
-        self.domain = _domain(type(inside[0]) if inside else self.core_class)
+        self._counting = type(inside[0]) if inside else self.core_class
+        self._thresholds = getattr(inside[0] if inside else None, "thresholds", self.core_arguments.get("thresholds"))
+        self.domain = _domain(self._counting)
         tasks = ("Binary", "Multiclass", "Multilabel")
-        prefixes = [task for task in tasks if self.core_class.__name__.startswith(task)]
+        prefixes = [task for task in tasks if self._counting.__name__.startswith(task)]
         self.task: str | None = self.core_arguments.get("task") or (prefixes[0].lower() if prefixes else None)
 
     @property
@@ -179,6 +188,16 @@ class MetricFactory:
         """Whether it ignores labels of -100, because it can and the user has named no other label."""
         can_ignore = self.domain == "classification" and "ignore_index" in _parameters(self.core_class)
         return can_ignore and "ignore_index" not in self.core_arguments
+
+    def reads(self, task: str | None) -> Scores:
+        """What a classification metric reads of scores."""
+        module = self._counting.__module__.rpartition(".")[2]
+        if module in _OF_ORDER and self._thresholds is None:
+            return "order"
+        is_curve = "thresholds" in _parameters(self._counting)
+        return (
+            "classes" if task == "multiclass" and not is_curve and module not in _OF_PROBABILITIES else "probabilities"
+        )
 
     def missing_size(self, task: str) -> str | None:
         """``"num_classes"`` or ``"num_labels"`` if the task needs it and it was not given."""

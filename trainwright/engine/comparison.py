@@ -1,0 +1,174 @@
+"""How metrics compare a model's outputs with the labels of a batch, as declared.
+
+Nothing is inferred from the values of scores, labels or losses.
+"""
+
+import functools
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trainwright.engine.loss_fn import predictions_of, target_of
+from trainwright.engine.targets import IGNORED, LossIgnores, Targets, declared_targets, labels_of, loss_type_of
+from trainwright.models.outputs import named_outputs
+from trainwright.parallel.context import SHIFTED
+from trainwright.parallel.simulated import simulation
+
+# Losses of classes by what they take: scores that are logits (or their logarithmic probabilities), or probabilities.
+_OF_LOGITS = (
+    nn.CrossEntropyLoss, nn.NLLLoss, nn.BCEWithLogitsLoss, nn.MultiMarginLoss, nn.MultiLabelMarginLoss,
+    nn.MultiLabelSoftMarginLoss, nn.SoftMarginLoss,
+)  # fmt: skip
+_OF_PROBABILITIES = (nn.BCELoss,)
+_OF_NUMBERS = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)  # near labels of 0 and 1, as probabilities are
+_FUNCTIONS: dict[Any, bool] = {
+    **dict.fromkeys(
+        (
+            F.cross_entropy, F.nll_loss, F.binary_cross_entropy_with_logits, F.multi_margin_loss,
+            F.multilabel_margin_loss, F.multilabel_soft_margin_loss, F.soft_margin_loss,
+        ),
+        True,
+    ),
+    **dict.fromkeys((F.binary_cross_entropy, F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss), False),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How to compare scores with labels.
+
+    Attributes:
+        is_shifted: the score at token i is compared with the label of token i + 1.
+        targets: the labels that the loss averages; None: all samples count the same.
+        refusal: why the default metric, accuracy, is meaningless for this run; None if it is meaningful.
+        ignored: the classes that the loss ignores, which metrics ignore as well.
+        are_logits: whether scores are logits or probabilities; None: unknown.
+    """
+
+    is_shifted: bool = False
+    targets: Targets | None = None
+    refusal: str | None = None
+    ignored: tuple[int, ...] = ()
+    are_logits: bool | None = None
+
+    def for_handler(self, handler: Any) -> "Comparison":
+        """The parts that apply to a metrics handler: a metric that the user requests is always computed."""
+        return replace(
+            self,
+            is_shifted=self.is_shifted and getattr(handler, "shifts_labels", False),
+            refusal=self.refusal if getattr(handler, "is_default", False) else None,
+            ignored=self.ignored if getattr(handler, "ignores_label", False) else (),
+        )
+
+    def declare_to(self, handler: Any) -> None:
+        """Tell a metrics handler what the scores are."""
+        declare = getattr(handler, "declare_scores", None)
+        if declare is not None:
+            declare(are_logits=self.are_logits)
+
+    def aligned(self, scores: Any, labels: Any) -> tuple[Any, Any]:
+        """Scores and the labels that they predict: (B, L, C) and (B, L) of the next token if ``is_shifted``.
+
+        Ignored labels are -100.
+        """
+        for one in self.ignored if isinstance(labels, Tensor) and not labels.is_floating_point() else ():
+            labels = labels.long().masked_fill(labels == one, IGNORED)
+        return (
+            (scores[:, :-1], labels[:, 1:]) if self.is_shifted and _are_of_tokens(scores, labels) else (scores, labels)
+        )
+
+    def loss_weight(self, outputs: Mapping[str, Any], batch: Any, samples: int) -> int | float | Tensor:
+        """The number of items that a batch's loss averages: ``num_tokens``, targets or ``samples``."""
+        if "num_tokens" in outputs:
+            tokens: int | float | Tensor = outputs["num_tokens"]
+            return tokens
+        number = None if self.targets is None else self.targets.count_in(batch)
+        return samples if number is None else number
+
+
+def find_comparison(
+    model: nn.Module,
+    outputs: Any,
+    inputs: Any,
+    *,
+    criterion: Any,
+    has_own_loss: bool,
+    loss_ignores: LossIgnores = "declared",
+) -> Comparison:
+    """The comparison for a run with batches like ``inputs``.
+
+    ``has_own_loss``: the model or the user's code computes the loss, without the ``criterion``.
+    """
+    criterion = None if has_own_loss else criterion
+    targets = declared_targets(model, criterion, loss_ignores)
+    by_loss = targets if loss_ignores is not None else declared_targets(model, criterion)
+    has_shifted = isinstance(inputs, Mapping) and SHIFTED in inputs
+    return Comparison(
+        is_shifted=by_loss is not None and by_loss.is_shifted and not has_shifted,
+        targets=targets,
+        refusal=_refusal(predictions_of(outputs), inputs, criterion=criterion),
+        ignored=() if targets is None else tuple(one for one in targets.ignored if one != IGNORED),
+        are_logits=_are_logits(model, outputs, criterion),
+    )
+
+
+def are_labels_tokens(model: nn.Module, outputs: Any, inputs: Any) -> bool:
+    """Whether labels are the tokens of the batch and the model does not say whether it predicts these or the next."""
+    scores, labels = predictions_of(outputs), labels_of(inputs)
+    if labels is None or loss_type_of(model) is not None or not _are_of_tokens(scores, labels):
+        return False
+    if simulation() is not None or SHIFTED in inputs or not bool((labels != IGNORED).any()):
+        return False
+    others = [one for name, one in inputs.items() if isinstance(one, Tensor) and one is not target_of(inputs)]
+    alike = [one for one in others if one.shape == labels.shape and one.dtype == labels.dtype]
+    return any(bool(((one == labels) | (labels == IGNORED)).all()) for one in alike)
+
+
+def _are_logits(model: nn.Module, outputs: Any, criterion: Any) -> bool | None:
+    """By the criterion of torch, or else by the model: its ``loss_type``, or an output ``logits``. None: unknown."""
+    loss = inspect.unwrap(criterion.func if isinstance(criterion, functools.partial) else criterion)
+    if isinstance(loss, (*_OF_PROBABILITIES, *_OF_NUMBERS)) or _FUNCTIONS.get(loss) is False:
+        return False
+    named = named_outputs(outputs) or {}
+    is_declared = criterion is None and loss_type_of(model) is not None
+    return True if isinstance(loss, _OF_LOGITS) or loss in _FUNCTIONS or is_declared or "logits" in named else None
+
+
+def _refusal(scores: Any, inputs: Any, *, criterion: Any) -> str | None:
+    if not isinstance(scores, Tensor):
+        return "the model's output has no class scores"
+    if criterion is not None:
+        is_torchs = type(criterion).__module__ == "torch.nn.modules.loss"
+        is_of_others = is_torchs and not isinstance(criterion, (*_OF_LOGITS, *_OF_PROBABILITIES))
+        return f"{type(criterion).__name__} is not a classification loss" if is_of_others else None
+    if _is_reconstruction(scores, inputs):
+        return "the model's output has the shape of its input"
+    return None
+
+
+def _is_reconstruction(scores: Tensor, inputs: Any) -> bool:
+    """Whether the output has as many values per sample as an input. Two values may be two classes."""
+    given = inputs.values() if isinstance(inputs, Mapping) else inputs[:1] if isinstance(inputs, tuple | list) else ()
+    if scores.dim() < 2 or scores.shape[1:].numel() <= 2:
+        return False
+    return any(
+        isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 1
+        and value.shape[0] == scores.shape[0] and value.shape[1:].numel() == scores.shape[1:].numel()
+        for value in given
+    )  # fmt: skip
+
+
+def _are_of_classes(scores: Any, labels: Any) -> bool:
+    """Whether they have the shapes of a cross-entropy: scores (B, C, …) or (B, …, C)."""
+    if not (isinstance(scores, Tensor) and isinstance(labels, Tensor) and scores.is_floating_point()):
+        return False
+    is_of_classes = not labels.is_floating_point() and scores.dim() == labels.dim() + 1
+    return is_of_classes and labels.shape in (scores.shape[:-1], (scores.shape[0], *scores.shape[2:]))
+
+
+def _are_of_tokens(scores: Any, labels: Any) -> bool:
+    return _are_of_classes(scores, labels) and labels.dim() == 2 and labels.shape == scores.shape[:2]
