@@ -35,7 +35,7 @@ from trainwright.checkpoint.optimizer_state import has_other_order, inner_optimi
 from trainwright.checkpoint.saving import CheckpointWriter, wait_for_saves
 from trainwright.checkpoint.shard_index import state_of
 from trainwright.checkpoint.sharded_saving import (
-    Alone,
+    Exchange,
     Share,
     Sharing,
     check_is_shared,
@@ -234,7 +234,7 @@ class Checkpointer:
         writes = bool(is_written) and (self._is_writer or sharing is not None)
         if is_written:
             share = with_rows(share, size, None if sharing is None else sharing.grid)
-        ranks, layout = (Alone(), None) if sharing is None else (sharing.ranks, sharing.grid.sizes)
+        ranks, layout = (Exchange(), None) if sharing is None else (sharing.ranks, sharing.grid.sizes)
         write = partial(self._writer.write, name, share, iteration, ranks=ranks, layout=layout, **commit)
         if self.asynchronous:
             if writes:

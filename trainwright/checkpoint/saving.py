@@ -50,7 +50,7 @@ from trainwright.checkpoint.folder import (
     write_pointer,
 )
 from trainwright.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, measure
-from trainwright.checkpoint.sharded_saving import Alone, Share, files_of_all
+from trainwright.checkpoint.sharded_saving import Exchange, Share, files_of_all
 from trainwright.checkpoint.shards import PIPELINE, Blocks
 from trainwright.checkpoint.staging import StagingArea
 from trainwright.parallel import dist
@@ -167,7 +167,7 @@ class CheckpointWriter:
         share: Share,
         iteration: int | None,
         *,
-        ranks: Alone,
+        ranks: Exchange,
         layout: Mapping[str, int] | None,
         tag_last: bool,
         on_commit: Callable[[], object] | None,
@@ -278,7 +278,7 @@ class CommittedFile:
 def write_checkpoint(
     path: Path,
     share: Share,
-    ranks: Alone,
+    ranks: Exchange,
     manifest: Manifest,
     before: Committed | None,
     *,

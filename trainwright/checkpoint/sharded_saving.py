@@ -80,7 +80,7 @@ class Stage:
         self.path(folder, self.number).write_text(json.dumps([self.trees, self.states, self.metadata]))
 
 
-class Alone:
+class Exchange:
     """The exchanges of a process that writes everything."""
 
     def first(self, work: Callable[[], str]) -> str:
@@ -92,7 +92,7 @@ class Alone:
         return [work()]
 
 
-class Ranks(Alone):
+class RankExchange(Exchange):
     """Exchanges between the writer threads of all processes, on a process group of their own.
 
     Every process must create it, and call its methods in the same order.
@@ -168,14 +168,14 @@ class Sharing:
     mesh: "DeviceMesh"
     grid: Grid
     held_before: frozenset[str]  # names of weights that an earlier stage of a pipeline has too
-    ranks: Ranks
+    ranks: RankExchange
 
     @classmethod
     def of(cls, mesh: "DeviceMesh", names: Iterable[str]) -> "Sharing":
         """``names``: those of the model's weights in this process. Every process must call this."""
         grid = Grid(mesh)
         before = names_of_stages(mesh, names)[: grid.stage]
-        return cls(mesh, grid, frozenset(name for held in before for name in held), Ranks())
+        return cls(mesh, grid, frozenset(name for held in before for name in held), RankExchange())
 
 
 def names_of_stages(mesh: "DeviceMesh | None", names: Iterable[str]) -> list[list[str]]:

@@ -69,11 +69,16 @@ class SmallTrainer(TrainerBase):
     def _before_first_step(self) -> None:
         self._progress.restore()
         done = int(self.model.weight.item())
-        self.batches = self.bridge.train_batches([torch.tensor(n), "label"] for n in range(done + 1, 1000))
+        self.bridge.is_fed = True
+        self.batches = ([torch.tensor(n), "label"] for n in range(done + 1, 1000))
 
     def run_step(self) -> None:
-        for _ in range(self.window):
-            number, _ = next(self.batches)
+        for place in range(self.window):
+            if place:
+                self.bridge.end_batch()
+            batch = next(self.batches)
+            self.bridge.begin_batch(batch)
+            number, _ = batch
             if self.iter == self.fails_at:
                 raise ZeroDivisionError
             with torch.no_grad():

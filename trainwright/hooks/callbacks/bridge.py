@@ -32,15 +32,15 @@ class RunCallbacks(HookBase):
     |---|---|
     | ``before_train`` | ``set_*``, ``on_train_begin``; then, of a resumed training, ``load_state_dict`` |
     | ``before_step`` | at the start of an epoch ``on_epoch_begin`` |
-    | a batch is fetched from :meth:`train_batches` | ``on_train_batch_begin`` |
-    | the next one is, or ``after_step`` | ``on_train_batch_end`` |
+    | :meth:`begin_batch` | ``on_train_batch_begin`` |
+    | :meth:`end_batch`, or ``after_step`` | ``on_train_batch_end`` |
     | a function that :meth:`evaluating` gave is called | ``on_eval_begin`` … ``on_eval_end`` |
     | a batch is fetched from :meth:`eval_batches` | ``on_eval_batch_begin``, and at the next ``on_eval_batch_end`` |
     | ``after_step``, ``after_train`` | at the end of an epoch ``on_epoch_end`` |
     | ``after_end`` | ``on_train_end`` |
 
     Register it after the hooks that evaluate and step the schedule, and before those that save at the end of training.
-    Without :meth:`train_batches` an iteration is one batch, and callbacks get ``()`` for it.
+    Unless ``is_fed`` is set, an iteration is one batch, and callbacks get ``()`` for it.
 
     With several processes each calls its own callbacks. A request of one process applies to all: where ``is_due``,
     after an evaluation or at the end of an epoch. To save between these, all of them must request it.
@@ -55,7 +55,7 @@ class RunCallbacks(HookBase):
 
     Attributes:
         callbacks, control, logs: the passed callbacks, their control and their logs.
-        is_fed: whether ``begin_batch`` is called for each batch.
+        is_fed: whether ``begin_batch`` is called for each batch; set before the first.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class RunCallbacks(HookBase):
         self._is_train_begun = False
         self._is_shown = False  # whether logs reads the stored loss, which exists after the first update
         self._is_alone = True  # the only process
-        self.is_fed = False  # by train_batches
+        self.is_fed = False
         self._late = [] if late is None else late
         self._batches = deque[Any]()  # the training batches that have begun and not ended
         self._has_recorded = False  # what belongs to the first of them
@@ -105,7 +105,7 @@ class RunCallbacks(HookBase):
         self.callbacks.on_train_batch_begin(batch, self.logs)
 
     def end_batch(self) -> None:
-        """The oldest batch that has begun and not ended ends."""
+        """The oldest batch that has begun and not ended ends; ``after_step`` does this for the last of an iteration."""
         if not self._batches:
             return
         batch, self._has_recorded = self._batches.popleft(), False
@@ -113,11 +113,6 @@ class RunCallbacks(HookBase):
             self._show_storage()
         self.logs.count("global_step", "epoch_step")
         self.callbacks.on_train_batch_end(tuple(batch) if isinstance(batch, list) else batch, self.logs)
-
-    def train_batches(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """``batches``, with callbacks around each."""
-        self.is_fed = True
-        return self._watched(batches)
 
     def eval_batches(self, batches: Iterable[Any]) -> Iterator[Any]:
         for batch in batches:
@@ -252,12 +247,6 @@ class RunCallbacks(HookBase):
             self.trainer.max_iter = self.trainer.iter
 
     # Batches, epochs, evaluations.
-
-    def _watched(self, batches: Iterable[Any]) -> Iterator[Any]:
-        for batch in batches:
-            self.begin_batch(batch)
-            yield batch
-            self.end_batch()  # only within a window: after_step ends its last micro-batch
 
     def _end_batches(self) -> None:
         while self._batches:
