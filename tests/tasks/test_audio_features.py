@@ -104,3 +104,38 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path, make: Callable, mon
     monkeypatch.setitem(sys.modules, "soundfile", None)
     with pytest.raises(DataError, match=r"float\.wav: .*\n?.*pip install soundfile"):
         read_waveform(tmp_path / "float.wav")
+
+
+def test_samples_with_their_own_rate() -> None:
+    pytest.importorskip("scipy")
+    extractor = AudioFeatureExtractor(sampling_rate=RATE, n_mels=20, n_fft=256, hop_length=100)
+    sound = {"array": tone(440, rate=16000), "sampling_rate": 16000, "path": None}
+    wanted = extractor(tone(440, rate=16000), sampling_rate=16000)["input_features"][0]
+    assert torch.equal(extractor(sound)["input_features"][0], wanted)
+    assert torch.equal(extractor([sound, tone(300)])["input_features"][0], wanted)
+    with pytest.raises(DataError, match="must have sampling_rate"):
+        extractor({"array": tone(440)})
+
+
+@pytest.mark.parametrize(
+    ("samples", "match"),
+    [
+        ((tone(440) * 32767).astype(np.int16), r"int16 samples from -\d+ to \d+; .* by 32768"),
+        (tone(440) * 32767, r"float32 samples from .* by 32768"),
+        ([1, 0, -1], "int64 samples from -1 to 1"),
+        (np.array([0.5, np.nan, 0]), "float64 samples from nan to nan; they must be finite"),
+        (np.array([0.5, np.inf, 0]), "must be finite"),
+        (np.stack([tone(440), tone(300)], axis=1), r"shape \(4000, 2\); .*Average the channels"),
+        (torch.zeros(4000, 1), r"shape \(4000, 1\)"),
+    ],
+)
+def test_samples_that_are_no_recording_are_refused(samples: object, match: str) -> None:
+    extractor = AudioFeatureExtractor(sampling_rate=RATE, n_mels=20, n_fft=256)
+    for sounds in (samples, [tone(440), samples], {"array": samples, "sampling_rate": RATE}):
+        with pytest.raises(DataError, match=match):
+            extractor(sounds)
+
+
+def test_a_little_above_the_range_is_what_decoders_give() -> None:
+    loud = AudioFeatureExtractor(sampling_rate=RATE, n_mels=20, n_fft=256).features_of(tone(440) * 2.2)
+    assert loud.isfinite().all()

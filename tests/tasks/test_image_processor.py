@@ -68,6 +68,17 @@ def test_odd_pictures_become_plain_ones(tmp_path: Path) -> None:
     assert (pixels(np.ones((2, 2), dtype=bool), gray_scale=True) == 1).all()
 
 
+@pytest.mark.parametrize("mode", ["L", "RGB", "I;16"])
+def test_a_value_that_a_png_declares_transparent_is_white(mode: str, tmp_path: Path) -> None:
+    array = np.array([[0, 90], [180, 0]], dtype=np.uint8)
+    values = {"L": array, "RGB": np.stack([array] * 3, axis=-1), "I;16": array.astype(np.uint16) * 257}[mode]
+    Image.fromarray(values).save(tmp_path / "image.png", transparency=(0, 0, 0) if mode == "RGB" else 0)
+    wanted = pytest.approx([1, 90 / 255, 180 / 255, 1])
+    assert pixels(tmp_path / "image.png", gray_scale=True).flatten().tolist() == wanted
+    Image.fromarray(array > 0).save(tmp_path / "image.png", transparency=0)
+    assert (pixels(tmp_path / "image.png", gray_scale=True) == 1).all()
+
+
 @pytest.mark.parametrize("array", [np.float32([0, 0.4, 1]), np.float32([0, 102, 255]), np.int32([0, 102, 255])])
 def test_a_tiff_of_other_numbers_is_not_black(array: np.ndarray, tmp_path: Path) -> None:
     Image.fromarray(array[None]).save(tmp_path / "image.tiff")

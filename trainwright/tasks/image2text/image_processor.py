@@ -198,13 +198,16 @@ def _plain(image: Any, gray_scale: bool) -> Any:
 
     image = PIL.ImageOps.exif_transpose(image)
     if image.mode.startswith(("I", "F")):  # Pillow's conversion clips to 0 to 255
-        array = np.asarray(image)
+        array, transparent = np.asarray(image), image.info.get("transparency")
+        is_opaque = array != transparent
         if image.mode.startswith("I;16") or (image.mode == "I" and array.max() > 255):
             array = array.astype(np.int64) >> 8
         elif image.mode == "F" and array.max() > 1:
             array = array / 255
         image = PIL.Image.fromarray(_as_bytes(array))
-    if image.mode == "P" or "A" in image.mode:
+        if transparent is not None:
+            image.putalpha(PIL.Image.fromarray(_as_bytes(is_opaque)))
+    if image.has_transparency_data:  # alpha, or a value that the file declares transparent
         image = image.convert("RGBA")
         white = PIL.Image.new("RGBA", image.size, "white")
         image = PIL.Image.alpha_composite(white, image)

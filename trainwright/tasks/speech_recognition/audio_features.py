@@ -7,7 +7,7 @@ import functools
 import math
 import os
 import wave
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,6 +23,9 @@ from trainwright.tasks.preprocessor import Preprocessor, PreprocessorConfig, reg
 
 _KINDS = ("log_mel", "log_spectrum")
 _SMALLEST = 1e-10  # of a power, before its logarithm
+# Decoders and filters overshoot 1; 16-bit numbers as floats are far above.
+_LARGEST = 10.0
+_MOST_CHANNELS = 16
 Waveform = np.ndarray[Any, np.dtype[np.float32]]
 
 
@@ -83,6 +86,8 @@ class AudioFeatureExtractor(Preprocessor):
     ) -> dict[str, Any]:
         """One recording or several: paths of files, or samples (N,) in [-1, 1] as arrays, tensors or lists of floats.
 
+        Samples with their own rate are ``{"array": (N,), "sampling_rate": ...}``, as datasets has them.
+
         Args:
             sampling_rate: of given samples; None means the config's. Files contain theirs.
             return_tensors: "torch" pads to the longest recording with 0; None gives a list of tensors (T, F).
@@ -101,11 +106,13 @@ class AudioFeatureExtractor(Preprocessor):
         if isinstance(sound, str | os.PathLike):
             source = os.fspath(sound)
             sound, rate = read_waveform(sound)
-        samples_N = np.asarray(sound, dtype=np.float32)
-        if samples_N.ndim != 1 or not len(samples_N):
-            raise DataError(
-                f"{source}: got samples of shape {samples_N.shape}; it must be (number of samples,), with at least one."
-            )
+        elif isinstance(sound, Mapping):
+            if missing := {"array", "sampling_rate"} - sound.keys():
+                raise DataError(
+                    f"{source}: got a mapping with {[*sound]}; it must have {' and '.join(sorted(missing))}."
+                )
+            sound, rate = sound["array"], int(sound["sampling_rate"])
+        samples_N = _checked(np.asarray(sound), source)
         waveform_N = torch.from_numpy(resampled(samples_N, rate, config.sampling_rate, source))
         spectrum_FT = torch.stft(
             waveform_N,
@@ -141,10 +148,30 @@ def _as_list(audio: Any) -> list[Any]:
     if isinstance(audio, str | os.PathLike):
         return [audio]
     if isinstance(audio, Tensor | np.ndarray):
-        return [audio] if audio.ndim == 1 else list(audio)
+        is_one = audio.ndim == 1 or audio.shape[-1] <= _MOST_CHANNELS  # the last dimension is that of channels
+        return [audio] if is_one else list(audio)
     if isinstance(audio, Sequence) and audio and not isinstance(audio[0], int | float):
         return list(audio)
     return [audio]
+
+
+def _checked(samples: np.ndarray[Any, Any], source: str) -> Waveform:
+    """The samples of a recording as float32 (N,)."""
+    if samples.ndim != 1 or not len(samples):
+        channels = " Average the channels first, for example samples.mean(axis=1)." if samples.ndim == 2 else ""
+        raise DataError(
+            f"{source}: got samples of shape {samples.shape}; it must be (number of samples,), with at least one."
+            f"{channels}"
+        )
+    waveform = samples.astype(np.float32)
+    largest = np.abs(waveform).max()
+    if samples.dtype.kind != "f" or not largest <= _LARGEST:  # NaN is not
+        scale = "" if np.isnan(largest) else " Divide 16-bit numbers (PCM) by 32768."
+        raise DataError(
+            f"{source}: got {samples.dtype} samples from {samples.min()} to {samples.max()}; they must be finite "
+            f"floating-point numbers in -1 to 1.{scale}"
+        )
+    return waveform
 
 
 def read_waveform(path: str | os.PathLike[str]) -> tuple[Waveform, int]:
