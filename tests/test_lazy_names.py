@@ -1,8 +1,10 @@
 """Names that load their file on first use."""
 
 import gc
+import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
@@ -53,3 +55,11 @@ def test_the_garbage_collector_is_left_as_it_was_also_by_a_failed_import(
         assert gc.isenabled() is was_enabled
     finally:
         gc.enable()
+
+
+def test_an_import_that_fails_names_its_cause(tmp_path: Path) -> None:
+    (tmp_path / "logging.py").write_text("")  # hides that of Python
+    (tmp_path / "program.py").write_text("from trainwright import Trainer")
+    found = subprocess.run([sys.executable, tmp_path / "program.py"], capture_output=True, text=True, check=False)
+    assert "ImportError" in found.stderr.splitlines()[-1]
+    assert "module 'logging' has no attribute 'getLogger'" in found.stderr.splitlines()[-1]

@@ -24,7 +24,7 @@ def on_first_use(package: str, module_of: Mapping[str, str]) -> Callable[[str], 
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         is_module = module_of[name] == package
         with _collector_paused():
-            module = importlib.import_module(f"{package}.{name}" if is_module else module_of[name])
+            module = _imported(f"{package}.{name}" if is_module else module_of[name])
         value: object = module if is_module else getattr(module, name)
         setattr(sys.modules[package], name, value)  # found directly from now on
         return value
@@ -54,6 +54,16 @@ def ring(name: str) -> ModuleType:
     """
     with _collector_paused():
         return importlib.import_module(f"trainwright.{name}")
+
+
+def _imported(name: str) -> ModuleType:
+    """The module. An AttributeError in it is an ImportError: Python takes it for a package without the name that is
+    imported, and drops its text.
+    """
+    try:
+        return importlib.import_module(name)
+    except AttributeError as error:
+        raise ImportError(f"{name} cannot be imported: {type(error).__name__}: {error}", name=name) from error
 
 
 @contextmanager

@@ -89,3 +89,10 @@ def test_the_schema_is_written(tmp_path: Path, finished: FinishedRun, capsys: py
     assert {*saved["train"]} <= {*schema["$defs"]["Train"]["properties"]}
     assert main(["config", "schema", "python"]) == 0
     assert "learning" in json.loads(capsys.readouterr().out)["properties"]
+
+
+def test_a_file_with_an_equals_sign_in_its_path(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = config_file.parent / "sweep" / "lr=0.1" / "m=2.py"
+    file.parent.mkdir(parents=True)
+    config_file.rename(file)
+    assert show(capsys, file, "train.train_iter=7")["train.train_iter"]["value"] == 7

@@ -49,3 +49,16 @@ def test_help_shows_overrides_or_the_epilog_that_is_given(capsys):
 )
 def test_one_configuration_stands_anywhere_among_the_overrides(opts, expected):
     assert split_config(opts) == expected
+
+
+def test_a_path_with_an_equals_sign_is_a_configuration_if_it_exists(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lr=0.1").mkdir()
+    for file in ("lr=0.1/config.py", "m_lr=1e-4.yaml"):
+        assert split_config([file, "a.b=1"]) == ("", [file, "a.b=1"])  # an override, as far as is known
+        (tmp_path / file).touch()
+        assert split_config(["~x", file, "a.b=1"]) == (file, ["~x", "a.b=1"])
+        assert split_config(["config.py", file]) == ("config.py", [file])
+    # A folder, such as that of a run, only without another one: folders of sweeps are named by overrides.
+    assert split_config(["lr=0.1"]) == ("lr=0.1", [])
+    assert split_config(["lr=0.1", "config.py"]) == ("config.py", ["lr=0.1"])

@@ -99,6 +99,8 @@ def test_what_does_not_fit_is_said_with_its_place(samples, fact):
         ({"inputs": torch.zeros(3, 1), "labels": np.zeros(3)}, r"got a dict of arrays; pass ColumnDataset"),
         ({"train": [1, 2], "test": [3]}, r"got a dict of data sets; pass one of them: data\['train'\]"),
         ([torch.zeros(3, 2), torch.zeros(3, dtype=torch.int64)], r"\(3, 2\) and \(3,\).*TensorDataset"),
+        (0.2, r"got 0.2 \(float\); a data set has __getitem__ and __len__.*random_split"),
+        (torch.nn.Sequential(), r"got Sequential\(\)"),
     ],
 )
 def test_what_is_no_data_set_is_refused_with_what_to_pass(data, fact):

@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -94,11 +95,21 @@ class CommandsParser(TrainingArgumentParser):
 def split_config(opts: Sequence[str]) -> tuple[str, list[str]]:
     """The configuration among overrides, in any position ("" if there is none), and the overrides.
 
+    A file or folder whose path has a "=" is a configuration if it exists.
+
     >>> split_config(["seed=1", "config.py", "~optim"])
     ('config.py', ['seed=1', '~optim'])
     """
-    place = next((n for n, text in enumerate(opts) if "=" not in text and not text.startswith("~")), None)
+    place = next((n for n, text in enumerate(opts) if _is_config(text)), None)
+    if place is None:  # a folder only then: those of sweeps are named by overrides
+        place = next((n for n, text in enumerate(opts) if os.path.isdir(os.path.expanduser(text))), None)
     return ("", [*opts]) if place is None else (opts[place], [*opts[:place], *opts[place + 1 :]])
+
+
+def _is_config(text: str) -> bool:
+    if "=" not in text:
+        return not text.startswith("~")
+    return text.endswith((".py", ".yaml", ".yml")) and os.path.isfile(os.path.expanduser(text))
 
 
 def whole_number(minimum: int = 0, maximum: int | None = None) -> Callable[[str], int]:

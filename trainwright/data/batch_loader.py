@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Subset, get_worker_info
+from torch.utils.data import DataLoader, Subset, get_worker_info
 
 from trainwright.config.errors import ConfigError, ConfigTypeError, did_you_mean
 from trainwright.data.collate import collate, collated
@@ -41,6 +41,7 @@ from trainwright.data.seeding import (
     seed_generators,
     stream_key,
 )
+from trainwright.data.wrapped import inner_datasets, own_collator
 from trainwright.parallel.dist import get_data_parallel_rank
 
 _SHOWN = 64  # indices that a message names at most
@@ -205,10 +206,7 @@ def epoch_setters(dataset: Any) -> list[Callable[[int], Any]]:
     own = getattr(dataset, "set_epoch", None)
     if callable(own):
         return [own]
-    if not isinstance(dataset, Dataset):
-        return []
-    inner = getattr(dataset, "datasets", None) or [getattr(dataset, "dataset", None)]
-    return [setter for part in inner for setter in epoch_setters(part)]
+    return [setter for part in inner_datasets(dataset) for setter in epoch_setters(part)]
 
 
 def _reads_batches(dataset: Any) -> bool:
@@ -413,7 +411,7 @@ def make_loader(
         seed=seed,
         mixup_func=mixup_func,
         num_workers=num_workers,
-        collate_fn=collate_fn or collate,
+        collate_fn=collate_fn or own_collator(dataset) or collate,
         **loader_settings(seed, num_workers, get_data_parallel_rank(), loader_options),
     )
 

@@ -53,7 +53,16 @@ def data_fault(data: Any) -> str | None:
                 f"got a {kind} of arrays of the shapes {' and '.join(map(str, shapes))}, whose items would be read as"
                 " samples; pass torch.utils.data.TensorDataset(inputs, labels)."
             )
+    if data is not None and not is_read(data):
+        part = " For a part of the training data: torch.utils.data.random_split." if isinstance(data, float) else ""
+        return f"got {data!r:.80} ({kind}); a data set has __getitem__ and __len__, or __iter__.{part}"
     return None
+
+
+def is_read(data: Any) -> bool:
+    """Whether samples or batches may be read by index or iteration."""
+    names = ("__getitem__", "__iter__", "__len__")
+    return not isinstance(data, torch.nn.Module) and any(hasattr(data, name) for name in names)
 
 
 def columns_fault(data: Mapping[Any, Any]) -> str | None:

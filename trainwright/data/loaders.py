@@ -5,7 +5,8 @@ them, joined by ``dataset_mixer``. ``sampler`` is one of
 
 * None: the default sampler of the builder;
 * a class or function, or a lazy node with ``_target_``: called with ``dataset, micro_batch_size, data_parallel_rank,
-  data_parallel_size, seed`` (and ``consumed_samples`` for training) as keyword arguments;
+  data_parallel_size, seed`` (and ``consumed_samples`` for training) as keyword arguments. A node whose target takes
+  none of these, such as torch's BatchSampler, is built as it is;
 * an object that yields lists of indices.
 
 Data sets, ``collate_fn`` and ``mixup_func`` may be lazy nodes, too: builders in a config are instantiated without
@@ -27,6 +28,7 @@ from trainwright.data.mixture import mixed, shares
 from trainwright.data.order import sample_lengths
 from trainwright.data.sampler import CyclicSampler, EpochSampler, SingleRoundSampler
 from trainwright.data.streaming import StreamLoader, eval_stream_loader, is_stream, shard_of_rank
+from trainwright.data.wrapped import own_collator
 from trainwright.parallel.dist import (
     get_averaging_rank,
     get_averaging_size,
@@ -195,6 +197,11 @@ def build_nlp_train_val_test_loader(
     return train_loader, validation_loader, test_loader
 
 
+# A lazy call of a sampler in a configuration is made here, with the arguments that only the loader knows.
+for _builder in (build_image_train_loader, build_image_test_loader, build_nlp_train_val_test_loader):
+    vars(_builder)["builds_itself"] = {"sampler", "train_sampler", "test_sampler"}
+
+
 def _make_sampler(sampler: Any, dataset: Any, batch_size: int, **settings: Any) -> Any:
     given = {
         "dataset": dataset,
@@ -203,6 +210,8 @@ def _make_sampler(sampler: Any, dataset: Any, batch_size: int, **settings: Any) 
         "data_parallel_size": get_data_parallel_size(),
         **settings,
     }
+    if _is_node(sampler) and not _takes_any(sampler, _SET_BY_LOADER):
+        sampler = _instantiated(sampler)
     if _is_node(sampler):
         taken = [name for name in _SET_BY_LOADER if name in sampler]
         if taken:
@@ -226,6 +235,17 @@ def _make_sampler(sampler: Any, dataset: Any, batch_size: int, **settings: Any) 
             "Let it take these keyword arguments, or pass a ready sampler object."
         ) from error
     return sampler(**given)
+
+
+def _takes_any(node: Mapping[str, Any], names: Iterable[str]) -> bool:
+    """Whether a lazy call, which is none of a partial, takes arguments of these names."""
+    from trainwright.config.lazy.instantiation import PARTIAL, locate_target
+
+    try:
+        parameters = inspect.signature(locate_target(node)).parameters
+    except ValueError:  # written in C, without a signature
+        return False
+    return not node.get(PARTIAL, False) and any(name in parameters for name in names)
 
 
 def _joined(dataset: Any, mixer: Callable[[list[Any]], Any]) -> Any:
@@ -295,6 +315,11 @@ class DatasetPart(Dataset[Any]):
         self.start = start
         self.length = length
         self.count = count
+
+    @property
+    def data_collator(self) -> Any:
+        """The collator of the data set."""
+        return own_collator(self.dataset)
 
     def __len__(self) -> int:
         return self.count

@@ -13,6 +13,7 @@ from trainwright.data.errors import data_fault
 from trainwright.data.order import Bijection, Indices, Order
 from trainwright.data.seeding import ORDER_STREAM, mixed_seed
 from trainwright.data.streaming import has_state, is_shared, is_stream, opened, shard_of_rank
+from trainwright.data.wrapped import common_collator
 
 
 def mixed(given: Any) -> Any:
@@ -119,6 +120,11 @@ class MixedStream(IterableDataset[Any]):
         self._part: tuple[int, ...] = ()
         self._start: dict[str, Any] | None = None
         self._taken, self._passes, self._in_pass = 0, [0] * len(datasets), [0] * len(datasets)
+
+    @property
+    def data_collator(self) -> Any:
+        """The collator of the streams."""
+        return common_collator(self.datasets)
 
     def shard(self, num_shards: int, index: int) -> "MixedStream":
         """The part ``index`` of ``num_shards`` of each stream."""

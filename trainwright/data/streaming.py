@@ -33,6 +33,7 @@ from trainwright.data.seeding import (
     seed_generators,
     stream_key,
 )
+from trainwright.data.wrapped import own_collator
 from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_size
 
 logger = logging.getLogger("trainwright.data")
@@ -299,7 +300,7 @@ def eval_stream_loader(
             " its streams."
         )
     samples = stream if isinstance(stream, IterableDataset) else _Iterable(check_stream(stream))
-    collator = collate_fn or getattr(stream, "data_collator", None) or collate
+    collator = collate_fn or own_collator(stream) or collate
     return DataLoader(samples, batch_size, num_workers=_workers_of(stream, num_workers), collate_fn=collator)
 
 
@@ -364,7 +365,7 @@ class StreamLoader:
         self.reader = _StreamReader(
             shard_of_rank(dataset, self._rank, self._world_size),
             batch_size,
-            collate_fn or getattr(dataset, "data_collator", None) or collate,
+            collate_fn or own_collator(dataset) or collate,
             drop_last=drop_last,
             shuffle_buffer=shuffle_buffer,
             seed=seed,

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from trainwright.config.errors import ConfigError, did_you_mean
+from trainwright.data.wrapped import with_inner
 from trainwright.evaluation.evaluator import EvaluationError
 from trainwright.evaluation.handlers import IGNORED_LABEL, MetricsHandler, paired_rows
 from trainwright.evaluation.metrics.task_inference import shape_and_type
@@ -163,7 +164,9 @@ class SequenceLabelingMetricsHandler(MetricsHandler):
             )
         pairs = id2label.items() if hasattr(id2label, "items") else enumerate(id2label)
         names = {int(number): str(name) for number, name in pairs}
-        is_iob = getattr(getattr(getattr(self.trainer, "train_dataset", None), "config", None), "is_iob_schema", None)
+        configs = (getattr(one, "config", None) for one in with_inner(getattr(self.trainer, "train_dataset", None)))
+        declared = {getattr(config, "is_iob_schema", None) for config in configs} - {None}
+        is_iob = declared.pop() if len(declared) == 1 else None
         has_spans, faults = span_scheme(names.values(), is_iob)
         for fault in faults.values() if is_iob is None else ():  # else the data set has named them
             _warn_of(fault)

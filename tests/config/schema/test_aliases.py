@@ -77,3 +77,17 @@ def test_sections_orders_and_deletions_reach_the_other_name_too(overrides, perio
     cfg = OmegaConf.create({"train": get_config("common/train.py").train}, flags={"allow_objects": True})
     OmegaConf.update(cfg.train, spelling, 100, force_add=True)
     assert complete(LazyConfig.apply_overrides(cfg, overrides)).train.evaluation.eval_period == period
+
+
+def test_overrides_move_no_keys_of_the_configuration_of_another_program():
+    def others():  # as configurations of detectron2's projects have them
+        return OmegaConf.create({"train": {"eval_period": 5000, "topk": [1, 5], "max_iter": 9}, "model": {"width": 1}})
+
+    for overrides in ([], ["model.width=2"], ["train.max_iter=9"], ["train={max_iter:9}"]):
+        cfg = LazyConfig.apply_overrides(others(), overrides)
+        assert cfg.train == others().train
+    assert LazyConfig.apply_overrides(others(), ["train.eval_period=7"]).train == {**others().train, "eval_period": 7}
+    assert LazyConfig.apply_overrides(others(), ["train.topk=[1]", "~train.eval_period"]).train == {
+        "topk": [1],
+        "max_iter": 9,
+    }

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import re
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,12 @@ import pytest
 import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from tests.toys import Classifier, Results, Samples, file_config, points
 from trainwright import DefaultTrainer, LazyCall, get_config
 from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.data import CyclicSampler, SingleRoundSampler
 from trainwright.hooks import HookBase
 
 
@@ -147,6 +149,31 @@ def test_torchs_own_schedules_and_a_scheduler_in_epochs_of_milestones(tmp_path: 
     )
     DefaultTrainer(cfg).train()
     assert [row["lr"] for row in rows(tmp_path / "other")[:6]] == pytest.approx([1e-4] * 3 + [1e-5] * 3)
+
+
+SAMPLERS = {
+    "a lazy call": LazyCall(CyclicSampler)(shuffle=False),
+    "a partial": LazyCall(CyclicSampler)(shuffle=False, _partial_=True),
+    "a batch sampler of torch": LazyCall(BatchSampler)(
+        sampler=LazyCall(SequentialSampler)(data_source=LazyCall(data)()), batch_size=8, drop_last=True
+    ),
+}
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
+def test_a_sampler_in_a_configuration_gets_what_the_loader_knows(sampler: Any, tmp_path: Path) -> None:
+    cfg = config(tmp_path, train_iter=2)
+    cfg.dataloader.train.sampler = sampler
+    trainer = DefaultTrainer(cfg)
+    assert [*islice(trainer.train_loader.batch_sampler, 2)] == [[*range(8)], [*range(8, 16)]]
+    trainer.train()
+
+
+def test_a_sampler_of_an_evaluation_gets_what_the_loader_knows(tmp_path: Path) -> None:
+    cfg = config(tmp_path, test_micro_batch_size=20)
+    cfg.dataloader.test[0].sampler = LazyCall(SingleRoundSampler)(drop_last=True)
+    loader = DefaultTrainer(cfg).test_loader[0]
+    assert [len(batch) for batch in loader.batch_sampler] == [20]
 
 
 def test_a_loader_of_torch_is_used_as_it_is(tmp_path: Path) -> None:

@@ -414,3 +414,18 @@ def test_evaluation_data_without_targets_are_named(kind: str, tmp_path: Path) ->
         without = [{"x": x} for x in INPUTS]
     with pytest.raises(ConfigError, match=r"Trainer.eval_dataset: .*CrossEntropy"):
         Trainer(Net(4, 2), config(tmp_path, num_epochs=1), train, without).train()
+
+
+@pytest.mark.parametrize(
+    "bad", [0.2, 5, True, len, object(), nn.Sequential(nn.Linear(1, 1))], ids=lambda bad: type(bad).__name__
+)
+@pytest.mark.parametrize("argument", ["train_dataset", "eval_dataset", "eval_dataset by name", "eval_dataloader"])
+def test_data_that_cannot_be_read_are_refused_before_the_first_step(argument: str, bad: Any, tmp_path: Path) -> None:
+    argument, _, by_name = argument.partition(" ")
+    given = {"train_dataset": DATA, argument: {"good": DATA, "bad": bad} if by_name else bad}
+    with pytest.raises(ConfigTypeError, match=rf"Trainer\.{argument}"):
+        Trainer(make(), config(tmp_path), **given)
+    trainer = Trainer(make(), config(tmp_path), DATA)
+    if not isinstance(bad, nn.Module):  # evaluate(model) is another model with the same data
+        with pytest.raises(ConfigTypeError, match=r"Trainer\.evaluate: got"):
+            trainer.evaluate(bad)

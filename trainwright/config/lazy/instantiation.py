@@ -109,12 +109,13 @@ def _call(node: Mapping[str, Any] | DictConfig, replaced: Mapping[str, Any], pat
     target = locate_target(node, path)
     recursive = replaced.get(RECURSIVE, node.get(RECURSIVE, True))
     kwargs: dict[str, Any] = {}
+    kept = getattr(target, "builds_itself", ())  # nodes that the target completes
     is_data = not is_trusted(node)
     with building_data(is_data):
         for key in node:
             if key not in SPECIAL_KEYS and key not in replaced:
                 child = _child(node, key)
-                kwargs[str(key)] = _build(child, _join(path, key)) if recursive else child
+                kwargs[str(key)] = _build(child, _join(path, key)) if recursive and key not in kept else child
     kwargs.update({key: value for key, value in replaced.items() if key not in SPECIAL_KEYS})
 
     partial = bool(node.get(PARTIAL, False))

@@ -4,7 +4,7 @@ hydra-core parses them, and is imported for the first override. Nothing is evalu
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf, open_dict
@@ -30,7 +30,8 @@ def apply_overrides(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
 
     ``a.b=1`` sets a value (``+a.b`` and ``++a.b``, too), a dict is merged into an existing one, ``~a.b`` deletes,
     ``a=`` sets the empty string, ``a.0.b=1`` changes an element of a list. Missing parents are created. All are parsed
-    before the first is applied. An alias (``train.eval_period``) is replaced by the canonical key.
+    before the first is applied. An alias (``train.eval_period``) is replaced by the canonical key if the config has
+    that. Keys that no override names stay where they are: a config of another program has keys of its own.
 
     Raises:
         ConfigError: not an override, or several values (a sweep).
@@ -38,11 +39,8 @@ def apply_overrides(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
         ConfigTypeError: a value does not have the declared type of the key.
     """
     parsed = [(text, _parse(text)) for text in overrides]
-    if parsed and isinstance(train := raw_children(cfg).get("train"), DictConfig) and raw_children(train):
-        with open_dict(train):
-            resolve_aliases(train)
     for text, override in parsed:
-        key = canonical_key(override.key_or_group)
+        key = _resolved(cfg, override.key_or_group)
         keys = key.split(".")
         try:
             if override.is_delete():
@@ -52,7 +50,7 @@ def apply_overrides(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
                 value: Any = None if override.get_value_string() == "None" else override.value()
                 for alias in CANONICAL if key == "train" and isinstance(value, dict) else ():
                     if alias in value:
-                        _set(cfg, canonical_key(f"train.{alias}").split("."), value.pop(alias), text)
+                        _set(cfg, _resolved(cfg, f"train.{alias}").split("."), value.pop(alias), text)
                 _set(cfg, keys, value, text)
         except ConfigError as error:
             raise type(error)(f"override {text!r}: {error}") from None
@@ -61,13 +59,14 @@ def apply_overrides(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
     return cfg
 
 
-def resolve_aliases(train: DictConfig) -> None:
+def resolve_aliases(train: DictConfig, aliases: Iterable[str] = CANONICAL) -> None:
     """Move the values of aliases in ``train`` to their canonical keys."""
     from trainwright.config.settings import SECTIONS  # here: loads pydantic
 
-    for alias, canonical in CANONICAL.items():
+    for alias in aliases:
         if alias not in train:
             continue
+        canonical = CANONICAL[alias]
         value = train[alias]
         there = _plain(OmegaConf.select(train, canonical))
         default = _plain(OmegaConf.select(OmegaConf.create(SECTIONS["train"].value(lambda _: dict)), canonical))
@@ -80,13 +79,31 @@ def resolve_aliases(train: DictConfig) -> None:
         OmegaConf.update(train, canonical, copy.deepcopy(value), merge=True, force_add=True)
 
 
-def canonical_key(key: str) -> str:
-    """A dotted key with an alias in it replaced: ``train.topk`` is ``train.evaluation.evaluator.topk``."""
+def _resolved(cfg: DictConfig, key: str) -> str:
+    """The key that an override sets: the canonical one of an alias, if ``cfg`` has that.
+
+    A value under the other name of the setting moves there: one setting has one value.
+    """
     section, _, rest = key.partition(".")
-    name, _, below = rest.partition(".")
-    if section != "train" or name not in CANONICAL:
+    train = raw_children(cfg).get(section)
+    if section != "train" or not rest or not isinstance(train, DictConfig) or not raw_children(train):
         return key
-    return ".".join(part for part in (section, CANONICAL[name], below) if part)
+    for alias, canonical in CANONICAL.items():
+        if _is_at(rest, alias):
+            above, _, last = canonical.rpartition(".")
+            parent = OmegaConf.select(train, above) if above else train
+            if not isinstance(parent, DictConfig) or last not in raw_children(parent):
+                return key
+            key = f"train.{canonical}{rest.removeprefix(alias)}"
+        elif not (_is_at(rest, canonical) or _is_at(canonical, rest)):
+            continue
+        with open_dict(train):
+            resolve_aliases(train, [alias])
+    return key
+
+
+def _is_at(key: str, above: str) -> bool:
+    return f"{key}.".startswith(f"{above}.")
 
 
 def _plain(value: Any) -> Any:

@@ -4,6 +4,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -13,8 +14,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from trainwright.config.errors import ConfigError, ConfigTypeError, nearest_name
 from trainwright.config.foreign_names import ARGUMENTS, argument_hint
-from trainwright.data.errors import columns_fault, data_fault
+from trainwright.data.errors import columns_fault, data_fault, is_read
 from trainwright.data.mixture import mixed
+from trainwright.data.wrapped import with_inner
 from trainwright.hooks.callbacks import Callback
 from trainwright.optim.named import NamedOptimizers, check_schedules
 from trainwright.parallel.meta_start import built_on, has_meta
@@ -170,6 +172,8 @@ def check_data(arguments: Mapping[str, Any]) -> None:
             faults.append(
                 f"Trainer.{name}_dataloader: got {type(loader).__name__}, a data set; pass it as {name}_dataset."
             )
+        if loader is not None and (isinstance(loader, str) or not is_read(loader)):
+            faults.append(f"Trainer.{name}_dataloader: got {loader!r:.80} ({type(loader).__name__}); pass a loader.")
         if isinstance(loader, Iterator):
             faults.append(
                 f"Trainer.{name}_dataloader: got {type(loader).__name__}, an iterator, which can be iterated only once;"
@@ -185,7 +189,7 @@ def check_data(arguments: Mapping[str, Any]) -> None:
 def check_labels(model: nn.Module, data: Iterable[Any]) -> None:
     """Raise if a label has one id in the model and another one in a data set."""
     of_model = _ids(model)
-    for dataset in data:
+    for dataset in chain.from_iterable(map(with_inner, data)):
         for label, number in _ids(dataset).items():
             if of_model.get(label, number) != number:
                 raise ConfigError(
@@ -216,6 +220,8 @@ def check_named_data(given: Mapping[Any, Any], argument: str) -> None:
                 f"Trainer.{argument}[{name!r}]: got {type(data).__name__}; it must be a data set."
                 f"{' Pass loaders as eval_dataloader={...}.' if is_loader else ''}"
             )
+        if (fault := data_fault(data)) is not None:
+            raise ConfigTypeError(f"Trainer.{argument}[{name!r}]: {fault}")
 
 
 def check_kinds(**given: Any) -> None:

@@ -172,7 +172,7 @@ def _loader(dataset: Any, sampler: Any, config: "TrainingConfig", collator: Call
         sampler,
         seed=config.seed,
         num_workers=config.dataloader_num_workers,
-        collate_fn=collator or getattr(dataset, "data_collator", None),
+        collate_fn=collator,
         loader_options={} if config.dataloader_pin_memory else {"pin_memory": False},
     )
 

@@ -4,6 +4,7 @@ import logging
 import shlex
 import weakref
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from trainwright.config.torch_names import GivenName
+from trainwright.data.wrapped import with_inner
 from trainwright.engine.run_methods import RunMethods
 from trainwright.engine.trainer.best_metric import BestMetric
 from trainwright.engine.trainer.checks import Given
@@ -47,11 +49,14 @@ def dev_batches(config: "TrainingConfig") -> int | None:
 
 
 def give_preprocessor(preprocessor: Any, model: Any, *datasets: Any) -> Any:
-    """Set the passed preprocessor, or the model's own, on the model and data sets whose ``preprocessor`` is None."""
+    """Set the passed preprocessor, or the model's own, on the model and data sets whose ``preprocessor`` is None.
+
+    Data sets that are joined, mixed or in a subset are set, too.
+    """
     if preprocessor is None:
         preprocessor = getattr(model, "preprocessor", None)
     if preprocessor is not None:
-        for part in (model, *datasets):
+        for part in (model, *chain.from_iterable(map(with_inner, datasets))):
             if getattr(part, "preprocessor", preprocessor) is None:
                 part.preprocessor = preprocessor
     return preprocessor

@@ -26,6 +26,7 @@ from trainwright.data.batches import Batches
 from trainwright.data.sampler import EpochSampler
 from trainwright.data.seeding import seed_everything
 from trainwright.data.streaming import is_stream
+from trainwright.data.wrapped import own_collator
 from trainwright.engine.extra_parameters import log_modes, warn_of_untrained
 from trainwright.engine.folder.run_folder import TrainerFolder
 from trainwright.engine.hardest_samples import hardest_samples
@@ -291,7 +292,7 @@ class Trainer(RunMethods):
             compute_loss=lambda model, inputs: self._steps.loss.compute_loss(model, inputs),
             preprocessor=self.preprocessor,
             collator=given.data_collator,
-            default_collator=getattr(given.train_dataset, "data_collator", None),
+            default_collator=self.data_collator,
             replaced_model=self._replaced_model,
         )
         config = self.config
@@ -540,7 +541,7 @@ class Trainer(RunMethods):
     @property
     def data_collator(self) -> "Callable[[list[Any]], Any] | None":
         """Builds a batch from a list of samples: the passed collator, or the data set's own."""
-        return self._collator or getattr(self.train_dataset, "data_collator", None)
+        return self._collator or own_collator(self.train_dataset)
 
     @property
     def checkpoints_dir(self) -> Path:
