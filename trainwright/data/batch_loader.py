@@ -63,7 +63,7 @@ class BatchReader:
         self.dataset = dataset
         self.collate_fn = collate_fn
         self._key = stream_key(seed, SAMPLE_STREAM)
-        self._epoch: int | None = None  # what set_epoch of the data set was called with
+        self.epoch: int | None = None  # what set_epoch of the data set was called with
         self._epoch_setters = epoch_setters(dataset)
         # None: samples are read, or what __getitems__ gives
         self.pick = None if self._epoch_setters else batch_picker(dataset, collate_fn)
@@ -98,7 +98,7 @@ class BatchReader:
             if self._epoch_setters:
                 samples = []
                 for number, index in enumerate(left):
-                    self._set_epoch(indices.epoch_of(number))
+                    self.set_epoch(indices.epoch_of(number))
                     samples.append(dataset[index])
             else:
                 samples = [dataset[index] for index in left]
@@ -122,7 +122,7 @@ class BatchReader:
         return batch
 
     def _seeded_sample(self, indices: SampleIndices, number: int) -> Any:
-        self._set_epoch(indices.epoch_of(number))
+        self.set_epoch(indices.epoch_of(number))
         self._seed(f"{indices.epoch_of(number)}:{_plain(indices[number])}")
         try:
             sample = self.dataset[indices[number]]
@@ -132,10 +132,10 @@ class BatchReader:
         self._record_draws()
         return sample
 
-    def _set_epoch(self, epoch: int) -> None:
-        """Tell the data set. What it draws is the same in each worker."""
-        if epoch != self._epoch and self._epoch_setters:
-            self._epoch = epoch
+    def set_epoch(self, epoch: int) -> None:
+        """Pass the epoch to the data set. What it draws there is the same in each worker."""
+        if epoch != self.epoch and self._epoch_setters:
+            self.epoch = epoch
             with kept_generators():
                 seed_generators(self._key, f"epoch:{epoch}")
                 for set_epoch in self._epoch_setters:
@@ -151,7 +151,7 @@ class BatchReader:
             self._draws = True
 
     def _fetched(self, indices: SampleIndices) -> Any:
-        self._set_epoch(indices.epoch)
+        self.set_epoch(indices.epoch)
         try:
             samples = self.dataset.__getitems__(indices)
         except Exception as error:
@@ -256,16 +256,20 @@ class BatchLoader(DataLoader[Any]):
         self._with_workers: DataLoader[Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch declares a private class
-        if self._reader is None:
-            self._reader = BatchReader(self.dataset, self.collate_fn, seed=self.seed)
+        reader = self._reader_here()
         self._rounds.round += 1
         if self.num_workers == 0:
-            return self._in_this_process(self._reader)
+            return self._in_this_process(reader)
         if self._with_workers is None:
             options = {**self._options, "collate_fn": unchanged}
-            reader: Any = self._reader
-            self._with_workers = DataLoader(reader, batch_sampler=self._rounds, **options)
+            indexed: Any = reader
+            self._with_workers = DataLoader(indexed, batch_sampler=self._rounds, **options)
         return WorkerBatches(self._with_workers)
+
+    def _reader_here(self) -> BatchReader:
+        if self._reader is None:
+            self._reader = BatchReader(self.dataset, self.collate_fn, seed=self.seed)
+        return self._reader
 
     def _in_this_process(self, reader: BatchReader) -> "_LocalBatches":
         read: Callable[[Any], Any] = reader.__getitems__
@@ -282,10 +286,20 @@ class BatchLoader(DataLoader[Any]):
         return batches
 
     def begin_epoch(self, epoch: int, *, restarts: bool) -> None:
-        """The next iteration is an epoch. ``restarts``: with new workers, which know what has changed in the data."""
+        """The next iteration is an epoch, which the data set is told, since its length may depend on it.
+
+        ``restarts``: with new workers, which know what has changed in the data.
+        """
         self._rounds.round = epoch - 1
         if restarts and self.num_workers:
             self.close()
+        self._reader_here().set_epoch(epoch)
+
+    def restart(self) -> None:
+        """Read the data as they are now: with new workers, in the epoch that has begun."""
+        epoch = self._reader_here().epoch
+        self.close()
+        self._reader_here().epoch = epoch
 
     def close(self) -> None:
         """End the workers, if there are any; the next iteration starts new ones.

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, cycle, islice
 from typing import Any
 
 import torch
@@ -32,6 +32,8 @@ from trainwright.data.streaming import StreamLoader, has_state, log_shuffle_buff
 
 logger = logging.getLogger("trainwright.data")
 
+_END = object()
+
 
 class Batches(Iterator[Any]):
     """The batches of a loader, repeated forever. Iterated it gives those of the loader; ``next`` gives them prepared.
@@ -42,14 +44,17 @@ class Batches(Iterator[Any]):
     Args:
         loader: one of ours, a torch DataLoader, or any object whose ``__iter__`` restarts.
         prepare: called with each batch by ``next``.
-        length: the batches of an epoch; None: those of one iteration of the loader.
+        length: the batches of each epoch; None: those of one iteration of the loader.
+        measure: returns the batches of an epoch of the loader; called at the start of each, in place of ``length``.
         prefetches_to: the device to which each batch is copied while the previous step computes; None: the batches are
             those of the loader. Without effect for a loader with a state of its own, and on a device without streams.
         may_change: returns whether the user's code may have changed the data since the workers were started.
-        renew: returns the loader of an epoch that begins; None: ``loader`` is iterated again. Needs a ``length``.
+        renew: returns the loader of an epoch that begins; None: ``loader`` is iterated again. Needs ``measure``.
 
     Attributes:
         done: the batches of the run so far, those of earlier starts included.
+        length: the batches of the current epoch; None: those of one iteration of the loader.
+        begin_epoch: called where an epoch begins, when its length is known.
         divide: called with each batch that is read, before it is copied to a device; None: not needed.
 
     Raises:
@@ -62,59 +67,90 @@ class Batches(Iterator[Any]):
         *,
         prepare: Callable[[Any], Any] = lambda batch: batch,
         length: int | None = None,
+        measure: Callable[[Any], int] | None = None,
         prefetches_to: torch.device | None = None,
         may_change: Callable[[], bool] = lambda: False,
         renew: Callable[[], Any] | None = None,
     ) -> None:
         self.loader, self.prepare, self.length, self.may_change = loader, prepare, length, may_change
-        self._renew, self._num_planned = renew, len(loader) if renew is not None else 0
+        self.measure, self._renew = measure, renew
+        self.begin_epoch: Callable[[], object] = bool
         self._cycle: tuple[int, int] | None = None  # the sampler's position when `done` had the second number
         self._opened: dict[str, Any] | None = None  # the random generators when the latest epoch was opened
         self._continued: dict[str, Any] | None = None  # a loaded state
         self._fresh = False  # whether the loader of each epoch has generators of its own
         self._counter = SampleCounter(loader)
         self._epoch_start: int | None = None  # `done` where the epoch begins; None: nothing has been read
+        self._next_epoch: tuple[int, int] | None = None  # the epoch to open, and `done` at its start; None: by `length`
+        self._read_length = 0  # the batches of an iteration of the loader when its epoch was opened; 0: unknown
+        self._varies = False  # whether iterations of the loader have had different lengths
         self.prefetches_to = prefetches_to
         self.divide: Callable[[Any], Any] | None = None
         self.done = 0
         self._keeps_generators = self._is_positioned = False
         self._was_infinite = getattr(source_of(loader), "infinite", True)
         self._stream: tuple[int, int] | None = None  # the stream's number of batches when `done` had the second number
-        self._reading: Iterator[Any] | None = None
+        self._opening: Iterator[Iterator[Any]] | None = None  # the epochs from the current one on
+        self._reading: Iterator[Any] = iter(())
         self._repeated: list[Any] = []
 
-    def start(self, done: int, *, is_positioned: bool = False, keeps_generators: bool | None = None) -> None:
+    def start(
+        self,
+        done: int,
+        *,
+        epoch: tuple[int, int] | None = None,
+        is_positioned: bool = False,
+        keeps_generators: bool | None = None,
+    ) -> None:
         """Start after ``done`` batches of the run. Nothing is read yet.
 
+        ``epoch``: the number of the epoch, and the batches before it; None: that of epochs of equal lengths.
         ``is_positioned``: the loader is there already, as after ``load_state``; otherwise earlier batches are read and
         dropped if it cannot be set to a position. ``keeps_generators``: opening the loader leaves the random
         generators, whose state was saved later, as they are; by default if it starts within an epoch.
         """
-        self._reading = self._cycle = self._epoch_start = None
+        self._stop_reading()
+        self._cycle = self._epoch_start = None
+        self._next_epoch, self._read_length = epoch, 0
         self.done, self._is_positioned = done, self._is_positioned or is_positioned
-        within = done % self.length if self.length else done
+        within = done - epoch[1] if epoch is not None else done % self.length if self.length else done
         self._keeps_generators = self._is_positioned or bool(within) if keeps_generators is None else keeps_generators
         sampler = getattr(self.loader, "batch_sampler", None)
         if isinstance(sampler, EpochSampler) and self.length is not None:  # also for code that iterates the loader
             sampler.infinite = False
+            if epoch is not None:
+                sampler.begin_epoch(*epoch)
             sampler.set_batches_done(done)
 
     def __next__(self) -> Any:
-        reading = self._reading
-        if reading is None:
-            reading = self._reading = self._read()
-        batch = next(reading)
+        while (batch := next(self._reading, _END)) is _END:
+            self.open()
         self.done += 1
         return batch
 
     def next(self) -> Any:
         """The next batch, prepared."""
-        reading = self._reading
-        if reading is None:
-            reading = self._reading = self._read()
-        batch = self.prepare(next(reading))
+        while (batch := next(self._reading, _END)) is _END:
+            self.open()
+        batch = self.prepare(batch)
         self.done += 1
         return batch
+
+    def open(self) -> None:
+        """Open the next epoch, or after ``start`` the current one: ask for its length. No batch is read yet."""
+        if self._repeated:
+            repeated = map(copy.deepcopy, cycle(self._repeated))
+            self._reading = repeated if self.divide is None else map(self.divide, repeated)
+            return
+        source = source_of(self.loader)
+        if self._opening is None:
+            self._opening = self._epochs(source) if self._renew is None else self._epochs_of_new_loaders(self._renew)
+        batches = next(self._opening)
+        device, source = self.prefetches_to, source_of(self.loader)
+        # The own state of a loader would count a batch that is read ahead as used.
+        may_prefetch = isinstance(source, StreamLoader) or not has_state(source)
+        parts = batches if self.divide is None else map(self.divide, batches)
+        self._reading = parts if device is None or not may_prefetch else ahead(parts, device)
 
     def count(self, batch: Any) -> int:
         """The samples of the latest batch that was read, in the form that ``batch`` has."""
@@ -136,11 +172,13 @@ class Batches(Iterator[Any]):
 
     def repeat(self, batches: Sequence[Any]) -> None:
         """Give copies of these batches from now on, again and again."""
-        self._repeated, self._reading = list(batches), None
+        self._repeated = list(batches)
+        self._stop_reading()
 
     def close(self) -> None:
         """Stop reading, and end the workers of our loaders."""
-        self._reading, source = None, source_of(self.loader)
+        self._stop_reading()
+        source = source_of(self.loader)
         if isinstance(source, StreamLoader):
             source.infinite = self._was_infinite
         if isinstance(self.loader, BatchLoader):
@@ -157,28 +195,32 @@ class Batches(Iterator[Any]):
         if has_state(source):
             return dict(source.state_dict())
         if self._opened is None:
-            return self._continued
+            return self._state_of_cycle() or self._continued
         return {**self._opened, "now": [generator_state(one) for one in _generators(source)]}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue the loader, if it can, at a position that was saved."""
-        self._reading, self._stream, source = None, None, source_of(self.loader)
-        if has_state(source):
+        self._stop_reading()
+        self._stream, self._next_epoch, source = None, None, source_of(self.loader)
+        if "lengths" in state:
+            sampler = getattr(source, "batch_sampler", None)
+            if isinstance(sampler, CyclicSampler):
+                sampler.load_length_state(state["lengths"])
+        elif has_state(source):
             source.load_state_dict(state)
             self._is_positioned = self._keeps_generators = True
         elif "opened" in state:
             self._continued = state
 
-    def _read(self) -> Iterator[Any]:
-        while self._repeated:
-            repeated = map(copy.deepcopy, self._repeated)
-            yield from repeated if self.divide is None else map(self.divide, repeated)
-        device, source = self.prefetches_to, source_of(self.loader)
-        # The own state of a loader would count a batch that is read ahead as used.
-        may_prefetch = isinstance(source, StreamLoader) or not has_state(source)
-        for batches in self._epochs(source) if self._renew is None else self._epochs_of_new_loaders(self._renew):
-            parts = batches if self.divide is None else map(self.divide, batches)
-            yield from parts if device is None or not may_prefetch else ahead(parts, device)
+    def _stop_reading(self) -> None:
+        self._opening, self._reading = None, iter(())
+
+    def _state_of_cycle(self) -> dict[str, Any] | None:
+        """The lengths of the data set so far, if they have changed: a position in samples does not tell its epoch."""
+        sampler = getattr(self.loader, "batch_sampler", None)
+        if not (isinstance(self.loader, BatchLoader) and isinstance(sampler, CyclicSampler)):
+            return None
+        return {"lengths": sampler.length_state} if sampler.length_state[0] else None
 
     def _epochs(self, source: Any) -> Iterator[Iterator[Any]]:
         """For each epoch, an iterator of its batches from the position on; opened when it is asked for."""
@@ -193,26 +235,39 @@ class Batches(Iterator[Any]):
 
     def _epochs_of_new_loaders(self, renew: Callable[[], Any]) -> Iterator[Iterator[Any]]:
         """Epochs of which each has a loader of its own; the first one of a run is there already."""
-        assert self.length is not None, "as the class says"
         is_first = self.done == 0
         while True:
             if not is_first:
                 before, self.loader = self.loader, renew()
                 self._fresh = not {*map(id, _generators(before))} & {*map(id, _generators(self.loader))}
-            if len(self.loader) != self._num_planned:
-                raise ConfigError(
-                    f"Trainer.create_train_dataloader: for epoch {self.done // self.length + 1} it returned a loader of"
-                    f" {len(self.loader)} batches, and at first one of {self._num_planned}, by which the training is"
-                    " planned. Return loaders of equal length."
-                )
             is_first = False
             yield from islice(self._epochs(source_of(self.loader)), 1)
+            assert self._next_epoch is not None, "an epoch was opened"
+            epoch, start = self._next_epoch
+            if self.length is not None and self.done - start < self.length:
+                self._refuse_end(self.done - start)
+            self._next_epoch = epoch + 1, self.done
 
     def _epochs_of_sampler(self, loader: Any, sampler: EpochSampler) -> Iterator[Iterator[Any]]:
+        epoch, skipped = self._place(len(sampler))
         while True:
+            self._begin_epoch(epoch, skipped)
             sampler.set_batches_done(self.done)
-            self._begin_epoch(self.done // len(sampler), self.done % len(sampler))
             yield iter(loader)
+            epoch, skipped = epoch + 1, 0
+
+    def _place(self, length: int) -> tuple[int, int]:
+        """The epoch to open, and the batches in it before the position; ``length``: that of an epoch, 0: unknown."""
+        saved = self._continued
+        if self._next_epoch is not None:
+            epoch, start = self._next_epoch
+            length = self._read_length
+        elif saved is not None and (not length or saved.get("varies")):
+            epoch, start, length = saved["epoch"], saved["done"], saved.get("length", 0)
+        else:
+            return divmod(self.done, length) if length else (0, self.done)
+        skipped = self.done - start
+        return (epoch + 1, 0) if length and skipped >= length else (epoch, skipped)
 
     def _epochs_of_cycle(self, loader: BatchLoader, sampler: CyclicSampler) -> Iterator[Iterator[Any]]:
         """Epochs of batches that run across their ends: a batch belongs to the epoch of its first sample."""
@@ -221,13 +276,20 @@ class Batches(Iterator[Any]):
         size = sampler.micro_batch_size * sampler.data_parallel_size  # of all ranks
         while True:
             start = first + (self.done - done) * size
-            epoch = start // sampler.num_used
-            if batches is None or (loader.num_workers and self.may_change()):
+            epoch, state = sampler.epoch_at(start), sampler.length_state
+            loader.begin_epoch(epoch, restarts=False)
+            if sampler.place_at(start) < size:  # the first batch of an epoch
+                sampler.begin_epoch(start)
+            has_changed = sampler.length_state != state
+            if has_changed:
+                loader.restart()
+            if batches is None or has_changed or (loader.num_workers and self.may_change()):
                 batches = None  # it holds the workers
                 sampler.set_consumed_samples(start)
                 self._begin_epoch(epoch)
                 batches = iter(loader)
-            yield islice(batches, -(-((epoch + 1) * sampler.num_used - start) // size))
+            self.begin_epoch()
+            yield islice(batches, -(-(sampler.num_used - sampler.place_at(start)) // size))
 
     def _epochs_of_stream(self, loader: StreamLoader) -> Iterator[Iterator[Any]]:
         """The stream calls ``set_epoch`` itself for each of its passes."""
@@ -240,7 +302,14 @@ class Batches(Iterator[Any]):
                     loader.load_state_dict(loader.state_dict(self._num_of_stream()))
                 self._stream = loader.batches, self.done
                 batches = iter(loader)
-            yield batches if self.length is None else islice(batches, self.length - self.done % self.length)
+            if self.length is None and self.measure is None:
+                yield batches
+                continue
+            epoch, skipped = self._place(self.length or 0)
+            self._open_length(epoch, skipped)
+            assert self.length is not None, "measured"
+            yield islice(batches, self.length - skipped)
+            self._next_epoch = epoch + 1, self.done
 
     def _num_of_stream(self) -> int | None:
         """The stream's number of the latest batch given; None: all that it has read."""
@@ -249,7 +318,7 @@ class Batches(Iterator[Any]):
     def _epochs_of_loader(self, loader: Any) -> Iterator[Iterator[Any]]:
         """Epochs of a loader of the user's own: an iteration of it, or ``length`` batches of one."""
         log_if_workers_restart(loader)
-        length, keeps, is_positioned = self.length, self._keeps_generators, self._is_positioned
+        keeps, is_positioned = self._keeps_generators, self._is_positioned
         self._keeps_generators = self._is_positioned = False
         epoch, skipped, to_drop = self._place_in(loader, is_positioned=is_positioned)
         keeps = keeps and (is_positioned or skipped > 0)  # a later epoch draws from the generators as it is opened
@@ -259,6 +328,7 @@ class Batches(Iterator[Any]):
         while True:
             before, had_batches = self.done, has_batches
             self._begin_epoch(epoch, skipped)
+            length = self.length
             with kept_generators() if keeps else nullcontext():
                 self._set_generators(source, is_inside=skipped > 0 and not is_positioned)
                 batches = self._opened_at(loader, epoch, skipped, to_drop)
@@ -275,19 +345,19 @@ class Batches(Iterator[Any]):
                 # A positioned loader may be behind the last batch of a pass.
                 yield islice(chain(batches, loader) if is_positioned else batches, length - skipped)
                 if self.done - before < length - skipped:
-                    raise ConfigError(
-                        f"Trainer.train_dataloader: {type(loader).__name__} gave {dropped + self.done - before}"
-                        f" batches, but its length is {length}."
-                    )
+                    self._refuse_end(dropped + self.done - before)
             skipped = to_drop = to_drop - dropped
             epoch, is_positioned, keeps = epoch + 1, False, keeps and skipped > 0
 
+    def _refuse_end(self, given: int) -> None:
+        raise ConfigError(
+            f"Trainer.train_dataloader: {type(self.loader).__name__} gave {given} batches, but its length is"
+            f" {self.length}. Its __len__ is asked at the start of each epoch, after set_epoch."
+        )
+
     def _place_in(self, loader: Any, *, is_positioned: bool) -> tuple[int, int, int]:
         """The epoch, the batches before the position in it, and how many of them are read again."""
-        size, saved = self.length or _length(loader), self._continued
-        epoch, skipped = divmod(self.done, size) if size else (0, self.done)
-        if saved is not None and not size:
-            epoch, skipped = saved["epoch"], self.done - saved["done"]
+        saved, (epoch, skipped) = self._continued, self._place(self.length or _length(loader))
         to_drop = 0 if is_positioned else skipped
         if isinstance(loader, Repeated):
             if saved is not None and self.done - skipped <= saved["done"]:
@@ -324,7 +394,8 @@ class Batches(Iterator[Any]):
         random = random_state()
         random = {name: random[name] for name in ("python", "numpy", "torch")}  # loaders draw on the host
         opened = [generator_state(one) for one in _generators(loader)]
-        self._opened = {"epoch": epoch, "done": start + given, "random": random, "opened": opened}
+        place = {"epoch": epoch, "done": start + given, "length": self._read_length, "varies": self._varies}
+        self._opened = {**place, "random": random, "opened": opened}
 
     def _log_start(self, loader: Any, epoch: int, count: int) -> None:
         """Log that a resumed run reads ``count`` batches again, and a loader whose order may be another one."""
@@ -364,11 +435,26 @@ class Batches(Iterator[Any]):
         of_data = epoch_setters(getattr(loader, "dataset", None))
         if isinstance(loader, BatchLoader):
             loader.begin_epoch(epoch, restarts=self.may_change())
-            of_data = of_data if loader.num_workers else []  # it calls them before each sample of another epoch
+            of_data = []  # it calls them itself
         for set_epoch in filter(None, [*setters, *of_data]):
             set_epoch(epoch)
+        if isinstance(batch_sampler, EpochSampler) and self.length is not None and isinstance(loader, BatchLoader):
+            before = len(batch_sampler)
+            batch_sampler.begin_epoch(epoch, self.done - skipped)
+            if len(batch_sampler) != before:
+                loader.restart()
+        self._open_length(epoch, skipped)
+
+    def _open_length(self, epoch: int, skipped: int) -> None:
+        """The length of an epoch that begins, which may be another than before."""
         self._epoch_start = self.done - skipped
+        self._next_epoch = epoch, self._epoch_start
         self._counter.begin(self.loader)
+        if self.measure is not None:
+            self.length = self.measure(self.loader)
+        length = self.length or _length(self.loader)
+        self._varies |= self._read_length not in (0, length)
+        self._read_length = length
 
     def _with_fresh_workers(self, loader: Any) -> Any:
         """``loader``; a copy of it, if it keeps workers that do not know what has changed.

@@ -8,7 +8,7 @@ together hold the same samples for any W.
 
 import copy
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count, islice
 from numbers import Integral
 from typing import Any
@@ -89,6 +89,24 @@ class _BatchSampler(Sampler[list[int]]):
             crosses = isinstance(self, CyclicSampler)
             self._order = LengthGroups(self._order, self.data_size, lengths, batch_size, crosses_epochs=crosses)
 
+    def ask_length(self) -> bool:
+        """Ask the data set for its length, which may have changed; returns whether it has.
+
+        Raises:
+            ConfigError: the samples are grouped by their lengths, which were read before.
+        """
+        size = _num_samples(type(self).__name__, self.dataset)
+        if size == self.data_size:
+            return False
+        if isinstance(self._order, LengthGroups):
+            raise ConfigError(
+                f"bucket_by_length: the data set {type(self.dataset).__name__} had {self.data_size} samples when their"
+                f" lengths were read, and has {size} now. Use a data set of fixed length, or no buckets."
+            )
+        self.data_size = self.num_used = size
+        self._order = _order_of(self.dataset, size, self.shuffle)
+        return True
+
     def _places(self) -> Iterator[tuple[int, int, int]]:
         """For each batch of this rank: the epoch, the position in it, and the number of samples."""
         raise NotImplementedError
@@ -141,7 +159,8 @@ class CyclicSampler(_BatchSampler):
     ``ceil(N / (micro_batch_size * data_parallel_size))``; iteration never ends.
 
     Iteration does not change ``consumed_samples``: a loader reads ahead, so only the trainer knows what was trained
-    on. It calls `set_consumed_samples`, and the next ``iter()`` starts there at the cost of one permutation.
+    on. It calls `set_consumed_samples`, and the next ``iter()`` starts there at the cost of one permutation. It also
+    calls `begin_epoch`, which asks the data set for its length: if it has changed, an epoch of all samples starts.
 
     ``lengths``, one number for each sample, groups samples of similar length: see :class:`~.order.LengthGroups`.
 
@@ -175,6 +194,35 @@ class CyclicSampler(_BatchSampler):
             consumed_samples=(consumed_samples, 0),
         )
         self._epoch_length = self.data_size
+        self._limit: int | float | None = None
+        self._keeps_batches = False
+        self._first = (0, 0)  # an epoch, and the samples before it; the epochs from it on have the same length
+
+    def begin_epoch(self, consumed_samples: int) -> None:
+        """An epoch starts after this many samples of the stream; its length is that of the data set now."""
+        epoch = self.epoch_at(consumed_samples)
+        if self.ask_length():
+            self._first = epoch, consumed_samples
+            self._use_length()
+
+    def epoch_at(self, consumed_samples: int) -> int:
+        """The epoch of the next sample, from 0."""
+        return self._first[0] + (consumed_samples - self._first[1]) // self.num_used
+
+    def place_at(self, consumed_samples: int) -> int:
+        """The place of the next sample in its epoch."""
+        return (consumed_samples - self._first[1]) % self.num_used
+
+    @property
+    def length_state(self) -> list[int]:
+        """The first epoch of the current length, the samples before it, and the length of the data set."""
+        return [*self._first, self.data_size]
+
+    def load_length_state(self, state: Sequence[int]) -> None:
+        epoch, before, size = state
+        self._first, self.data_size, self.num_used = (epoch, before), size, size
+        self._order = _order_of(self.dataset, size, self.shuffle)
+        self._use_length()
 
     def set_consumed_samples(self, consumed_samples: int) -> None:
         """Start the next ``iter()`` after this many samples of the stream, counted over all ranks."""
@@ -186,13 +234,17 @@ class CyclicSampler(_BatchSampler):
 
         ``keeps_batches``: the same batches in each epoch, in the order of the data set.
         """
-        whole = self.micro_batch_size * self.data_parallel_size
-        self.num_used = self._epoch_length = min(self.data_size, limited(len(self), num_batches) * whole)
+        self._limit, self._keeps_batches = num_batches, keeps_batches
+        self._use_length()
+        return self.num_used
+
+    def _use_length(self) -> None:
+        whole, keeps_batches = self.micro_batch_size * self.data_parallel_size, self._keeps_batches
+        self.num_used = self._epoch_length = min(self.data_size, limited(len(self), self._limit) * whole)
         if keeps_batches:
             self._order = first_epoch(_order_of(self.dataset, self.data_size, False))
         elif isinstance(self._order, LengthGroups) and self.num_used < self.data_size:
             self._order.crosses_epochs = False  # an epoch now has complete batches only
-        return self.num_used
 
     def _join_ranks(self, first: int) -> None:
         self.set_consumed_samples(first)
@@ -207,10 +259,11 @@ class CyclicSampler(_BatchSampler):
         return self.micro_batch_size
 
     def _places(self) -> Iterator[tuple[int, int, int]]:
-        size = self.micro_batch_size
-        start = self.consumed_samples + self.data_parallel_rank * size
+        size, (first, before) = self.micro_batch_size, self._first
+        start = self.consumed_samples - before + self.data_parallel_rank * size
         for position in count(start, size * self.data_parallel_size):
-            yield *divmod(position, self.num_used), size
+            epoch, place = divmod(position, self.num_used)
+            yield first + epoch, place, size
 
     def __repr__(self) -> str:
         return _repr(self, self.dataset, "micro_batch_size", "shuffle", "consumed_samples", *_RANKS, "seed")
@@ -262,6 +315,7 @@ class SingleRoundSampler(_BatchSampler):
         return self._indices(0, position, 1)[0]
 
     def _starts(self) -> range:
+        self.ask_length()
         size = self.micro_batch_size
         stop = self.data_size // size * size if self.drop_last else self.data_size
         return range(self.data_parallel_rank * size, stop, self.data_parallel_size * size)
@@ -311,25 +365,36 @@ class EpochSampler(_BatchSampler):
         super().__init__(
             dataset, shuffle, data_parallel_rank, data_parallel_size, seed, lengths, batch_size=(batch_size, 1)
         )
-        if keeps_batches:
+        self.drop_last, self._limit, self._keeps_batches = drop_last, limit, keeps_batches
+        self.global_batch_size = batch_size * data_parallel_size
+        self.infinite = True
+        self._first_batch = 0
+        self._first = (0, 0)  # an epoch, and the batches before it; the epochs from it on have the same length
+        self._use_length()
+
+    def begin_epoch(self, epoch: int, batches: int) -> None:
+        """Epoch ``epoch`` starts after this many batches; its length is that of the data set now."""
+        self._first = epoch, batches
+        if self.ask_length():
+            self._use_length()
+
+    def _use_length(self) -> None:
+        whole = self.global_batch_size
+        if self._keeps_batches:
             self._order = first_epoch(self._order)
-        self.drop_last = drop_last
-        self.global_batch_size = whole = batch_size * data_parallel_size
-        self.samples_per_epoch = self.data_size // whole * whole if drop_last else self.data_size
+        self.samples_per_epoch = self.data_size // whole * whole if self.drop_last else self.data_size
         if self.samples_per_epoch == 0:
-            ranks = f" on each of {data_parallel_size} ranks" if data_parallel_size > 1 else ""
+            ranks = f" on each of {self.data_parallel_size} ranks" if self.data_parallel_size > 1 else ""
             raise DataError(
-                f"batch_size: the training data have {self.data_size} samples, fewer than a batch of {batch_size}"
+                f"batch_size: the training data have {self.data_size} samples, fewer than a batch of {self.batch_size}"
                 f"{ranks}, and a last batch that is not complete is left out. Set a smaller batch_size, or"
                 " dataloader_drop_last=False (drop_last=False of an EpochSampler)."
             )
-        if limit is not None:
-            self.samples_per_epoch = min(self.samples_per_epoch, limited(len(self), limit) * whole)
-        self.infinite = True
-        self._first_batch = 0
+        if self._limit is not None:
+            self.samples_per_epoch = min(self.samples_per_epoch, limited(len(self), self._limit) * whole)
 
     def set_batches_done(self, batches: int) -> None:
-        """Start the next ``iter()`` after this many batches, counted from the first epoch."""
+        """Start the next ``iter()`` after this many batches of all epochs; not before that of ``begin_epoch``."""
         self._first_batch = batches
 
     def _join_ranks(self, first: int) -> None:
@@ -341,7 +406,7 @@ class EpochSampler(_BatchSampler):
         return -(-self.samples_per_epoch // self.global_batch_size)
 
     def num_samples(self, batch: int) -> int:
-        """The number of this rank's samples in a batch, by the batch's number over all epochs; 0: a padding batch."""
+        """The number of this rank's samples in a batch, by the batch's number in its epoch; 0: a padding batch."""
         start = batch % len(self) * self.global_batch_size
         is_complete = start + self.global_batch_size <= self.samples_per_epoch
         return self.batch_size if is_complete else len(self._share(start))
@@ -356,7 +421,9 @@ class EpochSampler(_BatchSampler):
     def _places(self) -> Iterator[tuple[int, int, int]]:
         whole, last_whole = self.global_batch_size, self.samples_per_epoch - self.global_batch_size
         own, size = self.data_parallel_rank * self.batch_size, self.batch_size
-        epoch, batch = divmod(self._first_batch, len(self))
+        first, before = self._first
+        epoch, batch = divmod(self._first_batch - before, len(self))
+        epoch += first
         while True:
             for start in range(batch * whole, self.samples_per_epoch, whole):
                 if start <= last_whole:
@@ -366,7 +433,7 @@ class EpochSampler(_BatchSampler):
                     yield epoch, share.start, len(share)
             epoch, batch = epoch + 1, 0
             if not self.infinite:
-                self._first_batch = epoch * len(self)
+                self._first_batch = before + (epoch - first) * len(self)
                 return
 
     def __repr__(self) -> str:

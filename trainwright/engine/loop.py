@@ -119,17 +119,17 @@ class TrainerBase:
                 run_step()
         return self.last_eval_results
 
-    def _iterations(self, until: int | None = None) -> Iterator[None]:
+    def _iterations(self, until: Callable[[], int] | None = None) -> Iterator[None]:
         """Run hooks before and after each iteration. The caller's loop body runs the step: no frame is added.
 
-        ``until``: stop before that iteration; a later call continues.
+        ``until`` returns the iteration to stop before; a later call continues.
         """
         if self.iter >= self.max_iter:
             return  # there may be no storage yet
         stepper, before_step, after_step = self._stepper, self._calls_of("before_step"), self._calls_of("after_step")
         storage, phases, step_end = self.storage, self.phases, time.perf_counter()
         steps, divided = 0.0, phases.step  # seconds
-        while self.iter < (self.max_iter if until is None else min(until, self.max_iter)):
+        while self.iter < (self.max_iter if until is None else min(until(), self.max_iter)):
             storage.iter = stepper.iter = self.iter
             for call in before_step:
                 call()
@@ -207,7 +207,7 @@ class TrainerBase:
         """Outside of ``train``: the call that makes a step, once for each iteration before ``until``."""
         call, self.has_trained = self.prepare_steps(), True
         try:
-            for _ in self._iterations(until):
+            for _ in self._iterations(lambda: until):
                 yield call
         finally:
             self._stepper = None

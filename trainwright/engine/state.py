@@ -2,10 +2,10 @@
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import torch
 
@@ -247,18 +247,41 @@ class TrainingState:
             )  # fmt: skip
 
 
+class Start(NamedTuple):
+    """Where an epoch starts: its number, from 0, and the steps, updates and samples before it."""
+
+    epoch: int = 0
+    step: int = 0
+    update: int = 0
+    samples: int = 0
+
+
+_FIRST = Start()
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """A step is one micro-batch; an update is a window of ``accumulation`` steps. The last window of an epoch, and of
     the run, may be shorter.
+
+    All epochs from ``start`` on are planned with the length of the latest. The ones before are those of ``before``.
     """
 
     steps_per_epoch: int
     accumulation: int
-    total_steps: int
     batch_size: int  # of all processes together; 0: unknown
     samples_per_epoch: int
+    num_epochs: int
+    max_steps: int | None = None
     has_epochs: bool = True  # False: the data have no length, and the run is one epoch
+    start: Start = _FIRST
+    before: "StepPlan | None" = field(default=None, repr=False, compare=False)
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the complete run, if its further epochs have the length of the current one."""
+        total = self.start.step + (self.num_epochs - self.start.epoch) * self.steps_per_epoch
+        return total if self.max_steps is None else min(total, self.max_steps)
 
     @property
     def num_updates(self) -> int:
@@ -267,28 +290,80 @@ class StepPlan:
 
     def updates(self, steps: int) -> int:
         """The number of updates after ``steps`` steps."""
-        epochs, rest = divmod(steps, self.steps_per_epoch)
-        return epochs * self.updates_per_epoch + -(-rest // self.accumulation)
+        plan = self._planned_at(steps)
+        epochs, rest = divmod(steps - plan.start.step, plan.steps_per_epoch)
+        return plan.start.update + epochs * plan.updates_per_epoch + -(-rest // plan.accumulation)
 
     def steps(self, updates: int) -> int:
         """The number of steps after ``updates`` updates."""
         if self.accumulation == 1:
             return min(self.total_steps, updates)
-        epochs, rest = divmod(updates, self.updates_per_epoch)
-        return min(self.total_steps, epochs * self.steps_per_epoch + rest * self.accumulation)
+        plan = self
+        while plan.before is not None and updates < plan.start.update:
+            plan = plan.before
+        epochs, rest = divmod(updates - plan.start.update, plan.updates_per_epoch)
+        return min(self.total_steps, plan.start.step + epochs * plan.steps_per_epoch + rest * plan.accumulation)
 
     def samples(self, steps: int) -> int:
         """The number of samples of the first ``steps`` steps; 0 if unknown."""
-        epochs, rest = divmod(steps, self.steps_per_epoch)
-        return epochs * self.samples_per_epoch + min(rest * self.batch_size, self.samples_per_epoch)
+        plan = self._planned_at(steps)
+        epochs, rest = divmod(steps - plan.start.step, plan.steps_per_epoch)
+        samples = min(rest * plan.batch_size, plan.samples_per_epoch)
+        return plan.start.samples + epochs * plan.samples_per_epoch + samples
+
+    def epoch_at(self, steps: int) -> tuple[int, int]:
+        """The epoch, from 0, of the step that follows ``steps`` steps, and the number of steps before the epoch."""
+        plan = self._planned_at(steps)
+        epochs, rest = divmod(steps - plan.start.step, plan.steps_per_epoch)
+        return plan.start.epoch + epochs, steps - rest
+
+    def _planned_at(self, steps: int) -> "StepPlan":
+        plan = self
+        while plan.before is not None and steps < plan.start.step:
+            plan = plan.before
+        return plan
+
+    def end_of_epoch(self, number: int) -> int:
+        """The number of steps after epoch ``number``, counted from 1."""
+        plan = self
+        while plan.before is not None and number <= plan.start.epoch:
+            plan = plan.before
+        return plan.start.step + (number - plan.start.epoch) * plan.steps_per_epoch
 
     @property
     def updates_per_epoch(self) -> int:
         """Updates of a complete epoch."""
         return -(-self.steps_per_epoch // self.accumulation)
 
+    def with_epoch(self, steps: int, steps_per_epoch: int, samples_per_epoch: int) -> "StepPlan":
+        """The plan whose epochs from ``steps`` steps on have another length."""
+        epoch, _ = self.epoch_at(steps)
+        start = Start(epoch, steps, self.updates(steps), self.samples(steps))
+        # No epoch has had the length of a plan that starts here.
+        before = self.before if self.start == start else self
+        return replace(
+            self, steps_per_epoch=steps_per_epoch, samples_per_epoch=samples_per_epoch, start=start, before=before
+        )
 
-NO_STEPS = StepPlan(steps_per_epoch=1, accumulation=1, total_steps=0, batch_size=0, samples_per_epoch=0)
+    def lengths(self) -> list[list[int]]:
+        """The first epoch of each length, its steps and its samples."""
+        found = list[list[int]]()
+        plan: StepPlan | None = self
+        while plan is not None:
+            found.append([plan.start.epoch, plan.steps_per_epoch, plan.samples_per_epoch])
+            plan = plan.before
+        return found[::-1]
+
+    def with_lengths(self, lengths: Sequence[Sequence[int]]) -> "StepPlan":
+        """The plan with the lengths of epochs that ``lengths`` returned."""
+        (_, steps, samples), *rest = lengths
+        plan = replace(self, steps_per_epoch=steps, samples_per_epoch=samples, start=_FIRST, before=None)
+        for epoch, steps, samples in rest:
+            plan = plan.with_epoch(plan.end_of_epoch(epoch), steps, samples)
+        return plan
+
+
+NO_STEPS = StepPlan(steps_per_epoch=1, accumulation=1, batch_size=0, samples_per_epoch=0, num_epochs=0)
 
 
 def steps_of(period: int | float | None, total_steps: int) -> int:
@@ -318,12 +393,12 @@ class TrainerState(TrainingState):
     @property
     def epoch(self) -> int:
         """The epoch of the latest step, 1 before the first; while a loader is created, the epoch that it is for."""
-        return max(0, self.global_step - (not self.is_opening)) // self.plan.steps_per_epoch + 1
+        return self.plan.epoch_at(max(0, self.global_step - (not self.is_opening)))[0] + 1
 
     @property
     def epoch_step(self) -> int:
         """Steps of this epoch."""
-        return self.global_step - (self.epoch - 1) * self.plan.steps_per_epoch
+        return self.global_step - self.plan.end_of_epoch(self.epoch - 1)
 
     @property
     def updates_done(self) -> int:
@@ -345,7 +420,15 @@ class TrainerState(TrainingState):
 
     def is_epoch_end(self) -> bool:
         """Whether the latest step is the last of its epoch."""
-        return self.global_step % self.plan.steps_per_epoch == 0
+        return (self.global_step - self.plan.start.step) % self.plan.steps_per_epoch == 0
+
+    def epoch_at(self, steps: int) -> tuple[int, int]:
+        """As that of the plan; of the current epoch without a further call, since callbacks ask in each step."""
+        start, length = self.plan.start, self.plan.steps_per_epoch
+        if steps < start.step:
+            return self.plan.epoch_at(steps)
+        epochs, rest = divmod(steps - start.step, length)
+        return start.epoch + epochs, steps - rest
 
     def __repr__(self) -> str:
         return f"TrainerState(global_step={self.global_step}, epoch={self.epoch}, epoch_step={self.epoch_step})"
@@ -371,16 +454,22 @@ class TrainerState(TrainingState):
             "gradient_accumulation_steps": self.plan.accumulation,
             "batch_size": self.plan.batch_size,
             "samples_per_epoch": self.plan.samples_per_epoch,
+            "epochs": self.plan.lengths(),
             "mean_loss": self._mean_loss.state_dict(self._trainer.storage),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        plan, step = self.plan, state["global_step"]
+        plan, step, epochs = self.plan, state["global_step"], state.get("epochs", [])
         total = state.get("batch_size", 0) * state["gradient_accumulation_steps"]
-        if self._is_elastic and total == plan.batch_size * plan.accumulation:
+        sizes = state["gradient_accumulation_steps"], state.get("batch_size", 0)
+        if sizes == (plan.accumulation, plan.batch_size) and plan.has_epochs and epochs:
+            # The length of the next epoch is asked when it is opened, perhaps by a callback that changes it.
+            if len(epochs) > 1 or state["epoch_step"] == state["steps_per_epoch"]:
+                plan = plan.with_lengths(epochs)
+        elif self._is_elastic and total == plan.batch_size * plan.accumulation and len(epochs) < 2:
             step = plan.steps(state["iterations_done"])
-            sizes = {"gradient_accumulation_steps": plan.accumulation, "steps_per_epoch": plan.steps_per_epoch}
-            state = {**state, **sizes}
+            here = {"gradient_accumulation_steps": plan.accumulation, "steps_per_epoch": plan.steps_per_epoch}
+            state = {**state, **here}
         here = {"gradient_accumulation_steps": plan.accumulation}
         if plan.has_epochs:
             here = {"steps_per_epoch": plan.steps_per_epoch, **here}
@@ -410,6 +499,9 @@ class TrainerState(TrainingState):
         super().load_state_dict(state)
         self._mean_loss.load_state_dict(state["mean_loss"])
         self.global_step = step
+        if plan != self.plan:
+            self.plan = plan
+            self._trainer.max_iter = plan.num_updates
 
 
 def _layout() -> list[int]:

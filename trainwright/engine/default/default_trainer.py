@@ -132,6 +132,17 @@ class ConfigRun(Run):
         size = self.spec.batch_size * get_data_parallel_size()
         batches.start(done // size, is_positioned=is_positioned, keeps_generators=done > 0)
         batches.may_change = lambda: any(hook.may_change_data for hook in hooks)
+        trainer, known = weakref.proxy(self.trainer), [self.num_samples()]
+
+        def log_length() -> None:
+            if (now := self.num_samples()) != known[-1]:
+                logger.info(
+                    "The training data have %s samples now (before: %s). The run keeps its %d iterations, and the"
+                    " schedule and periods in epochs those of its start.", now, known[-1], trainer.max_iter,
+                )  # fmt: skip
+                known.append(now)
+
+        batches.begin_epoch = log_length
 
     def save(self) -> None:
         done = self.trainer.iterations_done

@@ -141,6 +141,7 @@ class Schedules:
         self, run: TrainerRun, given: Mapping[str, LRScheduler] | None, plateau_mode: Callable[[], str]
     ) -> None:
         self._run, self._given, self._state, self._plateau_mode = weakref.proxy(run), given, run.state, plateau_mode
+        self._first = self._planned = 0  # the update that the schedules start at, and the length they have
         every = run.config.lr_scheduling_steps
         for one in (given or {}).values():
             if not isinstance(one, FormulaLR | ReduceLROnPlateau):
@@ -150,6 +151,7 @@ class Schedules:
     def of(self, optimizer: Optimizer) -> tuple[LRScheduler | None, dict[str, LRScheduler]]:
         """The schedule of one optimizer, and those of several by name."""
         found = dict(self._given or {})
+        self._planned = self._state.plan.num_updates
         if self._given is None:
             built = {name: self._build(one, self._state.plan.num_updates) for name, one in by_name(optimizer).items()}
             found = {name: schedule for name, schedule in built.items() if schedule is not None}
@@ -157,13 +159,19 @@ class Schedules:
 
     def replace(self, optimizer: Optimizer) -> LRScheduler | None:
         """A schedule of the configuration over the updates that are left, also in place of the user's."""
-        self._given = None
-        return self._build(optimizer, max(1, self._state.plan.num_updates - self._state.updates_done))
+        self._given, self._first = None, self._state.updates_done
+        return self._build(optimizer, self._num_updates())
 
-    def extend(self, schedules: Iterable[LRScheduler | None]) -> None:
-        """Let those that the configuration has set follow the current length of the run."""
+    def follow(self, schedules: Iterable[LRScheduler | None]) -> None:
+        """Let those that the configuration has set follow the current length of the run, if it has changed."""
+        before, self._planned = self._planned, self._state.plan.num_updates
+        if before == self._planned:
+            return
         for schedule in filter(None, schedules if self._given is None else ()):
-            extend_schedule(schedule, lambda optimizer: self._build(optimizer, self._state.plan.num_updates))
+            extend_schedule(schedule, lambda optimizer: self._build(optimizer, self._num_updates()))
+
+    def _num_updates(self) -> int:
+        return max(1, self._state.plan.num_updates - self._first)
 
     def hooks(self, optimizer: Optimizer, schedules: Mapping[str, LRScheduler]) -> list[HookBase]:
         """The hooks that step them: the run's one, whichever it is then, or those of several optimizers by name."""

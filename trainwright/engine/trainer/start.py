@@ -140,17 +140,7 @@ def plan_of(config: "TrainingConfig", loader: Any) -> tuple[Any, StepPlan]:
     """The loader with a length, and the plan: ``num_epochs`` passes over it, or ``max_steps`` if these are fewer."""
     max_steps, limit = config.max_steps, config.overfit_batches or config.limit_train_batches
     loader = with_length(loader, limit, max_steps)
-    sampler, steps_per_epoch = getattr(loader, "batch_sampler", None), len(loader)
-    if steps_per_epoch == 0:
-        raise ConfigError(f"Trainer.train_dataloader: {type(loader).__name__} is empty; it must yield a batch.")
-    if not is_own_loader(loader):  # which limits itself
-        steps_per_epoch = limited(steps_per_epoch, limit)
-    lengths = all_gather_object(steps_per_epoch)
-    if len(set(lengths)) > 1:
-        raise ConfigError(
-            f"Trainer.train_dataloader: its lengths are {', '.join(map(str, lengths))} on the {len(lengths)} processes;"
-            " they must be equal, because all processes make each step together."
-        )
+    steps_per_epoch = epoch_length(config, loader)
     if isinstance(max_steps, float):
         share, max_steps = max_steps, steps_of(max_steps, steps_per_epoch) * config.num_epochs
         logger.info(
@@ -159,21 +149,48 @@ def plan_of(config: "TrainingConfig", loader: Any) -> tuple[Any, StepPlan]:
             share, max_steps, config.num_epochs, steps_per_epoch, -(-max_steps // steps_per_epoch), share,
         )  # fmt: skip
     total = config.num_epochs * steps_per_epoch
+    batch_size = (getattr(getattr(loader, "batch_sampler", None), "batch_size", None) or 0) * get_data_parallel_size()
     if max_steps is not None and max_steps > total:
         logger.warning(
             "TrainingConfig.max_steps: %d exceeds the %d steps of num_epochs=%d, after which training ends.",
             max_steps, total, config.num_epochs,
         )  # fmt: skip
-    batch_size = (getattr(sampler, "batch_size", None) or 0) * get_data_parallel_size()
     plan = StepPlan(
         steps_per_epoch=steps_per_epoch,
         accumulation=config.gradient_accumulation_steps,
-        total_steps=total if max_steps is None else min(total, max_steps),
+        num_epochs=config.num_epochs,
+        max_steps=max_steps,
         batch_size=batch_size,
-        samples_per_epoch=getattr(sampler, "samples_per_epoch", None) or steps_per_epoch * batch_size,
+        samples_per_epoch=samples_of_epoch(loader, steps_per_epoch, batch_size),
         has_epochs=not hasattr(loader, "is_open_ended"),
     )
     return loader, plan
+
+
+def epoch_length(config: "TrainingConfig", loader: Any) -> int:
+    """The steps of an epoch that starts now."""
+    try:
+        steps = len(loader)
+    except TypeError as error:
+        raise ConfigError(
+            f"Trainer.train_dataloader: {type(loader).__name__} has no length any more: {error}."
+        ) from error
+    if steps == 0:
+        raise ConfigError(f"Trainer.train_dataloader: {type(loader).__name__} is empty; it must yield a batch.")
+    if not is_own_loader(loader):  # which limits itself
+        steps = limited(steps, config.overfit_batches or config.limit_train_batches)
+    lengths = all_gather_object(steps)
+    if len(set(lengths)) > 1:
+        raise ConfigError(
+            f"Trainer.train_dataloader: its lengths are {', '.join(map(str, lengths))} on the {len(lengths)} processes;"
+            " they must be equal, because all processes make each step together."
+        )
+    return steps
+
+
+def samples_of_epoch(loader: Any, steps: int, batch_size: int) -> int:
+    """The samples of an epoch of all processes; 0: unknown."""
+    return getattr(getattr(loader, "batch_sampler", None), "samples_per_epoch", None) or steps * batch_size
 
 
 class Periods:

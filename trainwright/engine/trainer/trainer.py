@@ -6,6 +6,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
@@ -36,7 +37,7 @@ from trainwright.engine.run import TrainerRun
 from trainwright.engine.run_hooks import run_hooks, timing_facts
 from trainwright.engine.run_methods import RunMethods, part_of_run
 from trainwright.engine.spec import spec_of_training_config
-from trainwright.engine.state import TrainerState
+from trainwright.engine.state import StepPlan, TrainerState
 from trainwright.engine.trainer import checks, loaders, optim, parts, start
 from trainwright.engine.trainer.best_metric import BestMetric, raise_missing
 from trainwright.engine.trainer.checks import Given
@@ -375,7 +376,7 @@ class Trainer(RunMethods):
         self._run_callbacks = RunCallbacks(
             self.callbacks,
             self.trainercontrol,
-            steps_per_epoch=self.num_batches,
+            epoch_at=self.state.epoch_at,
             save=self.run.saving.save_step,
             evaluate=self._evaluate_now if self.eval_dataloader is not None else None,
             log=lambda: self._write_hook.write() if is_main_process() else None,
@@ -392,6 +393,7 @@ class Trainer(RunMethods):
             self._placement,
             callbacks=self._run_callbacks,
             metrics=self._train_metrics,
+            use_plan=lambda plan: me._use_plan(plan),
             accelerator=self.accelerator,
             after_batch=lambda: me._after_batch(),
         )
@@ -485,7 +487,7 @@ class Trainer(RunMethods):
         lines = epoch_lines(plan.updates_per_epoch, plan.num_updates, log_period, eval_period=period, best=best)
         if config.log_steps or bar_stream() is not None:
             return [lines]
-        position = lambda: (state.epoch, state.epoch_step, plan.steps_per_epoch)  # noqa: E731
+        position = lambda: (state.epoch, state.epoch_step, state.plan.steps_per_epoch)  # noqa: E731
         return [EpochProgress(config.num_epochs, position, steps_per_update=plan.accumulation), lines]
 
     def build_writers(self) -> list[EventWriter]:
@@ -497,9 +499,10 @@ class Trainer(RunMethods):
         config, logs, (settings, _) = self.config, self.logs_dir, without_secrets(self.config.to_dict())
         aliases = {"eval_loss": "eval_epoch_loss", f"eval_{first}": "eval_epoch_metric"}
         tensorboard = config.tensorboard
+        me: Trainer = weakref.proxy(self)
         return default_writers(
             self.output_dir,
-            self.max_iter,
+            lambda: me.state.plan.num_updates,  # which changes with the lengths of the epochs
             batch_size=plan.samples(plan.steps(1)),
             progress_bar=config.progress_bar and config.print_steps is None,
             iterations_per_epoch=plan.updates_per_epoch,
@@ -761,14 +764,19 @@ class Trainer(RunMethods):
         ``train`` runs through all epochs at once and calls this method only if it is overridden. Batches that an
         override reads itself count as one iteration for hooks, evaluations and checkpoints.
         """
-        until = self.state.plan.updates(self.state.plan.steps_per_epoch * epoch_num)
+
+        def until() -> int:  # the epoch may get another length when it is opened
+            return self.state.plan.updates(self.state.plan.end_of_epoch(epoch_num))
+
         if not self._is_training:
             whole = self.max_iter
             try:
-                with self._training(max_iter=min(until, whole)):
-                    return self.inner_training_loop(epoch_num)
+                with self._training(max_iter=min(until(), whole)):
+                    logs = self.inner_training_loop(epoch_num)
+                    self.max_iter = self.iter
+                    return logs
             finally:
-                self.max_iter = whole
+                self.max_iter = self.state.plan.num_updates
         for _ in self._iterations(until):
             self.run_step()
         return {"loss": self.state.mean_loss()}
@@ -893,21 +901,26 @@ class Trainer(RunMethods):
         """Plan the training again if the user has changed its length on the config since it was planned."""
         before = self.state.plan
         self.train_dataloader, plan = start.plan_of(self.config, self.train_dataloader)
+        if self.state.global_step and plan.has_epochs:  # its epochs have had their lengths
+            plan = replace(before, num_epochs=plan.num_epochs, max_steps=plan.max_steps)
+        self._use_plan(plan)
+
+    def _use_plan(self, plan: StepPlan) -> None:
         self.state.plan, self.max_iter = plan, plan.num_updates
         self._periods.plan(self.config)
-        if plan != before:
-            self.run.scheduling.extend([self.lr_scheduler, *self.lr_schedulers.values()])
+        self.run.scheduling.follow([self.lr_scheduler, *self.lr_schedulers.values()])
 
     def _run_own_epochs(self) -> None:
         plan = self.state.plan
         while self.iter < self.max_iter:
             first = self.iter
-            epoch = plan.steps(first) // plan.steps_per_epoch + 1
+            epoch = plan.epoch_at(plan.steps(first))[0] + 1
             self.inner_training_loop(epoch)
+            plan = self.state.plan
             if self.iter == first:  # it read the batches itself: they count as one iteration
-                last = min(plan.updates(plan.steps_per_epoch * epoch), self.max_iter) - 1
+                last = min(plan.updates(plan.end_of_epoch(epoch)), self.max_iter) - 1
                 self.state.step_before, self.iter = plan.steps(first), last
-                for _ in self._iterations(last + 1):
+                for _ in self._iterations(lambda: last + 1):  # noqa: B023  # called in this round
                     self.state.global_step = plan.steps(last + 1)
 
     @property
@@ -976,7 +989,12 @@ class Trainer(RunMethods):
             me: Trainer = weakref.proxy(self)
             renews = self._creates_loader and run.overrides.has("create_train_dataloader")
             renew = (lambda: me._loader_of_epoch()) if renews else None
-            run.batches = Batches(loader, may_change=lambda: me._may_change_data(), renew=renew)
+            run.batches = Batches(
+                loader,
+                measure=lambda loader: start.epoch_length(me.config, loader),
+                may_change=lambda: me._may_change_data(),
+                renew=renew,
+            )
         return run.batches
 
     def _loader_of_epoch(self) -> Any:

@@ -1,5 +1,6 @@
 """What a step of the Python API consists of: its batches, its loss, its update and what it records."""
 
+import logging
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -20,15 +21,19 @@ from trainwright.engine.loss_fn import Loss, add_notes, contract_for, prediction
 from trainwright.engine.pipeline_step import PipelineStep, pipeline_settings, refuse_own_step
 from trainwright.engine.run import TrainerRun
 from trainwright.engine.sequence_parts import sequence_parts
+from trainwright.engine.state import StepPlan
 from trainwright.engine.step import Step
 from trainwright.engine.trainer import loaders, optim
 from trainwright.engine.trainer.processes import OWN_STEPS, Placement, has_all_gpus
+from trainwright.engine.trainer.start import samples_of_epoch
 from trainwright.engine.trainer.train_metrics import TrainMetrics
 from trainwright.engine.update import Update, in_turn, optimizer_calls
 from trainwright.events.storage import EventStorage
 from trainwright.hooks.callbacks import RunCallbacks
 from trainwright.lazy_names import ring
 from trainwright.models.outputs import is_loss_alone, named_outputs, scalars_of
+
+logger = logging.getLogger("trainwright.engine")
 
 # An override of one of these is a step of the user's own.
 OWN_STEP_METHODS = ("run_step", "train_step", "training_step", "optimization_step")
@@ -80,7 +85,8 @@ class TrainingStep:
 
     Args:
         placement: what a step calls in place of the run's model.
-        metrics: of the training batches. ``after_batch`` returns what to call after each.
+        metrics: of the training batches. ``use_plan`` is called with the plan of a run whose epochs get another length.
+            ``after_batch`` returns what to call after each.
 
     Attributes:
         update, loss: the current ones.
@@ -98,18 +104,21 @@ class TrainingStep:
         *,
         callbacks: RunCallbacks,
         metrics: TrainMetrics | None,
+        use_plan: Callable[[StepPlan], None],
         accelerator: Any,
         after_batch: Callable[[], Any],
     ) -> None:
         self._run = weakref.proxy(run)
         self._overrides, self.model, self.placement, self._state = run.overrides, run.model, placement, run.state
         self._callbacks, self._metrics, self._accelerator = callbacks, metrics, accelerator
+        self._use_plan = use_plan
         self._after_batch = after_batch
         self.step: Step | None = None
         self._watching: RemovableHandle | None = None
         self._scalars: dict[str, Any] | None = None  # those that the model returned for the current micro-batch
         self._chosen_with: tuple[Any, ...] = ()  # assigned methods
         self._window_end = 0  # the number of steps after the current update
+        self._epoch_end = 0  # and after the current epoch
         self._compute_loss: Callable[[Any, Any], Any] | None = None  # by the contract, or the user's
         self._training_step: Callable[[Any], Any] | None = None
         self.build_update()
@@ -184,7 +193,8 @@ class TrainingStep:
             batches.prepare = lambda batch: mixed(mixup_func, prepare(batch))
         batches.prefetches_to = None if overrides.has("prepare_input_batch") else run.device  # it may draw numbers
         batches.divide, batches.length = sequence_parts(self.model), self._state.plan.steps_per_epoch
-        batches.start(self._state.global_step)
+        done = self._epoch_end = self._state.global_step  # the first step opens the epoch
+        batches.start(done, epoch=self._state.plan.epoch_at(done))
         self._callbacks.is_fed = True
         if getattr(self.model, "compute_loss", None) != self.loss.of_model:
             self.build_loss()  # the model's compute_loss has been replaced
@@ -340,12 +350,39 @@ class TrainingStep:
 
     def _begin_update(self) -> int:
         state, update = self._state, self.update
+        if state.global_step == self._epoch_end:
+            self._open_epoch()
         state.step_before = state.global_step
         self._window_end = state.global_step + 1
         if update.batch is not None and self._overrides.assigned(*_ASSIGNED) != self._chosen_with:
             assert self.step is not None, "it calls this"
             self._choose(self.step, update.batch)
         return 1
+
+    def _open_epoch(self) -> None:
+        """Ask for the length of the epoch that the next batch is in, and plan by it."""
+        state, batches = self._state, self._run.batches
+        batches.open()
+        plan, done = state.plan, state.global_step
+        epoch, start = plan.epoch_at(done)
+        steps: int = batches.length
+        samples = samples_of_epoch(batches.loader, steps, plan.batch_size)
+        self._epoch_end = start + steps
+        if (steps, samples) == (plan.steps_per_epoch, plan.samples_per_epoch):
+            return
+        if done != start:
+            raise ConfigError(
+                f"The run cannot be resumed: epoch {epoch + 1} had {plan.steps_per_epoch} batches"
+                f" ({plan.samples_per_epoch or 'unknown'} samples), of which {done - start} were trained on, and has"
+                f" {steps} ({samples or 'unknown'} samples) now. Use the same data, or start a new run with"
+                " TrainingConfig.init_weights_from."
+            )
+        self._use_plan(plan.with_epoch(done, steps, samples))
+        logger.info(
+            "Epoch %d has %d batches (the epoch before: %d). The length of the run is now planned with %d updates, by"
+            " which the configured schedule and the remaining time are computed (before: %d).",
+            epoch + 1, steps, plan.steps_per_epoch, state.plan.num_updates, plan.num_updates,
+        )  # fmt: skip
 
     def _begin_batch(self, batch: Any) -> None:
         """A batch was read: count and announce it before its step."""

@@ -1,6 +1,6 @@
 """Where metrics go: files, TensorBoard, the log, the terminal; and the default writers of a run."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from trainwright.events.writers.trackers import TRACKERS
 
 def default_writers(
     folder: str | Path,
-    max_iter: int,
+    max_iter: int | Callable[[], int],
     *,
     batch_size: int,
     progress_bar: bool = True,

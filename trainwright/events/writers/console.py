@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from collections.abc import Callable
 from typing import TextIO
 
 from trainwright.events.storage import EventStorage, get_event_storage
@@ -24,9 +25,9 @@ class ConsoleWriter(EventWriter):
 
     in_background = False  # keeps its lines in order with the program's output
 
-    def __init__(self, batch_size: int, max_iter: int, window_size: int = 20) -> None:
+    def __init__(self, batch_size: int, max_iter: int | Callable[[], int], window_size: int = 20) -> None:
         self._batch_size = batch_size
-        self._max_iter = max_iter
+        self._length = max_iter if callable(max_iter) else lambda: max_iter
         self._window_size = window_size
         self._last_written = -1
         self._storage: EventStorage | None = None
@@ -34,6 +35,10 @@ class ConsoleWriter(EventWriter):
 
     def __repr__(self) -> str:
         return f"ConsoleWriter({self._batch_size}, {self._max_iter}, window_size={self._window_size})"
+
+    @property
+    def _max_iter(self) -> int:
+        return self._length()
 
     def write(self, storage: EventStorage | None = None) -> None:
         storage = get_event_storage() if storage is None else storage

@@ -265,14 +265,14 @@ class ProgressWriter(EventWriter):
 
     def __init__(
         self,
-        max_iter: int,
+        max_iter: int | Callable[[], int],
         *,
         batch_size: int | None = None,
         window_size: int = 20,
         file: TextIO | None = None,
         iterations_per_epoch: int | Fraction | None = None,
     ) -> None:
-        self._max_iter, self._per_epoch = max_iter, iterations_per_epoch
+        self._length, self._per_epoch = max_iter if callable(max_iter) else lambda: max_iter, iterations_per_epoch
         self._batch_size = batch_size
         self._window_size = window_size
         self._file = file
@@ -284,6 +284,10 @@ class ProgressWriter(EventWriter):
 
     def __repr__(self) -> str:
         return f"ProgressWriter({self._max_iter}, batch_size={self._batch_size}, window_size={self._window_size})"
+
+    @property
+    def _max_iter(self) -> int:
+        return self._length()
 
     def begin(self, storage: EventStorage) -> None:
         """Show the bar and start measuring its rate."""

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -47,6 +48,8 @@ class RunCallbacks(HookBase):
 
     Args:
         steps_per_epoch: in batches; None: the complete training is one epoch.
+        epoch_at: in place of it, for epochs of different lengths: returns the number, from 0, of the epoch of the batch
+            that follows so many batches, and the batches before that epoch.
         save: called for ``should_save``, with the Checkpointer to use. By default ``model_{iter:07d}`` is saved.
         evaluate, log, end_epoch: called for ``should_evaluate``, ``should_log`` and ``should_epoch_stop``; without
             them, such a request is an error.
@@ -64,6 +67,7 @@ class RunCallbacks(HookBase):
         control: TrainerControl | None = None,
         *,
         steps_per_epoch: int | None = None,
+        epoch_at: Callable[[int], tuple[int, int]] | None = None,
         save: Callable[[Checkpointer], None] | None = None,
         evaluate: Callable[[], object] | None = None,
         log: Callable[[], object] | None = None,
@@ -76,7 +80,8 @@ class RunCallbacks(HookBase):
         self.callbacks = callbacks
         self.control = TrainerControl() if control is None else control
         self.logs = Logs()
-        self._steps_per_epoch = steps_per_epoch
+        per_epoch = steps_per_epoch or sys.maxsize
+        self._epoch_at = epoch_at or (lambda steps: (steps // per_epoch, steps // per_epoch * per_epoch))
         self._save_by = self._save_iteration if save is None else save
         self._actions = {"should_epoch_stop": end_epoch, "should_evaluate": evaluate, "should_log": log}
         self._checkpointers: dict[str, Checkpointer] = {}  # for folders other than the run's own
@@ -194,7 +199,7 @@ class RunCallbacks(HookBase):
     def after_step(self) -> None:
         self._losses.clear()  # their mean is stored now
         self._end_batches()
-        is_over = self._epoch is not None and self._epoch_of(self.logs["global_step"]) > self._epoch
+        is_over = self._epoch is not None and self._epoch_at(int(self.logs["global_step"]))[0] >= self._epoch
         is_last = is_over and self.trainer.iter + 1 >= self.trainer.max_iter
         if is_over and not is_last:  # the last epoch ends after the final evaluation
             self._leave_epoch()
@@ -260,7 +265,7 @@ class RunCallbacks(HookBase):
         self.logs.count("eval_global_step")
 
     def _epoch_of(self, steps_before: int) -> int:
-        return 1 if self._steps_per_epoch is None else int(steps_before) // self._steps_per_epoch + 1
+        return self._epoch_at(int(steps_before))[0] + 1
 
     def _enter_epoch(self) -> None:
         self._is_entered = True
@@ -268,7 +273,8 @@ class RunCallbacks(HookBase):
         # A checkpoint from before the last evaluation has the last epoch open; a longer run continues it.
         if self._epoch is None or self._epoch < epoch:
             self._epoch = epoch
-            self.logs["epoch_step"] = self.logs["global_step"] - (epoch - 1) * (self._steps_per_epoch or 0)
+            done = self.logs["global_step"]
+            self.logs["epoch_step"] = done - self._epoch_at(int(done))[1]
             self._mean_loss.begin(self.trainer.iter)
         self.logs["epoch"] = self._epoch
         self.callbacks.on_epoch_begin(self._epoch, self.logs)
