@@ -154,15 +154,11 @@ class Batches(Iterator[Any]):
 
     def count(self, batch: Any) -> int:
         """The samples of the latest batch that was read, in the form that ``batch`` has."""
-        return self._counter(batch, self._number(self.done))
+        return self._counter(batch, None if self._epoch_start is None else self.done - self._epoch_start - 1)
 
     def planned(self, done: int) -> int | None:
         """The samples that the sampler has planned for the batch after which ``done`` are done; None: unknown."""
-        return self._counter.planned(self._number(done))
-
-    def _number(self, done: int) -> int | None:
-        """The place of a batch in its epoch; None: no batch was read."""
-        return None if self._epoch_start is None else done - self._epoch_start - 1
+        return self._counter.planned(None if self._epoch_start is None else done - self._epoch_start - 1)
 
     def first(self, number: int) -> list[Any]:
         """The first batches of the loader, as it gives them."""

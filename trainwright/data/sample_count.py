@@ -27,12 +27,12 @@ class SampleCounter:
     """
 
     def __init__(self, loader: Any) -> None:
-        self._planned = planned_samples(loader)
+        self.begin(loader)
         self._is_known: bool | None = None  # None: no batch yet
 
     def begin(self, loader: Any) -> None:
         """A pass of ``loader`` begins, whose length may differ from that of the pass before."""
-        self._planned = planned_samples(loader)
+        self._planned, self._keeps_all = planned_samples(loader), keeps_samples(loader)
 
     def __call__(self, batch: Any, number: int | None) -> int:
         """The samples of ``batch``, 0 for a padding batch. ``number``: its place in the pass, from 0; None: unknown."""
@@ -43,7 +43,10 @@ class SampleCounter:
 
     def known(self, batch: Any, number: int | None) -> int | None:
         """As a call, but None where the samples are unknown."""
-        rows, planned = num_rows(batch), self.planned(number)
+        planned = self.planned(number)
+        if planned is not None and self._keeps_all:
+            return planned
+        rows = num_rows(batch)
         return rows if planned is None else planned if rows is None else min(planned, rows)
 
     def planned(self, number: int | None) -> int | None:

@@ -59,7 +59,7 @@ class WindowMean:
             first tensor.
         count_all: the samples of all ranks in the window that starts; 0: unknown.
         num_ranks: the data ranks that take part, whose gradients are averaged; None: this process alone.
-        device: of the computation; None: that of the weights.
+        device: of the computation, with ``num_ranks``.
         is_staged: the model is cut into pipeline stages, and all batches of a window are read before it runs.
         has_loss: False on a stage that computes no loss.
 
@@ -83,6 +83,9 @@ class WindowMean:
         self.counter = targets
         self._is_alone, self._num_ranks, self._device = num_ranks is None, num_ranks or 1, device
         self._is_staged, self._has_loss = is_staged, has_loss
+        self._dtype = None if device is None else wide_dtype(device)
+        # Reading one does not wait for a device.
+        self._has_values = device is not None and device.type == "cpu" and simulation() is None
         self._count = count or partial(SampleCounter(None), number=None)
         self._count_all = count_all
         self._length, self._is_open = 1, False
@@ -111,17 +114,15 @@ class WindowMean:
         ):
             self._sum = self._planned
             return read
-        window = deque(self._counted(read) for _ in range(length))
+        window = deque[Any]()
+        for _ in range(length):
+            window.append(read())
+            self._samples.append(self._count(window[-1]))
         if self._has_loss and not self.is_by_tokens:
             self._window = [*window]
             if self.counter.is_decided:
                 self._weigh()
         return window.popleft
-
-    def _counted(self, read: Callable[[], Any]) -> Any:
-        batch = read()
-        self._samples.append(self._count(batch))
-        return batch
 
     def _weigh(self) -> None:
         """Find what each micro-batch of the window weighs, and start to sum it over the ranks."""
@@ -136,7 +137,10 @@ class WindowMean:
         if self._num_ranks == 1:
             self._sum = sum(weights)
             return
-        self._sum = _summed(weights, self._device)
+        total, device, dtype = sum(weights), self._device, self._dtype
+        # A number is written by the device: a copy could wait for it.
+        is_number = not isinstance(total, Tensor)
+        self._sum = torch.full((), total, dtype=dtype, device=device) if is_number else total.to(dtype)
         self._exchange = start_sum_over_data(self._sum)
 
     def _sum_of_ranks(self) -> Any:
@@ -144,7 +148,7 @@ class WindowMean:
         if self._exchange is not None:
             self._exchange.wait()
             self._exchange = None
-            if self._sum.device.type == "cpu" and simulation() is None:
+            if self._has_values:
                 self._sum = self._sum.item()
         return self._sum
 
@@ -195,7 +199,10 @@ class WindowMean:
         if self.is_by_tokens:
             return _times(loss, self.weights[-1])
         # Data parallelism divides the sum over the ranks by their number.
-        return _share(loss, self.weights[-1] * self._num_ranks, self._sum_of_ranks())
+        weight = self.weights[-1] * self._num_ranks
+        total = self._sum if self._exchange is None else self._sum_of_ranks()
+        is_all = type(weight) is int and weight and weight == total
+        return loss if is_all else _share(loss, weight, total)
 
     def watch(self, model: nn.Module) -> RemovableHandle:
         """Record each output of ``model`` in training, for a loss that the user's code computes."""
@@ -213,8 +220,7 @@ class WindowMean:
 
     def finish(self, groups: AllGroups) -> None:
         """Once after the window's last backward pass: multiply the gradients by ``factor``."""
-        factor = self.factor() if self._is_open else None
-        if factor is not None:
+        if self.is_by_tokens and self._is_open and (factor := self.factor()) is not None:
             scale_gradients(groups, factor)
         self._is_open = False
 
@@ -229,14 +235,6 @@ class WindowMean:
         self.weights = [*self._samples] if weights is None else [*weights.unbind()]
 
 
-def _summed(weights: Collection[Any], device: torch.device | None) -> Tensor:
-    device = device or next(iter(weights)).device
-    wide = wide_dtype(device)
-    if not any(isinstance(weight, Tensor) for weight in weights):
-        return torch.full((), sum(weights), dtype=wide, device=device)
-    return torch.stack([torch.as_tensor(weight, dtype=wide, device=device) for weight in weights]).sum()
-
-
 def _or_one(weight: Any) -> Any:
     """The weight, or 1 if it is 0."""
     return torch.where(weight > 0, weight, torch.ones_like(weight)) if isinstance(weight, Tensor) else weight or 1
@@ -245,7 +243,7 @@ def _or_one(weight: Any) -> Any:
 def _share(loss: Tensor, weight: Any, total: Any) -> Tensor:
     """The part of a mean that has ``weight`` of ``total``. The mean over no target is NaN; it must not contribute."""
     if not (isinstance(weight, Tensor) or isinstance(total, Tensor)):
-        return _nothing(loss) if not weight else loss if weight == total else loss / (total / weight)
+        return loss / (total / weight) if weight else _nothing(loss)
     weight = torch.as_tensor(weight, device=total.device)
     return torch.where(weight > 0, loss / (_or_one(total) / _or_one(weight)), 0.0)
 

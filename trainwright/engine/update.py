@@ -155,7 +155,7 @@ class Update:
                 replica.optimizer = self.groups
             self._preparations.append(synchronized(model, optimizer, replica.finish))
         if self.is_weighed:  # after the average, which some backward passes compute themselves: one way of rounding
-            self._preparations.append(self.finish_window)
+            self._preparations.append(partial(self.mean.finish, self.groups))
         self._step: Callable[[Tensor | None], object] | None = None  # of the gradients' norm; None: the plain step
         if self.closure is not None:
             self._step = partial(self.closure.step, step)

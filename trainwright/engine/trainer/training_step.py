@@ -196,6 +196,8 @@ class TrainingStep:
         done = self._epoch_end = self._state.global_step  # the first step opens the epoch
         batches.start(done, epoch=self._state.plan.epoch_at(done))
         self._callbacks.is_fed = True
+        # By the weights of the update; a step of the user's own may compute its gradients without them.
+        self._is_counted = not overrides.has(*OWN_STEP_METHODS)
         if getattr(self.model, "compute_loss", None) != self.loss.of_model:
             self.build_loss()  # the model's compute_loss has been replaced
         kind: Callable[..., Step] = Step
@@ -399,7 +401,7 @@ class TrainingStep:
 
     def is_padding_batch(self) -> bool:
         """Whether the latest batch is a padding batch, which only keeps this process in step with the others."""
-        if self.placement.pipeline is not None:  # all batches of the update are counted before
+        if self._is_counted:
             return self._has_own_loader and self.update.mean.latest_samples == 0
         return bool(self._run.batches.planned(self._state.global_step) == 0)
 
