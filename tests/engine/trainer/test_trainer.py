@@ -219,8 +219,8 @@ def test_every_override_point_is_called_where_the_document_says(tmp_path: Path) 
     mine = type("Mine", (Trainer,), {name: noting(name) for name in names})
     trainer = mine(make(Net), config(tmp_path, num_accumulation_steps=2, max_steps=3), PAIRS)
     trainer.train()
-    step = list(names[:4])
-    assert calls == [*step, *step, "optimization_step", *step, "optimization_step"]
+    prepare, *step = names[:4]  # the batches of an update are read, and so prepared, before its first forward pass
+    assert calls == [prepare, prepare, *step, *step, "optimization_step", prepare, *step, "optimization_step"]
     plain = Trainer(make(Net), config(tmp_path / "b", num_accumulation_steps=2, max_steps=3), PAIRS)
     plain.train()
     assert_equal_weights(trainer.model, plain.model)
