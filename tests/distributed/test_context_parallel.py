@@ -221,7 +221,7 @@ def test_what_cannot_be_divided_is_refused_before_the_first_update(tmp_path: Pat
     expected = [
         "got 2, which does not divide the 1 attention heads",
         "Linear needs parameters 'position_ids' of forward",
-        "The loss shifts the labels of a batch that has 'shift_labels'",
+        "Shifting.compute_loss reads 'labels', not 'shift_labels'",
         "graph: got True with",
         "compile_blocks cannot compile",
         "13 tokens, padded to 14 for 2 processes, is longer than max_position_embeddings=13 of the model's config",

@@ -100,6 +100,22 @@ def first_labels(batch: Any) -> Tensor | None:
     return next(iter(labels_of(batch).values()), None)
 
 
+class ReadFields(dict[str, Any]):
+    """A batch with the ``names`` of its fields that are read one by one."""
+
+    def __init__(self, batch: Mapping[str, Any]) -> None:
+        super().__init__(batch)
+        self.names = set[str]()
+
+    def __getitem__(self, name: str) -> Any:
+        self.names.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.names.add(name)
+        return super().get(name, default)
+
+
 def num_rows(batch: Any) -> int | None:
     """The number of rows of the first value of a batch that has rows; None: no value has.
 

@@ -140,6 +140,8 @@ class CTCConfig(ModelConfig):
 
 
 class CTCModel(Model):
+    loss_type = "ForCTC"
+
     def compute_loss(self, logits: Tensor, labels: Tensor, logit_lengths: Tensor | None = None) -> Tensor:
         """CTC's loss of `ctc_loss`; ``labels`` (B, L) are padded with the blank's id, or with negative numbers."""
         return ctc_loss(logits, labels, logit_lengths, blank=self.config.blank_id)

@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from trainwright._torch_compat.tensor_chunks import is_dtensor
 from trainwright.config.errors import ConfigError, ConfigTypeError
-from trainwright.data.batch import to_batch
+from trainwright.data.batch import ReadFields, to_batch
 from trainwright.data.collate import mixed
 from trainwright.data.sample_count import keeps_samples
 from trainwright.engine.accumulation import mean_outputs
@@ -32,6 +32,7 @@ from trainwright.events.storage import EventStorage
 from trainwright.hooks.callbacks import RunCallbacks
 from trainwright.lazy_names import ring
 from trainwright.models.outputs import is_loss_alone, named_outputs, scalars_of
+from trainwright.parallel.context import SHIFTED
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -273,12 +274,21 @@ class TrainingStep:
 
     def _first_loss(self, compute_loss: Any, model: Any, inputs: Any) -> Tensor:
         """The first loss of a method of the user's, checked."""
-        self._compute_loss, loss = compute_loss, compute_loss(model, inputs)
+        self._compute_loss, read = compute_loss, None
+        if isinstance(inputs, dict) and SHIFTED in inputs:
+            inputs = read = ReadFields(inputs)
+        loss = compute_loss(model, inputs)
         name = f"{self._overrides.kind}.compute_loss"
         if not isinstance(loss, Tensor):
             raise ConfigTypeError(
                 f"{name} returned {type(loss).__name__}; it must return the loss, a tensor of one number. Of several"
                 " losses return the sum, and log each with get_event_storage().put_scalar(name, value)."
+            )
+        if read is not None and "labels" in read.names and SHIFTED not in read.names:
+            raise ConfigError(
+                f"{name} reads 'labels', not {SHIFTED!r}: with context_parallel_size > 1 each process has a part of every"
+                " text, so that the label of a next token may be in the part of another process. Compare the scores of"
+                f" all tokens with batch[{SHIFTED!r}], the labels of the tokens after each."
             )
         if is_dtensor(loss):
             raise ConfigTypeError(

@@ -74,6 +74,7 @@ class GPTTextGeneration(Model):
     """
 
     is_generative = True
+    loss_type = "ForCausalLM"
     preprocessor_kind = "tokenizer"
     pipeline_layers = "blocks"
     tensor_plan: ClassVar[dict[str, str]] = {
