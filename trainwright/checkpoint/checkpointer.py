@@ -32,6 +32,7 @@ from trainwright.checkpoint.folder import (
 )
 from trainwright.checkpoint.manifest import MANIFEST_NAME
 from trainwright.checkpoint.optimizer_state import has_other_order, inner_optimizers, sharing_state
+from trainwright.checkpoint.rehearsal import Rehearsal
 from trainwright.checkpoint.saving import CheckpointWriter, wait_for_saves
 from trainwright.checkpoint.shard_index import state_of
 from trainwright.checkpoint.sharded_saving import (
@@ -132,6 +133,7 @@ class Checkpointer:
         # The checkpoint, with the names of its states, until the next save.
         self.loaded_from: tuple[Path, list[str]] | None = None
         self._warned_of: PathLike = ""
+        self._rehearsal: Rehearsal | None = None
         for name, checkpointable in checkpointables.items():
             if checkpointable is not None and name not in self.checkpointables:
                 self.add_checkpointable(name, checkpointable)
@@ -229,6 +231,9 @@ class Checkpointer:
             if self.asynchronous and (self._is_writer or sharing is not None):
                 share = replace(share, files=self._writer.stage(share.files, iteration))
             numbers[:] = self._is_writer, max(map(len, share.rows.values()), default=0)
+            rehearse = None
+            if self._rehearsal is not None and self._is_writer:
+                rehearse = self._rehearsal.begin(self, is_sharded=sharing is not None)
         # Nothing is written unless every rank has collected its state.
         is_written, size = numbers
         writes = bool(is_written) and (self._is_writer or sharing is not None)
@@ -236,6 +241,8 @@ class Checkpointer:
             share = with_rows(share, size, None if sharing is None else sharing.grid)
         ranks, layout = (Exchange(), None) if sharing is None else (sharing.ranks, sharing.grid.sizes)
         write = partial(self._writer.write, name, share, iteration, ranks=ranks, layout=layout, **commit)
+        if rehearse is not None:
+            write = partial(_in_turn, write, partial(rehearse, Path(self.save_dir, name)))
         if self.asynchronous:
             if writes:
                 self._writer.submit(write)
@@ -398,6 +405,15 @@ class Checkpointer:
             self._before_save()
             self._share(sharing, {}, {})
 
+    def rehearse(self) -> Rehearsal | None:
+        """Rehearse a resume with the next save, and name what would not come back: see :mod:`.rehearsal`.
+
+        Call it before the first step of a training, which gives objects their state. Returns what it finds, on the
+        rank that saves.
+        """
+        self._rehearsal = Rehearsal(self) if self._is_writer else None
+        return self._rehearsal
+
     def _mesh(self) -> "DeviceMesh | None":
         return self.mesh if self.mesh is not None else getattr(dist.mesh_in_use(), "device_mesh", None)
 
@@ -551,6 +567,11 @@ class Checkpointer:
         except Exception as error:
             error.add_note(f"While loading {name!r} from {path}.")
             raise
+
+
+def _in_turn(*calls: Callable[[], object]) -> None:
+    for call in calls:
+        call()
 
 
 class _Contents(NamedTuple):

@@ -6,7 +6,7 @@ comes first: neither workers nor prefetching read beyond the end of an epoch bef
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from itertools import chain, cycle, islice
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from trainwright.checkpoint.rehearsal import VALUES, described
 from trainwright.config.errors import ConfigError
 from trainwright.data.batch_loader import BatchLoader, epoch_setters, workers_started
 from trainwright.data.prefetch import ahead
@@ -207,6 +208,17 @@ class Batches(Iterator[Any]):
             self._is_positioned = self._keeps_generators = True
         elif "opened" in state:
             self._continued = state
+
+    def rehearse(self) -> None:
+        """Compare the next batch with that of a copy of the stream, continued at its saved position."""
+        source, reading = source_of(self.loader), self._reading
+        if not isinstance(source, StreamLoader) or self._opening is None or self.divide is not None:
+            return
+        if (peeked := source.peek(self._num_of_stream())) is not None:
+            expected = described(peeked, VALUES)
+            self._reading = chain(
+                map(partial(_compared, type(source.dataset).__name__, expected), islice(reading, 1)), reading
+            )
 
     def _stop_reading(self) -> None:
         self._opening, self._reading = None, iter(())
@@ -505,6 +517,17 @@ class Repeated:
                 raise ConfigError("Trainer.train_dataset: it yields no sample; it must yield at least one batch.")
             self.begin_pass(given)
             batches = iter(self.loader)
+
+
+def _compared(name: str, expected: Mapping[str, str], batch: Any) -> Any:
+    if described(batch, VALUES) != expected:
+        logger.warning(
+            "%s: its state_dict() does not restore the next sample, so a resume reads other samples than the"
+            " uninterrupted run. It must hold all that the next sample depends on, such as a shuffle buffer; without"
+            " state_dict() the samples before are read again, which is exact (docs/data.md).",
+            name,
+        )
+    return batch
 
 
 def source_of(loader: Any) -> Any:

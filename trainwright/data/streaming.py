@@ -29,6 +29,7 @@ from trainwright.data.seeding import (
     ORDER_STREAM,
     SAMPLE_STREAM,
     SavedGenerators,
+    kept_generators,
     mixed_seed,
     seed_generators,
     stream_key,
@@ -426,6 +427,22 @@ class StreamLoader:
             "num_workers": self.num_workers,
             "num_ranks": self._world_size,
         }
+
+    def peek(self, batches: int | None = None) -> Any:
+        """The batch after that position, from a copy of a stream that has a state; None: it cannot be copied, or is
+        read by workers. Random generators do not change."""
+        if self.num_workers or not has_state(self.reader.dataset):
+            return None
+        other = copy.copy(self)
+        other.reader, other._read, position = copy.copy(self.reader), deque(), self.state_dict(batches)
+        try:
+            other.reader.dataset = copy.deepcopy(self.reader.dataset)
+            with kept_generators():
+                other.load_state_dict(position)
+                return next(iter(other))
+        except Exception as error:  # of any class: a running iterator has no copy, for example
+            logger.debug("%s: its state is not rehearsed (%s: %s).", type(self.dataset).__name__, type(error), error)
+            return None
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue after a position with the next ``iter()``."""

@@ -30,7 +30,7 @@ from trainwright.hooks.base import HookBase
 from trainwright.hooks.method_overrides import Overrides
 from trainwright.models.adapters import TrainableNames, adapter_files
 from trainwright.models.checkpoint_files import checkpoint_files
-from trainwright.optim.named import by_name, each_optimizer
+from trainwright.optim.named import by_name, deep_copied, each_optimizer
 from trainwright.optim.weight_average import WeightAverage, build_average
 from trainwright.parallel.dist import get_data_parallel_size, get_world_size
 from trainwright.parallel.mesh import current_mesh
@@ -317,6 +317,8 @@ class Run:
         new = kind.__new__(kind, *arguments, **named)
         memo = {id(self.trainer): new, **self._memo(settings)}
         try:
+            for one in (part for part in (*arguments, *named.values()) if isinstance(part, Optimizer)):
+                deep_copied(one, memo)
             arguments, named = copy.deepcopy((arguments, named), memo)
             new.__init__(*arguments, **named)
             new.is_copy = True

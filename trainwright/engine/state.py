@@ -88,6 +88,11 @@ class TrainingState:
         for hook in self._trainer.hooks:
             hook.before_save()
 
+    def rehearse(self) -> None:
+        """Called by the checkpointer at the first save: compare the next batch with that of a resume."""
+        if self._position() is not None:
+            self._part("batches").rehearse()
+
     def state_dict(self) -> dict[str, Any]:
         hooks, own = list[dict[str, Any]](), dict[str, Any]()
         for hook in self._trainer.hooks:

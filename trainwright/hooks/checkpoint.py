@@ -89,6 +89,7 @@ class PeriodicCheckpointer(HookBase):
 
     def before_train(self) -> None:
         self._checkpointer.check_folder()
+        self._checkpointer.rehearse()
 
     def after_step(self) -> None:
         if self._is_due(self.trainer):

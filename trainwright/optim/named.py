@@ -1,5 +1,6 @@
 """Several optimizers by name, as one: ``{"g": Adam(...), "d": Adam(...)}``."""
 
+import copy
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +11,15 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from trainwright.config.errors import ConfigError, ConfigTypeError, did_you_mean
+
+# What torch's base class sets on an optimizer.
+_OF_BASE = {
+    "state", "param_groups", "defaults", "step", "_opt_called", "_zero_grad_profile_name",
+    "_warned_capturable_if_run_uncaptured", "_need_device_dtype_check_for_fused", "_step_supports_amp_scaling",
+    "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks", "_optimizer_state_dict_pre_hooks",
+    "_optimizer_state_dict_post_hooks", "_optimizer_load_state_dict_pre_hooks", "_patch_step_function",
+    "_optimizer_load_state_dict_post_hooks",
+}  # fmt: skip
 
 
 class NamedOptimizers(Optimizer):
@@ -118,6 +128,18 @@ def _alike(optimizer: Optimizer, parameter: Tensor) -> dict[str, Tensor]:
     state = optimizer.state.get(parameter, {})
     values = state.items() if isinstance(state, Mapping) else ()
     return {name: value for name, value in values if isinstance(value, Tensor) and value.shape == parameter.shape}
+
+
+def own_attributes(optimizer: Optimizer) -> dict[str, Any]:
+    """The attributes that a class of the user's own gives to an optimizer, apart from its parameters."""
+    parameters = set(map(id, parameters_of(optimizer)))
+    return {name: one for name, one in vars(optimizer).items() if name not in _OF_BASE and id(one) not in parameters}
+
+
+def deep_copied(optimizer: Optimizer, memo: dict[int, Any]) -> None:
+    """Put a copy into the memo of ``copy.deepcopy``, with the attributes that torch leaves out of it."""
+    new = copy.deepcopy(optimizer, memo)
+    vars(new).update(copy.deepcopy({n: v for n, v in own_attributes(optimizer).items() if n not in vars(new)}, memo))
 
 
 def each_optimizer(optimizer: Optimizer) -> list[Optimizer]:

@@ -237,23 +237,26 @@ def check_resume(setup: SetUp) -> Finding:
         raise Skipped("the run has one update")
     middle = last // 2
 
+    rehearsal = straight.run.checkpointer.rehearse()
     straight.train(last, before=lambda: straight.run.save() if straight.trainer.iter == middle else None)
     resumed = setup.make(folder=folder, resumes=True)
     if (first := resumed.trainer.start_iter) != middle:
         return problem(f"The resumed run starts at iteration {first}, not {middle}.")
     resumed.train(last - middle)
     different = _different(straight.model.state_dict(), resumed.model.state_dict())
-    values = {"updates": last, "saved_after": middle, "different": different}
-    if not different:
+    lost = [] if rehearsal is None else rehearsal.differences
+    values = {"updates": last, "saved_after": middle, "different": different, "not_restored": lost}
+    if not different and not lost:
         text = f"Saved after {middle} of {last} updates, resumed, and equal bit for bit."
         return passed(text, values=values)
     again = setup.make()
     again.train(last)
-    if _different(straight.model.state_dict(), again.model.state_dict()):
+    if not lost and _different(straight.model.state_dict(), again.model.state_dict()):
         return undecided(
             "Two equal runs differ, so a resume cannot be compared.",
                        "Set deterministic, and seed your own generators.", values)  # fmt: skip
-    text = f"{len(different)} tensors of the resumed run differ, first {different[0]}."
+    text = f"{len(different)} tensors of the resumed run differ, first {different[0]}." if different else ""
+    text = " ".join([*filter(None, [text]), *(f"Does not come back: {one}." for one in lost)])
     fix = "Save the state of what your code keeps: state_dict of hooks, callbacks, loaders; see docs/reliability.md."
     return problem(text, fix, values)
 
