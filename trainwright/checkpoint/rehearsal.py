@@ -290,10 +290,13 @@ def _paths(restored: Mapping[str, str], live: Mapping[str, str]) -> list[str]:
 
 
 def _different(restored: Mapping[str, str], live: Mapping[str, str]) -> list[str]:
-    return [
-        f"{path.lstrip('.')} is {live.get(path, 'absent'):.60}, restored {restored.get(path, 'absent'):.60}"
-        for path in _paths(restored, live)
-    ]
+    texts = []
+    for path in _paths(restored, live):
+        is_now, was = (one.get(path, "absent") for one in (live, restored))
+        is_alike = is_now.startswith("torch.") and is_now.rpartition(" ")[0] == was.rpartition(" ")[0]
+        text = "has other values after a load" if is_alike else f"is {is_now:.60}, restored {was:.60}"
+        texts.append(f"{path.lstrip('.')} {text}")
+    return texts
 
 
 def _missing(restored: Mapping[str, str], live: Mapping[str, str]) -> list[str]:
