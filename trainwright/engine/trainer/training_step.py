@@ -286,7 +286,7 @@ class TrainingStep:
             )
         if read is not None and "labels" in read.names and SHIFTED not in read.names:
             raise ConfigError(
-                f"{name} reads 'labels', not {SHIFTED!r}: with context_parallel_size > 1 each process has a part of every"
+                f"{name} reads 'labels', not {SHIFTED!r}: with context_parallel_size > 1 a process has a part of every"
                 " text, so that the label of a next token may be in the part of another process. Compare the scores of"
                 f" all tokens with batch[{SHIFTED!r}], the labels of the tokens after each."
             )
