@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import count, islice
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,17 @@ def test_batches_start_where_a_run_stopped(done: int) -> None:
 def test_a_loader_is_iterated_again_when_it_ends() -> None:
     assert list(islice(Batches([1, 2, 3], prepare=str), 7)) == [1, 2, 3, 1, 2, 3, 1]
     assert read(Batches([1, 2, 3], prepare=str), 4) == ["1", "2", "3", "1"]
+
+
+@pytest.mark.parametrize("prefetches", [False, True])
+def test_a_generator_goes_on_after_the_batches_of_another_run_are_gone(prefetches: bool) -> None:
+    numbers = (number for number in count())
+    found = []
+    for _ in range(3):
+        batches = Batches(numbers, prefetches_to=torch.device("cpu") if prefetches else None)
+        found += read(batches, 2)
+        batches.close()
+    assert found == [0, 1, 2, 3, 4, 5]
 
 
 def test_set_epoch_of_a_sampler_is_called_for_each_epoch() -> None:

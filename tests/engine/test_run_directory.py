@@ -12,14 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from omegaconf import OmegaConf
+from torch import Tensor, nn
 
 from tests.engine.earlier_run import CONFIG, WRITTEN, contents, earlier_run
 from tests.fork_server import python
-from tests.toys import Classifier, points
-from trainwright import Trainer, TrainingConfig
+from tests.toys import Classifier, file_config, points, quiet
+from trainwright import DefaultTrainer, Trainer, TrainingConfig
 from trainwright.checkpoint import CheckpointError
 from trainwright.config.errors import ConfigError
+from trainwright.data import ColumnDataset, build_image_train_loader
+from trainwright.engine import TrainingLoop
 from trainwright.engine.folder.files import RunFiles
 from trainwright.engine.folder.run_folder import EARLIER_RUNS, RunFolder
 
@@ -287,3 +291,45 @@ def test_a_move_that_is_killed_at_any_operation_is_undone_or_completed_by_the_ne
             break
     assert operations > 20
     assert ends == {False, True}
+
+
+class Leaving(nn.Module):
+    """Changes the working folder in its third forward pass, as a library or a cell of a notebook may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.passes = nn.Linear(4, 2), 0
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        self.passes += 1
+        if self.passes == 3:
+            os.chdir("elsewhere")
+        return {"loss": self.layer(x).square().mean()}
+
+
+@pytest.mark.parametrize("api", ["Trainer", "config file", "TrainingLoop"])
+def test_a_changed_working_folder_changes_no_folder_of_the_run(
+    api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("elsewhere").mkdir()
+    data = ColumnDataset(x=torch.randn(32, 4))
+    if api == "Trainer":
+        Trainer(Leaving(), quiet("run", batch_size=4, num_epochs=1, save_steps=2), data).train()
+    elif api == "config file":
+        cfg = file_config(Path("run"), Leaving, lambda: data, train_micro_batch_size=4, train_iter=8, log_period=2)
+        cfg.train.checkpointer.period = 2
+        DefaultTrainer(cfg).train()
+    else:
+        model, loader = Leaving(), build_image_train_loader(data, 4, num_workers=0)[0]
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for batch in TrainingLoop(model, optimizer, loader, max_iter=8, output_dir="run", save_period=2, log_period=2):
+            model(**batch)["loss"].backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert not [*(tmp_path / "elsewhere").iterdir()]
+    files = {path.name for path in (tmp_path / "run").rglob("*")}
+    assert {"metrics.json", "last_checkpoint"} <= files
+    assert [row["iteration"] for row in map(json.loads, (tmp_path / "run/metrics.json").read_text().splitlines())][
+        -1
+    ] > 3

@@ -119,7 +119,8 @@ class Checkpointer:
         if not isinstance(model, nn.Module):
             raise CheckpointTypeError(f"Checkpointer.model: got {type(model).__name__}; it must be a torch.nn.Module.")
         self.model = model
-        self.save_dir = str(save_dir)
+        # Absolute: a program may change its working folder.
+        self.save_dir = str(Path(save_dir).absolute()) if save_dir else ""
         self.save_to_disk = save_to_disk
         self.mesh = mesh
         self._sharing: Sharing | None = None

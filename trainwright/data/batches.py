@@ -342,7 +342,7 @@ class Batches(Iterator[Any]):
                 batches = self._opened_at(loader, epoch, skipped, to_drop)
                 dropped = sum(1 for _ in islice(batches, to_drop))
             if length is None:
-                yield batches
+                yield islice(batches, None)  # a generator of the user's has a close(), and others may go on with it
                 has_batches = self.done > before or dropped > 0
                 if not (has_batches or had_batches):  # one iteration has none behind the last batch of a pass
                     raise ConfigError(

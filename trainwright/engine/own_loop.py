@@ -77,8 +77,9 @@ class TrainingLoop(TrainerBase):
         self.register_hooks([IterationTimer(), *hooks])
         self.register_hooks([PeriodicCheckpointer(self.checkpointer, save_period, max_to_keep=max_to_keep)])
         if is_main_process():
-            Path(output_dir).mkdir(parents=True, exist_ok=True)
-            writers = default_writers(output_dir, max_iter, batch_size=self.samples_per_iter)
+            folder = Path(self.checkpointer.save_dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            writers = default_writers(folder, max_iter, batch_size=self.samples_per_iter)
             self.register_hooks([PeriodicWriter(writers, log_period)])
         self.register_hooks([Interruptions(self.checkpointer, self._save)])
 

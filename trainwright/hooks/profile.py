@@ -70,7 +70,7 @@ class ProfileHook(HookBase):
         for name, least in {"wait": 0, "warmup": 1, "active": 1, "repeat": 0, "num_rows": 0}.items():
             if isinstance(given[name], bool) or not isinstance(given[name], int) or given[name] < least:
                 raise ConfigError(f"ProfileHook.{name}: got {given[name]!r}; it must be a whole number >= {least}.")
-        self._folder = Path(folder)
+        self._folder = Path(folder).absolute()
         self._wait, self._warmup, self._active, self._num_rows = wait, warmup, active, num_rows
         self._options: dict[str, Any] = {
             "record_shapes": record_shapes,

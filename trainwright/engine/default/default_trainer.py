@@ -235,7 +235,7 @@ class DefaultTrainer(RunMethods):
         run.state = TrainingState(
             self, lr=run.spec.learning_rate, seed=cfg.train.seed, num_samples=self.run.num_samples()
         )
-        run.build_checkpointer(cfg.train.output_dir)
+        run.build_checkpointer(run.folder.path)
         self.resume_or_load(run.folder.resume)
         run.fill_weights()
         run.set_position()
@@ -438,7 +438,7 @@ class DefaultTrainer(RunMethods):
             PeriodicCheckpointer(checkpointer, save_period, max_to_keep=saving.max_to_keep),
             eval_hook,  # the final evaluation may take long: after the save
             best,
-            profile_hook(train.profile, train.output_dir),
+            profile_hook(train.profile, self.run.folder.path),
             lines,
             PeriodicWriter(lambda: self.build_writers(), train.log_period) if is_main_process() else None,
         ]
@@ -461,7 +461,7 @@ class DefaultTrainer(RunMethods):
 
             trackers = trackers_of(to_plain(train.trackers)[0])
         return default_writers(
-            train.output_dir,
+            self.run.folder.path,
             self.max_iter,
             batch_size=train.global_batch_size,
             progress_bar=train.progress_bar,

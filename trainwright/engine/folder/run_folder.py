@@ -44,7 +44,7 @@ class RunFolder:
     setting = "train.output_dir"  # in messages
 
     def __init__(self, path: str | Path, *, resume: bool) -> None:
-        self.path = Path(path)
+        self.path = Path(path).absolute()  # a program may change its working folder while it trains
         self.resume = resume
         self.is_open = False
         self.on_open: Callable[[], None] | None = None  # called once, by all ranks

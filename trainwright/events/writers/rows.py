@@ -52,7 +52,7 @@ def rows_after(storage: EventStorage, iteration: int, window_size: int = 20) -> 
 
 class RowWriter(FileWriter):
     def __init__(self, path: str | os.PathLike[str], window_size: int) -> None:
-        self._file = RowFile(Path(path))
+        self._file = RowFile(Path(path).absolute())
         self._window_size = window_size
         self._last_written = -1
         self._storage: EventStorage | None = None  # the storage that the file was prepared for

@@ -46,7 +46,7 @@ class TensorBoardWriter(FileWriter):
         """
         self._aliases = dict(aliases or {})
         self._settings = dict(flat(settings or {}))
-        self._log_dir = os.fspath(log_dir)
+        self._log_dir = str(Path(log_dir).absolute())
         self._window_size = window_size
         self._last_written = -1
         self._last_media = 0
