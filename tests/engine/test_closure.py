@@ -80,6 +80,72 @@ def test_the_weights_and_losses_are_those_of_a_plain_loop(
     assert [value for value, _ in trainer.storage.history("total_loss").values()] == losses
 
 
+class Sharp(torch.optim.Optimizer):
+    """SAM (Foret et al. 2021): the gradient at the worst point nearby. Its step has torch's signature."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        assert closure is not None, "needs a closure"
+        closure = torch.enable_grad()(closure)
+        loss = closure()
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        moves = [0.05 * p.grad for p in parameters]
+        torch._foreach_add_(parameters, moves)
+        closure()
+        torch._foreach_sub_(parameters, moves)
+        for parameter in parameters:
+            parameter.sub_(parameter.grad, alpha=self.param_groups[0]["lr"])
+        return loss
+
+
+class Sgd(torch.optim.SGD):
+    """Of another package: it passes the closure on, which is called once."""
+
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+def run_of(kind: Any, api: str, folder: Path, **settings: Any) -> nn.Module:
+    if api == "Trainer":
+        model = Net()
+        fields = quiet(folder, batch_size=4, num_epochs=1, metrics=[], eval_strategy="no", **settings)
+        Trainer(model, fields, rows(), optimizer=kind(model.parameters(), lr=0.1)).train()
+        return model
+    cfg = file_config(folder, Net, rows, train_iter=3, train_micro_batch_size=4, **settings)
+    cfg.optim = LazyCall(kind)(params={}, lr=0.1)
+    cfg.train.scheduler = LazyCall(torch.optim.lr_scheduler.ConstantLR)(factor=1.0)
+    trainer = DefaultTrainer(cfg)
+    trainer.train()
+    return trainer.model
+
+
+@pytest.mark.parametrize("api", ["Trainer", "config file"])
+def test_an_optimizer_with_an_optional_closure_gets_it(api: str, batches: list[Any], tmp_path: Path) -> None:
+    model = run_of(Sharp, api, tmp_path)
+    net = Net()
+    optimizer = Sharp(net.parameters(), lr=0.1)
+    for batch in list(batches):
+
+        def closure(batch: Any = batch) -> Tensor:
+            optimizer.zero_grad()
+            loss: Tensor = net(**batch)["loss"]
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    assert len(batches) >= 3
+    assert_equal_weights(model, net)
+
+
+@pytest.mark.parametrize("settings", [{}, {"gradient_accumulation_steps": 2}, {"non_finite": "skip"}])
+def test_an_optimizer_that_uses_no_closure_trains_as_without_one(settings: dict[str, Any], tmp_path: Path) -> None:
+    found = [run_of(kind, "Trainer", tmp_path / kind.__name__, **settings) for kind in (Sgd, torch.optim.SGD)]
+    assert_equal_weights(*found)
+
+
 def test_each_evaluation_is_clipped(batches: list[Any], tmp_path: Path) -> None:
     trainer = python(tmp_path, max_grad_norm=0.05)
     assert_equal_weights(trainer.model, by_hand(list(batches), max_norm=0.05)[0])

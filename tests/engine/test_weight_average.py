@@ -345,6 +345,32 @@ def test_an_optimizer_that_averages_itself_is_switched_around_evaluations_and_sa
         api(tmp_path / "both", {"decay": 0.9}, optimizer=ScheduleFree)
 
 
+class Wrapped(torch.optim.Optimizer):
+    """As pytorch_optimizer's ScheduleFreeWrapper: the optimizer inside of it has no ``train`` and ``eval``."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        self.optimizer, self.calls = torch.optim.SGD(params, lr=lr), list[str]()
+        super().__init__(self.optimizer.param_groups, {"lr": lr})
+        self.optimizer.param_groups = self.param_groups
+
+    def train(self) -> None:
+        self.calls.append("train")
+
+    def eval(self) -> None:
+        self.calls.append("eval")
+
+    def step(self, closure: Any = None) -> None:
+        assert self.calls[-1] == "train"
+        self.optimizer.step()
+
+
+@APIS
+def test_a_wrapper_that_averages_is_switched(api: Api, tmp_path: Path) -> None:
+    trainer = api(tmp_path, None, optimizer=Wrapped)
+    trainer.train()
+    assert {"train", "eval"} == {*trainer.optimizer.calls}
+
+
 @APIS
 def test_an_equal_average_computes_the_statistics_of_batch_norms_at_the_end(api: Api, tmp_path: Path) -> None:
     trainer = api(tmp_path, {"average": "equal", "start": 0.5})

@@ -64,7 +64,7 @@ class Update:
     Attributes:
         is_window_end: whether the current micro-batch is the last of its window.
         is_counted: whether the share of the current batch in its window has been computed.
-        closure: of an optimizer whose step needs one, such as LBFGS; the caller sets its ``recompute``.
+        closure: of an optimizer whose step may need one, such as LBFGS; the caller sets its ``recompute``.
         clip_only: clips without recording the norm.
         begin: called with the length of the window that starts and what reads a batch; returns what reads its batches.
         differentiate: the backward pass of a share, for steps that weight the loss by ``mean`` themselves.
@@ -120,12 +120,15 @@ class Update:
         self.closure: Closure | None = None
         self._closure_refusal = ""
         differentiate = differentiate or Tensor.backward
-        if any(map(needs_closure, each_optimizer(optimizer))):
-            self._closure_refusal = _closure_refusal(
+        if any(map(takes_closure, each_optimizer(optimizer))):
+            refusal = _closure_refusal(
                 optimizer, accumulates=accumulates, scaler=grad_scaler, skips=skip_non_finite, replica=replica
             )
-            self.closure = Closure(self, differentiate, zero_grad)
-            differentiate, is_plain = self.closure.differentiate, False
+            if any(map(needs_closure, each_optimizer(optimizer))):
+                self._closure_refusal = refusal
+            if not refusal:
+                self.closure = Closure(self, differentiate, zero_grad)
+                differentiate, is_plain = self.closure.differentiate, False
         self.differentiate = differentiate
         self.groups = AllGroups(optimizer)
         self.mean = mean or WindowMean(
@@ -349,7 +352,7 @@ def _closure_refusal(optimizer: Optimizer, *, accumulates: bool, scaler: Any, sk
         "several processes, which would need equal losses; use one process": replica is not None,
         "other optimizers; write a train_step that calls optimizer.step(closure)": len(each_optimizer(optimizer)) > 1,
     }
-    kind = next(type(one).__name__ for one in each_optimizer(optimizer) if needs_closure(one))
+    kind = next(type(one).__name__ for one in each_optimizer(optimizer) if takes_closure(one))
     found = [text for text, is_so in reasons.items() if is_so]
     return f"{kind} computes loss and gradients several times in a step; this excludes {found[0]}." if found else ""
 
@@ -386,24 +389,41 @@ def recorded_step(skip: SkipNonFinite) -> Callable[[Tensor | None], None]:
 
 
 def optimizer_calls(optimizer: Optimizer, accelerator: Any = None) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """The calls that step and that set gradients to None. A step with a required closure takes it."""
+    """The calls that step and that set gradients to None. A step with a closure takes it."""
     if isinstance(optimizer, NamedOptimizers):
         calls = [optimizer_calls(one, accelerator) for one in optimizer.optimizers.values()]
         return in_turn([step for step, _ in calls]), in_turn([zero_grad for _, zero_grad in calls])
     if accelerator is not None:
         return accelerator.prepare_optimizer(optimizer).step, optimizer.zero_grad
-    if needs_closure(optimizer):
+    if takes_closure(optimizer):
         return lambda closure=None: optimizer.step(closure), optimizer.zero_grad
     updater = PlainUpdate(optimizer)
     return updater.step, updater.zero_grad
 
 
+def takes_closure(optimizer: Optimizer) -> bool:
+    """Whether a step may call a function that computes loss and gradients again.
+
+    An optimizer with ``step(closure=None)`` may need it, as SAM does. Those of torch do not, and one that calls it once
+    gets the same numbers: the first call returns the loss that was computed.
+    """
+    first = _first_parameter(optimizer)
+    is_optional = first is not None and first.name == "closure" and first.default is None
+    return needs_closure(optimizer) or (is_optional and not type(optimizer).step.__module__.startswith("torch."))
+
+
 def needs_closure(optimizer: Optimizer) -> bool:
     """Whether each step needs a function that computes loss and gradients again, as LBFGS does."""
+    first = _first_parameter(optimizer)
+    return first is not None and first.default is inspect.Parameter.empty
+
+
+def _first_parameter(optimizer: Optimizer) -> inspect.Parameter | None:
+    """The first positional parameter of ``step``."""
     # The method of the class: a schedule replaces the method of the instance.
     _, *parameters = inspect.signature(type(optimizer).step).parameters.values()
     positional = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return bool(parameters) and parameters[0].default is inspect.Parameter.empty and parameters[0].kind in positional
+    return parameters[0] if parameters and parameters[0].kind in positional else None
 
 
 def in_turn(calls: Sequence[Callable[..., Any]]) -> Any:

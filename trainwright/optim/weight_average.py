@@ -10,6 +10,7 @@ half a unit in the last place, and the average would not move. The model gets th
 """
 
 import itertools
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -243,10 +244,12 @@ def build_average(
 def exchanging_optimizers(optimizer: Optimizer) -> list[Any]:
     """Those that have other weights for evaluations: they have methods ``train`` and ``eval``."""
 
+    # accelerate's wrapper has the methods in any case.
+    wrapper: Any = getattr(sys.modules.get("accelerate.optimizer"), "AcceleratedOptimizer", ())
+
     def exchanges(one: Any) -> bool:
-        inner = getattr(one, "optimizer", None)  # accelerate's wrapper has the methods in any case
-        has_methods = all(callable(getattr(one, name, None)) for name in ("train", "eval"))
-        return has_methods and (not isinstance(inner, Optimizer) or exchanges(inner))
+        inner = one.optimizer if isinstance(one, wrapper) else one
+        return all(callable(getattr(inner, name, None)) for name in ("train", "eval"))
 
     return [one for one in each_optimizer(optimizer) if exchanges(one)]
 

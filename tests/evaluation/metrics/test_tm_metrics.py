@@ -41,6 +41,17 @@ def test_labels_of_minus_100_do_not_count():
     )
 
 
+@pytest.mark.parametrize("name", ["MeanSquaredError", "MeanAbsoluteError", "MeanAbsolutePercentageError", "Accuracy"])
+def test_a_view_is_counted_as_its_copy(name):
+    found, true = torch.rand(4, 3, 2, generator=rng()), torch.rand(4, 3, 2, generator=rng(1)) + 1
+    if name == "Accuracy":
+        true = torch.randint(3, (4, 2))
+    view = found.transpose(1, 2).contiguous().transpose(1, 2)
+    assert not view.is_contiguous()
+    values = [fed(name, one, true, (0, 2, 4)).compute() for one in (view, found)]
+    assert torch.equal(*values)
+
+
 def test_a_class_that_comes_late_is_counted_among_class_indices():
     found, true = torch.tensor([0, 1, 0, 1, 7]), torch.tensor([0, 1, 1, 1, 7])
     metric = TMMetrics("F1Score", average="macro")

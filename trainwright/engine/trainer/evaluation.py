@@ -203,6 +203,11 @@ class Evaluation:
     def predict(self, data: Any, *, iterate: bool) -> Any:
         step = self._overrides.of("predict_step", self.predict_step)
         if isinstance(data, Tensor | Mapping | tuple | Instance | np.ndarray) or hasattr(data, "to"):
+            if type(data) is tuple and len(data) > 2:
+                raise ConfigTypeError(
+                    f"Trainer.predict: got a tuple of {len(data)} parts; a tuple is one batch (inputs, targets). Pass"
+                    " samples in a list."
+                )
             batch = to_batch(data, self._run.device)
             if current_mesh() is not None:
                 meet("Trainer.predict")

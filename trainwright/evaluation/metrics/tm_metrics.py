@@ -263,7 +263,8 @@ class TMMetrics:
     def _converted(self, predictions: Tensor, targets: Tensor) -> Pair:
         """What the metric takes. The first batch of a classification builds the metric, if it determines the task."""
         domain, device = self._factory.domain, self._device or predictions.device
-        predictions, targets = predictions.to(device), targets.to(device)
+        # Some metrics of torchmetrics cannot take a view, such as a transposed output.
+        predictions, targets = predictions.to(device).contiguous(), targets.to(device).contiguous()
         if predictions.dtype in (torch.bfloat16, torch.float16):  # of mixed precision: a softmax would be as inexact
             predictions = predictions.float()
         if domain in _BUFFERED:
