@@ -412,7 +412,11 @@ class TrainerState(TrainingState):
 
     def has_passed(self, period: int) -> bool:
         """Whether the latest update has reached or crossed a multiple of ``period`` steps."""
-        return self.global_step // period > self.step_before // period
+        return self.num_passed(period) > 0
+
+    def num_passed(self, period: int) -> int:
+        """The number of multiples of ``period`` steps that the latest update has reached or crossed."""
+        return self.global_step // period - self.step_before // period
 
     @property
     def is_within_update(self) -> bool:

@@ -60,6 +60,7 @@ class Update:
         label_names: the fields of a batch with the labels of the model's loss.
         loss_ignores: the setting.
         mean: weighs the micro-batches, if another update of the run has begun to.
+        before_step: called when the gradients are complete.
 
     Attributes:
         is_window_end: whether the current micro-batch is the last of its window.
@@ -100,6 +101,7 @@ class Update:
         label_names: Sequence[str] | None = None,
         loss_ignores: LossIgnores = "declared",
         mean: WindowMean | None = None,
+        before_step: Callable[[], None] | None = None,
     ) -> None:
         self.is_window_end, self.batch = True, None
         self.is_prepared = self.is_stepping = False
@@ -148,6 +150,8 @@ class Update:
 
         self.record_loss: Callable[[Tensor], None] | None = None
         self._compose_step(optimizer, model, step)
+        if before_step is not None:
+            self._preparations.append(before_step)
 
     def _compose_step(self, optimizer: Optimizer, model: nn.Module, step: Callable[..., Any]) -> None:
         """Choose what ``finish`` does: preparations of the gradients, clipping, the step of the optimizer."""

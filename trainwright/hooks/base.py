@@ -7,9 +7,9 @@ from typing import Any, TypeAlias
 from trainwright.hooks.method_overrides import overridable
 
 MOMENTS = ("before_train", "before_first_step", "before_step", "after_step", "after_train", "after_end", "before_save")
-Period: TypeAlias = int | Callable[[], bool]
+Period: TypeAlias = int | Callable[[], int]
 """When a hook acts: every n iterations (0: never), or after an iteration for which the function returns True, such as
-``trainer.state.is_epoch_end`` of the Python API."""
+``trainer.state.is_epoch_end`` of the Python API; the steps of a schedule may be several."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class CallbackHook(HookBase):
         return call
 
 
-def condition(period: Period) -> Callable[[Any], bool]:
+def condition(period: Period) -> Callable[[Any], int]:
     """A function of the trainer that is True if ``period`` is over after the current iteration."""
     if callable(period):
         return lambda trainer: period()

@@ -64,7 +64,7 @@ class EvalHook(HookBase):
                 raise ConfigError(
                     f"The evaluation function returned {value!r} for {name!r}; every result must be a number."
                 ) from error
-        self.trainer.last_eval_results = results
+        self.trainer.last_eval_results = dict(results)  # another object for each evaluation
         storage = self.trainer.storage
         hints, prefix = storage.smoothing_hints(), self._prefix
         scalars = {f"{prefix or 'eval_' * hints.get(name, False)}{name}": value for name, value in scalars.items()}

@@ -45,7 +45,7 @@ class LRScheduler(HookBase):
         self._each: list[LRScheduler] = []  # one for each of several optimizers
         self._optimizer = optimizer
         self._scheduler = scheduler
-        self._is_due = None if period == 1 else condition(period)  # None: in each iteration
+        self._num_due = None if period == 1 else condition(period)  # None: one step in each iteration
         self._current: Any = None  # the schedule, and
         self._position: int | None = None  # where it is
         self._group, self._has_rate = 0, False
@@ -61,7 +61,7 @@ class LRScheduler(HookBase):
                 hook.before_train()
                 self._each.append(hook)
             return
-        self._use(self._find_schedule())
+        self._use(self.schedule)
         is_plateau = isinstance(self._current, ReduceLROnPlateau)
         if is_plateau and not any(hook.uses_results for hook in self.trainer.hooks):
             raise ConfigError(
@@ -74,19 +74,29 @@ class LRScheduler(HookBase):
             for hook in self._each:
                 hook.after_step()
             return
-        scheduler = self._find_schedule()
+        scheduler = self.schedule
         if scheduler is not self._current:  # a callback has set another optimizer
             self._use(scheduler)
         if not self._has_rate:
             return
         optimizer = self._optimizer or self.trainer.optimizer
         self.trainer.storage.put_scalar(self._key, optimizer.param_groups[self._group]["lr"], smoothing_hint=False)
-        is_left = isinstance(scheduler, ReduceLROnPlateau) or getattr(scheduler, "last_epoch", None) != self._position
-        if scheduler is not None and not is_left and (self._is_due is None or self._is_due(self.trainer)):
-            scheduler.step()
+        self.step(1 if self._num_due is None else self._num_due(self.trainer))
         self._position = getattr(scheduler, "last_epoch", None)
 
-    def _find_schedule(self) -> Any:
+    def step(self, number: int) -> int:
+        """Step the schedule ``number`` times, if it is this hook that steps it; returns how often it did."""
+        scheduler = self._current
+        is_left = isinstance(scheduler, ReduceLROnPlateau) or getattr(scheduler, "last_epoch", None) != self._position
+        if scheduler is None or is_left:
+            return 0
+        for _ in range(number):
+            scheduler.step()
+        self._position = getattr(scheduler, "last_epoch", None)
+        return number
+
+    @property
+    def schedule(self) -> Any:
         return self._scheduler if self._is_named else self._scheduler or self.trainer.lr_scheduler
 
     def _use(self, scheduler: Any) -> None:

@@ -38,11 +38,59 @@ def test_schedules_of_torch_step_once_an_epoch_or_as_often_as_said(
     assert rates(trainer) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("every", [1, 2, 5])
+def test_a_schedule_steps_between_the_batches_of_an_update(every: int, named: bool, tmp_path: Path) -> None:
+    def parts(model: nn.Module) -> Any:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=15 // every)
+
+    optimizer, schedule = parts(nn.Linear(1, 1))
+    optimizer.step()  # torch would warn of the steps of the schedule before
+    expected = []
+    for step in range(1, 16):
+        if step % 5 in (3, 0):  # epochs of 5 batches, updates of 3 and 2
+            expected.append(optimizer.param_groups[0]["lr"])
+        if step % every == 0:
+            schedule.step()
+
+    def trained(folder: Path, **settings: Any) -> Trainer:
+        model = make()
+        own, given = parts(model)
+        made = {"optimizer": own, "lr_scheduler": given}
+        made = {"optimizers": {"one": own}, "lr_schedulers": {"one": given}} if named else made
+        fields = {"gradient_accumulation_steps": 3, "lr_scheduling_steps": every, "num_epochs": 3, **settings}
+        trainer = Trainer(model, config(folder, **fields), PAIRS, **made)
+        trainer.train()
+        return trainer
+
+    whole = trained(tmp_path / "whole")
+    name = "lr/one" if named else "lr"
+    assert [rate for rate, _ in whole.storage.history(name).values()] == pytest.approx(expected)
+    trained(tmp_path / "cut", max_steps=5)
+    resumed = trained(tmp_path / "cut", resume_from_checkpoint=True)
+    assert equal(resumed.model.state_dict(), whole.model.state_dict())
+
+
 def test_a_plateau_is_one_of_the_metric_for_the_best_model(tmp_path: Path) -> None:
     settings = {"lr_scheduler": "reduce_on_plateau", "lr_scheduler_kwargs": {"patience": 0, "factor": 0.1}}
     trainer = Scripted(make(), config(tmp_path, num_epochs=4, **settings), PAIRS, PAIRS)
     trainer.train()
     assert rates(trainer) == pytest.approx([0.01] * 15 + [0.001] * 5)  # 2.0 after 1.0
+
+
+def test_a_plateau_steps_after_each_evaluation_that_returns_the_same_dict(tmp_path: Path) -> None:
+    class Own(Trainer):
+        results: dict[str, float] = {"loss": 1.0}  # noqa: RUF012  # one for all evaluations
+
+        def evaluate(self, dataset: Any = None) -> dict[str, Any]:  # type: ignore[override]
+            return self.results
+
+    settings = {"lr_scheduler": "reduce_on_plateau", "lr_scheduler_kwargs": {"patience": 0, "factor": 0.1}}
+    given = config(tmp_path, metric=None, num_epochs=4, metric_for_best_model="loss", **settings)
+    trainer = Own(make(), given, PAIRS, PAIRS)
+    trainer.train()
+    assert rates(trainer) == pytest.approx([0.01] * 10 + [0.001] * 5 + [0.0001] * 5)
 
 
 def test_float16_trains_with_a_scaler_that_is_saved(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 
-from trainwright._torch_compat.optimizer_import import without_compiler
+from trainwright._torch_compat.optimizer_import import mark_stepped, without_compiler
 from trainwright.config.errors import ConfigError
 from trainwright.config.torch_names import CUSTOM
 from trainwright.engine.run import TrainerRun
@@ -142,6 +142,8 @@ class Schedules:
     ) -> None:
         self._run, self._given, self._state, self._plateau_mode = weakref.proxy(run), given, run.state, plateau_mode
         self._first = self._planned = 0  # the update that the schedules start at, and the length they have
+        self._hooks: list[ScheduleHook] = []
+        self._num_within: dict[Any, tuple[int, int]] = {}  # the steps before the update that ended at a global step
         every = run.config.lr_scheduling_steps
         for one in (given or {}).values():
             if not isinstance(one, FormulaLR | ReduceLROnPlateau):
@@ -177,13 +179,14 @@ class Schedules:
         """The hooks that step them: the run's one, whichever it is then, or those of several optimizers by name."""
         is_torchs = bool(self._run.config.lr_scheduler or self._given is not None)
         if not isinstance(optimizer, NamedOptimizers):
-            return [ScheduleHook(period=self._is_due if is_torchs else 1)]
-        hooks: list[HookBase] = []
+            self._hooks = [ScheduleHook(period=self._num_due if is_torchs else 1)]
+            return [*self._hooks]
+        self._hooks = []
         for name, one in optimizer.optimizers.items():
             schedule = schedules.get(name)
-            period = partial(self._is_due, schedule) if is_torchs else 1
-            hooks.append(ScheduleHook(one, schedule, period=period, name=name))
-        return hooks
+            period = partial(self._num_due, schedule) if is_torchs else 1
+            self._hooks.append(ScheduleHook(one, schedule, period=period, name=name))
+        return [*self._hooks]
 
     def length(self, schedule: LRScheduler) -> int:
         """The number of steps of a schedule in the run."""
@@ -209,10 +212,20 @@ class Schedules:
                 " not complete its cycle. %s.", length, planned, often, fix,
             )  # fmt: skip
 
-    def _is_due(self, schedule: LRScheduler | None = None) -> bool:
-        """Whether to step a schedule of torch or the user: by default once an epoch. Others step after each update."""
-        every = self._every(schedule or self._run.lr_scheduler)
-        return self._state.has_passed(every) if every else True
+    def step_within_window(self) -> None:
+        """Before an update of several batches: the steps that are due before its last batch."""
+        for hook in self._hooks:
+            every = self._every(hook.schedule)
+            within = (self._state.global_step - 1) // every - self._state.step_before // every if every else 0
+            if within:
+                mark_stepped(hook.schedule.optimizer)  # torch would warn: the first update comes later
+                self._num_within[hook.schedule] = self._state.global_step, hook.step(within)
+
+    def _num_due(self, schedule: LRScheduler | None = None) -> int:
+        """The steps of a schedule of torch or the user: by default one an epoch. Others step after each update."""
+        schedule = schedule or self._run.lr_scheduler
+        every, (at, done) = self._every(schedule), self._num_within.get(schedule, (0, 0))
+        return self._state.num_passed(every) - (done if at == self._state.global_step else 0) if every else 1
 
     def _every(self, schedule: LRScheduler | None) -> int | None:
         """Steps between two steps of a schedule; None: it is stepped after each update."""

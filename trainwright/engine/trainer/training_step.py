@@ -142,6 +142,7 @@ class TrainingStep:
         self._optimizer = optimizer
         self._has_own_loader = loaders.is_own_loader(run.batches.loader)
         is_planned = loaders.is_own_loader(run.batches.loader) and keeps_samples(run.batches.loader)
+        steps_within = config.lr_scheduling_steps is not None and config.gradient_accumulation_steps > 1
         settings: dict[str, Any] = {"differentiate": None if self._accelerator is None else self._differentiate}
         if placement.pipeline is not None:
             settings |= pipeline_settings(placement.pipeline, run.grad_scaler, optimizer)
@@ -161,6 +162,7 @@ class TrainingStep:
             replica=placement.sync,
             count_all=self._samples_of_window if is_planned else lambda: 0,
             mean=None if before is None else before.mean,
+            before_step=run.scheduling.step_within_window if steps_within else None,
             **settings,
         )
         if not self._overrides.has("run_step", "train_step", "optimization_step"):
