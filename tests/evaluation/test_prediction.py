@@ -169,7 +169,7 @@ def test_what_cannot_be_predicted_is_a_clear_error(tmp_path: Path) -> None:
         trainer.predict([{"inputs": x} for x in INPUTS])
     with pytest.raises(ValueError, match="at least one sample"):
         trainer.predict([])
-    with pytest.raises(ConfigTypeError, match="a tuple of 20 parts.*list"):
+    with pytest.raises(ConfigTypeError, match=r"a tuple of 20 parts.*list"):
         trainer_of(torch.nn.Linear(3, 1), tmp_path).predict(torch.randn(20, 3).unbind())
 
 

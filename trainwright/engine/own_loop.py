@@ -1,5 +1,6 @@
 """A training loop of the user's own, with data, metrics, hooks and checkpoints of this library."""
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,10 @@ class TrainingLoop(TrainerBase):
     """``for batch in TrainingLoop(...)``: the body of the loop is an iteration.
 
     It yields the loader's batches on the model's device, over as many epochs as ``max_iter`` iterations take. Between
-    two iterations it runs the hooks: checkpoints, metrics files and log lines, signals. If ``output_dir`` has a
-    checkpoint, the loop continues there, exactly: with the position in the data, all random generators, and the states
-    of the model and of ``states``. It must be built after the objects that it saves.
+    two iterations it runs the hooks: checkpoints, metrics files and log lines, signals. After a ``break`` the same loop
+    goes on with the next iteration, or with the same one if the optimizer has not stepped in it. If ``output_dir`` has
+    a checkpoint, the loop continues there, exactly: with the position in the data, all random generators, and the
+    states of the model and of ``states``. It must be built after the objects that it saves.
 
     The body computes gradients, steps the optimizer, and may put metrics into ``loop.storage``.
 
@@ -58,6 +60,8 @@ class TrainingLoop(TrainerBase):
     ) -> None:
         super().__init__()
         log_to_console()
+        self._has_stepped, me = False, weakref.proxy(self)
+        optimizer.register_step_post_hook(lambda *_: setattr(me, "_has_stepped", True))
         self.model, self.optimizer, self.data_loader = unwrap_model(model), optimizer, data_loader
         self.max_iter = max_iter
         self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
@@ -90,7 +94,21 @@ class TrainingLoop(TrainerBase):
             keeps = True if not is_positioned else None
             self.batches.start(self.start_iter, is_positioned=is_positioned, keeps_generators=keeps)
             for _ in self._iterations():
-                yield self.batches.next()
+                self._has_stepped = False
+                try:
+                    yield self.batches.next()
+                except GeneratorExit:  # the body has ended the loop
+                    if self._has_stepped:
+                        self._end_iteration()
+                    raise
+
+    def _end_iteration(self) -> None:
+        """Count an iteration whose update was made, as the loop does behind its body."""
+        self.iterations_done = self.iter + 1
+        self.samples_done += self.samples_per_iter
+        self.storage.samples = self.samples_done
+        self.after_step()
+        self.iter += 1
 
     def run_step(self) -> None:
         raise NotImplementedError("TrainingLoop: the body of the loop is the step: for batch in loop: ...")

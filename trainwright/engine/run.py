@@ -381,6 +381,10 @@ class TrainerRun(Run):
     criterion: Any = None
     state: TrainerState
 
+    def set_position(self) -> None:
+        done = self.state.global_step
+        self.batches.start(done, epoch=self.state.plan.epoch_at(done))
+
     def declared_criterion(self, own_loss: Any) -> Any:
         """The criterion, which says what a loss averages; None if ``own_loss``, the model's, computes it instead.
 

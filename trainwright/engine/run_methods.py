@@ -267,6 +267,8 @@ class RunMethods(TrainerBase):
             self.run.folder.close()
 
     def _continue(self) -> None:
+        if not self.run.state.is_complete:  # an update that has failed is made again, from its first batch
+            self.run.set_position()
         if self.run.state.continue_here():
             self.run.folder.reopen()
 

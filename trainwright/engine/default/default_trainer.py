@@ -13,6 +13,7 @@ import torch
 from omegaconf import DictConfig, ListConfig
 from torch import Tensor, nn
 
+from trainwright._torch_compat.optimizer_import import without_compiler
 from trainwright._torch_compat.probing import real_tensors
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError
 from trainwright.config.lazy.instantiation import instantiate
@@ -625,6 +626,8 @@ class DefaultTrainer(RunMethods):
         super()._continue()
 
     def _before_first_step(self) -> None:
+        with without_compiler():
+            self.optimizer.zero_grad()
         self.run.state.restore()
         self.run.update.clear_also(warn_of_untrained(self))
 

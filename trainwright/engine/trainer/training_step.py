@@ -196,8 +196,8 @@ class TrainingStep:
             batches.prepare = lambda batch: mixed(mixup_func, prepare(batch))
         batches.prefetches_to = None if overrides.has("prepare_input_batch") else run.device  # it may draw numbers
         batches.divide, batches.length = sequence_parts(self.model), self._state.plan.steps_per_epoch
-        done = self._epoch_end = self._state.global_step  # the first step opens the epoch
-        batches.start(done, epoch=self._state.plan.epoch_at(done))
+        self._epoch_end = self._state.global_step  # the first step opens the epoch
+        run.set_position()
         self._callbacks.is_fed = True
         # By the weights of the update; a step of the user's own may compute its gradients without them.
         self._is_counted = not overrides.has(*OWN_STEP_METHODS)

@@ -1,0 +1,153 @@
+"""An update that fails, or a loop that is left, and a training that goes on: each sample counts once."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from tests.toys import Samples, Stream, assert_equal_weights, file_config, quiet
+from trainwright import DefaultTrainer, LazyCall, Trainer
+from trainwright.data import ColumnDataset, build_image_train_loader
+from trainwright.engine import TrainingLoop
+
+INPUTS_BF, BATCH = torch.randn(24, 3, generator=torch.Generator().manual_seed(0)), 2
+
+
+class FailsOnce(torch.autograd.Function):
+    """Its ``at``-th backward pass fails."""
+
+    at, calls = 0, 0
+
+    @staticmethod
+    def forward(context: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        FailsOnce.calls += 1
+        if FailsOnce.calls == FailsOnce.at:
+            raise RuntimeError("simulated failure")
+        return gradient
+
+
+class Net(nn.Module):
+    """Two layers, between which a backward pass may fail; it knows which samples it has had."""
+
+    fails_at, seen = 0, list[int]()
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor, index: Tensor) -> dict[str, Tensor]:
+        Net.seen += index.tolist()
+        if len(Net.seen) == Net.fails_at:
+            raise RuntimeError("simulated failure")
+        return {"loss": (self.last(FailsOnce.apply(self.first(x))) - x[:, :1]).square().mean()}
+
+
+def samples() -> Samples:
+    return Samples(x=INPUTS_BF, index=lambda index: index)
+
+
+def stream() -> Stream:
+    return Stream([samples()[index] for index in range(24)])
+
+
+def shuffled() -> DataLoader[Any]:
+    return DataLoader(samples(), BATCH, shuffle=True, generator=torch.Generator().manual_seed(3))
+
+
+DATA = {"samples": samples, "stream": stream, "own loader": shuffled}
+
+
+def trainer_of(api: str, folder: Path, data: str, accumulation: int) -> Any:
+    if api == "Trainer":
+        settings = {"batch_size": BATCH, "gradient_accumulation_steps": accumulation, "max_steps": 12}
+        part = "train_dataloader" if data == "own loader" else "train_dataset"
+        fields = quiet(folder, metrics=[], eval_strategy="no", dataloader_num_workers=0, save_enabled=False, **settings)
+        return Trainer(Net(), fields, **{part: DATA[data]()})
+    sizes = {"train_micro_batch_size": BATCH, "num_accumulation_steps": accumulation, "train_iter": 12 // accumulation}
+    cfg = file_config(folder, Net, samples, **sizes)
+    cfg._set_flag("allow_objects", True)
+    if data == "own loader":
+        cfg.dataloader.train = shuffled()
+    else:
+        cfg.dataloader.train.dataset = DATA[data]()
+    cfg.train.scheduler = LazyCall(torch.optim.lr_scheduler.ConstantLR)(factor=1.0)
+    return DefaultTrainer(cfg)
+
+
+@pytest.mark.parametrize("api", ["Trainer", "config file"])
+@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize(
+    ("accumulation", "forward_at", "backward_at"), [(2, 12, 0), (1, 0, 3), (2, 0, 4)], ids=["batch", "memory", "window"]
+)
+def test_an_update_that_failed_is_made_again_from_its_first_sample(
+    api: str, data: str, accumulation: int, forward_at: int, backward_at: int, tmp_path: Path
+) -> None:
+    def trained(name: str, *, fails: bool) -> tuple[nn.Module, list[int]]:
+        Net.seen, Net.fails_at = [], forward_at if fails else 0
+        FailsOnce.calls, FailsOnce.at = 0, backward_at if fails else 0
+        trainer = trainer_of(api, tmp_path / name, data, accumulation)
+        if fails:
+            with pytest.raises(RuntimeError, match="simulated failure"):
+                trainer.train()
+        before = len(Net.seen)
+        trainer.train()
+        assert trainer.iterations_done == 12 // accumulation
+        return trainer.model, Net.seen[before:]
+
+    whole, order = trained("whole", fails=False)
+    model, later = trained("failed", fails=True)
+    done = 24 - len(later)
+    assert 0 < done < 24
+    assert later == order[done:]
+    assert_equal_weights(model, whole)
+
+
+@pytest.mark.parametrize("is_behind", [False, True], ids=["before the step", "behind the step"])
+def test_a_loop_that_is_left_counts_an_iteration_if_the_optimizer_has_stepped(is_behind: bool, tmp_path: Path) -> None:
+    def loop(name: str) -> tuple[nn.Module, Any, TrainingLoop]:
+        torch.manual_seed(1)
+        model = nn.Linear(3, 1)
+        data = ColumnDataset(x=INPUTS_BF, index=torch.arange(24))
+        loader, optimizer = (
+            build_image_train_loader(data, BATCH, num_workers=0)[0],
+            torch.optim.SGD(model.parameters(), 0.1),
+        )
+        settings: dict[str, Any] = {"max_iter": 12, "output_dir": tmp_path / name, "log_period": 1, "save_period": 6}
+        return model, optimizer, TrainingLoop(model, optimizer, loader, **settings)
+
+    def go_on(model: nn.Module, optimizer: Any, loop: TrainingLoop, stop: int | None, seen: list[int]) -> None:
+        for batch in loop:
+            if not is_behind and loop.iter == stop:
+                break
+            seen += batch["index"].tolist()
+            loss = model(batch["x"]).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            loop.storage.put_scalar("total_loss", loss.detach())
+            if is_behind and loop.iter == stop:
+                break
+
+    whole, cut = loop("whole"), loop("cut")
+    expected: list[int] = []
+    go_on(*whole, None, expected)
+    seen: list[int] = []
+    go_on(*cut, 5, seen)
+    assert cut[2].iterations_done == 5 + is_behind
+    go_on(*cut, None, seen)
+    assert seen == expected
+    assert_equal_weights(cut[0], whole[0])
+    rows = [
+        (folder / "metrics.json").read_text().count('"total_loss"') for folder in (tmp_path / "whole", tmp_path / "cut")
+    ]
+    assert rows == [12, 12]
+    checkpoints = [sorted(path.name for path in (tmp_path / name).glob("model_*")) for name in ("whole", "cut")]
+    assert checkpoints[0] == checkpoints[1]
