@@ -200,7 +200,7 @@ def _on_host(value: Any, memo: dict[int, Any], depth: int = 0) -> Any:
     if isinstance(value, Tensor):
         is_parameter = isinstance(value, nn.Parameter)
         copied = _placeholder(value) if is_parameter else local_of(value).detach().to("cpu", copy=True)
-    elif depth > _DEPTH or isinstance(value, _SHARED):
+    elif depth > _DEPTH:
         pass
     elif isinstance(value, dict):
         memo[id(value)] = copied = value.copy()
@@ -218,7 +218,7 @@ def _on_host(value: Any, memo: dict[int, Any], depth: int = 0) -> Any:
 
 def _has_parts(value: Any) -> bool:
     """Whether it is an optimizer, a schedule, or an object of the user's own."""
-    is_foreign = type(value).__module__.startswith(("torch.", "trainwright."))
+    is_foreign = isinstance(value, _SHARED) or type(value).__module__.startswith(("torch.", "trainwright."))
     is_plain = getattr(type(value), "__new__", None) is object.__new__ and hasattr(value, "__dict__")
     return isinstance(value, Optimizer | LRScheduler) or (is_plain and not is_foreign and not callable(value))
 
