@@ -202,6 +202,10 @@ _FIXES = {
     r"mat1 and mat2 shapes cannot be multiplied \((\d+)x(\d+) and (\d+)x(\d+)\)": (
         r"A layer expects \3 features and receives \2: change the layer's in_features, or the shape of its input."
     ),
+    r"must be the same as input size \(torch\.Size\(\[\]\)\)": (
+        "The scores of a batch of one sample have no dimension: squeeze() removes it. Use squeeze(-1), or drop the last"
+        " batch."
+    ),
     r"Target size \(torch\.Size\((.*?)\)\) must be the same as input size \(torch\.Size\((.*?)\)\)": (
         r"The scores have the shape \2 and the labels \1: this loss compares each score with a label, a float. For"
         r" example labels.float().unsqueeze(1) for scores of the shape (B, 1)."
@@ -235,6 +239,12 @@ _FIXES = {
 }
 
 
+GRADIENTS_OFF = (
+    "Gradients are switched off, for the complete training: by torch.no_grad() around it, or by"
+    " torch.set_grad_enabled(False) in a callback or earlier in the program. Undo it: torch.set_grad_enabled(True)."
+)
+
+
 def add_batch_note(error: BaseException, batch: Any) -> None:
     """Add a note with the names, shapes, types and devices of the batch to an error of a step, once; and a fix."""
     if not any(note.startswith(_NOTE) for note in getattr(error, "__notes__", ())):
@@ -256,5 +266,7 @@ def add_fix(error: BaseException) -> None:
     """Add a note with what to change in the data or the loss, for a known error of torch."""
     matches = ((re.search(pattern, str(error)), fix) for pattern, fix in _FIXES.items())
     fix = next((match.expand(fix) for match, fix in matches if match is not None), None)
+    if fix is not None and "no trainable parameter" in fix and not torch.is_grad_enabled():
+        fix = GRADIENTS_OFF
     if fix is not None and fix not in getattr(error, "__notes__", ()):
         error.add_note(fix)

@@ -41,6 +41,7 @@ class TrainerBase:
         has_failed: whether the training, or a hook after it, has failed; ``failure``: the class of its error, or None.
             Later hooks can read them.
         evaluates_on_start: whether an :class:`~trainwright.hooks.EvalHook` evaluates the initial weights, too.
+        is_training: whether ``train`` runs.
         has_trained: whether this object has made steps.
         is_ended: whether the last iteration and every hook's ``after_train`` are done, without a failure.
     """
@@ -54,7 +55,7 @@ class TrainerBase:
         self.samples_per_iter = self.samples_done = 0
         self.phases = PhaseTimes()
         self.step_seconds = 0.0
-        self._is_training = self.has_trained = False
+        self.is_training = self.has_trained = False
         self.failure: type[BaseException] | None = None
         self.is_ended = self.evaluates_on_start = False
         self._stepper: Any = None  # the object that runs the steps; its ``iter`` is updated
@@ -151,7 +152,7 @@ class TrainerBase:
     @contextmanager
     def _training(self, start_iter: int | None = None, max_iter: int | None = None) -> Iterator[Callable[[], None]]:
         """The context of one training run: hooks before and after its iterations. Yields the call that runs a step."""
-        if self._is_training:
+        if self.is_training:
             raise RuntimeError("train() was called while this trainer trains, perhaps from a hook.")
         self.iter = self.start_iter = self.start_iter if start_iter is None else start_iter
         if self.has_trained and self.iterations_done == self.start_iter:
@@ -165,9 +166,9 @@ class TrainerBase:
             yield self.run_step
             return
 
-        self.is_ended, self._is_training = False, True
+        self.is_ended, self.is_training = False, True
         with ExitStack() as end, EventStorage(self.start_iter) as self.storage:
-            end.callback(setattr, self, "_is_training", False)  # after the last hook
+            end.callback(setattr, self, "is_training", False)  # after the last hook
             try:
                 watch_training(self)
                 meet("train")

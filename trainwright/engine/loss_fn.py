@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError, ConfigTypeError, did_you_mean
 from trainwright.data.batch import arguments, parameter_names
-from trainwright.data.errors import add_batch_note
+from trainwright.data.errors import GRADIENTS_OFF, add_batch_note
 from trainwright.models.outputs import named_outputs
 from trainwright.parallel.simulated import simulation
 
@@ -171,6 +171,8 @@ def _refusal(outputs: Mapping[str, Any]) -> ConfigError | ConfigTypeError:
         if value.numel() != 1:
             shape = tuple(value.shape)
             return ConfigError(f"The model's {name!r} has shape {shape}; a loss must be one number, e.g. its .mean().")
+    if not torch.is_grad_enabled():
+        return ConfigError(f"The model's {_names(total)} cannot be differentiated. {GRADIENTS_OFF}")
     others = [name for name in losses if name not in total]
     return ConfigError(
         f"The model's {_names(total)} cannot be differentiated: it depends on no trainable parameter"
@@ -259,21 +261,32 @@ def _of_pair(criterion: Callable[..., Tensor], loss: Loss, record_outputs: Calla
 
     ``loss`` handles any other output: the model's own loss, or a dict with scores.
     """
-    is_checked = False
+    is_checked = is_of_training = False
 
     def compute_loss(model: Any, inputs: Any) -> Any:
-        nonlocal is_checked
+        nonlocal is_checked, is_of_training
         outputs = model(inputs[0])
         if record_outputs is not None:
             record_outputs(outputs)
         if outputs.__class__ is Tensor and outputs.dim():
             if not is_checked and not torch.compiler.is_compiling():
-                is_checked = True
+                is_checked, is_of_training = True, torch.is_grad_enabled()
                 _refuse_outputs(criterion, outputs, inputs[1] if len(inputs) == 2 else None)
             return criterion(outputs, inputs[1])
+        # After scores, one number is no loss of the model. A model may return scores in evaluation, and its loss else.
+        if is_checked and outputs.__class__ is Tensor and (is_of_training or not torch.is_grad_enabled()):
+            raise ConfigError(
+                f"{type(model).__name__} returned one number for a batch with inputs of shape"
+                f" {_shape_of(inputs[0])}, and scores with a dimension of samples before. Does it call squeeze(), which"
+                " removes that dimension from a batch of one sample? Use squeeze(-1), or set drop_last."
+            )
         return loss(outputs, inputs)
 
     return compute_loss
+
+
+def _shape_of(value: Any) -> Any:
+    return tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
 
 
 def _takes_two(function: Callable[..., Any]) -> bool:

@@ -12,12 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.toys import quiet
-from trainwright import Trainer, TrainingConfig
+from tests.toys import file_config, quiet
+from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
 from trainwright.checkpoint import verify
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.evaluation import EvaluationError, TorchMetricsHandler
 from trainwright.hooks import Callback
+from trainwright.optim import get_default_optimizer_params
 
 INPUTS = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
 LABELS = (INPUTS[:, 0] > 0).long()
@@ -429,3 +430,110 @@ def test_data_that_cannot_be_read_are_refused_before_the_first_step(argument: st
     if not isinstance(bad, nn.Module):  # evaluate(model) is another model with the same data
         with pytest.raises(ConfigTypeError, match=r"Trainer\.evaluate: got"):
             trainer.evaluate(bad)
+
+
+class Squeezed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.layer(inputs).squeeze()  # a number for a batch of one sample, which is not a loss
+
+
+@pytest.mark.parametrize("place", ["training", "evaluation", "evaluation alone"])
+@pytest.mark.parametrize("loss", ["MSELoss", "BCEWithLogitsLoss"])
+def test_squeeze_and_a_last_batch_of_one_sample(loss: str, place: str, tmp_path: Path) -> None:
+    odd = TensorDataset(INPUTS[:9], LABELS[:9].float())
+    even = TensorDataset(INPUTS[:8], LABELS[:8].float())
+    settings = {"batch_size": 4, "loss": loss, "num_epochs": 1, "dataloader_drop_last": False}
+    trainer = Trainer(Squeezed(), quiet(tmp_path, **settings), odd if place == "training" else even, odd)
+    with pytest.raises(ConfigError, match=r"Squeezed returned one number .*\(1, 4\).*squeeze\(-1\)"):
+        trainer.evaluate() if place == "evaluation alone" else trainer.train()
+
+
+def test_a_loss_of_the_models_own_is_one_number_although_it_returns_scores_in_evaluation(tmp_path: Path) -> None:
+    class Net(Squeezed):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.layer(inputs).square().mean() if self.training else self.layer(inputs)
+
+    data = TensorDataset(INPUTS[:5], LABELS[:5].float()[:, None])
+    settings = {"batch_size": 1, "loss": "MSELoss", "num_epochs": 1, "eval_on_start": True}
+    Trainer(Net(), quiet(tmp_path, **settings), data, data).train()
+
+
+@pytest.mark.parametrize("owner", ["Net", "the Trainer"])
+def test_a_loss_that_is_none_names_the_method(owner: str, tmp_path: Path) -> None:
+    class Net(nn.Linear):
+        def compute_loss(self, logits: Tensor, labels: Tensor) -> Any:
+            return None
+
+    class Own(Trainer):
+        def compute_loss(self, model: Any, inputs: Any) -> Any:
+            return None
+
+    with pytest.raises(ConfigTypeError, match=rf"{'Own' if owner != 'Net' else 'Net'}.compute_loss returned NoneType"):
+        (Trainer if owner == "Net" else Own)(Net(4, 2), config(tmp_path), DATA).train()
+
+
+def test_gradients_that_are_switched_off_are_named(tmp_path: Path) -> None:
+    with torch.no_grad(), pytest.raises(RuntimeError) as caught:
+        Trainer(make(), config(tmp_path), DATA).train()
+    assert "torch.set_grad_enabled(True)" in str(caught.value.__notes__)
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.layer = nn.Embedding(10, 4, sparse=True), nn.Linear(4, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.layer(self.words(inputs).mean(1))
+
+
+@pytest.mark.parametrize("setting", [{"clip_grad_norm": 1.0}, {"clip_grad_value": 1.0}, {"non_finite": "skip"}])
+def test_sparse_gradients_that_would_be_clipped_are_refused(setting: dict[str, Any], tmp_path: Path) -> None:
+    data, model = TensorDataset(torch.arange(24).reshape(8, 3) % 10, LABELS[:8]), Words()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(ConfigError, match=r"words \(Embedding\) has sparse=True"):
+        Trainer(model, quiet(tmp_path / "a", loss="CrossEntropyLoss", **setting), data, optimizer=optimizer).train()
+    before = model.words.weight.clone()
+    Trainer(model, quiet(tmp_path / "b", loss="CrossEntropyLoss"), data, optimizer=optimizer).train()
+    assert not torch.equal(before, model.words.weight)
+
+
+def test_sparse_gradients_of_a_config_file_are_refused(tmp_path: Path) -> None:
+    class Net(Words):
+        def forward(self, inputs: Tensor, labels: Tensor) -> Any:
+            return {"loss": F.cross_entropy(super().forward(inputs), labels)}
+
+    samples = [{"inputs": torch.arange(3), "labels": 1}] * 8
+    cfg = file_config(tmp_path, Net, lambda: samples, train_iter=1, train_micro_batch_size=4)
+    cfg.optim = LazyCall(torch.optim.SGD)(params=LazyCall(get_default_optimizer_params)(clip_grad_max_norm=1.0), lr=0.1)
+    with pytest.raises(ConfigError, match=r"words \(Embedding\) has sparse=True"):
+        DefaultTrainer(cfg).train()
+
+
+@pytest.mark.parametrize("trained", ["pairs", "names"])
+def test_data_to_evaluate_may_have_names_where_those_to_train_have_none(trained: str, tmp_path: Path) -> None:
+    class Net(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x)
+
+    torch.manual_seed(0)
+    named = [{"x": x, "labels": label} for x, label in zip(INPUTS, LABELS, strict=True)]
+    train, other = (DATA, named) if trained == "pairs" else (named, DATA)
+    trainer = Trainer(Net(4, 2), config(tmp_path, num_epochs=1), train, {"same": train, "other": other})
+    results = trainer.train()
+    assert results["same/loss"] == results["other/loss"]
+    assert results["same/accuracy"] == results["other/accuracy"]
+
+
+def test_a_rate_is_not_searched_while_the_trainer_trains(tmp_path: Path) -> None:
+    class Finds(Callback):
+        def on_train_batch_end(self, *_: Any, **__: Any) -> None:
+            trainer.find_lr()
+
+    trainer = Trainer(make(), config(tmp_path), DATA, callbacks=[Finds()])
+    with pytest.raises(ConfigError, match=r"find_lr .*before.*train\(\)"):
+        trainer.train()

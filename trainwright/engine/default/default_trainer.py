@@ -30,7 +30,7 @@ from trainwright.data.seeding import seed_everything
 from trainwright.data.streaming import eval_stream_loader, is_stream
 from trainwright.engine.default import setup
 from trainwright.engine.default.eager_trainer import EagerTrainer
-from trainwright.engine.extra_parameters import warn_of_untrained
+from trainwright.engine.extra_parameters import refuse_sparse_gradients, warn_of_untrained
 from trainwright.engine.folder.run_folder import RunFolder
 from trainwright.engine.hardest_samples import hardest_samples
 from trainwright.engine.loss_fn import forward, returned_losses, sum_losses
@@ -630,6 +630,7 @@ class DefaultTrainer(RunMethods):
             self.optimizer.zero_grad()
         self.run.state.restore()
         self.run.update.clear_also(warn_of_untrained(self))
+        refuse_sparse_gradients(self.run)
 
     def _evaluate(self, evaluator: DatasetEvaluator) -> dict[str, Any]:
         self.storage.reduce()  # writers write a row for the evaluation

@@ -28,7 +28,7 @@ from trainwright.data.sampler import EpochSampler
 from trainwright.data.seeding import seed_everything
 from trainwright.data.streaming import is_stream
 from trainwright.data.wrapped import own_collator
-from trainwright.engine.extra_parameters import log_modes, warn_of_untrained
+from trainwright.engine.extra_parameters import log_modes, refuse_sparse_gradients, warn_of_untrained
 from trainwright.engine.folder.run_folder import TrainerFolder
 from trainwright.engine.hardest_samples import hardest_samples
 from trainwright.engine.loss_fn import forward
@@ -768,7 +768,7 @@ class Trainer(RunMethods):
         def until() -> int:  # the epoch may get another length when it is opened
             return self.state.plan.updates(self.state.plan.end_of_epoch(epoch_num))
 
-        if not self._is_training:
+        if not self.is_training:
             whole = self.max_iter
             try:
                 with self._training(max_iter=min(until(), whole)):
@@ -861,6 +861,7 @@ class Trainer(RunMethods):
         self.state.restore(in_place=self.run.folder.resume)
         self._steps.check_assigned()
         self.run.update.clear_also(warn_of_untrained(self, self.loss))
+        refuse_sparse_gradients(self.run)
         warn_unsharded_loader(self.train_dataloader)
         if self.config.eval_on_start and self.start_iter == 0 and self.eval_dataloader is not None:
             self._evaluate_now()

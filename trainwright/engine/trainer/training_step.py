@@ -65,17 +65,20 @@ class BatchLoss:
         self.of_model = getattr(model, "compute_loss", None)
         self.criterion, self.own_loss = optim.losses(criterion, self.of_model, autocast)
         self._model, self._recorders, self._record_scalars = model, recorders, record_scalars
-        self._chosen: Loss | None = None
+        self._chosen: dict[bool, Loss] = {}  # of pairs, and of batches with names
 
     def chosen(self, inputs: Any) -> Loss:
         """``compute_loss`` for batches like ``inputs``, without a frame of this class."""
-        if self._chosen is None:
+        has_names = isinstance(inputs, Mapping)
+        if has_names not in self._chosen:  # data to evaluate may have names where those to train have none
             record = in_turn([one for one in self._recorders if one is not None])
-            self.own_loss = used_loss(self.own_loss, inputs)
-            self._chosen, _ = contract_for(
-                self._model, inputs, self.criterion, self.own_loss, record, self._record_scalars
+            own_loss = used_loss(self.own_loss, inputs)
+            if not self._chosen:
+                self.own_loss = own_loss
+            self._chosen[has_names], _ = contract_for(
+                self._model, inputs, self.criterion, own_loss, record, self._record_scalars
             )
-        return self._chosen
+        return self._chosen[has_names]
 
     def compute_loss(self, model: Any, inputs: Any) -> Any:
         return self.chosen(inputs)(model, inputs)
@@ -253,7 +256,7 @@ class TrainingStep:
             kind = type(self._run.batches.loader).__name__
             raise ConfigTypeError(f"{kind} gave None for a batch: is a return missing in its collate function?")
         self._choose(step, batch)
-        if overrides.has("compute_loss"):
+        if overrides.has("compute_loss") or self.placement.pipeline is None:
             self._compute_loss = partial(self._first_loss, self._compute_loss)
         train = step.train
         logs = train(step.model, batch)
@@ -277,10 +280,12 @@ class TrainingStep:
     def _first_loss(self, compute_loss: Any, model: Any, inputs: Any) -> Tensor:
         """The first loss of a method of the user's, checked."""
         self._compute_loss, read = compute_loss, None
-        if isinstance(inputs, dict) and SHIFTED in inputs:
+        is_own = self._overrides.has("compute_loss")
+        if is_own and isinstance(inputs, dict) and SHIFTED in inputs:
             inputs = read = ReadFields(inputs)
         loss = compute_loss(model, inputs)
-        name = f"{self._overrides.kind}.compute_loss"
+        owner = self._overrides.kind if is_own or self.loss.own_loss is None else type(self._run.model).__name__
+        name = f"{owner}.compute_loss"
         if not isinstance(loss, Tensor):
             raise ConfigTypeError(
                 f"{name} returned {type(loss).__name__}; it must return the loss, a tensor of one number. Of several"
@@ -292,7 +297,7 @@ class TrainingStep:
                 " text, so that the label of a next token may be in the part of another process. Compare the scores of"
                 f" all tokens with batch[{SHIFTED!r}], the labels of the tokens after each."
             )
-        if is_dtensor(loss):
+        if is_own and is_dtensor(loss):
             raise ConfigTypeError(
                 f"{name} returned a DTensor, of which each process may have a part only. Return loss.full_tensor()."
             )

@@ -41,6 +41,11 @@ class Copies:
         own = {name for name in run.step_methods if is_overridden(trainer, name)}
         self.has_own_step, self.has_own_loss = bool(own - {"compute_loss"}), bool(own)
         assigned = [name for name in (*run.step_methods, "evaluate") if callable(vars(trainer).get(name))]
+        if trainer.is_training:
+            raise ConfigError(
+                "check, find_lr and find_batch_size train copies of a trainer that does not train: call them before"
+                " train(), not in a callback or a hook."
+            )
         if get_world_size() > 1 or current_mesh() is not None:
             raise ConfigError(
                 "check, find_lr and find_batch_size run in one process, without zero_offload: start the program without"
