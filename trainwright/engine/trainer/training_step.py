@@ -256,7 +256,7 @@ class TrainingStep:
             kind = type(self._run.batches.loader).__name__
             raise ConfigTypeError(f"{kind} gave None for a batch: is a return missing in its collate function?")
         self._choose(step, batch)
-        if overrides.has("compute_loss") or self.placement.pipeline is None:
+        if overrides.has("compute_loss") or (self.loss.own_loss is not None and self.placement.pipeline is None):
             self._compute_loss = partial(self._first_loss, self._compute_loss)
         train = step.train
         logs = train(step.model, batch)
