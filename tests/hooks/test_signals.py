@@ -4,10 +4,14 @@ import logging
 import os
 import signal
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
+from trainwright.data.batch_loader import BatchLoader, loader_settings
 from trainwright.engine.loop import TrainerBase
 from trainwright.hooks import CallbackHook, HookBase, Interruptions, signals
 
@@ -179,3 +183,98 @@ def test_a_training_in_another_thread_leaves_signals_alone() -> None:
     thread.join()
     assert trainer.done == [0, 1, 2]
     assert set(seen) == {before}
+
+
+def forked(run: Callable[[], object]) -> int:
+    """A forked process of a user's code, which runs ``run`` and exits with 3."""
+    if pid := os.fork():
+        return pid
+    try:
+        run()
+    except KeyboardInterrupt:
+        os._exit(4)
+    os._exit(3)
+
+
+def how_it_ended(pid: int, seconds: float = 5) -> int:
+    """Its exit code, or the negative number of the signal that ended it: SIGKILL if it did not end."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return -signal.SIGKILL
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_signals_end_a_process_that_a_callback_forks() -> None:
+    ended: dict[str, list[int]] = {"SIGTERM": [], "SIGUSR1": [], "SIGINT": []}
+
+    def fork_and_signal(t: Any) -> None:
+        for name, codes in ended.items():
+            for _ in range(10):
+                pid = forked(lambda: time.sleep(60))
+                if name == "SIGINT":  # Python forgets one that comes before the process runs; not the others
+                    time.sleep(0.1)
+                os.kill(pid, signal.Signals[name])
+                codes.append(how_it_ended(pid))
+
+    trainer = Trainer()
+    trainer.register_hooks([CallbackHook(after_step=lambda t: fork_and_signal(t) if t.iter == 1 else None)])
+    trainer.train(0, 3)
+    assert trainer.saved == [], "the training itself has received nothing"
+    assert {name: set(codes) for name, codes in ended.items()} == {
+        "SIGTERM": {-signal.SIGTERM},
+        "SIGUSR1": {-signal.SIGUSR1},
+        "SIGINT": {4},  # Python's own handler raises KeyboardInterrupt
+    }
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_process_forked_in_a_training_within_a_training_handles_signals_as_before_both() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    codes = []
+
+    def compare() -> None:
+        assert signal.getsignal(signal.SIGTERM) == before[0]
+        signal.raise_signal(signal.SIGINT)  # to Python's own handler
+
+    inner = Trainer()
+    inner.register_hooks([CallbackHook(after_step=lambda t: codes.append(how_it_ended(forked(compare))))])
+    outer = Trainer()
+    outer.register_hooks([CallbackHook(after_step=lambda t: inner.train(0, 1))])
+    outer.train(0, 1)
+    assert codes == [4]
+
+
+class ForkingData(torch.utils.data.Dataset[Any]):
+    """Sample 0: how a process ended that the worker forked and terminated. Sample 1: the worker after signals."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        if index == 0:
+            pid = forked(lambda: time.sleep(60))
+            os.kill(pid, signal.SIGTERM)
+            return how_it_ended(pid)
+        for number in (signal.SIGINT, signal.SIGUSR1):
+            os.kill(os.getpid(), number)
+        return 1
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("is_own", [False, True])
+def test_workers_of_a_loader_ignore_what_a_terminal_sends_to_all_and_their_children_do_not(is_own: bool) -> None:
+    read: list[int] = []
+    kind = BatchLoader if is_own else torch.utils.data.DataLoader
+    loader: Any = kind(
+        ForkingData(), batch_sampler=[[0], [1]], num_workers=1, **(loader_settings(0, 1, 0, {}) if is_own else {})
+    )
+    trainer = Trainer()
+    trainer.register_hooks([CallbackHook(after_step=lambda t: read.extend(int(batch) for batch in loader))])
+    trainer.train(0, 1)
+    assert read == [-signal.SIGTERM if is_own else 0, 1]  # 0: torch's handler in a worker exits

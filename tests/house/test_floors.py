@@ -35,6 +35,7 @@ OPEN_TO_ALL = {
     "trainwright.lazy_names",
     "trainwright.notebook",
     "trainwright.error_file",
+    "trainwright.signal_handlers",
     "trainwright.stacks",
     "trainwright.terminal",
 }

@@ -17,6 +17,7 @@ from trainwright.config.arguments import default_argument_parser, split_config
 from trainwright.config.errors import ConfigError, ConfigKeyError, MissingFileError, UserError, nearest_name
 from trainwright.config.secrets import redact
 from trainwright.error_file import is_reported
+from trainwright.signal_handlers import restore_handler, set_handler
 from trainwright.terminal import guarded, open_standard_streams, print_line
 
 if TYPE_CHECKING:
@@ -224,13 +225,13 @@ def _early_signals() -> Iterator[None]:
         for name, (default, handler) in ours.items():
             number = getattr(signal, name, None)
             if number is not None and signal.getsignal(number) is default:
-                signal.signal(number, handler)
-                replaced.append((number, default))
+                set_handler(number, handler)
+                replaced.append(number)
     try:
         yield
     finally:
-        for number, default in replaced:
-            signal.signal(number, default)
+        for number in replaced:
+            restore_handler(number)
 
 
 def _end_at_once(number: int, frame: FrameType | None) -> None:

@@ -43,6 +43,7 @@ from trainwright.data.seeding import (
 )
 from trainwright.data.wrapped import inner_datasets, own_collator
 from trainwright.parallel.dist import get_data_parallel_rank
+from trainwright.signal_handlers import set_handler
 
 _SHOWN = 64  # indices that a message names at most
 
@@ -497,7 +498,7 @@ def _ignore_signals() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in ("SIGTERM", "SIGUSR1"):
         if hasattr(signal, name):  # not SIG_IGN, which programs started by a data set would inherit
-            signal.signal(getattr(signal, name), _ignore)
+            set_handler(getattr(signal, name), _ignore)
 
 
 def _ignore(signum: int, frame: FrameType | None) -> None: ...

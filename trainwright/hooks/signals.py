@@ -18,6 +18,7 @@ from trainwright.events.writers.progress import live_bars
 from trainwright.hooks.base import HookBase
 from trainwright.notebook import is_kernel
 from trainwright.parallel import dist
+from trainwright.signal_handlers import restore_handler, set_handler
 
 logger = logging.getLogger("trainwright.hooks")
 
@@ -104,7 +105,7 @@ class Interruptions(HookBase):
         self._max_time_s = max_time_s
         self._end = math.inf  # time in seconds
         self._received: set[int] = set()
-        self._previous: dict[int, Any] = {}
+        self._handled: list[int] = []
         self._stops_at_once = False
         self._is_alone = True
         self._next_check = 0  # iteration
@@ -118,7 +119,8 @@ class Interruptions(HookBase):
         if threading.current_thread() is threading.main_thread():
             for number in (*_STOPPING, *_SAVING):
                 if signal.getsignal(number) is not signal.SIG_IGN:
-                    self._previous[number] = signal.signal(number, self._handle)
+                    set_handler(number, self._handle)
+                    self._handled.append(number)
         self._is_alone = dist.get_world_size() == 1
         self._next_check = self.trainer.start_iter + 1
         self._last_check = (self.trainer.start_iter, time.perf_counter())
@@ -135,8 +137,8 @@ class Interruptions(HookBase):
     def after_end(self) -> None:
         if self in _active:
             _active.remove(self)
-        while self._previous:
-            signal.signal(*self._previous.popitem())
+        while self._handled:
+            restore_handler(self._handled.pop())
 
     @contextmanager
     def stopping_at_once(self) -> Iterator[None]:
