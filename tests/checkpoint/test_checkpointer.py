@@ -15,6 +15,7 @@ from tests.checkpoint.conftest import put as put_file
 from tests.fork_server import python
 from trainwright import checkpoint
 from trainwright.checkpoint import CheckpointError, CheckpointTypeError, keep_newest, verify
+from trainwright.checkpoint import folder as folder_of_checkpoints
 from trainwright.cli.main import main
 from trainwright.config.errors import MissingFileError
 
@@ -418,9 +419,9 @@ def test_links_in_a_loop_and_folders_that_may_not_be_read_stop_nothing(monkeypat
             keep_newest(run, "model", 2)
             assert main(["checkpoint", "list", str(run)]) in (0, 1)
         (run / "model_0000039").chmod(0)
-        with without_rights():
-            assert checkpointer.resume_or_load("") == {"iteration": 29}
-            checkpointer.save("model_0000049", iteration=49)
+        monkeypatch.setattr(folder_of_checkpoints, "_PAUSE_S", 0)
+        with without_rights(), pytest.raises(PermissionError, match=r"model_0000039.*not known to be damaged"):
+            checkpointer.resume_or_load("")
         for path in run.iterdir():
             if path.is_dir():
                 path.chmod(0o777)

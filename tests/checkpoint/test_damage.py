@@ -3,8 +3,15 @@
 The checkpoints are those of a real run: weights, buffers, Adam's state, schedule, randomness, hooks' memory.
 """
 
+import builtins
+import errno
+import io
+import mmap
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +19,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from trainwright import Trainer, TrainingConfig
-from trainwright.checkpoint import Checkpointer, CheckpointError, verify
+from trainwright.checkpoint import Checkpointer, CheckpointError, folder, verify
+from trainwright.cli.main import main
 from trainwright.config.errors import MissingFileError
 
 EVERY = 37  # bytes between two flips, as in the measurement of other formats in docs/reliability.md
@@ -53,7 +61,7 @@ def run(finished: Path, tmp_path: Path) -> Path:
 
 
 def files(run: Path) -> list[Path]:
-    return sorted((run / "18").iterdir())
+    return sorted(path for path in (run / "18").iterdir() if path.name != "README.md")  # which people may edit
 
 
 def states(run: Path) -> dict[str, bytes]:
@@ -172,3 +180,110 @@ def test_all_bad_is_an_error_that_gives_each_reason_and_changes_nothing(run: Pat
     # An absent folder is a missing file.
     with pytest.raises(MissingFileError, match="nowhere"):
         verify(tmp_path / "nowhere")
+
+
+NO_DAMAGE = (errno.EACCES, errno.EIO, errno.ESTALE, errno.EMFILE, errno.ETIMEDOUT)
+
+
+class Unreachable:
+    """Opening one file fails ``times`` times. A call of the system, so that it does not matter what opens the file."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, file: Path, code: int, times: float) -> None:
+        self.file, self.code, self.left, self.met = file, code, times, 0
+        for module, name in ((builtins, "open"), (io, "open"), (os, "open")):
+            monkeypatch.setattr(module, name, self._failing(getattr(module, name)))
+        monkeypatch.setattr(folder, "_PAUSE_S", 0)
+
+    def _failing(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def opened(path: Any, *arguments: Any, **options: Any) -> Any:
+            if self.left > 0 and isinstance(path, str | os.PathLike) and Path(path) == self.file:
+                self.left -= 1
+                self.met += 1
+                raise OSError(self.code, os.strerror(self.code), str(path))
+            return call(path, *arguments, **options)
+
+        return opened
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "model.safetensors", "trainer.json"])
+@pytest.mark.parametrize("code", NO_DAMAGE, ids=errno.errorcode.get)
+def test_a_file_that_cannot_be_read_at_the_first_try_is_read_at_the_second(
+    run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int, name: str
+) -> None:
+    disk = Unreachable(monkeypatch, run / "18" / name, code, times=1)
+    assert trainer(run.parent, resume=True).start_iter == 18
+    assert disk.met == 1
+    assert "damaged" not in caplog.text
+
+
+@pytest.mark.parametrize("has_pointer", [True, False])
+@pytest.mark.parametrize("name", ["manifest.json", "model.safetensors"])
+@pytest.mark.parametrize("code", NO_DAMAGE, ids=errno.errorcode.get)
+def test_a_file_that_cannot_be_read_ends_the_resume_with_the_cause(
+    run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    code: int,
+    name: str,
+    has_pointer: bool,
+) -> None:
+    if not has_pointer:
+        (run / "last_checkpoint").unlink()
+    before = states(run)
+    disk = Unreachable(monkeypatch, run / "18" / name, code, times=float("inf"))
+    with pytest.raises(OSError, match=rf"{os.strerror(code)}.*18/{name}") as raised:
+        trainer(run.parent, resume=True)
+    assert raised.value.errno == code
+    assert "move this one away" in "".join(raised.value.__notes__)
+    with pytest.raises(OSError, match=os.strerror(code)):
+        verify(run / "18")
+    assert main(["checkpoint", "list", "--verify", str(run)]) == 1
+    assert "18 cannot be read now: a resume raises an error." in capsys.readouterr().out
+    disk.left = 0
+    assert states(run) == before
+    assert trainer(run.parent, resume=True).start_iter == 18
+
+
+def test_a_folder_that_could_not_be_listed_at_the_start_is_not_one_of_another_process(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed, fails = Path.iterdir, True
+
+    def iterdir(path: Path) -> Any:
+        if fails and path == run:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+        return listed(path)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    checkpointer = Checkpointer(net(), run)
+    with pytest.raises(OSError, match="Too many open files"):
+        checkpointer.check_newest()
+    fails = False
+    checkpointer.check_newest()
+
+
+def test_weights_are_read_where_the_file_system_has_no_memory_maps(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = trainer(run.parent, resume=True)
+
+    def no_map(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+
+    monkeypatch.setattr(mmap, "mmap", no_map)
+    resumed = trainer(run.parent, resume=True)
+    assert resumed.start_iter == 18
+    for name, value in expected.model.state_dict().items():
+        assert torch.equal(resumed.model.state_dict()[name], value)
+    theirs = expected.optimizer.state_dict()["state"]
+    for number, state in resumed.optimizer.state_dict()["state"].items():
+        assert all(torch.equal(value, theirs[number][name]) for name, value in state.items())
+
+
+@pytest.mark.parametrize("change", ["edited", "deleted"])
+def test_a_model_card_is_for_people_who_may_edit_it(run: Path, change: str) -> None:
+    card = run / "18" / "README.md"
+    if change == "edited":
+        card.write_text(card.read_text() + "\nA note.\n")
+    else:
+        card.unlink()
+    verify(run / "18", deep=True)
+    assert trainer(run.parent, resume=True).start_iter == 18

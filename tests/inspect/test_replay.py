@@ -133,7 +133,7 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(
     found = by_files(folder).replay(24)
     assert found.is_equal
     assert found.checkpoint not in ("", damaged.name)
-    assert f"checkpoint {damaged.name} is damaged" in caplog.text
+    assert f"checkpoint {damaged.name}: model.safetensors has 4 bytes" in caplog.text
 
 
 def test_the_error_of_a_step_is_part_of_the_result(

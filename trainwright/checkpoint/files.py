@@ -281,6 +281,17 @@ def is_at(descriptor: int, path: PathLike) -> bool:
         return False
 
 
+def is_about_access(error: OSError) -> bool:
+    """Whether an error says that a file cannot be reached now, not that it is absent, or of another kind.
+
+    Permissions, a connection, a limit of open files: the file may be complete, and another try may succeed.
+    """
+    return not isinstance(error, FileNotFoundError) and error.errno not in _ABOUT_PATHS
+
+
+_ABOUT_PATHS = {errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG}
+
+
 def irregular(path: PathLike) -> str | None:
     """The kind of a path that is not a regular file, such as "a pipe"; None for a regular file or a missing path."""
     try:

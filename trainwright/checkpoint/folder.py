@@ -12,6 +12,7 @@ import logging
 import math
 import os
 import re
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, takewhile
@@ -23,6 +24,7 @@ from trainwright.checkpoint.files import (
     PathLike,
     atomic_write,
     has_links,
+    is_about_access,
     is_temporary,
     read_regular,
     real_path,
@@ -34,6 +36,7 @@ from trainwright.config.errors import MissingFileError
 logger = logging.getLogger("trainwright.checkpoint")
 WEIGHTS_NAME = "model.safetensors"
 POINTER_NAME = "last_checkpoint"
+_PAUSE_S = 1.0  # before a second try
 T = TypeVar("T")
 
 
@@ -100,10 +103,11 @@ def write_pointer(save_dir: Path, name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A checkpoint folder; ``manifest`` is None where it cannot be read."""
+    """A checkpoint folder; ``manifest`` is None where it cannot be read, now (``error``) or at all."""
 
     path: Path
     manifest: Manifest | None
+    error: OSError | None = None
 
     @property
     def iteration(self) -> int:
@@ -131,7 +135,7 @@ class Order:
 
 def order_of(save_dir: Path) -> Order:
     """Read the manifests of all checkpoints in ``save_dir``."""
-    saved = [Saved(path, _manifest(path)) for path in checkpoint_folders(save_dir)]
+    saved = [_saved(path) for path in checkpoint_folders(save_dir)]
     saved.sort(key=lambda entry: (entry.sequence, entry.path.name), reverse=True)
     linked = link_targets(save_dir)
     order = Order([], [], [], [])
@@ -161,12 +165,22 @@ def make_last(save_dir: Path, name: str) -> None:
 
 
 def newest_sequence(save_dir: Path) -> int:
-    """The sequence of the checkpoint that was saved last; 0 if there is none."""
-    return max((entry.sequence for entry in order_of(save_dir)), default=0)
+    """The sequence of the checkpoint that was saved last; 0 if there is none.
+
+    Raises:
+        OSError: a manifest cannot be read now: that checkpoint may be the last.
+    """
+    order = order_of(save_dir)
+    for entry in order.unreadable:
+        if entry.error is not None:
+            raise entry.error
+    return max((entry.sequence for entry in order), default=0)
 
 
 def resume_candidates(save_dir: Path) -> list[Path]:
     """The checkpoints that a resume tries, in order: the newest complete one, then the others, latest first.
+
+    Before them come those whose manifest cannot be read now: one of them may be the newest.
 
     The newest is the one that ``last_checkpoint`` names, unless a run was killed after it had saved a checkpoint and
     before it updated ``last_checkpoint``: then the newer checkpoint exists and names that one as its previous one. A
@@ -178,8 +192,10 @@ def resume_candidates(save_dir: Path) -> list[Path]:
     except (CheckpointError, OSError):  # OSError: it is a folder, is not readable, or holds a name that is too long
         return [save_dir / POINTER_NAME, *(entry.path for entry in order_of(save_dir))]
     order = order_of(save_dir)
+    unknown = [entry for entry in order.unreadable if entry.error is not None]
+    order.unreadable[:] = [entry for entry in order.unreadable if entry.error is None]
     if name is None:
-        return [entry.path for entry in order]
+        return [entry.path for entry in (*unknown, *order)]
     path = save_dir / name
     tagged = next((entry for entry in order if real_path(entry.path) == real_path(path)), Saved(path, None))
     # If the newest names another one, the user has put an older name into the file, which then comes first.
@@ -188,21 +204,31 @@ def resume_candidates(save_dir: Path) -> list[Path]:
     # If the user has made an older one the last, later ones are tried only after all others.
     if os.path.exists(path):
         rest.sort(key=lambda entry: _is_later(entry, tagged))
-    return [*(entry.path for entry in newer), path, *(entry.path for entry in rest)]
+    return [*(entry.path for entry in (*unknown, *newer)), path, *(entry.path for entry in rest)]
 
 
 def first_good(
     save_dir: Path, candidates: list[Path], read: Callable[[Path], T], *, warn: bool = True
 ) -> tuple[Path, T]:
-    """The first candidate that ``read`` accepts; with ``warn``, one warning lists the errors of the earlier ones."""
+    """The first candidate that ``read`` accepts; with ``warn``, one warning lists the errors of the earlier ones.
+
+    Raises:
+        CheckpointError: all are damaged.
+        OSError: one cannot be read now. An older one in its place would lose work, and then delete it.
+    """
     faults = []
     for path in candidates:
         try:
-            _check_candidate(path)
-            content = read(path)
+            content = _read(path, read, warn=warn)
         except NewerFormatError:  # no fault of the checkpoint: an older one would lose work
             raise
         except (CheckpointError, MissingFileError, OSError) as error:
+            if isinstance(error, OSError) and is_about_access(error):
+                error.add_note(
+                    f"{path} is not known to be damaged, so the run does not continue from an older checkpoint. Try"
+                    " again when it can be read; to continue from another one, move this one away."
+                )
+                raise
             faults.append(str(error))
             continue
         if faults and warn:
@@ -210,6 +236,20 @@ def first_good(
         return path, content
     advice = "To start from the beginning, use another folder or move these checkpoints away."
     raise CheckpointError("\n".join([f"{save_dir}: none of the checkpoints is valid.", *faults, advice]))
+
+
+def _read(path: Path, read: Callable[[Path], T], *, warn: bool) -> T:
+    try:
+        _check_candidate(path)
+        return read(path)
+    except OSError as error:
+        if not is_about_access(error):
+            raise
+        if warn:
+            logger.warning("%s. Trying once more.", error)
+    time.sleep(_PAUSE_S)
+    _check_candidate(path)
+    return read(path)
 
 
 def _check_candidate(path: Path) -> None:
@@ -238,11 +278,13 @@ def _split(name: str) -> tuple[str, int]:
     return prefix, int(name[len(prefix) :] or -1)
 
 
-def _manifest(path: Path) -> Manifest | None:
+def _saved(path: Path) -> Saved:
     try:
-        return read_manifest(path)
-    except (CheckpointError, OSError):
-        return None
+        return Saved(path, read_manifest(path))
+    except CheckpointError:
+        return Saved(path, None)
+    except OSError as error:
+        return Saved(path, None, error if is_about_access(error) else None)
 
 
 def keep_newest(save_dir: PathLike, prefix: str, max_to_keep: int, *, links: Iterable[Path] = ()) -> list[str]:

@@ -16,6 +16,7 @@ from trainwright.checkpoint.files import Writer, read_regular
 MANIFEST_NAME = "manifest.json"
 FORMAT_VERSION = 1
 SHARDED_FORMAT_VERSION = 2  # each process has written its parts of the tensors
+FOR_PEOPLE = ("README.md",)  # files that are saved with a checkpoint, and may be edited or deleted in it
 _CHECKSUM_KEY = "manifest_xxh3_128"
 
 

@@ -6,8 +6,11 @@ it, nor does `MappedTensors`, which keeps no more than one tensor in memory.
 """
 
 import json
+import logging
 import mmap
+import weakref
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,6 +23,7 @@ from trainwright.checkpoint.errors import CheckpointTypeError
 from trainwright.checkpoint.files import open_regular
 from trainwright.checkpoint.safetensors_header import read_header
 
+logger = logging.getLogger("trainwright.checkpoint")
 DTYPE_NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -118,24 +122,34 @@ def bytes_of(tensor: Tensor) -> memoryview:
 class MappedTensors:
     """The tensors of a safetensors file, which may be deleted meanwhile. Their memory is that of the file.
 
-    ``release()`` frees the memory of what was read: what changes a tensor in place must change a copy.
+    On a file system without memory maps, each is read when it is requested. ``release()`` frees the memory of what was
+    read: what changes a tensor in place must change a copy.
     """
 
     def __init__(self, path: Path) -> None:
         self._entries = read_header(path).tensors
-        with open(open_regular(path), "rb") as file:
-            self._begin = 8 + int.from_bytes(file.read(8), "little")
-            self._content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self._content: mmap.mmap | None = None
+        with ExitStack() as stack:
+            self._file = stack.enter_context(open(open_regular(path), "rb"))
+            self._begin = 8 + int.from_bytes(self._file.read(8), "little")
+            try:
+                self._content = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_COPY)
+            except OSError as error:
+                logger.debug("%s: no memory map (%s), read tensor by tensor.", path, error)
+                weakref.finalize(self, stack.pop_all().close)  # the file stays open until then
 
     def get_tensor(self, name: str) -> Tensor:
         entry = self._entries[name]
         if not entry.num_values:
             return torch.empty(entry.shape, dtype=DTYPES[entry.dtype], device="cpu")
-        offset = self._begin + entry.begin
-        flat = torch.frombuffer(self._content, dtype=DTYPES[entry.dtype], count=entry.num_values, offset=offset)
+        offset, content = self._begin + entry.begin, self._content
+        if content is None:
+            self._file.seek(offset)
+            offset, content = 0, bytearray(self._file.read(entry.end - entry.begin))
+        flat = torch.frombuffer(content, dtype=DTYPES[entry.dtype], count=entry.num_values, offset=offset)
         return flat.reshape(entry.shape)
 
     def release(self) -> None:
         """Free the memory of all tensors, whose values are read from the file again."""
-        if hasattr(mmap, "MADV_DONTNEED"):
+        if self._content is not None and hasattr(mmap, "MADV_DONTNEED"):
             self._content.madvise(mmap.MADV_DONTNEED)

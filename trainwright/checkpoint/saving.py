@@ -86,7 +86,7 @@ class CheckpointWriter:
         self._folder = Path(save_dir)
         self.reset()
         self._last_committed: Committed | None = None
-        self._known = 0  # the sequence of the newest checkpoint
+        self._known: int | None = 0  # the sequence of the newest checkpoint; None: the folder could not be read
         self._is_cleaned = False
         _writers.add(self)
         if save_dir:
@@ -145,11 +145,15 @@ class CheckpointWriter:
 
     def look(self) -> None:
         """Know the checkpoints that are there now."""
-        with contextlib.suppress(OSError):  # a save reports that the folder cannot be read
+        try:
             self._known = newest_sequence(self._folder)
+        except OSError:  # a save, a resume or `unknown` reports it
+            self._known = None
 
     def unknown(self) -> Path | None:
         """The newest checkpoint to resume from, if another object or process has saved it."""
+        if self._known is None:
+            self._known = newest_sequence(self._folder)
         known = max(self._known, self._last_committed.manifest.sequence if self._last_committed else 0)
         newest = next(iter(order_of(self._folder).resumable), None)
         return newest.path if newest is not None and newest.sequence > known else None

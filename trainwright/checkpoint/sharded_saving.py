@@ -216,6 +216,7 @@ def verify_together(folder: Path) -> Manifest:
 
     Raises:
         CheckpointError: a file is missing or damaged. Raised on every process, with the faults that all have found.
+        OSError: a file cannot be read now. Raised on every process.
     """
     with dist.raised_together():
         found = None
@@ -227,7 +228,8 @@ def verify_together(folder: Path) -> Manifest:
     assert manifest is not None, "rank 0 has read it, or every rank has raised"
     rank, world_size = dist.get_rank(), dist.get_world_size()
     own = dict([*manifest.files.items()][rank::world_size])
-    faults, _ = file_faults(folder, replace(manifest, files=own))
+    with dist.raised_together():
+        faults, _ = file_faults(folder, replace(manifest, files=own))
     if dist.is_any(bool(faults)):
         faults = [fault for of_rank in dist.all_gather_object(faults) for fault in of_rank]
         raise CheckpointError("\n".join([f"{folder}: is damaged.", *(f"  {fault}" for fault in faults)]))

@@ -17,7 +17,15 @@ from typing import TypeVar
 import xxhash
 
 from trainwright.checkpoint.errors import CheckpointError
-from trainwright.checkpoint.files import PathLike, irregular, is_temporary, open_regular, real_path
+from trainwright.checkpoint.files import (
+    PathLike,
+    irregular,
+    is_about_access,
+    is_temporary,
+    named,
+    open_regular,
+    real_path,
+)
 from trainwright.checkpoint.folder import (
     POINTER_NAME,
     Saved,
@@ -26,7 +34,7 @@ from trainwright.checkpoint.folder import (
     read_pointer,
     resume_candidates,
 )
-from trainwright.checkpoint.manifest import FileEntry, Manifest, read_manifest
+from trainwright.checkpoint.manifest import FOR_PEOPLE, FileEntry, Manifest, read_manifest
 from trainwright.config.errors import MissingFileError
 
 _CHUNK_BYTES = 1 << 20
@@ -48,6 +56,7 @@ def verify(path: PathLike, *, deep: bool = False) -> Manifest:
     Raises:
         MissingFileError: there is no such folder.
         CheckpointError: a file is missing or damaged. The message lists every fault.
+        OSError: a file cannot be read now. It may be complete.
     """
     return read_unchanged(path, partial(_verify, deep=deep))
 
@@ -106,13 +115,21 @@ def file_faults(
 ) -> tuple[list[str], Mapping[str, FileEntry]]:
     """The faults of a checkpoint's files, each beginning with the file's name, and the measured entries.
 
+    Files for people, which may edit them, have none.
+
     Args:
         contents: False compares only sizes and reads no file: it does not find changed bytes.
         sha256: also compute the ``sha256`` of each file.
+
+    Raises:
+        OSError: a file cannot be read now, which is no damage.
     """
     measured: dict[str, FileEntry] = {}
     faults = []
     for name, expected in manifest.files.items():
+        if name in FOR_PEOPLE:
+            measured[name] = expected
+            continue
         fault, measured[name] = _check_file(folder / name, expected, contents=contents, sha256=sha256)
         if fault:
             faults.append(f"{name} {fault}")
@@ -131,6 +148,8 @@ def _check_file(path: Path, expected: FileEntry, *, contents: bool, sha256: bool
     except FileNotFoundError:
         return "is missing", expected
     except OSError as error:
+        if is_about_access(error):
+            raise named(error, path) from None
         return f"cannot be read ({error.strerror})", expected
     if measured.xxh3_128 != expected.xxh3_128:
         return f"has checksum {measured.xxh3_128}, the manifest says {expected.xxh3_128} (damaged)", measured
@@ -162,7 +181,7 @@ def _read_back(folder: Path, manifest: Manifest) -> None:
             stored.whole()
 
     for name in manifest.files:
-        if name in NOT_OURS or "/" in name:  # files for people and other programs
+        if name in (*NOT_OURS, *FOR_PEOPLE) or "/" in name:  # files for people and other programs
             continue
         if name.endswith(".json"):
             read_state(folder, manifest, name.removesuffix(".json"))
@@ -179,6 +198,7 @@ class CheckpointReport:
     points_at: str | None  # the stored target of the link; None for a folder
     manifest: Manifest | None  # None if it cannot be read. With ``deep`` verification its files have a ``sha256``.
     faults: tuple[str, ...]  # one sentence each, beginning with the file's name; empty for a complete checkpoint
+    is_unknown: bool = False  # a file cannot be read now: it may be complete
 
     @property
     def is_complete(self) -> bool:
@@ -210,10 +230,10 @@ def inspect_checkpoint(path: Path, *, contents: bool = True, deep: bool = False)
     """Inspect and verify one checkpoint; without ``contents``, only the sizes of its files."""
     for _ in range(_INSPECTION_TRIES):
         folder, points_at = real_path(path), _link(path)
-        manifest, faults = _faults(folder, contents=contents, deep=deep)
+        manifest, faults, is_unknown = _faults(folder, contents=contents, deep=deep)
         if not faults or real_path(path) == folder:
             break
-    return CheckpointReport(path, folder, points_at, manifest, tuple(faults))
+    return CheckpointReport(path, folder, points_at, manifest, tuple(faults), is_unknown)
 
 
 def checkpoint_paths(folder: Path) -> list[Path]:
@@ -295,17 +315,18 @@ def _link(path: Path) -> str | None:
         return None
 
 
-def _faults(folder: Path, *, contents: bool, deep: bool) -> tuple[Manifest | None, list[str]]:
+def _faults(folder: Path, *, contents: bool, deep: bool) -> tuple[Manifest | None, list[str], bool]:
+    """The manifest, the faults, and whether one is that a file cannot be read now."""
     if not folder.is_dir():
-        return None, [f"{folder.name} does not exist"]
+        return None, [f"{folder.name} does not exist"], False
     manifest = None
     try:
         manifest = read_manifest(folder)
         if not deep:
-            return manifest, file_faults(folder, manifest, contents=contents)[0]
-        return verify(folder, deep=True), []
+            return manifest, file_faults(folder, manifest, contents=contents)[0], False
+        return verify(folder, deep=True), [], False
     except (CheckpointError, OSError) as error:
-        return manifest, _fault_lines(error, folder)
+        return manifest, _fault_lines(error, folder), isinstance(error, OSError) and is_about_access(error)
 
 
 def _fault_lines(error: Exception, folder: Path) -> list[str]:
@@ -318,7 +339,9 @@ def _fault_lines(error: Exception, folder: Path) -> list[str]:
 
 def _resumed(candidates: list[Path], found: list[CheckpointReport]) -> CheckpointReport | None:
     for candidate in candidates:
-        names = [entry for entry in found if entry.folder == real_path(candidate) and entry.is_complete]
-        if names:
+        names = [entry for entry in found if entry.folder == real_path(candidate)]
+        if any(entry.is_unknown for entry in names):
+            return None
+        if names and names[0].is_complete:
             return next((entry for entry in names if entry.path == candidate), names[0])
     return None

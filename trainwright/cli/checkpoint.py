@@ -252,7 +252,9 @@ def _place_lines(place: FolderReport) -> list[str]:
     if place.pointer_fault:
         lines.append(f"  {POINTER_NAME}: {shown(place.pointer_fault)}")
     if place.has_candidates and place.resumed is None:
-        lines.append("  None of them is complete: a resume raises an error.")
+        unknown = next((entry.path.name for entry in place.found if entry.is_unknown), None)
+        why = "None of them is complete" if unknown is None else f"{shown(unknown)} cannot be read now"
+        lines.append(f"  {why}: a resume raises an error.")
     return lines
 
 

@@ -129,7 +129,7 @@ def nearest_checkpoint(folder: Path, step: int) -> Path | None:
     for _, entry in sorted(before, key=lambda pair: pair[0], reverse=True):
         if entry.is_complete:
             return entry.path
-        logger.warning("replay: checkpoint %s is damaged; starting from an earlier one.", entry.path.name)
+        logger.warning("replay: checkpoint %s: %s; starting from an earlier one.", entry.path.name, entry.faults[0])
     return None
 
 
