@@ -7,4 +7,6 @@ from trainwright.config.lazy import allowlist as trust
 def trust_as_at_the_start(monkeypatch):
     """What one test allows is not allowed in the next."""
     monkeypatch.setattr(trust, "_allowed_modules", set())
-    monkeypatch.setattr(trust, "_allowed_folders", set())
+    for name in ("_code_folders", "_data_folders"):
+        monkeypatch.setattr(trust, name, set())
+    monkeypatch.setattr(trust, "_suggested", {})

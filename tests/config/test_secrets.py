@@ -4,6 +4,7 @@ import copy
 import logging
 import re
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from trainwright.config.secrets import (
     REDACTED,
     RedactingFormatter,
     redact,
+    redact_command,
     safe_trackers,
     without_secrets,
 )
@@ -228,6 +230,30 @@ def test_a_training_config_is_saved_without_secrets(tmp_path: Path, caplog: pyte
 
 
 # log lines
+
+LONG = {
+    "a word": "key " + "a" * 20_000,
+    "a path of keys": "token " + "a." * 10_000,
+    "a name": "key " + "a_" * 10_000 + "=b",
+    "quotes": "key " + "k='" * 7_000,
+    "both quotes": "key " + "k=\"k='" * 3_500,
+    "blanks": "key" + " " * 20_000 + "=",
+    "prefixes": "sk-" * 7_000,
+    "parts of web tokens": "eyJ-" * 5_000,
+    "parts of web tokens with points": "eyJaaaaaaaa." * 1_700,
+    "beginnings of keys": "-----BEGIN " * 1_800,
+    "an end of a key that is none": "-----BEGIN PRIVATE KEY-----" + "-----END " * 2_000,
+    "a url": "://" + "a:" * 10_000,
+}
+
+
+@pytest.mark.parametrize("text", LONG.values(), ids=LONG)
+def test_a_long_text_takes_time_in_proportion_to_its_length(text: str) -> None:
+    start = time.process_time()
+    redact(text)
+    redact_command(["--token", text])
+    without_secrets({"text": text})
+    assert time.process_time() - start < 1  # seconds of the CPU; about 0.01, and 10 to 100 if it were the square
 
 
 @pytest.fixture

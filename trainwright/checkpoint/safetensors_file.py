@@ -142,7 +142,8 @@ class MappedTensors:
         entry = self._entries[name]
         if not entry.num_values:
             return torch.empty(entry.shape, dtype=DTYPES[entry.dtype], device="cpu")
-        offset, content = self._begin + entry.begin, self._content
+        offset = self._begin + entry.begin
+        content: mmap.mmap | bytearray | None = self._content
         if content is None:
             self._file.seek(offset)
             offset, content = 0, bytearray(self._file.read(entry.end - entry.begin))

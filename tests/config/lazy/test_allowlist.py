@@ -133,11 +133,51 @@ def test_the_project_root_is_the_folder_or_the_parent_of_configs(project):
     assert project_roots(project.parent / "elsewhere/x.py") == [project.parent / "elsewhere", project]
 
 
-def test_a_saved_project_root_is_honoured_inside_the_working_folder_only(project):
+@pytest.mark.parametrize("named", ["..", "../configs", "../../elsewhere", "."])
+def test_the_project_root_that_a_yaml_file_names_is_only_a_suggestion(project, named):
     (project / "out").mkdir()
-    assert project_roots("out/config.yaml", {"project_root": ".."}) == [project]
-    assert project_roots("out/config.yaml", OmegaConf.create({"project_root": "../configs"}))[0] == project / "configs"
-    assert project_roots("out/config.yaml", {"project_root": "../../elsewhere"}) == [project]
+    for content in ({"project_root": named}, OmegaConf.create({"project_root": named})):
+        assert project_roots("out/config.yaml", content) == [project]
+    trusted = project_roots("out/config.yaml", {"project_root": named}, trusts_folder=True)
+    assert trusted[0] == (project / "out" / named).resolve()
+
+
+@pytest.mark.parametrize("place", ["", "run", "run/deep"])
+def test_the_working_folder_is_data_if_it_is_beside_or_inside_of_the_given_file(project, monkeypatch, place):
+    (project / "run/deep").mkdir(parents=True)
+    monkeypatch.setattr(sys, "path", [str(project), *sys.path])
+    (project / "config.yaml").write_text("model: {_target_: own_parts_xyz.Net}\n")
+    (project / place / "other_parts_xyz.py").write_text("raise SystemExit('imported')\n")
+    monkeypatch.chdir(project / place)
+    assert use_project(project / "config.yaml") == []
+    assert str(project / place) not in sys.path
+    for target in ("other_parts_xyz.Net", "own_parts_xyz.Net"):
+        with pytest.raises(ConfigError, match="--trust-folder"):
+            locate_untrusted(target, config_file=project / "config.yaml")
+
+
+@pytest.mark.parametrize("file", ["dl/config.yaml", "dl/run/config.yaml", "dl/deep/er/run/config.yaml", "link.yaml"])
+@pytest.mark.parametrize("root", ["../code", "..", None])
+def test_code_anywhere_in_an_unpacked_archive_is_data(project, monkeypatch, file, root):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (project / "dl/code").mkdir(parents=True)
+    (project / "dl/config.yaml").touch()
+    (project / "link.yaml").symlink_to("dl/config.yaml")
+    for folder in (project / "dl/code", project / "dl"):
+        (folder / "their_parts_xyz.py").write_text("raise SystemExit('imported')\n")
+    assert project in use_project(file, {"project_root": root}) or file == "link.yaml"
+    for target in ("dl.code.their_parts_xyz.Net", "dl.their_parts_xyz.Net", "their_parts_xyz.Net"):
+        with pytest.raises(ConfigError, match="--trust-folder"):
+            locate_untrusted(target, config_file=project / file)
+    if file != "link.yaml":  # which is beside the modules of the project, too
+        assert locate_untrusted("own_parts_xyz.Net").__name__ == "Net"
+
+
+def test_a_refusal_shows_the_project_root_that_the_file_names(project, folders):
+    file = folders["run"] / "config.yaml"
+    use_project(file, {"project_root": str(folders["other"])})
+    with pytest.raises(ConfigError, match=f"the file says: {folders['other']}"):
+        locate_untrusted("other_parts_xyz.Far", config_file=file)
 
 
 @pytest.fixture
@@ -166,11 +206,12 @@ def test_the_folder_of_a_run_and_one_elsewhere_are_data_unless_they_are_trusted(
         assert use_project(file, content) == [project]
         with pytest.raises(ConfigError, match="--trust-folder"):
             instantiate(cfg.model)
-    for target in ("out.run.run_parts_xyz.Far", "out.run.run_parts_xyz"):  # a path through folders without __init__.py
-        with pytest.raises(ConfigError, match="refused"):
-            locate_untrusted(target)
+    if name == "run":
+        for target in ("out.run.run_parts_xyz.Far", "out.run.run_parts_xyz"):  # through folders without __init__.py
+            with pytest.raises(ConfigError, match="refused"):
+                locate_untrusted(target)
+        assert "out.run.run_parts_xyz" not in sys.modules
     assert module not in sys.modules
-    assert "out.run.run_parts_xyz" not in sys.modules
     assert use_project(file, cfg, trusts_folder=True) == [folders[name], project]
     assert type(instantiate(cfg.model)).__module__ == module
 

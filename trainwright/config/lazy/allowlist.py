@@ -3,6 +3,10 @@
 The module that defines the object decides, not the path: ``torch.os.system`` is a function of ``posix``. Trusted are
 the building blocks of trainwright and torch, the modules of the project, and those added by ``allow_module``; names
 that start with ``_`` are never trusted. Targets in a Python config file are not checked, because the file is code.
+
+What a command is given, a run or a YAML file, is data, and so is what lies beside it, whatever it contains or names.
+The modules of the project come from the folder that the user works in: nothing in it where the data are, and nothing at
+all if the user works inside of them. ``--trust-folder`` adds the folder of the file and the project root that it names.
 """
 
 import importlib
@@ -11,7 +15,8 @@ import inspect
 import os
 import sys
 import sysconfig
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -139,9 +144,9 @@ PLAIN_CONTAINERS: dict[str, Any] = {f"builtins.{kind.__name__}": kind for kind i
 
 _THIRD_PARTY = ("site-packages", "dist-packages")
 _allowed_modules: set[str] = set()
-_allowed_folders: set[Path] = set()
-_trusted_folders: set[Path] = set()  # of Python config files, and by --trust-folder: also if a run has written there
-_RUN_FILES = ("run.json", "losses.csv", "last_checkpoint", "model_best", "model_final")
+_code_folders: set[Path] = set()  # of Python config files, and of --trust-folder
+_data_folders: set[Path] = set()  # of YAML files that commands were given
+_suggested: dict[Path, Path] = {}  # the project root that a YAML file names
 
 
 def allow_module(name: str) -> None:
@@ -171,51 +176,92 @@ def working_folder() -> list[Path]:
 
 
 def project_roots(config_file: str | os.PathLike[str], cfg: Any = None, *, trusts_folder: bool = False) -> list[Path]:
-    """The folders whose modules are the project's own: the project root and the working folder.
+    """The folders whose modules are the project's own for a command with this file.
 
-    The ``config.yaml`` of a run names the project root in its top-level key ``project_root``, relative to the file's
-    folder. Unless ``trusts_folder``, a folder that a run has written or that is outside the working folder is data, and
-    none of these; the folder of a Python file is code.
+    Of a Python file, which is code: its project root and the working folder. Of a YAML file: the working folder, unless
+    that is the folder of the file or inside of it. ``trusts_folder`` adds the folder of the file, and first the root
+    that a saved ``config.yaml`` names in its key ``project_root``, relative to its folder.
     """
-    working = [folder for folder in working_folder() if not _is_of_run(folder, [folder])]
     own = project_root(config_file)
     if Path(config_file).suffix == ".py":
-        return list(dict.fromkeys([own, *working]))
-    roots = [own]
+        return list(dict.fromkeys([own, *working_folder()]))
+    named = named_root(config_file, cfg)
+    if trusts_folder:
+        return list(dict.fromkeys([*([] if named is None else [named]), own, *working_folder()]))
+    return [here for here in working_folder() if not _lies_in(here, _folders_of(config_file))]
+
+
+def named_root(config_file: str | os.PathLike[str], cfg: Any) -> Path | None:
+    """The project root that a saved configuration names: a suggestion to the user."""
     named = cfg.get("project_root") if isinstance(cfg, dict | DictConfig) else None
-    if isinstance(named, str):
-        named_root = (Path(config_file).resolve().parent / named).resolve()
-        roots = [named_root, own] if trusts_folder else [named_root]  # a run has written the file
-    here = working_folder()
-    inside = (root for root in roots if any(map(root.is_relative_to, here)) and not _is_of_run(root, here))
-    return list(dict.fromkeys([*(roots if trusts_folder else inside), *working]))
+    return (Path(config_file).resolve().parent / named).resolve() if isinstance(named, str) else None
 
 
 def use_project(config_file: str | os.PathLike[str], cfg: Any = None, *, trusts_folder: bool = False) -> list[Path]:
     """Trust the modules of the project, and put its folders last on ``sys.path``. A second call changes nothing."""
     roots = project_roots(config_file, cfg, trusts_folder=trusts_folder)
+    if trusts_folder or Path(config_file).suffix == ".py":
+        _code_folders.update(roots)
+    else:
+        _data_folders.update(_data_of(config_file))
+        if (named := named_root(config_file, cfg)) is not None:
+            _suggested[Path(config_file).resolve()] = named
     for folder in working_folder():
         if folder not in roots:  # python -m puts it first
             sys.path[:] = [entry for entry in sys.path if entry not in ("", str(folder))]
     for root in roots:
         if str(root) not in sys.path:
             sys.path.append(str(root))
-    _allowed_folders.update(roots)
-    if trusts_folder or Path(config_file).suffix == ".py":
-        _trusted_folders.update(roots)
     return roots
 
 
-def _is_of_run(place: Path, roots: Iterable[Path]) -> bool:
-    """Whether a run has written the folder ``place``, or one above it that is in ``roots``."""
-    for folder in (place, *place.parents):
-        if folder in _trusted_folders or not any(map(folder.is_relative_to, roots)):
+def _folders_of(file: str | os.PathLike[str]) -> set[Path]:
+    """The folder of a file, and the one of the file that it may be a link to."""
+    return {Path(file).parent.resolve(), Path(file).resolve().parent}
+
+
+def _data_of(config_file: str | os.PathLike[str]) -> set[Path]:
+    """The folders with the given file and what lies beside it.
+
+    In the working folder, that is its complete subfolder: an archive that was unpacked there may have code anywhere.
+    """
+    found = _folders_of(config_file)
+    for here in working_folder():
+        inside = {folder for folder in found if folder != here and folder.is_relative_to(here)}
+        found |= {here / folder.relative_to(here).parts[0] for folder in inside}
+    return found
+
+
+def _lies_in(place: Path, folders: Iterable[Path]) -> bool:
+    return any(map(place.is_relative_to, folders))
+
+
+@dataclass(frozen=True, slots=True)
+class _Project:
+    """Where the modules of the project are."""
+
+    code: frozenset[Path]
+    data: frozenset[Path]  # in a folder of the code, these are none
+
+    @classmethod
+    def of(cls, config_file: Path | None) -> "_Project":
+        """``config_file``: of the name that is looked up."""
+        code, data, here = set(_code_folders), set(_data_folders), working_folder()
+        if config_file is not None and config_file.suffix == ".py":
+            code.add(project_root(config_file))
+        elif config_file is not None:  # a program of the user's may have loaded it, from its own folder or one above
+            data |= {folder for folder in _data_of(config_file) if folder not in here and _lies_in(folder, here)}
+        code.update(folder for folder in here if not _lies_in(folder, data))
+        return cls(frozenset(code), frozenset(data))
+
+    def holds(self, file: Path) -> bool:
+        if _is_of_library(file):
             return False
-        if any((folder / name).exists() for name in _RUN_FILES):
-            return True
-        if (folder / "config.yaml").is_file() and any(folder.glob("*/manifest.json")):
-            return True
-    return False
+        return any(
+            file.is_relative_to(folder)
+            and not any(file.is_relative_to(data) and data.is_relative_to(folder) for data in self.data - {folder})
+            for folder in self.code
+        )
 
 
 def locate_untrusted(path: str, *, config_file: Path | None = None, partial: bool = False) -> Any:
@@ -225,17 +271,17 @@ def locate_untrusted(path: str, *, config_file: Path | None = None, partial: boo
     """
     if path in PLAIN_CONTAINERS and not partial:  # called later, dict() could make data look like code
         return PLAIN_CONTAINERS[path]
-    folders = {*project_roots(config_file or "config.yaml"), *_allowed_folders}
+    project = _Project.of(config_file)
     first = path.split(".")[0]
     if is_never_named(path):
         raise _refusal(path)
     is_allowed = any(name.split(".")[0] == first for name in _allowed_modules)
-    if not (first in {"trainwright", "torch"} or is_allowed or _leads_into_project(path, folders)):
+    if not (first in {"trainwright", "torch"} or is_allowed or _leads_into_project(path, project)):
         raise _refusal(path, config_file)
     target = locate(path)
     above = path.rpartition(".")[0]
     parent = locate(above) if above else None
-    if isinstance(target, ModuleType) or not _may_be_called(target, parent, folders, partial=partial):
+    if isinstance(target, ModuleType) or not _may_be_called(target, parent, project, partial=partial):
         raise _refusal(path)
     return target
 
@@ -249,7 +295,7 @@ def is_never_named(path: str) -> bool:
     return first in _NEVER or is_private
 
 
-def _may_be_called(target: Any, parent: Any, folders: Collection[Path], *, partial: bool) -> bool:
+def _may_be_called(target: Any, parent: Any, project: _Project, *, partial: bool) -> bool:
     module = getattr(target, "__module__", None)
     if inspect.isbuiltin(target) and module is None and isinstance(target.__self__, ModuleType):
         module = target.__self__.__name__
@@ -263,15 +309,15 @@ def _may_be_called(target: Any, parent: Any, folders: Collection[Path], *, parti
         return _is_trainwright_target(target, partial=partial)
     if _is_below(module, "torch"):
         return _is_torch_target(target, parent, module)
-    return _is_of_project(module, folders)
+    return _is_of_project(module, project)
 
 
-def _leads_into_project(path: str, folders: Collection[Path]) -> bool:
+def _leads_into_project(path: str, project: _Project) -> bool:
     """Whether each module of a dotted path is the project's. A module is imported after its place has been checked."""
     parts = path.split(".")
     for length in range(1, len(parts)):
         module = ".".join(parts[:length])
-        if not _is_of_project(module, folders):
+        if not _is_of_project(module, project):
             # A name that is no module is one in the module before it; the object that it names is checked.
             return length > 1 and module not in sys.modules and importlib.util.find_spec(module) is None
         if not hasattr(locate(module), "__path__"):
@@ -279,20 +325,9 @@ def _leads_into_project(path: str, folders: Collection[Path]) -> bool:
     return len(parts) > 1
 
 
-def _is_of_project(module: str, folders: Collection[Path]) -> bool:
-    """Whether the files of ``module`` are in ``folders``, and neither installed nor of the standard library."""
-    loaded = sys.modules.get(module)
-    if (file := getattr(loaded, "__file__", None)) is not None:
-        places = [file]
-    else:
-        try:  # without importing it; of a submodule, the modules above it are imported and checked already
-            spec = importlib.util.find_spec(module) if loaded is None else getattr(loaded, "__spec__", None)
-        except (ValueError, ImportError):
-            return False
-        if spec is None:
-            return False
-        places = [spec.origin] if spec.has_location and spec.origin else list(spec.submodule_search_locations or ())
-    return bool(places) and all(_is_project_file(Path(place).resolve(), folders) for place in places)
+def _is_of_project(module: str, project: _Project) -> bool:
+    places = _files_of(module)
+    return bool(places) and all(map(project.holds, places))
 
 
 def _is_installed(module: str) -> bool:
@@ -301,15 +336,28 @@ def _is_installed(module: str) -> bool:
         spec = importlib.util.find_spec(module)
     except (ValueError, ImportError):
         return True
-    return spec is not None and not _is_of_project(module, [Path("/")])
+    return spec is not None and all(map(_is_of_library, _files_of(module)))
 
 
-def _is_project_file(file: Path, folders: Collection[Path]) -> bool:
-    if any(part in _THIRD_PARTY for part in file.parts):
-        return False
-    if file.is_relative_to(Path(sysconfig.get_path("stdlib")).resolve()):
-        return False
-    return any(file.is_relative_to(folder) for folder in folders) and not _is_of_run(file, folders)
+def _files_of(module: str) -> list[Path]:
+    """The file of a module, or the folders of a package without one; none for a module of Python itself."""
+    loaded = sys.modules.get(module)
+    if (file := getattr(loaded, "__file__", None)) is not None:
+        places = [file]
+    else:
+        try:  # without importing it; of a submodule, the modules above it are imported and checked already
+            spec = importlib.util.find_spec(module) if loaded is None else getattr(loaded, "__spec__", None)
+        except (ValueError, ImportError):
+            return []
+        if spec is None:
+            return []
+        places = [spec.origin] if spec.has_location and spec.origin else list(spec.submodule_search_locations or ())
+    return [Path(place).resolve() for place in places]
+
+
+def _is_of_library(file: Path) -> bool:
+    is_third_party = any(part in _THIRD_PARTY for part in file.parts)
+    return is_third_party or file.is_relative_to(Path(sysconfig.get_path("stdlib")).resolve())
 
 
 def _refusal(path: str, config_file: Path | None = None) -> ConfigError:
@@ -324,11 +372,18 @@ def _refusal(path: str, config_file: Path | None = None) -> ConfigError:
             "a public name, or name the target in a Python config file."
         )
     if config_file is not None and not _is_installed(first := path.split(".")[0]):
-        names = [entry.stem for folder in working_folder() for entry in folder.iterdir()]
+        roots = [here for here in working_folder() if not _lies_in(here, _data_folders)]
+        file, names = shown(str(config_file)), [entry.stem for folder in roots for entry in folder.iterdir()]
+        why = (
+            f"the folder that you work in has no module {first!r} outside of the data.{nearest_name(first, names)}"
+            if roots
+            else f"{file} is data, and so is the folder that you work in."
+        )
+        named = _suggested.get(config_file.resolve())
+        start = "the project's folder" if named is None else f"the project's folder (the file says: {named})"
         return ConfigError(
-            f"target {path!r} is refused: the project has no module {first!r}.{nearest_name(first, names)} Start in the"
-            " project's folder, or add --trust-folder if you trust the code in"
-            f" {shown(str(config_file.parent))} and in its project_root."
+            f"target {path!r} is refused: {why} Start in {start}, or add --trust-folder if you trust the code in"
+            f" {shown(str(config_file.parent))}{'' if named is None else f' and in {named}'}."
         )
     return ConfigError(
         f"target {path!r} is refused: a string from YAML, a checkpoint or the command line may only name the parts of "
