@@ -6,18 +6,21 @@ import os
 import signal
 import subprocess
 import textwrap
+import threading
 import time
+import traceback
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from tests.fork_server import python
 from trainwright.config.errors import ConfigTypeError
 from trainwright.data import ColumnDataset, CyclicSampler, DataError, SingleRoundSampler, build_image_train_loader
 from trainwright.data.batch_loader import BatchLoader, make_loader
 from trainwright.data.batches import Batches
+from trainwright.data.streaming import StreamLoader
 
 
 class Slow(Dataset):
@@ -261,3 +264,84 @@ def test_what_workers_cannot_receive_is_named(is_ours: bool) -> None:
     torchs = DataLoader(data, num_workers=1, multiprocessing_context="spawn")
     with pytest.raises(ConfigTypeError, match=r"Slow.transform: workers cannot receive .*lambda.*num_workers=0"):
         next(iter(loader_of(data, "spawn")) if is_ours else Batches(torchs))
+
+
+class Broken(Dataset):
+    """Sample 7 is what ``make`` returns or raises."""
+
+    def __init__(self, make):
+        self.make = make
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        return self.make() if index == 7 else {"x": torch.ones(2), "other": None}
+
+
+class TwoArguments(Exception):  # noqa: N818
+    message = "of the class"
+
+    def __init__(self, first, second):
+        super().__init__(f"{first} and {second}")
+
+
+def local_class():
+    class Inner(Exception):  # noqa: N818
+        pass
+
+    raise Inner("what happened")
+
+
+def group():
+    raise ExceptionGroup("what happened", [ValueError("the first of it")])
+
+
+def two_arguments():
+    raise TwoArguments("what", "happened")
+
+
+def unsendable():
+    return {"x": torch.ones(2), "other": threading.Lock()}
+
+
+FAULTS = [
+    (local_class, ("Inner: what happened", "sample 7 of Broken")),
+    (group, ("what happened", "the first of it", "sample 7 of Broken")),
+    (two_arguments, ("what and happened", "sample 7 of Broken")),
+    (unsendable, (r"batch['other'][3]", "samples 4, 5, 6, 7 of Broken", "is a lock, which no worker can send")),
+]
+
+
+def as_lists(samples):
+    return {name: [sample[name] for sample in samples] for name in samples[0]}
+
+
+@pytest.mark.parametrize(("make", "facts"), FAULTS, ids=lambda fault: getattr(fault, "__name__", ""))
+def test_what_a_worker_cannot_send_is_an_error_that_names_the_sample(make, facts):
+    data = Broken(make)
+    ours = make_loader(
+        data, SingleRoundSampler(data, 4), seed=0, num_workers=1, collate_fn=as_lists, loader_options={"timeout": 60}
+    )
+    with pytest.raises(Exception, match=r"happened|no worker can send") as raised:
+        list(ours)
+    text = "".join(traceback.format_exception(raised.value))
+    for fact in facts:
+        assert fact in text
+    assert "timed out" not in text
+
+
+class BrokenStream(IterableDataset):
+    def __init__(self, make):
+        self.make = make
+
+    def __iter__(self):
+        yield torch.ones(2)
+        yield self.make()
+
+
+@pytest.mark.parametrize("make", [local_class, group, threading.Lock])
+def test_what_a_worker_of_a_stream_cannot_send_is_an_error(make):
+    ours = StreamLoader(BrokenStream(make), 2, num_workers=1, collate_fn=list, timeout=60)
+    with pytest.raises(Exception, match=r"happened|no worker can send"):
+        next(iter(ours))

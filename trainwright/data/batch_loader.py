@@ -11,9 +11,12 @@ import os
 import pickle
 import re
 import signal
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
+from multiprocessing.queues import Queue
 from multiprocessing.reduction import ForkingPickler
 from multiprocessing.util import Finalize
 from types import FrameType
@@ -156,7 +159,7 @@ class BatchReader:
         try:
             samples = self.dataset.__getitems__(indices)
         except Exception as error:
-            _add_note(error, f"reading {self._shown(indices)}")
+            _add_note(error, f"reading {self.shown(indices)}")
             raise
         if self.collate_fn is collate and isinstance(samples, Mapping | Tensor):
             raise DataError(
@@ -175,14 +178,15 @@ class BatchReader:
                     f"data: sample {_plain(indices[place])} of {type(self.dataset).__name__} is None: does its"
                     " __getitem__ return a value in every case?"
                 ) from error
-            _add_note(error, f"making a batch of {self._shown(indices)}")
+            _add_note(error, f"making a batch of {self.shown(indices)}")
             raise
 
     def _add_sample_note(self, error: Exception, indices: SampleIndices, number: int) -> None:
         what = f"sample {_plain(indices[number])} of {type(self.dataset).__name__}"
         _add_note(error, f"reading {what} (epoch {indices.epoch_of(number)})")
 
-    def _shown(self, indices: SampleIndices) -> str:
+    def shown(self, indices: SampleIndices) -> str:
+        """The samples of a batch, for a message."""
         shown = ", ".join(str(_plain(index)) for index in indices[:_SHOWN])
         more = f", … ({len(indices)} in all)" if len(indices) > _SHOWN else ""
         return f"the samples {shown}{more} of {type(self.dataset).__name__} (epoch {indices.epoch})"
@@ -263,7 +267,7 @@ class BatchLoader(DataLoader[Any]):
             return self._in_this_process(reader)
         if self._with_workers is None:
             options = {**self._options, "collate_fn": unchanged}
-            indexed: Any = reader
+            indexed: Any = _WorkerReader(reader)
             self._with_workers = DataLoader(indexed, batch_sampler=self._rounds, **options)
         return WorkerBatches(self._with_workers)
 
@@ -316,6 +320,59 @@ class BatchLoader(DataLoader[Any]):
         )
 
 
+class _WorkerReader:
+    """A `BatchReader` in a worker, whose batches and errors are sent to the process that trains."""
+
+    def __init__(self, reader: BatchReader) -> None:
+        self._reader, self.dataset, self.collate_fn = reader, reader.dataset, reader.collate_fn
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    def __getitems__(self, indices: SampleIndices) -> Any:
+        with raisable_again():
+            batch = self._reader.__getitems__(indices)
+        _read.append((id(batch), functools.partial(self._reader.shown, indices)))
+        return batch
+
+
+# Of this worker: the last batches, by their identity, and functions that return what they are of. Torch sends a batch
+# before it requests many more.
+_read: deque[tuple[int, Callable[[], str]]] = deque(maxlen=16)
+
+
+@dataclass(frozen=True, slots=True)
+class _Unsent:
+    """Sent in place of what a worker could not send."""
+
+    text: str
+
+
+def _send_unsent(queue: Any, error: Exception, unsent: Any) -> None:
+    """Called in a worker when pickling has failed: without an answer, the training would wait forever."""
+    number, content = unsent
+    batch = next((shown() for identity, shown in _read if identity == id(content)), "what a worker has read")
+    name, part = _not_sendable(content, "batch") or ("batch", content)
+    kind = type(part).__name__
+    queue.put((number, _Unsent(f"data: {name} of {batch} is a {kind}, which no worker can send ({error}).")))
+
+
+@contextmanager
+def raisable_again() -> Iterator[None]:
+    """An error of a worker gets a class of which torch can make an error in the process that trains."""
+    try:
+        yield
+    except Exception as error:
+        kind: Any = type(error)
+        try:
+            ForkingPickler.dumps(kind)  # not a local class
+            if getattr(kind, "message", None):
+                kind(message="")  # as torch calls it then
+        except Exception:
+            raise DataError(f"data: {kind.__name__}: {error}") from error
+        raise
+
+
 class Rounds:
     """A batch sampler whose plain lists become `SampleIndices` with the number of the round as their epoch.
 
@@ -362,7 +419,7 @@ class WorkerBatches(Iterator[Any]):
 
     def __next__(self) -> Any:
         try:
-            return next(self._batches)
+            batch = next(self._batches)
         except Exception as error:
             error = error.with_traceback(None)  # the worker's traceback is in its message
             codes = _workers.exit_codes()
@@ -372,6 +429,9 @@ class WorkerBatches(Iterator[Any]):
                 f"data: a worker of the loader ended (exit code {', '.join(map(str, codes))}; -9 is often a lack of"
                 " memory). With num_workers=0 the samples are read in this process, which shows their errors."
             ) from error
+        if type(batch) is _Unsent:
+            raise DataError(batch.text)
+        return batch
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -395,13 +455,17 @@ def workers_started(dataset: Any, collate_fn: Any) -> Iterator[None]:
 
 
 def _not_sendable(value: Any, name: str) -> tuple[str, Any] | None:
-    """The innermost attribute of a value that cannot be sent to workers, with its path."""
+    """The innermost part of a value that cannot be pickled, with its path."""
     try:
         ForkingPickler.dumps(value)
         return None
     except Exception:  # pickling calls code of the value's class
-        parts = getattr(value, "__dict__", {}).items()
-        return next(filter(None, (_not_sendable(part, f"{name}.{key}") for key, part in parts)), (name, value))
+        parts = [(f"{name}.{key}", part) for key, part in getattr(value, "__dict__", {}).items()]
+        if isinstance(value, Mapping):
+            parts += [(f"{name}[{key!r}]", part) for key, part in value.items()]
+        elif isinstance(value, list | tuple):
+            parts += [(f"{name}[{index}]", part) for index, part in enumerate(value)]
+        return next(filter(None, (_not_sendable(part, path) for path, part in parts)), (name, value))
 
 
 def unchanged(batch: Any) -> Any:
@@ -466,9 +530,11 @@ def can_pin_memory() -> bool:
 def init_worker(worker_id: int, *, seed: int, rank: int, user_init: Callable[[int], Any] | None) -> None:
     """Initialize a worker of a loader. ``user_init(worker_id)`` is called last."""
     _ignore_signals()
+    if hasattr(Queue, "_on_queue_feeder_error"):  # for subclasses, but torch makes the queue of this process
+        Queue._on_queue_feeder_error = _send_unsent
     seed_everything(mixed_seed(seed, WORKER_STREAM, rank, worker_id))
     info = get_worker_info()
-    if info is not None and isinstance(info.dataset, BatchReader):
+    if info is not None and isinstance(info.dataset, _WorkerReader):
         # The user's functions expect their data set here, not the reader. The class is frozen.
         object.__setattr__(info, "dataset", info.dataset.dataset)
     if user_init is not None:

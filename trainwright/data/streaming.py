@@ -22,7 +22,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
-from trainwright.data.batch_loader import WorkerBatches, allowed_workers, loader_settings, unchanged
+from trainwright.data.batch_loader import WorkerBatches, allowed_workers, loader_settings, raisable_again, unchanged
 from trainwright.data.collate import collate, collated
 from trainwright.data.errors import DataError
 from trainwright.data.seeding import (
@@ -239,6 +239,10 @@ class _StreamReader(IterableDataset[Any]):
         self.starts: dict[int, Position] = {}  # by worker
 
     def __iter__(self) -> Iterator[Any]:
+        with raisable_again():
+            yield from self._batches()
+
+    def _batches(self) -> Iterator[Any]:
         info = get_worker_info()
         worker, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
         if worker <= self.last_worker < num_workers - 1:
