@@ -612,7 +612,7 @@ _DIST = (
     Key("actual_pipeline_stage_id", ABSENT, types.Anything, "The stage of each layer. Written by a run."),
 )
 _TRAIN = (
-    Key("output_dir", "./output", types.Words, "Where checkpoints, logs, metrics.json and config.yaml go."),
+    Key("output_dir", "./output", types.Folder, "Where checkpoints, logs, metrics.json and config.yaml go."),
     Key("train_micro_batch_size", 32, types.Count | None,
         "Samples in a batch of one process. global_batch_size = train_micro_batch_size * num_accumulation_steps *"
         " number of data-parallel ranks; what is None follows from the others."),

@@ -5,6 +5,7 @@ A type states in :class:`Allowed` what a message lists as allowed. A section is 
 
 import functools
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -172,6 +173,15 @@ _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 _Name = Annotated[str, Field(min_length=1)]
+_MAX_NAME = 255  # bytes of a file's name, on all usual file systems
+
+
+def _check_path(path: str) -> str:
+    """What no file system takes. The file system itself reports everything else."""
+    parts = re.split(r"[/\\]" if os.name == "nt" else "/", path)
+    if not path.strip() or "\0" in path or any(len(os.fsencode(part)) > _MAX_NAME for part in parts):
+        raise ValueError
+    return path
 
 
 def _check_whole(value: float) -> float:
@@ -230,7 +240,11 @@ Words = Annotated[str, Field(pattern=r"\S"), Allowed("text that is not empty")]
 Key = Annotated[_Name, Allowed("a name")]
 FieldNames = Annotated[list[_Name], Field(min_length=1), Allowed("a list of names of fields")]
 FieldName = Annotated[_Name, Allowed("the name of a field")]
-Folder = Annotated[_Name, Allowed("a path")]
+Folder = Annotated[
+    _Name,
+    AfterValidator(_check_path),
+    Allowed("a path, not empty, without the character NUL, and with at most 255 bytes between two slashes"),
+]
 Count = Annotated[int, Field(ge=1), _Whole, Allowed("a whole number >= 1")]
 CountOrZero = Annotated[int, Field(ge=0), _Whole, Allowed("a whole number >= 0")]
 Amount = Annotated[int | float, Field(ge=1), AfterValidator(_check_whole), Allowed("a whole number >= 1 (1e9 for all)")]

@@ -50,6 +50,8 @@ def test_keys_that_the_documents_readers_use_are_accepted():
         ("train.dist.pipeline_schedule", "1f1b", ConfigError, "'GPipe', '1F1B'"),
         ("train.amp", True, ConfigTypeError, r"a section, for example amp=dict\(enabled"),
         ("train.output_dir", "", ConfigError, "not empty"),
+        ("train.output_dir", "a\0b", ConfigError, "without the character NUL"),
+        ("train.output_dir", "a" * 256, ConfigError, "at most 255 bytes"),
         ("train.input_placement_device", "foo", ConfigError, "'cpu', 'cuda'.*got|got 'foo'.*'cpu', 'cuda'"),
         ("train.dist.device_type", "cuda:x", ConfigError, r"got 'cuda:x'.*'cuda:0'"),
         ("train.dist.device_type", 0, ConfigTypeError, r"got 0 \(int\)"),

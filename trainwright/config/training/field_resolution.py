@@ -291,16 +291,30 @@ def _clipping_fault(value: Any, norm: Any) -> str | None:
     return f"got {value} with max_grad_norm={norm}: clip by value or by norm, not by both."
 
 
+_FILES = "training_config.yaml metrics.json metrics.csv losses.csv run.json hardest_samples.csv curves.png log.txt"
+_FILES_OF_RUN = (*_FILES.split(), "README.md")
+
+
 def _folder_fault(example: str, name: str) -> str | None:
     paths = PurePosixPath(name), PureWindowsPath(name)
     is_folder = name == "." and example == "logs"  # logs may be in output_dir itself
     if any(path.anchor or ".." in path.parts or not (path.parts or is_folder) for path in paths):
         return f"got {name!r}; it must be a path inside output_dir, such as {example!r}."
+    if paths[0].parts[:1] and paths[0].parts[0] in _FILES_OF_RUN:
+        return f"got {name!r}, which is a file of the run; it must be another name, such as {example!r}."
     return None
 
 
 _check("checkpoints_dir")(partial(_folder_fault, "checkpoints"))
 _check("logs_dir")(partial(_folder_fault, "logs"))
+
+
+@_check("tensorboard")
+def _comment_fault(tensorboard: Mapping[str, Any] | None) -> str | None:
+    comment = (tensorboard or {}).get("comment")
+    if not comment or (fault := _folder_fault("digits", comment)) is None:
+        return None
+    return f"comment: {fault.replace('output_dir', 'logs_dir')}"
 
 
 @_check("logs_dir", "checkpoints_dir")
