@@ -8,11 +8,13 @@ import time
 from pathlib import Path
 from types import TracebackType
 
+from trainwright.terminal import shortened
+
 _FILE = "TORCHELASTIC_ERROR_FILE"  # torchrun sets it, in a folder for each process of a host
 
 
 def text_of(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+    return shortened(f"{type(error).__name__}: {error}")
 
 
 def write_error_file(error: BaseException) -> None:

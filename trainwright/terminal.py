@@ -9,6 +9,7 @@ import re
 import sys
 from typing import Any, TextIO, cast
 
+MAX_ERROR, _END_OF_ERROR = 10_000, 2_000  # characters
 _ENDED = (errno.EPIPE, errno.EIO, errno.EBADF)  # nothing more can be written there: no reader, no terminal, closed
 _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -20,6 +21,14 @@ def printable(text: str) -> str:
     'a\\\\x1b[2Jb'
     """
     return _COMMANDS.sub(lambda mark: mark[0].encode("unicode_escape").decode(), text)
+
+
+def shortened(text: str) -> str:
+    """The text of an error without its middle, if it has more than 10,000 characters, such as a printed tensor."""
+    left_out = len(text) - MAX_ERROR
+    if left_out <= 0:
+        return text
+    return f"{text[: MAX_ERROR - _END_OF_ERROR]}\n… ({left_out:,} characters are left out) …\n{text[-_END_OF_ERROR:]}"
 
 
 def guarded(stream: TextIO) -> TextIO:

@@ -466,3 +466,22 @@ def test_a_tracker_gets_no_command_line_with_a_secret(monkeypatch: pytest.Monkey
     }
     assert safe_trackers({"mlflow": {}}) == {"mlflow": {}}
     assert safe_trackers(None) is None
+
+
+def test_the_text_of_an_error_is_cut_and_a_secret_in_it_is_hidden(logger) -> None:
+    log, lines, _ = logger
+    try:
+        try:
+            raise ValueError("first" + "x" * 100_000)
+        except ValueError as cause:
+            raise RuntimeError("second" + "y" * 100_000 + " " + FORMS["github"]) from cause
+    except RuntimeError as error:
+        log.error("failed: %s", error, exc_info=error)
+        log.error("failed: %s", error)
+    for line in lines:
+        assert "second" in line
+        assert "characters are left out" in line
+        assert FORMS["github"] not in line
+        assert len(line) < 60_000
+    assert "first" in lines[0]
+    assert "ValueError" in lines[0]

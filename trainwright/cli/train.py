@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainwright.config.arguments import default_argument_parser, split_config
 from trainwright.config.errors import ConfigError, ConfigKeyError, MissingFileError, UserError, nearest_name
-from trainwright.config.secrets import redact
+from trainwright.config.secrets import redact, with_short_errors
 from trainwright.error_file import is_reported
 from trainwright.signal_handlers import restore_handler, set_handler
-from trainwright.terminal import guarded, open_standard_streams, print_line
+from trainwright.terminal import guarded, open_standard_streams, print_line, shortened
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -248,12 +248,12 @@ def print_error(error: BaseException, args: argparse.Namespace | None = None, *,
     if line is not None:
         print_line(line, file=sys.stderr)
         return FAILED
-    message = str(error) or type(error).__name__
+    message = shortened(redact(str(error))) or type(error).__name__
     if not isinstance(error, UserError):  # the message of another library's error needs its type
         message = f"{type(error).__name__}: {message}"
     text = "\n  ".join([f"trainwright: {message}", *getattr(error, "__notes__", ())])
     if with_traceback or getattr(args, "traceback", False):
-        text = "".join(traceback.format_exception(error)).rstrip()
+        text = with_short_errors("".join(traceback.format_exception(error)).rstrip(), error)
     print_line(redact(text), file=sys.stderr)
     if faults is not None:
         faults.mark_reported()

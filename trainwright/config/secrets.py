@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainwright.terminal import printable
+from trainwright.terminal import MAX_ERROR, printable, shortened
 
 logger = logging.getLogger("trainwright.config")
 
@@ -182,6 +182,17 @@ def _warn(keys: str, folder: str) -> None:
     )
 
 
+def with_short_errors(text: str, error: object) -> str:
+    """``text``, with which an error is reported, with the error's own text shortened, and those of its causes."""
+    seen = set[int]()
+    while isinstance(error, BaseException) and id(error) not in seen:
+        seen.add(id(error))
+        if len(own := str(error)) > MAX_ERROR:
+            text = text.replace(own, shortened(redact(own)))
+        error = error.__cause__ or error.__context__
+    return text
+
+
 class RedactingFormatter(logging.Formatter):
     """A formatter that redacts the complete line, with its arguments and exception, and escapes control characters.
 
@@ -189,7 +200,10 @@ class RedactingFormatter(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        return printable(redact(super().format(record)))
+        text = super().format(record)
+        for error in (*(record.args if isinstance(record.args, tuple) else ()), record.exc_info and record.exc_info[1]):
+            text = with_short_errors(text, error)
+        return printable(redact(text))
 
 
 def _is_secret(value: Any, path: str, is_secret: bool, environment: list[str]) -> bool:

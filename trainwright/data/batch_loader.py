@@ -47,6 +47,7 @@ from trainwright.data.seeding import (
 from trainwright.data.wrapped import inner_datasets, own_collator
 from trainwright.parallel.dist import get_data_parallel_rank
 from trainwright.signal_handlers import set_handler
+from trainwright.terminal import shortened
 
 _SHOWN = 64  # indices that a message names at most
 
@@ -369,7 +370,7 @@ def raisable_again() -> Iterator[None]:
             if getattr(kind, "message", None):
                 kind(message="")  # as torch calls it then
         except Exception:
-            raise DataError(f"data: {kind.__name__}: {error}") from error
+            raise DataError(f"data: {kind.__name__}: {shortened(str(error))}") from error
         raise
 
 
