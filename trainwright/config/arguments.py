@@ -24,7 +24,7 @@ _COMMON: dict[str, dict[str, Any]] = {
     },
     "trust-folder": {
         "action": "store_true",
-        "help": "import modules from the folder of the configuration also if a run wrote it, or it is elsewhere",
+        "help": "import modules also from the folder of the YAML file, and from the project root that it names",
     },
     "traceback": {"action": "store_true", "help": "show the complete traceback of an error"},
     "opts": {"nargs": "*", "metavar": "CONFIG key=value", "help": "a configuration file, and overrides of it"},
