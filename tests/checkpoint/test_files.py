@@ -144,3 +144,10 @@ def test_an_entry_that_cannot_be_deleted_keeps_no_other(tmp_path, monkeypatch):
     with pytest.raises(PermissionError):
         files.remove_stale(tmp_path)
     assert names(tmp_path) == [min(first, second).name]
+
+
+def test_what_a_killed_writer_has_left_goes_before_the_next_long_write(tmp_path):
+    left = tmp_path / temporary_name_of(dead_pid())
+    (left / "half").mkdir(parents=True)
+    assert not files.clean_sibling(tmp_path / "model").exists()
+    assert [*tmp_path.iterdir()] == []

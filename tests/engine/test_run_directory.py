@@ -6,7 +6,10 @@ import logging
 import os
 import shutil
 import signal
+import stat
 import subprocess
+import sys
+import textwrap
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,7 @@ from tests.engine.earlier_run import CONFIG, WRITTEN, contents, earlier_run
 from tests.fork_server import python
 from tests.toys import Classifier, file_config, points, quiet
 from trainwright import DefaultTrainer, Trainer, TrainingConfig
-from trainwright.checkpoint import CheckpointError
+from trainwright.checkpoint import Checkpointer, CheckpointError
 from trainwright.config.errors import ConfigError
 from trainwright.data import ColumnDataset, build_image_train_loader
 from trainwright.engine import TrainingLoop
@@ -333,3 +336,84 @@ def test_a_changed_working_folder_changes_no_folder_of_the_run(
     assert [row["iteration"] for row in map(json.loads, (tmp_path / "run/metrics.json").read_text().splitlines())][
         -1
     ] > 3
+
+
+def small_run(folder: Path, **settings: Any) -> Trainer:
+    config = TrainingConfig(
+        output_dir=str(folder), batch_size=4, num_epochs=4, log_steps=1, save_steps=2, progress_bar=False, device="cpu",
+        **settings,
+    )  # fmt: skip
+    return Trainer(Classifier(), config, train_dataset=points(8), eval_dataset=points(8))
+
+
+def test_the_umask_gives_the_rights_of_each_file(tmp_path: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        small_run(tmp_path, tensorboard={"log_dir": None, "comment": ""}, hardest_samples=2).train()
+    finally:
+        os.umask(before)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {"metrics.json", "log.txt", "losses.csv", "run.json", "model.safetensors"} <= {path.name for path in files}
+    assert {str(path) for path in files if stat.S_IMODE(path.stat().st_mode) != 0o664} == set()
+
+
+@pytest.mark.parametrize("stops_at", [4, 8])  # in the middle, and at the end of a run that is continued
+def test_a_resume_says_that_rows_of_metrics_are_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, stops_at: int
+) -> None:
+    small_run(tmp_path, max_steps=stops_at).train()
+    file = tmp_path / "metrics.json"
+    rows = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(rows[:2]) + rows[2][:9])
+    trainer = small_run(tmp_path, max_steps=8 if stops_at == 4 else 12, resume_from_checkpoint=True)
+    trainer.config.num_epochs = 6
+    trainer.train()
+    (said,) = [record.getMessage() for record in caplog.records if "They are lost" in record.getMessage()]
+    assert str(file) in said
+    assert f"has no rows of the iterations 3 to {stops_at - 1}" in said
+
+
+def test_a_resume_whose_metrics_are_complete_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for steps, log_steps in ((3, 1), (5, 1), (8, 1)):
+        config = {"max_steps": steps, "resume_from_checkpoint": True}
+        trainer = small_run(tmp_path, **config)
+        trainer.config.log_steps = log_steps
+        trainer.train()
+    assert "They are lost" not in caplog.text
+    assert [json.loads(line)["iteration"] for line in (tmp_path / "metrics.json").read_text().splitlines()] == [
+        *range(9)
+    ]
+
+
+@pytest.mark.parametrize(("old", "new"), [(",", ";"), ("dataset", "datasev"), ("name", "naie"), ("iteration,", "")])
+def test_a_changed_header_of_the_hardest_samples_ends_nothing_and_loses_no_row(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, old: str, new: str
+) -> None:
+    small_run(tmp_path, max_steps=4, hardest_samples=2).train()
+    file = tmp_path / "hardest_samples.csv"
+    text = file.read_text()
+    file.write_text(text.replace(old, new))
+    small_run(tmp_path, hardest_samples=2, resume_from_checkpoint=True).train()
+    assert (tmp_path / "hardest_samples.csv.old").read_text() == text.replace(old, new)
+    assert "hardest_samples.csv: its columns are not iteration, dataset" in caplog.text
+    assert file.read_text().startswith(text.partition("\n")[0])
+
+
+def test_two_trainings_in_a_folder_without_locks_notice_each_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    program = f"""
+        import fcntl, torch
+        def refuse(*_): raise OSError(95, "Operation not supported")
+        fcntl.flock = refuse
+        from torch import nn
+        from trainwright.checkpoint import Checkpointer
+        Checkpointer(nn.Linear(1, 1), {str(tmp_path)!r}, asynchronous=False).save("model_0000001", iteration=1)
+    """
+    ours = Checkpointer(nn.Linear(1, 1), tmp_path, asynchronous=False)
+    ours.save("model_0000000", iteration=0)
+    assert "another process" not in caplog.text
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True)
+    ours.save("model_0000002", iteration=2)
+    ours.save("model_0000003", iteration=3)
+    assert caplog.text.count("another process saves checkpoints here") == 1

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from trainwright.checkpoint.files import commit_folder, temporary_sibling
+from trainwright.checkpoint.files import clean_sibling, commit_folder
 from trainwright.checkpoint.folder import WEIGHTS_NAME
+from trainwright.checkpoint.manifest import FOR_PEOPLE
 from trainwright.checkpoint.safetensors_file import TensorFile, bytes_of
 from trainwright.checkpoint.safetensors_header import TIED
 from trainwright.checkpoint.shard_index import INDEX_NAME, state_of
@@ -38,7 +39,7 @@ def _export(checkpoint: Path, folder: Path) -> dict[str, StoredTensor]:
         del tensors[name]
     tied = {name: copies.get(first, first) for name, first in reader.index.tied.items()} | copies
     metadata = {TIED: json.dumps(tied)} if tied else {}
-    temporary = temporary_sibling(folder)
+    temporary = clean_sibling(folder)
     try:
         temporary.mkdir()
         with open(temporary / WEIGHTS_NAME, "xb") as file:
@@ -46,7 +47,7 @@ def _export(checkpoint: Path, folder: Path) -> dict[str, StoredTensor]:
         states = {MODEL, EXTRA, MODEL_EXTRA, *state_names(manifest)}
         states |= {f"{name}{OF_RANKS}" for name in states} | {os.path.splitext(INDEX_NAME)[0]}
         others = (n for n in manifest.files if os.path.splitext(n)[0] not in states and state_of(n) not in states)
-        for name in others:
+        for name in (name for name in others if name not in FOR_PEOPLE or (checkpoint / name).is_file()):
             (temporary / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(checkpoint / name, temporary / name)
         commit_folder(temporary, folder)

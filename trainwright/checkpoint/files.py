@@ -38,6 +38,13 @@ def temporary_sibling(path: PathLike) -> Path:
     return path.with_name(f".tmp-{path.name}-{pid}-{_host()}-{_start_time(pid)}-{next(_counter)}")
 
 
+def clean_sibling(path: PathLike) -> Path:
+    """As `temporary_sibling`, for what takes long to write: first deletes what killed processes have left beside it."""
+    with contextlib.suppress(OSError):  # there may be no such folder, or no right to delete
+        remove_stale(Path(path).parent)
+    return temporary_sibling(path)
+
+
 def is_temporary(name: str) -> bool:
     """Whether an entry's name is one that `temporary_sibling` makes."""
     return _TEMPORARY.fullmatch(name) is not None
@@ -204,7 +211,7 @@ def locked(folder: PathLike) -> Iterator[None]:
     It holds a file lock, which the system releases when the process ends and which other containers see.
     """
     lock = temporary_sibling(Path(folder, _LOCK))
-    descriptor = os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    descriptor = os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     held_locks.add(descriptor)
     try:
         with contextlib.suppress(ImportError, OSError):  # Windows; a filesystem without locks
@@ -309,7 +316,8 @@ def irregular(path: PathLike) -> str | None:
 def open_regular(path: PathLike, flags: int = os.O_RDONLY) -> int:
     """Open a regular file, which may be created, and return its descriptor. Does not block on a pipe."""
     if (kind := irregular(path)) is None:
-        descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0), 0o644)
+        flags |= getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+        descriptor = os.open(path, flags, 0o666)  # of which the umask removes rights
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
             return descriptor
         os.close(descriptor)

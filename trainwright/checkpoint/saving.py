@@ -87,7 +87,7 @@ class CheckpointWriter:
         self.reset()
         self._last_committed: Committed | None = None
         self._known: int | None = 0  # the sequence of the newest checkpoint; None: the folder could not be read
-        self._is_cleaned = False
+        self._is_cleaned = self._has_warned = False
         _writers.add(self)
         if save_dir:
             self.look()
@@ -154,9 +154,13 @@ class CheckpointWriter:
         """The newest checkpoint to resume from, if another object or process has saved it."""
         if self._known is None:
             self._known = newest_sequence(self._folder)
-        known = max(self._known, self._last_committed.manifest.sequence if self._last_committed else 0)
+        known = self.newest_known()
         newest = next(iter(order_of(self._folder).resumable), None)
         return newest.path if newest is not None and newest.sequence > known else None
+
+    def newest_known(self) -> int:
+        """The sequence of the newest checkpoint that was there at the start, or that this object has saved."""
+        return max(self._known or 0, self._last_committed.manifest.sequence if self._last_committed else 0)
 
     def log_failure(self) -> None:
         """Log an error that no call has raised. At interpreter exit the thread has already ended."""
@@ -210,7 +214,20 @@ class CheckpointWriter:
             previous = read_pointer(self._folder)
         except (CheckpointError, OSError):
             previous = None
-        return replace(manifest, sequence=newest_sequence(self._folder) + 1, previous=previous)
+        newest = newest_sequence(self._folder)
+        self._warn_of_others(newest)
+        return replace(manifest, sequence=newest + 1, previous=previous)
+
+    def _warn_of_others(self, newest: int) -> None:
+        """Warn once if another process saves here: on a file system without locks, two trainings can start."""
+        known = [one.newest_known() for one in _writers if one._folder == self._folder]
+        if newest > max(known) and not self._has_warned and self._known is not None:
+            self._has_warned = True
+            logger.warning(
+                "%s: another process saves checkpoints here. Two trainings in one folder replace and delete the"
+                " checkpoints of each other: stop one of them, and set another folder for it.",
+                self._folder,
+            )
 
     @contextlib.contextmanager
     def _errors_of(self, name: str) -> Iterator[None]:

@@ -18,9 +18,10 @@ from trainwright.config.errors import ConfigError
 from trainwright.data.batch import parts
 from trainwright.engine.folder.run_folder import RunFolder, is_left_out
 from trainwright.engine.run import Run
-from trainwright.evaluation.hardest_samples import COLUMNS, HardestSamples, Row
-from trainwright.events.formats import HARDEST_NAME, read_hardest
+from trainwright.evaluation.hardest_samples import HardestSamples, Row
+from trainwright.events.formats import HARDEST_COLUMNS, HARDEST_NAME, read_hardest
 from trainwright.events.storage import EventStorage
+from trainwright.events.writers.rows import RowFile
 from trainwright.parallel.mesh import current_mesh
 
 logger = logging.getLogger("trainwright.engine")
@@ -74,13 +75,23 @@ class HardestTable:
         self._written.add((at, name))
         new, self._new = self._new, []
         text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, ("iteration", *COLUMNS))
+        writer = csv.DictWriter(text, HARDEST_COLUMNS)
         if is_next and path.is_file():  # rewriting it would take longer with each evaluation
             writer.writerows(new)
             with open(path, "a", encoding="utf-8", newline="") as file:
                 file.write(text.getvalue())
             return
-        places = ((int(row["iteration"]), row["dataset"], row) for row in read_hardest(path))
+        known = read_hardest(path)
+        if not known and RowFile(path).has_content():
+            moved = RowFile(path).rename_to_backup()
+            logger.warning(
+                "%s: its columns are not %s (edited, or saved by another program?); it is now %s, and the rows of this"
+                " run begin a new file.",
+                path,
+                ", ".join(HARDEST_COLUMNS),
+                moved.name,
+            )
+        places = ((int(row["iteration"]), row["dataset"], row) for row in known)
         before = [row for iteration, dataset, row in places if iteration < at or (iteration == at and dataset != name)]
         writer.writeheader()
         writer.writerows([*before, *new])

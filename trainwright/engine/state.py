@@ -230,6 +230,7 @@ class TrainingState:
         moved = [history.move_last(first, first - 1) for history in storage.histories().values()]
         if any(moved):
             storage.first_unwritten = min(storage.first_unwritten, first - 1)
+            storage.last_row = storage.written_before if storage.written == first - 1 else storage.written
         return any(moved)
 
     def _restore_hooks(self, saved: list[dict[str, Any]]) -> None:

@@ -23,6 +23,7 @@ from trainwright.data.sample_names import index_of_place, sample_name
 from trainwright.evaluation.prediction_table import ID_FIELDS
 from trainwright.evaluation.rank_exchange import in_order
 from trainwright.evaluation.sample_losses import LossesOfTorch, losses_of_samples, scores_of
+from trainwright.events.formats import HARDEST_COLUMNS
 from trainwright.parallel.dist import (
     all_gather_object,
     get_averaging_rank,
@@ -33,7 +34,7 @@ from trainwright.parallel.dist import (
 logger = logging.getLogger("trainwright.evaluation")
 
 Row = dict[str, Any]
-COLUMNS = ("dataset", "sample", "name", "loss", "label", "prediction")
+COLUMNS = HARDEST_COLUMNS[1:]
 
 
 class HardestSamples:

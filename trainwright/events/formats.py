@@ -20,6 +20,7 @@ CSV_NAME = "metrics.csv"  # of the Python API
 LOSSES_NAME = "losses.csv"
 CURVES_NAME = "curves.png"
 HARDEST_NAME = "hardest_samples.csv"
+HARDEST_COLUMNS = ("iteration", "dataset", "sample", "name", "loss", "label", "prediction")
 RECORD_NAME = "run.json"
 _TAIL_BYTES = 1 << 18
 
@@ -93,15 +94,16 @@ def read_tail(path: Path, num_bytes: int = _TAIL_BYTES) -> str:
 
 
 def read_hardest(path: Path) -> list[dict[str, str]]:
-    """The complete rows of a ``hardest_samples.csv``; empty without such a file."""
+    """The complete rows of a ``hardest_samples.csv``; empty without such a file, or if it has other columns."""
     try:
         with open(open_regular(path), encoding="utf-8", errors="replace", newline="") as file:
-            rows = list(csv.DictReader(file))
+            reader = csv.DictReader(file)
+            rows = list(reader)
     except (OSError, csv.Error):
         return []
-    return [
-        row for row in rows if str(row.get("iteration")).isdecimal() and None not in row and None not in row.values()
-    ]
+    if tuple(reader.fieldnames or ()) != HARDEST_COLUMNS:
+        return []
+    return [row for row in rows if row["iteration"].isdecimal() and None not in row and None not in row.values()]
 
 
 def is_number(value: Any) -> bool:

@@ -68,10 +68,11 @@ class EventStorage:
 
     ``iter`` is the iteration of the values that are put now; ``samples`` counts consumed training samples. The trainer
     sets both (in your own loop, call ``step``). ``written`` is the iteration of the last regular write of the writers,
-    or None if it is unknown. A resumed run continues its files at ``first_unwritten``: this removes the extra row that
-    an interrupted run writes when it stops, so that the files equal those of an uninterrupted run. ``alike`` has
-    functions that return values by name, such as learning rates, which all processes must have alike: :meth:`reduce`
-    compares them.
+    ``written_before`` of the one before it, or None if it is unknown. A resumed run continues its files at
+    ``first_unwritten``: this removes the extra row that an interrupted run writes when it stops, so that the files
+    equal those of an uninterrupted run. ``last_row`` is the iteration of the row before that, which files must have, or
+    None if it is unknown. ``alike`` has functions that return values by name, such as learning rates, which all
+    processes must have alike: :meth:`reduce` compares them.
 
     >>> with EventStorage() as storage:
     ...     for _ in range(3):
@@ -90,7 +91,9 @@ class EventStorage:
         self.samples = 0
         self.results: set[str] = set()  # the names of values that evaluations put
         self.written: int | None = None
+        self.written_before: int | None = None
         self.first_unwritten = start_iter
+        self.last_row: int | None = None
         self._prefix = ""
         self._outer: EventStorage | None = None  # of the writer thread that has entered this storage
         self._pending: list[tuple[str, Any, int]] = []  # numbers, tensors, and the parts of put_mean
@@ -344,6 +347,7 @@ class EventStorage:
         return {
             "samples": self.samples,
             "written": self.written,
+            "written_before": self.written_before,
             "scalars": {
                 name: {**history.state_dict(_MAX_SAVED), "smoothing_hint": self._hints[name]}
                 for name, history in self._histories.items()
@@ -356,7 +360,9 @@ class EventStorage:
         self._local, self._late, self._num_parts = {}, {}, 0
         self._histories, self._hints = {}, {}
         self.samples, self.written = state["samples"], state.get("written")
+        self.written_before = state.get("written_before")
         self.first_unwritten = self.start_iter if self.written is None else min(self.start_iter, self.written + 1)
+        self.last_row = self.written if self.written == self.first_unwritten - 1 else None
         for name, scalar in state["scalars"].items():
             self._histories[name] = HistoryBuffer()
             self._histories[name].load_state_dict(scalar)
@@ -534,7 +540,7 @@ class StorageView(EventStorage):
 
     def __init__(self, storage: EventStorage) -> None:
         super().__init__(storage.start_iter)
-        self.first_unwritten = storage.first_unwritten
+        self.first_unwritten, self.last_row = storage.first_unwritten, storage.last_row
 
     def __repr__(self) -> str:
         return f"StorageView({self.iter})"

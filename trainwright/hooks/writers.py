@@ -44,7 +44,9 @@ class PeriodicWriter(HookBase):
             self._write()
 
     def write(self) -> None:
-        self.trainer.storage.written = self.trainer.iter
+        storage, at = self.trainer.storage, self.trainer.iter
+        if storage.written != at:
+            storage.written_before, storage.written = storage.written, at
         self._write()
 
     def before_longer_run(self, *, is_evaluated: bool) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from trainwright.checkpoint.files import commit_folder, sync_file, temporary_sibling
+from trainwright.checkpoint.files import clean_sibling, commit_folder, sync_file
 from trainwright.config.errors import ConfigError, UserError
 from trainwright.data.batch import arguments as arguments_of
 from trainwright.data.batch import fields, parameter_names
@@ -69,7 +69,7 @@ def export_model(
     _check_target(path)
     arguments = _inputs(model, batch)
     by_name = fields(batch) is not None  # else by position
-    temporary = temporary_sibling(path)
+    temporary = clean_sibling(path)
     new = temporary / path.name
     temporary.mkdir()
     try:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from trainwright.checkpoint.files import commit_folder, swap_folders, temporary_sibling
+from trainwright.checkpoint.files import clean_sibling, commit_folder, swap_folders
 from trainwright.checkpoint.hub import local_folder
 from trainwright.checkpoint.manifest import MANIFEST_NAME
 from trainwright.checkpoint.safetensors_file import TensorFile, tensor_key
@@ -42,7 +42,7 @@ def save_model(
             "holds tensors and settings only; a training checkpoint keeps it."
         )
     folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = temporary_sibling(folder)
+    temporary = clean_sibling(folder)
     try:
         temporary.mkdir()
         for name, content in files.items():
@@ -178,7 +178,7 @@ def _put_in_place(temporary: Path, folder: Path) -> None:
     if not folder.exists() or not any(folder.iterdir()):
         commit_folder(temporary, folder)
         return
-    fresh = temporary_sibling(folder)
+    fresh = clean_sibling(folder)
     commit_folder(temporary, fresh)
     try:
         swap_folders(fresh, folder)

@@ -66,7 +66,10 @@ class RowWriter(FileWriter):
             if not storage.latest():
                 return
             self._file.close()
+            is_there = self._file.has_content()
             self._last_written = self._prepare(storage.first_unwritten, is_new_run=storage.start_iter == 0)
+            if is_there and storage.last_row is not None and storage.start_iter > 0:
+                self._warn_of_lost(storage.last_row)
             self._storage = storage
         rows = self._rows_after(storage, self._last_written)
         self._unwritten += rows.items()
@@ -78,6 +81,17 @@ class RowWriter(FileWriter):
 
     def close(self) -> None:
         self._file.close()
+
+    def _warn_of_lost(self, last_row: int) -> None:
+        """Warn if the file ends before the row ``last_row``, which was on disk when the checkpoint was saved."""
+        if (last := self._last_written) < last_row:
+            logger.warning(
+                "%s: has no rows of the iterations %d to %d, which the run wrote before its checkpoint. They are lost:"
+                " was the file cut or edited?",
+                self._file.path,
+                last + 2,
+                last_row + 1,
+            )
 
     def _prepare(self, first: int, *, is_new_run: bool) -> int:
         """Keep only complete rows before iteration ``first`` in the file; return the last kept iteration, or -1."""
