@@ -1,12 +1,13 @@
 """An update that fails, or a loop that is left, and a training that goes on: each sample counts once."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from tests.toys import Samples, Stream, assert_equal_weights, file_config, quiet
 from trainwright import DefaultTrainer, LazyCall, Trainer
@@ -108,6 +109,36 @@ def test_an_update_that_failed_is_made_again_from_its_first_sample(
     assert 0 < done < 24
     assert later == order[done:]
     assert_equal_weights(model, whole)
+
+
+def test_an_update_whose_labels_are_all_ignored_changes_nothing(tmp_path: Path) -> None:
+    labels = torch.arange(12).remainder(2).index_fill(0, torch.arange(4, 8), -100)
+    settings = {"batch_size": 2, "gradient_accumulation_steps": 2, "loss": "CrossEntropyLoss", "num_epochs": 1}
+    fields = quiet(
+        tmp_path,
+        metrics=[],
+        eval_strategy="no",
+        optimizer="SGD",
+        learning_rate=0.1,
+        dataloader_shuffle=False,
+        **settings,
+    )
+    model = nn.Linear(3, 2)
+    plain = copy.deepcopy(model)
+    trainer = Trainer(model, fields, TensorDataset(INPUTS_BF[:12], labels))
+    trainer.train()
+    losses = [value for value, _ in trainer.storage.history("total_loss").values()]
+    assert losses[1] == 0
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for first in (0, 8):
+        part = slice(first, first + 4)
+        loss = nn.functional.cross_entropy(plain(INPUTS_BF[part]), labels[part])
+        assert losses[first // 4] == pytest.approx(loss.item())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for left, right in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(left, right, atol=1e-6, rtol=0)  # two halves in place of one batch
 
 
 @pytest.mark.parametrize("is_behind", [False, True], ids=["before the step", "behind the step"])

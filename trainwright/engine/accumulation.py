@@ -264,6 +264,8 @@ def weighted_mean(values: Sequence[Any], weights: Sequence[Any] = ()) -> Any:
     if is_by_tokens:
         tokens = torch.stack([*weights])
         return _times(torch.stack([*values]), tokens).sum() / tokens.sum().clamp(min=1)
+    if weights and len(weights) == len(values) and not any(weights):  # no target counts: 0 / 0, without a gradient
+        return without_empty_mean(values[0], 0) if isinstance(values[0], Tensor) else 0.0
     if len(weights) != len(values) or len(set(weights)) == 1:
         return values[0] if len(values) == 1 else sum(values) / len(values)
     total = sum(weights)
