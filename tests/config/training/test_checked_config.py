@@ -68,6 +68,7 @@ VALUES: dict[str, list[Any]] = {name: [not field.default] for name, field in FIE
     "lr_scheduler": [None],
     "lr_scheduler_kwargs": [None],
     "lr_scheduling_steps": [None, 3, 0.5],
+    "loss_ignores": [None, 0, -1, [0, 255], "declared"],
     "non_finite": ["skip"],
     "metric_for_best_model": ["cer", "train.loss"],
     "greater_is_better": [None, True, False],
