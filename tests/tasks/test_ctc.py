@@ -19,6 +19,7 @@ from trainwright.models import (
     CTCSpeechRecognitionConfig,
     Model,
 )
+from trainwright.models.export import export_model
 from trainwright.tasks.ctc import ctc_greedy_decode, ctc_loss, ids_of, init_for_ctc, read_characters
 
 
@@ -299,3 +300,15 @@ def test_gradients_are_finite_where_there_is_padding(speech: CTCSpeechRecognitio
     outputs = speech(batch()["input_features"], batch()["attention_mask"])
     speech.compute_loss(outputs["logits"], LABELS, outputs["logit_lengths"]).backward()
     assert all(parameter.grad.isfinite().all() for parameter in speech.parameters())
+
+
+@pytest.mark.parametrize("ending", ["pt2", "onnx"])
+def test_the_speech_model_is_exported_with_its_numbers_whatever_is_padded(ending: str, tmp_path: Path) -> None:
+    if ending == "onnx":
+        pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    config = CTCSpeechRecognitionConfig(id2label=["", "a"], num_features=20, hidden_size=8, num_hidden_layers=2)
+    mask = (torch.arange(21) < torch.tensor([[21], [15], [4]])).long()
+    batch = {"input_features": torch.randn(3, 21, 20), "attention_mask": mask}
+    _, difference = export_model(CTCSpeechRecognition(config), tmp_path / f"model.{ending}", batch)
+    assert difference < 1e-5

@@ -88,12 +88,15 @@ class CTCSpeechRecognition(CTCModel):
         x_BFT = F.relu(self.conv1(x_BFT)) * attention_mask[:, None, :]
         x_BSF = self.dropout(self.norm(F.relu(self.conv2(x_BFT)).transpose(1, 2)))
         steps_B = (lengths_B + 1) // 2
-        packed = pack_padded_sequence(x_BSF, steps_B.clamp(min=1).cpu(), batch_first=True, enforce_sorted=False)
-        hidden_BSF, _ = pad_packed_sequence(self.rnn(packed)[0], batch_first=True, total_length=x_BSF.shape[1])
+        if torch.compiler.is_exporting():  # which cannot trace packed sequences
+            hidden_BSF = _both_directions(self.rnn, x_BSF, steps_B)
+        else:
+            packed = pack_padded_sequence(x_BSF, steps_B.clamp(min=1).cpu(), batch_first=True, enforce_sorted=False)
+            hidden_BSF, _ = pad_packed_sequence(self.rnn(packed)[0], batch_first=True, total_length=x_BSF.shape[1])
         logits_BSC = self.classifier(self.dropout(hidden_BSF)).float().log_softmax(dim=-1)
         is_padding = torch.arange(logits_BSC.shape[1], device=logits_BSC.device) >= steps_B[:, None]
-        blank_C = logits_BSC.new_full(logits_BSC.shape[2:], -1e4)  # finite: infinity times zero is not a number
-        blank_C[self.config.blank_id] = 0
+        is_blank_C = torch.arange(logits_BSC.shape[2], device=logits_BSC.device) == self.config.blank_id
+        blank_C = torch.where(is_blank_C, 0.0, -1e4)  # finite: infinity times zero is not a number
         return {"logits": torch.where(is_padding[..., None], blank_C, logits_BSC), "logit_lengths": steps_B}
 
     def generate(self, input_features: Tensor, attention_mask: Tensor | None = None) -> Tensor:
@@ -107,3 +110,27 @@ class CTCSpeechRecognition(CTCModel):
                 f"input_features: got the shape {shape}; it must be (batch, frames, features), with "
                 f"num_features={wanted} features, as many as the feature extractor gives."
             )
+
+
+def _both_directions(rnn: nn.LSTM, x_BSF: Tensor, steps_B: Tensor) -> Tensor:
+    """The outputs of a bidirectional LSTM for sequences with padding at their ends, in evaluation.
+
+    The backward direction reads each sequence reversed within its length, so that padding comes last there, too.
+    """
+    places_S = torch.arange(x_BSF.shape[1], device=x_BSF.device)
+    reversed_BS = torch.where(places_S < steps_B[:, None], steps_B[:, None] - 1 - places_S, places_S)
+
+    def turned(y_BSF: Tensor) -> Tensor:
+        return y_BSF.gather(1, reversed_BS[..., None].expand_as(y_BSF))
+
+    zero = x_BSF.new_zeros(1, x_BSF.shape[0], rnn.hidden_size)
+    for layer in range(rnn.num_layers):
+        outputs = []
+        for direction in ("", "_reverse"):
+            names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+            weights = [getattr(rnn, f"{name}_l{layer}{direction}") for name in names]
+            given = turned(x_BSF) if direction else x_BSF
+            found = torch.lstm(given, (zero, zero), weights, True, 1, 0.0, False, False, True)[0]
+            outputs.append(turned(found) if direction else found)
+        x_BSF = torch.cat(outputs, dim=-1)
+    return x_BSF
