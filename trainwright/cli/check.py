@@ -2,11 +2,14 @@
 
 import argparse
 import json
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainwright.config.arguments import TrainingArgumentParser, positive_number, split_config
+from trainwright.terminal import print_line
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -63,17 +66,23 @@ def _check(trainer: "DefaultTrainer", folder: str, args: argparse.Namespace) -> 
 def config_parser(prog: str, usage: str, epilog: str) -> TrainingArgumentParser:
     found = TrainingArgumentParser(prog=prog, usage=f"{prog} {usage}", epilog=epilog)
     found.add_common("json", "allow-module", "trust-folder", "traceback", "opts")
-    found.set_defaults(fast_dev_run=False)
+    found.set_defaults(fast_dev_run=False, prog=prog)
     return found
 
 
 def with_config(args: argparse.Namespace, use: "Callable[[DictConfig], int]") -> int:
     """``use(cfg)`` with the configuration of the arguments; errors of the user are printed."""
+    from trainwright.cli.run_checkpoint import warn_of_other_trainer
     from trainwright.cli.train import caused_by_the_user, load, print_error
+    from trainwright.config.lazy.lazy_config import try_get_key
 
     try:
         args.config_file, args.opts = split_config(args.opts)
-        return use(load(args))
+        cfg = load(args)
+        print_line(f"{args.prog}: builds a DefaultTrainer of {args.config_file}", file=sys.stderr)
+        if output_dir := try_get_key(cfg, "train.output_dir"):
+            warn_of_other_trainer(Path(output_dir))
+        return use(cfg)
     except caused_by_the_user() as error:
         return print_error(error, args)
 

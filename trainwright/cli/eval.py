@@ -8,7 +8,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainwright.cli.run_checkpoint import Target, find_checkpoint, find_target, load_trainer
+from trainwright.cli.run_checkpoint import Target, find_checkpoint, find_target, load_trainer, warn_of_other_trainer
 from trainwright.config.arguments import TrainingArgumentParser, split_config
 from trainwright.config.errors import ConfigError
 from trainwright.inspect.report.text import shown, table
@@ -100,6 +100,7 @@ def _of_config(cfg: Any, target: Target, args: argparse.Namespace) -> Callable[[
         cfg.train.update({"global_batch_size": None, "num_accumulation_steps": None})
     default_setup(cfg, args)
     run = target.run or Path(cfg.train.output_dir)
+    warn_of_other_trainer(run)
     checkpoint = target.checkpoint or find_checkpoint(run, args.checkpoint)
     model, loaders = build_evaluation(cfg, DefaultTrainer, str(checkpoint))
     recorder = PredictionRecorder()

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainwright.cli.run_checkpoint import warn_of_other_trainer
 from trainwright.config.arguments import TrainingArgumentParser, whole_number
 from trainwright.config.errors import ConfigError
 from trainwright.inspect.report.run_state import CONFIGS, config_file
@@ -50,6 +51,7 @@ def main(argv: Sequence[str]) -> int:
         )
     from trainwright.parallel.dist import is_main_process
 
+    warn_of_other_trainer(folder)
     trainer = _build(config, args)
     found = trainer.replay(args.step, stops=args.stops)
     if is_main_process():

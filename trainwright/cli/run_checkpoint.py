@@ -1,5 +1,6 @@
 """The run and the checkpoint that a command names: ``RUN``, ``RUN/model_best``, ``CONFIG --checkpoint NAME``."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 from trainwright.checkpoint.folder import is_checkpoint
 from trainwright.checkpoint.verify import checkpoint_paths, inspect_folders
 from trainwright.config.errors import ConfigError, ConfigKeyError, MissingFileError, did_you_mean, missing_path
+from trainwright.events.formats import RECORD_NAME, read_starts
 from trainwright.inspect.report.run_state import CONFIGS, config_file
+from trainwright.inspect.report.text import shown
+from trainwright.terminal import print_line
 
 if TYPE_CHECKING:
     from trainwright.engine import Trainer
@@ -59,10 +63,22 @@ def find_checkpoint(run: Path, name: str | None) -> Path:
     return last[0]
 
 
+def warn_of_other_trainer(run: Path) -> None:
+    """Warn if a class of the user's own has trained the run: a command builds a DefaultTrainer."""
+    start = next(iter(read_starts(run / RECORD_NAME)[-1:]), {})
+    name = start.get("trainer")
+    if name not in (None, "DefaultTrainer"):
+        name, program = shown(str(name)), f" (`{shown(start['command'])}`)" if start.get("command") else ""
+        print_line(
+            f"trainwright: WARNING: {run} is of the trainer {name}{program}; this command builds a DefaultTrainer,"
+            f" which may compute something else. Use the methods of {name} in your program.",
+            file=sys.stderr,
+        )
+
+
 def load_trainer(text: str) -> "Trainer":
     """The Trainer that a function of a script returns: ``FILE.py:NAME``, by default ``build_trainer``."""
     import importlib.util
-    import sys
 
     file, _, name = text.rpartition(":") if not text.endswith(".py") else (text, "", "build_trainer")
     path = Path(file).expanduser()

@@ -107,10 +107,11 @@ class TrainingConfig(CheckedConfig):
     # The first 25 are always shown, in this order.
     output_dir: types.Folder = setting(
         "./output_dir", "train", "The folder of all files of a run.",
-        trainer=..., place="train.output_dir",
+        trainer=..., place="train.output_dir", resumed="",
     )
     overwrite_output_dir: bool = setting(
         True, "train", "Move the files of an earlier run in output_dir aside and start; False: raise an error.",
+        resumed="",
     )
     eval_strategy: Literal["epoch", "eval_epoch", "step", "no"] = setting(
         "epoch", "train",
@@ -140,10 +141,10 @@ class TrainingConfig(CheckedConfig):
     num_epochs: types.Count = setting(
         2, "train", "Passes over the training data.",
         trainer=1, place="train.train_epoch", names="epoch_num train_epoch num_train_epochs max_epochs epochs",
-        dev_run=1,
+        dev_run=1, resumed="",
     )
     dataloader_pin_memory: bool = setting(
-        True, "train", "Load batches into pinned memory, for faster copies to a GPU.",
+        True, "train", "Load batches into pinned memory, for faster copies to a GPU.", resumed="",
     )
     dataloader_drop_last: bool = setting(
         True, "train", "Drop the last training batch of an epoch if it is shorter. Evaluation uses all samples.",
@@ -152,11 +153,11 @@ class TrainingConfig(CheckedConfig):
     dataloader_num_workers: types.Workers = setting(
         0, "train",
         "Worker processes that load data, at most the number of CPUs; -1: the smallest of CPUs, batch_size and 8.",
-        trainer=4, place="dataloader.train.num_workers", names="num_dataloader_workers",
+        trainer=4, place="dataloader.train.num_workers", names="num_dataloader_workers", resumed="",
     )
     learning_rate: types.Positive = setting(
         5e-05, "learning", "The peak learning rate of the schedule.",
-        trainer=2e-05, place="optim.lr", names="lr",
+        trainer=2e-05, place="optim.lr", names="lr", resumed="optimizer",
     )
     metrics: _Metrics = setting(
         ["Accuracy"], "metrics",
@@ -169,23 +170,23 @@ class TrainingConfig(CheckedConfig):
     )
     load_best_model_at_end: bool = setting(
         False, "train", "At the end load the best weights by metric_for_best_model; train() returns their results.",
-        copy=False,
+        copy=False, resumed="",
     )
     early_stopping: types.EarlyStopping | None = setting(
         {"monitor": "eval_epoch_metric", "patience": 4, "mode": "max"}, "callback",
-        "Stop after patience epochs without an improvement of monitor. Unless you set a monitor, this is"
+        "Stop after patience evaluations without an improvement of monitor. Unless you set a monitor, this is"
         " metric_for_best_model, by default the loss of the evaluation, in its direction. The mode 'auto' derives the"
         " direction from the name of the monitor. None: never.",
         trainer=None, words=_NO, copy=None,
     )
     model_checkpoint: types.ModelCheckpointOrNone = setting(
         {"every_n_epoch": 1}, "callback", "Save every n epochs, or every n iterations. None: neither.",
-        others={"save_freq": _SAVE_FREQ}, words=_NO,
+        others={"save_freq": _SAVE_FREQ}, words=_NO, resumed="",
     )
     tensorboard: types.TensorBoard | None = setting(
         {"log_dir": None, "comment": ""}, "callback",
         "The folder of TensorBoard's event files, and the suffix of its name.",
-        words=_NO, copy=None,
+        words=_NO, copy=None, resumed="",
     )
     loss: types.Named | None = setting(
         "CrossEntropyLoss", "learning", "A loss of torch.nn, for a model without its own loss.",
@@ -193,12 +194,12 @@ class TrainingConfig(CheckedConfig):
     )
     optimizer: types.Named = setting(
         "Adam", "learning", "An optimizer of torch.optim; upper and lower case are equal.",
-        trainer="adam", place="optim", read=read_name,
+        trainer="adam", place="optim", read=read_name, resumed="optimizer",
     )
     lr_scheduler_type: types.LRSchedulerKind = setting(
         "linear", "learning",
         "A schedule with warm-up over all updates, or a schedule of torch that is stepped at each update.",
-        trainer=None, place="train.scheduler", read=read_schedule,
+        trainer=None, place="train.scheduler", read=read_schedule, resumed="lr_scheduler",
     )
     warmup_ratio: types.Ratio = setting(
         0.0, "learning", "The fraction of all updates that are warm-up.",
@@ -219,12 +220,12 @@ class TrainingConfig(CheckedConfig):
         None, "train",
         "End the training after this number of steps, or fraction of all batches, if the epochs take longer. Epochs"
         " are not shortened: see limit_train_batches.",
-        place="train.train_iter", words={-1: None}, dev_run=None,
+        place="train.train_iter", words={-1: None}, dev_run=None, resumed="",
     )
     max_time: types.Duration = setting(
         None, "train",
         "Save and stop after this time: 'HH:MM:SS', 'DD:HH:MM:SS', seconds or a timedelta. A resume continues.",
-        place="train.max_time", read=read_time, dev_run=None, copy=None,
+        place="train.max_time", read=read_time, dev_run=None, copy=None, resumed="",
     )
     limit_train_batches: types.Batches = setting(
         None, "train", "Train on this number of batches in each epoch, or on this share of them.",
@@ -242,11 +243,11 @@ class TrainingConfig(CheckedConfig):
         False, "train",
         "Try everything once, with one batch (True) or this number of them, in a temporary folder instead of"
         " output_dir.",
-        place="train.fast_dev_run", copy=False,
+        place="train.fast_dev_run", copy=False, resumed="",
     )
     eval_on_start: bool = setting(
         False, "train", "Evaluate before the first step of a run.",
-        place="train.eval_on_start", copy=False,
+        place="train.eval_on_start", copy=False, resumed="",
     )
     deterministic: bool | Literal["warn"] = setting(
         False, "train",
@@ -275,24 +276,29 @@ class TrainingConfig(CheckedConfig):
     )
     resume_from_checkpoint: types.Resume = setting(
         None, "train", "Resume from the newest checkpoint in output_dir, if any (True), or from a path.",
-        dev_run=None,
+        dev_run=None, resumed="",
+    )
+    allow_other_trainer: bool = setting(
+        False, "train", "Resume a run that another class of trainer has made.",
+        place="train.allow_other_trainer", resumed="",
     )
     init_weights_from: types.Folder | None = setting(
         None, "train", "A folder or a hub id with the initial weights. A resumed run loads its own weights.",
-        place="train.load_weight", names="load_weight", copy=None,
+        place="train.load_weight", names="load_weight", copy=None, resumed="",
     )
     weight_decay: types.NotNegative = setting(
         0.0, "learning", "The weight decay of the optimizer.",
-        place="optim.weight_decay",
+        place="optim.weight_decay", resumed="optimizer",
     )
     decay_norm_and_bias: bool = setting(
         True, "learning", "False: no weight decay on biases and on parameters of norm layers.",
-        others={"filter_bias_and_bn": Alias(read=is_off, write=is_off, note="False: True")},
+        others={"filter_bias_and_bn": Alias(read=is_off, write=is_off, note="False: True")}, resumed="optimizer",
     )
     layer_decay: types.RatioAboveZero | None = setting(
         None, "learning",
         "Learning rates by depth: the last layer has learning_rate, each layer below it layer_decay times the rate of"
         " the next.",
+        resumed="optimizer",
     )
     max_grad_norm: types.Positive | None = setting(
         None, "learning", "Clip the gradients of an update to this norm. None: no clipping.",
@@ -318,9 +324,11 @@ class TrainingConfig(CheckedConfig):
     )
     lr_scheduler: types.Named | None = setting(
         None, "learning", "A schedule of torch.optim.lr_scheduler, instead of lr_scheduler_type.",
-        place="train.scheduler", read=read_name,
+        place="train.scheduler", read=read_name, resumed="lr_scheduler",
     )
-    lr_scheduler_kwargs: types.Arguments | None = setting(None, "learning", "The arguments of lr_scheduler.")
+    lr_scheduler_kwargs: types.Arguments | None = setting(
+        None, "learning", "The arguments of lr_scheduler.", resumed="lr_scheduler"
+    )
     lr_scheduling_steps: types.StepsOrFraction = setting(
         None, "learning",
         "Steps between two steps of lr_scheduler; a share: of all steps; None: one step after each epoch. Not for"
@@ -557,7 +565,7 @@ class Key:
         default: ABSENT for a key that a run writes; for a lazy call, a function of ``LazyCall``.
         kind, help: by default those of the field of ``TrainingConfig`` that has this place.
         keys: of a section.
-        dev_run, copy: as those of a :class:`Row`.
+        dev_run, copy, resumed: as those of a :class:`Row`; ``resumed`` is that of the field, if there is one.
         has_effect: False for a setting of another backend, which is accepted and logged once.
     """
 
@@ -568,6 +576,7 @@ class Key:
     keys: "tuple[Key, ...]" = ()
     dev_run: Any = UNCHANGED
     copy: Any = UNCHANGED
+    resumed: str = "now"
     has_effect: bool = True
 
     def value(self, lazy_call: Callable[[str], Any]) -> Any:
@@ -583,9 +592,9 @@ _CHECKPOINTER = (
     Key("max_to_keep", 100),
     Key("save_top_k", None, None, "Keep the k best checkpoints by eval_metric, in addition to the newest."),
     Key("save_model_after_n_epoch", None, types.Count | None, "Save each so many epochs, instead of period.",
-        dev_run=None),
+        dev_run=None, resumed=""),
     Key("asynchronous", True, bool,
-        "A background thread writes checkpoints, from a copy of model and optimizer in memory."),
+        "A background thread writes checkpoints, from a copy of model and optimizer in memory.", resumed=""),
 )
 _EVALUATION = (
     Key("enabled", True, bool, "Evaluate in the training and at its end."),
@@ -603,13 +612,15 @@ _EVALUATION = (
 _DIST = (
     Key("data_parallel_size", 1),
     Key("elastic", False, None, "A resume on another number of processes keeps the samples per update."),
-    Key("pipeline_num_layers", None, types.Count | None, "The number of layers of the model. None: it is counted."),
-    Key("custom_pipeline_stage_id", None, _Stages, "The stage of each layer. None: by their number."),
-    Key("device_type", None, _Device, "None: the accelerator if there is one, else the CPU."),
-    Key("num_nodes", ABSENT, types.Count | None, "Machines. Written by a run."),
-    Key("num_gpus_per_node", ABSENT, types.CountOrZero | None, "Processes of a machine. Written by a run."),
-    Key("auto_pipeline_stage_id", ABSENT, types.Anything, "Written by a run."),
-    Key("actual_pipeline_stage_id", ABSENT, types.Anything, "The stage of each layer. Written by a run."),
+    Key("pipeline_num_layers", None, types.Count | None, "The number of layers of the model. None: it is counted.",
+        resumed=""),
+    Key("custom_pipeline_stage_id", None, _Stages, "The stage of each layer. None: by their number.", resumed=""),
+    Key("device_type", None, _Device, "None: the accelerator if there is one, else the CPU.", resumed=""),
+    Key("num_nodes", ABSENT, types.Count | None, "Machines. Written by a run.", resumed=""),
+    Key("num_gpus_per_node", ABSENT, types.CountOrZero | None, "Processes of a machine. Written by a run.",
+        resumed=""),
+    Key("auto_pipeline_stage_id", ABSENT, types.Anything, "Written by a run.", resumed=""),
+    Key("actual_pipeline_stage_id", ABSENT, types.Anything, "The stage of each layer. Written by a run.", resumed=""),
 )
 _TRAIN = (
     Key("output_dir", "./output", types.Folder, "Where checkpoints, logs, metrics.json and config.yaml go."),
@@ -630,20 +641,20 @@ _TRAIN = (
     Key("fast_dev_run", False, None,
         "True or a number of iterations: try everything once, in the folder fast_dev_run inside output_dir.",
         dev_run=False),
-    Key("consumed_train_samples", 0, types.CountOrZero, "Counted by the run itself."),
-    Key("consumed_valid_samples", 0, types.CountOrZero, "Counted by the run itself."),
-    Key("train_samples", None, types.Count | None, "Counted by the run itself."),
+    Key("consumed_train_samples", 0, types.CountOrZero, "Counted by the run itself.", resumed=""),
+    Key("consumed_valid_samples", 0, types.CountOrZero, "Counted by the run itself.", resumed=""),
+    Key("train_samples", None, types.Count | None, "Counted by the run itself.", resumed=""),
     Key("warmup_ratio", 0, types.RatioBelowOne,
         "Share of the iterations, in [0, 1), in which the learning rate rises."),
-    Key("start_iter", 0, types.CountOrZero, "First iteration. Resuming sets it."),
+    Key("start_iter", 0, types.CountOrZero, "First iteration. Resuming sets it.", resumed=""),
     Key("amp", keys=(
         Key("enabled", False, bool, "Mixed precision in training."),
         Key("evaluation", False, bool, "With enabled: mixed precision in evaluation, too; False: float32."),
     )),
     Key("activation_checkpoint", keys=(Key("enabled", False),)),
-    Key("nccl_fusion_threshold_mb", 16, types.NotNegative, has_effect=False),
-    Key("nccl_fusion_max_ops", 24, types.CountOrZero, has_effect=False),
-    Key("rdma_enabled", True, bool, has_effect=False),
+    Key("nccl_fusion_threshold_mb", 16, types.NotNegative, has_effect=False, resumed=""),
+    Key("nccl_fusion_max_ops", 24, types.CountOrZero, has_effect=False, resumed=""),
+    Key("rdma_enabled", True, bool, has_effect=False, resumed=""),
     Key("zero_optimization", keys=(
         Key("enabled", False, bool, "Share the states of the training between the data-parallel processes."),
         Key("stage", 1, _Stage, "1: the optimizer state, 2: gradients too, 3: parameters too."),
@@ -660,19 +671,19 @@ _TRAIN = (
         lambda lazy_call: lazy_call("trainwright.optim.WarmupCosineLR")(
             warmup_factor=0.001, alpha=0.01, warmup_method="linear"),
         types.Lazy, "max_iter and warmup_iter are set from train_iter, train_epoch and warmup_ratio."),
-    Key("input_placement_device", None, _Device, "As dist.device_type, which goes before it."),
+    Key("input_placement_device", None, _Device, "As dist.device_type, which goes before it.", resumed=""),
     Key("dist", keys=_DIST),
     Key("seed", 1234, types.Count),
-    Key("samples", ABSENT, types.CountOrZero | None, "Written by a run."),
-    Key("resume", ABSENT, bool, "Continue from the latest checkpoint. Set by --resume."),
-    Key("warmup_iter", ABSENT, types.CountOrZero | None, "Written by a run."),
+    Key("samples", ABSENT, types.CountOrZero | None, "Written by a run.", resumed=""),
+    Key("resume", ABSENT, bool, "Continue from the latest checkpoint. Set by --resume.", resumed=""),
+    Key("warmup_iter", ABSENT, types.CountOrZero | None, "Written by a run.", resumed=""),
     # Aliases, which are resolved before the check.
     *(Key(name, ABSENT, types.Anything) for name in ("eval_period", "topk", "recompute_grad")),
 )
 _GRAPH = (
     Key("enabled", False, copy=False),
     Key("backend", "inductor", types.Words,
-        'A backend of torch.compile: "inductor" (fast), "aot_eager" (needs no compiler).'),
+        'A backend of torch.compile: "inductor" (fast), "aot_eager" (needs no compiler).', resumed=""),
     *(Key(name, ABSENT, types.Anything, has_effect=False)
       for name in ("debug", "auto_parallel", "global_mode", "train_graph", "eval_graph")),
 )
@@ -704,6 +715,16 @@ def _leaves(keys: Mapping[str, Key]) -> Iterator[tuple[str, Key]]:
 
 KEYS = dict(_leaves(SECTIONS))  # by their dotted path
 _FIELD_AT = {row.place: name for name, row in TrainingConfig.rows.items()}
+
+
+def source_of_key(path: str) -> str:
+    """:attr:`Row.source` of a key of config files."""
+    if path in _FIELD_AT:
+        return TrainingConfig.rows[_FIELD_AT[path]].source
+    for section, part in (("optim", "optimizer"), ("train.scheduler", "lr_scheduler")):
+        if path.startswith(f"{section}."):
+            return "now" if path.endswith("clip_grad_norm_type") else part
+    return KEYS[path].resumed if path in KEYS else "now"
 
 
 @functools.cache

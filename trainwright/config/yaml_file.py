@@ -152,12 +152,35 @@ def load_yaml(filename: str | os.PathLike[str]) -> "DictConfig":
     return cfg
 
 
+FORMAT = 1  # of saved files: the number in their last line
+_FORMAT_LINE = "# Format:"
+
+
+def with_format(text: str) -> str:
+    """The text of a saved file, with the number of its format."""
+    return f"{text}{_FORMAT_LINE} {FORMAT}\n"
+
+
+def _check_format(text: str, filename: str | os.PathLike[str]) -> None:
+    found = text.rstrip().rpartition("\n")[2].removeprefix(_FORMAT_LINE).strip()
+    if found.isdecimal() and int(found) > FORMAT and _FORMAT_LINE in text:
+        raise ConfigError(
+            f"{filename}: format {found}; this version of trainwright reads {FORMAT}. A newer version has written it:"
+            " update trainwright."
+        )
+
+
 def read_mapping(filename: str | os.PathLike[str]) -> dict[Any, Any]:
-    """The mapping in a YAML file as plain values. An empty file is an empty mapping."""
+    """The mapping in a YAML file as plain values. An empty file is an empty mapping.
+
+    Raises:
+        ConfigError: it is not such a file, or a newer version has written it.
+    """
     try:
         text = regular_file(filename).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{filename}: not a text file: {error}") from error
+    _check_format(text, filename)
     try:
         content = yaml.load(text, Loader=Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:

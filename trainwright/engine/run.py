@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, Dataset
 
 from trainwright.checkpoint.checkpointer import Checkpointer
@@ -21,10 +22,12 @@ from trainwright.data.seeding import kept_generators
 from trainwright.engine.folder.run_folder import RunFolder
 from trainwright.engine.folder.summary import described_model, described_optimizers, described_stages
 from trainwright.engine.loop import TrainerBase
+from trainwright.engine.resumed_settings import TAKEN, Settings, differences
 from trainwright.engine.spec import RunSpec
 from trainwright.engine.state import TrainerState, TrainingState
 from trainwright.engine.update import Update
 from trainwright.evaluation.prediction import iterate_predictions, predict
+from trainwright.events.formats import RECORD_NAME, read_starts
 from trainwright.events.storage import EventStorage
 from trainwright.hooks.base import HookBase
 from trainwright.hooks.method_overrides import Overrides
@@ -96,6 +99,9 @@ class Run:
     next_commands: Callable[[], list[str]]
     schedule_length: Callable[[Any], int]  # the number of steps of a schedule
     use_learning_rate: Callable[[float], None]  # writes the base rate into the settings
+    own_settings: Callable[[], dict[str, Any]]  # all of them by name, in the types of JSON
+    source_of: Callable[[str], str]  # where a resume takes a setting from, as the table of settings says
+    keep_settings: Callable[[Mapping[str, Any]], None]  # uses those of the checkpoint that the run resumes from
     settings_of_copy: Callable[..., Any]  # by a folder and changes
     change_copy: Callable[[Any, dict[int, Any]], None]  # as the user has changed the trainer since it was built
 
@@ -202,6 +208,51 @@ class Run:
         precision = self.spec.mixed_precision or "float32"
         known = {"api": self.spec.api, "seed": self.spec.seed, "precision": str(precision)}
         return known | self.own_record()
+
+    # Settings at a resume.
+
+    @property
+    def has_own_trainer(self) -> bool:
+        """Whether the class of the trainer is the user's, which only a program of theirs builds."""
+        return not type(self.trainer).__module__.startswith("trainwright.")
+
+    def recorded_settings(self) -> dict[str, Any]:
+        """What a checkpoint holds of the settings, by name."""
+        name = type(self.trainer).__name__
+        return {"trainer": name if self.has_own_trainer else f"trainwright.{name}", **self.own_settings()}
+
+    def resume_with(self, before: Settings) -> dict[str, str]:
+        """Use those settings of a checkpoint that its states keep; returns the effect of the others that differ.
+
+        Raises:
+            ConfigError: another class of trainer has made the checkpoint.
+        """
+        now, effects, kept = self.recorded_settings(), dict[str, str](), dict[str, Any]()
+        self._refuse_other_trainer(before["trainer"], now["trainer"])
+        has_formula = all(isinstance(one, LambdaLR) for one in self.schedules())  # which no state has
+        for name in differences(before, now):
+            source = "now" if name == "trainer" else self.source_of(name)
+            if source == "now" or (source == "lr_scheduler" and has_formula):
+                effects[name] = TAKEN
+            elif source and name in before and name in now:
+                kept[name] = before[name]
+        if kept:
+            self.keep_settings(kept)
+        return effects
+
+    def _refuse_other_trainer(self, before: str, now: str) -> None:
+        if before == now or self.spec.allow_other_trainer:
+            return
+        starts = read_starts(self.folder.path / RECORD_NAME)
+        command = next((start["command"] for start in reversed(starts) if start.get("command")), None)
+        started = f" (`{command}` has started the run)" if command else ""
+        setting = "TrainingConfig(allow_other_trainer=True)"
+        setting = setting if self.spec.api == "Python" else "train.allow_other_trainer=True"
+        raise ConfigError(
+            f"The checkpoint is of a run of the trainer {before}; this is {now}, which may train something else. Resume"
+            f" with {before}{started}, or set {setting} to continue with {now}, or start a new run with the weights"
+            " only."
+        )
 
     def place_model(self, *, splits_scores: bool, autocast: Any, optimizer: Any = None) -> None:
         """Put the model on its device and spread it over the processes, as the settings request.

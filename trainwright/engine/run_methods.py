@@ -239,7 +239,7 @@ class RunMethods(TrainerBase):
             logger.debug("The data set has failed to name its samples: %r", error)
             shown = shown_samples(None, indices)
         how = f"trainer.replay({update}), in place of trainer.train(),"
-        if self.run.spec.api == "config file":
+        if self.run.spec.api == "config file" and not self.run.has_own_trainer:
             how = f"`trainwright replay {self.run.spec.output_dir} --step {update}`"
         return f"Samples of update {update}: {shown}. {how} shows the loss of each."
 

@@ -44,12 +44,12 @@ class RunSpec:
     zero_gather_precision: Literal["bf16"] | None
     graph: bool
     output_dir: str
+    allow_other_trainer: bool
     save_trainable_only: bool
     asynchronous: bool
     hardest_samples: int | None
     overfit_batches: int | None
     limit_train_batches: int | float | None
-    learning_rate: float | None
     ema: Mapping[str, Any] | None
     unfreeze: Sequence[Any] | None
     seed: int
@@ -78,7 +78,6 @@ def spec_of_training_config(config: "TrainingConfig") -> RunSpec:
 
 def spec_of_cfg(cfg: "DictConfig", device: torch.device) -> RunSpec:
     """The settings of a complete configuration, as ``DefaultTrainer.cfg`` is, for a run on ``device``."""
-    optim = cfg.get("optim")  # it may be an object
     train, precision = cfg.train, str(autocast_dtype(device)).removeprefix("torch.")
     settings = {
         "api": "config file",
@@ -92,7 +91,6 @@ def spec_of_cfg(cfg: "DictConfig", device: torch.device) -> RunSpec:
         "gradient_checkpointing": train.activation_checkpoint.enabled,
         "zero_gather_precision": train.zero_optimization.gather_precision,
         "graph": cfg.graph.enabled,
-        "learning_rate": optim.get("lr") if isinstance(optim, Mapping) else None,
     }
     return _spec(settings)
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from trainwright.checkpoint.errors import NewerFormatError
 from trainwright.checkpoint.optimizer_state import inner_optimizers
 from trainwright.checkpoint.state_files import TRAINING_WEIGHTS, Stateful
 from trainwright.config.errors import ConfigError
@@ -24,6 +25,7 @@ from trainwright.engine.extra_parameters import (
     outside_state,
 )
 from trainwright.engine.loop import TrainerBase
+from trainwright.engine.resumed_settings import KEPT, differences, log_changes, options_of
 from trainwright.hooks.callbacks.logs import EpochMean
 from trainwright.optim.named import NamedOptimizers
 from trainwright.parallel.dist import (
@@ -37,12 +39,7 @@ from trainwright.parallel.dist import (
 
 logger = logging.getLogger("trainwright.engine")
 
-# Settings that may change at a resume, and the effect of that.
-_CHANGES = {
-    "lr": "without effect, the optimizer keeps its own; a new run from the weights only uses the new value",
-    "seed": "from now on the order of samples differs, and some of this epoch may repeat or be missing",
-    "num_samples": "from now on the order of samples differs, and some of this epoch may repeat or be missing",
-}
+STATE_FORMAT = 1  # of the training state in a checkpoint; a later version also reads earlier ones
 
 
 class TrainingState:
@@ -53,13 +50,9 @@ class TrainingState:
     trainer calls right before the first step, since building its parts draws random numbers.
     """
 
-    def __init__(self, trainer: TrainerBase, **settings: float | None) -> None:
-        """``settings``: the run's ``lr``, ``seed`` and ``num_samples``, as far as known.
-
-        A resume with other values warns about the effect.
-        """
+    def __init__(self, trainer: TrainerBase) -> None:
         self._trainer = trainer
-        self._settings = settings
+        self._options: dict[str, Any] = {}  # of optimizers and schedules: as they were built, or as a resume keeps them
         self._classes: dict[str, str] = {}
         self._loaded: dict[str, Any] | None = None
         self._outside: dict[str, Any] | None = None  # loaded, but not copied yet
@@ -81,6 +74,7 @@ class TrainingState:
         there = {name: part for name, part in parts.items() if part is not None}
         there |= {key: one for name, part in parts.items() for key, one in inner_optimizers(name, part).items()}
         self._classes = {name: type(part).__name__ for name, part in there.items()}
+        self._options = {key: value for name, part in there.items() for key, value in options_of(name, part).items()}
         return {"trainer": self, **there, **({} if average is None else {TRAINING_WEIGHTS: average})}
 
     def before_save(self) -> None:
@@ -102,13 +96,15 @@ class TrainingState:
                     own[str(len(hooks))], state = state, {}
                 hooks.append({"class": type(hook).__name__, "state": state})
         return {
+            "format": STATE_FORMAT,
             "rank": {"random": random_state(), "data": self._position(), "hooks": own},
             # Not the storage's iteration, which is the next one already when a checkpoint is saved.
             "iterations_done": self._trainer.iterations_done,
             "is_ended": self._trainer.is_ended,
             "consumed_samples": self._trainer.samples_done,
             "classes": self._classes,
-            "settings": self._settings,
+            "settings": self._settings(),
+            "options": self._options,
             "layout": _layout(),
             "hooks": hooks,
             "metrics": self._trainer.storage.state_dict(),
@@ -122,22 +118,36 @@ class TrainingState:
         return sorted({rank for rank in _sources(state["layout"]).values() if rank is not None})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if (found := state.get("format")) != STATE_FORMAT:
+            raise NewerFormatError(
+                f"The state of the training has format {found}; this version of trainwright reads {STATE_FORMAT}."
+                " Another version has written it: use that one, or start a new run with the weights only."
+            )
         for name, there in state["classes"].items():
             if (here := self._classes.get(name)) not in (None, there):
                 raise ConfigError(
                     f"The checkpoint has the state of {name} {there}; this run has {here}, which cannot load it."
                     f" Use {there}, or start a new run with the weights only."
                 )
-        for name, before in state.get("settings", {}).items():
-            if None not in (before, now := self._settings.get(name)) and before != now:
-                logger.warning("Resumed with %s %s, started with %s: %s.", name, now, before, _CHANGES[name])
-                if name == "lr":  # the next resume compares with the value of the optimizer
-                    self._settings = {**self._settings, name: before}
+        self._compare_settings(state["settings"], state["options"])
         self._loaded, self._outside = state, state.get("outside", {})
         with suppress(ConfigError):  # the optimizer or loss may be set later; restore() raises it
             self._load_outside()
         self._trainer.start_iter = self._trainer.iterations_done = state["iterations_done"]
         self._trainer.samples_done = state["consumed_samples"]
+
+    def _settings(self) -> dict[str, Any]:
+        run = getattr(self._trainer, "run", None)  # None: a loop of the user's own
+        return {} if run is None else run.recorded_settings()
+
+    def _compare_settings(self, settings: dict[str, Any], options: dict[str, Any]) -> None:
+        """Warn of settings that differ from those of the checkpoint, and use those that its states keep."""
+        now, kept = {**self._settings(), **self._options}, differences(options, self._options)
+        effects = dict.fromkeys(kept, KEPT)
+        if settings:
+            effects |= self._trainer.run.resume_with(settings)  # type: ignore[attr-defined]
+        self._options = {**self._options, **{name: options[name] for name in kept if name in options}}
+        log_changes({**settings, **options}, now, effects)
 
     def continue_here(self) -> bool:
         """Continue after an earlier ``train()`` as a resume from its checkpoint; returns whether steps are left."""
@@ -323,6 +333,11 @@ class StepPlan:
         epochs, rest = divmod(steps - plan.start.step, plan.steps_per_epoch)
         return plan.start.epoch + epochs, steps - rest
 
+    def epoch_of(self, update: int) -> tuple[int, int]:
+        """The first update, from 0, of the epoch of an update, and that of the next epoch."""
+        epoch, first = self.epoch_at(self.steps(update))
+        return self.updates(first), self.updates(self.end_of_epoch(epoch + 1))
+
     def _planned_at(self, steps: int) -> "StepPlan":
         plan = self
         while plan.before is not None and steps < plan.start.step:
@@ -383,9 +398,9 @@ class TrainerState(TrainingState):
     A running step is already counted. A checkpoint also stores the state of the base class.
     """
 
-    def __init__(self, trainer: TrainerBase, *, is_elastic: bool, **settings: float | None) -> None:
+    def __init__(self, trainer: TrainerBase, *, is_elastic: bool) -> None:
         """``is_elastic``: a checkpoint of other sizes of batches, with the same samples per update, may be loaded."""
-        super().__init__(trainer, **settings)
+        super().__init__(trainer)
         self.plan, self._is_elastic = NO_STEPS, is_elastic
         self._mean_loss = EpochMean("total_loss")
         self.global_step = 0

@@ -22,6 +22,7 @@ CURVES_NAME = "curves.png"
 HARDEST_NAME = "hardest_samples.csv"
 HARDEST_COLUMNS = ("iteration", "dataset", "sample", "name", "loss", "label", "prediction")
 RECORD_NAME = "run.json"
+FORMATS = {RECORD_NAME: 1, METRICS_NAME: 1}  # the numbers of their formats; docs/formats.md says what is read
 _TAIL_BYTES = 1 << 18
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, UserError, did_you_mean
+from trainwright.events.epoch_means import EpochMeans
 from trainwright.events.media import MediaBuffer, MediaView, Medium, histogram_summary, image_copy, wide_dtype
 from trainwright.events.process_means import LocalMeans, common_keys, is_part, means_of, values_of, with_parts
 from trainwright.events.smoothing import HistoryBuffer, median
@@ -108,6 +109,7 @@ class EventStorage:
         self._is_difference_logged = False
         self.alike: dict[str, Callable[[], Mapping[str, float]]] = {}
         self._media = MediaBuffer()
+        self.epoch_means = EpochMeans()
 
     def __repr__(self) -> str:
         return f"EventStorage(start_iter={self.start_iter})"
@@ -293,9 +295,26 @@ class EventStorage:
         return {name: (history.latest(), history.latest_iteration()) for name, history in self._histories.items()}
 
     def latest_with_smoothing_hint(self, window_size: int = 20) -> dict[str, tuple[float, int]]:
-        """``latest``, with noisy metrics replaced by the median over their last ``window_size`` iterations."""
+        """``latest``, with noisy metrics replaced by the median over their last ``window_size`` iterations.
+
+        At the end of an epoch by their means over it.
+        """
         self._flush()
         return self.read_so_far(window_size)
+
+    def end_epoch(self, first: int, following: int) -> None:
+        """From now on the smoothed values are the means since iteration ``first``, until a metric has a newer one.
+
+        ``following``: the first iteration of the next epoch, or ``first`` if this one continues.
+        """
+        if first >= self.epoch_means.first:  # else it has ended
+            self.epoch_means.begin(first)
+            self.epoch_means.end(*self._noisy(), following)
+
+    def _noisy(self) -> tuple[dict[str, HistoryBuffer], dict[str, float]]:
+        """The histories of noisy metrics, and the iteration from which on their values are not final."""
+        noisy = {name: history for name, history in self.histories().items() if self._hints[name] and len(history)}
+        return noisy, {name: self.first_local_iteration(name) for name in noisy}
 
     def means_since(self, iteration: int, *, reads: bool = True) -> dict[str, tuple[float, int]]:
         """``latest`` of the metrics with a value of ``iteration`` or later, noisy ones replaced by their mean since.
@@ -316,7 +335,11 @@ class EventStorage:
         found = {}
         for name, history in self.histories_so_far().items():
             smooth = self._hints[name]
-            value = _smoothed(history.values_of_last_iterations(window_size)) if smooth else history.latest()
+            mean, at = self.epoch_means.known.get(name, (0.0, None))
+            if at == history.latest_iteration():
+                value = mean
+            else:
+                value = _smoothed(history.values_of_last_iterations(window_size)) if smooth else history.latest()
             found[name] = (value, history.latest_iteration())
         return found
 
@@ -343,11 +366,12 @@ class EventStorage:
 
         It does not hold ``iter``: the trainer restores the iteration.
         """
-        self._flush()
+        self.epoch_means.add(*self._noisy())
         return {
             "samples": self.samples,
             "written": self.written,
             "written_before": self.written_before,
+            "epoch": self.epoch_means.state_dict(),
             "scalars": {
                 name: {**history.state_dict(_MAX_SAVED), "smoothing_hint": self._hints[name]}
                 for name, history in self._histories.items()
@@ -368,6 +392,9 @@ class EventStorage:
             self._histories[name].load_state_dict(scalar)
             self._hints[name] = scalar["smoothing_hint"]
         self._restored = set(self._histories)
+        self.epoch_means = EpochMeans()
+        if "epoch" in state:
+            self.epoch_means.load_state_dict(state["epoch"])
 
     # -- internals ---------------------------------------------------------------------------------------------------
 
@@ -520,6 +547,7 @@ class Snapshot:
     histories: dict[str, HistoryBuffer]
     hints: dict[str, bool]
     media: MediaView
+    epoch_means: dict[str, tuple[float, int]]
 
 
 def take_snapshot(storage: EventStorage) -> Snapshot:
@@ -532,6 +560,7 @@ def take_snapshot(storage: EventStorage) -> Snapshot:
         histories,
         storage.smoothing_hints(),
         storage._media.until_now(),
+        storage.epoch_means.known,
     )
 
 
@@ -549,6 +578,7 @@ class StorageView(EventStorage):
         """Return the values of ``snapshot`` from now on."""
         self.iter, self.samples, self.written = snapshot.iter, snapshot.samples, snapshot.written
         self._histories, self._hints = snapshot.histories, snapshot.hints
+        self.epoch_means.known = snapshot.epoch_means
         self._media_view = snapshot.media
 
     def media(self, after: int = 0) -> list[Medium]:

@@ -16,17 +16,24 @@ class PeriodicWriter(HookBase):
 
     Args:
         writers: closed at the end of the training; or a function that returns new ones for each training.
+        epoch_of: returns the first iteration of the epoch of an iteration, and that of the next epoch: the row at the
+            end of an epoch has its means. None: there are no epochs.
     """
 
     in_copies = False
 
     def __init__(
-        self, writers: Sequence[EventWriter] | Callable[[], Sequence[EventWriter]], period: Period = 20
+        self,
+        writers: Sequence[EventWriter] | Callable[[], Sequence[EventWriter]],
+        period: Period = 20,
+        *,
+        epoch_of: Callable[[int], tuple[int, int]] | None = None,
     ) -> None:
         self._build_writers = writers if callable(writers) else None
         self._dispatcher = WriterDispatcher([] if callable(writers) else writers)
         self._is_due = condition(period)
         self._written_results: object = None  # of the latest evaluation that is written
+        self._epoch_of = epoch_of
 
     def before_train(self) -> None:
         if self._build_writers is not None:
@@ -38,10 +45,24 @@ class PeriodicWriter(HookBase):
 
     def after_step(self) -> None:
         trainer = self.trainer
+        is_last = trainer.iter + 1 == trainer.max_iter
         if self._is_due(trainer) or trainer.last_eval_results is not self._written_results:
+            self._mark_epoch(is_last=is_last)
             self.write()
-        elif trainer.iter + 1 == trainer.max_iter:
+        elif is_last:
+            self._mark_epoch(is_last=True)
             self._write()
+
+    def _mark_epoch(self, *, is_last: bool) -> None:
+        """Have the row that is written now show the means of its epoch, if this iteration ends it."""
+        if self._epoch_of is None:
+            return
+        (first, following), storage = self._epoch_of(self.trainer.iter), self.trainer.storage
+        storage.epoch_means.begin(first)
+        if self.trainer.iter + 1 >= following:
+            storage.end_epoch(first, following)
+        elif is_last and first:  # the run ends within the last of several epochs
+            storage.end_epoch(first, first)
 
     def write(self) -> None:
         storage, at = self.trainer.storage, self.trainer.iter
@@ -55,6 +76,8 @@ class PeriodicWriter(HookBase):
         With its final evaluation, as a longer run writes it; without, if the longer run has no such row.
         """
         storage, last = self.trainer.storage, self.trainer.start_iter - 1
+        if self._epoch_of is not None and self._epoch_of(last + 1)[0] != last + 1:
+            storage.epoch_means.known = {}  # means of the part of an epoch that the longer run continues
         if storage.written == last or is_evaluated:
             storage.written = last
             self._dispatcher.hold_for_files(storage)

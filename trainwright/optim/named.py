@@ -20,6 +20,7 @@ _OF_BASE = {
     "_optimizer_state_dict_post_hooks", "_optimizer_load_state_dict_pre_hooks", "_patch_step_function",
     "_optimizer_load_state_dict_post_hooks",
 }  # fmt: skip
+CLIPPING = "clip_grad_"  # the beginning of the names under which a group has its clipping
 
 
 class NamedOptimizers(Optimizer):
@@ -85,9 +86,15 @@ def load_state(optimizer: Optimizer, state: Any) -> None:
     """``optimizer.load_state_dict(state)``, without torch's cast of its tensors to the dtypes of the parameters.
 
     A momentum in bfloat16, or float32 copies of bfloat16 weights, stay what they were. States are laid out in memory
-    like their parameters, unless they were saved with a layout of their own.
+    like their parameters, unless they were saved with a layout of their own. Groups keep how they are clipped, which is
+    a setting of the run and not state.
     """
+    clipping = [{key: group[key] for key in group if key.startswith(CLIPPING)} for group in optimizer.param_groups]
     optimizer.load_state_dict(state)
+    for group, own in zip(optimizer.param_groups, clipping, strict=False):
+        for key in [key for key in group if key.startswith(CLIPPING) and key not in own]:
+            del group[key]
+        group.update(own)
     saved: Any = state.get("state") if isinstance(state, Mapping) else None
     if not isinstance(saved, Mapping):
         return  # a format of its own

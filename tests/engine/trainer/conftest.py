@@ -20,7 +20,9 @@ def make() -> nn.Module:
 
 
 def config(folder: Path, **settings: Any) -> TrainingConfig:
-    return quiet(folder, **{"learning_rate": 0.01, "tensorboard": {}, **settings})
+    # Subclasses stop a run that others continue.
+    given = {"learning_rate": 0.01, "tensorboard": {}, "allow_other_trainer": True}
+    return quiet(folder, **{**given, **settings})
 
 
 class Scripted(Trainer):

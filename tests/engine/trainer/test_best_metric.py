@@ -257,7 +257,8 @@ def test_the_default_early_stopping_goes_by_what_chooses_the_best_checkpoint(
     assert epochs("loss") == 8
     (start,) = [r.getMessage() for r in caplog.records if r.getMessage().startswith("Early stopping")]
     assert all(
-        fact in start for fact in ("is on: it ends the run after 4 epochs", "lower eval_loss", "early_stopping=None")
+        fact in start
+        for fact in ("is on: it ends the run after 4 evaluations", "lower eval_loss", "early_stopping=None")
     )
     caplog.clear()
     assert epochs("accuracy", metric_for_best_model="accuracy", early_stopping={"patience": 2}) == 3

@@ -222,7 +222,7 @@ def test_states_without_a_callback_and_callbacks_without_a_state_are_reported(ca
     state = CallbackList([Counting()]).state_dict()
     CallbackList([Callback()]).load_state_dict(state)
     assert "does not have: Counting" in caplog.text
-    CallbackList([Counting()]).load_state_dict({"callbacks": []})
+    CallbackList([Counting()]).load_state_dict(CallbackList([]).state_dict())
     assert "no state of Counting" in caplog.text
 
 

@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import TensorDataset
 
 from tests.hooks.callbacks.conftest import ALWAYS_BETTER, SCORES, STEPS, SmallTrainer, stopper
+from trainwright import Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError, ConfigKeyError
 from trainwright.hooks import (
     EarlyStoppingCallback,
@@ -20,7 +23,7 @@ def epochs_until_stop(callback: EarlyStoppingCallback, values: list[float]) -> i
     logs = Logs()
     callback.on_train_begin(logs)
     for epoch, value in enumerate(values, start=1):
-        logs[callback.monitor] = value
+        logs.update({callback.monitor: value, "epoch": epoch, "global_step": epoch * STEPS})
         callback.on_eval_end(logs)
         callback.on_epoch_end(epoch, logs)
         assert callback.trainercontrol is not None
@@ -56,19 +59,54 @@ def test_when_it_stops(how: dict[str, Any], values: list[float], epoch: int | No
     assert epochs_until_stop(stopper(**how), values) == epoch
 
 
-def test_an_epoch_that_ends_twice_counts_once() -> None:
-    # A run that max_steps ended within epoch 2 is extended, and ends epoch 2 again, at its last step.
-    callback = stopper(patience=2)
+@pytest.mark.parametrize(
+    ("ends", "wait"),
+    [
+        # max_steps ended the run between two evaluations; the longer run goes on to the next one that is due.
+        ([(3, 0.5, False), (5, 0.4, True), (6, 0.4, False)], 1),
+        ([(3, 0.5, False), (6, 0.4, False), (9, 0.4, False)], 2),  # the last evaluation was due
+        ([(3, 0.5, False), (5, 0.4, True), (5, 0.4, False), (6, 0.4, False)], 1),  # resumed at its end in between
+        ([(3, 0.5, False), (6, 0.4, False), (6, 0.4, False), (9, 0.6, False)], 0),
+    ],
+)
+def test_the_extra_evaluation_of_a_run_that_is_extended_counts_once(
+    ends: list[tuple[int, float, bool]], wait: int
+) -> None:
+    callback = stopper(patience=9)
     logs = Logs()
     callback.on_train_begin(logs)
-    for epoch, value in [(1, 0.5), (2, 0.4), (2, 0.4)]:
-        logs[callback.monitor] = value
+    for step, value, is_extra in ends:
+        logs.update({callback.monitor: value, "epoch": 1, "global_step": step})
+        assert callback.trainercontrol is not None
+        callback.trainercontrol.is_extra_evaluation = is_extra
         callback.on_eval_end(logs)
-        callback.on_epoch_end(epoch, logs)
-        resumed = stopper(patience=2)
+        resumed = stopper(patience=9)
+        resumed.load_state_dict(callback.state_dict())
+        callback = resumed
+    assert callback.wait == wait
+
+
+def test_an_epoch_that_ends_twice_counts_once() -> None:
+    callback = stopper("epoch_loss", patience=2, mode="min")
+    for epoch, value in [(1, 0.5), (2, 0.6), (2, 0.6)]:
+        callback.on_epoch_end(epoch, Logs(epoch_loss=value))
+        resumed = stopper("epoch_loss", patience=2, mode="min")
         resumed.load_state_dict(callback.state_dict())
         callback = resumed
     assert (callback.wait, callback.trainercontrol.should_training_stop) == (1, False)
+
+
+@pytest.mark.parametrize(("patience", "stop"), [(2, 15), (3, 20), (30, 100)])
+def test_patience_counts_evaluations_within_an_epoch(patience: int, stop: int, tmp_path: Path) -> None:
+    inputs = torch.randn(100, 4, generator=torch.Generator().manual_seed(0))
+    data = TensorDataset(inputs, (inputs.sum(1) > 0).long())
+    config = TrainingConfig(
+        output_dir=tmp_path, num_epochs=1, batch_size=1, learning_rate=1e-12, eval_strategy="step", eval_steps=5,
+        early_stopping={"monitor": "eval_accuracy", "patience": patience, "mode": "max"}, progress_bar=False,
+    )  # fmt: skip
+    trainer = Trainer(torch.nn.Linear(4, 2), config, data, data)
+    trainer.train()
+    assert trainer.state.global_step == stop
 
 
 @pytest.mark.parametrize(
@@ -105,7 +143,7 @@ def test_a_misspelt_monitor_is_an_error_at_the_first_evaluation() -> None:
         stopper("epoch_los", mode="min").on_epoch_end(1, Logs(epoch_loss=1.0))
 
 
-def test_an_epoch_without_evaluation_does_not_count(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_epoch_without_evaluation_does_not_count_results_of_evaluations(caplog: pytest.LogCaptureFixture) -> None:
     callback = stopper(patience=1)
     for epoch in range(1, 5):
         callback.on_epoch_end(epoch, Logs(eval_epoch_metric=0.5))

@@ -122,8 +122,8 @@ class Counts(TrainerBase):
     [
         (0, 0, ["Epoch 1/3  total_loss 0.5000", "Epoch 2/3  total_loss 2.500", "Epoch 3/3  total_loss 4.000"]),
         (3, 0, ["Epoch 2/3  4 iterations", "Epoch 3/3  total_loss 4.000"]),  # nothing has been read before the end
-        (100, 0, ["Epoch 3/3  total_loss 2.000"]),
-        (100, 4, ["Epoch 2/3  total_loss 1.500", "Epoch 3/3  total_loss 4.000"]),  # between two log periods
+        (100, 0, ["Epoch 3/3  total_loss 4.000"]),  # of the last epoch, as its row in the files
+        (100, 4, ["Epoch 2/3  total_loss 2.500", "Epoch 3/3  total_loss 4.000"]),  # between two log periods
     ],
 )
 def test_a_line_after_each_epoch_log_period_or_evaluation(

@@ -14,7 +14,7 @@ from trainwright.config.lazy.allowlist import PLAIN_CONTAINERS, is_never_named
 from trainwright.config.lazy.provenance import DefaultNode, is_default, raw_children
 from trainwright.config.lazy.targets import dotted_path, short_name
 from trainwright.config.secrets import redact, warn_of_hidden, without_secrets
-from trainwright.config.yaml_file import to_text
+from trainwright.config.yaml_file import to_text, with_format
 
 logger = logging.getLogger("trainwright.config")
 
@@ -52,7 +52,7 @@ def to_yaml(cfg: Any, filename: str | os.PathLike[str], *, project_root: str | o
             "; ".join(writer.left_out),
         )
     defaults = f"{DEFAULTS} {', '.join(writer.defaults)}\n" if writer.defaults else ""
-    return (defaults + to_text(plain, flow=None)).encode()
+    return with_format(defaults + to_text(plain, flow=None)).encode()
 
 
 def to_plain(cfg: Any) -> tuple[Any, list[str]]:

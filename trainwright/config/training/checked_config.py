@@ -20,7 +20,7 @@ from trainwright.config.torch_names import CUSTOM, GivenName
 from trainwright.config.training.field_resolution import Draft
 from trainwright.config.training.metric_config import read_only
 from trainwright.config.training.row import CATEGORIES, Table
-from trainwright.config.yaml_file import check_values, load_yaml, plain, to_text
+from trainwright.config.yaml_file import check_values, load_yaml, plain, to_text, with_format
 from trainwright.notebook import summary
 
 _MOST_WORKERS = 8
@@ -136,7 +136,7 @@ class CheckedConfig(Table):
             content[self.rows[name].category][name] = value
         shown, hidden = without_secrets({category: named for category, named in content.items() if named})
         names = ", ".join(name for name in settings if name in self.model_fields_set)
-        atomic_write(path, f"{_SET} {names or 'nothing'}\n{to_text(shown)}".encode())
+        atomic_write(path, with_format(f"{_SET} {names or 'nothing'}\n{to_text(shown)}").encode())
         warn_of_hidden(hidden, path)
 
     def save(self, folder: AnyPath, filename: str = "train_config.yaml", subfolder: AnyPath | None = None) -> Path:

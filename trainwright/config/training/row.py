@@ -50,6 +50,9 @@ class Row:
         read: gives a value in plain types; raises ValueError with the allowed values.
         dev_run: the value in a ``fast_dev_run``, or a function of its number of batches.
         copy: the value in the copy of a run that a check trains.
+        resumed: what a resumed run uses if the value differs from that of its checkpoint: "now": the new one; with
+            "optimizer" and "lr_scheduler" the state of these keeps the old one; "": it is not compared, because it
+            changes no result, or is why one resumes, as the length of the run.
     """
 
     category: str
@@ -61,6 +64,14 @@ class Row:
     read: Callable[[Any], Any] = plain
     dev_run: Any = UNCHANGED
     copy: Any = UNCHANGED
+    resumed: str = UNCHANGED
+
+    @property
+    def source(self) -> str:
+        """``resumed``; by default as the category says."""
+        if self.resumed is UNCHANGED:
+            return "" if self.category in ("logging", "checkpoint", "device") else "now"
+        return self.resumed
 
     def __call__(self, schema: dict[str, Any]) -> None:
         """Add the category to the JSON schema of the setting; pydantic calls what it keeps with a field."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from omegaconf import DictConfig, ListConfig
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from torch import Tensor, nn
 
 from trainwright._torch_compat.optimizer_import import without_compiler
@@ -36,6 +36,7 @@ from trainwright.engine.hardest_samples import hardest_samples
 from trainwright.engine.loss_fn import forward, returned_losses, sum_losses
 from trainwright.engine.own_step import OwnStep
 from trainwright.engine.pipeline_step import refuse_own_step, refuse_unseeded_loader
+from trainwright.engine.resumed_settings import flat
 from trainwright.engine.run import Run
 from trainwright.engine.run_hooks import run_hooks, timing_facts
 from trainwright.engine.run_methods import RunMethods, part_of_run
@@ -44,6 +45,7 @@ from trainwright.engine.state import TrainingState
 from trainwright.engine.trainer.loaders import batches_of_rank, is_dataset, num_rounds
 from trainwright.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators
 from trainwright.evaluation.loop import evaluate_loaders, without_table
+from trainwright.events.epoch_means import epoch_around
 from trainwright.events.writers import default_writers
 from trainwright.events.writers.base import EventWriter
 from trainwright.hooks import (
@@ -174,7 +176,7 @@ class ConfigRun(Run):
         return {"samples_per_iteration": self.trainer.samples_per_iter, "data": {"train": train} | data}
 
     def next_commands(self) -> list[str]:
-        return setup.next_commands(self.trainer.cfg, self.given)
+        return setup.next_commands(self.trainer.cfg, self.given, is_own_trainer=self.has_own_trainer)
 
     def schedule_length(self, schedule: Any) -> int:
         length: int = self.trainer.max_iter
@@ -182,6 +184,20 @@ class ConfigRun(Run):
 
     def use_learning_rate(self, rate: float) -> None:
         self.trainer.cfg.optim.update({"lr": rate})
+
+    def own_settings(self) -> dict[str, Any]:
+        settings, _ = without_secrets(to_plain(self.given)[0])
+        return {**flat(settings), "num_samples": self.num_samples()}
+
+    def source_of(self, name: str) -> str:
+        from trainwright.config.settings import source_of_key  # imports pydantic, which most runs do not need
+
+        return "now" if name == "num_samples" else "" if name == "project_root" else source_of_key(name)
+
+    def keep_settings(self, settings: Mapping[str, Any]) -> None:
+        for cfg in (self.given, self.trainer.cfg):
+            for name, value in settings.items():
+                OmegaConf.update(cfg, name, value)
 
     def settings_of_copy(self, folder: Path, changes: dict[str, Any], **kind: bool) -> DictConfig:
         if self.stepper is not self.built_stepper:
@@ -233,9 +249,7 @@ class DefaultTrainer(RunMethods):
         run.spec = spec_of_cfg(cfg, run.device)
         self._build_weights()
         self._build_step()
-        run.state = TrainingState(
-            self, lr=run.spec.learning_rate, seed=cfg.train.seed, num_samples=self.run.num_samples()
-        )
+        run.state = TrainingState(self)
         run.build_checkpointer(run.folder.path)
         self.resume_or_load(run.folder.resume)
         run.fill_weights()
@@ -433,6 +447,8 @@ class DefaultTrainer(RunMethods):
         if train.progress_bar:
             shown = None if eval_hook is None else evaluation.eval_period
             lines = epoch_lines(per_epoch, self.max_iter, train.log_period, eval_period=shown, best=best)
+        epoch_of = None if per_epoch is None else partial(epoch_around, per_epoch)
+        writer = PeriodicWriter(lambda: self.build_writers(), train.log_period, epoch_of=epoch_of)
         hooks = [
             IterationTimer(facts=lambda trainer: timing_facts(trainer.run, SETTING_NAMES)),
             LRScheduler(),
@@ -441,7 +457,7 @@ class DefaultTrainer(RunMethods):
             best,
             profile_hook(train.profile, self.run.folder.path),
             lines,
-            PeriodicWriter(lambda: self.build_writers(), train.log_period) if is_main_process() else None,
+            writer if is_main_process() else None,
         ]
         return [hook for hook in hooks if hook is not None]
 

@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import shlex
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fractions import Fraction
@@ -35,7 +36,7 @@ from trainwright.config.schema.sections import (
     total_iterations,
     warmup_iterations,
 )
-from trainwright.config.secrets import remember_secrets
+from trainwright.config.secrets import redact_command, remember_secrets
 from trainwright.config.yaml_file import read_mapping
 from trainwright.data.batch_loader import BatchLoader, make_loader
 from trainwright.data.sampler import CyclicSampler, SingleRoundSampler
@@ -381,20 +382,29 @@ def _leaves(section: Any, path: str) -> Iterator[tuple[str, Any]]:
             yield f"{path}.{key}", value
 
 
-def next_commands(cfg: DictConfig, given: DictConfig) -> list[str]:
-    """What a user may type after a training; only what works with this run's files.
+def next_commands(cfg: DictConfig, given: DictConfig, *, is_own_trainer: bool) -> list[str]:
+    """What a user may type after a training; only what works with this run's files and builds its trainer.
 
-    ``given``: the configuration as the user wrote it.
+    ``given``: the configuration as the user wrote it. ``is_own_trainer``: a class of the user's, which only the program
+    of the run builds.
     """
     folder = cfg.train.output_dir.rstrip("/")
     commands = [f"tensorboard --logdir {shlex.quote(folder)}"]
-    if "project_root" in cfg:  # a command has trained it, and can read its config.yaml
-        run = f"trainwright train {shlex.quote(folder + '/config.yaml')}"
-        if Path(folder, "model_best").exists():
-            commands.append(f"trainwright eval {shlex.quote(folder)}")
-        name = "train_epoch" if given.train.train_epoch and not given.train.train_iter else "train_iter"
-        commands.append(f"{run} --resume train.{name}={2 * cfg.train[name]}")
-    return commands
+    name = "train_epoch" if given.train.train_epoch and not given.train.train_iter else "train_iter"
+    longer = f"train.{name}={2 * cfg.train[name]}"
+    if "project_root" not in cfg:  # the program has not read its configuration from the command line
+        return [*commands, f"train.resume=True with {longer} trains it longer"]
+    has_best = Path(folder, "model_best").exists()
+    if is_own_trainer:
+        # As it was started, without what the command adds.
+        left_out = ("--resume", "--eval-only", f"train.{name}=", "train.load_weight=")
+        given_arguments = (one for one in sys.argv if not one.startswith(left_out))
+        program = shlex.join([os.path.basename(sys.executable), *redact_command(given_arguments)])
+        best = shlex.quote(f"train.load_weight={folder}/model_best")
+        commands += [f"{program} --eval-only {best}"] if has_best else []
+        return [*commands, f"{program} --resume {longer}"]
+    commands += [f"trainwright eval {shlex.quote(folder)}"] if has_best else []
+    return [*commands, f"trainwright train {shlex.quote(folder + '/config.yaml')} --resume {longer}"]
 
 
 def resolve_eval_mode(cfg: DictConfig) -> None:

@@ -8,6 +8,7 @@ import logging
 import os
 import platform
 import shlex
+import site
 import subprocess
 import sys
 import time
@@ -24,7 +25,7 @@ from trainwright.checkpoint.files import atomic_write, irregular
 from trainwright.config.secrets import redact_command
 from trainwright.data.fingerprint import described_data
 from trainwright.engine.folder.run_folder import RunFolder
-from trainwright.events.formats import CURVES_NAME, RECORD_NAME, read_starts
+from trainwright.events.formats import CURVES_NAME, FORMATS, RECORD_NAME, read_starts
 from trainwright.hooks.base import HookBase, has_failed
 from trainwright.hooks.signals import STOPS
 from trainwright.hooks.timer import count_cpus
@@ -170,7 +171,9 @@ class RunRecord(HookBase):
         starts = read_starts(path) if self._folder.resume or self._start.get("ended") else []
         if starts and starts[-1].get("started") == self._start["started"]:
             starts.pop()
-        content = json.dumps({"starts": [*starts, self._start]}, indent=1, allow_nan=False, default=str)
+        content = json.dumps(
+            {"formats": FORMATS, "starts": [*starts, self._start]}, indent=1, allow_nan=False, default=str
+        )
         try:
             atomic_write(path, content.encode() + b"\n")
         except OSError as error:  # the run does not depend on it
@@ -246,9 +249,10 @@ def code_folder() -> str:
     file = getattr(sys.modules.get("__main__"), "__file__", None)
     if file is None:
         return working_folder()
-    path = os.path.realpath(file)
-    is_installed = path.startswith((os.path.realpath(sys.prefix), str(Path(__file__).parents[1])))
-    return working_folder() if is_installed else os.path.dirname(path)
+    path = Path(file).resolve()
+    installed = sys.prefix, site.getuserbase(), Path(__file__).parents[2]  # the last: this package, also in a clone
+    is_installed = any(path.is_relative_to(os.path.realpath(folder)) for folder in installed)
+    return working_folder() if is_installed else str(path.parent)
 
 
 def working_folder() -> str:

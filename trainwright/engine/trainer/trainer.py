@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Never
 
 from torch import Tensor, nn
@@ -33,6 +34,7 @@ from trainwright.engine.folder.run_folder import TrainerFolder
 from trainwright.engine.hardest_samples import hardest_samples
 from trainwright.engine.loss_fn import forward
 from trainwright.engine.own_step import OwnStep
+from trainwright.engine.resumed_settings import plain
 from trainwright.engine.run import TrainerRun
 from trainwright.engine.run_hooks import run_hooks, timing_facts
 from trainwright.engine.run_methods import RunMethods, part_of_run
@@ -98,7 +100,7 @@ class PythonRun(TrainerRun):
     saving: Saving
     scheduling: Schedules
     built_in_callbacks: list[Callback]
-    settings_used: dict[str, Any]
+    settings_used: Mapping[str, Any] = MappingProxyType({})
 
     def prepare(self, batch: Any) -> Any:
         return self.evaluation.prepare(batch)
@@ -167,7 +169,22 @@ class PythonRun(TrainerRun):
 
     def use_learning_rate(self, rate: float) -> None:
         self.config.update({"learning_rate": rate})
-        self.settings_used["learning_rate"] = rate
+        self.settings_used = {**self.settings_used, "learning_rate": rate}
+
+    def own_settings(self) -> dict[str, Any]:
+        settings, _ = without_secrets(self.config.to_dict())
+        return {name: plain(value) for name, value in settings.items()}
+
+    def source_of(self, name: str) -> str:
+        row = self.config.rows.get(name)
+        return "" if row is None else row.source
+
+    def keep_settings(self, settings: Mapping[str, Any]) -> None:
+        now = self.config.to_dict()
+        kept = {name: value for name, value in settings.items() if CUSTOM not in (value, now[name])}
+        self.config = self.config.copy_with(**kept)
+        used = {name: self.config[name] for name in kept if name in self.settings_used}
+        self.settings_used = {**self.settings_used, **used}
 
     def settings_of_copy(self, folder: Path, changes: dict[str, Any], **kind: bool) -> "TrainingConfig":
         return parts.settings_of_copy(self.config, folder, changes, **kind)
@@ -297,7 +314,7 @@ class Trainer(RunMethods):
             replaced_model=self._replaced_model,
         )
         config = self.config
-        self.state = TrainerState(self, is_elastic=config.elastic, lr=config.learning_rate, seed=config.seed)
+        self.state = TrainerState(self, is_elastic=config.elastic)
         train, tests = given.train_dataloader, given.eval_dataloader
         with real_tensors():  # in an estimate, too
             if train is None:  # not `or`: that calls len(loader), and a loader may have none
@@ -382,6 +399,7 @@ class Trainer(RunMethods):
             log=lambda: self._write_hook.write() if is_main_process() else None,
             is_due=self._periods.check_is_due,
             late=self.run.saving.late,
+            eval_is_due=self._periods.eval_is_due,
         )
         if self._train_metrics is not None:
             self._run_callbacks.logs.defer("epoch_metric", self._train_metrics.first)
@@ -418,12 +436,14 @@ class Trainer(RunMethods):
 
     def build_hooks(self) -> list[HookBase | None]:
         """The hooks, in the order of their calls."""
-        config, periods, evaluates = self.config, self._periods, self._evaluates
+        config, state, periods, evaluates = self.config, self.state, self._periods, self._evaluates
         best = self._best_checkpointer()
         evaluation = self._run_callbacks.evaluating(self._evaluate_in_training)
         self._evaluate_hook = EvalHook(periods.eval_is_due, evaluation, prefix="eval_")
         # With the settings of each training.
-        self._write_hook = PeriodicWriter(lambda: self.build_writers(), periods.log_is_due)
+        self._write_hook = PeriodicWriter(
+            lambda: self.build_writers(), periods.log_is_due, epoch_of=lambda update: state.plan.epoch_of(update)
+        )
         save = PeriodicCheckpointer(
             self.checkpointer,
             periods.save_is_due,

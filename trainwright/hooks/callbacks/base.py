@@ -24,6 +24,8 @@ class TrainerControl:
         should_log: write the metrics now.
         save_dir: the folder for ``should_save``; None: the run's own checkpoints.
         has_failed: not a request: in ``on_train_end``, whether the training ended before its last iteration.
+        is_extra_evaluation: not a request: the training ends between two evaluations that are due, with another one. A
+            longer run continues to the next one that is due.
     """
 
     should_training_stop: bool = False
@@ -33,6 +35,7 @@ class TrainerControl:
     should_log: bool = False
     save_dir: str | None = None
     has_failed: bool = False
+    is_extra_evaluation: bool = False
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not hasattr(type(self), name):
@@ -255,10 +258,14 @@ class CallbackList:
             raise first_error
 
     def state_dict(self) -> dict[str, Any]:
-        return {"callbacks": [{"class": _name(c), "state": c.state_dict()} for c in self._with_state()]}
+        states = [{"class": _name(c), "state": c.state_dict()} for c in self._with_state()]
+        return {"callbacks": states, "of_the_user": self._of_the_user()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load each callback's state: the n-th of a class gets the n-th saved state of that class."""
+        if (now := self._of_the_user()) != (before := state["of_the_user"]):
+            shown = [", ".join(names) or "none" for names in (before, now)]
+            logger.warning("Resumed with other callbacks than before: %s; now %s.", *shown)
         saved = list(state["callbacks"])
         for callback in self._with_state():
             entry = next((entry for entry in saved if entry["class"] == _name(callback)), None)
@@ -270,6 +277,10 @@ class CallbackList:
         if saved:
             names = ", ".join(entry["class"] for entry in saved)
             logger.warning("The checkpoint has the state of callbacks that this run does not have: %s.", names)
+
+    def _of_the_user(self) -> list[str]:
+        """Their classes; those of this library follow from settings."""
+        return [_name(c) for c in self._callbacks if not type(c).__module__.startswith("trainwright.")]
 
     def _with_state(self) -> list[Any]:
         return [c for c in self._callbacks if hasattr(c, "state_dict") and hasattr(c, "load_state_dict")]

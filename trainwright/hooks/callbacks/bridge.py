@@ -55,6 +55,7 @@ class RunCallbacks(HookBase):
             them, such a request is an error.
         is_due: whether several processes share their requests after this iteration; the same on all of them.
         late: calls that callbacks make within an update, and that are due after it.
+        eval_is_due: whether an evaluation is due after this iteration; by default at each end of an epoch.
 
     Attributes:
         callbacks, control, logs: the passed callbacks, their control and their logs.
@@ -74,6 +75,7 @@ class RunCallbacks(HookBase):
         end_epoch: Callable[[], object] | None = None,
         is_due: Callable[[], bool] | None = None,
         late: list[Callable[[], object]] | None = None,
+        eval_is_due: Callable[[], bool] | None = None,
     ) -> None:
         if steps_per_epoch is not None and steps_per_epoch < 1:
             raise ConfigError(f"RunCallbacks.steps_per_epoch: got {steps_per_epoch}; it must be None or at least 1.")
@@ -86,6 +88,7 @@ class RunCallbacks(HookBase):
         self._actions = {"should_epoch_stop": end_epoch, "should_evaluate": evaluate, "should_log": log}
         self._checkpointers: dict[str, Checkpointer] = {}  # for folders other than the run's own
         self._is_due: Callable[[], bool] = (lambda: False) if is_due is None else is_due
+        self._eval_is_due = eval_is_due
         self._shares_requests = False  # several processes, of which one has callbacks
         self._mean_loss = EpochMean("total_loss")
         self._epoch: int | None = None  # the epoch that has started and not ended
@@ -201,6 +204,8 @@ class RunCallbacks(HookBase):
         self._end_batches()
         is_over = self._epoch is not None and self._epoch_at(int(self.logs["global_step"]))[0] >= self._epoch
         is_last = is_over and self.trainer.iter + 1 >= self.trainer.max_iter
+        if self.trainer.iter + 1 >= self.trainer.max_iter:
+            self.control.is_extra_evaluation = not (is_over if self._eval_is_due is None else self._eval_is_due())
         if is_over and not is_last:  # the last epoch ends after the final evaluation
             self._leave_epoch()
         if self._is_alone:

@@ -16,7 +16,9 @@ _FIRST_METRIC, _LOSS = "eval_epoch_metric", "eval_epoch_loss"
 
 
 class EarlyStoppingCallback(Callback):
-    """Stop after ``patience`` consecutive epochs whose ``monitor`` was no better than the best before.
+    """Stop after ``patience`` consecutive evaluations whose ``monitor`` was no better than the best before.
+
+    A ``monitor`` of the training, such as ``"epoch_loss"``, counts at the end of each epoch instead.
 
     The rules are in ``docs/callbacks.md``. In a run without a metric, ``"eval_epoch_metric"`` means
     ``"eval_epoch_loss"``, where lower is better.
@@ -24,18 +26,18 @@ class EarlyStoppingCallback(Callback):
     Args:
         monitor: a name in ``logs``, such as ``"eval_epoch_metric"`` or ``"epoch_loss"``.
         min_delta: the smallest difference that counts as better.
-        patience: in epochs; 0 means 1.
+        patience: in evaluations; 0 means 1.
         mode: "max" or "min", or "auto": by the name of ``monitor``, if it is known ("…loss": min, "…accuracy":
             max, and the metrics of torchmetrics).
-        baseline: epochs count as better only if they are better than this, too.
+        baseline: a value counts as better only if it is better than this, too.
 
     Raises:
         ConfigError: an argument is invalid. At the first evaluation, if ``logs`` has no ``monitor``.
 
     Attributes:
         best: the best value so far, None before the first.
-        wait: consecutive epochs that were no better.
-        stopped_epoch: the epoch after which it stopped, None if it has not.
+        wait: consecutive evaluations (epochs) that were no better.
+        stopped_epoch: the epoch in which it stopped, None if it has not.
         is_default: the user did not name the monitor: if the metric is missing, it does nothing.
         turned_off_by: how to turn it off, for messages.
     """
@@ -68,9 +70,9 @@ class EarlyStoppingCallback(Callback):
         self.best: float | None = None
         self.wait = 0
         self.stopped_epoch: int | None = None
-        self._is_evaluated = False  # since the last end of an epoch
         self._is_logged = False  # what it does
-        self._counted_epoch: int | None = None  # the newest one that wait takes into account
+        self._counted_at: int | None = None  # the newest step or epoch that wait takes into account
+        self._is_extra = False  # whether that was the extra evaluation at the end of a run
 
     def __repr__(self) -> str:
         return (
@@ -86,39 +88,49 @@ class EarlyStoppingCallback(Callback):
         self._reset()
 
     def on_eval_end(self, logs: Logs) -> None:
-        self._is_evaluated = True
-        self._find_monitor(logs)
+        if not self._find_monitor(logs) or not self._is_of_evaluations:
+            return
+        step = logs.get("global_step")
+        is_new = step is None or step != self._counted_at  # a resume at the end of a run evaluates it again
+        if is_new:
+            # The extra evaluation at the end of a shorter run has counted for the next one that is due.
+            was_extra, control = self._is_extra, self.trainercontrol
+            self._counted_at, self._is_extra = step, control is not None and control.is_extra_evaluation
+            is_new = not was_extra
+        self._count(logs, logs.get("epoch"), is_new=is_new)
 
     def on_epoch_end(self, epochs: int, logs: Logs) -> None:
-        is_evaluated, self._is_evaluated = self._is_evaluated, False
-        if self.monitor.startswith("eval") and not is_evaluated:
-            return
-        if not self._find_monitor(logs):
-            return
+        if not self._is_of_evaluations and self._find_monitor(logs):
+            # A run that ended within an epoch ends it again when it is extended.
+            is_new, self._counted_at = epochs != self._counted_at, epochs
+            self._count(logs, epochs, is_new=is_new)
+
+    @property
+    def _is_of_evaluations(self) -> bool:
+        return self.monitor.startswith("eval")
+
+    @property
+    def _unit(self) -> str:
+        return "evaluations" if self._is_of_evaluations else "epochs"
+
+    def _count(self, logs: Logs, epoch: int | None, *, is_new: bool) -> None:
         value = float(logs[self.monitor])
-        if epochs != self._counted_epoch:  # a run that ended within an epoch ends it again when it is extended
-            self._counted_epoch = epochs
-            self.wait += 1
+        self.wait += is_new
         if math.isfinite(value) and (self.best is None or self._is_better(value, self.best)):
             self.best = value
             if self.baseline is None or self._is_better(value, self.baseline):
                 self.wait = 0
-        if self._stop(epochs):
+        if self._stop(epoch):
             logger.info(
-                "Early stopping: %s was no better than its best, %s, for %d epochs (patience=%d): stopping after"
-                " epoch %d; %s.",
-                self.monitor, "none yet" if self.best is None else f"{self.best:.5g}", self.wait, self.patience, epochs,
-                self.turned_off_by,
+                "Early stopping: %s was no better than its best, %s, for %d %s (patience=%d): stopping in epoch %s;"
+                " %s.",
+                self.monitor, "none yet" if self.best is None else f"{self.best:.5g}", self.wait, self._unit,
+                self.patience, epoch, self.turned_off_by,
             )  # fmt: skip
 
     def on_train_end(self, logs: Logs) -> None:
         has_failed = self.trainercontrol is not None and self.trainercontrol.has_failed
-        if (
-            not (self.is_default or has_failed)
-            and self.best is None
-            and self.wait == 0
-            and self.monitor.startswith("eval")
-        ):
+        if not (self.is_default or has_failed) and self.best is None and self.wait == 0 and self._is_of_evaluations:
             logger.warning("Early stopping had no values: no evaluation computed %s.", self.monitor)
 
     def state_dict(self) -> dict[str, Any]:
@@ -128,8 +140,8 @@ class EarlyStoppingCallback(Callback):
             "best": self.best,
             "wait": self.wait,
             "stopped_epoch": self.stopped_epoch,
-            "is_evaluated": self._is_evaluated,
-            "counted_epoch": self._counted_epoch,
+            "counted_at": self._counted_at,
+            "is_extra": self._is_extra,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -137,13 +149,13 @@ class EarlyStoppingCallback(Callback):
             logger.warning("Early stopping watched %s, now %s: it restarts.", state["monitor"], self.monitor)
             return
         self._watch(state["watched"])
-        self.best, self.wait, self._is_evaluated = state["best"], state["wait"], state["is_evaluated"]
-        self._counted_epoch = state["counted_epoch"]
+        self.best, self.wait = state["best"], state["wait"]
+        self._counted_at, self._is_extra = state["counted_at"], state["is_extra"]
         self._stop(state["stopped_epoch"])
 
     def _reset(self) -> None:
-        self.best, self.wait, self.stopped_epoch, self._counted_epoch = None, 0, None, None
-        self._is_evaluated = self._is_logged = False
+        self.best, self.wait, self.stopped_epoch, self._counted_at = None, 0, None, None
+        self._is_extra = self._is_logged = False
 
     def _is_better(self, value: float, other: float) -> bool:
         return value - self.min_delta > other if self.mode == "max" else value + self.min_delta < other
@@ -179,8 +191,9 @@ class EarlyStoppingCallback(Callback):
         if not self._is_logged:
             self._is_logged = True
             logger.info(
-                "Early stopping is on: it ends the run after %d epochs without a %s %s; %s.",
-                max(1, self.patience), "higher" if self.mode == "max" else "lower", self.monitor, self.turned_off_by,
+                "Early stopping is on: it ends the run after %d %s without a %s %s; %s.",
+                max(1, self.patience), self._unit, "higher" if self.mode == "max" else "lower", self.monitor,
+                self.turned_off_by,
             )  # fmt: skip
         return True
 

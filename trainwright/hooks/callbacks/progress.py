@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sized
 from fractions import Fraction
 from typing import Any, Literal
 
+from trainwright.events.epoch_means import epoch_around
 from trainwright.events.writers.progress import LiveBar, bar_stream, live_bars, shown_values
 from trainwright.events.writers.rate import Position, TimeLeft, clock
 from trainwright.hooks.base import HookBase, has_failed
@@ -129,7 +130,8 @@ class EpochLines(HookBase):
     """Log a line after every ``every`` epochs: the means of the losses, metrics, results of the evaluation, time.
 
     Register it after the hooks that evaluate and ``best``, and before the one that writes. ``reads``: read the current
-    values, which synchronizes; else the means are those up to the last log line. ``best``: its metric is marked in the
+    values, which synchronizes; else the means are those up to the last log line. ``log_period``: the iterations between
+    rows, which read them. ``best``: its metric is marked in the
     epoch of a new best value. ``unit``: what the lines are numbered by.
     """
 
@@ -139,11 +141,12 @@ class EpochLines(HookBase):
         *,
         every: int = 1,
         reads: bool = True,
+        log_period: int = 0,
         best: BestCheckpointer | None = None,
         unit: Literal["epoch", "iteration"] = "epoch",
     ) -> None:
         self._per_epoch, self._every, self._reads, self._unit = iterations_per_epoch, every, reads, unit
-        self._best = best
+        self._log_period, self._best = log_period, best
         self._next = self._last = 0  # iterations done
         self._start = 0.0  # seconds
         self._time_left = TimeLeft()
@@ -179,7 +182,14 @@ class EpochLines(HookBase):
 
     def _log(self, *, reads: bool) -> None:
         trainer, now, storage, best = self.trainer, time.monotonic(), self.trainer.storage, self._best
-        found = storage.means_since(self._last, reads=reads)
+        first, following = epoch_around(self._per_epoch, trainer.iterations_done - 1)
+        # Where values are read, those of the rows; a line of several epochs without them has the means since the last.
+        is_written = self._log_period > 0 and trainer.iterations_done % self._log_period == 0
+        if self._unit == "epoch" and (reads or is_written):
+            storage.end_epoch(first, following if trainer.iterations_done >= following else first)
+            found = {n: one for n, one in storage.latest_with_smoothing_hint().items() if one[1] >= first}
+        else:
+            found = storage.means_since(self._last, reads=reads)
         # Results of an evaluation within the epoch had a line.
         found = {
             n: one for n, one in found.items() if n not in storage.results or one[1] >= trainer.iterations_done - 1
@@ -222,7 +232,9 @@ def epoch_lines(
         return EpochLines(eval_period, best=best, unit="iteration")
     period = 0 if is_kernel() else min(log_period, eval_period or log_period)
     every = max(1, math.ceil(period / iterations_per_epoch))
-    return EpochLines(iterations_per_epoch, every=every, reads=not period or bool(eval_period), best=best)
+    return EpochLines(
+        iterations_per_epoch, every=every, reads=not period or bool(eval_period), log_period=log_period, best=best
+    )
 
 
 class EpochProgress(HookBase):

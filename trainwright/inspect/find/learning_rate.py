@@ -160,6 +160,7 @@ def use_learning_rate(run: Run, rate: float) -> None:
         if hasattr(schedule, "base_lrs"):
             schedule.base_lrs = [float(one) * rate / base if base else rate for one in schedule.base_lrs]
     run.use_learning_rate(rate)
+    run.set_checkpoint_parts()  # their options are those now
 
 
 def _steepest(rates: list[float], smoothed: list[float]) -> float | None:

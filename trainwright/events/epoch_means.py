@@ -1,0 +1,68 @@
+"""The means of noisy metrics over an epoch, which its last row and its line show."""
+
+import math
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+from trainwright.events.smoothing import HistoryBuffer
+
+
+def epoch_around(iterations_per_epoch: int | Fraction, iteration: int) -> tuple[int, int]:
+    """The first iteration of the epoch of ``iteration``, and that of the next epoch. An epoch may end within one.
+
+    >>> epoch_around(5, 4), epoch_around(5, 5), epoch_around(Fraction(5, 2), 2)
+    ((0, 5), (5, 10), (0, 3))
+    """
+    before = iteration // iterations_per_epoch
+    return math.ceil(before * iterations_per_epoch), math.ceil((before + 1) * iterations_per_epoch)
+
+
+class EpochMeans:
+    """Adds the finite values of an epoch as they come: a checkpoint holds only the newest values of a history.
+
+    Attributes:
+        first: the first iteration of the epoch.
+        known: the mean of each metric at the end of an epoch, and the iteration of its newest value there.
+    """
+
+    def __init__(self) -> None:
+        self.first = 0
+        self.known: dict[str, tuple[float, int]] = {}
+        self._sums: dict[str, tuple[int, float, int]] = {}  # the next iteration, the total and the count
+
+    def begin(self, first: int) -> None:
+        """An epoch begins with iteration ``first``."""
+        if first > self.first:  # else it has begun, or it has ended already
+            self.first, self._sums = first, {}
+
+    def end(self, histories: Mapping[str, HistoryBuffer], final: Mapping[str, float], following: int) -> None:
+        """The means are known now; the next epoch begins with iteration ``following``, or this one continues."""
+        self.add(histories, final)
+        self.known = {
+            name: (total / count, histories[name].latest_iteration())
+            for name, (_, total, count) in self._sums.items()
+            if count and math.isfinite(histories[name].latest())
+        }
+        self.begin(following)
+
+    def add(self, histories: Mapping[str, HistoryBuffer], final: Mapping[str, float]) -> None:
+        """Add the values before the iteration that ``final`` has for a metric; from there on they may change."""
+        for name, history in histories.items():
+            following, total, count = self._sums.get(name, (self.first, 0.0, 0))
+            for value, iteration in history.values_since(following):
+                if iteration >= final[name]:
+                    break
+                following = iteration + 1
+                if math.isfinite(value):
+                    total, count = total + value, count + 1
+            self._sums[name] = following, total, count
+
+    def state_dict(self) -> dict[str, Any]:
+        known = {name: list(pair) for name, pair in self.known.items()}
+        return {"first": self.first, "known": known, "sums": {name: list(one) for name, one in self._sums.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.first = state["first"]
+        self.known = {name: (mean, at) for name, (mean, at) in state["known"].items()}
+        self._sums = {name: (following, total, count) for name, (following, total, count) in state["sums"].items()}
