@@ -167,23 +167,6 @@ def test_interrupted_and_resumed_is_uninterrupted(
     assert rows(tmp_path) == expected_rows
 
 
-def test_settings_that_differ_at_a_resume_are_warnings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    run(config(tmp_path, num_workers=0, train_iter=4))
-    cfg = config(tmp_path, num_workers=0, train_iter=5, seed=7)
-    cfg.optim.lr = 0.5
-    trainer = DefaultTrainer(cfg)
-    assert trainer.optimizer.param_groups[0]["initial_lr"] == 0.02
-    said = [record.message for record in caplog.records if record.message.startswith("Resumed with")]
-    assert [line.split(":")[0] for line in said] == [
-        "Resumed with lr 0.5, started with 0.02",
-        "Resumed with seed 7, started with 1234",
-    ]
-    caplog.clear()
-    trainer.train()
-    DefaultTrainer(config(tmp_path, num_workers=0, train_iter=6, seed=7))  # the rate is still that of the first start
-    assert "Resumed with" not in caplog.text
-
-
 class StepsEveryThird(Trainer):
     """It accumulates by hand: the optimizer steps in each third iteration."""
 
