@@ -333,7 +333,9 @@ def test_a_loss_with_class_weights_in_each_form(form: str, tmp_path: Path) -> No
         assert TrainingConfig.load(tmp_path / "saved.yaml").loss == written
 
 
-def test_a_compute_loss_of_another_use_leaves_the_weights_of_the_criterion(tmp_path: Path) -> None:
+def test_a_compute_loss_of_another_use_leaves_the_weights_of_the_criterion(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     class Net(nn.Linear):
         def compute_loss(self, outputs: Tensor) -> Tensor:
             raise AssertionError("not of outputs and target")
@@ -347,6 +349,45 @@ def test_a_compute_loss_of_another_use_leaves_the_weights_of_the_criterion(tmp_p
     torch.optim.SGD(theirs.parameters(), lr=0.01).step()
     torch.testing.assert_close(model.weight, theirs.weight)
     assert results["loss"] == pytest.approx(WEIGHTED(theirs(inputs), labels).item(), rel=1e-6)
+    (warning,) = [one.getMessage() for one in caplog.records if "is not called" in one.getMessage()]
+    assert "Net.compute_loss(outputs: torch.Tensor) -> torch.Tensor is not called" in warning
+    assert "The loss is CrossEntropyLoss" in warning
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.usefixtures("no_compiler")
+def test_a_criterion_compares_with_the_labels_that_label_names_declares(graph: bool, tmp_path: Path) -> None:
+    class Net(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x)
+
+    model, theirs = Net(4, 3), nn.Linear(4, 3)
+    theirs.load_state_dict(model.state_dict())
+    inputs, answers = INPUTS, PAIRS.tensors[1].clone()
+    answers[:5] = -100  # the batches of an update have other numbers of labels
+    data = ColumnDataset(x=inputs, labels=(answers + 1) % 3, answers=answers)
+    given = config(
+        tmp_path, optimizer="SGD", num_epochs=1, gradient_accumulation_steps=2, label_names=["answers"], graph=graph,
+        dataloader_shuffle=False, metrics=["Accuracy"],
+    )  # fmt: skip
+    results = Trainer(model, given, data, data).train()
+    F.cross_entropy(theirs(inputs), answers).backward()
+    torch.optim.SGD(theirs.parameters(), lr=0.01).step()
+    torch.testing.assert_close(model.weight, theirs.weight)
+    scores, counted = theirs(inputs), answers != -100
+    assert results["loss"] == pytest.approx(F.cross_entropy(scores, answers).item(), rel=1e-6)
+    assert results["accuracy"] == pytest.approx(float((scores.argmax(1) == answers)[counted].float().mean()))
+
+
+def test_labels_that_are_declared_and_missing_are_an_error(tmp_path: Path) -> None:
+    class Net(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x)
+
+    data = ColumnDataset(x=INPUTS, labels=PAIRS.tensors[1])
+    given = config(tmp_path, num_epochs=1, label_names=["answers"], eval_strategy="no")
+    with pytest.raises(ConfigError, match=r"none of answers is among the batch's fields x, labels.*label_names"):
+        Trainer(Net(4, 3), given, data).train()
 
 
 def test_a_loss_of_ones_own_in_a_configuration_is_an_error_that_names_the_argument(tmp_path: Path) -> None:

@@ -268,8 +268,8 @@ class TrainingConfig(CheckedConfig):
     )
     label_names: types.FieldNames | None = setting(
         None, "train",
-        "The fields of a batch that are its labels, several as a tuple. None: 'labels', 'label', 'targets' or"
-        " 'target', or else the labels that forward takes.",
+        "The fields of a batch that are its labels, for the loss and metrics, several as a tuple. None: 'labels',"
+        " 'label', 'targets' or 'target', or else the labels that forward takes.",
     )
     evaluate_with_generate: bool = setting(
         True, "train", "Evaluate a generative model by its generated outputs instead of its logits.",

@@ -25,6 +25,7 @@ _OF_LOGITS = (
 )  # fmt: skip
 _OF_PROBABILITIES = (nn.BCELoss,)
 _OF_NUMBERS = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)  # near labels of 0 and 1, as probabilities are
+_OF_TOKENS = ("ForCausalLM", "ForMaskedLM", "ForTokenClassification", "ForConditionalGeneration")
 _FUNCTIONS: dict[Any, bool] = {
     **dict.fromkeys(
         (
@@ -47,6 +48,7 @@ class Comparison:
         refusal: why the default metric, accuracy, is meaningless for this run; None if it is meaningful.
         ignored: the classes that the loss ignores, which metrics ignore as well.
         are_logits: whether scores are logits or probabilities; None: unknown.
+        is_classes_last: whether scores of several positions are (B, L, C), not (B, C, L); None: their shape shows it.
     """
 
     is_shifted: bool = False
@@ -54,6 +56,7 @@ class Comparison:
     refusal: str | None = None
     ignored: tuple[int, ...] = ()
     are_logits: bool | None = None
+    is_classes_last: bool | None = None
 
     def for_handler(self, handler: Any) -> "Comparison":
         """The parts that apply to a metrics handler: a metric that the user requests is always computed."""
@@ -68,7 +71,7 @@ class Comparison:
         """Tell a metrics handler what the scores are."""
         declare = getattr(handler, "declare_scores", None)
         if declare is not None:
-            declare(are_logits=self.are_logits)
+            declare(are_logits=self.are_logits, is_classes_last=self.is_classes_last)
 
     def aligned(self, scores: Any, labels: Any) -> tuple[Any, Any]:
         """Scores and the labels that they predict: (B, L, C) and (B, L) of the next token if ``is_shifted``.
@@ -113,6 +116,7 @@ def find_comparison(
         refusal=_refusal(predictions_of(outputs), inputs, criterion=criterion),
         ignored=() if targets is None else tuple(one for one in targets.ignored if one != IGNORED),
         are_logits=_are_logits(model, outputs, criterion),
+        is_classes_last=_is_classes_last(model, criterion),
     )
 
 
@@ -136,6 +140,14 @@ def _are_logits(model: nn.Module, outputs: Any, criterion: Any) -> bool | None:
     named = named_outputs(outputs) or {}
     is_declared = criterion is None and loss_type_of(model) is not None
     return True if isinstance(loss, _OF_LOGITS) or loss in _FUNCTIONS or is_declared or "logits" in named else None
+
+
+def _is_classes_last(model: nn.Module, criterion: Any) -> bool | None:
+    """The losses of torch take classes in dimension 1, those of tokens by ``loss_type`` in the last one."""
+    if criterion is not None:
+        loss = inspect.unwrap(criterion.func if isinstance(criterion, functools.partial) else criterion)
+        return False if isinstance(loss, _OF_LOGITS) or loss in _FUNCTIONS else None
+    return True if str(loss_type_of(model)).endswith(_OF_TOKENS) else None
 
 
 def _refusal(scores: Any, inputs: Any, *, criterion: Any) -> str | None:

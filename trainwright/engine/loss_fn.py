@@ -3,12 +3,13 @@
 * The model returns its losses: a dict, a dataclass or a named tuple, whose entry ``loss`` is the total (without it, the
   entries with "loss" in their names are summed); a 0-dim tensor, or a tuple that starts with one.
 * The model has ``compute_loss``: called with the model's outputs and fields of the batch, by parameter name.
-* A criterion of the model's output and the target: the second item of a pair, or the labels of a mapping.
+* A criterion of the model's output and the target: the second item of a pair, or the labels of a mapping, by
+  ``label_names`` or a usual name.
 """
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -199,22 +200,24 @@ def contract_for(
     own_loss: Callable[..., Tensor] | None,
     record_outputs: Callable[[Any], None] | None = None,
     record_scalars: Callable[[Mapping[str, Any]], None] | None = None,
+    label_names: Sequence[str] | None = None,
 ) -> tuple[Loss, tuple[str, ...] | None]:
     """``compute_loss(model, inputs)`` for batches like ``inputs``, and the fields that it reads; None: all of them.
 
     It returns None in evaluation if the model then returns no loss. ``own_loss`` is the model's ``compute_loss``, if
     any. ``record_outputs`` receives the model's outputs before the loss is computed, ``record_scalars`` in training
-    those that have names and more than one entry.
+    those that have names and more than one entry. ``label_names``: the fields that the criterion compares with.
     """
     is_pair = isinstance(inputs, tuple | list) and len(inputs) == 2
     if not is_pair and not isinstance(inputs, Mapping):
         raise _refused_batch(inputs)
     own_loss = used_loss(own_loss, inputs)
-    undecided = _Undecided(criterion or _no_criterion, record_scalars)
+    undecided = _Undecided(criterion or _no_criterion, record_scalars, label_names or ())
     loss: Loss = undecided if own_loss is None else _own(own_loss, record_scalars, of_pair=is_pair)
     takes_dicts = is_pair and own_loss is None and _is_list_of_dicts(inputs[1]) and _takes_two(model.forward)
     if is_pair and not takes_dicts:
-        return _of_pair(own_loss or criterion or _no_criterion, loss, record_outputs), None
+        unused = getattr(model, "compute_loss", None) if own_loss is None else None
+        return _of_pair(own_loss or criterion or _no_criterion, loss, record_outputs, unused), None
     loss = undecided.loss_of_detection if takes_dicts else loss
     if record_outputs is not None:
         loss = _with_recording(record_outputs, loss)
@@ -223,7 +226,7 @@ def contract_for(
     names = tuple(arguments(inputs, parameter_names(model.forward))[1])
     if len(names) == len(inputs):
         return _of_names(None, loss), None
-    of_loss = _TARGETS if own_loss is None else parameter_names(own_loss)
+    of_loss = (*_TARGETS, *(label_names or ())) if own_loss is None else parameter_names(own_loss)
     return _of_names(names, loss), None if of_loss is None else (*names, *of_loss)
 
 
@@ -256,10 +259,13 @@ def forward(model: Any, batch: Any, *, takes_all: bool = False) -> Any:
         raise
 
 
-def _of_pair(criterion: Callable[..., Tensor], loss: Loss, record_outputs: Callable[[Any], None] | None) -> Loss:
+def _of_pair(
+    criterion: Callable[..., Tensor], loss: Loss, record_outputs: Callable[[Any], None] | None, unused: Any
+) -> Loss:
     """Calls the model with the first item of a pair. Scores that it returns go to the criterion.
 
-    ``loss`` handles any other output: the model's own loss, or a dict with scores.
+    ``loss`` handles any other output: the model's own loss, or a dict with scores. ``unused``: a ``compute_loss`` of
+    the model that does not take scores and target.
     """
     is_checked = is_of_training = False
 
@@ -271,6 +277,12 @@ def _of_pair(criterion: Callable[..., Tensor], loss: Loss, record_outputs: Calla
         if outputs.__class__ is Tensor and outputs.dim():
             if not is_checked and not torch.compiler.is_compiling():
                 is_checked, is_of_training = True, torch.is_grad_enabled()
+                if unused is not None:
+                    logger.warning(
+                        "%s.compute_loss%s is not called: of a pair it would get two arguments, the output and the"
+                        " target. The loss is %s.",
+                        type(model).__name__, inspect.signature(unused), type(inspect.unwrap(criterion)).__name__,
+                    )  # fmt: skip
                 _refuse_outputs(criterion, outputs, inputs[1] if len(inputs) == 2 else None)
             return criterion(outputs, inputs[1])
         # After scores, one number is no loss of the model. A model may return scores in evaluation, and its loss else.
@@ -316,21 +328,24 @@ class _Undecided:
     """Decides with the first training output whether the model returns its losses."""
 
     def __init__(
-        self, criterion: Callable[..., Tensor], record_scalars: Callable[[Mapping[str, Any]], None] | None
+        self,
+        criterion: Callable[..., Tensor],
+        record_scalars: Callable[[Mapping[str, Any]], None] | None,
+        label_names: Sequence[str],
     ) -> None:
-        self._criterion, self._record_scalars = criterion, record_scalars
+        self._criterion, self._record_scalars, self._label_names = criterion, record_scalars, label_names
         self._decided: Loss | None = None
 
     def __call__(self, outputs: Any, inputs: Any) -> Any:
         if self._decided is not None:
             return self._decided(outputs, inputs)
-        is_of_model = losses_of(outputs) is not None or target_of(inputs) is None
+        is_of_model = losses_of(outputs) is not None or target_of(inputs, self._label_names) is None
         loss = self._loss_of_model if is_of_model else self._loss_of_criterion
         # In evaluation a model may return less, and a compiled program makes its own decision.
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             self._decided = loss
             if not is_of_model:
-                _refuse_outputs(self._criterion, logits_of(outputs), target_of(inputs))
+                _refuse_outputs(self._criterion, logits_of(outputs), target_of(inputs, self._label_names))
             elif (losses := losses_of(outputs)) is not None:
                 warn_of_parts(losses)
         return loss(outputs, inputs)
@@ -344,8 +359,9 @@ class _Undecided:
         if torch.is_grad_enabled():
             raise ConfigError(
                 f"The model's forward returns no loss (it returned {type(outputs).__name__}), and there is no target"
-                f" for TrainingConfig.loss: none of {', '.join(_TARGETS)} is among the batch's fields"
-                f" {', '.join(map(str, inputs)) if isinstance(inputs, Mapping) else ''}. {_OVERRIDE_HELP}"
+                f" for TrainingConfig.loss: none of {', '.join(self._label_names or _TARGETS)} is among the batch's"
+                f" fields {', '.join(map(str, inputs)) if isinstance(inputs, Mapping) else ''}. Name the fields of its"
+                f" labels with label_names=[...]. {_OVERRIDE_HELP}"
             )
         return None
 
@@ -359,7 +375,7 @@ class _Undecided:
     def _loss_of_criterion(self, outputs: Any, inputs: Any) -> Tensor:
         if self._record_scalars is not None and not isinstance(outputs, Tensor):
             record_named(self._record_scalars, outputs)
-        return self._criterion(logits_of(outputs), target_of(inputs))
+        return self._criterion(logits_of(outputs), target_of(inputs, self._label_names))
 
 
 _OF_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss)
@@ -467,9 +483,15 @@ def predictions_of(outputs: Any) -> Any:
     return None
 
 
-def target_of(inputs: Any) -> Any:
-    """The labels of a batch: the second item of a pair, or the field of a label name; None if there are none."""
+def target_of(inputs: Any, label_names: Sequence[str] = ()) -> Any:
+    """The labels of a batch: the second item of a pair, or the field of a label name; None if there are none.
+
+    ``label_names``: the fields that the user has named, several as a tuple.
+    """
     if isinstance(inputs, Mapping):
+        if label_names:
+            named = tuple(inputs.get(name) for name in label_names)
+            return None if any(one is None for one in named) else named[0] if len(named) == 1 else named
         return next((inputs[name] for name in _TARGETS if name in inputs), None)
     return inputs[1] if isinstance(inputs, tuple | list) and len(inputs) == 2 else None
 

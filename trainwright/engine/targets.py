@@ -196,7 +196,8 @@ class TargetCounter:
             return
         is_of_model = outputs is not None and losses_of(outputs) is not None
         criterion = None if is_of_model else self._criterion()
-        self.fields = () if criterion is not None else label_fields(self._model, batch, self._label_names)
+        is_named = self._label_names is not None or criterion is None  # a criterion reads no parameters of forward
+        self.fields = label_fields(self._model, batch, self._label_names) if is_named else ()
         targets = declared_targets(self._model, criterion, self._loss_ignores)
         has_classes = targets is not None and targets.count_in(batch, self.fields) is not None
         self.targets = targets if any(self._share(has_classes)) else None

@@ -147,11 +147,14 @@ class MetricsHandler:
         found = (metric for metric in self.metrics.values() if key in getattr(metric, "output_keys", ()))
         return next((str(metric.objective) for metric in found if metric.objective), None)
 
-    def declare_scores(self, *, are_logits: bool | None) -> None:
-        """Tell metrics without the setting ``from_logits`` what the scores are: logits or probabilities."""
+    def declare_scores(self, *, are_logits: bool | None, is_classes_last: bool | None = None) -> None:
+        """Tell metrics without the setting ``from_logits`` what the scores are: logits or probabilities.
+
+        ``is_classes_last``: scores of several positions are (B, L, C), not (B, C, L); None: their shape shows it.
+        """
         for metric in self.metrics.values():
             if isinstance(metric, TMMetrics | TorchMetric):
-                metric.declare_scores(are_logits=are_logits)
+                metric.declare_scores(are_logits=are_logits, is_classes_last=is_classes_last)
 
     def _scores(self, predictions: list[Any], labels: list[Any]) -> dict[str, float]:
         results: dict[str, float] = {}

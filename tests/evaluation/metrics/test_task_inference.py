@@ -20,6 +20,7 @@ from tests.evaluation.metrics.conftest import (
     rng,
 )
 from trainwright.evaluation import EvaluationError, TMMetrics
+from trainwright.evaluation.metrics.tm_metrics import _log_binary, _warn_of_dimension
 
 
 @pytest.mark.parametrize("cuts", [(0, N), CUTS], ids=["one batch", "uneven batches"])
@@ -104,9 +105,35 @@ def test_another_batch_shows_how_classes_lie_where_one_has_as_many_tokens_as_cla
     assert float(metric.compute()) == pytest.approx(right / total)
 
 
-def test_as_many_tokens_as_classes_at_first_are_taken_as_torchmetrics_takes_them():
+def test_as_many_tokens_as_classes_are_taken_as_losses_of_torch_take_them_with_a_warning(caplog):
     scores, targets = torch.randn(4, C, C, generator=rng()), torch.randint(C, (4, C), generator=rng(1))
+    _warn_of_dimension.cache_clear()
     assert fed("Accuracy", scores, targets, (0, 4)).compute() == (scores.argmax(1) == targets).float().mean()
+    assert f"scores (4, {C}, {C}) float32 may be in dimension 1 or the last" in caplog.text
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+def test_where_classes_lie_is_declared_where_the_shape_fits_both(is_last, caplog):
+    scores, targets = torch.randn(4, C, C, generator=rng()), torch.randint(C, (4, C), generator=rng(1))
+    _warn_of_dimension.cache_clear()
+    metric = TMMetrics("Accuracy")
+    metric.declare_scores(are_logits=True, is_classes_last=is_last)
+    metric = metric.fresh()
+    metric.update(scores, targets)
+    found = scores.argmax(-1 if is_last else 1)
+    assert metric.compute() == (found == targets).float().mean()
+    assert caplog.text == ""
+
+
+def test_class_indices_that_are_0_and_1_only_are_two_classes_which_is_logged(caplog):
+    caplog.set_level("INFO")
+    _log_binary.cache_clear()
+    found, labels = torch.tensor([0, 1, 1, 0]), torch.tensor([0, 0, 1, 1])
+    fed("F1Score", torch.cat([found, torch.tensor([2])]), torch.cat([labels, torch.tensor([2])]), (0, 2, 5)).compute()
+    assert "two classes" not in caplog.text
+    value = fed("F1Score", found, labels, (0, 2, 4)).compute()
+    assert float(value) == pytest.approx(sk.f1_score(labels, found))
+    assert "metric F1Score: all class indices are 0 or 1" in caplog.text
 
 
 @pytest.mark.parametrize(

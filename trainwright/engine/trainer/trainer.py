@@ -987,7 +987,7 @@ class Trainer(RunMethods):
         steps, placement, own = self._steps, self._placement, (self.model, self._steps.loss, self._placement.model)
         place = next((parameter.device for parameter in model.parameters()), self.device)
         self.model = placement.model = model.to(self.device)
-        steps.loss = BatchLoss(model, self.loss, self.run.autocast)
+        steps.loss = BatchLoss(model, self.loss, self.run.autocast, label_names=self.config.label_names)
         try:
             with self.run.autocast() if self.run.autocast else nullcontext():
                 yield

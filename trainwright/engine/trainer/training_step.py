@@ -2,7 +2,7 @@
 
 import logging
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -61,10 +61,12 @@ class BatchLoss:
         *,
         recorders: tuple[Callable[[Any], None] | None, ...] = (),
         record_scalars: Callable[[Mapping[str, Any]], None] | None = None,
+        label_names: Sequence[str] | None = None,
     ) -> None:
         self.of_model = getattr(model, "compute_loss", None)
         self.criterion, self.own_loss = optim.losses(criterion, self.of_model, autocast)
         self._model, self._recorders, self._record_scalars = model, recorders, record_scalars
+        self._label_names = label_names
         self._chosen: dict[bool, Loss] = {}  # of pairs, and of batches with names
 
     def chosen(self, inputs: Any) -> Loss:
@@ -76,7 +78,7 @@ class BatchLoss:
             if not self._chosen:
                 self.own_loss = own_loss
             self._chosen[has_names], _ = contract_for(
-                self._model, inputs, self.criterion, own_loss, record, self._record_scalars
+                self._model, inputs, self.criterion, own_loss, record, self._record_scalars, self._label_names
             )
         return self._chosen[has_names]
 
@@ -133,8 +135,9 @@ class TrainingStep:
         """Choose the loss of the model or the configuration."""
         run, recorders = self._run, (self.update.record, None if self._metrics is None else self._metrics.record)
         self.loss = BatchLoss(
-            self.model, run.criterion, run.autocast, recorders=recorders, record_scalars=self._record_scalars
-        )
+            self.model, run.criterion, run.autocast, recorders=recorders, record_scalars=self._record_scalars,
+            label_names=run.config.label_names,
+        )  # fmt: skip
         self.update.mean.forget()
         if self.step is not None:
             self._choose(self.step, self.update.batch)
@@ -458,7 +461,9 @@ class TrainingStep:
         is_own, names = self._overrides.has("compute_loss"), None
         compute_loss = self._overrides.of("compute_loss", self.loss.compute_loss)
         if not is_own:
-            compute_loss, names = contract_for(model, inputs, loss_of_run.criterion, loss_of_run.own_loss)
+            compute_loss, names = contract_for(
+                model, inputs, loss_of_run.criterion, loss_of_run.own_loss, label_names=config.label_names
+            )
 
         def losses_of(inputs: Any) -> tuple[Tensor, Mapping[str, Any]]:
             if is_own and metrics is None:

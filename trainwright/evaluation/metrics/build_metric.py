@@ -333,9 +333,9 @@ class TorchMetric(Metric):
         self.default_objective = self._metric.objective
         super().__init__(objective=objective, **settings)
 
-    def declare_scores(self, *, are_logits: bool | None) -> None:
+    def declare_scores(self, *, are_logits: bool | None, is_classes_last: bool | None = None) -> None:
         """As of `TMMetrics`."""
-        self._metric.declare_scores(are_logits=are_logits)
+        self._metric.declare_scores(are_logits=are_logits, is_classes_last=is_classes_last)
 
     def values(self, predictions: Any, targets: Any) -> Mapping[str, float]:
         self._metric.reset()

@@ -1,7 +1,9 @@
 """A torchmetrics metric by its name that infers the task from the first batch and is cheap to update at every step."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from itertools import groupby
 from typing import Any, Self  # results of torchmetrics: numbers, tensors, dictionaries or tuples of these
 
@@ -29,6 +31,8 @@ from trainwright.evaluation.metrics.torchmetrics_factory import (
     objective_of_class,
 )
 from trainwright.parallel.dist import all_gather_object, get_tensor_parallel_rank, get_world_size
+
+logger = logging.getLogger("trainwright.evaluation")
 
 MAX_BATCHES = 128
 MAX_ELEMENTS = 1_000_000  # of predictions and targets together: 4 MB in float32
@@ -65,6 +69,7 @@ class TMMetrics:
         self.name, self.arguments = name, arguments
         self.buffered, self.from_logits = buffered, from_logits
         self._are_logits = from_logits
+        self._is_classes_last: bool | None = None
         self._factory = MetricFactory(name, arguments)
         self.key, self.objective = key_of(name), objective_of_class(self._factory.core_class)
         self.ignores_label = self._factory.ignores_label
@@ -103,12 +108,16 @@ class TMMetrics:
     def fresh(self) -> Self:
         """A new metric with the same arguments that has seen nothing."""
         found = type(self)(self.name, buffered=self.buffered, from_logits=self.from_logits, **self.arguments)
-        found.declare_scores(are_logits=self._are_logits)
+        found.declare_scores(are_logits=self._are_logits, is_classes_last=self._is_classes_last)
         return found
 
-    def declare_scores(self, *, are_logits: bool | None) -> None:
-        """What scores are if the setting ``from_logits`` does not say it: logits or probabilities; None: unknown."""
+    def declare_scores(self, *, are_logits: bool | None, is_classes_last: bool | None = None) -> None:
+        """What scores are if the setting ``from_logits`` does not say it: logits or probabilities; None: unknown.
+
+        ``is_classes_last``: scores of several positions are (B, L, C), not (B, C, L), where their shape fits both.
+        """
         self._are_logits = are_logits if self.from_logits is None else self.from_logits
+        self._is_classes_last = is_classes_last
 
     def to(self, device: torch.device | str) -> Self:
         self._device = torch.device(device)
@@ -232,7 +241,7 @@ class TMMetrics:
                     self._count_undecided()
         if self._metric is None:
             if not self._has_seen:
-                self._over_indices([(inputs[0], inputs[1])])  # errors are raised with the first batch
+                self._over_indices([(inputs[0], inputs[1])], has_all=False)  # errors are raised with the first batch
             self._keep(inputs[0], inputs[1])
         self._has_seen = True
 
@@ -244,6 +253,8 @@ class TMMetrics:
     def _count_undecided(self) -> None:
         """Count the batches whose dimension of classes was open, as the later ones, or with dimension 1."""
         pairs, self._undecided = self._undecided, []
+        if pairs and self._channels_last is None:
+            _warn_of_dimension(self.name, shape_and_type(pairs[0][0]))
         for pair in pairs:
             with self._described(pair), torch.no_grad():
                 self._metric.update(*self._converted(*pair))
@@ -271,7 +282,8 @@ class TMMetrics:
             predictions, targets = aligned(predictions, targets)
         if domain == "classification":
             if self._channels_last is None:
-                self._channels_last = is_channels_last(predictions, targets)
+                found = is_channels_last(predictions, targets)
+                self._channels_last = self._is_classes_last if found is None else found
             if self._metric is None and not self._has_seen:
                 self._infer(predictions, targets)
         if self._metric is not None and self._metric.device != device:
@@ -316,8 +328,11 @@ class TMMetrics:
             inferred[size_name] = predictions.shape[1] if size is None else size
         self._build(inferred)
 
-    def _over_indices(self, pairs: list[Pair]) -> Any:
-        """The metric over class indices; the largest index gives the number of classes."""
+    def _over_indices(self, pairs: list[Pair], *, has_all: bool = True) -> Any:
+        """The metric over class indices; the largest index gives the number of classes.
+
+        ``has_all``: these are all samples.
+        """
         converted = []
         for pair in joined(pairs):
             with self._described(pair):
@@ -327,7 +342,10 @@ class TMMetrics:
         num_classes = 1 + max(int(value.max()) for pair in converted for value in pair if value.numel())
         inferred: dict[str, Any] = {"num_classes": max(num_classes, 2)}
         if self._factory.task is None:
-            inferred = {"task": "binary"} if num_classes <= 2 else {"task": "multiclass", **inferred}
+            is_binary = num_classes <= 2
+            inferred = {"task": "binary"} if is_binary else {"task": "multiclass", **inferred}
+            if is_binary and has_all and self.key != "accuracy":  # which is the same for both
+                _log_binary(self.name)
         metric = self._factory.build(inferred).to(converted[-1][0].device)
         for pair in converted:
             with self._described(pair):
@@ -352,6 +370,23 @@ class TMMetrics:
         metric = self._factory.build(shares[0][0] or {})
         put_joined_states(metric, [state for _, state, _ in shares if state is not None])
         return metric
+
+
+@cache  # once per process
+def _log_binary(name: str) -> None:
+    logger.info(
+        "metric %s: all class indices are 0 or 1, so it is that of two classes. Declare more with num_classes=, or"
+        " two with task='binary'.", name,
+    )  # fmt: skip
+
+
+@cache  # once per process
+def _warn_of_dimension(name: str, scores: str) -> None:
+    logger.warning(
+        "metric %s: the classes of the scores %s may be in dimension 1 or the last; dimension 1 counts, as in the"
+        " losses of torch. If they are in the last, transpose the scores, or declare it in the model: loss_type ="
+        " 'ForTokenClassification'.", name, scores,
+    )  # fmt: skip
 
 
 def joined(pairs: list[Pair]) -> list[Pair]:
