@@ -4,6 +4,7 @@ import socket
 import subprocess
 import sys
 from hashlib import sha256
+from pathlib import Path
 
 import pytest
 
@@ -39,6 +40,31 @@ def test_a_folder_is_synced_file_by_file_before_it_gets_its_name(tmp_path, monke
     assert sorted(before) == sorted(str(temporary / part) for part in (".", "a", "sub", "sub/b"))
     assert after == [str(tmp_path)]
     assert (final / "sub" / "b").read_text() == "b"
+
+
+@pytest.mark.parametrize("content", [b"new", lambda file: file.write(b"new")], ids=["bytes", "writer"])
+def test_a_file_is_complete_and_synced_before_it_gets_its_name(tmp_path, monkeypatch, content):
+    final, calls = tmp_path / "final", []
+    final.write_bytes(b"old")
+    real_fsync, real_replace = os.fsync, os.replace
+
+    def fsync(descriptor):
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        calls.append(("fsync", path, None if os.path.isdir(path) else Path(path).read_bytes()))
+        real_fsync(descriptor)
+
+    def replace(source, target):
+        calls.append(("replace", str(source), str(target)))
+        real_replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", replace)
+    files.atomic_write(final, content)
+    (_, temporary, synced), replaced, folder = calls
+    assert synced == b"new"
+    assert replaced == ("replace", temporary, str(final))
+    assert folder == ("fsync", str(tmp_path), None)  # a rename is on the disk when its folder is
+    assert final.read_bytes() == b"new"
 
 
 def test_only_entries_of_dead_processes_of_this_machine_are_stale(tmp_path):

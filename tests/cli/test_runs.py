@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import TensorDataset
 
 from tests.cli.conftest import FinishedRun
+from tests.toys import quiet
 from trainwright import Trainer, TrainingConfig
 from trainwright.cli.main import main
 from trainwright.hooks.callbacks import Callback
@@ -125,6 +127,62 @@ def test_sort_and_filter(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None
         "stopped",
     ]
     assert names(of(runs.folder, capsys, "--where", "optimizer=Adam", "--state", "failed")) == ["failed"]
+
+
+class Share(nn.Module):
+    """Predicts class 0; its accuracy is the part of the labels that are 0, whatever it is trained on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.scale.abs() * torch.tensor([[1.0, 0.0]]).expand(len(inputs), 2)
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs whose order as numbers is another one than as texts, with a metric that should be high."""
+    folder = tmp_path_factory.mktemp("sweep")
+    for name, size, right, amp in [("a", 2, 5, True), ("b", 10, 10, False), ("c", 9, 0, False)]:
+        data = TensorDataset(torch.zeros(10, 1), (torch.arange(10) >= right).long())
+        settings: dict[str, Any] = {"num_epochs": 1, "batch_size": size, "learning_rate": 10.0 ** -size}
+        settings |= {"metrics": ["Accuracy"], "metric_for_best_model": "accuracy", "dataloader_shuffle": amp}
+        Trainer(Share(), quiet(folder / name, **settings), data, data).train()
+    return folder
+
+
+def test_the_best_of_a_metric_that_should_be_high_is_the_highest(
+    sweep: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = of(sweep, capsys, "--sort", "best")
+    assert [(run["name"], run["best"]) for run in found] == [("b", 1.0), ("a", 0.5), ("c", 0.0)]
+    assert names(of(sweep, capsys, "--sort", "best", "--reverse")) == ["c", "a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        ("batch_size>=9", "bc"),  # as texts: "10" < "9"
+        ("batch_size<10", "ac"),
+        ("batch_size!=10.0", "ac"),
+        ("learning_rate<1e-5", "bc"),  # 0.01, 1e-09, 1e-10
+        ("best>=0.5", "ab"),
+        ("best<=.5", "ac"),
+        ("dataloader_shuffle=true", "a"),
+        ("dataloader_shuffle != True", "bc"),
+        ("optimizer>=Adam", "abc"),  # texts are compared as texts
+        ("optimizer<1", ""),  # and are neither below nor above a number
+        ("optimizer!=1", "abc"),
+        ("name=b", "b"),
+        ("state=finished", "abc"),
+        ("max_steps=5", ""),  # not set
+    ],
+)
+def test_conditions_compare_numbers_as_numbers(
+    sweep: Path, condition: str, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "".join(names(of(sweep, capsys, "--where", condition, "--sort", "name"))) == expected
 
 
 def test_the_table(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:

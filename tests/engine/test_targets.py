@@ -462,8 +462,6 @@ def test_counting_the_targets_changes_no_statistics_and_no_mode(tmp_path: Path) 
 
 
 class Smoothed(Scores):
-    """Its loss looks like the mean over the targets as long as the scores are alike, and later like no mean."""
-
     def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
         logits = self.body(inputs)
         loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), label_smoothing=0.1)
@@ -477,6 +475,7 @@ def test_a_resumed_run_weights_micro_batches_as_before(tmp_path: Path) -> None:
         labels[row, length:] = -100
 
     def trained(folder: str, epochs: int, **settings: Any) -> list[Tensor]:
+        """The declaration is read at each start: a resumed run reads it in another update than the whole one."""
         torch.manual_seed(0)
         settings |= {"num_epochs": epochs, "batch_size": 4, "gradient_accumulation_steps": 4, "metrics": None}
         config = quiet(tmp_path / folder, optimizer={"name_": "SGD", "lr": 2.0}, eval_strategy="no", **settings)
@@ -488,6 +487,11 @@ def test_a_resumed_run_weights_micro_batches_as_before(tmp_path: Path) -> None:
     trained("parts", 7)
     resumed = trained("parts", 10, resume_from_checkpoint=True)
     assert all(torch.equal(one, other) for one, other in zip(whole, resumed, strict=True))
+    # The weights of micro-batches matter, before the stop and behind it.
+    for start in ("new", "parts"):
+        by_samples = trained(start, 11, loss_ignores=None, resume_from_checkpoint=start == "parts")
+        by_targets = trained(f"{start} by targets", 11)
+        assert not torch.equal(by_samples[0], by_targets[0])
 
 
 class PerSample(nn.CrossEntropyLoss):

@@ -222,7 +222,6 @@ def found() -> dict[int, list[dict]]:
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.exhaustive(every=2)
 def test_several_ranks_have_the_results_of_one_bit_for_bit(found, world_size):
     for rank in found[world_size]:
         assert rank["results"] == found[1][0]["results"]

@@ -1,5 +1,6 @@
 import contextlib
 import json
+import math
 import warnings
 import weakref
 
@@ -282,6 +283,17 @@ def test_smoothing_takes_the_median_over_iterations_not_over_values():
     assert storage.latest_with_smoothing_hint(1)["loss"] == (291.5, 29)
     assert storage.latest_with_smoothing_hint(20)["lr"] == (29.0, 29)
     assert storage.latest()["loss"] == (293.0, 29)
+
+
+@pytest.mark.parametrize("newest", [math.nan, math.inf])
+def test_a_newest_value_that_is_not_finite_is_shown_and_an_older_one_is_left_out(newest):
+    storage = EventStorage()
+    for value in (1.0, newest, 2.0, 3.0):
+        storage.put_scalar("loss", value)
+        storage.step()
+    assert storage.latest_with_smoothing_hint(20)["loss"] == (2.0, 3)
+    storage.put_scalar("loss", newest)
+    assert not math.isfinite(storage.latest_with_smoothing_hint(20)["loss"][0])
 
 
 # -- resume -------------------------------------------------------------------------------------------------------

@@ -69,6 +69,33 @@ def test_other_optimizers(optimizer: Any, why: str, caplog: pytest.LogCaptureFix
     assert not refusals(caplog)
 
 
+class KeepsGradients(SignSteps):
+    """Steps by this gradient and the one before, which it keeps as the tensor that it got."""
+
+    before: dict[Tensor, Tensor]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            parameter.sub_(0.05 * parameter.grad)
+            if parameter in self.before:
+                parameter.sub_(0.05 * self.before[parameter])
+            self.before[parameter] = parameter.grad
+
+
+def keeps_gradients(parameters: Any) -> KeepsGradients:
+    optimizer = KeepsGradients(parameters)
+    optimizer.before = {}
+    return optimizer
+
+
+def test_an_optimizer_may_keep_the_gradients_of_an_update_that_ends_eagerly(caplog: pytest.LogCaptureFixture) -> None:
+    """The last micro-batch of each second update is shorter, hence eager: its step gets tensors of its own."""
+    data = [*batches(3), *batches(1, size=3)]
+    both(data=data, accumulation=2, optimizer=keeps_gradients)
+    assert len(captures(caplog)) == 1
+
+
 @pytest.mark.exhaustive
 def test_many_parameters(caplog: pytest.LogCaptureFixture) -> None:
     class Deep(nn.Module):

@@ -117,7 +117,9 @@ def _condition(text: str, runs: Sequence[Run]) -> Callable[[Run], bool]:
 
     def is_met(run: Run) -> bool:
         value = _VALUES[key](run) if key in _VALUES else settings_of(run.path).get(key)
-        value = _number(str(value).lower() if isinstance(value, bool) else value)
+        if isinstance(value, bool):  # as YAML or as Python spells it
+            return compare(str(value).lower(), str(wanted).lower())
+        value = _number(value)
         if isinstance(value, float) != isinstance(wanted, float):
             return match[2] == "!="
         return compare(value if isinstance(value, float) else str(value), wanted)

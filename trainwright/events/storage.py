@@ -476,8 +476,8 @@ class EvaluationStorage(EventStorage):
 
 
 def _smoothed(values: list[float]) -> float:
-    """The median. If the newest value is finite, values that are not finite are ignored."""
-    return median([value for value in values if math.isfinite(value)] if math.isfinite(values[-1]) else values)
+    """The median of the finite values; the newest value if it is not finite: a median would hide it."""
+    return median([value for value in values if math.isfinite(value)]) if math.isfinite(values[-1]) else values[-1]
 
 
 def _finite_mean(points: list[tuple[float, int]]) -> float:

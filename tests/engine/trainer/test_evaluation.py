@@ -136,7 +136,6 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return on_ranks(of_rank, tmp_path_factory.mktemp("ranks"), world_size=request.param, timeout=240)
 
 
-@pytest.mark.exhaustive(every=2)
 def test_results_are_those_of_one_process(alone: dict[str, Any], ranks: list[dict[str, Any]]) -> None:
     # Uneven data, ranks without batches, loaders and lists, and overrides.
     for rank in ranks:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from tests.toys import Samples, pairs, pairs_net, quiet
 from trainwright import Trainer, TrainingConfig
@@ -137,6 +137,37 @@ def test_a_second_train_goes_on_after_a_failure(tmp_path: Path, whole: Trainer) 
     stopping.train()
     assert torch.equal(weights(stopping), weights(whole))
     assert stopping.train() == {}  # nothing is left to do
+
+
+def test_the_mean_losses_of_a_long_run_continue_at_a_resume(tmp_path: Path) -> None:
+    """Of the run and of the epoch: a checkpoint has the last thousand losses, which are not all of them."""
+    means: dict[int, tuple[float, float]] = {}
+
+    class Last(Callback):
+        def on_train_batch_end(self, batch: Any, logs: Any) -> None:
+            if logs["global_step"] == 1100:
+                means[len(means)] = (logs["epoch_loss"], trainer.state.mean_loss())
+
+    def new(folder: str, **settings: Any) -> Stopping:
+        data = TensorDataset(INPUTS.repeat(22, 1), LABELS.repeat(22))  # 1100 samples
+        config = quiet(
+            tmp_path / folder, num_epochs=1, batch_size=1, lr=0.01, eval_strategy="no", save_steps=1050, **settings
+        )
+        return Stopping(pairs_net(), config, data, callbacks=[Last()])
+
+    trainer = new("whole")
+    trainer.train()
+    stopping = new("cut")
+    stopping.stop_at = 1060
+    with pytest.raises(StoppedError):
+        stopping.train()
+    trainer = new("cut", resume_from_checkpoint=True)
+    assert trainer.state.global_step == 1050
+    trainer.train()
+    losses = [loss for loss, _ in trainer.storage.history("total_loss").values()]
+    assert len(losses) < 1100
+    assert len(means) == 2
+    assert means[1] == means[0]
 
 
 def test_a_resume_that_would_train_on_other_batches_is_refused(tmp_path: Path) -> None:
