@@ -146,7 +146,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sweep")
     for name, size, right, amp in [("a", 2, 5, True), ("b", 10, 10, False), ("c", 9, 0, False)]:
         data = TensorDataset(torch.zeros(10, 1), (torch.arange(10) >= right).long())
-        settings: dict[str, Any] = {"num_epochs": 1, "batch_size": size, "learning_rate": 10.0 ** -size}
+        settings: dict[str, Any] = {"num_epochs": 1, "batch_size": size, "learning_rate": 10.0**-size}
         settings |= {"metrics": ["Accuracy"], "metric_for_best_model": "accuracy", "dataloader_shuffle": amp}
         Trainer(Share(), quiet(folder / name, **settings), data, data).train()
     return folder
