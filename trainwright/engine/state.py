@@ -508,6 +508,10 @@ class TrainerState(TrainingState):
             }
             known = [(what, state.get(name), getattr(plan, name)) for name, what in causes.items()]
             faults[:0] = [f"{what} was {then} and is {now} now" for what, then, now in known if then not in (None, now)]
+        then, now = state.get("samples_per_epoch"), plan.samples_per_epoch
+        is_other = sizes == (plan.accumulation, plan.batch_size) and plan.has_epochs and then not in (None, 0, now)
+        if not faults and is_other:  # another order within an epoch that has begun
+            faults.append(f"the samples of an epoch were {then} and are {now} now")
         if not faults and step < plan.total_steps and plan.steps(plan.updates(step)) != step:
             faults.append(f"max_steps ended it within an accumulation window, at step {step}")
         samples = state["consumed_samples"], plan.samples(step)

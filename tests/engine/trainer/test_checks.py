@@ -257,9 +257,13 @@ def test_a_run_is_not_gone_on_with_on_other_data_of_as_many_batches(tmp_path: Pa
         data = TensorDataset(INPUTS[:rows], LABELS[:rows])
         return Trainer(make(), config(tmp_path, dataloader_drop_last=False, num_epochs=2, **settings), data)
 
-    trainer(17, max_steps=5).train()
-    with pytest.raises(ConfigError, match="5 steps took 17 samples, but would take 20 now"):
-        trainer(20, resume_from_checkpoint=True)
+    trainer(17, max_steps=3).train()
+    with pytest.raises(ConfigError, match="the samples of an epoch were 17 and are 20 now"):
+        trainer(20, resume_from_checkpoint=True)  # within an epoch: the order would be another one
+    trainer(17, max_steps=5, resume_from_checkpoint=True).train()
+    grown = trainer(20, resume_from_checkpoint=True)  # the length of an epoch is that at its start
+    grown.train()
+    assert (grown.state.global_step, grown.run.batches.loader.batch_sampler.samples_per_epoch) == (10, 20)
 
 
 def test_an_error_at_the_end_of_an_epoch_loses_no_epoch_wherever_the_program_has_gone(
