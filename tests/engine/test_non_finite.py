@@ -1,16 +1,19 @@
 """NaN and infinity planted into a run: found before anything is saved, in both APIs, under each policy."""
 
+import copy
 import logging
 import math
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
-from tests.toys import Classifier, NanGradient, Samples, file_config, points, quiet
+from tests.toys import Classifier, NanGradient, Samples, assert_equal_weights, file_config, points, quiet
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
 from trainwright.checkpoint import verify
 from trainwright.config.errors import ConfigError
@@ -267,3 +270,75 @@ def test_an_unknown_policy_is_refused_in_both_apis(tmp_path: Path) -> None:
         TrainingConfig(non_finite="halt")
     with pytest.raises(ConfigError, match=r"train\.non_finite.*'halt'"):
         config_files(tmp_path, Model(), non_finite="halt")
+
+
+class Tagger(nn.Module):
+    """Classes of inputs, with the mean over the labels that are not -100 as its loss."""
+
+    def __init__(self, *, counts: bool = False, spoils: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.layer, self.counts, self.spoils = nn.Linear(4, 2), counts, spoils
+
+    def forward(self, inputs: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        scores = self.layer(inputs)
+        if labels is None:
+            return {"logits": scores}
+        is_counted = labels != -100
+        if self.spoils and not is_counted.any():
+            scores = NanGradient.apply(scores)
+        loss = nn.functional.cross_entropy(scores, labels)
+        return {"loss": loss, "logits": scores} | ({"num_tokens": is_counted.sum()} if self.counts else {})
+
+
+def tagged(api: str, folder: Path, model: nn.Module, labels: Tensor, **settings: Any) -> Any:
+    """Ten updates of two samples. The labels of the third and the sixth are all ignored."""
+    inputs = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+    rows = Samples(inputs=inputs, labels=labels)
+    if api == "config file":
+        cfg = file_config(folder, lambda: model, lambda: rows, train_iter=10, train_micro_batch_size=2, **settings)
+        cfg.optim = LazyCall(torch.optim.SGD)(lr=0.1)
+        cfg.train.scheduler = LazyCall(torch.optim.lr_scheduler.ConstantLR)(factor=1.0)
+        trainer: Any = DefaultTrainer(cfg)
+    else:
+        own = {"loss": "CrossEntropyLoss"} if api == "criterion" else {}
+        plain = {"lr_scheduler_type": "constant", "batch_size": 2, "num_epochs": 1}
+        config = quiet(folder, optimizer="SGD", learning_rate=0.1, max_grad_norm=None, **plain, **own, **settings)
+        trainer = Trainer(model, config, TensorDataset(inputs, labels) if api == "criterion" else rows)
+    for update in (3, 6):
+        labels[trainer.sample_ids(update)[0]] = -100
+    trainer.inputs = inputs
+    return trainer
+
+
+@pytest.mark.parametrize("policy", ["stop", "warn"])
+@pytest.mark.parametrize(("api", "counts"), [("criterion", False), *product(("model", "config file"), (False, True))])
+def test_updates_whose_labels_are_all_ignored_change_nothing_and_cause_one_warning(
+    api: str, counts: bool, policy: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = nn.Linear(4, 2) if api == "criterion" else Tagger(counts=counts)
+    layer: Any = copy.deepcopy(model if api == "criterion" else model.layer)
+    labels = torch.arange(20) % 2
+    trainer = tagged(api, tmp_path, model, labels, non_finite=policy)
+    trainer.train()
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    for update in range(1, 11):
+        (ids,) = trainer.sample_ids(update)
+        if update in (3, 6):
+            assert (labels[ids] == -100).all()
+            continue
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(layer(trainer.inputs[ids]), labels[ids]).backward()
+        optimizer.step()
+    trained = trainer.model if api == "criterion" else trainer.model.layer
+    assert_equal_weights(trained, layer)
+    (text,) = [text for text in warnings_of(caplog) if "is nan" in text]
+    assert text.startswith("Iterations 3, 6: the loss is nan, as none of the labels counts")
+
+
+@pytest.mark.parametrize("api", ["model", "config file"])
+@pytest.mark.parametrize("counts", [False, True])
+def test_labels_that_are_all_ignored_excuse_no_weight_that_is_nan(api: str, counts: bool, tmp_path: Path) -> None:
+    trainer = tagged(api, tmp_path, Tagger(counts=counts, spoils=True), torch.arange(20) % 2)
+    with pytest.raises(NonFiniteError, match=r"Now \d parameters .* are not finite"):
+        trainer.train()

@@ -1,5 +1,6 @@
 """A run's folder is opened only when nothing can be lost by it; only files that runs wrote are replaced or moved."""
 
+import csv
 import errno
 import json
 import logging
@@ -383,6 +384,21 @@ def test_a_resume_whose_metrics_are_complete_says_nothing(tmp_path: Path, caplog
     assert [json.loads(line)["iteration"] for line in (tmp_path / "metrics.json").read_text().splitlines()] == [
         *range(9)
     ]
+
+
+def test_a_long_cell_of_the_hardest_samples_loses_no_row(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    small_run(tmp_path, max_steps=4, hardest_samples=2).train()
+    file, limit = tmp_path / "hardest_samples.csv", csv.field_size_limit()
+    before = file.read_text()
+    rows = list(csv.DictReader(before.splitlines()))
+    long = {**rows[0], "name": "word " * 40_000}  # longer than what Python reads by default
+    with file.open("a", newline="") as end:
+        csv.DictWriter(end, list(long)).writerow(long)
+    small_run(tmp_path, hardest_samples=2, resume_from_checkpoint=True).train()
+    assert not (tmp_path / "hardest_samples.csv.old").exists()
+    assert file.read_text().startswith(before)
+    assert long["name"] in file.read_text()
+    assert csv.field_size_limit() == limit  # it is that of the process
 
 
 @pytest.mark.parametrize(("old", "new"), [(",", ";"), ("dataset", "datasev"), ("name", "naie"), ("iteration,", "")])

@@ -20,7 +20,7 @@ from multiprocessing.queues import Queue
 from multiprocessing.reduction import ForkingPickler
 from multiprocessing.util import Finalize
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -290,6 +290,16 @@ class BatchLoader(DataLoader[Any]):
         batches = _LocalBatches((lambda one: pinned(read(one))) if pins else read, indices)
         batches.loader = self
         return batches
+
+    def read_again(self, first: int) -> Any:
+        """The micro-batch of all processes at ``first``, read in this process. ``first`` is that of `micro_batches`."""
+        reader, sampler = self._reader_here(), cast("Any", self.batch_sampler)
+        epoch = reader.epoch
+        try:
+            return reader.__getitems__(sampler.indices_at(first))
+        finally:
+            if epoch is not None:
+                reader.set_epoch(epoch)  # the data set may have another length in another one
 
     def begin_epoch(self, epoch: int, *, restarts: bool) -> None:
         """The next iteration is an epoch, which the data set is told, since its length may depend on it.

@@ -138,6 +138,12 @@ class _BatchSampler(Sampler[list[int]]):
         joined._join_ranks(first)
         return [joined._indices(*place) for place in islice(joined._places(), number)]
 
+    def indices_at(self, first: int) -> SampleIndices:
+        """The first of these micro-batches, as a loader reads it."""
+        joined = copy.copy(self)
+        joined._join_ranks(first)
+        return next(iter(joined))
+
     def _join_ranks(self, first: int) -> None:
         """Yield the micro-batches of all ranks as those of one, from ``first`` on."""
         raise NotImplementedError

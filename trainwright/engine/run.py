@@ -22,6 +22,7 @@ from trainwright.data.seeding import kept_generators
 from trainwright.engine.folder.run_folder import RunFolder
 from trainwright.engine.folder.summary import described_model, described_optimizers, described_stages
 from trainwright.engine.loop import TrainerBase
+from trainwright.engine.loss_fn import TOKENS
 from trainwright.engine.resumed_settings import TAKEN, Settings, differences
 from trainwright.engine.spec import RunSpec
 from trainwright.engine.state import TrainerState, TrainingState
@@ -347,6 +348,26 @@ class Run:
 
         with kept_generators(in_checkpoints=True):
             average.update_statistics(lambda: map(self.prepare, one_pass(self.batches.loader)), self.forward)
+
+    def num_targets(self, update: int) -> Any:
+        """How many labels count in the mean loss of an update (from 1), by what is declared; None: unknown.
+
+        It is the ``num_tokens`` that the model has returned, or a number found in the batch, which is read again.
+        Unknown for updates of several batches or processes: without targets their loss is 0 already.
+        """
+        if self.update.is_weighed:
+            return None
+        tokens = self.trainer.storage.histories().get(TOKENS)
+        if tokens is not None:
+            return next((value for value, at in tokens.values_since(update - 1) if at == update - 1), None)
+        if self.trainer.sample_ids(update) is None:
+            return None
+        first, _ = self.position_of(update) or (0, 0)
+        counter = copy.copy(self.update.mean.counter)  # in such updates nothing else decides what counts
+        with kept_generators(in_checkpoints=True):
+            batch = self.batches.prepare(self.batches.loader.read_again(first))
+            counter.decide(None, batch)
+            return counter.count(batch, 1)
 
     # Copies.
 

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -99,12 +99,24 @@ def read_hardest(path: Path) -> list[dict[str, str]]:
     try:
         with open(open_regular(path), encoding="utf-8", errors="replace", newline="") as file:
             reader = csv.DictReader(file)
-            rows = list(reader)
+            with cells_up_to(os.fstat(file.fileno()).st_size):  # a name, or a text that was generated
+                rows = list(reader)
     except (OSError, csv.Error):
         return []
     if tuple(reader.fieldnames or ()) != HARDEST_COLUMNS:
         return []
     return [row for row in rows if row["iteration"].isdecimal() and None not in row and None not in row.values()]
+
+
+@contextmanager
+def cells_up_to(length: int) -> Iterator[None]:
+    """Readers of CSV take cells of so many characters. The limit is that of the process, 131,072 by default."""
+    before = csv.field_size_limit()
+    csv.field_size_limit(max(before, length))
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
 
 
 def is_number(value: Any) -> bool:

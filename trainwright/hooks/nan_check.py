@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +50,9 @@ class FiniteCheck(HookBase):
     * "skip": report the updates that the trainer has skipped (``skipped_update``). Parameters are checked as above.
     * "warn": warn at the start of a sequence of such iterations.
 
+    A loss of NaN is 0 / 0, and no fault, in an update whose labels are all ignored: such iterations are left out, with
+    one warning, if no parameter is NaN or infinite.
+
     A loss far above those before it is reported as a warning (:func:`largest_spike`), and as the text
     ``loss_spikes`` of the storage; after ten of them no more. Both messages name the samples of the update, if the
     trainer knows them.
@@ -75,6 +78,7 @@ class FiniteCheck(HookBase):
         self._last_bad = -2
         self._has_warned_of_mode = False
         self._num_spikes = 0
+        self._without_targets: set[int] = set()  # the iterations that are left out
 
     def before_train(self) -> None:
         self._next = self.trainer.start_iter
@@ -137,7 +141,34 @@ class FiniteCheck(HookBase):
                 for value, iteration in self._values_of(name):
                     if not math.isfinite(value):
                         here.setdefault(iteration, {})[name] = value
-        return here
+        return here if self._policy == "skip" else self._with_targets(here)
+
+    def _with_targets(self, found: Found) -> Found:
+        """Those of ``found`` that are not the mean over no targets. After the first one all are kept."""
+        new: list[int] = []
+        for iteration, values in sorted(found.items()):
+            is_mean = "grad_norm" not in values and all(map(math.isnan, values.values()))
+            if iteration not in self._without_targets and not (is_mean and self._num_targets(iteration) == 0):
+                break
+            new += [] if iteration in self._without_targets else [iteration]
+        if new and self._non_finite_parameters():
+            return found
+        if new and not self._without_targets:
+            logger.warning(
+                "%s: the loss is nan, as none of the labels counts: all are ignored. The gradient is 0, and the"
+                " training continues; further such updates are not named.%s", _iterations(new), self._samples(new[0]),
+            )  # fmt: skip
+        self._without_targets.update(new)
+        return {iteration: values for iteration, values in found.items() if iteration not in self._without_targets}
+
+    def _num_targets(self, iteration: int) -> Any:
+        """What the run counts; None: unknown."""
+        run = getattr(self.trainer, "run", None)
+        try:
+            return None if run is None else run.num_targets(iteration + 1)
+        except Exception as error:  # of the data set's own code: the message is about something else
+            logger.debug("The batch of iteration %d could not be read again: %r", iteration + 1, error)
+            return None
 
     def _found_on_any_rank(self) -> Found:
         here = self._found_here()

@@ -11,6 +11,7 @@ from typing import Any
 
 from trainwright.config.errors import ConfigError, ConfigKeyError, MissingFileError, did_you_mean
 from trainwright.data.errors import DataError
+from trainwright.events.formats import cells_up_to
 
 
 class FileFinder:
@@ -210,17 +211,15 @@ def _lines_of_csv(path: Path, text: str, delimiter: str) -> list[tuple[int, list
             return by_tabs
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     found, line = [], 1
-    limit = csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # of the process, 131,072 by default
     try:
-        for fields in reader:
-            found.append((line, fields))
-            line = reader.line_num + 1
+        with cells_up_to(len(text)):
+            for fields in reader:
+                found.append((line, fields))
+                line = reader.line_num + 1
     except csv.Error as error:
         if not by_tabs:
             raise DataError(f"{path}, line {line}: not valid as CSV: {error}") from error
         return by_tabs
-    finally:
-        csv.field_size_limit(limit)
     found = [(number, fields) for number, fields in found if fields]
     return by_tabs if by_tabs and not _is_even(found) else found
 

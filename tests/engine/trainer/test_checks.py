@@ -466,6 +466,17 @@ def test_a_loss_of_the_models_own_is_one_number_although_it_returns_scores_in_ev
     Trainer(Net(), quiet(tmp_path, **settings), data, data).train()
 
 
+@pytest.mark.parametrize("settings", [{}, {"gradient_accumulation_steps": 2}, {"non_finite": "skip"}])
+def test_a_loss_function_that_returns_none_is_named(settings: dict[str, Any], tmp_path: Path) -> None:
+    def forgets_return(scores: Tensor, labels: Tensor) -> Any:
+        nn.functional.cross_entropy(scores, labels)
+
+    trainer = Trainer(nn.Linear(4, 2), quiet(tmp_path, batch_size=2, num_epochs=1, **settings), DATA)
+    trainer.set_loss(forgets_return)
+    with pytest.raises(ConfigTypeError, match="The loss function forgets_return returned NoneType"):
+        trainer.train()
+
+
 @pytest.mark.parametrize("owner", ["Net", "the Trainer"])
 def test_a_loss_that_is_none_names_the_method(owner: str, tmp_path: Path) -> None:
     class Net(nn.Linear):

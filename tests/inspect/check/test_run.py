@@ -9,9 +9,18 @@ import torch
 from tests.inspect.check.seeded_bugs import BUGS, config_files, objects
 from trainwright import Trainer
 from trainwright.config import ConfigError
+from trainwright.inspect.check.finding import Finding, Report
 from trainwright.inspect.check.run import CHECKS
 
 BOTH = pytest.mark.parametrize("build", [objects, config_files])
+
+
+def test_the_summary_names_what_has_not_passed_and_why() -> None:
+    results: dict[str, Any] = {"steps": "passed", "one_batch": "undecided", "test_data": "problem"}
+    report = Report(tuple(Finding(check, result, "") for check, result in results.items()))
+    counts, *lines = report.summary().splitlines()
+    assert counts.startswith("1 problem, 1 passed, 1 undecided in")
+    assert lines == ["Not passed, with a problem: test_data.", "Not passed, as the evidence is too weak: one_batch."]
 
 
 @pytest.mark.exhaustive(every=8)

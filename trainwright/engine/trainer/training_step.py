@@ -4,6 +4,7 @@ import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from inspect import isfunction
 from typing import Any
 
 import torch
@@ -259,7 +260,8 @@ class TrainingStep:
             kind = type(self._run.batches.loader).__name__
             raise ConfigTypeError(f"{kind} gave None for a batch: is a return missing in its collate function?")
         self._choose(step, batch)
-        if overrides.has("compute_loss") or (self.loss.own_loss is not None and self.placement.pipeline is None):
+        is_own = self.loss.own_loss is not None or isfunction(self._run.criterion)
+        if overrides.has("compute_loss") or (is_own and self.placement.pipeline is None):
             self._compute_loss = partial(self._first_loss, self._compute_loss)
         train = step.train
         logs = train(step.model, batch)
@@ -281,14 +283,16 @@ class TrainingStep:
         return logs
 
     def _first_loss(self, compute_loss: Any, model: Any, inputs: Any) -> Tensor:
-        """The first loss of a method of the user's, checked."""
+        """The first loss of a method or a function of the user's, checked."""
         self._compute_loss, read = compute_loss, None
         is_own = self._overrides.has("compute_loss")
         if is_own and isinstance(inputs, dict) and SHIFTED in inputs:
             inputs = read = ReadFields(inputs)
         loss = compute_loss(model, inputs)
-        owner = self._overrides.kind if is_own or self.loss.own_loss is None else type(self._run.model).__name__
-        name = f"{owner}.compute_loss"
+        if is_own or self.loss.own_loss is not None:
+            name = f"{self._overrides.kind if is_own else type(self._run.model).__name__}.compute_loss"
+        else:
+            name = f"The loss function {self._run.criterion.__name__}"
         if not isinstance(loss, Tensor):
             raise ConfigTypeError(
                 f"{name} returned {type(loss).__name__}; it must return the loss, a tensor of one number. Of several"

@@ -70,13 +70,15 @@ class Report:
         return {"passed": not (self.problems or self.undecided), "findings": findings}
 
     def summary(self) -> str:
-        """The number of findings of each result, and the names of those that are undecided."""
+        """The number of findings of each result, and the names of those that are problems or undecided."""
         counts = {kind: sum(one.result == kind for one in self) for kind in _MARKS}
         problems = f"{counts['problem']} problem{'' if counts['problem'] == 1 else 's'}"
         rest = [f"{counts[kind]} {kind}" for kind in ("passed", "undecided", "skipped") if counts[kind]]
         text = ", ".join([problems, *rest]) + f" in {sum(one.seconds for one in self):.0f} s"
-        names = ", ".join(one.check for one in self.undecided)
-        return f"{text}\nNot passed, as the evidence is too weak: {names}." if names else text
+        for reason, kind in (("with a problem", self.problems), ("as the evidence is too weak", self.undecided)):
+            if kind:
+                text += f"\nNot passed, {reason}: {', '.join(one.check for one in kind)}."
+        return text
 
     def print(self, file: Any = None) -> None:
         """Print a table, as wide as the terminal; colors on a terminal only."""
