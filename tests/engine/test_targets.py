@@ -22,7 +22,7 @@ from trainwright import Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError
 from trainwright.data import ColumnDataset
 from trainwright.engine import EagerTrainer
-from trainwright.engine.targets import Targets, declared_targets, targets_of_criterion
+from trainwright.engine.targets import Targets, declared_targets, label_fields, targets_of_criterion
 from trainwright.parallel.dist import get_rank, get_world_size
 
 CLASSES = 5
@@ -492,6 +492,59 @@ def test_a_resumed_run_weights_micro_batches_as_before(tmp_path: Path) -> None:
         by_samples = trained(start, 11, loss_ignores=None, resume_from_checkpoint=start == "parts")
         by_targets = trained(f"{start} by targets", 11)
         assert not torch.equal(by_samples[0], by_targets[0])
+
+
+class Bytes(Scores):
+    """Takes labels of uint8, in which -100 and class 156 are the same bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body[1] = nn.Linear(4, 157).double()
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+        return {"loss": F.cross_entropy(self.body(inputs).flatten(0, 1), labels.long().flatten())}
+
+
+class ByteTokens(Tokens):
+    def __init__(self) -> None:
+        super().__init__()
+        self.labels = self.labels.clamp(min=0)
+        self.labels[:3] = 156
+        self.labels = self.labels.byte()
+
+
+def test_no_class_of_labels_in_bytes_is_taken_for_the_ignored_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(KINDS, "bytes", (Bytes, ByteTokens, {}))
+    assert_equal(trained("bytes", 3, 3, str(tmp_path)), "bytes")
+
+
+def compiled(module: Any) -> Any:
+    return torch.compile(module, backend="eager")
+
+
+@pytest.mark.parametrize("wrapper", [nn.DataParallel, compiled])
+@pytest.mark.parametrize("kind", ["next tokens", "labels of another name"])
+def test_a_wrapper_hides_no_declaration(
+    kind: str, wrapper: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, *others = KINDS[kind]
+    monkeypatch.setitem(KINDS, "wrapped", (lambda: wrapper(make()), *others))
+    assert_equal(trained("wrapped", 3, 3, str(tmp_path)), kind)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # of torch.compile
+def test_neither_does_one_around_the_criterion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, data, options = KINDS["ignored pixels"]
+    monkeypatch.setitem(KINDS, "wrapped", (make, data, {"loss": compiled(options["loss"])}))
+    assert_equal(trained("wrapped", 3, 3, str(tmp_path)), "ignored pixels")
+
+
+def test_adapters_hide_no_labels() -> None:
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    model = peft.get_peft_model(OtherName(), peft.LoraConfig(target_modules=["1"]))
+    assert label_fields(model, Tokens(name="token_labels").batch(), None) == ["token_labels"]
 
 
 class PerSample(nn.CrossEntropyLoss):

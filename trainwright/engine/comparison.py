@@ -4,7 +4,6 @@ Nothing is inferred from the values of scores, labels or losses.
 """
 
 import functools
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainwright.engine.loss_fn import predictions_of, target_of
+from trainwright.engine.loss_fn import loss_inside, predictions_of, target_of
 from trainwright.engine.targets import IGNORED, LossIgnores, Targets, declared_targets, labels_of, loss_type_of
 from trainwright.models.outputs import named_outputs
 from trainwright.parallel.context import SHIFTED
@@ -134,7 +133,7 @@ def are_labels_tokens(model: nn.Module, outputs: Any, inputs: Any) -> bool:
 
 def _are_logits(model: nn.Module, outputs: Any, criterion: Any) -> bool | None:
     """By the criterion of torch, or else by the model: its ``loss_type``, or an output ``logits``. None: unknown."""
-    loss = inspect.unwrap(criterion.func if isinstance(criterion, functools.partial) else criterion)
+    loss = loss_inside(criterion.func if isinstance(criterion, functools.partial) else criterion)
     if isinstance(loss, (*_OF_PROBABILITIES, *_OF_NUMBERS)) or _FUNCTIONS.get(loss) is False:
         return False
     named = named_outputs(outputs) or {}
@@ -145,7 +144,7 @@ def _are_logits(model: nn.Module, outputs: Any, criterion: Any) -> bool | None:
 def _is_classes_last(model: nn.Module, criterion: Any) -> bool | None:
     """The losses of torch take classes in dimension 1, those of tokens by ``loss_type`` in the last one."""
     if criterion is not None:
-        loss = inspect.unwrap(criterion.func if isinstance(criterion, functools.partial) else criterion)
+        loss = loss_inside(criterion.func if isinstance(criterion, functools.partial) else criterion)
         return False if isinstance(loss, _OF_LOGITS) or loss in _FUNCTIONS else None
     return True if str(loss_type_of(model)).endswith(_OF_TOKENS) else None
 
@@ -154,9 +153,10 @@ def _refusal(scores: Any, inputs: Any, *, criterion: Any) -> str | None:
     if not isinstance(scores, Tensor):
         return "the model's output has no class scores"
     if criterion is not None:
-        is_torchs = type(criterion).__module__ == "torch.nn.modules.loss"
-        is_of_others = is_torchs and not isinstance(criterion, (*_OF_LOGITS, *_OF_PROBABILITIES))
-        return f"{type(criterion).__name__} is not a classification loss" if is_of_others else None
+        loss = loss_inside(criterion)
+        is_torchs = type(loss).__module__ == "torch.nn.modules.loss"
+        is_of_others = is_torchs and not isinstance(loss, (*_OF_LOGITS, *_OF_PROBABILITIES))
+        return f"{type(loss).__name__} is not a classification loss" if is_of_others else None
     if _is_reconstruction(scores, inputs):
         return "the model's output has the shape of its input"
     return None

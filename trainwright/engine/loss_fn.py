@@ -20,6 +20,7 @@ from trainwright.data.batch import arguments, parameter_names
 from trainwright.data.errors import GRADIENTS_OFF, add_batch_note
 from trainwright.models.outputs import named_outputs
 from trainwright.parallel.simulated import simulation
+from trainwright.parallel.wrappers import unwrap
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -212,12 +213,13 @@ def contract_for(
     if not is_pair and not isinstance(inputs, Mapping):
         raise _refused_batch(inputs)
     own_loss = used_loss(own_loss, inputs)
-    undecided = _Undecided(criterion or _no_criterion, record_scalars, label_names or ())
+    criterion = _no_criterion if criterion is None else criterion  # one in the wrapper of torch.compile has no truth
+    undecided = _Undecided(criterion, record_scalars, label_names or ())
     loss: Loss = undecided if own_loss is None else _own(own_loss, record_scalars, of_pair=is_pair)
     takes_dicts = is_pair and own_loss is None and _is_list_of_dicts(inputs[1]) and _takes_two(model.forward)
     if is_pair and not takes_dicts:
         unused = getattr(model, "compute_loss", None) if own_loss is None else None
-        return _of_pair(own_loss or criterion or _no_criterion, loss, record_outputs, unused), None
+        return _of_pair(criterion if own_loss is None else own_loss, loss, record_outputs, unused), None
     loss = undecided.loss_of_detection if takes_dicts else loss
     if record_outputs is not None:
         loss = _with_recording(record_outputs, loss)
@@ -281,7 +283,7 @@ def _of_pair(
                     logger.warning(
                         "%s.compute_loss%s is not called: of a pair it would get two arguments, the output and the"
                         " target. The loss is %s.",
-                        type(model).__name__, inspect.signature(unused), type(inspect.unwrap(criterion)).__name__,
+                        type(model).__name__, inspect.signature(unused), type(loss_inside(criterion)).__name__,
                     )  # fmt: skip
                 _refuse_outputs(criterion, outputs, inputs[1] if len(inputs) == 2 else None)
             return criterion(outputs, inputs[1])
@@ -382,12 +384,18 @@ _OF_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss)
 _ELEMENTWISE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.PoissonNLLLoss, nn.SoftMarginLoss)
 
 
+def loss_inside(criterion: Any) -> Any:
+    """The criterion without decorators and the wrappers of ``torch.compile``."""
+    criterion = inspect.unwrap(criterion)
+    return unwrap(criterion) if isinstance(criterion, nn.Module) else criterion
+
+
 def _refuse_outputs(criterion: Callable[..., Tensor], outputs: Any, target: Any) -> None:
     """Raise if torch's loss would give a number for outputs and targets that do not fit it.
 
     A loss of classes of one score for each sample is 0, or that of one distribution over the batch.
     """
-    kind = inspect.unwrap(criterion)
+    kind = loss_inside(criterion)
     if not (isinstance(outputs, Tensor) and isinstance(target, Tensor)):
         return
     loss = type(kind).__name__

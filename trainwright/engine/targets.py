@@ -13,10 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainwright.engine.loss_fn import losses_of, target_of
+from trainwright.engine.loss_fn import loss_inside, losses_of, target_of
 from trainwright.events.media import wide_dtype
 from trainwright.parallel.context import SHIFTED
 from trainwright.parallel.simulated import simulation
+from trainwright.parallel.wrappers import unwrap
 
 LossIgnores = int | Sequence[int] | Literal["declared"] | None
 IGNORED = -100  # the class that torch's losses, and models of transformers, ignore
@@ -37,12 +38,13 @@ class Targets:
 
     def count(self, labels: Tensor) -> int | float | Tensor:
         """Their number, or the sum of their weights; of labels on the CPU as a number of Python."""
+        labels = labels.long()  # in uint8 class 156 would equal -100
         labels = labels[..., 1:] if self.is_shifted else labels
         is_counted = labels != self.ignored[0] if self.ignored else torch.ones_like(labels, dtype=torch.bool)
         for one in self.ignored[1:]:
             is_counted &= labels != one
         if self.class_weights is not None:
-            found = self.class_weights.to(labels.device)[labels[is_counted].long()].sum()
+            found = self.class_weights.to(labels.device)[labels[is_counted]].sum()
         else:
             found = is_counted.sum()
         return found.item() if found.device.type == "cpu" else found.to(wide_dtype(found.device))
@@ -99,7 +101,7 @@ def targets_of_criterion(criterion: Any) -> Targets | None:
 
     Of a loss that is not torch's the labels that are integers count, without those of -100.
     """
-    loss, given = inspect.unwrap(criterion), dict[str, Any]()
+    loss, given = loss_inside(criterion), dict[str, Any]()
     if isinstance(criterion, functools.partial) and not criterion.args:
         loss, given = criterion.func, criterion.keywords
     if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) and type(loss).forward in _FORWARDS:
@@ -119,14 +121,14 @@ def _is_of_torch(loss: Any) -> bool:
 
 def loss_type_of(model: nn.Module) -> str | None:
     """The name that transformers gives to the loss that a model computes; None: it says nothing."""
+    model = unwrap(model)
     kind = getattr(model, "loss_type", None)
     if isinstance(kind, str):
         return kind
     # Older classes of transformers, and adapters around them, compute the loss of the next tokens without saying so.
-    unwrapped = getattr(model, "get_base_model", lambda: model)()
     names = [
         one.__name__
-        for part in (model, unwrapped)
+        for part in (model, _without_adapters(model))
         for one in type(part).__mro__
         if one.__module__.startswith(("transformers.", "peft."))
     ]
@@ -134,9 +136,14 @@ def loss_type_of(model: nn.Module) -> str | None:
     return "ForCausalLM" if is_of_next_tokens and not any(name.endswith("WithLMHeadModel") for name in names) else None
 
 
+def _without_adapters(model: nn.Module) -> nn.Module:
+    """The model inside of peft's, which takes any arguments and passes them on."""
+    return getattr(model, "get_base_model", lambda: model)()
+
+
 def _targets_of_type(model: nn.Module, loss_type: str) -> Targets | None:
     name = next((name for name in _BY_LOSS_TYPE if loss_type.endswith(name)), None)
-    targets, config = Targets() if name is None else _BY_LOSS_TYPE[name], getattr(model, "config", None)
+    targets, config = Targets() if name is None else _BY_LOSS_TYPE[name], getattr(unwrap(model), "config", None)
     if targets is _NEXT_TOKENS and getattr(config, "is_encoder_decoder", False):
         return Targets()  # the decoder's input is shifted already
     if name == "ForSemanticSegmentation":
@@ -152,7 +159,7 @@ def label_fields(model: nn.Module, batch: Any, names: Sequence[str] | None) -> S
     if not isinstance(batch, Mapping):
         return ()
     if names is None and target_of(batch) is None:
-        parameters = inspect.signature(model.forward).parameters
+        parameters = inspect.signature(_without_adapters(unwrap(model)).forward).parameters
         names = [name for name in batch if name in parameters and ("label" in name or name in _POSITIONS)]
     return names if names and all(name in batch for name in names) else ()
 
