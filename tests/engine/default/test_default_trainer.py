@@ -406,3 +406,28 @@ def test_the_results_of_an_evaluation_are_in_one_line(tmp_path: Path, caplog: py
     ends = [at % per_epoch == 0 for at in range(2, trainer.max_iter + 1, 2)]
     assert lines == ["Epoch" if is_end else "Evaluation" for is_end in ends]
     assert {*ends} == {False, True}
+
+
+@pytest.mark.parametrize("has_average", [False, True])
+def test_a_program_that_resumes_a_built_trainer_continues_at_the_next_sample(tmp_path: Path, has_average: bool) -> None:
+    """``trainer = DefaultTrainer(cfg); trainer.resume_or_load(); trainer.train()``, without ``train.resume``."""
+
+    def trainer(name: str) -> DefaultTrainer:
+        cfg = config(tmp_path / name, ema={"decay": 0.9} if has_average else None)
+        cfg.train.checkpointer.period = 1
+        return DefaultTrainer(cfg)
+
+    whole = trainer("whole")
+    whole.train()
+    trainer("cut").train(max_iter=3)  # within an epoch of 4 iterations
+    resumed = trainer("cut")
+    resumed.resume_or_load(resume=True)
+    resumed.train()
+    assert resumed.start_iter == resumed.iterations_done == 6
+    losses = [
+        [(row["iteration"], row["total_loss"]) for row in rows(tmp_path / name) if "total_loss" in row]
+        for name in ("whole", "cut")
+    ]
+    assert losses[0] == losses[1]
+    for name, weight in whole.model.state_dict().items():
+        assert torch.equal(weight, resumed.model.state_dict()[name])

@@ -551,6 +551,7 @@ class DefaultTrainer(RunMethods):
         elif resume:
             self.run.folder.resume = True  # also if a program calls this method
         self.checkpointer.resume_or_load(self.cfg.train.load_weight or "", resume=resume)
+        self.run.set_position()
 
     # Called by a user's own step.
 
