@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import FinishedRun
+from trainwright.cli.predict import model_folder
 from trainwright.cli.project_files import project_files
 from trainwright.cli.run_checkpoint import find_checkpoint, find_target, load_trainer
 from trainwright.cli.run_folder import read_run, run_folders, settings_of
@@ -68,6 +69,11 @@ def test_a_run_without_a_best_checkpoint_uses_the_last(finished: FinishedRun, tm
     assert find_checkpoint(tmp_path, None).name == "model_final"
     with pytest.raises(MissingFileError, match="no complete checkpoint"):
         find_checkpoint(finished.config.parent, None)
+
+
+def test_a_prediction_takes_no_config_file(finished: FinishedRun) -> None:
+    with pytest.raises(ConfigError, match=rf"{re.escape(str(finished.config))}: is a file; pass the folder of a run"):
+        model_folder(finished.config, None)
 
 
 def test_a_function_that_returns_no_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,8 +77,12 @@ def model_folder(path: Path, checkpoint: str | None) -> Path:
     if (path / CONFIG_NAME).is_file() and checkpoint is None:
         return path
     target = find_target(str(path))
-    assert target.run is not None or target.config is not None
-    found = target.checkpoint or find_checkpoint(target.run or path.parent, checkpoint)
+    if target.run is None:
+        raise ConfigError(
+            f"{path}: is a file; pass the folder of a run, one of its checkpoints, or the folder of model.save()."
+            " `trainwright runs` lists the runs below a folder."
+        )
+    found = target.checkpoint or find_checkpoint(target.run, checkpoint)
     if not (found / CONFIG_NAME).is_file():
         raise ConfigError(
             f"{found}: has the weights, but not what builds the model and reads files ({CONFIG_NAME}, preprocessor)."

@@ -118,3 +118,18 @@ def test_an_override_that_nests_too_deeply_is_refused(cfg, text):
             LazyConfig.apply_overrides(cfg, [text])
     finally:
         sys.setrecursionlimit(limit)
+
+
+@pytest.mark.parametrize("value", ["no", "Off", "flase", "ture"])
+def test_a_text_that_means_true_or_false_does_not_replace_one(value: str) -> None:
+    cfg = LazyConfig.apply_overrides(OmegaConf.create({"bias": True, "mode": "a"}), ["mode=no", "bias=warn"])
+    assert cfg == {"bias": "warn", "mode": "no"}  # words are values
+    cfg.bias = True
+    with pytest.raises(ConfigTypeError, match=rf"got '{value}' \(str\), and bias is True\. Write true or false"):
+        LazyConfig.apply_overrides(cfg, [f"bias={value}"])
+
+
+def test_an_index_in_brackets_names_the_key_to_write() -> None:
+    cfg = OmegaConf.create({"test": [{"size": 1}, {"size": 2}]})
+    with pytest.raises(ConfigError, match=r"an index of a list has a dot\. Write test\.1\.size=3"):
+        LazyConfig.apply_overrides(cfg, ["test[1].size=3"])

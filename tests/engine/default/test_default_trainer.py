@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from tests.toys import Classifier, Results, Samples, file_config, points
-from trainwright import DefaultTrainer, LazyCall, get_config
-from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
+from trainwright.config.errors import ConfigError, ConfigTypeError, MissingFileError
 from trainwright.data import CyclicSampler, SingleRoundSampler
 from trainwright.hooks import HookBase
 
@@ -431,3 +431,22 @@ def test_a_program_that_resumes_a_built_trainer_continues_at_the_next_sample(tmp
     assert losses[0] == losses[1]
     for name, weight in whole.model.state_dict().items():
         assert torch.equal(weight, resumed.model.state_dict()[name])
+
+
+def test_a_missing_path_of_initial_weights_is_reported_with_its_key(tmp_path: Path) -> None:
+    with pytest.raises(MissingFileError, match=r"^train\.load_weight: /nowhere/model: no such checkpoint"):
+        DefaultTrainer(config(tmp_path, load_weight="/nowhere/model"))
+    python = TrainingConfig(output_dir=tmp_path / "python", init_weights_from="/nowhere/model")
+    with pytest.raises(MissingFileError, match=r"^TrainingConfig\.init_weights_from: /nowhere/model: there is no"):
+        Trainer(nn.Linear(2, 2), python, data()).train()
+
+
+def test_a_misspelt_section_of_the_evaluation_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cfg = config(tmp_path)
+    cfg.dataloader.tset = cfg.dataloader.pop("test")
+    assert DefaultTrainer(cfg).test_loader == []
+    assert caplog.text.count("There is no dataloader.test, so nothing is evaluated. Is dataloader.tset it?") == 1
+    caplog.clear()
+    cfg.dataloader.test = None  # and this is the user's choice
+    DefaultTrainer(cfg)
+    assert "dataloader.test" not in caplog.text

@@ -4,7 +4,9 @@ hydra-core parses them, and is imported for the first override. Nothing is evalu
 """
 
 import copy
+import re
 from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf, open_dict
@@ -121,6 +123,9 @@ def _parse(text: str) -> "Override":
     try:
         override = OverridesParser.create().parse_overrides([text])[0]
     except (HydraException, ValueError, AssertionError, RecursionError) as error:
+        key, _, value = text.partition("=")
+        if "[" in key and (dotted := re.sub(r"\[(\d+)\]", r".\1", key)) != key:
+            raise ConfigError(f"override {text!r}: an index of a list has a dot. Write {dotted}={value}") from error
         reason = str(error).partition("\nSee https")[0]
         raise ConfigError(
             f"override {text!r}: cannot be read. It is written key=value, as in 'optim.lr=1e-3'; values with special "
@@ -151,14 +156,24 @@ def _put(parent: Any, key: Any, value: Any, text: str) -> None:
         for name, child in value.items():
             _put(there, name, child, text)
         return
-    if value == "" and isinstance(there, AnyNode) and isinstance(there._value(), int | float):
-        raise ConfigTypeError(f"got '', and {parent._get_full_key(key)} is {there._value()!r}. Write a value.")
+    before = there._value() if isinstance(there, AnyNode) else None
+    if isinstance(before, bool) and isinstance(value, str) and _means_a_bool(value):
+        name = parent._get_full_key(key)
+        raise ConfigTypeError(f"got {value!r} (str), and {name} is {before}. Write true or false.")
+    if value == "" and isinstance(before, int | float):
+        raise ConfigTypeError(f"got '', and {parent._get_full_key(key)} is {before!r}. Write a value.")
     with open_dict(parent):
         parent[key] = value
     set_override(parent, key, text)
     if key == TARGET:
         mark(parent, is_data=True)
     distrust(raw_children(parent)[key])
+
+
+def _means_a_bool(value: str) -> bool:
+    """Whether a text, which counts as true in Python, stands for true or false, even if it is misspelt."""
+    word = value.lower()
+    return word in ("yes", "no", "on", "off") or bool(get_close_matches(word, ("true", "false"), cutoff=0.75))
 
 
 def _delete(cfg: DictConfig, keys: list[str], override: "Override", text: str) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from trainwright._torch_compat.optimizer_import import without_compiler
 from trainwright._torch_compat.probing import real_tensors
-from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError
+from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, MissingFileError, nearest_of
 from trainwright.config.lazy.instantiation import instantiate
 from trainwright.config.lazy.lazy_config import try_get_key
 from trainwright.config.lazy.serialization import to_plain
@@ -270,6 +270,9 @@ class DefaultTrainer(RunMethods):
             setup.check_loader(self.train_loader, cfg.train.train_micro_batch_size)
             setup.limit_data(cfg.train, self.train_loader)
             self.test_loader: Any = self.build_test_loader(cfg, self.tokenizer)
+            near = None if "test" in cfg.dataloader else nearest_of("test", map(str, cfg.dataloader))
+            if near is not None and not self.test_loader:
+                logger.warning("There is no dataloader.test, so nothing is evaluated. Is dataloader.%s it?", near)
             sizes = {place: data_size(getattr(one, "dataset", None)) for place, one in enumerate(self.test_loader)}
             check_same_settings({"dataloader": {"test": sizes}})
         if cfg.train.overfit_batches is not None:
@@ -546,11 +549,17 @@ class DefaultTrainer(RunMethods):
 
     def resume_or_load(self, resume: bool = True) -> None:
         """Continue from the latest checkpoint of the folder, or start with the weights of ``train.load_weight``."""
-        if resume and not self.checkpointer.has_checkpoint():
+        continues = resume and self.checkpointer.has_checkpoint()
+        if resume and not continues:
             logger.warning("%s holds no checkpoint to resume from: starting from step 0.", self.cfg.train.output_dir)
         elif resume:
             self.run.folder.resume = True  # also if a program calls this method
-        self.checkpointer.resume_or_load(self.cfg.train.load_weight or "", resume=resume)
+        try:
+            self.checkpointer.resume_or_load(self.cfg.train.load_weight or "", resume=resume)
+        except MissingFileError as error:
+            if continues:
+                raise
+            raise MissingFileError(f"train.load_weight: {error}") from error
         self.run.set_position()
 
     # Called by a user's own step.

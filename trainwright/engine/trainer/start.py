@@ -79,7 +79,10 @@ def resume(config: "TrainingConfig", checkpointer: Checkpointer) -> Path | None:
     if config.init_weights_from is not None:
         from trainwright.models.folder import init_weights
 
-        init_weights(checkpointer.model, config.init_weights_from)
+        try:
+            init_weights(checkpointer.model, config.init_weights_from)
+        except MissingFileError as error:
+            raise MissingFileError(f"TrainingConfig.init_weights_from: {error}") from error
     return None
 
 
