@@ -302,7 +302,7 @@ def test_gradients_are_finite_where_there_is_padding(speech: CTCSpeechRecognitio
     assert all(parameter.grad.isfinite().all() for parameter in speech.parameters())
 
 
-@pytest.mark.filterwarnings("ignore:_check_is_size will be removed:FutureWarning")  # of torch.onnx
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")  # of torch.onnx
 @pytest.mark.parametrize("ending", ["pt2", "onnx"])
 def test_the_speech_model_is_exported_with_its_numbers_whatever_is_padded(ending: str, tmp_path: Path) -> None:
     if ending == "onnx":
