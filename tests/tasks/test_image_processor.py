@@ -11,6 +11,7 @@ from PIL import Image
 
 from trainwright.config.errors import ConfigError
 from trainwright.data import DataError, ImageProcessor, ImageProcessorConfig
+from trainwright.tasks.image2text.image_processor import _warn_of_range
 
 
 @pytest.fixture
@@ -86,6 +87,14 @@ def test_a_tiff_of_other_numbers_is_not_black(array: np.ndarray, tmp_path: Path)
     Image.fromarray(array[None] - 1).save(tmp_path / "image.tiff")
     with pytest.raises(DataError, match="values from -"):
         pixels(tmp_path / "image.tiff")
+
+
+def test_a_range_that_the_largest_value_decides_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    _warn_of_range.cache_clear()  # once for a process
+    for name in ("first", "second"):
+        Image.fromarray(np.array([[0.0, 0.5]], dtype=np.float32)).save(tmp_path / f"{name}.tiff")
+        pixels(tmp_path / f"{name}.tiff", gray_scale=True)
+    assert [record.getMessage()[:16] for record in caplog.records] == ["Images of floats"]
 
 
 def test_a_photo_is_turned_as_its_camera_says(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 B images, C channels (1 gray, 3 RGB), H height, W width.
 """
 
+import functools
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +16,8 @@ import torch
 from trainwright.config.errors import ConfigError, did_you_mean, import_optional
 from trainwright.data.errors import DataError
 from trainwright.tasks.preprocessor import Preprocessor, PreprocessorConfig, register_preprocessor
+
+logger = logging.getLogger("trainwright.tasks")
 
 # Names and numbers of Pillow.
 _RESAMPLING = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}
@@ -199,6 +203,8 @@ def _plain(image: Any, gray_scale: bool) -> Any:
     image = PIL.ImageOps.exif_transpose(image)
     if image.mode.startswith(("I", "F")):  # Pillow's conversion clips to 0 to 255
         array, transparent = np.asarray(image), image.info.get("transparency")
+        if image.mode in ("I", "F"):
+            _warn_of_range(image.mode)
         is_opaque = array != transparent
         if image.mode.startswith("I;16") or (image.mode == "I" and array.max() > 255):
             array = array.astype(np.int64) >> 8
@@ -212,6 +218,15 @@ def _plain(image: Any, gray_scale: bool) -> Any:
         white = PIL.Image.new("RGBA", image.size, "white")
         image = PIL.Image.alpha_composite(white, image)
     return image.convert("L" if gray_scale else "RGB")
+
+
+@functools.cache  # once for a process
+def _warn_of_range(mode: str) -> None:
+    numbers, ranges = {"F": ("floats", "0 to 1, or to 255"), "I": ("32-bit integers", "0 to 255, or to 65,535")}[mode]
+    logger.warning(
+        "Images of %s do not say their range: the largest value of each decides whether it is %s. Save them with 8 or"
+        " 16 bits to have one scale.", numbers, ranges,
+    )  # fmt: skip
 
 
 def _as_bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
