@@ -277,5 +277,5 @@ def test_an_optimizer_that_only_one_of_both_has_is_a_warning(tmp_path: Path, cap
 
     run(tmp_path, 1)
     caplog.clear()
-    run(tmp_path, 2, Renamed, resume_from_checkpoint=True)
+    run(tmp_path, 2, Renamed, resume_from_checkpoint=True, allow_other_trainer=True)
     assert "Saved state that is not used: optimizer_d, schedule_d. Without saved state: second." in caplog.text

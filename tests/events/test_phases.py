@@ -44,6 +44,9 @@ class Saver:
     def prepare(self) -> None:
         pass
 
+    def rehearse(self) -> None:
+        pass
+
 
 @pytest.mark.usefixtures("clock")
 def test_each_phase_has_its_seconds() -> None:

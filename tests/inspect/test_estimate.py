@@ -15,6 +15,7 @@ from tests.ranks import on_ranks
 from tests.tensor_peak import measured_peak
 from tests.toys import Classifier, Samples, file_config
 from trainwright import DefaultTrainer, Trainer, TrainingConfig, get_config
+from trainwright.checkpoint import Checkpointer
 from trainwright.config.errors import ConfigError
 from trainwright.engine import estimate, fitting_layouts
 from trainwright.inspect.estimate import layouts_of, with_layout
@@ -219,8 +220,15 @@ def described(tmp_path: Path) -> Any:
 
 
 @pytest.mark.slow
-def test_a_configuration_file_is_estimated_with_its_own_trainer(tmp_path: Path) -> None:
+def test_a_configuration_file_is_estimated_with_its_own_trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = estimate(DefaultTrainer, described(tmp_path))
+    with_save = measured_peak(lambda: DefaultTrainer(described(tmp_path)))
+    # The rehearsal of the first save holds the optimizer's state once more, in host memory, where this run trains.
+    state = 2 * 4 * sum(p.numel() for p in Classifier((256, 1024, 1024, 10)).parameters())
+    assert with_save < 1.1 * (found.peak + state)
+    monkeypatch.setattr(Checkpointer, "rehearse", lambda self: None)
     assert found.peak == pytest.approx(measured_peak(lambda: DefaultTrainer(described(tmp_path))), rel=0.1)
 
 

@@ -217,7 +217,8 @@ def test_task_and_output_dir_must_be_given_and_be_right() -> None:
         TrainerConfig(outputdir="x", lr=0)
     assert set(str(caught.value).splitlines()) == {
         "TrainerConfig.outputdir: no such setting. Did you mean 'output_dir'?",
-        "TrainerConfig.output_dir: missing; give a path.",
+        "TrainerConfig.output_dir: missing; give a path, not empty, without the character NUL, and with at most 255"
+        " bytes between two slashes.",
         "TrainerConfig.task: missing; give the name of a task.",
         "TrainerConfig.lr: got 0 (int); it must be a number > 0.",
     }
