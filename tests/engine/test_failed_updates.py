@@ -1,4 +1,4 @@
-"""An update that fails, or a loop that is left, and a training that goes on: each sample counts once."""
+"""An update that fails, or a loop that is left, and a training that continues: each sample counts once."""
 
 import copy
 from pathlib import Path

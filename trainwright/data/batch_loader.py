@@ -302,7 +302,7 @@ class BatchLoader(DataLoader[Any]):
                 reader.set_epoch(epoch)  # the data set may have another length in another one
 
     def begin_epoch(self, epoch: int, *, restarts: bool) -> None:
-        """The next iteration is an epoch, which the data set is told, since its length may depend on it.
+        """The next iteration is an epoch; the data set gets its number, since its length may depend on it.
 
         ``restarts``: with new workers, which know what has changed in the data.
         """

@@ -27,8 +27,8 @@ class TrainingLoop(TrainerBase):
 
     It yields the loader's batches on the model's device, over as many epochs as ``max_iter`` iterations take. Between
     two iterations it runs the hooks: checkpoints, metrics files and log lines, signals. After a ``break`` the same loop
-    goes on with the next iteration, or with the same one if the optimizer has not stepped in it. If ``output_dir`` has
-    a checkpoint, the loop continues there, exactly: with the position in the data, all random generators, and the
+    continues with the next iteration, or with the same one if the optimizer has not stepped in it. If ``output_dir``
+    has a checkpoint, the loop continues there, exactly: with the position in the data, all random generators, and the
     states of the model and of ``states``. It must be built after the objects that it saves.
 
     The body computes gradients, steps the optimizer, and may put metrics into ``loop.storage``.

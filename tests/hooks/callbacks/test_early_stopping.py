@@ -62,7 +62,7 @@ def test_when_it_stops(how: dict[str, Any], values: list[float], epoch: int | No
 @pytest.mark.parametrize(
     ("ends", "wait"),
     [
-        # max_steps ended the run between two evaluations; the longer run goes on to the next one that is due.
+        # max_steps ended the run between two evaluations; the longer run continues to the next one that is due.
         ([(3, 0.5, False), (5, 0.4, True), (6, 0.4, False)], 1),
         ([(3, 0.5, False), (6, 0.4, False), (9, 0.4, False)], 2),  # the last evaluation was due
         ([(3, 0.5, False), (5, 0.4, True), (5, 0.4, False), (6, 0.4, False)], 1),  # resumed at its end in between
