@@ -26,10 +26,10 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from trainwright.base import dist
 from trainwright.checkpoint import Checkpointer
 from trainwright.data.seeding import random_state
 from trainwright.hooks.signals import Interruptions
-from trainwright.parallel import dist
 from trainwright.parallel.layout import Layout
 from trainwright.parallel.mesh import use_layout
 

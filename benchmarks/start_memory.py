@@ -69,7 +69,7 @@ def growth(start: Any) -> tuple[int, Any]:
 
 
 def measure(folder: Path, layout: dict[str, Any]) -> None:
-    from trainwright.parallel.dist import all_gather_object, get_rank, get_world_size, synchronize
+    from trainwright.base.dist import all_gather_object, get_rank, get_world_size, synchronize
 
     logging.disable(logging.WARNING)
     world = int(os.environ.get("WORLD_SIZE", 1))

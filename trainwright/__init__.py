@@ -6,7 +6,7 @@ Importing it is cheap: a public name loads its room on first use (PEP 562), and 
 import os
 from typing import TYPE_CHECKING
 
-from trainwright.lazy_names import declared_names
+from trainwright.base.lazy_names import declared_names
 
 if TYPE_CHECKING:
     from trainwright import ops as ops
@@ -27,7 +27,7 @@ __all__, __getattr__ = declared_names(__name__)
 __all__ += ["__version__"]
 
 if "TORCHELASTIC_ERROR_FILE" in os.environ:  # torchrun has started this process
-    from trainwright.error_file import report_errors
+    from trainwright.base.error_file import report_errors
 
     report_errors()
 

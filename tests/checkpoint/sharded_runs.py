@@ -13,10 +13,10 @@ import torch
 
 from tests.distributed.layouts import checkpointer_of, content, full, load, step
 from tests.toys import llama
+from trainwright.base import dist
 from trainwright.checkpoint import Checkpointer, CheckpointError, keep_newest, verify
 from trainwright.engine.loop import TrainerBase
 from trainwright.hooks import PeriodicCheckpointer
-from trainwright.parallel import dist
 
 
 def full_disk(folder: str) -> dict[str, Any]:

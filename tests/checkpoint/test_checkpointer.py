@@ -14,10 +14,10 @@ from torch import nn
 from tests.checkpoint.conftest import put as put_file
 from tests.fork_server import python
 from trainwright import checkpoint
+from trainwright.base.errors import MissingFileError
 from trainwright.checkpoint import CheckpointError, CheckpointTypeError, keep_newest, verify
 from trainwright.checkpoint import folder as folder_of_checkpoints
 from trainwright.cli.main import main
-from trainwright.config.errors import MissingFileError
 
 # A save is on disk when it returns.
 Checkpointer = partial(checkpoint.Checkpointer, asynchronous=False)

@@ -19,9 +19,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from trainwright import Trainer, TrainingConfig
+from trainwright.base.errors import MissingFileError
 from trainwright.checkpoint import Checkpointer, CheckpointError, folder, verify
 from trainwright.cli.main import main
-from trainwright.config.errors import MissingFileError
 
 EVERY = 37  # bytes between two flips, as in the measurement of other formats in docs/reliability.md
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from trainwright.checkpoint import Checkpointer, files, saving, verify
+from trainwright.base import files
+from trainwright.checkpoint import Checkpointer, saving, verify
 
 OPERATIONS = ("mkdir", "rename", "replace", "symlink", "link", "fsync")
 

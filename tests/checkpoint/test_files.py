@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.fork_server import python
-from trainwright.checkpoint import files
+from trainwright.base import files
 
 
 def names(folder):

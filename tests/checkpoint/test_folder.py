@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from trainwright import checkpoint
-from trainwright.checkpoint import CheckpointError, files, keep_newest, saving, verify
+from trainwright.base import files
+from trainwright.checkpoint import CheckpointError, keep_newest, saving, verify
 
 # A save is on disk when it returns.
 Checkpointer = partial(checkpoint.Checkpointer, asynchronous=False)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tests.hub_server import HubServer
+from trainwright.base.errors import ConfigError, MissingFileError, UserError
 from trainwright.checkpoint.hub import local_folder, upload_folder
-from trainwright.config.errors import ConfigError, MissingFileError, UserError
 
 
 def write(folder: Path, **files: str) -> Path:

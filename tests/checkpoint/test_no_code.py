@@ -27,9 +27,9 @@ from torch.utils.data import TensorDataset
 
 from tests.checkpoint.conftest import look_with_every_command, put
 from trainwright import LazyConfig, Trainer, TrainingConfig
+from trainwright.base.errors import ConfigError, UserError
 from trainwright.checkpoint import Checkpointer, CheckpointError, verify
 from trainwright.cli.main import main
-from trainwright.config.errors import ConfigError, UserError
 from trainwright.hooks import BestCheckpointer, PeriodicCheckpointer
 
 CANARY = Path(os.devnull).parent / "nothing"  # set for each test; see `canary`

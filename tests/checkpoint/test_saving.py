@@ -17,7 +17,8 @@ from torch import nn
 
 from tests.checkpoint.conftest import Training
 from tests.fork_server import python
-from trainwright.checkpoint import Checkpointer, CheckpointTypeError, files, keep_newest, saving, verify
+from trainwright.base import files
+from trainwright.checkpoint import Checkpointer, CheckpointTypeError, keep_newest, saving, verify
 
 
 def loaded(path):

@@ -9,8 +9,8 @@ from torch import nn
 
 from tests.toys import Tied
 from trainwright import checkpoint
+from trainwright.base.errors import MissingFileError
 from trainwright.checkpoint import CheckpointError, CheckpointTypeError
-from trainwright.config.errors import MissingFileError
 from trainwright.models import init_weights
 from trainwright.optim.weight_average import WeightAverage
 

@@ -16,7 +16,7 @@ from trainwright.cli.main import main
 SCRIPT = """
 import os, sys
 from trainwright.parallel import get_rank, get_world_size, setup_dist_util
-from trainwright.parallel.dist import synchronize
+from trainwright.base.dist import synchronize
 
 setup_dist_util({"device_type": "cpu"})
 how, *arguments = sys.argv[1:]
@@ -25,7 +25,7 @@ synchronize()
 if get_rank() == 1 and how == "kill":
     os.kill(os.getpid(), 9)
 if how == "refuse":
-    from trainwright.config.errors import ConfigError
+    from trainwright.base.errors import ConfigError
 
     raise ConfigError("all processes refuse")
 if get_rank() == 1 and how == "stop":

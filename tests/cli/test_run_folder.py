@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import FinishedRun
+from trainwright.base.errors import ConfigError, MissingFileError
 from trainwright.cli.predict import model_folder
 from trainwright.cli.project_files import project_files
 from trainwright.cli.run_checkpoint import find_checkpoint, find_target, load_trainer
 from trainwright.cli.run_folder import read_run, run_folders, settings_of
-from trainwright.config.errors import ConfigError, MissingFileError
 
 
 def run(folder: Path, log: str = "", rows: str = "", **ended: str) -> Path:

@@ -2,8 +2,7 @@
 
 import pytest
 
-from trainwright.checkpoint.errors import CheckpointError, CheckpointTypeError
-from trainwright.config.errors import (
+from trainwright.base.errors import (
     ConfigError,
     ConfigImportError,
     ConfigKeyError,
@@ -13,6 +12,7 @@ from trainwright.config.errors import (
     UserError,
     did_you_mean,
 )
+from trainwright.checkpoint.errors import CheckpointError, CheckpointTypeError
 
 
 @pytest.mark.parametrize(

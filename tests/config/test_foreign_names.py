@@ -7,9 +7,9 @@ import torch
 from torch.utils.data import TensorDataset
 
 from trainwright import DefaultTrainer, Trainer, TrainingConfig
+from trainwright.base.errors import ConfigKeyError, ConfigTypeError
 from trainwright.cli.train import main
 from trainwright.config.arguments import default_argument_parser
-from trainwright.config.errors import ConfigKeyError, ConfigTypeError
 from trainwright.config.foreign_names import SETTINGS
 from trainwright.config.key_hints import keys_by_name
 from trainwright.config.lazy.lazy_config import get_config, try_get_key

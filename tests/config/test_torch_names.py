@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from trainwright import TrainingConfig
+from trainwright.base.devices import find_device, warn_missing
 from trainwright.config import ConfigError, LRSchedulerType, OptimizerType, PrecisionType, TaskType
-from trainwright.config.torch_names import find_device, find_torch_class, torch_dtype, warn_missing
+from trainwright.config.torch_names import find_torch_class, torch_dtype
 
 
 def test_a_dtype_is_found_by_its_name_and_nothing_else_is():

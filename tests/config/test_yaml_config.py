@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, MissingFileError
+from trainwright.base.errors import ConfigError, ConfigKeyError, ConfigTypeError, MissingFileError
 from trainwright.config.yaml_config import YamlConfig
 
 

@@ -6,9 +6,9 @@ from collections import namedtuple
 import numpy as np
 import torch
 
+from trainwright.base import batch as batches
+from trainwright.base.batch import fields, first_labels, joined, leaves, mapped, pair, parts, tensors
 from trainwright.data import DistTensorData, Instance
-from trainwright.data import batch as batches
-from trainwright.data.batch import fields, first_labels, joined, leaves, mapped, pair, parts, tensors
 
 X, Y = torch.zeros(4, 3), torch.arange(4)
 Point = namedtuple("Point", "x y")

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from tests.fork_server import python
-from trainwright.config.errors import ConfigTypeError
+from trainwright.base.errors import ConfigTypeError
 from trainwright.data import ColumnDataset, CyclicSampler, DataError, SingleRoundSampler, build_image_train_loader
 from trainwright.data.batch_loader import BatchLoader, make_loader
 from trainwright.data.batches import Batches

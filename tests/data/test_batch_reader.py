@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Dataset, Subset, get_worker_info
 
 from tests.data.test_seeding import restore, states
-from trainwright.config.errors import ConfigTypeError
+from trainwright.base.errors import ConfigTypeError
 from trainwright.data import (
     CyclicSampler,
     DataError,

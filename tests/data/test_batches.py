@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, Sampler, Subset, TensorDataset
 
 from tests.toys import Stream
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 from trainwright.data import build_image_train_loader
 from trainwright.data.batches import Batches, Repeated
 from trainwright.data.seeding import random_state, seed_everything, set_random_state

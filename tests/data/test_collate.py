@@ -9,8 +9,8 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+from trainwright.base.batch import num_rows
 from trainwright.data import DataError, DistTensorData, Instance, collate, to_batch
-from trainwright.data.batch import num_rows
 from trainwright.data.collate import mixed
 from trainwright.data.errors import add_batch_note
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Subset, TensorDataset, random_split
 
-from trainwright.config.errors import UserError
+from trainwright.base.errors import UserError
 from trainwright.data import ColumnDataset, EpochSampler, collate
 from trainwright.data.batch_loader import make_loader
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainwright.config.errors import ConfigError, MissingFileError
+from trainwright.base.errors import ConfigError, MissingFileError
 from trainwright.data import DataError, transforms
 from trainwright.data.datasets import MNIST, FakeData, read_idx, write_idx
 

@@ -4,7 +4,7 @@ import pickle
 import pytest
 import torch
 
-from trainwright.config.errors import ConfigTypeError
+from trainwright.base.errors import ConfigTypeError
 from trainwright.data import DataError, DistTensorData, Instance
 
 

@@ -11,8 +11,8 @@ from omegaconf import OmegaConf
 from torch.utils.data import ConcatDataset, Dataset, get_worker_info
 
 from tests.toys import Stream
+from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.config import LazyCall
-from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data import (
     CyclicSampler,
     DataError,

@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset
 
 from tests.toys import Samples
 from trainwright import LazyCall, Trainer, TrainingConfig
-from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.data import (
     CyclicSampler,
     EpochSampler,

@@ -13,9 +13,9 @@ from torch.nn.utils.rnn import pack_sequence
 
 from tests.toys import Classifier, Samples, file_config
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
+from trainwright.base.batch import rebuilt
 from trainwright.data import DistTensorData, Instance
 from trainwright.data import prefetch as ahead
-from trainwright.data.batch import rebuilt
 from trainwright.data.prefetch import ahead as read_ahead
 from trainwright.hooks import CallbackHook
 

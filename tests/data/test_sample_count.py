@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, default_collate
 
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 from trainwright.data import CyclicSampler, SingleRoundSampler
 from trainwright.data.batch_loader import make_loader
 from trainwright.data.sample_count import SampleCounter, keeps_samples

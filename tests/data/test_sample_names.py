@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from trainwright.config.errors import ConfigTypeError
+from trainwright.base.errors import ConfigTypeError
 from trainwright.data import DataError, MixedDataset, SingleRoundSampler, collate, sample_name
 from trainwright.data.loaders import DatasetPart
 from trainwright.data.mixture import mixed

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 from trainwright.data import CyclicSampler, DataError, EpochSampler, MixedDataset, RangedSampler, SingleRoundSampler
 from trainwright.data.batch_loader import Rounds
 from trainwright.data.sampler import SampleIndices

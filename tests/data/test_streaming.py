@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.data import (
     DataError,
     MixedStream,

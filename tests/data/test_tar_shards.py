@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trainwright.config.errors import ConfigError, MissingFileError
+from trainwright.base.errors import ConfigError, MissingFileError
 from trainwright.data import DataError, StreamLoader, TarShards
 
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.data import transforms
 
 

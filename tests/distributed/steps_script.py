@@ -16,9 +16,9 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from tests.toys import file_config, quiet
 from trainwright import DefaultTrainer, LazyCall, Trainer
+from trainwright.base.dist import all_gather_object, get_rank
 from trainwright.engine import EagerTrainer, GraphBase, GraphTrainer
 from trainwright.parallel.data_parallel import setup_dist_util
-from trainwright.parallel.dist import all_gather_object, get_rank
 
 SIZES = [(3, 1), (2, 4), (1, 5), (4, 4)]  # samples of the two processes in each micro-batch
 FOLDER = Path(sys.argv[1])

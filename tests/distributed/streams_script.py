@@ -15,9 +15,9 @@ from torch.utils.data import IterableDataset
 from tests.engine.test_stream_resume import config_api, python_api, weights
 from tests.toys import Classifier
 from trainwright import LazyCall
+from trainwright.base.dist import all_gather_object
 from trainwright.data import StreamLoader, build_nlp_train_loader
 from trainwright.parallel import get_rank, setup_dist_util
-from trainwright.parallel.dist import all_gather_object
 
 FOLDER = Path(sys.argv[1])
 OWN_LOOP = Path(__file__).parents[2] / "examples/recipes/own_loop.py"

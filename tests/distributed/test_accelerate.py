@@ -12,7 +12,7 @@ from tests.distributed.objects_project import Model, Points
 from tests.distributed.objects_runs import ACCELERATE, assert_same_numbers, run
 from tests.toys import assert_equal_weights, quiet
 from trainwright import Trainer, TrainingConfig
-from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.base.errors import ConfigError, ConfigTypeError
 
 accelerate = pytest.importorskip("accelerate")
 

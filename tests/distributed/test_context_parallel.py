@@ -16,8 +16,8 @@ from tests.parallel.test_tensor import gpt, of_transformers
 from tests.ranks import on_ranks
 from tests.toys import Samples
 from trainwright import Trainer, TrainingConfig
+from trainwright.base.errors import ConfigError
 from trainwright.config import LazyCall
-from trainwright.config.errors import ConfigError
 from trainwright.inspect.estimate import estimate
 from trainwright.models import GPTTextGeneration
 from trainwright.parallel.layout import Layout

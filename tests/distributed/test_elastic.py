@@ -14,7 +14,7 @@ from tests.ranks import on_ranks
 from tests.torchrun import torchrun
 from tests.toys import quiet
 from trainwright import Trainer
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 
 SCRIPT = Path(__file__).parent / "restart_script.py"
 

@@ -15,7 +15,7 @@ from tests.ranks import on_ranks
 from tests.torchrun import torchrun
 from tests.toys import file_config, quiet
 from trainwright import DefaultTrainer, LazyCall, Trainer
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 from trainwright.data import ColumnDataset
 
 SCRIPT = Path(__file__).parent / "layout_faults_script.py"

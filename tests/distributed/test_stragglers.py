@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tests.ranks import on_ranks
 from tests.toys import Samples
 from trainwright import Trainer, TrainingConfig
-from trainwright.parallel.dist import get_rank
+from trainwright.base.dist import get_rank
 
 CASES: dict[str, dict[str, Any]] = {"": {}, "reading": {}, "forward": {}, "reading, ZeRO": {"zero_stage": 3}}
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from tests.distributed.objects_project import Model, Points
 from tests.distributed.objects_runs import TORCHRUN, Run, assert_same_numbers, run
 from trainwright import Trainer, TrainingConfig
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 
 pytestmark = pytest.mark.slow
 

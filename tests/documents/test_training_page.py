@@ -46,7 +46,7 @@ def my_train_net(page_project: Path, page_text: Callable) -> Path:
         "from trainwright import hooks\n"
         "from trainwright.config import LazyConfig, default_argument_parser\n"
         "from trainwright.engine import default_setup\n"
-        "from trainwright.parallel import dist",
+        "from trainwright.base import dist",
         "from libai.engine import DefaultTrainer": "from trainwright.engine import DefaultTrainer",
     }
     program = page_text("training/my_train_net", imports=imports, elided=[None, LOAD_THE_CONFIG])

@@ -13,10 +13,10 @@ from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 from tests.ranks import on_ranks
 from tests.toys import assert_equal_weights, file_config, quiet
 from trainwright import DefaultTrainer, Trainer
-from trainwright.config.errors import ConfigError
+from trainwright.base.dist import get_rank
+from trainwright.base.errors import ConfigError
 from trainwright.data import CyclicSampler
 from trainwright.hooks import Callback, HookBase
-from trainwright.parallel.dist import get_rank
 
 X, Y = torch.randn(64, 3, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 2
 LONGER, SHORTER = (16, 32, 64), (64, 32, 16)

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset, default_collate
 
 from tests.toys import Classifier, Samples, assert_equal_weights, file_config, points, quiet
 from trainwright import DefaultTrainer, LazyCall, Trainer
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 from trainwright.data import CyclicSampler
 from trainwright.hooks import HookBase
 

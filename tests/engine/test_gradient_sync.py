@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from tests.ranks import on_ranks
 from tests.toys import quiet
 from trainwright import Trainer
+from trainwright.base.dist import get_rank
 from trainwright.data import ColumnDataset
 from trainwright.engine.gradient_sync import Replica, average_gradients
 from trainwright.hooks import CallbackHook
-from trainwright.parallel.dist import get_rank
 
 INPUTS = torch.randn(4, 8, 6, generator=torch.Generator().manual_seed(0))  # a batch for each of two updates and ranks
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from tests.toys import Classifier, Samples, file_config, quiet
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 from trainwright.data import DistTensorData, Instance
 from trainwright.engine.hardest_samples import as_picture
 from trainwright.hooks import CallbackHook, NonFiniteError

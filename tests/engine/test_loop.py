@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.engine.loop import TrainerBase
 from trainwright.events import get_event_storage, has_event_storage
 from trainwright.hooks import Callback, CallbackHook, HookBase

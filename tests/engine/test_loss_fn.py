@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.toys import Classifier, quiet
 from trainwright import Trainer, TrainingConfig
-from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.data import ColumnDataset
 from trainwright.engine import EagerTrainer, GraphBase, GraphTrainer
 

@@ -15,8 +15,8 @@ from torch.utils.data import TensorDataset
 
 from tests.toys import Classifier, NanGradient, Samples, assert_equal_weights, file_config, points, quiet
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
+from trainwright.base.errors import ConfigError
 from trainwright.checkpoint import verify
-from trainwright.config.errors import ConfigError
 from trainwright.engine import EagerTrainer
 from trainwright.hooks import FiniteCheck, NonFiniteError
 from trainwright.optim import get_default_optimizer_params

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trainwright import TrainingConfig
-from trainwright.checkpoint.files import relative_path
+from trainwright.base.files import relative_path
 from trainwright.engine.folder.run_folder import TrainerFolder
 
 MISSING = """

@@ -13,10 +13,10 @@ from tests.distributed.layout_runs import train, train_on_ranks
 from tests.parallel.test_pipeline import VOCABULARY, build_gpt
 from tests.ranks import on_ranks
 from trainwright import Trainer, TrainingConfig
+from trainwright.base.dist import get_rank
 from trainwright.config import ConfigError
 from trainwright.hooks import HookBase
 from trainwright.hooks.callbacks import Callback
-from trainwright.parallel.dist import get_rank
 
 
 def samples(number: int = 22, length: int = 10) -> list[dict[str, torch.Tensor]]:

@@ -26,10 +26,10 @@ from torch.utils.data import DataLoader
 from tests.ranks import on_ranks
 from tests.toys import Classifier, Samples, file_config, points, quiet
 from trainwright import DefaultTrainer, LazyCall, Trainer
+from trainwright.base.dist import all_gather_object
 from trainwright.data import CyclicSampler
 from trainwright.evaluation import ClsEvaluator
 from trainwright.hooks import Callback, HookBase
-from trainwright.parallel.dist import all_gather_object
 
 pytestmark = pytest.mark.slow
 

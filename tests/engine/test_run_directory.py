@@ -24,8 +24,8 @@ from tests.engine.earlier_run import CONFIG, WRITTEN, contents, earlier_run
 from tests.fork_server import python
 from tests.toys import Classifier, file_config, points, quiet
 from trainwright import DefaultTrainer, Trainer, TrainingConfig
+from trainwright.base.errors import ConfigError
 from trainwright.checkpoint import Checkpointer, CheckpointError
-from trainwright.config.errors import ConfigError
 from trainwright.data import ColumnDataset, build_image_train_loader
 from trainwright.engine import TrainingLoop
 from trainwright.engine.folder.files import RunFiles

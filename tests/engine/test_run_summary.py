@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from tests.engine.default.test_default_trainer import config
+from tests.config_trainer.test_default_trainer import config
 from tests.spent_time import spend
 from tests.toys import quiet
 from trainwright import DefaultTrainer, Trainer, TrainingConfig

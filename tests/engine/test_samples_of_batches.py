@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from tests.ranks import on_ranks
 from tests.toys import assert_equal_weights, file_config, quiet
 from trainwright import DefaultTrainer, Trainer
+from trainwright.base.dist import get_rank
 from trainwright.config import LazyCall
 from trainwright.data import CyclicSampler
 from trainwright.evaluation import PPLEvaluator
-from trainwright.parallel.dist import get_rank
 
 BOXES = [2, 1, 1, 3, 1, 1, 1, 1, 2, 2, 1, 1, 1, 1, 1, 1]  # of each image: 7, 4, 6 and 4 in the batches of 4 images
 

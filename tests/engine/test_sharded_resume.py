@@ -12,8 +12,8 @@ from tests.parallel.test_pipeline import build_gpt
 from tests.ranks import on_ranks
 from tests.toys import quiet
 from trainwright import Trainer
+from trainwright.base.dist import is_main_process, synchronize
 from trainwright.engine import state as engine_state
-from trainwright.parallel.dist import is_main_process, synchronize
 
 LAYOUTS: dict[str, tuple[int, list[dict[str, Any]]]] = {
     "stages or shards": (2, [{"pipeline_parallel_size": 2}, {"zero_stage": 3, "batch_size": 2}]),

@@ -14,12 +14,12 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.engine.conftest import Classifier, batches, classifier
 from tests.ranks import on_ranks
 from tests.toys import assert_equal_weights, quiet
-from trainwright.config.errors import ConfigError
+from trainwright.base.dist import get_rank
+from trainwright.base.errors import ConfigError
 from trainwright.data.seeding import seed_everything
 from trainwright.engine import EagerTrainer
 from trainwright.engine.state import StepPlan, random_state, set_random_state
-from trainwright.engine.trainer.start import plan_of
-from trainwright.parallel.dist import get_rank
+from trainwright.trainer.start import plan_of
 
 
 @pytest.mark.parametrize("grad_acc_steps", [1, 3])

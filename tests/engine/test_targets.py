@@ -19,11 +19,11 @@ from torch.utils.data import Dataset
 from tests.ranks import on_ranks
 from tests.toys import quiet
 from trainwright import Trainer, TrainingConfig
-from trainwright.config.errors import ConfigError
+from trainwright.base.dist import get_rank, get_world_size
+from trainwright.base.errors import ConfigError
 from trainwright.data import ColumnDataset
 from trainwright.engine import EagerTrainer
 from trainwright.engine.targets import Targets, declared_targets, label_fields, targets_of_criterion
-from trainwright.parallel.dist import get_rank, get_world_size
 
 CLASSES = 5
 IGNORED = -100

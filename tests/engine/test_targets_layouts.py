@@ -16,8 +16,8 @@ from torch.utils.data import Dataset
 from tests.ranks import on_ranks
 from tests.toys import quiet
 from trainwright import DefaultTrainer, LazyCall, Trainer, get_config
+from trainwright.base.dist import get_world_size
 from trainwright.data import build_image_train_loader
-from trainwright.parallel.dist import get_world_size
 from trainwright.tasks.text_generation.model import GPTTextGeneration, GPTTextGenerationConfig
 
 VOCABULARY, LENGTH, IGNORED = 7, 6, -100

@@ -13,7 +13,7 @@ from tests.parallel.test_sharding import REDUCES_UNUSED
 from tests.ranks import on_ranks
 from tests.toys import quiet
 from trainwright import Trainer
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 from trainwright.data import ColumnDataset
 
 BATCH, BATCHES = 4, 4

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader
 
 from tests.toys import Samples, WithNorm, file_config, quiet
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
+from trainwright.base.errors import ConfigError
 from trainwright.checkpoint import Checkpointer, CheckpointError
-from trainwright.config.errors import ConfigError
 from trainwright.data import CyclicSampler
 from trainwright.evaluation import DatasetEvaluator
 from trainwright.hooks import CallbackHook

@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 from trainwright.evaluation import BLEUEvaluator, ClsEvaluator, EvaluationError, PPLEvaluator, RegEvaluator
 
 

@@ -7,8 +7,8 @@ import pytest
 import sklearn.metrics as sk
 import torch
 
+from trainwright.base.errors import ConfigError
 from trainwright.checkpoint.state_files import decode_state, encode_state
-from trainwright.config.errors import ConfigError
 from trainwright.config.training.metric_config import MetricConfig
 from trainwright.evaluation import EvaluationError, TMMetrics, TorchMetricsHandler
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.ranks import on_ranks
+from trainwright.base.dist import get_rank, get_world_size
 from trainwright.evaluation import (
     Image2TextMetricHandler,
     MetricsHandler,
@@ -14,7 +15,6 @@ from trainwright.evaluation import (
     TMMetrics,
     TorchMetricsHandler,
 )
-from trainwright.parallel.dist import get_rank, get_world_size
 from trainwright.parallel.layout import Layout
 from trainwright.parallel.mesh import use_layout
 

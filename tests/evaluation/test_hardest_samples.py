@@ -11,10 +11,10 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from tests.ranks import on_ranks
 from tests.toys import Samples
+from trainwright.base.dist import get_data_parallel_rank, get_data_parallel_size
 from trainwright.data import SingleRoundSampler, build_image_test_loader
 from trainwright.evaluation import inference_on_dataset
 from trainwright.evaluation.hardest_samples import HardestSamples, Row
-from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_size
 
 LENGTH = 23
 

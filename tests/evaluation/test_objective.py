@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 from trainwright.config.training.metric_config import MetricConfig
 from trainwright.evaluation import TextGenerationMetricsHandler, TorchMetricsHandler, build_metric, objective_of
 from trainwright.evaluation.metrics.torchmetrics_factory import key_of, metric_classes

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.toys import Stream, file_config
 from trainwright import DefaultTrainer, Trainer, TrainingConfig
-from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.data import ColumnDataset
 from trainwright.evaluation.prediction import join
 from trainwright.hooks import Callback

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from tests.toys import Samples
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 from trainwright.evaluation.prediction_table import PredictionRecorder, rows_of, with_facts, with_names, write_rows
 
 INPUTS = {"images": torch.zeros(2, 3), "labels": torch.tensor([1, 0]), "ids": ["a", "b"]}

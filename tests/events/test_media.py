@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainwright.config.errors import UserError
+from trainwright.base.errors import UserError
 from trainwright.events import EventStorage
 from trainwright.events.media import MediaBuffer
 

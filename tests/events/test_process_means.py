@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from tests.ranks import on_ranks
-from trainwright.config.errors import ConfigError, ConfigKeyError
+from trainwright.base.dist import get_rank
+from trainwright.base.errors import ConfigError, ConfigKeyError
 from trainwright.events.process_means import common_keys
 from trainwright.events.storage import EventStorage
-from trainwright.parallel.dist import get_rank
 
 
 def add_other_process(parts: Tensor) -> None:

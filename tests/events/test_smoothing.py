@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from trainwright.config.errors import UserError
+from trainwright.base.errors import UserError
 from trainwright.events import HistoryBuffer
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainwright.config.errors import ConfigError, ConfigTypeError, UserError
+from trainwright.base.errors import ConfigError, ConfigTypeError, UserError
 from trainwright.events import EventStorage, get_event_storage, has_event_storage
 from trainwright.events.storage import EvaluationStorage, NoEventStorageError, StorageView
 

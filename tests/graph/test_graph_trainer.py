@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tests.graph.conftest import UPDATES, Net, Run, Schedule, adamw, batches, captures, has_compiler, refusals
 from tests.toys import Samples, file_config
 from trainwright import DefaultTrainer
-from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.engine import GraphBase, GraphTrainer
 from trainwright.hooks import CallbackHook
 from trainwright.parallel.precision import apply_autocast

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from trainwright import checkpoint
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 from trainwright.engine.loop import TrainerBase
 from trainwright.hooks import BestCheckpointer, CallbackHook, EvalHook, HookBase, PeriodicCheckpointer
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 from trainwright.engine.loop import TrainerBase
 from trainwright.hooks import CallbackHook, EvalHook, LRScheduler, ReduceOnPlateau
 

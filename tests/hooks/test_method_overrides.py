@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 from tests.toys import Classifier, file_config, points
 from trainwright import DefaultTrainer, Trainer, TrainingConfig
-from trainwright.config.errors import ConfigTypeError
+from trainwright.base.errors import ConfigTypeError
 from trainwright.engine import EagerTrainer, HookBase, TrainerBase
 from trainwright.hooks import Callback
 from trainwright.hooks.callbacks import CallbackList

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 from tests.toys import Classifier, Samples, file_config
 from trainwright import DefaultTrainer, Trainer, TrainingConfig
-from trainwright.config.errors import ConfigError, UserError
+from trainwright.base.errors import ConfigError, UserError
 from trainwright.engine.loop import TrainerBase
 from trainwright.hooks import Callback, CallbackHook, FiniteCheck, NonFiniteError
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tests.distributed.layout_runs import Texts, build_language
 from tests.ranks import on_ranks
 from trainwright import Trainer, TrainingConfig
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 from trainwright.hooks.tensor_parallel import tensor_parallel_hook
 
 

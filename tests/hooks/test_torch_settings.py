@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.fork_server import python
 from tests.toys import Classifier, file_config, points
 from trainwright import DefaultTrainer, Trainer, TrainingConfig
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 from trainwright.engine import TrainerBase
 from trainwright.hooks import CallbackHook, Float32MatmulPrecision
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from tests.toys import Samples, WithNorm, assert_equal_weights
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
-from trainwright.config.errors import ConfigError, ConfigKeyError
+from trainwright.base.errors import ConfigError, ConfigKeyError
 from trainwright.data import CyclicSampler, build_image_train_loader
 from trainwright.hooks import CallbackHook
 from trainwright.optim import LayerFreezer

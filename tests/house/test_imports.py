@@ -102,7 +102,8 @@ while code := sys.stdin.readline():
 class TestNames:
     def test_the_package_is_a_table_of_names(self) -> None:
         loaded = loaded_after("import trainwright")
-        assert {name for name in loaded if name.startswith("trainwright")} == {"trainwright", "trainwright.lazy_names"}
+        own = {name for name in loaded if name.startswith("trainwright")}
+        assert own == {"trainwright", "trainwright.base", "trainwright.base.lazy_names"}
         assert not {"torch", "omegaconf", "numpy", "pydantic", "yaml"} & loaded
 
     def test_a_package_loads_no_torch_before_a_name_of_it_is_used(self) -> None:
@@ -113,7 +114,7 @@ class TestNames:
     def test_the_collector_is_as_it_was_after_an_import(self) -> None:
         for before in ("enable", "disable"):
             loaded_after(
-                f"import gc, trainwright.lazy_names as names\ngc.{before}()\nfrom trainwright import LazyCall\n"
+                f"import gc, trainwright.base.lazy_names as names\ngc.{before}()\nfrom trainwright import LazyCall\n"
                 "try:\n    names.on_first_use('trainwright', {'Nothing': 'trainwright.nowhere'})('Nothing')\n"
                 "except ModuleNotFoundError as error:\n    assert error.name == 'trainwright.nowhere'\n"
                 f"else:\n    assert False\nassert gc.isenabled() == {before == 'enable'}"
@@ -132,11 +133,12 @@ class TestCommandLine:
         loaded = loaded_after("from trainwright.cli.main import main\nmain(['--help'])")
         assert {name for name in loaded if name.startswith("trainwright")} <= {
             "trainwright",
+            "trainwright.base",
             "trainwright.cli",
             "trainwright.cli.commands",
             "trainwright.cli.main",
-            "trainwright.lazy_names",
-            "trainwright.terminal",
+            "trainwright.base.lazy_names",
+            "trainwright.base.terminal",
         }
 
 
@@ -145,7 +147,8 @@ class TestBothAPIs:
         loaded = loaded_with_torch("from trainwright import Trainer")
         assert not {"omegaconf", "pydantic", "yaml", "antlr4"} & loaded
         assert OPTIONAL & loaded == set()
-        others = ("engine.default", "data.tokenizer", "evaluation.bleu", "models.gpt", "optim.build", "config.lazy")
+        others = ("trainer", "config_trainer", "data.tokenizer", "evaluation.bleu", "models.gpt")
+        others += ("optim.build", "config.lazy")
         assert {f"trainwright.{other}" for other in others} & loaded == set()
 
     def test_its_settings(self) -> None:

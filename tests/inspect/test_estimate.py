@@ -15,11 +15,11 @@ from tests.ranks import on_ranks
 from tests.tensor_peak import measured_peak
 from tests.toys import Classifier, Samples, file_config
 from trainwright import DefaultTrainer, Trainer, TrainingConfig, get_config
+from trainwright.base.dist import get_world_size
+from trainwright.base.errors import ConfigError
 from trainwright.checkpoint import Checkpointer
-from trainwright.config.errors import ConfigError
 from trainwright.engine import estimate, fitting_layouts
 from trainwright.inspect.estimate import layouts_of, with_layout
-from trainwright.parallel.dist import get_world_size
 from trainwright.parallel.layout import Layout
 from trainwright.tasks.text_generation.model import GPTTextGeneration, GPTTextGenerationConfig
 

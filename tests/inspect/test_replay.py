@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, TensorDataset
 from tests.ranks import on_ranks
 from tests.toys import Classifier, file_config
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 from trainwright.inspect.replay import nearest_checkpoint
 from trainwright.parallel.data_parallel import unwrap_model
 

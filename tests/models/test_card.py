@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from trainwright.config.errors import ConfigTypeError
+from trainwright.base.errors import ConfigTypeError
 from trainwright.models import ModelCard
 
 FULL: dict[str, Any] = {

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from tests.engine.default.test_default_trainer import config as config_of_file
+from tests.config_trainer.test_default_trainer import config as config_of_file
 from trainwright import DefaultTrainer, Trainer, TrainingConfig
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 from trainwright.models.export import ExportError, export_model
 
 FORMATS = ["model.onnx", "model.pt2", "model"]

@@ -11,8 +11,8 @@ from torch import nn
 
 from tests.hub_server import HubServer
 from tests.toys import assert_equal_weights
+from trainwright.base.errors import ConfigError, ConfigKeyError, ConfigTypeError, MissingFileError
 from trainwright.checkpoint import Checkpointer, CheckpointError
-from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, MissingFileError
 from trainwright.models import (
     Bert,
     BertConfig,

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError
+from trainwright.base.errors import ConfigError, ConfigKeyError, ConfigTypeError
 from trainwright.models import BertConfig, Model, ModelConfig, ModelOutput, build_model, register_model
 from trainwright.models.model import _OWN, find_model
 from trainwright.models.outputs import named_outputs, scalars_of

@@ -7,7 +7,7 @@ import pytest
 
 import trainwright.data as data
 import trainwright.models as models
-from trainwright.config.errors import ConfigError, ConfigKeyError
+from trainwright.base.errors import ConfigError, ConfigKeyError
 from trainwright.models.registry import Registry
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from trainwright.base.errors import ConfigImportError
 from trainwright.checkpoint import CheckpointError
-from trainwright.config.errors import ConfigImportError
 from trainwright.models import vit
 
 TINY = {"img_size": 32, "patch_size": 16, "embed_dim": 16, "depth": 1, "num_heads": 2, "num_classes": 3}

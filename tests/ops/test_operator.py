@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 import trainwright
 from trainwright import TrainingConfig
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 from trainwright.ops import NNOperator
 
 INPUTS = torch.randn(32, 4, generator=torch.Generator().manual_seed(0))

@@ -5,8 +5,8 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
+from trainwright.base.errors import ConfigError, ConfigKeyError, ConfigTypeError
 from trainwright.config import LazyCall
-from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError
 from trainwright.optim import (
     WarmupCosineLR,
     build_lr_scheduler,

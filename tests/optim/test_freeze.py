@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 
 from tests.toys import quiet
 from trainwright import Trainer, TrainingConfig
-from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.models.eval_mode import set_training_mode
 from trainwright.optim import LayerFreezer, build_optimizer, freeze_bn
 

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 from tests.toys import quiet
 from trainwright import LazyCall, Trainer, TrainingConfig
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 from trainwright.models import BertTextClassification, BertTextClassificationConfig
 from trainwright.optim import build_optimizer, get_default_optimizer_params, layer_depths
 

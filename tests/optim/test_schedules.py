@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 from trainwright.optim import (
     WarmupCosineAnnealingLR,
     WarmupCosineLR,

@@ -3,9 +3,9 @@
 import torch
 
 from tests.ranks import on_ranks
-from trainwright.config.errors import ConfigError
+from trainwright.base.dist import gather_over_pipeline
+from trainwright.base.errors import ConfigError
 from trainwright.parallel.batch_comparison import check_same, shapes_of
-from trainwright.parallel.dist import gather_over_pipeline
 from trainwright.parallel.layout import Layout
 from trainwright.parallel.mesh import use_layout
 

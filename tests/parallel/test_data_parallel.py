@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from tests.fork_server import python
-from trainwright.config.errors import ConfigError
-from trainwright.config.torch_names import warn_missing
+from trainwright.base.devices import warn_missing
+from trainwright.base.errors import ConfigError
 from trainwright.parallel.data_parallel import pick_device, setup_dist_util
 
 has_accelerator = torch.accelerator.is_available()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.ranks import on_ranks
-from trainwright.parallel import dist
+from trainwright.base import dist
 from trainwright.parallel.layout import Layout
 from trainwright.parallel.mesh import use_layout
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import trainwright
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 from trainwright.parallel.faults import FaultWatch, is_of_connections
 
 LOST = RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:41234")

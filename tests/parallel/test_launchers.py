@@ -74,7 +74,7 @@ def test_the_tasks_of_a_step_meet(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "from trainwright.parallel import get_rank, get_world_size, setup_dist_util\n"
-        "from trainwright.parallel.dist import all_gather_object\n"
+        "from trainwright.base.dist import all_gather_object\n"
         "setup_dist_util({'device_type': 'cpu'})\n"
         "print(get_world_size(), all_gather_object(get_rank()))\n"
     )

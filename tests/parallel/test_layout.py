@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 from trainwright.parallel.layout import Layout
 
 

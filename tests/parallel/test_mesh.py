@@ -14,7 +14,7 @@ import torch.distributed
 from torch import nn
 
 from tests.ranks import on_ranks
-from trainwright.parallel import dist
+from trainwright.base import dist
 from trainwright.parallel.connections import end_lost_connections
 from trainwright.parallel.layout import Layout
 from trainwright.parallel.mesh import current_mesh, use_layout

@@ -22,8 +22,8 @@ from tests.distributed.layout_runs import (
 )
 from tests.ranks import on_ranks
 from trainwright import Trainer, TrainingConfig
+from trainwright.base.errors import ConfigError
 from trainwright.config import LazyCall
-from trainwright.config.errors import ConfigError
 from trainwright.parallel.layout import Layout
 from trainwright.parallel.parallelize import parallelize
 

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.ranks import on_ranks
-from trainwright.config.errors import ConfigError
+from trainwright.base.dist import TIED_COPY
+from trainwright.base.errors import ConfigError
 from trainwright.models import GPTTextGeneration, GPTTextGenerationConfig
 from trainwright.optim.clip import clip_by_norm
-from trainwright.parallel.dist import TIED_COPY
 from trainwright.parallel.layout import Layout
 from trainwright.parallel.mesh import use_layout
 from trainwright.parallel.pipeline import Pipeline, schedule_for

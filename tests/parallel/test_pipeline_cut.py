@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.parallel.test_pipeline import VOCABULARY, build_gpt, build_transformers
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 from trainwright.models import BertTextClassification, BertTextClassificationConfig
 from trainwright.parallel.layout import Layout
 from trainwright.parallel.pipeline_cut import Stage, cut_model

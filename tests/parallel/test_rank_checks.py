@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 from tests.ranks import on_ranks
 from tests.toys import file_config, quiet
 from trainwright import DefaultTrainer, LazyCall, Trainer
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 from trainwright.hooks import Callback
 from trainwright.parallel.rank_checks import check_same_model, check_same_settings, data_size
 

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 from tests.toys import assert_equal_weights, layers, quiet
 from trainwright import Trainer
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 from trainwright.parallel.recompute import compile_blocks, recompute_blocks
 
 

@@ -20,14 +20,14 @@ from tests.distributed.layout_runs import Texts, assert_equal_runs, build_langua
 from tests.ranks import on_ranks
 from tests.toys import Samples
 from trainwright import Trainer, TrainingConfig
-from trainwright.config.errors import ConfigError
+from trainwright.base.dist import get_rank, get_world_size
+from trainwright.base.errors import ConfigError
 from trainwright.engine.accumulation import part_of_mean
 from trainwright.evaluation import DatasetEvaluator, EvaluationError, PPLEvaluator, inference_on_dataset
 from trainwright.events import EventStorage
 from trainwright.hooks import CallbackHook
 from trainwright.hooks.callbacks import Callback
 from trainwright.hooks.callbacks.logs import Logs
-from trainwright.parallel.dist import get_rank, get_world_size
 from trainwright.parallel.layout import Layout
 from trainwright.parallel.mesh import use_layout
 from trainwright.parallel.parallelize import parallelize

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import pytest
 from torch import nn
 
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 from trainwright.models import GPTTextGeneration, GPTTextGenerationConfig
 from trainwright.parallel.tensor_plan import PlanError, check_plan, tensor_plan
 

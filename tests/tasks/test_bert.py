@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainwright.config.errors import ConfigError, ConfigTypeError, UserError
+from trainwright.base.errors import ConfigError, ConfigTypeError, UserError
 from trainwright.models import (
     Bert,
     BertConfig,

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from tests.hub_server import HubServer
+from trainwright.base.errors import ConfigError, ConfigKeyError, ConfigTypeError, MissingFileError
 from trainwright.checkpoint.hub import upload_folder
-from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, MissingFileError
 from trainwright.data import (
     Dataset,
     DatasetConfig,

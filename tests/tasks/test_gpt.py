@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.toys import assert_equal_weights
-from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.models import GPTTextGeneration, GPTTextGenerationConfig, Model
 from trainwright.tasks.tokenizer import TextTokenizer
 

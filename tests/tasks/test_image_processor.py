@@ -9,7 +9,7 @@ import torch
 import torchvision.transforms.functional as F
 from PIL import Image
 
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 from trainwright.data import DataError, ImageProcessor, ImageProcessorConfig
 from trainwright.tasks.image2text.image_processor import _warn_of_range
 

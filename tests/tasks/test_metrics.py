@@ -9,7 +9,7 @@ import seqeval.metrics
 import sklearn.metrics as sk
 import torch
 
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 from trainwright.config.torch_names import TaskType
 from trainwright.config.training.metric_config import MetricConfig
 from trainwright.evaluation import (

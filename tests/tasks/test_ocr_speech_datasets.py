@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.tasks.conftest import PLATES
-from trainwright.config.errors import ConfigError, ConfigKeyError
+from trainwright.base.errors import ConfigError, ConfigKeyError
 from trainwright.data import (
     AudioFeatureExtractor,
     DataError,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.hub_server import HubServer
-from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, MissingFileError
+from trainwright.base.errors import ConfigError, ConfigKeyError, ConfigTypeError, MissingFileError
 from trainwright.data import (
     AudioFeatureExtractor,
     ImageProcessor,

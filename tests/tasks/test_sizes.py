@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.config.yaml_config import check_positive
 from trainwright.data import (
     AudioFeatureExtractorConfig,

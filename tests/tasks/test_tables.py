@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainwright.config.errors import ConfigError, ConfigKeyError, MissingFileError
+from trainwright.base.errors import ConfigError, ConfigKeyError, MissingFileError
 from trainwright.data import DataError
 from trainwright.tasks.tables import check_columns, columns_of, find_split, raise_faults, read_rows, split_files
 

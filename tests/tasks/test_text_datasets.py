@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trainwright.config.errors import ConfigError, ConfigKeyError
+from trainwright.base.errors import ConfigError, ConfigKeyError
 from trainwright.data import (
     DataError,
     Dataset,

@@ -12,7 +12,7 @@ import tokenizers
 import torch
 from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 
-from trainwright.config.errors import ConfigError, ConfigTypeError, MissingFileError, UserError
+from trainwright.base.errors import ConfigError, ConfigTypeError, MissingFileError, UserError
 from trainwright.data import (
     HFTokenizer,
     Preprocessor,

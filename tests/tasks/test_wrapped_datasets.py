@@ -10,7 +10,7 @@ from torch.utils.data import ChainDataset, ConcatDataset, Subset, random_split
 
 from tests.toys import Stream, assert_equal_weights
 from trainwright import Trainer, TrainerConfig
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 from trainwright.data import (
     Dataset,
     SequenceLabelingDataset,

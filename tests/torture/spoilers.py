@@ -13,8 +13,8 @@ from tests.torture.starts import Spoiler
 
 def names_before_it_is_whole() -> None:
     """A checkpoint gets its name, and then its manifest."""
+    from trainwright.base.files import sync_folder
     from trainwright.checkpoint import saving
-    from trainwright.checkpoint.files import sync_folder
 
     def commit(temporary: Path, final: Path) -> None:
         manifest = (temporary / "manifest.json").read_bytes()

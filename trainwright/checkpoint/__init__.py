@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING
 
+from trainwright.base.lazy_names import on_first_use
 from trainwright.checkpoint.errors import CheckpointError, CheckpointTypeError
 from trainwright.checkpoint.folder import keep_newest
 from trainwright.checkpoint.hub import local_folder, upload_folder
 from trainwright.checkpoint.verify import verify
-from trainwright.lazy_names import on_first_use
 
 if TYPE_CHECKING:
     from trainwright.checkpoint.checkpointer import Checkpointer

@@ -20,8 +20,11 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from trainwright._torch_compat.optimizer_import import without_compiler
 from trainwright._torch_compat.tensor_chunks import is_dtensor
+from trainwright.base import dist
+from trainwright.base.dist import raised_together
+from trainwright.base.errors import MissingFileError, did_you_mean
+from trainwright.base.files import PathLike, Writer
 from trainwright.checkpoint.errors import CheckpointError, CheckpointTypeError
-from trainwright.checkpoint.files import PathLike, Writer
 from trainwright.checkpoint.folder import (
     WEIGHTS_NAME,
     check_name,
@@ -64,11 +67,8 @@ from trainwright.checkpoint.state_files import (
 )
 from trainwright.checkpoint.verify import identity, read_unchanged
 from trainwright.checkpoint.weights import INDEX_NAME, load_weights, read_weights
-from trainwright.config.errors import MissingFileError, did_you_mean
 from trainwright.optim.fused import keep_possible_kernels
 from trainwright.optim.named import load_state
-from trainwright.parallel import dist
-from trainwright.parallel.dist import raised_together
 from trainwright.parallel.faults import meet
 from trainwright.parallel.wrappers import model_state
 

@@ -1,6 +1,6 @@
 """Errors of checkpoints and of the state to save."""
 
-from trainwright.config.errors import UserError
+from trainwright.base.errors import UserError
 
 
 class CheckpointError(UserError, ValueError):

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from trainwright.checkpoint.files import clean_sibling, commit_folder
+from trainwright.base.errors import ConfigError
+from trainwright.base.files import clean_sibling, commit_folder
 from trainwright.checkpoint.folder import WEIGHTS_NAME
 from trainwright.checkpoint.manifest import FOR_PEOPLE
 from trainwright.checkpoint.safetensors_file import TensorFile, bytes_of
@@ -16,7 +17,6 @@ from trainwright.checkpoint.shard_index import INDEX_NAME, state_of
 from trainwright.checkpoint.shards import ShardReader, StoredTensor
 from trainwright.checkpoint.state_files import EXTRA, MODEL, MODEL_EXTRA, OF_RANKS, state_names
 from trainwright.checkpoint.verify import read_unchanged, verify
-from trainwright.config.errors import ConfigError
 
 
 def export_weights(checkpoint: Path, folder: Path) -> dict[str, StoredTensor]:

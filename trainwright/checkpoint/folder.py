@@ -19,8 +19,8 @@ from itertools import chain, takewhile
 from pathlib import Path
 from typing import TypeVar
 
-from trainwright.checkpoint.errors import CheckpointError, NewerFormatError
-from trainwright.checkpoint.files import (
+from trainwright.base.errors import MissingFileError
+from trainwright.base.files import (
     PathLike,
     atomic_write,
     has_links,
@@ -30,8 +30,8 @@ from trainwright.checkpoint.files import (
     real_path,
     remove_folder,
 )
+from trainwright.checkpoint.errors import CheckpointError, NewerFormatError
 from trainwright.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
-from trainwright.config.errors import MissingFileError
 
 logger = logging.getLogger("trainwright.checkpoint")
 WEIGHTS_NAME = "model.safetensors"

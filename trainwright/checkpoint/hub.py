@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from trainwright.config.errors import ConfigError, MissingFileError, UserError
+from trainwright.base.errors import ConfigError, MissingFileError, UserError
 
 PathLike = str | os.PathLike[str]
 RepoType = Literal["model", "dataset"]

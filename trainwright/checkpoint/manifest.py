@@ -10,8 +10,8 @@ from typing import Any, BinaryIO, cast
 
 import xxhash
 
+from trainwright.base.files import Writer, read_regular
 from trainwright.checkpoint.errors import CheckpointError, NewerFormatError
-from trainwright.checkpoint.files import Writer, read_regular
 
 MANIFEST_NAME = "manifest.json"
 FORMAT_VERSION = 1

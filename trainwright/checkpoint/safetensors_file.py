@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from trainwright._torch_compat.tensor_chunks import local_of
+from trainwright.base.files import open_regular
 from trainwright.checkpoint.errors import CheckpointTypeError
-from trainwright.checkpoint.files import open_regular
 from trainwright.checkpoint.safetensors_header import read_header
 
 logger = logging.getLogger("trainwright.checkpoint")

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainwright.base.files import open_regular
 from trainwright.checkpoint.errors import CheckpointError
-from trainwright.checkpoint.files import open_regular
 
 _MAX_BYTES = 100_000_000  # of a header, as in the safetensors library
 _METADATA = "__metadata__"

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import BinaryIO
 from weakref import WeakSet
 
-from trainwright.checkpoint.errors import CheckpointError
-from trainwright.checkpoint.files import (
+from trainwright.base import dist
+from trainwright.base.files import (
     Writer,
     commit_folder,
     hard_link,
@@ -40,6 +40,7 @@ from trainwright.checkpoint.files import (
     sync_folder,
     temporary_sibling,
 )
+from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.folder import (
     is_checkpoint,
     link_targets,
@@ -53,7 +54,6 @@ from trainwright.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, 
 from trainwright.checkpoint.sharded_saving import Exchange, Share, files_of_all
 from trainwright.checkpoint.shards import PIPELINE, Blocks
 from trainwright.checkpoint.staging import StagingArea
-from trainwright.parallel import dist
 
 logger = logging.getLogger("trainwright.checkpoint")
 

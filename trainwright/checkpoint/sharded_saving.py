@@ -19,8 +19,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainwright._torch_compat.optimizer_import import without_compiler
+from trainwright.base import dist
+from trainwright.base.errors import MissingFileError
+from trainwright.base.files import Writer, temporary_sibling
 from trainwright.checkpoint.errors import CheckpointError
-from trainwright.checkpoint.files import Writer, temporary_sibling
 from trainwright.checkpoint.manifest import Manifest, read_manifest
 from trainwright.checkpoint.optimizer_state import by_name, numbered, with_names
 from trainwright.checkpoint.safetensors_file import TensorFile
@@ -40,9 +42,7 @@ from trainwright.checkpoint.state_files import (
 )
 from trainwright.checkpoint.verify import file_faults
 from trainwright.checkpoint.weights import split_model_state
-from trainwright.config.errors import MissingFileError
 from trainwright.optim.named import laid_out_as_parameters, parameters_of
-from trainwright.parallel import dist
 from trainwright.parallel.wrappers import model_state
 
 if TYPE_CHECKING:

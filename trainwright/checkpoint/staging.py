@@ -11,7 +11,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from trainwright.checkpoint.files import Writer
+from trainwright.base.files import Writer
 from trainwright.checkpoint.safetensors_file import TensorFile, bytes_of
 
 _CHUNK_BYTES = 8 * 2**20  # written and hashed at a time: small enough to stay in the CPU cache between both

@@ -16,8 +16,8 @@ from typing import TypeVar
 
 import xxhash
 
-from trainwright.checkpoint.errors import CheckpointError
-from trainwright.checkpoint.files import (
+from trainwright.base.errors import MissingFileError
+from trainwright.base.files import (
     PathLike,
     irregular,
     is_about_access,
@@ -26,6 +26,7 @@ from trainwright.checkpoint.files import (
     open_regular,
     real_path,
 )
+from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.folder import (
     POINTER_NAME,
     Saved,
@@ -35,7 +36,6 @@ from trainwright.checkpoint.folder import (
     resume_candidates,
 )
 from trainwright.checkpoint.manifest import FOR_PEOPLE, FileEntry, Manifest, read_manifest
-from trainwright.config.errors import MissingFileError
 
 _CHUNK_BYTES = 1 << 20
 _TRIES = 100  # for a checkpoint that is replaced while it is read

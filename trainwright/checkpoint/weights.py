@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from trainwright._torch_compat.self_loading import self_loading_modules
 from trainwright._torch_compat.tensor_chunks import local_of
+from trainwright.base.dist import TIED_COPY
+from trainwright.base.files import irregular
 from trainwright.checkpoint.errors import CheckpointError
-from trainwright.checkpoint.files import irregular
 from trainwright.checkpoint.safetensors_file import check_tensor, tensor_key
 from trainwright.checkpoint.safetensors_header import COPIES, TIED, read_header
 from trainwright.checkpoint.shard_index import is_share
 from trainwright.checkpoint.shards import ShardReader, StoredTensor
-from trainwright.parallel.dist import TIED_COPY
 from trainwright.parallel.wrappers import load_model_state, model_state, plain_name, unwrap
 
 logger = logging.getLogger("trainwright.checkpoint")

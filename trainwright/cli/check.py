@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainwright.base.terminal import print_line
 from trainwright.config.arguments import TrainingArgumentParser, positive_number, split_config
-from trainwright.terminal import print_line
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from trainwright.engine.default.default_trainer import DefaultTrainer
+    from trainwright.config_trainer.default_trainer import DefaultTrainer
 
 DONE, HAS_PROBLEM, IS_UNDECIDED = 0, 1, 3
 

@@ -12,8 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from trainwright.base.errors import ConfigError, missing_path
+from trainwright.base.files import read_regular
 from trainwright.checkpoint.errors import CheckpointError
-from trainwright.checkpoint.files import read_regular
 from trainwright.checkpoint.folder import POINTER_NAME, WEIGHTS_NAME, is_checkpoint
 from trainwright.checkpoint.manifest import MANIFEST_NAME
 from trainwright.checkpoint.shard_index import INDEX_NAME, Index, read_index
@@ -25,7 +26,6 @@ from trainwright.checkpoint.verify import (
     inspect_folders,
 )
 from trainwright.config.arguments import CommandsParser
-from trainwright.config.errors import ConfigError, missing_path
 from trainwright.inspect.report.text import cell, counted, local_time, print_found, shown, size, table
 
 _EXTRA = "extra.json"

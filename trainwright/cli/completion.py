@@ -8,9 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from trainwright.base.errors import ConfigError, import_optional
 from trainwright.cli.commands import COMMANDS, module_of
 from trainwright.config.arguments import TrainingArgumentParser
-from trainwright.config.errors import ConfigError, import_optional
 
 SHELLS = ("bash", "zsh", "fish")
 _EPILOG = """\

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trainwright.config
+from trainwright.base.errors import ConfigError, ConfigKeyError, MissingFileError, missing_path
 from trainwright.config.arguments import CommandsParser, split_config
-from trainwright.config.errors import ConfigError, ConfigKeyError, MissingFileError, missing_path
 from trainwright.inspect.report.run_state import CONFIGS, config_file, flat
 from trainwright.inspect.report.text import cell, print_found, shown, table
 
@@ -169,7 +169,7 @@ def _schema(args: argparse.Namespace) -> int:
     if args.output is None:
         print(text, end="")
         return 0
-    from trainwright.checkpoint.files import atomic_write
+    from trainwright.base.files import atomic_write
 
     if not args.output.parent.is_dir():
         raise ConfigError(f"--output: there is no folder {args.output.parent}.")

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from trainwright.base.errors import ConfigError
 from trainwright.config.arguments import TrainingArgumentParser
-from trainwright.config.errors import ConfigError
 from trainwright.inspect.report.text import cell, shown, table
 
 if TYPE_CHECKING:

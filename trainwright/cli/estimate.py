@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from trainwright.base.errors import ConfigError
 from trainwright.cli.check import config_parser, with_config
 from trainwright.config.arguments import whole_number
-from trainwright.config.errors import ConfigError
 from trainwright.inspect.report.text import counted, print_found, table
 
 if TYPE_CHECKING:

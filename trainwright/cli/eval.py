@@ -8,11 +8,11 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainwright.base.errors import ConfigError
+from trainwright.base.terminal import print_line
 from trainwright.cli.run_checkpoint import Target, find_checkpoint, find_target, load_trainer, warn_of_other_trainer
 from trainwright.config.arguments import TrainingArgumentParser, split_config
-from trainwright.config.errors import ConfigError
 from trainwright.inspect.report.text import shown, table
-from trainwright.terminal import print_line
 
 if TYPE_CHECKING:
     from trainwright.engine import Trainer
@@ -120,8 +120,8 @@ def _of_config(cfg: Any, target: Target, args: argparse.Namespace) -> Callable[[
 
 
 def _of_trainer(trainer: "Trainer", target: Target, args: argparse.Namespace) -> Callable[[], object]:
+    from trainwright.base.dist import is_main_process
     from trainwright.evaluation.prediction_table import rows_of, with_facts
-    from trainwright.parallel.dist import is_main_process
 
     assert target.run is not None, "without a config file it is a run"
     checkpoint = target.checkpoint or find_checkpoint(target.run, args.checkpoint)
@@ -136,11 +136,11 @@ def _of_trainer(trainer: "Trainer", target: Target, args: argparse.Namespace) ->
 
 
 def _evaluate(evaluate: Callable[[], Results], checkpoint: Path, args: argparse.Namespace) -> None:
-    from trainwright.checkpoint.files import atomic_write
+    from trainwright.base.dist import is_main_process
+    from trainwright.base.files import atomic_write
     from trainwright.checkpoint.verify import inspect_checkpoint
     from trainwright.config.yaml_file import plain
     from trainwright.evaluation.prediction_table import write_rows
-    from trainwright.parallel.dist import is_main_process
 
     results, rows = evaluate()
     if not is_main_process():

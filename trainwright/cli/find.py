@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from trainwright.base.errors import ConfigError, did_you_mean
 from trainwright.cli.check import config_parser, with_trainer
 from trainwright.config.arguments import positive_number, whole_number
-from trainwright.config.errors import ConfigError, did_you_mean
 from trainwright.inspect.report.text import print_found, table
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from trainwright.base.terminal import print_line
 from trainwright.cli.commands import COMMANDS, GROUPS, module_of
-from trainwright.terminal import print_line
 
 DONE, FAILED, USAGE_ERROR, INTERRUPTED = 0, 1, 2, 130
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -84,7 +84,7 @@ def _command(arguments: list[str]) -> int:
         return DONE
     if arguments[0] in COMMANDS:
         return _run(arguments)
-    from trainwright.config.errors import did_you_mean
+    from trainwright.base.errors import did_you_mean
 
     name = arguments[0]
     if name.endswith((".py", ".yaml", ".yml")):
@@ -96,7 +96,7 @@ def _command(arguments: list[str]) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    from trainwright.config.errors import UserError
+    from trainwright.base.errors import UserError
 
     command = importlib.import_module(module_of(arguments[0])).main
     prog = {"prog": "trainwright train"} if arguments[0] == "train" else {}

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from trainwright.base.errors import ConfigError, MissingFileError
 from trainwright.config.arguments import TrainingArgumentParser
-from trainwright.config.errors import ConfigError, MissingFileError
 
 _EPILOG = """\
 examples:

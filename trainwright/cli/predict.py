@@ -9,10 +9,10 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainwright.base.errors import ConfigError, MissingFileError, missing_path
+from trainwright.base.terminal import print_line
 from trainwright.config.arguments import TrainingArgumentParser, whole_number
-from trainwright.config.errors import ConfigError, MissingFileError, missing_path
 from trainwright.inspect.report.text import cell, shown, table
-from trainwright.terminal import print_line
 
 if TYPE_CHECKING:
     from trainwright.models import Model
@@ -103,7 +103,7 @@ def _model(folder: Path, args: argparse.Namespace) -> "Model":
             importlib.import_module(path.stem if path.suffix == ".py" else name)
         except ImportError as error:
             raise ConfigError(f"--import: {name}: {error}") from error
-    from trainwright.config.errors import ConfigKeyError
+    from trainwright.base.errors import ConfigKeyError
     from trainwright.models import Model
 
     try:

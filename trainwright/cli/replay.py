@@ -8,9 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainwright.base.errors import ConfigError
 from trainwright.cli.run_checkpoint import warn_of_other_trainer
 from trainwright.config.arguments import TrainingArgumentParser, whole_number
-from trainwright.config.errors import ConfigError
 from trainwright.inspect.report.run_state import CONFIGS, config_file
 from trainwright.inspect.report.text import print_found, shown, table
 
@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
             f"{folder}: a run of the Python API, which its own program builds. Call trainer.replay({args.step}) there"
             " instead of trainer.train()."
         )
-    from trainwright.parallel.dist import is_main_process
+    from trainwright.base.dist import is_main_process
 
     warn_of_other_trainer(folder)
     trainer = _build(config, args)

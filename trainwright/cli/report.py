@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainwright.base.errors import ConfigError, import_optional
 from trainwright.config.arguments import TrainingArgumentParser, whole_number
-from trainwright.config.errors import ConfigError, import_optional
 
 if TYPE_CHECKING:
     from trainwright.inspect.report.run_data import RunData

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainwright.base.errors import ConfigError, ConfigKeyError, MissingFileError, did_you_mean, missing_path
+from trainwright.base.terminal import print_line
 from trainwright.checkpoint.folder import is_checkpoint
 from trainwright.checkpoint.verify import checkpoint_paths, inspect_folders
-from trainwright.config.errors import ConfigError, ConfigKeyError, MissingFileError, did_you_mean, missing_path
 from trainwright.events.formats import RECORD_NAME, read_starts
 from trainwright.inspect.report.run_state import CONFIGS, config_file
 from trainwright.inspect.report.text import shown
-from trainwright.terminal import print_line
 
 if TYPE_CHECKING:
     from trainwright.engine import Trainer

@@ -10,12 +10,12 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from trainwright.base.errors import ConfigError, ConfigKeyError, MissingFileError, did_you_mean, nearest_name
+from trainwright.base.terminal import is_terminal
 from trainwright.cli.run_folder import Run, read_run, run_folders, settings_of
 from trainwright.config.arguments import TrainingArgumentParser
-from trainwright.config.errors import ConfigError, ConfigKeyError, MissingFileError, did_you_mean, nearest_name
 from trainwright.inspect.report.run_state import STATES
 from trainwright.inspect.report.text import counted, local_time, print_found, shown, table
-from trainwright.terminal import is_terminal
 
 _EPILOG = """\
 examples:

@@ -13,12 +13,12 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from trainwright.base.error_file import is_reported
+from trainwright.base.errors import ConfigError, ConfigKeyError, MissingFileError, UserError, nearest_name
+from trainwright.base.signal_handlers import restore_handler, set_handler
+from trainwright.base.terminal import guarded, open_standard_streams, print_line, shortened
 from trainwright.config.arguments import default_argument_parser, split_config
-from trainwright.config.errors import ConfigError, ConfigKeyError, MissingFileError, UserError, nearest_name
 from trainwright.config.secrets import redact, with_short_errors
-from trainwright.error_file import is_reported
-from trainwright.signal_handlers import restore_handler, set_handler
-from trainwright.terminal import guarded, open_standard_streams, print_line, shortened
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -194,7 +194,7 @@ def build_evaluation(
 ) -> "tuple[nn.Module, list[Any]]":
     """The model with its weights, by default those of the latest checkpoint, and the test loaders."""
     from trainwright.checkpoint.checkpointer import Checkpointer
-    from trainwright.engine.default.setup import started
+    from trainwright.config_trainer.setup import started
     from trainwright.parallel.precision import apply_autocast
 
     cfg, device = started(cfg)

@@ -2,17 +2,17 @@
 
 from typing import TYPE_CHECKING
 
-from trainwright.lazy_names import declared_names
+from trainwright.base.lazy_names import declared_names
 
 if TYPE_CHECKING:
+    from trainwright.base.errors import ConfigError as ConfigError
+    from trainwright.base.errors import ConfigImportError as ConfigImportError
+    from trainwright.base.errors import ConfigKeyError as ConfigKeyError
+    from trainwright.base.errors import ConfigSyntaxError as ConfigSyntaxError
+    from trainwright.base.errors import ConfigTypeError as ConfigTypeError
+    from trainwright.base.errors import MissingFileError as MissingFileError
+    from trainwright.base.errors import UserError as UserError
     from trainwright.config.arguments import default_argument_parser as default_argument_parser
-    from trainwright.config.errors import ConfigError as ConfigError
-    from trainwright.config.errors import ConfigImportError as ConfigImportError
-    from trainwright.config.errors import ConfigKeyError as ConfigKeyError
-    from trainwright.config.errors import ConfigSyntaxError as ConfigSyntaxError
-    from trainwright.config.errors import ConfigTypeError as ConfigTypeError
-    from trainwright.config.errors import MissingFileError as MissingFileError
-    from trainwright.config.errors import UserError as UserError
     from trainwright.config.lazy.instantiation import instantiate as instantiate
     from trainwright.config.lazy.lazy_config import LazyCall as LazyCall
     from trainwright.config.lazy.lazy_config import LazyConfig as LazyConfig

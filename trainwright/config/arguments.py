@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from trainwright.config.errors import ConfigError, did_you_mean
+from trainwright.base.errors import ConfigError, did_you_mean
 
 _EPILOG = """\
 overrides are key=value pairs in any position:

@@ -6,7 +6,7 @@ setting are aliases of it instead, in the table of settings.
 
 from collections.abc import Iterable, Mapping
 
-from trainwright.config.errors import did_you_mean
+from trainwright.base.errors import did_you_mean
 
 _NONE = "there is no equivalent"
 _PROCESSES = "torchrun --nproc-per-node N SCRIPT"

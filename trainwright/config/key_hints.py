@@ -5,8 +5,8 @@ import functools
 import re
 from collections.abc import Iterable
 
+from trainwright.base.errors import nearest_name
 from trainwright.config import foreign_names
-from trainwright.config.errors import nearest_name
 from trainwright.config.settings import KEYS, TrainingConfig
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainwright.terminal import MAX_ERROR, printable, shortened
+from trainwright.base.terminal import MAX_ERROR, printable, shortened
 
 logger = logging.getLogger("trainwright.config")
 

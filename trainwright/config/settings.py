@@ -16,8 +16,8 @@ from pydantic import ConfigDict, Field, with_config
 from pydantic_core import PydanticUndefined
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
+from trainwright.base.devices import find_device
 from trainwright.config import validation as types
-from trainwright.config.torch_names import find_device
 from trainwright.config.training.checked_config import CheckedConfig
 from trainwright.config.training.metric_config import MetricConfig
 from trainwright.config.training.row import (

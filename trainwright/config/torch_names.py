@@ -3,14 +3,13 @@
 A member of an enum is equal to its string, and either can be used. Torch is imported by the first lookup.
 """
 
-import functools
 import inspect
 import logging
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from trainwright.config.errors import ConfigError, did_you_mean
+from trainwright.base.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     import torch
@@ -108,37 +107,6 @@ MISSPELLED = {"sdg": "sgd", "cosine_anealing": "cosine_annealing", "full": "no"}
 
 
 logger = logging.getLogger("trainwright.config")
-
-
-def find_device(name: str | None) -> "torch.device":
-    """The device ``name``, by default the first of its type. None is the accelerator if available, else the CPU.
-
-    A device that is not available is one warning and the CPU.
-    """
-    import torch
-
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    if name is None:
-        return torch.device("cpu") if accelerator is None else torch.device(accelerator.type, 0)
-    device = torch.device(name)
-    if device.type == "cpu":
-        return device
-    if accelerator is None or accelerator.type != device.type:
-        warn_missing(device.type)
-        return torch.device("cpu")
-    index = device.index or 0
-    if index >= torch.accelerator.device_count():
-        warn_missing(f"{device.type}:{index}")
-        return torch.device("cpu")
-    return torch.device(device.type, index)
-
-
-@functools.cache  # once per process and device
-def warn_missing(name: str) -> None:
-    """Warn that a requested device is not available."""
-    logger.warning(
-        "This machine has no %s device, which device_str (train.dist.device_type) sets: computing on the CPU.", name
-    )
 
 
 _USUAL_NAMES = {"mae": "L1Loss", "l2": "MSELoss", "ce": "CrossEntropyLoss"}

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, Valida
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict, is_typeddict  # pydantic takes no others before Python 3.12
 
-from trainwright.config.errors import (
+from trainwright.base.errors import (
     ConfigError,
     ConfigKeyError,
     ConfigTypeError,

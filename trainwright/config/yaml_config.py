@@ -7,11 +7,11 @@ from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from trainwright.checkpoint.files import atomic_write
-from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, did_you_mean, got
+from trainwright.base.errors import ConfigError, ConfigKeyError, ConfigTypeError, did_you_mean, got
+from trainwright.base.files import atomic_write
+from trainwright.base.notebook import summary
 from trainwright.config.secrets import without_secrets
 from trainwright.config.yaml_file import check_values, plain, read_mapping, to_text
-from trainwright.notebook import summary
 
 _MARKS = ("name", "config_type")  # identify the kind of file; not fields
 

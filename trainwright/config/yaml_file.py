@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from trainwright.config.errors import ConfigError, ConfigTypeError, MissingFileError, missing_path
+from trainwright.base.errors import ConfigError, ConfigTypeError, MissingFileError, missing_path
 from trainwright.config.torch_names import GivenName
 
 if TYPE_CHECKING:

@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from trainwright.data.batch import to_batch
+from trainwright.base.batch import to_batch
+from trainwright.base.lazy_names import declared_names
 from trainwright.data.collate import collate
-from trainwright.lazy_names import declared_names
 
 if TYPE_CHECKING:
     from trainwright.data import datasets as datasets

@@ -26,7 +26,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset, get_worker_info
 
-from trainwright.config.errors import ConfigError, ConfigTypeError, did_you_mean
+from trainwright.base.dist import get_data_parallel_rank
+from trainwright.base.errors import ConfigError, ConfigTypeError, did_you_mean
+from trainwright.base.signal_handlers import set_handler
+from trainwright.base.terminal import shortened
 from trainwright.data.collate import collate, collated
 from trainwright.data.columns import batch_picker
 from trainwright.data.errors import DataError
@@ -45,9 +48,6 @@ from trainwright.data.seeding import (
     stream_key,
 )
 from trainwright.data.wrapped import inner_datasets, own_collator
-from trainwright.parallel.dist import get_data_parallel_rank
-from trainwright.signal_handlers import set_handler
-from trainwright.terminal import shortened
 
 _SHOWN = 64  # indices that a message names at most
 

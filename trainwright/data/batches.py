@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from trainwright.base.errors import ConfigError
 from trainwright.checkpoint.rehearsal import VALUES, described
-from trainwright.config.errors import ConfigError
 from trainwright.data.batch_loader import BatchLoader, epoch_setters, workers_started
 from trainwright.data.prefetch import ahead
 from trainwright.data.sample_count import SampleCounter

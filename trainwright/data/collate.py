@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.utils.data import default_collate
 
-from trainwright.config.errors import ConfigTypeError
-from trainwright.data.batch import described, fields, is_label, pair
+from trainwright.base.batch import described, fields, is_label, pair
+from trainwright.base.errors import ConfigTypeError
 from trainwright.data.errors import DataError, difference, unsupported
 from trainwright.data.instance import Instance
 

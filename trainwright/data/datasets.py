@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from trainwright.checkpoint.files import atomic_write
-from trainwright.config.errors import ConfigError, MissingFileError
+from trainwright.base.errors import ConfigError, MissingFileError
+from trainwright.base.files import atomic_write
 from trainwright.data.errors import DataError
 from trainwright.data.seeding import SAMPLE_STREAM, mixed_seed
 

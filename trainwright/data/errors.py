@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainwright.config.errors import UserError
-from trainwright.data.batch import described
+from trainwright.base.batch import described
+from trainwright.base.errors import UserError
 
 
 class DataError(UserError, ValueError):

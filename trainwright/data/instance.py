@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from trainwright.config.errors import ConfigTypeError
-from trainwright.data.batch import rebuilt
+from trainwright.base.batch import rebuilt
+from trainwright.base.errors import ConfigTypeError
 from trainwright.data.errors import DataError, difference
 
 

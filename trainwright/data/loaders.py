@@ -22,19 +22,19 @@ from typing import Any
 
 from torch.utils.data import ConcatDataset, Dataset
 
-from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.base.dist import (
+    get_averaging_rank,
+    get_averaging_size,
+    get_data_parallel_rank,
+    get_data_parallel_size,
+)
+from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.data.batch_loader import BatchLoader, make_loader
 from trainwright.data.mixture import mixed, shares
 from trainwright.data.order import sample_lengths
 from trainwright.data.sampler import CyclicSampler, EpochSampler, SingleRoundSampler
 from trainwright.data.streaming import StreamLoader, eval_stream_loader, is_stream, shard_of_rank
 from trainwright.data.wrapped import own_collator
-from trainwright.parallel.dist import (
-    get_averaging_rank,
-    get_averaging_size,
-    get_data_parallel_rank,
-    get_data_parallel_size,
-)
 
 logger = logging.getLogger("trainwright.data")
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import ConcatDataset, IterableDataset
 
-from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.data.errors import data_fault
 from trainwright.data.order import Bijection, Indices, Order
 from trainwright.data.seeding import ORDER_STREAM, mixed_seed

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainwright.data.batch import fields
+from trainwright.base.batch import fields
 from trainwright.data.errors import DataError
 from trainwright.data.seeding import ORDER_STREAM, mixed_seed, permutation
 

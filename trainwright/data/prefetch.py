@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from trainwright.data.batch import moved_object, rebuilt
+from trainwright.base.batch import moved_object, rebuilt
 
 _WITH_STREAMS = ("cuda", "xpu")
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, default_collate
 
-from trainwright.config.errors import ConfigError
-from trainwright.data.batch import described, num_rows
+from trainwright.base.batch import described, num_rows
+from trainwright.base.errors import ConfigError
 from trainwright.data.collate import collate
 
 logger = logging.getLogger("trainwright.data")

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.data.errors import DataError, data_fault
 from trainwright.data.order import LengthGroups, Order, first_epoch, in_order, shuffled_order
 

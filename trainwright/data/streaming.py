@@ -21,7 +21,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.base.dist import get_data_parallel_rank, get_data_parallel_size
+from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.data.batch_loader import WorkerBatches, allowed_workers, loader_settings, raisable_again, unchanged
 from trainwright.data.collate import collate, collated
 from trainwright.data.errors import DataError
@@ -35,7 +36,6 @@ from trainwright.data.seeding import (
     stream_key,
 )
 from trainwright.data.wrapped import own_collator
-from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_size
 
 logger = logging.getLogger("trainwright.data")
 

@@ -19,7 +19,7 @@ from typing import IO, Any
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
-from trainwright.config.errors import ConfigError, MissingFileError, import_optional
+from trainwright.base.errors import ConfigError, MissingFileError, import_optional
 from trainwright.data.errors import DataError
 from trainwright.data.seeding import ORDER_STREAM, mixed_seed
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.base.errors import ConfigError, ConfigTypeError
 
 
 class Compose:

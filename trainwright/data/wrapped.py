@@ -5,7 +5,7 @@ from typing import Any
 
 from torch.utils.data import ChainDataset, ConcatDataset, Dataset, Subset
 
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 from trainwright.data.collate import collate
 
 Collator = Callable[[list[Any]], Any]

@@ -16,15 +16,15 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from trainwright._torch_compat.tensor_chunks import is_dtensor
-from trainwright.config.errors import ConfigError
+from trainwright.base.devices import wide_dtype
+from trainwright.base.dist import start_sum_over_data
+from trainwright.base.errors import ConfigError
 from trainwright.data.sample_count import SampleCounter
 from trainwright.engine.loss_fn import TOKENS as TOKENS
 from trainwright.engine.loss_fn import sum_losses, without_empty_mean
 from trainwright.engine.targets import TargetCounter
-from trainwright.events.media import wide_dtype
 from trainwright.models.outputs import named_outputs, scalars_of
 from trainwright.optim.named import each_optimizer
-from trainwright.parallel.dist import start_sum_over_data
 from trainwright.parallel.simulated import simulation
 
 

@@ -13,10 +13,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from trainwright._torch_compat.norm_layers import BATCH_NORMS
-from trainwright.config.errors import ConfigError
+from trainwright.base.dist import gather_over_pipeline
+from trainwright.base.errors import ConfigError
 from trainwright.engine.gradient_sync import average_gradients
 from trainwright.optim.named import each_optimizer, load_state, parameters_of
-from trainwright.parallel.dist import gather_over_pipeline
 from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.parallelize import share_tensors
 from trainwright.parallel.simulated import simulation

@@ -13,14 +13,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from trainwright.checkpoint.weights import group_names
-from trainwright.config.errors import ConfigError
-from trainwright.engine.accumulation import AllGroups
-from trainwright.events.storage import get_event_storage, has_event_storage
-from trainwright.optim.skip import SkipNonFinite
-from trainwright.parallel import dist as ranks
-from trainwright.parallel.data_parallel import unwrap_model, watch_wrapped, wrap_data_parallel
-from trainwright.parallel.dist import (
+from trainwright.base import dist as ranks
+from trainwright.base.dist import (
     gather_over_data,
     get_averaging_size,
     get_data_parallel_group,
@@ -28,6 +22,12 @@ from trainwright.parallel.dist import (
     is_any,
     reduce_over_data,
 )
+from trainwright.base.errors import ConfigError
+from trainwright.checkpoint.weights import group_names
+from trainwright.engine.accumulation import AllGroups
+from trainwright.events.storage import get_event_storage, has_event_storage
+from trainwright.optim.skip import SkipNonFinite
+from trainwright.parallel.data_parallel import unwrap_model, watch_wrapped, wrap_data_parallel
 from trainwright.parallel.faults import meet
 from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.parallelize import share_tensors

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainwright.checkpoint.files import atomic_write
-from trainwright.config.errors import ConfigError
-from trainwright.data.batch import parts
+from trainwright.base.batch import parts
+from trainwright.base.errors import ConfigError
+from trainwright.base.files import atomic_write
 from trainwright.engine.folder.run_folder import RunFolder, is_left_out
 from trainwright.engine.run import Run
 from trainwright.evaluation.hardest_samples import HardestSamples, Row

@@ -11,11 +11,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from trainwright.checkpoint.files import open_regular
+from trainwright.base.dist import get_rank
+from trainwright.base.files import open_regular
+from trainwright.base.terminal import open_standard_streams, print_line
 from trainwright.config.secrets import RedactingFormatter, redact
 from trainwright.events.writers.console import ProgressAwareHandler
-from trainwright.parallel.dist import get_rank
-from trainwright.terminal import open_standard_streams, print_line
 
 logger = logging.getLogger("trainwright.engine")
 

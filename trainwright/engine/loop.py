@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from trainwright.config.errors import ConfigError, ConfigTypeError, UserError
+from trainwright.base.errors import ConfigError, ConfigTypeError, UserError
 from trainwright.config.foreign_names import attribute_hint
 from trainwright.data.errors import add_fix
 from trainwright.events.phases import PhaseTimes

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainwright.config.errors import ConfigError, ConfigTypeError, did_you_mean
-from trainwright.data.batch import arguments, parameter_names
+from trainwright.base.batch import arguments, parameter_names
+from trainwright.base.errors import ConfigError, ConfigTypeError, did_you_mean
 from trainwright.data.errors import GRADIENTS_OFF, add_batch_note
 from trainwright.models.outputs import named_outputs
 from trainwright.parallel.simulated import simulation

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from trainwright.base.batch import to_batch
+from trainwright.base.dist import get_data_parallel_size, is_main_process
 from trainwright.checkpoint.checkpointer import Checkpointer
-from trainwright.data.batch import to_batch
 from trainwright.data.batches import Batches
 from trainwright.data.loaders import set_position
 from trainwright.engine.logs import log_to_console
@@ -19,7 +20,6 @@ from trainwright.engine.state import TrainingState
 from trainwright.events.writers import default_writers
 from trainwright.hooks import HookBase, Interruptions, IterationTimer, PeriodicCheckpointer, PeriodicWriter
 from trainwright.parallel.data_parallel import unwrap_model
-from trainwright.parallel.dist import get_data_parallel_size, is_main_process
 
 
 class TrainingLoop(TrainerBase):

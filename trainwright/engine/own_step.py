@@ -16,7 +16,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from trainwright.config.errors import ConfigError, ConfigKeyError, did_you_mean
+from trainwright.base.dist import get_world_size
+from trainwright.base.errors import ConfigError, ConfigKeyError, did_you_mean
 from trainwright.engine.accumulation import scale_gradients
 from trainwright.engine.extra_parameters import check_replaced, extra_optimizers
 from trainwright.engine.gradient_sync import (
@@ -30,7 +31,6 @@ from trainwright.hooks.base import HookBase
 from trainwright.optim.clip import clip_by_norm, gradient_clipper, gradient_norm
 from trainwright.optim.named import NamedOptimizers, by_name, each_optimizer, parameters_of
 from trainwright.optim.skip import ScaledStep, SkipNonFinite
-from trainwright.parallel.dist import get_world_size
 from trainwright.parallel.mesh import current_mesh
 
 if TYPE_CHECKING:

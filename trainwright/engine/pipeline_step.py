@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import RandomSampler
 
-from trainwright.config.errors import ConfigError
+from trainwright.base.devices import wide_dtype
+from trainwright.base.dist import all_gather_object, gather_over_pipeline
+from trainwright.base.errors import ConfigError
 from trainwright.engine.accumulation import TOKENS
 from trainwright.engine.step import Step
-from trainwright.events.media import wide_dtype
-from trainwright.parallel.dist import all_gather_object, gather_over_pipeline
 from trainwright.parallel.pipeline import Pipeline
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+from trainwright.base.dist import is_main_process
 from trainwright.config.secrets import MISSING
 from trainwright.optim.named import CLIPPING
-from trainwright.parallel.dist import is_main_process
 
 logger = logging.getLogger("trainwright.engine")
 

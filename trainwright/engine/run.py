@@ -14,8 +14,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, Dataset
 
+from trainwright.base.dist import get_data_parallel_size, get_world_size
+from trainwright.base.errors import ConfigError
 from trainwright.checkpoint.checkpointer import Checkpointer
-from trainwright.config.errors import ConfigError
 from trainwright.data.batch_loader import BatchLoader
 from trainwright.data.batches import Batches
 from trainwright.data.seeding import kept_generators
@@ -36,7 +37,6 @@ from trainwright.models.adapters import TrainableNames, adapter_files
 from trainwright.models.checkpoint_files import checkpoint_files
 from trainwright.optim.named import by_name, deep_copied, each_optimizer
 from trainwright.optim.weight_average import WeightAverage, build_average
-from trainwright.parallel.dist import get_data_parallel_size, get_world_size
 from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.meta_start import check_filled
 from trainwright.parallel.parallelize import parallelize, use_replaced_parameters

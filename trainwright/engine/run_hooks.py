@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.utils.data import Subset, TensorDataset
 
+from trainwright.base.dist import get_world_size
 from trainwright.data.columns import ColumnDataset
 from trainwright.engine.folder.record import RunRecord
 from trainwright.engine.folder.summary import RunSummary
@@ -22,7 +23,6 @@ from trainwright.hooks.timer import Facts, SettingNames
 from trainwright.hooks.torch_settings import deterministic_hook
 from trainwright.hooks.unfreezing import unfreezing_hook
 from trainwright.hooks.weight_average import averaging_hook
-from trainwright.parallel.dist import get_world_size
 from trainwright.parallel.pipeline import pipeline_of
 
 

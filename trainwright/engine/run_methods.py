@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from trainwright.base.errors import ConfigError
+from trainwright.base.lazy_names import ring
 from trainwright.checkpoint.checkpointer import Checkpointer
-from trainwright.config.errors import ConfigError
 from trainwright.data.sample_names import shown_samples
 from trainwright.data.seeding import kept_generators
 from trainwright.engine.folder.summary import table
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.run import Run
 from trainwright.events.formats import RECORD_NAME, read_starts
-from trainwright.lazy_names import ring
 
 logger = logging.getLogger("trainwright.engine")
 

@@ -9,10 +9,18 @@ from typing import Any, NamedTuple
 
 import torch
 
+from trainwright.base.dist import (
+    get_averaging_rank,
+    get_data_parallel_rank,
+    get_data_parallel_size,
+    get_rank,
+    get_world_size,
+    mesh_in_use,
+)
+from trainwright.base.errors import ConfigError
 from trainwright.checkpoint.errors import NewerFormatError
 from trainwright.checkpoint.optimizer_state import inner_optimizers
 from trainwright.checkpoint.state_files import TRAINING_WEIGHTS, Stateful
-from trainwright.config.errors import ConfigError
 from trainwright.data.batches import Batches
 from trainwright.data.seeding import random_state, set_random_state
 from trainwright.engine.extra_parameters import (
@@ -28,14 +36,6 @@ from trainwright.engine.loop import TrainerBase
 from trainwright.engine.resumed_settings import KEPT, differences, log_changes, options_of
 from trainwright.hooks.callbacks.logs import EpochMean
 from trainwright.optim.named import NamedOptimizers
-from trainwright.parallel.dist import (
-    get_averaging_rank,
-    get_data_parallel_rank,
-    get_data_parallel_size,
-    get_rank,
-    get_world_size,
-    mesh_in_use,
-)
 
 logger = logging.getLogger("trainwright.engine")
 

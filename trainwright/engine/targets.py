@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trainwright.base.devices import wide_dtype
 from trainwright.engine.loss_fn import loss_inside, losses_of, target_of
-from trainwright.events.media import wide_dtype
 from trainwright.parallel.context import SHIFTED
 from trainwright.parallel.simulated import simulation
 from trainwright.parallel.wrappers import unwrap

@@ -14,7 +14,9 @@ from torch.optim import Optimizer
 
 from trainwright._torch_compat.optimizer_import import PlainUpdate
 from trainwright._torch_compat.tensor_chunks import is_dtensor
-from trainwright.config.errors import ConfigError
+from trainwright.base.devices import wide_dtype
+from trainwright.base.dist import gather_over_data, get_averaging_size
+from trainwright.base.errors import ConfigError
 from trainwright.engine.accumulation import (
     TOKENS,
     AllGroups,
@@ -25,7 +27,6 @@ from trainwright.engine.accumulation import (
 from trainwright.engine.extra_parameters import synchronized
 from trainwright.engine.gradient_sync import GradientSync, Replica, recording_together
 from trainwright.engine.targets import LossIgnores, TargetCounter
-from trainwright.events.media import wide_dtype
 from trainwright.events.phases import PhaseTimes
 from trainwright.events.storage import EventStorage, get_event_storage, has_event_storage
 from trainwright.models.outputs import is_loss_alone
@@ -33,7 +34,6 @@ from trainwright.optim.clip import gradient_clipper, gradient_norm
 from trainwright.optim.fused import keep_possible_kernels
 from trainwright.optim.named import NamedOptimizers, each_optimizer
 from trainwright.optim.skip import ScaledStep, SkipNonFinite
-from trainwright.parallel.dist import gather_over_data, get_averaging_size
 from trainwright.parallel.mesh import computing_device
 from trainwright.parallel.sharding import check_steps_of_parts
 

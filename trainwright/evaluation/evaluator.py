@@ -4,8 +4,8 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
-from trainwright.config.errors import UserError
-from trainwright.data.batch import described
+from trainwright.base.batch import described
+from trainwright.base.errors import UserError
 from trainwright.models.outputs import named_outputs
 
 logger = logging.getLogger("trainwright.evaluation")

@@ -13,8 +13,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from trainwright.config.errors import ConfigError
-from trainwright.data.batch import described
+from trainwright.base.batch import described
+from trainwright.base.errors import ConfigError
 from trainwright.data.sample_count import SampleCounter
 from trainwright.evaluation.evaluator import DatasetEvaluator, EvaluationError, required
 from trainwright.evaluation.metrics.metric import load_package

@@ -13,9 +13,10 @@ from typing import Any, Self  # a model's outputs and a loader's labels may be a
 import numpy as np
 from torch import Tensor
 
-from trainwright.config.errors import ConfigError, ConfigTypeError, UserError, nearest_name
+from trainwright.base.batch import joined, mapped
+from trainwright.base.dist import all_gather_object, get_tensor_parallel_rank
+from trainwright.base.errors import ConfigError, ConfigTypeError, UserError, nearest_name
 from trainwright.config.training.metric_config import MetricConfig
-from trainwright.data.batch import joined, mapped
 from trainwright.evaluation.evaluator import EvaluationError
 from trainwright.evaluation.metrics.build_metric import (
     METRICS,
@@ -31,7 +32,6 @@ from trainwright.evaluation.metrics.task_inference import scores_of, shape_and_t
 from trainwright.evaluation.metrics.tm_metrics import TMMetrics
 from trainwright.evaluation.metrics.torchmetrics_factory import IGNORED_LABEL as IGNORED_LABEL
 from trainwright.evaluation.rank_exchange import in_order
-from trainwright.parallel.dist import all_gather_object, get_tensor_parallel_rank
 
 logger = logging.getLogger("trainwright.evaluation")
 

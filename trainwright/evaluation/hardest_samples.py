@@ -17,19 +17,19 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from trainwright.data.batch import fields, first_labels
+from trainwright.base.batch import fields, first_labels
+from trainwright.base.dist import (
+    all_gather_object,
+    get_averaging_rank,
+    get_tensor_parallel_rank,
+    is_main_process,
+)
 from trainwright.data.sample_count import SampleCounter
 from trainwright.data.sample_names import index_of_place, sample_name
 from trainwright.evaluation.prediction_table import ID_FIELDS
 from trainwright.evaluation.rank_exchange import in_order
 from trainwright.evaluation.sample_losses import LossesOfTorch, losses_of_samples, scores_of
 from trainwright.events.formats import HARDEST_COLUMNS
-from trainwright.parallel.dist import (
-    all_gather_object,
-    get_averaging_rank,
-    get_tensor_parallel_rank,
-    is_main_process,
-)
 
 logger = logging.getLogger("trainwright.evaluation")
 

@@ -16,8 +16,10 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from trainwright.config.errors import ConfigError, ConfigTypeError
-from trainwright.data.batch import described
+from trainwright.base import dist
+from trainwright.base.batch import described
+from trainwright.base.dist import broadcast_over_data, is_any, is_main_process
+from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.data.errors import batch_in_errors
 from trainwright.data.sampler import limited
 from trainwright.data.seeding import kept_generators
@@ -32,9 +34,7 @@ from trainwright.evaluation.rank_exchange import EvaluatorOnRanks, even_rounds, 
 from trainwright.events.phases import Activity, activity
 from trainwright.events.storage import EvaluationStorage
 from trainwright.models.eval_mode import evaluation_mode
-from trainwright.parallel import dist
 from trainwright.parallel.data_parallel import unwrap_model
-from trainwright.parallel.dist import broadcast_over_data, is_any, is_main_process
 from trainwright.parallel.faults import meet
 from trainwright.parallel.mesh import computing_device
 from trainwright.parallel.pipeline import pipeline_of

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 
 MODES = {"maximize": "max", "minimize": "min"}
 

@@ -7,15 +7,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from trainwright.config.errors import ConfigError
-from trainwright.data.batch import described, joined, like, mapped, num_rows
+from trainwright.base.batch import described, joined, like, mapped, num_rows
+from trainwright.base.dist import get_averaging_size, get_tensor_parallel_rank
+from trainwright.base.errors import ConfigError
 from trainwright.data.errors import batch_in_errors
 from trainwright.data.seeding import kept_generators, rng_state, set_random_state
 from trainwright.evaluation.loop import run_evaluation
 from trainwright.evaluation.rank_exchange import even_rounds, gather_values, in_order
 from trainwright.events.storage import EvaluationStorage
 from trainwright.models.eval_mode import evaluation_mode
-from trainwright.parallel.dist import get_averaging_size, get_tensor_parallel_rank
 from trainwright.parallel.pipeline import pipeline_of
 from trainwright.parallel.sharding import computes_together, gathered, reshard
 

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainwright.checkpoint.files import atomic_write
-from trainwright.config.errors import ConfigError, import_optional, nearest_name
-from trainwright.data.batch import fields, is_label, num_rows, pair
+from trainwright.base.batch import fields, is_label, num_rows, pair
+from trainwright.base.errors import ConfigError, import_optional, nearest_name
+from trainwright.base.files import atomic_write
 from trainwright.data.sample_names import index_of_place, sample_name
 from trainwright.evaluation.evaluator import DatasetEvaluator
 from trainwright.models.outputs import named_outputs

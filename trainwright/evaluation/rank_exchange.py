@@ -16,11 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as torch_dist
 
-from trainwright.checkpoint.safetensors_file import bytes_of
-from trainwright.data.sample_count import SampleCounter
-from trainwright.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators, EvaluationError
-from trainwright.parallel import dist
-from trainwright.parallel.dist import (
+from trainwright.base import dist
+from trainwright.base.dist import (
     all_gather_object,
     broadcast_object,
     get_data_parallel_group,
@@ -29,6 +26,9 @@ from trainwright.parallel.dist import (
     get_world_size,
     is_main_process,
 )
+from trainwright.checkpoint.safetensors_file import bytes_of
+from trainwright.data.sample_count import SampleCounter
+from trainwright.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators, EvaluationError
 from trainwright.parallel.sharding import fsdp_modules
 
 logger = logging.getLogger("trainwright.evaluation")

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from trainwright.data.batch import first_labels
+from trainwright.base.batch import first_labels
 from trainwright.models.outputs import named_outputs
 
 _LOSSES = {

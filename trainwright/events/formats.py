@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from trainwright.checkpoint.files import open_regular, read_regular
+from trainwright.base.files import open_regular, read_regular
 
 METRICS_NAME = "metrics.json"
 CSV_NAME = "metrics.csv"  # of the Python API

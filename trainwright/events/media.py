@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from trainwright.config.errors import ConfigError
+from trainwright.base.devices import wide_dtype
+from trainwright.base.errors import ConfigError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -121,8 +122,3 @@ def histogram_summary(name: str, values: "ArrayLike", bins: int) -> Tensor:
     counts_K.scatter_add_(0, position_N.long(), is_finite_N.to(wide))
     head = torch.stack([low, high, is_finite_N.sum().to(wide), kept_N.sum(), kept_N.square().sum()])
     return torch.cat([head, counts_K])
-
-
-def wide_dtype(device: torch.device) -> torch.dtype:
-    """The widest float dtype of the device: float64 holds every float, and integers up to 2**53."""
-    return torch.float32 if device.type == "mps" else torch.float64

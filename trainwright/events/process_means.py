@@ -11,9 +11,9 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from trainwright.config.errors import ConfigError
-from trainwright.events.media import wide_dtype
-from trainwright.parallel import dist
+from trainwright.base import dist
+from trainwright.base.devices import wide_dtype
+from trainwright.base.errors import ConfigError
 
 Key = tuple[str, int, int]  # metric, iteration, place among its newest values
 

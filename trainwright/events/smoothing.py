@@ -5,7 +5,7 @@ import statistics
 from array import array
 from typing import Any, NoReturn
 
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 
 
 class HistoryBuffer:

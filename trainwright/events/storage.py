@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, SupportsFloat
 import torch
 from torch import Tensor
 
-from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, UserError, did_you_mean
+from trainwright.base.devices import wide_dtype
+from trainwright.base.errors import ConfigError, ConfigKeyError, ConfigTypeError, UserError, did_you_mean
 from trainwright.events.epoch_means import EpochMeans
-from trainwright.events.media import MediaBuffer, MediaView, Medium, histogram_summary, image_copy, wide_dtype
+from trainwright.events.media import MediaBuffer, MediaView, Medium, histogram_summary, image_copy
 from trainwright.events.process_means import LocalMeans, common_keys, is_part, means_of, values_of, with_parts
 from trainwright.events.smoothing import HistoryBuffer, median
 

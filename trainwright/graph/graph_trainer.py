@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainwright.config.errors import ConfigError, did_you_mean
-from trainwright.engine.default.eager_trainer import EagerTrainer
+from trainwright.base.errors import ConfigError, did_you_mean
+from trainwright.config_trainer.eager_trainer import EagerTrainer
 from trainwright.engine.loss_fn import returned_losses, sum_losses
 from trainwright.engine.step import Step
 from trainwright.graph.compile_graph import refusal_of_compiler

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from trainwright.data.batch import num_rows
+from trainwright.base.batch import num_rows
+from trainwright.base.dist import get_world_size
 from trainwright.engine.step import Step
 from trainwright.engine.update import Update
 from trainwright.events.phases import activity
@@ -34,7 +35,6 @@ from trainwright.graph.programs import Inputs, Programs
 from trainwright.models.outputs import scalars_of
 from trainwright.optim.clip import gradient_clipper
 from trainwright.optim.named import each_optimizer
-from trainwright.parallel.dist import get_world_size
 
 logger = logging.getLogger("trainwright.engine")
 

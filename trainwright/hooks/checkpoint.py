@@ -13,16 +13,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from trainwright.base.dist import get_world_size
+from trainwright.base.errors import ConfigError
+from trainwright.base.files import relative_path
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.checkpoint.errors import CheckpointError
-from trainwright.checkpoint.files import relative_path
 from trainwright.checkpoint.folder import check_name, keep_named, keep_newest
-from trainwright.config.errors import ConfigError
 from trainwright.evaluation.evaluator import flatten_results_dict
 from trainwright.events.phases import PhaseTimes
 from trainwright.events.writers.progress import unit_of
 from trainwright.hooks.base import BestResult, HookBase, Period, condition, has_failed
-from trainwright.parallel.dist import get_world_size
 
 logger = logging.getLogger("trainwright.hooks")
 

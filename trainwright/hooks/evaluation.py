@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 from trainwright.evaluation.evaluator import flatten_results_dict
 from trainwright.events.writers.progress import shown_values
 from trainwright.hooks.base import HookBase, Period, condition, has_failed

@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler as Scheduler
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from trainwright._torch_compat.optimizer_import import mark_stepped
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 from trainwright.hooks.base import HookBase, Period, condition, has_failed
 from trainwright.optim.named import NamedOptimizers
 from trainwright.parallel.pipeline import pipeline_of

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from inspect import getattr_static, signature
 from typing import Any, TypeVar
 
-from trainwright.config.errors import ConfigTypeError
+from trainwright.base.errors import ConfigTypeError
 
 logger = logging.getLogger("trainwright.hooks")
 

@@ -10,10 +10,10 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch
 from torch import Tensor, nn
 
-from trainwright.config.errors import ConfigError, UserError
+from trainwright.base.dist import all_gather_object, is_any, is_main_process
+from trainwright.base.errors import ConfigError, UserError
 from trainwright.events.smoothing import HistoryBuffer, median
 from trainwright.hooks.base import HookBase, Period, condition
-from trainwright.parallel.dist import all_gather_object, is_any, is_main_process
 
 logger = logging.getLogger("trainwright.hooks")
 

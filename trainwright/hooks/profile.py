@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainwright._torch_compat.profiler_state import is_profiling
-from trainwright.config.errors import ConfigError
+from trainwright.base.dist import get_rank
+from trainwright.base.errors import ConfigError
 from trainwright.hooks.base import HookBase
 from trainwright.hooks.timer import duration, percent
-from trainwright.parallel.dist import get_rank
 
 if TYPE_CHECKING:
     from torch.profiler import ProfilerActivity

@@ -13,12 +13,12 @@ from datetime import timedelta
 from types import FrameType
 from typing import Any
 
+from trainwright.base import dist
+from trainwright.base.notebook import is_kernel
+from trainwright.base.signal_handlers import restore_handler, set_handler
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.events.writers.progress import live_bars
 from trainwright.hooks.base import HookBase
-from trainwright.notebook import is_kernel
-from trainwright.parallel import dist
-from trainwright.signal_handlers import restore_handler, set_handler
 
 logger = logging.getLogger("trainwright.hooks")
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainwright.base import dist
 from trainwright.hooks.base import HookBase, Period, condition
-from trainwright.parallel import dist
 from trainwright.parallel.data_parallel import unwrap_model
 from trainwright.parallel.mesh import current_mesh
 

@@ -3,9 +3,9 @@
 from contextlib import ExitStack
 from typing import Any
 
+from trainwright.base.dist import get_tensor_parallel_size
 from trainwright.hooks.base import HookBase
 from trainwright.optim.named import each_optimizer
-from trainwright.parallel.dist import get_tensor_parallel_size
 from trainwright.parallel.mesh import current_mesh
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainwright.data.batch import fields
+from trainwright.base.batch import fields
+from trainwright.base.dist import get_averaging_size
 from trainwright.hooks.base import HookBase
-from trainwright.parallel.dist import get_averaging_size
 
 # TFLOP/s of dense matrix products in bfloat16, by words of the device's name: the data sheets of NVIDIA and AMD.
 _PEAKS = {"B200": 2250, "GH200": 989, "H200": 989, "H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "A100": 312}

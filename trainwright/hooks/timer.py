@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+from trainwright.base.dist import is_main_process
 from trainwright.events.phases import PhaseTimes
 from trainwright.hooks.base import HookBase
-from trainwright.parallel.dist import is_main_process
 
 logger = logging.getLogger("trainwright.hooks")
 

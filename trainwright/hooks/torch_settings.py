@@ -5,7 +5,7 @@ from typing import Literal, TypeAlias
 
 import torch
 
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 from trainwright.hooks.base import HookBase
 
 MatmulPrecision: TypeAlias = Literal["highest", "high", "medium"]

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import nn
 
-from trainwright.config.errors import ConfigError, ConfigKeyError
+from trainwright.base.dist import gather_over_pipeline
+from trainwright.base.errors import ConfigError, ConfigKeyError
 from trainwright.hooks.base import HookBase
 from trainwright.optim.freeze import LayerFreezer
-from trainwright.parallel.dist import gather_over_pipeline
 
 logger = logging.getLogger("trainwright.hooks")
 

@@ -16,20 +16,20 @@ from typing import Any
 from omegaconf import DictConfig
 
 from trainwright._torch_compat.probing import real_tensors
-from trainwright.config.errors import ConfigError, UserError
+from trainwright.base.dist import get_tensor_parallel_size, use_mesh
+from trainwright.base.errors import ConfigError, UserError
 from trainwright.config.schema.sections import complete
 from trainwright.engine.logs import logging_only_above
 from trainwright.engine.own_step import OwnStep
 from trainwright.engine.run import Run
-from trainwright.engine.trainer.train_metrics import TrainMetrics
-from trainwright.engine.trainer.trainer import Trainer
 from trainwright.events.storage import EventStorage
 from trainwright.inspect.simulation.process import simulated_process
 from trainwright.inspect.simulation.step_cost import StepCost, TensorBytes, counting, measure
 from trainwright.optim.named import each_optimizer
-from trainwright.parallel.dist import get_tensor_parallel_size, use_mesh
 from trainwright.parallel.layout import Layout
 from trainwright.parallel.mesh import current_mesh
+from trainwright.trainer.train_metrics import TrainMetrics
+from trainwright.trainer.trainer import Trainer
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,15 @@ from typing import Any
 
 from torch import nn
 
+from trainwright.base.dist import (
+    gather_over_data,
+    get_averaging_size,
+    get_data_parallel_rank,
+    get_data_parallel_size,
+    get_world_size,
+)
+from trainwright.base.errors import ConfigError
 from trainwright.checkpoint.verify import inspect_folders
-from trainwright.config.errors import ConfigError
 from trainwright.data.sample_names import sample_name
 from trainwright.engine.folder.record import RunRecord
 from trainwright.engine.run import Run
@@ -25,13 +32,6 @@ from trainwright.inspect.diff import compare_starts
 from trainwright.inspect.report.run_data import LOSS, read_loss_table
 from trainwright.inspect.step_probe import StepFacts, probed_step, user_frame
 from trainwright.parallel.data_parallel import unwrap_model
-from trainwright.parallel.dist import (
-    gather_over_data,
-    get_averaging_size,
-    get_data_parallel_rank,
-    get_data_parallel_size,
-    get_world_size,
-)
 
 logger = logging.getLogger("trainwright.engine")
 

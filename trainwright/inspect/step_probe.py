@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from trainwright._torch_compat.tensor_chunks import is_dtensor
+from trainwright.base.dist import all_gather_object, get_world_size, reduce_over_data
 from trainwright.evaluation.sample_losses import LossesOfTorch
-from trainwright.parallel.dist import all_gather_object, get_world_size, reduce_over_data
 from trainwright.parallel.mesh import current_mesh
 
 _FILLS = ("fill", "full", "empty", "masked_fill", "where", "scalar_tensor", "new_")  # a mask of -inf is no fault

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from trainwright.parallel.dist import get_pipeline_parallel_size
+from trainwright.base.dist import get_pipeline_parallel_size
 from trainwright.parallel.wrappers import model_state
 
 WEIGHTS_NAME = "adapter_model.safetensors"

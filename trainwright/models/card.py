@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainwright.checkpoint.files import atomic_write
-from trainwright.config.errors import ConfigTypeError
+from trainwright.base.errors import ConfigTypeError
+from trainwright.base.files import atomic_write
 from trainwright.config.secrets import redact, without_secrets
 from trainwright.config.yaml_file import plain, to_text
 

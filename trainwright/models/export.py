@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from trainwright.checkpoint.files import clean_sibling, commit_folder, sync_file
-from trainwright.config.errors import ConfigError, UserError
-from trainwright.data.batch import arguments as arguments_of
-from trainwright.data.batch import fields, parameter_names
+from trainwright.base.batch import arguments as arguments_of
+from trainwright.base.batch import fields, parameter_names
+from trainwright.base.dist import is_main_process, synchronize
+from trainwright.base.errors import ConfigError, UserError
+from trainwright.base.files import clean_sibling, commit_folder, sync_file
 from trainwright.models.eval_mode import evaluation_mode
-from trainwright.parallel.dist import is_main_process, synchronize
 from trainwright.parallel.faults import meet
 from trainwright.parallel.mesh import current_mesh
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from trainwright.checkpoint.files import clean_sibling, commit_folder, swap_folders
+from trainwright.base.errors import ConfigError, ConfigTypeError, MissingFileError
+from trainwright.base.files import clean_sibling, commit_folder, swap_folders
 from trainwright.checkpoint.hub import local_folder
 from trainwright.checkpoint.manifest import MANIFEST_NAME
 from trainwright.checkpoint.safetensors_file import TensorFile, tensor_key
@@ -17,7 +18,6 @@ from trainwright.checkpoint.shards import ShardReader, StoredTensor
 from trainwright.checkpoint.state_files import MODEL
 from trainwright.checkpoint.verify import read_unchanged, verify
 from trainwright.checkpoint.weights import INDEX_NAME, group_names, load_weights, read_weights, split_model_state
-from trainwright.config.errors import ConfigError, ConfigTypeError, MissingFileError
 from trainwright.config.yaml_file import read_mapping
 from trainwright.models.config import CONFIG_NAME
 from trainwright.parallel.wrappers import model_state, plain_name

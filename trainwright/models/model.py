@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trainwright.base.batch import to_batch
+from trainwright.base.errors import ConfigError, ConfigTypeError, did_you_mean
+from trainwright.base.lazy_names import ring
 from trainwright.checkpoint.hub import upload_folder
-from trainwright.config.errors import ConfigError, ConfigTypeError, did_you_mean
-from trainwright.data.batch import to_batch
-from trainwright.lazy_names import ring
 from trainwright.models import folder as files
 from trainwright.models.checkpoint_files import checkpoint_files
 from trainwright.models.config import CONFIG_NAME, ModelConfig

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainwright.config.errors import ConfigImportError, import_optional
+from trainwright.base.errors import ConfigImportError, import_optional
 
 
 def create_model(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from trainwright.config.errors import ConfigError, did_you_mean, import_optional
+from trainwright.base.errors import ConfigError, did_you_mean, import_optional
 from trainwright.models.eval_mode import evaluation_mode
 from trainwright.ops.operator import NNOperator
 

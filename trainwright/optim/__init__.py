@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from trainwright.lazy_names import declared_names
+from trainwright.base.lazy_names import declared_names
 
 if TYPE_CHECKING:
     from trainwright.optim.build import build_lr_scheduler as build_lr_scheduler

@@ -13,14 +13,14 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from trainwright._torch_compat.norm_layers import RUNNING_NORMS
 from trainwright._torch_compat.optimizer_import import without_compiler
-from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, did_you_mean
+from trainwright.base.dist import gather_over_pipeline
+from trainwright.base.errors import ConfigError, ConfigKeyError, ConfigTypeError, did_you_mean
 from trainwright.config.lazy.instantiation import instantiate, locate_target
 from trainwright.config.lazy.provenance import are_several
 from trainwright.config.lazy.targets import signature_of
 from trainwright.optim.fused import run_fused
 from trainwright.optim.layer_depth import layer_depths, log_layer_rates
 from trainwright.optim.named import NamedOptimizers, check_schedules
-from trainwright.parallel.dist import gather_over_pipeline
 from trainwright.parallel.pipeline import Outline, outline_of
 
 NORM_LAYERS = (*RUNNING_NORMS, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from trainwright.config.errors import ConfigError
+from trainwright.base.dist import TIED_COPY, gather_over_pipeline, mesh_in_use, reduce_over_pipeline
+from trainwright.base.errors import ConfigError
 from trainwright.optim.named import each_optimizer, parameters_of
-from trainwright.parallel.dist import TIED_COPY, gather_over_pipeline, mesh_in_use, reduce_over_pipeline
 
 
 def gradient_clipper(

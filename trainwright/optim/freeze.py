@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainwright._torch_compat.norm_layers import BATCH_NORMS, RUNNING_NORMS
-from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, did_you_mean
+from trainwright.base.errors import ConfigError, ConfigKeyError, ConfigTypeError, did_you_mean
 from trainwright.parallel.pipeline import outline_of
 from trainwright.parallel.wrappers import from_outside_in
 

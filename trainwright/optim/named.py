@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from trainwright.config.errors import ConfigError, ConfigTypeError, did_you_mean
+from trainwright.base.errors import ConfigError, ConfigTypeError, did_you_mean
 
 # What torch's base class sets on an optimizer.
 _OF_BASE = {

@@ -22,7 +22,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from trainwright.config.errors import ConfigError, did_you_mean
+from trainwright.base.errors import ConfigError, did_you_mean
 
 # (optimizer steps taken, the group's first learning rate) -> learning rate of the next step
 Formula = Callable[[int, float], float]

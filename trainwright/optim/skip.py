@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from trainwright._torch_compat.optimizer_import import mark_stepped
+from trainwright.base.dist import get_pipeline_parallel_size
 from trainwright.optim.named import each_optimizer
-from trainwright.parallel.dist import get_pipeline_parallel_size
 
 
 class ScaledStep:

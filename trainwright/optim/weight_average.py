@@ -22,9 +22,9 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn, update_bn
 
 from trainwright._torch_compat.norm_layers import BATCH_NORMS
-from trainwright.config.errors import ConfigError
+from trainwright.base.dist import mesh_in_use
+from trainwright.base.errors import ConfigError
 from trainwright.optim.named import each_optimizer
-from trainwright.parallel.dist import mesh_in_use
 from trainwright.parallel.wrappers import load_model_state, model_state, plain_name, unwrap
 
 

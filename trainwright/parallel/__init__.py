@@ -1,7 +1,6 @@
 """Where the work runs: ranks, devices, data parallelism, precision, recomputation."""
 
-from trainwright.parallel.data_parallel import setup_dist_util, shut_down, wrap_data_parallel
-from trainwright.parallel.dist import (
+from trainwright.base.dist import (
     get_data_parallel_rank,
     get_data_parallel_size,
     get_local_rank,
@@ -10,6 +9,7 @@ from trainwright.parallel.dist import (
     is_main_process,
     synchronize,
 )
+from trainwright.parallel.data_parallel import setup_dist_util, shut_down, wrap_data_parallel
 from trainwright.parallel.precision import apply_autocast
 
 __all__ = [

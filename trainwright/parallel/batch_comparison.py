@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 
 
 def shapes_of(batch: Any) -> Any:

@@ -19,10 +19,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from trainwright.config.errors import ConfigError
-from trainwright.config.torch_names import find_device
+from trainwright.base.devices import find_device
+from trainwright.base.dist import all_gather_object, get_local_rank, get_rank, get_world_size, use_mesh
+from trainwright.base.errors import ConfigError
 from trainwright.parallel.connections import LOST_AFTER_S, end_lost_connections
-from trainwright.parallel.dist import all_gather_object, get_local_rank, get_rank, get_world_size, use_mesh
 from trainwright.parallel.faults import leave_to_first, stop_watching, watch_faults
 from trainwright.parallel.layout import Layout
 from trainwright.parallel.mesh import use_layout

@@ -18,11 +18,11 @@ from typing import Any, Protocol
 
 import torch
 
-from trainwright.config.errors import ConfigError, UserError
-from trainwright.error_file import is_reported, text_of, write_error_file
+from trainwright.base.dist import get_pipeline_parallel_size
+from trainwright.base.error_file import is_reported, text_of, write_error_file
+from trainwright.base.errors import ConfigError, UserError
+from trainwright.base.stacks import all_stacks, stack_of
 from trainwright.parallel import stack_places as places
-from trainwright.parallel.dist import get_pipeline_parallel_size
-from trainwright.stacks import all_stacks, stack_of
 
 # In the errors of torch's backends: another process closed its connection, or did not answer in time.
 _OF_CONNECTIONS = (

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from trainwright._torch_compat.probing import real_tensors
-from trainwright.parallel import dist
+from trainwright.base import dist
 from trainwright.parallel.layout import Layout
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def use_layout(layout: Layout, device_type: str) -> Mesh | None:
     """Arrange the processes as ``layout`` says, from now on; None: each holds the whole model.
 
     Every process must call this. Its data rank and data-parallel size are those of the mesh
-    (:func:`~trainwright.parallel.dist.get_data_parallel_rank`).
+    (:func:`~trainwright.base.dist.get_data_parallel_rank`).
     """
     mesh = None
     if not layout.is_plain:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from trainwright._torch_compat.tensor_chunks import chunk_of, is_dtensor, local_of
-from trainwright.config.errors import ConfigError
-from trainwright.parallel.dist import all_gather_object, broadcast_object, raised_together
+from trainwright.base.dist import all_gather_object, broadcast_object, raised_together
+from trainwright.base.errors import ConfigError
 from trainwright.parallel.recompute import repeated_blocks
 from trainwright.parallel.simulated import simulation
 

@@ -7,9 +7,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from trainwright.config.errors import ConfigError
+from trainwright.base.dist import get_world_size
+from trainwright.base.errors import ConfigError
 from trainwright.parallel.context import split_attention
-from trainwright.parallel.dist import get_world_size
 from trainwright.parallel.mesh import Mesh, current_mesh
 from trainwright.parallel.meta_start import allocate, has_meta, initialize, is_meta, shell_of, states_of_generators
 from trainwright.parallel.pipeline import Pipeline, pipeline_of

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainwright.config.errors import ConfigError
-from trainwright.data.batch import parts
+from trainwright.base.batch import parts
+from trainwright.base.dist import gather_over_pipeline, new_cpu_group
+from trainwright.base.errors import ConfigError
 from trainwright.parallel.batch_comparison import check_same, shapes_of
-from trainwright.parallel.dist import gather_over_pipeline, new_cpu_group
 from trainwright.parallel.mesh import Mesh
 from trainwright.parallel.pipeline_cut import Stage, cut_model
 from trainwright.parallel.tied import TiedParameters

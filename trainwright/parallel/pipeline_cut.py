@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainwright.config.errors import ConfigError
-from trainwright.data.batch import arguments as arguments_of
-from trainwright.data.batch import parameter_names
+from trainwright.base.batch import arguments as arguments_of
+from trainwright.base.batch import parameter_names
+from trainwright.base.errors import ConfigError
 from trainwright.parallel.meta_start import has_meta, shell_of
 from trainwright.parallel.simulated import simulation
 from trainwright.parallel.tensor_plan import tied_names

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainwright.parallel.dist import get_pipeline_parallel_size
+from trainwright.base.dist import get_pipeline_parallel_size
 from trainwright.parallel.pipeline import pipeline_of
 
 

@@ -11,8 +11,8 @@ import numpy as np
 from torch import nn
 from torch.utils.data import DataLoader, Subset
 
-from trainwright.config.errors import ConfigError
-from trainwright.parallel.dist import all_gather_object, get_world_size
+from trainwright.base.dist import all_gather_object, get_world_size
+from trainwright.base.errors import ConfigError
 from trainwright.parallel.faults import meet
 
 # A process may have others: they change nothing of the result, or only the first process uses them.

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from trainwright.config.errors import ConfigError
-from trainwright.lazy_names import ring
+from trainwright.base.errors import ConfigError
+from trainwright.base.lazy_names import ring
 from trainwright.parallel.simulated import simulation
 
 _Which = Literal[True, "selective", "offload"]

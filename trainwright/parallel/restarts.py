@@ -5,7 +5,7 @@ import os
 import time
 from pathlib import Path
 
-from trainwright.parallel.dist import all_gather_object, broadcast_object
+from trainwright.base.dist import all_gather_object, broadcast_object
 
 logger = logging.getLogger("trainwright.engine")
 

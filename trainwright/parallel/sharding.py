@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from trainwright._torch_compat.norm_layers import BATCH_NORMS
-from trainwright.config.errors import ConfigError
-from trainwright.parallel.dist import broadcast_over_data
+from trainwright.base.dist import broadcast_over_data
+from trainwright.base.errors import ConfigError
 from trainwright.parallel.faults import meet
 from trainwright.parallel.mesh import Mesh, current_mesh
 from trainwright.parallel.pipeline import pipeline_of

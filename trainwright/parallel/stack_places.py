@@ -42,7 +42,7 @@ class Frame(NamedTuple):
 
 
 def frames_of(stack: Iterable[str]) -> list[Frame]:
-    """The frames of a stack of :func:`trainwright.stacks.stack_of`, the innermost first."""
+    """The frames of a stack of :func:`trainwright.base.stacks.stack_of`, the innermost first."""
     found = (_FRAME.match(line) for line in stack)
     return [Frame(match[1], int(match[2]), match[3]) for match in found if match]
 

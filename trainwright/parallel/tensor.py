@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 from trainwright.parallel.pipeline_cut import Absent
 from trainwright.parallel.tensor_plan import CUTS, HEADS, is_transposed, tied_names
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from torch import nn
 
-from trainwright.config.errors import ConfigError, did_you_mean
+from trainwright.base.errors import ConfigError, did_you_mean
 
 logger = logging.getLogger("trainwright.parallel")
 

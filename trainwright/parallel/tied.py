@@ -8,8 +8,8 @@ from torch import nn
 
 from trainwright._torch_compat.probing import real_tensors
 from trainwright._torch_compat.tensor_chunks import local_of
-from trainwright.config.errors import ConfigError
-from trainwright.parallel.dist import TIED_COPY
+from trainwright.base.dist import TIED_COPY
+from trainwright.base.errors import ConfigError
 from trainwright.parallel.mesh import Mesh
 from trainwright.parallel.pipeline_cut import Tie
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from trainwright.config.errors import ConfigError, ConfigTypeError, import_optional
+from trainwright.base.errors import ConfigError, ConfigTypeError, import_optional
 from trainwright.config.yaml_config import check_positive
 from trainwright.models.config import ModelConfig
 from trainwright.models.model import Model, register_model

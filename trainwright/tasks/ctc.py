@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainwright.config.errors import ConfigTypeError
+from trainwright.base.errors import ConfigTypeError
 from trainwright.data.errors import DataError
 from trainwright.models.config import ModelConfig
 from trainwright.models.model import Model, ModelOutput

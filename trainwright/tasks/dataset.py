@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Self, TypeVar
 
 import torch.utils.data
 
+from trainwright.base.errors import ConfigError, ConfigTypeError, MissingFileError
 from trainwright.checkpoint.hub import local_folder
-from trainwright.config.errors import ConfigError, ConfigTypeError, MissingFileError
 from trainwright.config.yaml_config import YamlConfig, check_positive
 from trainwright.config.yaml_file import read_mapping
 from trainwright.data.collate import collate

@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from trainwright.config.errors import ConfigError, ConfigTypeError, did_you_mean
+from trainwright.base.errors import ConfigError, ConfigTypeError, did_you_mean
 from trainwright.data.errors import DataError
 
 logger = logging.getLogger("trainwright.tasks")

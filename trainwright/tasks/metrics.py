@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from trainwright.config.errors import ConfigError, did_you_mean
+from trainwright.base.errors import ConfigError, did_you_mean
 from trainwright.data.wrapped import with_inner
 from trainwright.evaluation.evaluator import EvaluationError
 from trainwright.evaluation.handlers import IGNORED_LABEL, MetricsHandler, paired_rows

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
+from trainwright.base.errors import ConfigError, ConfigTypeError, MissingFileError
 from trainwright.checkpoint.hub import PathLike, local_folder, upload_folder
-from trainwright.config.errors import ConfigError, ConfigTypeError, MissingFileError
 from trainwright.config.yaml_config import YamlConfig
 from trainwright.config.yaml_file import read_mapping
 from trainwright.models.registry import Registry

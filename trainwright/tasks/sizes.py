@@ -1,6 +1,6 @@
 """Checks of the sizes of the reference models."""
 
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 from trainwright.config.yaml_config import YamlConfig, check_fields
 from trainwright.models.config import ModelConfig
 

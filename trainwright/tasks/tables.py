@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainwright.config.errors import ConfigError, ConfigKeyError, MissingFileError, did_you_mean
+from trainwright.base.errors import ConfigError, ConfigKeyError, MissingFileError, did_you_mean
 from trainwright.data.errors import DataError
 from trainwright.events.formats import cells_up_to
 

@@ -15,8 +15,8 @@ from typing import Any, Literal, Self
 
 from torch import Tensor
 
-from trainwright.checkpoint.files import PathLike, atomic_write
-from trainwright.config.errors import ConfigError, ConfigTypeError, MissingFileError, import_optional
+from trainwright.base.errors import ConfigError, ConfigTypeError, MissingFileError, import_optional
+from trainwright.base.files import PathLike, atomic_write
 from trainwright.config.yaml_config import check_positive
 from trainwright.tasks.padding import pad, pad_mask
 from trainwright.tasks.preprocessor import Preprocessor, PreprocessorConfig, register_preprocessor

@@ -32,7 +32,7 @@ REFUSED = """
     torch.distributed.checkpoint.load torch.multiprocessing.spawn torch.nn torch.nn.Module.__subclasses__
     torch.nn.Module.__init__.__globals__.get trainwright.config.lazy.allowlist.allow_module
     trainwright.config.LazyConfig.load trainwright.config.LazyCall trainwright.checkpoint.Checkpointer
-    trainwright.checkpoint.files.remove_folder trainwright.checkpoint.files.atomic_write
+    trainwright.base.files.remove_folder trainwright.base.files.atomic_write
     trainwright.checkpoint.keep_newest trainwright.checkpoint.state_files._Decoder.decode
     trainwright.data.loaders._instantiated trainwright.data.to_batch trainwright.data.datasets.write_idx
     trainwright.data.Instance.stack trainwright.engine.folder.run_folder.RunFolder trainwright.events.EventStorage

@@ -11,8 +11,8 @@ import torch
 from pydantic import ValidationError
 
 from trainwright import TrainingConfig
+from trainwright.base.errors import ConfigError
 from trainwright.config import LRSchedulerType, MetricConfig, OptimizerType, PrecisionType, TaskType
-from trainwright.config.errors import ConfigError
 
 
 def test_every_fault_is_in_one_message() -> None:

@@ -11,8 +11,8 @@ import pytest
 from pydantic import ValidationError
 
 from trainwright import TrainerConfig, TrainingConfig
+from trainwright.base.errors import ConfigError, ConfigKeyError, ConfigTypeError
 from trainwright.config import LRSchedulerType, MetricConfig, OptimizerType, PrecisionType, TaskType
-from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError
 
 
 def test_the_batch_size_of_evaluation_follows_that_of_training() -> None:

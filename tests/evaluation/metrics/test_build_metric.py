@@ -9,7 +9,7 @@ import sklearn.metrics as sk
 import torch
 from rouge_score import rouge_scorer
 
-from trainwright.config.errors import ConfigError, UserError
+from trainwright.base.errors import ConfigError, UserError
 from trainwright.config.training.metric_config import MetricConfig
 from trainwright.evaluation import EvaluationError, Metric, build_metric
 from trainwright.evaluation.metrics.build_metric import Words

@@ -15,7 +15,7 @@ from tests.evaluation.metrics.conftest import fed, rng
 from tests.evaluation.metrics.test_tm_metrics import ARGUMENTS, PAIRS
 from tests.toys import quiet
 from trainwright import Trainer
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 from trainwright.evaluation import MetricsHandler
 from trainwright.evaluation.metrics.torchmetrics_factory import metric_classes
 

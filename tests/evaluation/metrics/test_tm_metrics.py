@@ -22,8 +22,8 @@ from tests.evaluation.metrics.conftest import (
     fed,
     rng,
 )
+from trainwright.base.errors import ConfigError
 from trainwright.checkpoint.state_files import decode_state, encode_state
-from trainwright.config.errors import ConfigError
 from trainwright.evaluation import EvaluationError, TMMetrics
 from trainwright.evaluation.metrics.tm_metrics import MAX_BATCHES
 from trainwright.evaluation.metrics.torchmetrics_factory import metric_classes

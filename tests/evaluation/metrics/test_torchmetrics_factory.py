@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 from trainwright.evaluation import TMMetrics, TorchMetricsHandler, get_metric_by_name, show_avaliable_metrics
 from trainwright.evaluation.metrics.torchmetrics_factory import find_metric, metric_classes
 

@@ -12,11 +12,11 @@ import nbclient
 import nbformat
 import pytest
 
+from trainwright.base.notebook import CellOutput
 from trainwright.events import EventStorage, ProgressAwareHandler, ProgressWriter
 from trainwright.events.writers import default_writers, progress
 from trainwright.events.writers.notebook import Content, MeanCurve, NotebookDisplay
 from trainwright.events.writers.progress import bar_stream, live_bars
-from trainwright.notebook import CellOutput
 
 TUTORIAL = Path(__file__).parents[3] / "examples" / "notebooks" / "first_training.ipynb"
 MAX_BYTES = 50_000

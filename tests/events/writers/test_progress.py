@@ -14,12 +14,12 @@ import pyte
 import pytest
 
 from tests.fork_server import python
+from trainwright.base.terminal import coloured
 from trainwright.events import EventStorage, ProgressAwareHandler, ProgressWriter
 from trainwright.events.phases import activity
 from trainwright.events.writers import default_writers
 from trainwright.events.writers.progress import LiveBar, bar_stream, live_bars, shown_values
 from trainwright.events.writers.rate import Position, Rate, speed
-from trainwright.terminal import coloured
 
 
 class Screen:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import Run
 from trainwright import Trainer, TrainingConfig
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 from trainwright.events import EventStorage
 from trainwright.events.writers.trackers import RECORD_NAME, TRACKERS, Tracker, unique_names
 
@@ -280,7 +280,7 @@ def test_a_killed_and_resumed_run_is_one_run_with_single_steps(name: str, tracke
 
 
 def test_a_config_file_names_trackers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.engine.default.test_default_trainer import config
+    from tests.config_trainer.test_default_trainer import config
     from trainwright import DefaultTrainer
 
     monkeypatch.setitem(TRACKERS, "wandb", Service)

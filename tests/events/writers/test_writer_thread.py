@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from trainwright.checkpoint.files import atomic_write
+from trainwright.base.files import atomic_write
 from trainwright.events import EventStorage, EventWriter, JSONWriter, get_event_storage
 from trainwright.events.writers import SafeWriter, default_writers, writer_thread
 from trainwright.events.writers.rows import sync_files

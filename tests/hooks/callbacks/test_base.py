@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.hooks.callbacks.conftest import Recorder, SmallTrainer
-from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError
+from trainwright.base.errors import ConfigError, ConfigKeyError, ConfigTypeError
 from trainwright.hooks import Callback, CallbackList, HookBase, RunCallbacks, TrainerControl
 
 

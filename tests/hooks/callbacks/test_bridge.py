@@ -7,10 +7,10 @@ import pytest
 
 from tests.hooks.callbacks.conftest import STEPS, Recorder, SmallTrainer
 from tests.ranks import on_ranks
-from trainwright.config.errors import ConfigError
+from trainwright.base.dist import get_rank
+from trainwright.base.errors import ConfigError
 from trainwright.engine.loop import TrainerBase
 from trainwright.hooks import Callback, CallbackList, Logs, RunCallbacks, TrainerControl
-from trainwright.parallel.dist import get_rank
 
 
 def batch_calls(numbers: Any) -> list[str]:

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 from tests.hooks.callbacks.conftest import ALWAYS_BETTER, SCORES, STEPS, SmallTrainer, stopper
 from trainwright import Trainer, TrainingConfig
-from trainwright.config.errors import ConfigError, ConfigKeyError
+from trainwright.base.errors import ConfigError, ConfigKeyError
 from trainwright.hooks import (
     EarlyStoppingCallback,
     Logs,

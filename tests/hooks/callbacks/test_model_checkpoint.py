@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.hooks.callbacks.conftest import SCORES, STEPS, SmallTrainer, stopper
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 from trainwright.hooks import (
     ModelCheckpointCallback,
     TrainerControl,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainwright.config.errors import ConfigError, MissingFileError
+from trainwright.base.errors import ConfigError, MissingFileError
 from trainwright.inspect.report.page import content, page
 from trainwright.inspect.report.run_data import RunData, find_runs
 from trainwright.report import Run

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from trainwright.base.errors import MissingFileError
 from trainwright.cli.main import main
-from trainwright.config.errors import MissingFileError
 from trainwright.events.formats import read_starts
 from trainwright.inspect.report.run_data import RunData, find_runs, read_loss_table, read_metrics
 from trainwright.inspect.report.run_state import state_of

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 from trainwright.inspect.report import server as module
 from trainwright.inspect.report.run_data import find_runs
 from trainwright.inspect.report.server import ReportServer

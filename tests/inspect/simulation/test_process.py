@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from trainwright._torch_compat.probing import real_tensors
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 from trainwright.inspect.simulation import process as simulation
 from trainwright.inspect.simulation.process import simulated_process
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from trainwright.config.errors import ConfigError, nearest_name
+from trainwright.base.errors import ConfigError, nearest_name
 from trainwright.config.lazy.provenance import shown
 from trainwright.config.lazy.targets import locate
 

@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from trainwright.config.errors import ConfigError, ConfigImportError, ConfigKeyError, ConfigTypeError
+from trainwright.base.errors import ConfigError, ConfigImportError, ConfigKeyError, ConfigTypeError
 from trainwright.config.lazy.allowlist import locate_untrusted
 from trainwright.config.lazy.provenance import (
     TARGET,

@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig
 
-from trainwright.config.errors import (
+from trainwright.base.errors import (
     ConfigError,
     ConfigKeyError,
     ConfigTypeError,
@@ -18,6 +18,7 @@ from trainwright.config.errors import (
     did_you_mean,
     nearest_name,
 )
+from trainwright.base.notebook import show_type_as_html, tree
 from trainwright.config.lazy.overrides import apply_overrides
 from trainwright.config.lazy.provenance import TARGET, mark, mark_default, set_origin, value_at
 from trainwright.config.lazy.python_file import as_node, load_python
@@ -25,7 +26,6 @@ from trainwright.config.lazy.serialization import DEFAULTS, save, to_plain, to_p
 from trainwright.config.lazy.targets import dotted_path, is_structured, short_name, takes_config
 from trainwright.config.secrets import without_secrets
 from trainwright.config.yaml_file import load_yaml
-from trainwright.notebook import show_type_as_html, tree
 
 
 class LazyCall:

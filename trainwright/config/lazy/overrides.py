@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, did_you_mean
+from trainwright.base.errors import ConfigError, ConfigKeyError, ConfigTypeError, did_you_mean
 from trainwright.config.lazy.provenance import TARGET, distrust, mark, raw_children, set_override
 from trainwright.config.yaml_file import check_interpolations
 

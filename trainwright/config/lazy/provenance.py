@@ -16,7 +16,7 @@ from typing import Any, Self
 from omegaconf import AnyNode, DictConfig, ListConfig, Node, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from trainwright.checkpoint.files import relative_path
+from trainwright.base.files import relative_path
 
 TARGET = "_target_"
 _UNTRUSTED = "untrusted"

@@ -22,7 +22,7 @@ from typing import Any
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from trainwright.config.errors import ConfigImportError, ConfigSyntaxError, ConfigTypeError, nearest_name
+from trainwright.base.errors import ConfigImportError, ConfigSyntaxError, ConfigTypeError, nearest_name
 from trainwright.config.yaml_file import regular_file
 
 _PACKAGE = "_trainwright_config_"  # prefix of the package name of config files, by which an import finds its importer

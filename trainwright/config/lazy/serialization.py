@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from trainwright.checkpoint.files import atomic_write, relative_path
+from trainwright.base.files import atomic_write, relative_path
 from trainwright.config.lazy.allowlist import PLAIN_CONTAINERS, is_never_named
 from trainwright.config.lazy.provenance import DefaultNode, is_default, raw_children
 from trainwright.config.lazy.targets import dotted_path, short_name

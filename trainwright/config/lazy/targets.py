@@ -12,7 +12,7 @@ from typing import Any, TypeVar, overload
 
 from omegaconf import DictConfig
 
-from trainwright.config.errors import ConfigImportError, ConfigTypeError, nearest_name
+from trainwright.base.errors import ConfigImportError, ConfigTypeError, nearest_name
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

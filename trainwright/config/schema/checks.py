@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from trainwright.config.errors import (
+from trainwright.base.errors import (
     ConfigError,
     ConfigKeyError,
     ConfigTypeError,

@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 
 from omegaconf import DictConfig
 
-from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.config.lazy.lazy_config import get_config, try_get_key
 from trainwright.config.lazy.overrides import resolve_aliases
 from trainwright.config.lazy.provenance import TARGET, are_several, is_set, put, raw_children, value_at

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from pydantic import ConfigDict, PrivateAttr
 
-from trainwright.checkpoint.files import atomic_write
-from trainwright.config.errors import ConfigError, ConfigKeyError, Fault, did_you_mean
+from trainwright.base.errors import ConfigError, ConfigKeyError, Fault, did_you_mean
+from trainwright.base.files import atomic_write
+from trainwright.base.notebook import summary
 from trainwright.config.secrets import warn_of_hidden, without_secrets
 from trainwright.config.torch_names import CUSTOM, GivenName
 from trainwright.config.training.field_resolution import Draft
 from trainwright.config.training.metric_config import read_only
 from trainwright.config.training.row import CATEGORIES, Table
 from trainwright.config.yaml_file import check_values, load_yaml, plain, to_text, with_format
-from trainwright.notebook import summary
 
 _MOST_WORKERS = 8
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from trainwright.config.errors import ConfigError, ConfigKeyError, Fault, did_you_mean, error_of, got, nearest_of
+from trainwright.base.errors import ConfigError, ConfigKeyError, Fault, did_you_mean, error_of, got, nearest_of
 from trainwright.config.foreign_names import setting_hint
 from trainwright.config.torch_names import (
     CUSTOM,

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from trainwright.config.errors import ConfigTypeError, error_of
+from trainwright.base.errors import ConfigTypeError, error_of
 from trainwright.config.validation import Allowed, faults_of
 from trainwright.config.yaml_file import plain
 

@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from trainwright.checkpoint.files import atomic_write, open_regular, remove_stale, sync_folder
+from trainwright.base.files import atomic_write, open_regular, remove_stale, sync_folder
 from trainwright.checkpoint.folder import POINTER_NAME, is_checkpoint
 from trainwright.events.formats import CURVES_NAME, LOSSES_NAME, METRICS_NAME, RECORD_NAME
 

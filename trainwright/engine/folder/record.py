@@ -21,7 +21,9 @@ from typing import Any
 import torch
 import xxhash
 
-from trainwright.checkpoint.files import atomic_write, irregular
+from trainwright.base.dist import get_world_size, is_main_process
+from trainwright.base.files import atomic_write, irregular
+from trainwright.base.lazy_names import ring
 from trainwright.config.secrets import redact_command
 from trainwright.data.fingerprint import described_data
 from trainwright.engine.folder.run_folder import RunFolder
@@ -29,9 +31,7 @@ from trainwright.events.formats import CURVES_NAME, FORMATS, RECORD_NAME, read_s
 from trainwright.hooks.base import HookBase, has_failed
 from trainwright.hooks.signals import STOPS
 from trainwright.hooks.timer import count_cpus
-from trainwright.lazy_names import ring
 from trainwright.models.checkpoint_files import class_name
-from trainwright.parallel.dist import get_world_size, is_main_process
 
 logger = logging.getLogger("trainwright.engine")
 

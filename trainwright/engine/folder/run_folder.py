@@ -17,13 +17,13 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainwright.checkpoint.files import atomic_write, held_locks, irregular, relative_path
-from trainwright.config.errors import ConfigError
+from trainwright.base.dist import get_rank, get_world_size, is_main_process, raised_together, synchronize
+from trainwright.base.errors import ConfigError
+from trainwright.base.files import atomic_write, held_locks, irregular, relative_path
 from trainwright.config.secrets import RedactingFormatter, remember_secrets
 from trainwright.engine.folder.files import EARLIER_RUNS, Layout, RunFiles
 from trainwright.engine.logs import LOG_FORMAT, LogFile
 from trainwright.events.formats import CSV_NAME, LOSSES_NAME, METRICS_NAME, read_tail, rows_of
-from trainwright.parallel.dist import get_rank, get_world_size, is_main_process, raised_together, synchronize
 
 if TYPE_CHECKING:
     from trainwright.config.settings import TrainingConfig

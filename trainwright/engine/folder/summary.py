@@ -9,16 +9,16 @@ from typing import Any
 
 from torch import nn
 
+from trainwright.base.dist import is_main_process
+from trainwright.base.notebook import summary
+from trainwright.base.terminal import columns_of
 from trainwright.config.secrets import redact
 from trainwright.events.storage import EventStorage
 from trainwright.events.writers.notebook import LossPicture
 from trainwright.events.writers.progress import shown_values
 from trainwright.hooks.base import HookBase, has_failed
 from trainwright.models.checkpoint_files import class_name
-from trainwright.notebook import summary
-from trainwright.parallel.dist import is_main_process
 from trainwright.parallel.pipeline import ModelSize, pipeline_of
-from trainwright.terminal import columns_of
 
 logger = logging.getLogger("trainwright.engine")
 

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainwright.config.errors import ConfigError, nearest_name
+from trainwright.base.errors import ConfigError, nearest_name
 from trainwright.config.training.metric_config import MetricConfig
 from trainwright.evaluation.evaluator import EvaluationError
 from trainwright.evaluation.metrics.metric import Metric, load_package

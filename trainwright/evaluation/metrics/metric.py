@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from types import EllipsisType
 from typing import Any  # predictions and targets are lists, arrays or tensors of the types that the metric takes
 
-from trainwright.config.errors import ConfigError, did_you_mean, import_optional
+from trainwright.base.errors import ConfigError, did_you_mean, import_optional
 from trainwright.evaluation.evaluator import EvaluationError
 from trainwright.events.phases import importing
 

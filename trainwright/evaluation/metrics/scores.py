@@ -9,7 +9,7 @@ B batch, C classes.
 import torch
 from torch import Tensor
 
-from trainwright.events.media import wide_dtype
+from trainwright.base.devices import wide_dtype
 
 
 def probabilities(scores: Tensor, *, is_multiclass: bool) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainwright.data.batch import described
+from trainwright.base.batch import described
 from trainwright.evaluation.evaluator import EvaluationError
 
 Pair = tuple[Tensor, Tensor]  # predictions and targets

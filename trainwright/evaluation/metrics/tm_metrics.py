@@ -10,7 +10,8 @@ from typing import Any, Self  # results of torchmetrics: numbers, tensors, dicti
 import torch
 from torch import Tensor
 
-from trainwright.config.errors import ConfigError
+from trainwright.base.dist import all_gather_object, get_tensor_parallel_rank, get_world_size
+from trainwright.base.errors import ConfigError
 from trainwright.evaluation.evaluator import EvaluationError
 from trainwright.evaluation.metrics.scores import log_odds, ordered, probabilities, within_range
 from trainwright.evaluation.metrics.task_inference import (
@@ -30,7 +31,6 @@ from trainwright.evaluation.metrics.torchmetrics_factory import (
     key_of,
     objective_of_class,
 )
-from trainwright.parallel.dist import all_gather_object, get_tensor_parallel_rank, get_world_size
 
 logger = logging.getLogger("trainwright.evaluation")
 

@@ -12,7 +12,7 @@ from typing import Any, Literal  # Any: torchmetrics' classes
 
 from torch import Tensor
 
-from trainwright.config.errors import ConfigError, did_you_mean, nearest_name
+from trainwright.base.errors import ConfigError, did_you_mean, nearest_name
 from trainwright.events.phases import importing
 
 # Names in torchmetrics 0.7, and usual ones, and their current names. "Binned" meant 100 thresholds.

@@ -5,11 +5,11 @@ import sys
 from collections.abc import Callable
 from typing import TextIO
 
+from trainwright.base.terminal import coloured, columns_of, fitted, guarded, is_terminal
 from trainwright.events.storage import EventStorage, get_event_storage
 from trainwright.events.writers.base import EventWriter
 from trainwright.events.writers.progress import live_bars, shown_values
 from trainwright.events.writers.rate import TimeLeft, speed, throughput
-from trainwright.terminal import coloured, columns_of, fitted, guarded, is_terminal
 
 logger = logging.getLogger("trainwright.events")
 _RED, _YELLOW = 31, 33  # ANSI

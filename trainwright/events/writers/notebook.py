@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
-from trainwright.notebook import BLUE, GREEN, RED, CellOutput, curves, table
+from trainwright.base.notebook import BLUE, GREEN, RED, CellOutput, curves, table
 
 if TYPE_CHECKING:
     from trainwright.events.storage import EventStorage

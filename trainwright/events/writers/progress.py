@@ -14,14 +14,14 @@ from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TextIO
 
+from trainwright.base.notebook import at_end_of_cell, is_kernel
+from trainwright.base.stacks import stack_of
+from trainwright.base.terminal import fitted, guarded, is_terminal, printable, shows_live_text
 from trainwright.events.phases import activities
 from trainwright.events.storage import EventStorage, get_event_storage
 from trainwright.events.writers.base import EventWriter
 from trainwright.events.writers.notebook import Content, NotebookDisplay
 from trainwright.events.writers.rate import Position, Rate, clock, speed, throughput
-from trainwright.notebook import at_end_of_cell, is_kernel
-from trainwright.stacks import stack_of
-from trainwright.terminal import fitted, guarded, is_terminal, printable, shows_live_text
 
 if TYPE_CHECKING:
     from rich.console import Console, Group

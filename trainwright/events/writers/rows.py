@@ -14,7 +14,7 @@ from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
 
-from trainwright.checkpoint.files import atomic_write, is_at, named, open_regular, remove_stale, sync_folder
+from trainwright.base.files import atomic_write, is_at, named, open_regular, remove_stale, sync_folder
 from trainwright.events.formats import row_of, rows_of
 from trainwright.events.storage import EventStorage
 from trainwright.events.writers.base import FileWriter

@@ -10,8 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-from trainwright.checkpoint.files import sync_folder
-from trainwright.config.errors import ConfigError, import_optional
+from trainwright.base.errors import ConfigError, import_optional
+from trainwright.base.files import sync_folder
 from trainwright.events.media import Medium
 from trainwright.events.storage import EventStorage
 from trainwright.events.writers.base import FileWriter

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
-from trainwright.checkpoint.files import atomic_write
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
+from trainwright.base.files import atomic_write
 from trainwright.events.formats import METRICS_NAME
 from trainwright.events.storage import EventStorage, get_event_storage
 from trainwright.events.writers.base import EventWriter

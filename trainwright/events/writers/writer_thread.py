@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainwright.config.errors import ConfigTypeError
+from trainwright.base.errors import ConfigTypeError
 from trainwright.events.storage import EventStorage, Snapshot, StorageView, storages_of_threads, take_snapshot
 from trainwright.events.writers.base import EventWriter, is_file_writer, unwrapped
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from trainwright.lazy_names import declared_names
+from trainwright.base.lazy_names import declared_names
 
 if TYPE_CHECKING:
     from trainwright.hooks.callbacks.base import Callback as Callback

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
-from trainwright.config.errors import ConfigKeyError, ConfigTypeError
+from trainwright.base.errors import ConfigKeyError, ConfigTypeError
 from trainwright.hooks.callbacks.logs import Logs
 from trainwright.hooks.method_overrides import check_methods, is_overridden, overridable
 

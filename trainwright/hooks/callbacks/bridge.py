@@ -10,15 +10,15 @@ from typing import Any
 
 from torch import Tensor
 
+from trainwright.base import dist
+from trainwright.base.dist import all_gather_object, get_world_size, is_any
+from trainwright.base.errors import ConfigError
 from trainwright.checkpoint.checkpointer import Checkpointer
-from trainwright.config.errors import ConfigError
 from trainwright.evaluation.evaluator import flatten_results_dict
 from trainwright.events.storage import EventStorage
 from trainwright.hooks.base import HookBase, has_failed
 from trainwright.hooks.callbacks.base import CallbackList, TrainerControl
 from trainwright.hooks.callbacks.logs import EpochMean, Logs
-from trainwright.parallel import dist
-from trainwright.parallel.dist import all_gather_object, get_world_size, is_any
 
 logger = logging.getLogger("trainwright.hooks")
 

@@ -4,7 +4,7 @@ import logging
 import math
 from typing import Any
 
-from trainwright.config.errors import ConfigError, ConfigKeyError, nearest_name
+from trainwright.base.errors import ConfigError, ConfigKeyError, nearest_name
 from trainwright.evaluation.objective import MODES, objective_of_name
 from trainwright.hooks.callbacks.base import Callback, TrainerControl
 from trainwright.hooks.callbacks.logs import Logs

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from trainwright._torch_compat.tensor_chunks import is_dtensor
-from trainwright.config.errors import ConfigKeyError
+from trainwright.base.errors import ConfigKeyError
 from trainwright.events.storage import EventStorage
 
 

@@ -8,6 +8,9 @@ from collections.abc import Callable, Mapping, Sized
 from fractions import Fraction
 from typing import Any, Literal
 
+from trainwright.base.dist import is_main_process
+from trainwright.base.notebook import is_kernel
+from trainwright.base.terminal import print_line
 from trainwright.events.epoch_means import epoch_around
 from trainwright.events.writers.progress import LiveBar, bar_stream, live_bars, shown_values
 from trainwright.events.writers.rate import Position, TimeLeft, clock
@@ -15,9 +18,6 @@ from trainwright.hooks.base import HookBase, has_failed
 from trainwright.hooks.callbacks.base import Callback
 from trainwright.hooks.callbacks.logs import Logs
 from trainwright.hooks.checkpoint import BestCheckpointer
-from trainwright.notebook import is_kernel
-from trainwright.parallel.dist import is_main_process
-from trainwright.terminal import print_line
 
 logger = logging.getLogger("trainwright.hooks")
 

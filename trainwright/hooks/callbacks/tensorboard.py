@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from trainwright.base.dist import is_main_process
 from trainwright.events.storage import EventStorage
 from trainwright.hooks.callbacks.base import Callback
 from trainwright.hooks.callbacks.logs import Logs
-from trainwright.parallel.dist import is_main_process
 
 _FLUSH_STEPS = 100  # batches between two synchronizations
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainwright.data.batch import fields, labels_of, leaves, like
+from trainwright.base.batch import fields, labels_of, leaves, like
 from trainwright.data.instance import Instance
 from trainwright.inspect.check.finding import Skipped
 

@@ -13,14 +13,14 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from trainwright.config.errors import ConfigError
+from trainwright.base.dist import get_world_size
+from trainwright.base.errors import ConfigError
 from trainwright.engine.logs import logging_only_above
 from trainwright.engine.run import Run
 from trainwright.hooks import CallbackHook
 from trainwright.hooks.method_overrides import is_overridden
 from trainwright.inspect.check.finding import Skipped
 from trainwright.optim.named import each_optimizer
-from trainwright.parallel.dist import get_world_size
 from trainwright.parallel.mesh import current_mesh
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset, WeightedRandomSampler
 
-from trainwright.data.batch import num_rows
+from trainwright.base.batch import num_rows
 from trainwright.data.batch_loader import BatchLoader, BatchReader
 from trainwright.data.sampler import CyclicSampler, EpochSampler, SampleIndices
 from trainwright.inspect.check.batches import fingerprint, inputs_and_labels

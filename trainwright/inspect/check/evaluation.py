@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from trainwright.data.batch import num_rows
+from trainwright.base.batch import num_rows
 from trainwright.data.seeding import rng_state
 from trainwright.inspect.check.batches import labels_are_inputs, same_values, with_permuted_labels
 from trainwright.inspect.check.copies import Copy

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from trainwright.data.batch import num_rows
+from trainwright.base.batch import num_rows
 from trainwright.engine.loss_fn import target_of
 from trainwright.engine.run import Run
 from trainwright.engine.targets import IGNORED, Targets, labels_of

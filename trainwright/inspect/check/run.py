@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from trainwright.config.errors import ConfigError, did_you_mean
+from trainwright.base.errors import ConfigError, did_you_mean
 from trainwright.data.seeding import kept_generators
 from trainwright.engine.run import Run
 from trainwright.inspect.check import data, evaluation, exactness, steps

@@ -119,9 +119,9 @@ def _examine(folder: Path, port: int) -> "tuple[list[Facts], list[Line]]":
 
 
 def _examine_together(facts: "Facts", folder: Path, device: "torch.device") -> "tuple[list[Facts], list[Line]]":
+    from trainwright.base.dist import all_gather_object, broadcast_object, synchronize
     from trainwright.inspect.doctor.group import measure_all_reduce, measure_clock
     from trainwright.inspect.doctor.host import measure_folder
-    from trainwright.parallel.dist import all_gather_object, broadcast_object, synchronize
 
     speed = measure_all_reduce(device)
     hosts = all_gather_object(facts.host)

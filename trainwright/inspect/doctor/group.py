@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from trainwright.parallel.dist import broadcast_object, synchronize
+from trainwright.base.dist import broadcast_object, synchronize
 
 _SIZES = (1, 4, 16, 64)  # MB
 _ENOUGH_S = 0.3

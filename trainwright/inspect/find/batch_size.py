@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from trainwright.config.errors import ConfigError
-from trainwright.data.batch import num_rows
+from trainwright.base.batch import num_rows
+from trainwright.base.errors import ConfigError
 from trainwright.data.seeding import kept_generators
 from trainwright.engine.out_of_memory import is_out_of_memory
 from trainwright.engine.run import Run

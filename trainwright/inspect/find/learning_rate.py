@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trainwright.config.errors import ConfigError, ConfigImportError, import_optional
+from trainwright.base.errors import ConfigError, ConfigImportError, import_optional
 from trainwright.data.seeding import kept_generators
 from trainwright.engine.run import Run
 from trainwright.inspect.check.copies import Copies, quiet

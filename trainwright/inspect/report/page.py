@@ -10,13 +10,13 @@ from importlib import resources
 from itertools import chain
 from typing import Any
 
-from trainwright.config.errors import ConfigError, import_optional
+from trainwright.base.errors import ConfigError, import_optional
+from trainwright.base.notebook import curves, summary
 from trainwright.config.secrets import redact
 from trainwright.inspect.report.curves import Line, charts_of, max_points, thinned, unit_of
 from trainwright.inspect.report.run_data import LOSS, RunData, find_runs
 from trainwright.inspect.report.samples import read_samples
 from trainwright.inspect.report.text import duration, local_time, size
-from trainwright.notebook import curves, summary
 
 _NONE = "–"
 _MANY = 40  # rows that are shown on demand

@@ -4,7 +4,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from trainwright.checkpoint.files import atomic_write
+from trainwright.base.files import atomic_write
 from trainwright.events.formats import CURVES_NAME
 from trainwright.inspect.report.curves import Line, charts_of, smoothed, thinned, title_of, unit_of
 from trainwright.inspect.report.run_data import LOSS, Curve, RunData

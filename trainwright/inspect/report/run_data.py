@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainwright.checkpoint.files import open_regular, read_regular
+from trainwright.base.errors import MissingFileError, missing_path
+from trainwright.base.files import open_regular, read_regular
 from trainwright.checkpoint.verify import CheckpointReport, inspect_folders
-from trainwright.config.errors import MissingFileError, missing_path
 from trainwright.events.formats import (
     HARDEST_NAME,
     LOSSES_NAME,

@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from trainwright.base.terminal import printable
 from trainwright.events.formats import LOSSES_NAME, METRICS_NAME
-from trainwright.terminal import printable
 
 logger = logging.getLogger("trainwright.inspect.report")
 
@@ -27,7 +27,7 @@ def config_file(folder: Path) -> Path | None:
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The configuration of a run without secrets; empty, with a warning, if it cannot be read."""
-    from trainwright.config.errors import ConfigError
+    from trainwright.base.errors import ConfigError
     from trainwright.config.secrets import without_secrets
     from trainwright.config.yaml_file import read_mapping
 

@@ -8,7 +8,7 @@ from threading import Lock
 
 import xxhash
 
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 from trainwright.inspect.report.page import content, page
 from trainwright.inspect.report.run_data import RunData
 

@@ -16,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.weak import WeakIdKeyDictionary
 
 from trainwright._torch_compat.probing import fault_of, real_tensors
-from trainwright.config.errors import ConfigError
-from trainwright.parallel import dist as ranks
+from trainwright.base import dist as ranks
+from trainwright.base.errors import ConfigError
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 from trainwright.data.errors import DataError
 from trainwright.tasks import labels
 from trainwright.tasks.dataset import FileField, LabeledDatasetConfig, TableDataset, register_dataset

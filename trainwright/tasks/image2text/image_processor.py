@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from trainwright.config.errors import ConfigError, did_you_mean, import_optional
+from trainwright.base.errors import ConfigError, did_you_mean, import_optional
 from trainwright.data.errors import DataError
 from trainwright.tasks.preprocessor import Preprocessor, PreprocessorConfig, register_preprocessor
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 from trainwright.config.yaml_config import check_positive
 from trainwright.models.model import register_model
 from trainwright.tasks.ctc import CTCConfig, CTCModel, ctc_greedy_decode, init_for_ctc

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainwright.config.errors import ConfigError
+from trainwright.base.errors import ConfigError
 from trainwright.data.errors import DataError
 from trainwright.tasks import labels
 from trainwright.tasks.dataset import LabeledDatasetConfig, TextDataset, register_dataset

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainwright.config.errors import ConfigError, import_optional
+from trainwright.base.errors import ConfigError, import_optional
 from trainwright.config.yaml_config import check_positive
 from trainwright.data.errors import DataError
 from trainwright.tasks.padding import pad, pad_mask

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.config.yaml_config import check_positive
 from trainwright.models.config import ModelConfig
 from trainwright.models.model import Model, ModelOutput, register_model

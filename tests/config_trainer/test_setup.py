@@ -1,0 +1,211 @@
+"""What is complete, checked and written before a training from a configuration begins."""
+
+import subprocess
+from argparse import Namespace
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from omegaconf import DictConfig
+
+from tests.fork_server import python
+from tests.toys import Samples, Squares, file_config
+from trainwright import DefaultTrainer, get_config
+from trainwright.config import ConfigError, LazyConfig
+from trainwright.config_trainer import setup
+from trainwright.config_trainer.setup import bind_arguments
+from trainwright.engine import default_setup
+from trainwright.parallel.layout import Layout
+
+SIZES = ("train_micro_batch_size", "global_batch_size", "num_accumulation_steps")
+
+
+def rows() -> Samples:
+    return Samples(x=torch.ones(8, 4))
+
+
+def config(folder: Path, **train: Any) -> DictConfig:
+    return file_config(folder / "run", Squares, rows, **train)
+
+
+def sizes(train: Any) -> tuple[Any, ...]:
+    return (*(train[name] for name in SIZES), train["dist"]["data_parallel_size"])
+
+
+@pytest.mark.parametrize(
+    ("ranks", "given", "complete"),
+    [
+        (1, {"train_micro_batch_size": 4}, (4, 4, 1)),
+        (2, {"train_micro_batch_size": 4}, (4, 8, 1)),
+        (2, {"train_micro_batch_size": 4, "global_batch_size": 24}, (4, 24, 3)),
+        (2, {"train_micro_batch_size": None, "global_batch_size": 24, "num_accumulation_steps": 3}, (4, 24, 3)),
+        # Completed by a run on four processes: the global batch stays.
+        (
+            2,
+            {
+                "train_micro_batch_size": 4,
+                "global_batch_size": 16,
+                "num_accumulation_steps": 1,
+                "dist": {"data_parallel_size": 4},
+            },
+            (4, 16, 2),
+        ),
+    ],
+)
+def test_batch_sizes_are_completed_in_the_configuration_and_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, given: dict[str, Any], complete: tuple[int, ...]
+) -> None:
+    monkeypatch.setattr(setup, "get_data_parallel_size", lambda: ranks)
+    cfg = config(tmp_path, **given)
+    default_setup(cfg, Namespace())
+    assert sizes(cfg.train) == (*complete, ranks)
+    assert sizes(yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["train"]) == (*complete, ranks)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"train_micro_batch_size": 4, "global_batch_size": 6},
+        {"train_micro_batch_size": 4, "global_batch_size": 8, "num_accumulation_steps": 3},
+        {"train_micro_batch_size": None, "global_batch_size": None},
+    ],
+)
+def test_batch_sizes_that_do_not_fit_are_refused_before_anything_is_written(
+    tmp_path: Path, given: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match="train_micro_batch_size"):
+        default_setup(config(tmp_path, **given))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_whose_name_looks_like_an_interpolation_is_one_like_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "a${b}c"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    cfg = config(folder)
+    cfg.train.output_dir = str(folder / "run").replace("${", "\\${")
+    (folder / "config.py").touch()
+    default_setup(cfg, Namespace(config_file=str(tmp_path / "a${b}c" / "config.py")))
+    default_setup(cfg, Namespace(config_file=str(tmp_path / "a${b}c" / "config.py")))
+    assert cfg.train.output_dir == str(folder / "run")
+    assert LazyConfig.load(folder / "run" / "config.yaml").train.output_dir == str(folder / "run")
+
+
+@pytest.mark.parametrize(
+    ("run_step", "expected"),
+    [
+        (lambda get_batch, input_placement_device: (get_batch, input_placement_device), ("batch", "cpu")),
+        (lambda get_batch: (get_batch,), ("batch",)),
+        (lambda: (), ()),
+        (lambda *args: args, ("batch", "cpu")),
+    ],
+)
+def test_a_step_gets_the_arguments_it_takes(run_step: Any, expected: tuple[Any, ...]) -> None:
+    assert bind_arguments(run_step, "batch", "cpu")() == expected
+
+
+@dataclass
+class Processes:
+    layout: Layout
+
+
+def test_the_layout_is_written_into_the_configuration(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    monkeypatch.setattr(setup, "get_world_size", lambda: 8)
+    custom = (0, 0, 0, 1, 2, 3, 3, 3)
+    monkeypatch.setattr(setup, "current_mesh", lambda: Processes(Layout(2, pipeline=4, custom_stage_ids=custom)))
+    monkeypatch.setattr(setup, "get_data_parallel_size", lambda: 2)
+    cfg = get_config("common/defaults.py")
+    cfg.train.dist.update(num_nodes=1, pipeline_num_layers=8)
+    setup.complete_batch_sizes(cfg)
+    dist = cfg.train.dist
+    assert (dist.num_nodes, dist.num_gpus_per_node) == (2, 4)
+    assert (dist.auto_pipeline_stage_id, dist.actual_pipeline_stage_id) == ([0, 0, 1, 1, 2, 2, 2, 3], list(custom))
+    assert caplog.messages == ["train.dist.num_nodes: the configuration has 1, this run has 2."]
+    with pytest.raises(ConfigError, match=r"pipeline_num_layers: got 8, .* 6 layers"):
+        setup.check_num_layers(dist, [0, 0, 1, 1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("length", "shown"), [({"train_epoch": 3}, "train.train_epoch=6"), ({"train_iter": 5}, "train.train_iter=10")]
+)
+def test_the_command_to_train_longer_has_the_setting_of_the_user(
+    length: dict[str, int], shown: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    cfg = config(tmp_path, train_micro_batch_size=4, **length)
+    cfg.train.evaluation.enabled = False
+    cfg.project_root = str(tmp_path)
+    DefaultTrainer(cfg).train()
+    assert f"config.yaml --resume {shown}\n" in f"{caplog.text}\n"
+
+
+START = """
+import sys
+from torch import nn
+from tests.fork_server import python
+from trainwright import DefaultTrainer, LazyCall, get_config
+from trainwright.data import build_image_train_loader
+from trainwright.engine import default_setup
+cfg = get_config("common/defaults.py")
+cfg.model = LazyCall(nn.Linear)(in_features=2, out_features=2)
+cfg.dataloader = {"train": LazyCall(build_image_train_loader)(dataset=[[0] * 32], num_workers=0)}
+cfg.train.update({"output_dir": sys.argv[1], "train_iter": 1, "zero_optimization": {"enabled": False, "stage": 2}})
+cfg.train.evaluation.enabled = False
+if "default_setup" in sys.argv:
+    default_setup(cfg)
+DefaultTrainer(cfg)
+"""
+
+
+@pytest.mark.parametrize("arguments", [(), ("default_setup",)])
+def test_a_warning_of_the_start_is_logged_once_with_its_level(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    command = [python(), "-c", START, str(tmp_path / "run"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    (line,) = [line for line in (done.stdout + done.stderr).splitlines() if "zero_optimization.stage" in line]
+    assert "WARNING" in line
+
+
+def test_the_trainer_repeats_nothing_that_default_setup_has_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = config(tmp_path, train_micro_batch_size=4, train_iter=1)
+    default_setup(cfg)
+    with monkeypatch.context() as patch:
+        patch.setattr(setup, "checked", None)
+        patch.setattr(setup, "join_ranks", None)
+        assert DefaultTrainer(cfg).max_iter == 1
+    # A configuration that was changed since is completed and checked again.
+    cfg.train.update({"train_iter": 2, "global_batch_size": 8, "num_accumulation_steps": None})
+    trainer = DefaultTrainer(cfg)
+    assert (trainer.max_iter, trainer.cfg.train.num_accumulation_steps) == (2, 2)
+    cfg.train.seed = "one"
+    with pytest.raises(ConfigError, match=r"train\.seed"):
+        DefaultTrainer(cfg)
+
+
+@pytest.mark.parametrize(
+    ("given", "warns"),
+    [
+        ({"train_epoch": 0}, True),
+        ({"train_epoch": 0, "train_iter": 10000}, False),
+        ({"train_epoch": 1}, False),
+        ({}, False),
+    ],
+    ids=str,
+)
+def test_no_epochs_warn_where_the_default_number_of_iterations_counts(
+    given: dict[str, int], warns: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    DefaultTrainer(config(tmp_path, train_micro_batch_size=4, **given))
+    said = [text for text in caplog.messages if "train_epoch=0" in text]
+    assert len(said) == warns
+    if warns:
+        assert "the default train.train_iter=10000" in said[0]

@@ -1,0 +1,294 @@
+"""What chooses the best checkpoint, and what stops a run early."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import DictConfig
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from tests.toys import Classifier, Results, Samples, quiet
+from tests.toys import file_config as config_of
+from tests.trainer.conftest import INPUTS as STOPPING_INPUTS
+from tests.trainer.conftest import PAIRS, Scripted, config, events_in, make
+from trainwright import DefaultTrainer, Trainer, TrainerConfig, TrainingConfig
+from trainwright.base.errors import ConfigError
+from trainwright.config import MetricConfig
+from trainwright.engine import default_setup
+from trainwright.evaluation import RegEvaluator
+from trainwright.hooks import EarlyStoppingCallback, HookBase
+
+INPUTS = torch.randn(32, 4, generator=torch.Generator().manual_seed(5))
+LABELS = (INPUTS[:, 0] > 0).long()
+DATA = TensorDataset(INPUTS, LABELS)
+
+
+def values(predictions: Tensor, labels: Tensor) -> dict[str, float]:
+    """Falls from epoch to epoch."""
+    return {"nll": nn.functional.cross_entropy(predictions, labels).item()}
+
+
+def run(folder: Path, handler: Any = values, **settings: Any) -> Trainer:
+    torch.manual_seed(0)
+    given = {"metric_for_best_model": "nll", "num_epochs": 3, "lr": 0.05, "metrics": None}
+    return Trainer(nn.Linear(4, 2), quiet(folder, **{**given, **settings}), DATA, DATA, metrics_handler=handler)
+
+
+def best_step(folder: Path) -> int:
+    extra = json.loads((folder / "checkpoints" / "model_best" / "extra.json").read_text())
+    return int(extra["iteration"]) + 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "step"),
+    [
+        ({"greater_is_better": False}, 12),
+        ({"greater_is_better": True}, 4),
+        ({"metrics": [MetricConfig("nll", objective="minimize")]}, 12),
+    ],
+)
+def test_the_better_direction_is_the_users(
+    settings: dict[str, Any], step: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(tmp_path, **settings).train()
+    assert best_step(tmp_path) == step
+    assert f"Best eval_nll so far ({'lower' if step == 12 else 'higher'} is better)" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["F1Score", "f1score", "eval_F1_Score"])
+def test_a_metric_may_be_named_as_in_metrics(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture, read_rows: Any
+) -> None:
+    trainer = run(tmp_path, None, metrics=["Accuracy", "F1Score"], metric_for_best_model=name)
+    trainer.train()
+    assert "Best eval_f1_score so far (higher is better)" in caplog.text
+    found = {row["iteration"]: row["eval_f1_score"] for row in read_rows(tmp_path) if "eval_f1_score" in row}
+    steps = {at if at == 12 else at + 1: value for at, value in found.items()}
+    assert best_step(tmp_path) == max(steps, key=lambda step: (steps[step], -step))
+
+
+def test_an_unknown_direction_is_an_error_before_the_first_step(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"metric_for_best_model: got 'nll'.*greater_is_better=True or"):
+        run(tmp_path)
+    run(tmp_path, save_enabled=False)  # nothing is chosen by it
+    with pytest.raises(ConfigError, match=r"greater_is_better: got True, but the MetricConfig of 'nll'"):
+        run(tmp_path, greater_is_better=True, metrics=[MetricConfig("nll", objective="minimize")])
+
+
+@pytest.mark.parametrize(
+    ("settings", "warning"),
+    [
+        ({"greater_is_better": True}, "greater_is_better: a higher loss counts as better"),
+        ({"early_stopping": {"monitor": "eval_accuracy", "mode": "min"}}, "early_stopping: a lower accuracy counts"),
+        ({"greater_is_better": False, "early_stopping": {"monitor": "eval_accuracy", "mode": "max"}}, None),
+    ],
+)
+def test_a_direction_that_a_metric_does_not_have_is_a_warning(
+    settings: dict[str, Any], warning: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(tmp_path, None, metrics=["Accuracy"], metric_for_best_model="loss", num_epochs=1, **settings).train()
+    found = [r.getMessage() for r in caplog.records if "counts as better" in r.getMessage()]
+    assert len(found) == (warning is not None)
+    assert warning is None or warning in found[0]
+
+
+def test_early_stopping_and_schedules_go_the_same_way(tmp_path: Path) -> None:
+    schedule = {"lr_scheduler": "ReduceLROnPlateau", "lr_scheduler_type": None}
+    for monitor in ({}, {"monitor": "eval_nll", "mode": "auto"}, {"monitor": "eval_epoch_metric", "mode": "auto"}):
+        trainer = run(
+            tmp_path, greater_is_better=False, num_epochs=1, early_stopping={"patience": 2, **monitor}, **schedule
+        )
+        assert trainer.lr_scheduler.mode == "min"  # type: ignore[union-attr]
+        if monitor.get("monitor") == "eval_epoch_metric":
+            continue  # a function's first metric has no known name before the call
+        trainer.train()
+        (stopping,) = [callback for callback in trainer.callbacks if isinstance(callback, EarlyStoppingCallback)]
+        assert stopping.mode == "min"
+
+
+def test_a_metric_that_nothing_measures_is_refused_at_the_start(tmp_path: Path) -> None:
+    settings = {"metrics": ["Accuracy"], "handler": None, "metric_for_best_model": "acuracy"}
+    with pytest.raises(ConfigError, match=r"got 'acuracy'.*'accuracy'"):
+        run(tmp_path, **settings)
+
+    class Own(Trainer):
+        def evaluate(self, *arguments: Any) -> dict[str, Any]:
+            return {"acuracy": 1.0}
+
+    config = TrainingConfig(output_dir=tmp_path, metric_for_best_model="acuracy", greater_is_better=True)
+    Own(nn.Linear(4, 2), config, DATA, DATA)
+
+
+def falling() -> Results:
+    return Results(**{"nll": [1.0], "1_PPL": [2.0]})
+
+
+def samples() -> Samples:
+    return Samples(inputs=INPUTS, labels=LABELS.tolist())
+
+
+def file_config(folder: Path, **evaluation: Any) -> DictConfig:
+    settings = {"train_iter": 2, "train_micro_batch_size": 8, "evaluation": evaluation}
+    return config_of(folder, Classifier, samples, samples, **settings)
+
+
+def test_an_eval_metric_without_a_mode_is_judged(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"eval_metric: got 'nll'.*eval_mode='max' or 'min'"):
+        DefaultTrainer(file_config(tmp_path, evaluator=falling(), eval_metric="nll"))
+    with pytest.raises(ConfigError, match=r"eval_metric: got 'nll'"):
+        default_setup(file_config(tmp_path, evaluator=falling(), eval_metric="nll"))
+    named = DefaultTrainer(file_config(tmp_path / "a", evaluator=falling(), eval_metric="1_PPL"))
+    assert named.cfg.train.evaluation.eval_mode == "min"
+    given = DefaultTrainer(file_config(tmp_path / "b", evaluator=falling(), eval_metric="1_PPL", eval_mode="max"))
+    assert given.cfg.train.evaluation.eval_mode == "max"
+    assert DefaultTrainer(file_config(tmp_path / "c")).cfg.train.evaluation.eval_mode == "max"
+
+
+def test_an_eval_metric_that_no_evaluator_gives_is_refused_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"eval_metric: got 'Acc@2'.*does not compute.*Acc@"):
+        DefaultTrainer(file_config(tmp_path, eval_metric="Acc@2"))
+    with pytest.raises(ConfigError, match=r"got 'loss', which RegEvaluator\(\) does not compute. Allowed: corr, pear"):
+        DefaultTrainer(file_config(tmp_path, evaluator=RegEvaluator(), eval_metric="loss"))
+    DefaultTrainer(file_config(tmp_path, evaluator=RegEvaluator()))  # the default names the metric of another one
+
+
+def test_a_hook_may_end_a_run_of_a_config_file(tmp_path: Path, read_rows: Any) -> None:
+    class Stop(HookBase):
+        def after_step(self) -> None:
+            value, at = self.trainer.storage.latest().get("1_PPL", (0.0, -1))
+            if (value, at) == (2.0, 1):  # the evaluation after the second iteration
+                self.trainer.max_iter = self.trainer.iter + 1
+
+    class Stopped(DefaultTrainer):
+        def build_hooks(self) -> list[HookBase]:
+            hooks = super().build_hooks()
+            hooks.insert(-1, Stop())  # behind the evaluation
+            return hooks
+
+    cfg = file_config(tmp_path, evaluator=falling(), eval_metric="1_PPL", eval_period=2)
+    cfg.train.train_iter = 8
+    results = Stopped(cfg).train()
+    assert results["1_PPL"] == 2.0
+    assert read_rows(tmp_path)[-1]["iteration"] == 2
+    assert (tmp_path / "model_final").exists()
+
+
+@pytest.mark.parametrize("monitor", ["eval_accuracy", "loss", "eval_epoch_metric"])
+def test_early_stopping_may_watch_any_metric(monitor: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    stopping = {"monitor": monitor, "mode": "max", "patience": 1}
+    run(tmp_path, None, metrics=["Accuracy"], metric_for_best_model="loss", early_stopping=stopping).train()
+    assert "which neither the evaluation nor" not in caplog.text
+
+
+@pytest.mark.parametrize("monitor", ["val_acc", "eval_acuracy"])
+def test_early_stopping_by_what_nothing_measures_is_refused(monitor: str, tmp_path: Path) -> None:
+    stopping = {"monitor": monitor, "mode": "max"}
+    trainer = run(tmp_path, None, metrics=["Accuracy"], metric_for_best_model="loss", early_stopping=stopping)
+    with pytest.raises(ConfigError, match=rf"'{monitor}'.*'eval_accuracy'"):
+        trainer.train()
+
+
+@pytest.mark.parametrize("stopping", [{"monitor": "eval_loss"}, {"patience": 2}])
+def test_early_stopping_without_evaluations_is_named(
+    stopping: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Trainer(nn.Linear(4, 2), quiet(tmp_path, early_stopping=stopping, num_epochs=1), DATA).train()
+    assert "nothing is evaluated" in caplog.text
+
+
+class LossAlone(Scripted):
+    def evaluate(self, dataset: Any = None) -> dict[str, Any]:  # type: ignore[override]
+        return {"loss": super().evaluate()["loss"]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "monitor"),
+    [
+        (Scripted, ("eval_epoch_loss", "min")),
+        (Scripted, ("score", "max")),  # also by its plain name
+        (LossAlone, ("eval_epoch_metric", "max")),  # by the loss where there is no metric
+    ],
+)
+def test_early_stopping_stops_stays_stopped_and_goes_on_with_more_patience(
+    kind: type[Scripted], monitor: tuple[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "trainwright")
+
+    def run(patience: int, **settings: Any) -> Scripted:
+        stopping = {"monitor": monitor[0], "patience": patience, "mode": monitor[1]}
+        trainer = kind(make(), config(tmp_path, num_epochs=4, early_stopping=stopping, **settings), PAIRS, PAIRS)
+        trainer.train()
+        return trainer
+
+    assert run(1).epoch == 3  # 2.0 is not better than 1.0
+    assert os.readlink(tmp_path / "final_epoch") == "checkpoints/15"
+    assert run(1, resume_from_checkpoint=True).epoch == 3
+    assert "Nothing to train: a callback stopped the run" in caplog.text
+    assert run(2, resume_from_checkpoint=True).epoch == 4
+
+
+def test_the_default_early_stopping_is_no_trouble_where_there_is_no_metric(tmp_path: Path) -> None:
+    data = TensorDataset(STOPPING_INPUTS, STOPPING_INPUTS[:, :3])
+    settings = TrainingConfig(output_dir=tmp_path, loss="MSELoss", progress_bar=False)
+    trainer = Trainer(make(), settings, data, data)
+    assert set(trainer.train()) == {"loss"}
+
+
+def test_the_default_early_stopping_goes_by_what_chooses_the_best_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Constant(Scripted):
+        losses = (4.0, 3.0, 2.0, 1.0, 0.9, 0.8, 0.7, 0.6)
+
+        def evaluate(self, dataset: Any = None) -> dict[str, Any]:  # type: ignore[override]
+            return {**super().evaluate(), "accuracy": 0.5}
+
+    def epochs(folder: str, **settings: Any) -> int:
+        given = TrainingConfig(output_dir=tmp_path / folder, num_epochs=8, progress_bar=False, **settings)
+        trainer = Constant(make(), given, PAIRS, PAIRS)
+        trainer.train()
+        return trainer.epoch
+
+    caplog.set_level("INFO", "trainwright")
+    assert epochs("loss") == 8
+    (start,) = [r.getMessage() for r in caplog.records if r.getMessage().startswith("Early stopping")]
+    assert all(
+        fact in start
+        for fact in ("is on: it ends the run after 4 evaluations", "lower eval_loss", "early_stopping=None")
+    )
+    caplog.clear()
+    assert epochs("accuracy", metric_for_best_model="accuracy", early_stopping={"patience": 2}) == 3
+    (_, end) = [r.getMessage() for r in caplog.records if r.getMessage().startswith("Early stopping")]
+    for part in ("eval_accuracy was no better", "patience=2", "epoch 3", "early_stopping=None turns it off"):
+        assert part in end
+    assert epochs("named", early_stopping={"monitor": "eval_accuracy", "mode": "max"}) == 5
+
+
+def test_a_callback_of_the_users_stands_in_for_the_configurations(tmp_path: Path) -> None:
+    settings = config(tmp_path, num_epochs=4, early_stopping={"monitor": "eval_epoch_loss", "patience": 1})
+    trainer = Scripted(make(), settings, PAIRS, PAIRS)
+    trainer.add_callback(EarlyStoppingCallback(trainer.trainercontrol, "eval_epoch_loss", patience=9, mode="min"))
+    trainer.train()
+    assert trainer.epoch == 4
+    assert [type(callback).__name__ for callback in trainer.callbacks] == ["EarlyStoppingCallback"]
+
+
+def test_the_names_of_the_trainer_config_page_are_in_csv_and_tensorboard(tmp_path: Path) -> None:
+    inputs = torch.randn(24, 4, generator=torch.Generator().manual_seed(0))
+    data = [(x, int(x[0] > 0)) for x in inputs]
+
+    config = TrainerConfig(
+        output_dir=tmp_path, task="text_classification", num_epochs=2, batch_size=8, num_dataloader_workers=0,
+        progress_bar=False, loss="CrossEntropyLoss",
+    )  # fmt: skip
+    trainer = Trainer(torch.nn.Linear(4, 2), config, data, data)
+    trainer.train()
+    logs = trainer.load_csv_logs()
+    assert logs["step"] == [3.0, 6.0, 6.0]
+    assert logs["train.loss"] == logs["total_loss"]
+    assert logs["evaluation.accuracy"][-1] == trainer.last_eval_results["accuracy"]
+    assert {"train.loss", "total_loss"} <= events_in(tmp_path / "logs")

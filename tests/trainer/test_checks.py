@@ -1,0 +1,554 @@
+"""What a Trainer is given is looked at before the first step, and evaluations are exact whatever their batches were."""
+
+import copy
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.toys import file_config, quiet
+from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
+from trainwright.base.errors import ConfigError, ConfigTypeError
+from trainwright.checkpoint import verify
+from trainwright.evaluation import EvaluationError, TorchMetricsHandler
+from trainwright.hooks import Callback
+from trainwright.optim import get_default_optimizer_params
+
+INPUTS = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+LABELS = (INPUTS[:, 0] > 0).long()
+DATA = TensorDataset(INPUTS, LABELS)
+
+
+def make() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(4, 2)
+
+
+def config(folder: Path, **settings: Any) -> TrainingConfig:
+    return quiet(folder, **{"lr": 0.01, "batch_size": 4, **settings})
+
+
+class WithIndex(Trainer):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.compute_loss(self.model, batch)
+
+
+SEVERAL = r"train_dataset: got a list of data sets.*\(data set, weight\)"
+ARRAYS = r"shapes \(20, 4\) and \(20,\), .*TensorDataset\(inputs, labels\)"
+# What is passed beside the model, the settings and the training data, or in place of them.
+WRONG: list[tuple[dict[str, Any], str]] = [
+    (
+        {"data_collator": 3, "metrics_handler": 3, "model_card": "hi"},  # all in one message
+        r"(?s)data_collator: got 3.*metrics_handler: got 3.*model_card: got 'hi'",
+    ),
+    ({"optimizer": torch.optim.Adam}, "optimizer: got the class Adam, not an object of it"),
+    ({"metrics_handler": TorchMetricsHandler}, "metrics_handler: got the class TorchMetricsHandler, not an object of"),
+    ({"data_collator": Trainer}, "data_collator: got the class Trainer, not an object of it"),
+    ({"optimizer": "adam"}, r"optimizer: got 'adam'.*TrainingConfig\(optimizer='adam'\)"),
+    ({"model": nn.Linear, "train_dataset": None}, r"model: got the class Linear.*\n.*train_dataset: got None"),
+    ({"train_data": DATA}, r"'train_data'. Did you mean 'train_dataset'"),
+    ({"train_dataset": DataLoader(DATA)}, "train_dataset: .*DataLoader.*train_dataloader"),
+    ({"train_dataset": TensorDataset}, "train_dataset: got the class TensorDataset; pass an object"),
+    ({"train_dataset": None, "eval_dataset": DATA}, r"train_dataset: got None.*To only evaluate or predict"),
+    ({"train_dataset": [DATA, DATA]}, SEVERAL),
+    ({"train_dataset": [(DATA, 0.7), (DATA, 0.3)]}, SEVERAL),
+    ({"train_dataset": (INPUTS, LABELS)}, ARRAYS),
+    ({"train_dataset": (INPUTS.numpy(), LABELS.numpy())}, ARRAYS),
+    ({"train_dataset": [INPUTS, LABELS]}, ARRAYS),
+    (
+        {"train_dataset": {"x": INPUTS.tolist(), "labels": LABELS.tolist()}},
+        r"dict of lists of numbers; pass ColumnDataset\(.*torch.tensor",
+    ),
+    ({"eval_dataset": [DATA, DATA]}, r"eval_dataset: got a list of data sets.*pass \{name: data set"),
+    ({"train_dataloader": DATA}, "train_dataloader: got TensorDataset, a data set"),
+    ({"eval_dataloader": (b for b in DataLoader(DATA))}, "eval_dataloader: got generator, an iterator"),
+    ({"kind": WithIndex}, r"WithIndex.training_step is called with \(batch\)"),
+    ({"metrics_handler": lambda eval_pred: {"share": 1.0}}, r"metrics_handler: .*\(eval_pred.*predictions and labels"),
+]
+
+
+@pytest.mark.parametrize(("parts", "message"), WRONG, ids=[message for _, message in WRONG])
+def test_parts_of_a_wrong_kind_are_refused(parts: dict[str, Any], message: str, tmp_path: Path) -> None:
+    given = {"model": make(), "train_dataset": None if "train_dataloader" in parts else DATA, **parts}
+    kind = given.pop("kind", Trainer)
+    with pytest.raises(ConfigTypeError, match=message):
+        kind(config=config(tmp_path), **given)
+
+
+def test_arguments_of_a_wrong_kind_are_refused(tmp_path: Path) -> None:
+    trainer = Trainer(make(), config(tmp_path), DATA, DATA, metrics_handler=lambda *both: {"share": 1.0})
+    with pytest.raises(ConfigTypeError, match=r"optimizer: got 'sgd'"):
+        trainer.set_optimizer("sgd")
+    with pytest.raises(ConfigTypeError, match=r"loss: got 'MSELoss'"):
+        trainer.set_loss("MSELoss")
+    with pytest.raises(ConfigTypeError, match=r"got resume_checkpoint_path=True.*resume_from_checkpoint=True"):
+        trainer.train(True)
+    with pytest.raises(ConfigTypeError, match=r"dict of arrays; pass ColumnDataset"):
+        trainer.evaluate({"x": INPUTS, "labels": LABELS})
+    with pytest.raises(ConfigTypeError, match="got 'best'"):
+        trainer.evaluate("best")
+    with pytest.raises(ConfigTypeError, match=r"logs: got TensorDataset.*dict.*evaluate\(model\)"):
+        trainer.evaluate(make(), DATA)
+
+
+def test_parts_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+    model, other = make(), make()
+    settings = TrainingConfig(output_dir=tmp_path, batch_size=4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ConfigError, match="holds none of the model's parameters"):
+        Trainer(other, settings, DATA, optimizer=optimizer)
+    schedule = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(other.parameters(), lr=0.1), 1)
+    with pytest.raises(ConfigError, match="belongs to another optimizer"):
+        Trainer(model, settings, DATA, optimizer=optimizer, lr_scheduler=schedule)
+
+
+def test_what_changes_after_the_trainer_was_built_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = nn.Sequential(make(), nn.Linear(2, 2))
+    trainer = Trainer(model, config(tmp_path, num_epochs=1), DATA)
+    trainer.config.num_epochs, trainer.config.batch_size = 2, 5
+    model[1] = nn.Linear(2, 2)
+    trainer.train()
+    assert trainer.state.global_step == 10
+    settings, weights = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert "batch_size: changed from 4 to 5" in settings
+    assert "The optimizer holds no 1.weight, 1.bias of the model" in weights
+
+
+def test_settings_beside_a_part_that_is_given_are_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    settings = config(tmp_path, optimizer="AdamW", lr_scheduler_type="cosine", num_epochs=1)
+    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
+    trainer = Trainer(model, settings, DATA, optimizer=optimizer, lr_scheduler=schedule)
+    (warning,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    for part in ("optimizer='AdamW'", "learning_rate=0.01", "lr_scheduler_type='cosine'", "SGD", "ConstantLR"):
+        assert part in warning
+    trainer.train()
+    assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+def test_data_and_settings_that_are_not_used_are_warnings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    loader = DataLoader(DATA, 4, shuffle=True, drop_last=True)
+    settings = config(tmp_path, metrics=["F1Score"], dataloader_shuffle=False)
+    handler = {"metrics_handler": lambda predictions, labels: {"share": 1.0}}
+    trainer = Trainer(make(), settings, DATA, train_dataloader=loader, eval_dataloader=loader, **handler)
+    trainer.predict(loader)
+    warned = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    for text, parts in zip(
+        ("train_dataset is not read", "eval_dataloader leaves out", "without effect", "predict: the loader shuffles"),
+        ((), (), ("metrics=['F1Score']", "dataloader_shuffle=False"), ()),
+        strict=True,
+    ):
+        (found,) = [one for one in warned if text in one]
+        assert all(part in found for part in parts)
+
+
+def test_a_layer_in_evaluation_mode_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2))
+    model[1].eval()
+    for freezes in (True, False):
+        Trainer(model, config(tmp_path, freeze_bn=freezes, num_epochs=1), DATA).train()
+        assert ("1 (BatchNorm1d) is in evaluation mode" in caplog.text) == (not freezes)
+
+
+def test_a_trainer_that_cannot_be_built_names_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"parameter 0.weight has no shape yet.*call model\(inputs\)"):
+        Trainer(nn.Sequential(nn.LazyLinear(2)), config(tmp_path), DATA)
+
+    class Forgetful(Trainer):
+        def __init__(self) -> None:
+            pass
+
+    with pytest.raises(AttributeError, match=r"Forgetful.__init__ has not called super\(\).__init__"):
+        Forgetful().train()
+
+
+def test_labels_of_model_and_data_are_the_same(tmp_path: Path) -> None:
+    def with_labels(owner: Any, *labels: str) -> Any:
+        owner.config = SimpleNamespace(id2label=dict(enumerate(labels)))
+        return owner
+
+    data = with_labels(TensorDataset(INPUTS, LABELS), "cat", "dog")
+    Trainer(with_labels(make(), "cat", "dog", "owl"), config(tmp_path), data, data)
+    with pytest.raises(ConfigError, match=r"label 'cat' is 0 in TensorDataset, and 1 in the model"):
+        Trainer(with_labels(make(), "dog", "cat"), config(tmp_path), DATA, data)
+
+
+PLATEAU = {"name_": "ReduceLROnPlateau", "patience": 0, "factor": 0.5, "threshold": 10.0, "mode": "min"}  # never better
+
+
+def test_steps_between_two_steps_of_a_schedule_that_has_moments_of_its_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(ConfigError, match="lr_scheduling_steps: got 5 with ReduceLROnPlateau"):
+        TrainingConfig(lr_scheduler=PLATEAU, lr_scheduling_steps=5)
+    model = make()
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(torch.optim.SGD(model.parameters(), lr=0.1))
+    settings = TrainingConfig(output_dir=tmp_path, lr_scheduling_steps=5)
+    with pytest.raises(ConfigError, match=r"lr_scheduling_steps: got 5, .*ReduceLROnPlateau"):
+        Trainer(model, settings, DATA, optimizer=schedule.optimizer, lr_scheduler=schedule)
+    trainer = Trainer(model, settings, DATA)  # linear, to 0 at the last update
+    assert "without effect: lr_scheduling_steps=5" in caplog.text
+    trainer.train()
+    assert trainer.optimizer.param_groups[0]["lr"] == 0.0
+
+
+def test_a_share_of_the_steps_is_reported_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "trainwright")
+    trainer = Trainer(make(), config(tmp_path, num_epochs=4, max_steps=0.25), DATA)
+    assert trainer.total_steps == 8  # ceil(0.25 * 5) * 4
+    assert "max_steps=0.25: 8 steps in total, that fraction of 4 epochs of 5 batches" in caplog.text
+    assert "training ends in epoch 2" in caplog.text
+
+
+def test_a_copy_of_a_model_in_mixed_precision_computes_with_its_own_weights(tmp_path: Path) -> None:
+    model = make()
+    trainer = Trainer(model, config(tmp_path, mixed_precision="bf16"), DATA)
+    twin = copy.deepcopy(trainer.model)
+    nn.init.zeros_(twin.weight)
+    nn.init.zeros_(twin.bias)
+    assert not twin(INPUTS).any()
+    assert twin(INPUTS).dtype is torch.bfloat16
+    Trainer(model, config(tmp_path / "plain"), DATA)
+    assert model(INPUTS).dtype is torch.float32
+
+
+class Tokens:
+    """Rows of uneven numbers of labels that count."""
+
+    def __len__(self) -> int:
+        return 11
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        labels = torch.arange(6) % 3
+        labels[index % 6 :] = -100
+        return torch.randn(6, 4, generator=torch.Generator().manual_seed(index)), labels
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 9])
+def test_scores_before_a_sigmoid_are_read_as_such_in_every_batch(size: int, tmp_path: Path) -> None:
+    scores = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.45, -3, 2, 0.3, 0.2])
+    data = TensorDataset(scores, (scores > 0).float())
+    model = nn.Identity()
+    model.weight = nn.Parameter(torch.zeros(1))
+    settings = config(tmp_path, loss="BCEWithLogitsLoss", eval_batch_size=size)
+    assert Trainer(model, settings, data, data).evaluate()["accuracy"] == 1.0
+
+
+def test_a_metric_that_fits_no_more_may_fit_the_next_data(tmp_path: Path) -> None:
+    trainer = Trainer(make(), config(tmp_path), DATA, DATA)
+    no_classes = TensorDataset(INPUTS, INPUTS[:, :2])
+    trainer.set_loss(nn.MSELoss())
+    assert set(trainer.evaluate(no_classes)) == {"loss"}
+    trainer.set_loss(nn.CrossEntropyLoss())
+    assert set(trainer.evaluate()) == {"loss", "accuracy"}
+
+
+def test_a_run_is_not_gone_on_with_on_other_data_of_as_many_batches(tmp_path: Path) -> None:
+    def trainer(rows: int, **settings: Any) -> Trainer:
+        data = TensorDataset(INPUTS[:rows], LABELS[:rows])
+        return Trainer(make(), config(tmp_path, dataloader_drop_last=False, num_epochs=2, **settings), data)
+
+    trainer(17, max_steps=3).train()
+    with pytest.raises(ConfigError, match="the samples of an epoch were 17 and are 20 now"):
+        trainer(20, resume_from_checkpoint=True)  # within an epoch: the order would be another one
+    trainer(17, max_steps=5, resume_from_checkpoint=True).train()
+    grown = trainer(20, resume_from_checkpoint=True)  # the length of an epoch is that at its start
+    grown.train()
+    assert (grown.state.global_step, grown.run.batches.loader.batch_sampler.samples_per_epoch) == (10, 20)
+
+
+def test_an_error_at_the_end_of_an_epoch_loses_no_epoch_wherever_the_program_has_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    class Failing(Callback):
+        def on_epoch_begin(self, epochs: int, logs: Any) -> None:
+            os.chdir(tmp_path / "elsewhere")
+
+        def on_epoch_end(self, epochs: int, logs: Any) -> None:
+            raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        Trainer(make(), config(Path("out"), num_epochs=2), DATA, DATA, callbacks=[Failing()]).train()
+    assert not list((tmp_path / "elsewhere").iterdir())
+    assert verify(tmp_path / "out" / "epoch_1").iteration == 4
+    settings = config(tmp_path / "out", num_epochs=2, resume_from_checkpoint=True)
+    resumed = Trainer(make(), settings, DATA, DATA)
+    assert resumed.state.global_step == 5
+    resumed.train()
+
+
+class ByName(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.layer(features)
+
+
+def test_batches_that_do_not_fit_the_model_are_refused_with_their_fields(tmp_path: Path) -> None:
+    wrong = [{"x": x, "labels": 1} for x in INPUTS]
+    with pytest.raises(ConfigTypeError, match=r"does not take the batch with the fields \['x', 'labels'\]"):
+        Trainer(ByName(), config(tmp_path), wrong).train()
+    unlabeled = [{"features": x, "class_id": 1} for x in INPUTS]
+    with pytest.raises(ConfigError, match=r"labels, label, targets, target .*features, class_id"):
+        Trainer(ByName(), config(tmp_path), unlabeled).train()
+
+    class Broken(ByName):
+        def forward(self, features: Tensor) -> Tensor:
+            return self.layer(features) + "mine"  # a TypeError of the model's own
+
+    with pytest.raises(TypeError, match=r"unsupported operand|must be Tensor"):
+        Trainer(Broken(), config(tmp_path), [{"features": x, "labels": 1, "more": 2} for x in INPUTS]).train()
+
+
+@pytest.mark.parametrize(("name", "hint"), [("bf16", "mixed_precision='bf16'"), ("save_strategy", "model_checkpoint")])
+def test_names_of_other_libraries_are_errors_with_ours(name: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=rf"TrainingConfig.{name}: no such setting. Here: {hint}"):
+        TrainingConfig(**{name: True})
+
+
+def test_a_function_is_enough_for_metrics_of_ones_own(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def compute_metrics(predictions: Tensor, labels: Tensor) -> dict[str, Any]:
+        calls.append(len(labels))
+        return {"share": (predictions.argmax(1) == labels).float().mean()}
+
+    settings = config(
+        tmp_path, metric_for_best_model="share", greater_is_better=True, load_best_model_at_end=True, eval_batch_size=3
+    )
+    results = Trainer(make(), settings, DATA, DATA, metrics_handler=compute_metrics).train()
+    assert set(results) == {"loss", "share"}
+    assert set(calls) == {20}  # all samples at once
+    with pytest.raises(EvaluationError, match="returned NoneType; it must return a dict"):
+        Trainer(make(), config(tmp_path / "b"), DATA, DATA, metrics_handler=lambda p, t: None).train()
+    for value in (torch.zeros(2), "good"):
+        with pytest.raises(EvaluationError, match=r"returned \{'share': .*each value must be one number"):
+            Trainer(
+                make(), config(tmp_path / "b"), DATA, metrics_handler=lambda p, t, value=value: {"share": value}
+            ).evaluate(DATA)
+
+
+def test_the_schedule_after_a_given_one_is_stepped_in_its_own_way(tmp_path: Path) -> None:
+    class Swapping(Callback):
+        def on_epoch_end(self, epochs: int, logs: Any) -> None:
+            if epochs == 1:
+                trainer.set_optimizer(torch.optim.SGD(trainer.model.parameters(), lr=0.1))
+
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    settings = config(tmp_path, num_epochs=2, lr_scheduler_type="linear")
+    parts: dict[str, Any] = {"optimizer": optimizer, "lr_scheduler": schedule, "callbacks": [Swapping()]}
+    trainer = Trainer(model, settings, DATA, **parts)
+    trainer.train()
+    rates = [rate for rate, _ in trainer.storage.history("lr").values()]
+    assert rates[:5] == [0.1] * 5  # once an epoch
+    assert rates[5:] == pytest.approx([0.1, 0.08, 0.06, 0.04, 0.02])  # linear, over the updates that are left
+
+
+class Tagger(nn.Module):
+    """Its scores are of tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(x).transpose(1, 2)
+
+
+class Writer(Tagger):
+    """What it generates is not of its tokens."""
+
+    is_generative = True
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.layer(x)}
+
+    def compute_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+    def generate(self, x: Tensor) -> Tensor:
+        return torch.zeros(len(x), 2, dtype=torch.long)
+
+
+@pytest.mark.parametrize("kind", [Tagger, Writer])
+@pytest.mark.parametrize("size", [1, 3, 11])
+def test_labels_that_do_not_count_have_no_weight_in_the_loss(kind: type[Tagger], size: int, tmp_path: Path) -> None:
+    pairs = [Tokens()[index] for index in range(11) if kind is Tagger or index % 6]  # a writer's are never all -100
+    rows: Any = pairs if kind is Tagger else [{"x": x, "labels": labels} for x, labels in pairs]
+    trainer = Trainer(kind(), config(tmp_path, eval_batch_size=size, metric=None), rows, rows)
+    scores, labels = trainer.model.layer(torch.stack([x for x, _ in pairs])), torch.stack([y for _, y in pairs])
+    expected = F.cross_entropy(scores.flatten(0, 1), labels.flatten()).item()
+    assert trainer.evaluate()["loss"] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["model", "optimizer"])
+def test_a_part_that_is_assigned_is_no_part_of_the_steps(name: str, tmp_path: Path) -> None:
+    trainer = Trainer(make(), config(tmp_path), DATA)
+    other = {"model": make(), "optimizer": torch.optim.SGD(trainer.model.parameters(), lr=0.5)}
+    setattr(trainer, name, other[name])
+    with pytest.raises(ConfigError, match=rf"Trainer.{name} was assigned, without effect"):
+        trainer.train()
+
+
+@pytest.mark.parametrize("kind", ["pairs", "fields"])
+def test_evaluation_data_without_targets_are_named(kind: str, tmp_path: Path) -> None:
+    class Net(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x)
+
+    train, without = DATA, TensorDataset(INPUTS)
+    if kind == "fields":
+        train = [{"x": x, "labels": label} for x, label in zip(INPUTS, LABELS, strict=True)]
+        without = [{"x": x} for x in INPUTS]
+    with pytest.raises(ConfigError, match=r"Trainer.eval_dataset: .*CrossEntropy"):
+        Trainer(Net(4, 2), config(tmp_path, num_epochs=1), train, without).train()
+
+
+@pytest.mark.parametrize(
+    "bad", [0.2, 5, True, len, object(), nn.Sequential(nn.Linear(1, 1))], ids=lambda bad: type(bad).__name__
+)
+@pytest.mark.parametrize("argument", ["train_dataset", "eval_dataset", "eval_dataset by name", "eval_dataloader"])
+def test_data_that_cannot_be_read_are_refused_before_the_first_step(argument: str, bad: Any, tmp_path: Path) -> None:
+    argument, _, by_name = argument.partition(" ")
+    given = {"train_dataset": DATA, argument: {"good": DATA, "bad": bad} if by_name else bad}
+    with pytest.raises(ConfigTypeError, match=rf"Trainer\.{argument}"):
+        Trainer(make(), config(tmp_path), **given)
+    trainer = Trainer(make(), config(tmp_path), DATA)
+    if not isinstance(bad, nn.Module):  # evaluate(model) is another model with the same data
+        with pytest.raises(ConfigTypeError, match=r"Trainer\.evaluate: got"):
+            trainer.evaluate(bad)
+
+
+class Squeezed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.layer(inputs).squeeze()  # a number for a batch of one sample, which is not a loss
+
+
+@pytest.mark.parametrize("place", ["training", "evaluation", "evaluation alone"])
+@pytest.mark.parametrize("loss", ["MSELoss", "BCEWithLogitsLoss"])
+def test_squeeze_and_a_last_batch_of_one_sample(loss: str, place: str, tmp_path: Path) -> None:
+    odd = TensorDataset(INPUTS[:9], LABELS[:9].float())
+    even = TensorDataset(INPUTS[:8], LABELS[:8].float())
+    settings = {"batch_size": 4, "loss": loss, "num_epochs": 1, "dataloader_drop_last": False}
+    trainer = Trainer(Squeezed(), quiet(tmp_path, **settings), odd if place == "training" else even, odd)
+    with pytest.raises(ConfigError, match=r"Squeezed returned one number .*\(1, 4\).*squeeze\(-1\)"):
+        trainer.evaluate() if place == "evaluation alone" else trainer.train()
+
+
+def test_a_loss_of_the_models_own_is_one_number_although_it_returns_scores_in_evaluation(tmp_path: Path) -> None:
+    class Net(Squeezed):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.layer(inputs).square().mean() if self.training else self.layer(inputs)
+
+    data = TensorDataset(INPUTS[:5], LABELS[:5].float()[:, None])
+    settings = {"batch_size": 1, "loss": "MSELoss", "num_epochs": 1, "eval_on_start": True}
+    Trainer(Net(), quiet(tmp_path, **settings), data, data).train()
+
+
+@pytest.mark.parametrize("settings", [{}, {"gradient_accumulation_steps": 2}, {"non_finite": "skip"}])
+def test_a_loss_function_that_returns_none_is_named(settings: dict[str, Any], tmp_path: Path) -> None:
+    def forgets_return(scores: Tensor, labels: Tensor) -> Any:
+        nn.functional.cross_entropy(scores, labels)
+
+    trainer = Trainer(nn.Linear(4, 2), quiet(tmp_path, batch_size=2, num_epochs=1, **settings), DATA)
+    trainer.set_loss(forgets_return)
+    with pytest.raises(ConfigTypeError, match="The loss function forgets_return returned NoneType"):
+        trainer.train()
+
+
+@pytest.mark.parametrize("owner", ["Net", "the Trainer"])
+def test_a_loss_that_is_none_names_the_method(owner: str, tmp_path: Path) -> None:
+    class Net(nn.Linear):
+        def compute_loss(self, logits: Tensor, labels: Tensor) -> Any:
+            return None
+
+    class Own(Trainer):
+        def compute_loss(self, model: Any, inputs: Any) -> Any:
+            return None
+
+    with pytest.raises(ConfigTypeError, match=rf"{'Own' if owner != 'Net' else 'Net'}.compute_loss returned NoneType"):
+        (Trainer if owner == "Net" else Own)(Net(4, 2), config(tmp_path), DATA).train()
+
+
+def test_gradients_that_are_switched_off_are_named(tmp_path: Path) -> None:
+    with torch.no_grad(), pytest.raises(RuntimeError) as caught:
+        Trainer(make(), config(tmp_path), DATA).train()
+    assert "torch.set_grad_enabled(True)" in str(caught.value.__notes__)
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.layer = nn.Embedding(10, 4, sparse=True), nn.Linear(4, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.layer(self.words(inputs).mean(1))
+
+
+@pytest.mark.parametrize("setting", [{"clip_grad_norm": 1.0}, {"clip_grad_value": 1.0}, {"non_finite": "skip"}])
+def test_sparse_gradients_that_would_be_clipped_are_refused(setting: dict[str, Any], tmp_path: Path) -> None:
+    data, model = TensorDataset(torch.arange(24).reshape(8, 3) % 10, LABELS[:8]), Words()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(ConfigError, match=r"words \(Embedding\) has sparse=True"):
+        Trainer(model, quiet(tmp_path / "a", loss="CrossEntropyLoss", **setting), data, optimizer=optimizer).train()
+    before = model.words.weight.clone()
+    Trainer(model, quiet(tmp_path / "b", loss="CrossEntropyLoss"), data, optimizer=optimizer).train()
+    assert not torch.equal(before, model.words.weight)
+
+
+def test_sparse_gradients_of_a_config_file_are_refused(tmp_path: Path) -> None:
+    class Net(Words):
+        def forward(self, inputs: Tensor, labels: Tensor) -> Any:
+            return {"loss": F.cross_entropy(super().forward(inputs), labels)}
+
+    samples = [{"inputs": torch.arange(3), "labels": 1}] * 8
+    cfg = file_config(tmp_path, Net, lambda: samples, train_iter=1, train_micro_batch_size=4)
+    cfg.optim = LazyCall(torch.optim.SGD)(params=LazyCall(get_default_optimizer_params)(clip_grad_max_norm=1.0), lr=0.1)
+    with pytest.raises(ConfigError, match=r"words \(Embedding\) has sparse=True"):
+        DefaultTrainer(cfg).train()
+
+
+@pytest.mark.parametrize("trained", ["pairs", "names"])
+def test_data_to_evaluate_may_have_names_where_those_to_train_have_none(trained: str, tmp_path: Path) -> None:
+    class Net(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x)
+
+    torch.manual_seed(0)
+    named = [{"x": x, "labels": label} for x, label in zip(INPUTS, LABELS, strict=True)]
+    train, other = (DATA, named) if trained == "pairs" else (named, DATA)
+    trainer = Trainer(Net(4, 2), config(tmp_path, num_epochs=1), train, {"same": train, "other": other})
+    results = trainer.train()
+    assert results["same/loss"] == results["other/loss"]
+    assert results["same/accuracy"] == results["other/accuracy"]
+
+
+def test_a_rate_is_not_searched_while_the_trainer_trains(tmp_path: Path) -> None:
+    class Finds(Callback):
+        def on_train_batch_end(self, *_: Any, **__: Any) -> None:
+            trainer.find_lr()
+
+    trainer = Trainer(make(), config(tmp_path), DATA, callbacks=[Finds()])
+    with pytest.raises(ConfigError, match=r"find_lr .*before.*train\(\)"):
+        trainer.train()

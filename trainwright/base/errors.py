@@ -1,0 +1,133 @@
+"""Errors that users can cause. Their messages name the place, the value, the allowed values and a fix."""
+
+import difflib
+import importlib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainwright.base.terminal import printable
+
+
+class UserError(Exception):
+    """Base of errors that a user can cause and fix. The command line prints the message only, and exits with 2."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
+
+
+class ConfigError(UserError, ValueError):
+    """A configuration that cannot run."""
+
+
+class ConfigTypeError(ConfigError, TypeError):
+    """A value of the wrong type in a configuration."""
+
+
+class ConfigKeyError(ConfigError, KeyError):
+    """A key that does not exist."""
+
+    def __str__(self) -> str:  # KeyError shows the repr of its argument, with escaped line breaks
+        return printable(str(self.args[0])) if self.args else ""
+
+
+class ConfigImportError(UserError, ImportError):
+    """A configuration file imports a module or names a target that does not exist."""
+
+
+class ConfigSyntaxError(UserError, SyntaxError):
+    """A configuration file that is not valid Python."""
+
+
+class MissingFileError(UserError, FileNotFoundError):
+    """A file or folder that a run needs does not exist."""
+
+
+def import_optional(name: str, message: str, kind: type[UserError] = UserError) -> Any:
+    """The module ``name`` of an optional package; an error of ``kind`` with ``message`` if it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise kind(message) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One error in a configuration. ``origin`` is the file and line that set it, if known."""
+
+    path: str
+    text: str
+    kind: type[ConfigError] = ConfigError
+    origin: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.text}"
+
+
+def error_of(faults: Sequence[Fault], message: str) -> ConfigError:
+    """An error with this message, of the class that all faults share, else a plain ConfigError."""
+    kinds = {fault.kind for fault in faults}
+    return (kinds.pop() if len(kinds) == 1 else ConfigError)(message)
+
+
+def got(value: Any) -> str:
+    """How messages show a value that is not allowed."""
+    return f"got {value!r} ({type(value).__name__})"
+
+
+def did_you_mean(name: str, allowed: Iterable[str]) -> str:
+    """The nearest allowed name as a sentence, or the list of all of them when none is near.
+
+    >>> did_you_mean("precison", ["precision", "seed"])
+    "Did you mean 'precision'?"
+    >>> did_you_mean("x", ["seed", "amp"])
+    'Allowed: amp, seed.'
+    """
+    names = sorted(allowed)
+    if hint := nearest_name(name, names):
+        return hint.lstrip()
+    return f"Allowed: {', '.join(names)}." if names else "Nothing is allowed here."
+
+
+def nearest_name(name: str, allowed: Iterable[str]) -> str:
+    """The nearest allowed name as the next sentence of a message, with a space before it; "" if none is near."""
+    found = nearest_of(name, allowed)
+    return "" if found is None else f" Did you mean {found!r}?"
+
+
+def nearest_of(name: str, allowed: Iterable[str]) -> str | None:
+    """The nearest name, whatever its case, hyphens and underscores: also one that begins so, or has these initials.
+
+    >>> nearest_of("adamww", ["Adam", "AdamW"]), nearest_of("mse", ["mean_squared_error", "loss"])
+    ('AdamW', 'mean_squared_error')
+    """
+    wanted, names = _letters(name), sorted(allowed)
+    if near := difflib.get_close_matches(name, names, n=1, cutoff=0.9):
+        return near[0]
+    letters = {_letters(one): one for one in reversed(names)}
+    initials = {"".join(_INITIAL.findall(one)).lower(): one for one in reversed(names)}
+    if wanted not in letters and wanted in initials and len(wanted) > 2:
+        return initials[wanted]
+    longer = sorted((one for one in letters if len(wanted) > 1 and one.startswith(wanted)), key=len)
+    near = difflib.get_close_matches(wanted, letters, n=1, cutoff=0.8) or longer
+    near = near or difflib.get_close_matches(wanted, letters, n=1)
+    return letters[near[0]] if near else None
+
+
+_INITIAL = re.compile(r"[A-Z](?=[a-z])|(?:(?<=_)|^)[a-z]")
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[\W_]", "", name).lower()
+
+
+def missing_path(path: Path, text: str) -> MissingFileError:
+    """The error about a path that does not exist, or its first part that does not, with the nearest name there is."""
+    while not path.parent.is_dir() and path != path.parent:
+        path = path.parent
+    entries = path.parent.iterdir() if path.parent.is_dir() else ()
+    names = [entry.name for entry in entries if entry.name != path.name]  # there may be a file in place of a folder
+    near = nearest_of(path.name, names)
+    return MissingFileError(f"{path}: {text}" + (f" Did you mean {str(path.with_name(near))!r}?" if near else ""))

@@ -1,0 +1,78 @@
+"""Public names that load their file on first use (PEP 562), so that a package costs what is used of it and no more."""
+
+import gc
+import importlib
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import ModuleType
+
+_DECLARED = re.compile(r"from ([\w.]+) import \(?\s*(\w+) as \2\b")
+
+
+def on_first_use(package: str, module_of: Mapping[str, str]) -> Callable[[str], object]:
+    """The ``__getattr__`` of ``package``. ``module_of`` has the module of each name; a module is in ``package`` itself.
+
+    >>> __getattr__ = on_first_use("trainwright.config", {"ConfigError": "trainwright.base.errors"})
+    >>> __getattr__("ConfigError")
+    <class 'trainwright.base.errors.ConfigError'>
+    """
+
+    def load(name: str) -> object:
+        if name not in module_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        is_module = module_of[name] == package
+        with _collector_paused():
+            module = _imported(f"{package}.{name}" if is_module else module_of[name])
+        value: object = module if is_module else getattr(module, name)
+        setattr(sys.modules[package], name, value)  # found directly from now on
+        return value
+
+    return load
+
+
+def declared_names(package: str) -> tuple[list[str], Callable[[str], object]]:
+    """``__all__`` and ``__getattr__`` of a package whose names are those that it imports for type checkers.
+
+    There they are written as ``from module import Name as Name``.
+
+    >>> names, __getattr__ = declared_names("trainwright")
+    >>> "DefaultTrainer" in names
+    True
+    """
+    with open(str(sys.modules[package].__file__), encoding="utf-8") as file:
+        module_of = {name: module for module, name in _DECLARED.findall(file.read())}
+    return [*module_of], on_first_use(package, module_of)
+
+
+def ring(name: str) -> ModuleType:
+    """A module that builds on the core (``graph``, ``tasks``, ``inspect``), for an entry point of the core to it.
+
+    >>> ring("inspect.check.finding").Report(()).summary()
+    '0 problems in 0 s'
+    """
+    with _collector_paused():
+        return importlib.import_module(f"trainwright.{name}")
+
+
+def _imported(name: str) -> ModuleType:
+    """The module. An AttributeError in it is an ImportError: Python takes it for a package without the name that is
+    imported, and drops its text.
+    """
+    try:
+        return importlib.import_module(name)
+    except AttributeError as error:
+        raise ImportError(f"{name} cannot be imported: {type(error).__name__}: {error}", name=name) from error
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Imports leave no garbage, but may set off a search through all that torch has made, as long as they take."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,517 @@
+"""Prepare a run: check its configuration and join its processes."""
+
+import argparse
+import copy
+import inspect
+import logging
+import math
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from omegaconf import DictConfig, OmegaConf, open_dict
+from torch.utils.data import DataLoader, Dataset
+
+from trainwright.base.dist import (
+    get_averaging_rank,
+    get_averaging_size,
+    get_data_parallel_size,
+    get_world_size,
+    is_main_process,
+)
+from trainwright.base.errors import ConfigError, ConfigTypeError, did_you_mean
+from trainwright.base.files import relative_path
+from trainwright.checkpoint.folder import POINTER_NAME
+from trainwright.config.lazy.allowlist import project_roots
+from trainwright.config.lazy.instantiation import instantiate, locate_target
+from trainwright.config.lazy.lazy_config import get_config, try_get_key
+from trainwright.config.lazy.provenance import are_several, is_set
+from trainwright.config.schema.checks import validate
+from trainwright.config.schema.sections import (
+    complete,
+    exact,
+    iterations_of_epochs,
+    milestone_iterations,
+    resolve_batch_sizes,
+    total_iterations,
+    warmup_iterations,
+)
+from trainwright.config.secrets import redact_command, remember_secrets
+from trainwright.config.yaml_file import read_mapping
+from trainwright.data.batch_loader import BatchLoader, make_loader
+from trainwright.data.sampler import CyclicSampler, SingleRoundSampler
+from trainwright.engine.folder.run_folder import RunFolder, make_folder
+from trainwright.engine.logs import log_to_console
+from trainwright.engine.run import Run
+from trainwright.evaluation.evaluator import DatasetEvaluator
+from trainwright.evaluation.objective import MODES, objective_of_name
+from trainwright.optim.schedules import extend_schedule
+from trainwright.parallel.data_parallel import launched_rank, setup_dist_util
+from trainwright.parallel.mesh import current_mesh
+from trainwright.parallel.rank_checks import check_same_settings
+from trainwright.parallel.restarts import is_continued
+
+logger = logging.getLogger("trainwright.engine")
+
+BATCH_SIZES = ("train_micro_batch_size", "global_batch_size", "num_accumulation_steps")
+
+# Settings that the start of a run shows by other names.
+_SHOWN_ELSEWHERE = {
+    *("train.output_dir", "train.train_micro_batch_size", "train.global_batch_size", "train.num_accumulation_steps"),
+    *("train.dist.data_parallel_size", "train.scheduler", "train.resume", "train.evaluation.eval_mode"),
+    *("train.train_iter", "train.train_epoch"),
+}
+
+
+def bind_arguments(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
+    """``function`` with as many of the arguments as it takes; adds no Python frame."""
+    parameters = inspect.signature(function).parameters.values()
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    return partial(function, *(arguments if takes_any else arguments[: len(positional)]))
+
+
+def apply_dev_run(cfg: DictConfig) -> None:
+    """Shorten the run as ``train.fast_dev_run`` says: True is 20 iterations. Its folder is in the run's folder."""
+    from trainwright.config.settings import KEYS, changes_of  # here: loads pydantic
+
+    train = cfg.train
+    if not train.fast_dev_run:
+        return
+    iterations = 20 if train.fast_dev_run is True else train.fast_dev_run
+    changes = changes_of("dev_run", KEYS, iterations)
+    if train.overfit_batches is not None:  # it limits the evaluation, too
+        del changes["train.limit_eval_batches"]
+    for key, value in changes.items():
+        OmegaConf.update(cfg, key, value)
+    train.output_dir = os.path.join(train.output_dir, "fast_dev_run")
+    logger.info("fast_dev_run: %d iterations in %s; the run itself is not changed.", iterations, train.output_dir)
+
+
+def check_loader(loader: Any, batch_size: int) -> None:
+    """Raise for a data set in place of the training loader, and for batches of another size than the run counts."""
+    if isinstance(loader, Dataset):
+        raise ConfigTypeError(
+            f"dataloader.train: got {type(loader).__name__}, a data set; describe a loader of it:"
+            " LazyCall(build_image_train_loader)(dataset=...)."
+        )
+    own = loader.batch_size if type(loader) is DataLoader else None
+    if own not in (None, batch_size):
+        raise ConfigError(
+            f"dataloader.train: its batches have {own} samples, and train.train_micro_batch_size={batch_size}, by which"
+            " samples and epochs are counted. Give both one value."
+        )
+
+
+def limit_data(train: DictConfig, data_loader: Any) -> None:
+    """Apply ``limit_train_batches`` and ``overfit_batches`` to the training loader."""
+    name = "limit_train_batches" if train.overfit_batches is None else "overfit_batches"
+    if train[name] is None:
+        return
+    sampler = getattr(data_loader, "batch_sampler", None)
+    if not isinstance(sampler, CyclicSampler):
+        raise ConfigError(
+            f"train.{name}: got {train[name]}, which needs a loader of trainwright.data with its default sampler;"
+            f" dataloader.train is a {type(data_loader).__name__}. Build it with build_image_train_loader, or limit its"
+            " data set."
+        )
+    sampler.limit_epochs(train[name], keeps_batches=name == "overfit_batches")
+
+
+def overfit_loader(data_loader: BatchLoader, batch_size: int) -> Any:
+    """The loader of the evaluations of ``overfit_batches``: the training data, in their order."""
+    rank, size = get_averaging_rank(), get_averaging_size()
+    sampler = SingleRoundSampler(data_loader.dataset, batch_size, data_parallel_rank=rank, data_parallel_size=size)
+    return make_loader(
+        data_loader.dataset, sampler, seed=0, num_workers=0, collate_fn=data_loader.collate_fn, loader_options={}
+    )
+
+
+def default_setup(cfg: DictConfig, args: argparse.Namespace | None = None) -> None:
+    """Complete and check ``cfg`` in place, join the launcher's processes, and start logging.
+
+    All three batch sizes and ``dist.data_parallel_size`` are filled in, so ``config.yaml`` has them.
+
+    ``args`` is the result of :func:`~trainwright.config.default_argument_parser`; None means no arguments. The output
+    folder is created and gets its ``config.yaml``, unless it holds an earlier run, which stays unchanged until the new
+    run has made its first step.
+
+    Raises:
+        ConfigError: the configuration cannot run; the message lists every fault.
+    """
+    source: str | None = getattr(args, "config_file", None) or None
+    log_to_console(launched_rank())  # before the first warning
+    whole = checked(cfg, source=source)
+    with open_dict(cfg):
+        for section in whole:
+            cfg[section] = whole[section]
+        cfg.train.resume = bool(cfg.train.get("resume", False)) or bool(getattr(args, "resume", False))
+        if source is not None:
+            # A path relative to the output folder: with it the saved configuration finds the project's modules.
+            for root in project_roots(source, cfg, trusts_folder=getattr(args, "trust_folder", False))[:1]:
+                cfg.project_root = _as_text(relative_path(root, Path(cfg.train.output_dir).resolve()))
+
+    device = join_ranks(cfg)
+    complete_batch_sizes(cfg)
+    vars(cfg._metadata)[_STARTED] = _Started(_containers(cfg), device)
+    folder = RunFolder(cfg.train.output_dir, resume=cfg.train.resume)
+    folder.recover()
+    if is_main_process() and not getattr(args, "eval_only", False):
+        folder.check_free()
+        folder.check_names()
+        if not folder.holds_a_run():
+            make_folder(folder.path, folder.setting)
+            folder.write_config(cfg)
+
+
+def call_with_known(node: Any, given: Mapping[str, Any]) -> Any:
+    """Instantiate a config node with the arguments of ``given`` that its target takes and the node does not set.
+
+    Anything but a node with a ``_target_`` (for example a loader object) is returned unchanged.
+    """
+    if not (isinstance(node, Mapping | DictConfig) and "_target_" in node):
+        return node
+    parameters = inspect.signature(locate_target(node)).parameters
+    known = {name: value for name, value in given.items() if name in parameters and value is not None}
+    return instantiate(node, **known)
+
+
+def settings_of_copy(
+    given: DictConfig, cfg: DictConfig, folder: Path, changes: dict[str, Any], *, resumes: bool, is_endless: bool
+) -> DictConfig:
+    """The configuration of a copy that a check trains.
+
+    ``given``: that of the run before the values that depend on the data were written into it, which ``cfg`` has.
+    """
+    from trainwright.config.settings import KEYS, changes_of  # here: loads pydantic
+
+    new, changes = copy.deepcopy(given), dict(changes)
+    changes.pop("save_enabled", None)  # always
+    train = new.train
+    train.update({"output_dir": str(folder), "resume": resumes})
+    for key, value in changes_of("copy", KEYS).items():
+        OmegaConf.update(new, key, value)
+    sizes = ("gradient_accumulation_steps", "num_accumulation_steps"), ("batch_size", "train_micro_batch_size")
+    if any(name in changes for name, _ in sizes):
+        train.update({ours: changes.pop(name, cfg.train[ours]) for name, ours in sizes})
+        train.global_batch_size = train.num_accumulation_steps * train.train_micro_batch_size
+        train.update({"train_iter": cfg.train.train_iter, "train_epoch": 0})
+    if is_endless:
+        train.update({"train_iter": 100_000, "train_epoch": 0})
+    train.update(changes)
+    return new
+
+
+_STARTED = "trainwright_started"  # in omegaconf's metadata of a configuration
+
+
+class _Started:
+    """What ``default_setup`` has made of a configuration, in this process."""
+
+    def __init__(self, content: Any, device: torch.device) -> None:
+        self.content = content
+        self.device = device
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:  # a copy of the configuration is as complete
+        return self
+
+    def __reduce__(self) -> Any:  # another process has not joined the others
+        return type(None), ()
+
+
+def started(cfg: DictConfig) -> tuple[DictConfig, torch.device]:
+    """A complete and checked copy of ``cfg``, with all batch sizes, and the device of the run.
+
+    The processes are joined, and logging is started. What ``default_setup`` has done is not repeated, unless the
+    configuration has been changed since.
+    """
+    before = vars(cfg._metadata).get(_STARTED) if isinstance(cfg, DictConfig) else None
+    if before is not None and (content := _containers(cfg)) == before.content:
+        check_same_settings(content)  # every process is here, also those where the configuration was changed
+        return copy.deepcopy(cfg), before.device
+    log_to_console(launched_rank())  # before the first warning
+    whole = checked(cfg)
+    device = join_ranks(whole)
+    complete_batch_sizes(whole)
+    return whole, device
+
+
+def checked(cfg: DictConfig, *, source: str | None = None) -> DictConfig:
+    """A complete copy of ``cfg``, in which everything is resolved that needs neither processes nor data.
+
+    ``source``: its file, for messages.
+    """
+    whole = complete(cfg)
+    remember_secrets(whole)
+    validate(whole, source=source)
+    apply_dev_run(whole)
+    whole.train.output_dir = _as_text(os.path.expanduser(whole.train.output_dir))
+    resolve_eval_mode(whole)
+    return whole
+
+
+def complete_batch_sizes(cfg: DictConfig) -> None:
+    """Write the three batch sizes and the layout of the processes into ``cfg.train``.
+
+    Sizes that a run on another number of processes completed, as in its ``config.yaml``, keep the global batch.
+    """
+    train, num_ranks = cfg.train, get_data_parallel_size()
+    sizes: dict[str, int | None] = {name: train[name] for name in BATCH_SIZES}
+    recorded, given = train.dist.data_parallel_size, [size for size in sizes.values() if size is not None]
+    if train.get("resume", False) and (before := _sizes_of_run(train.output_dir)) is not None:
+        ranks, batch = before
+        if train.dist.elastic and ranks != num_ranks:
+            logger.info(
+                "Elastic: %d data ranks instead of %d, %d samples per update as before.", num_ranks, ranks, batch
+            )
+            sizes.update({"global_batch_size": batch, "num_accumulation_steps": None})
+            given = []
+    else:
+        ranks, batch = num_ranks, 0
+    if recorded not in (None, 1, num_ranks) and len(given) == 3 and given[1] == given[0] * given[2] * recorded:
+        sizes["num_accumulation_steps"] = None
+    train.update(dict(zip(BATCH_SIZES, resolve_batch_sizes(sizes, num_ranks), strict=True)))
+    if batch and ranks != num_ranks and train.global_batch_size != batch:
+        logger.warning(
+            "Resumed on %d data ranks instead of %d, with %d samples per update instead of %d;"
+            " train.dist.elastic=True keeps the samples per update.",
+            num_ranks, ranks, train.global_batch_size, batch,
+        )  # fmt: skip
+    train.dist.data_parallel_size = num_ranks
+    _record_layout(train.dist)
+
+
+def _record_layout(dist: DictConfig) -> None:
+    """Write the number of machines, the processes of each, and the stages of the layers into ``train.dist``.
+
+    Other machines than those of a saved configuration are a warning.
+    """
+    each = int(os.environ.get("LOCAL_WORLD_SIZE", get_world_size()))
+    found: dict[str, Any] = {"num_nodes": max(1, get_world_size() // each), "num_gpus_per_node": each}
+    for name, number in found.items():
+        if dist.get(name) not in (None, number) and is_main_process():
+            logger.warning("train.dist.%s: the configuration has %s, this run has %d.", name, dist[name], number)
+    mesh = current_mesh()
+    if mesh is not None and mesh.layout.pipeline > 1 and (layers := dist.pipeline_num_layers) is not None:
+        stages = mesh.layout.all_stages
+        found["auto_pipeline_stage_id"] = stages.automatic_stage_ids(layers)
+        found["actual_pipeline_stage_id"] = stages.stage_ids(layers)
+    dist.update(found)
+
+
+def check_num_layers(dist: DictConfig, layer_stages: Sequence[int]) -> None:
+    """Compare ``train.dist.pipeline_num_layers`` with the layers of the model that was cut."""
+    if dist.pipeline_num_layers not in (None, len(layer_stages)):
+        raise ConfigError(
+            f"train.dist.pipeline_num_layers: got {dist.pipeline_num_layers}, but the model has {len(layer_stages)}"
+            f" layers. Set {len(layer_stages)}, or None: then it is counted."
+        )
+
+
+def _sizes_of_run(folder: str) -> tuple[int, int] | None:
+    """The data ranks and the global batch of the run in ``folder``, by its ``config.yaml``; None: unknown."""
+    file = Path(folder, "config.yaml")
+    if not file.is_file():
+        return None
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        saved = read_mapping(file)
+        return int(saved["train"]["dist"]["data_parallel_size"]), int(saved["train"]["global_batch_size"])
+    return None
+
+
+def _as_text(path: str) -> str:
+    """``path`` as a value of a configuration, where ``${`` starts an interpolation."""
+    return path.replace("${", r"\${")
+
+
+def join_ranks(cfg: DictConfig) -> torch.device:
+    """Join the launcher's processes; return the device that ``cfg.train`` requests.
+
+    ``dist.device_type`` and ``input_placement_device`` are equivalent here; the first has priority.
+    """
+    asked = try_get_key(cfg, "train.dist.device_type") or try_get_key(cfg, "train.input_placement_device")
+    zero = cfg.train.zero_optimization
+    if zero.stage != 1 and not zero.enabled:
+        logger.warning(
+            "train.zero_optimization.stage=%s has no effect: train.zero_optimization.enabled is False.", zero.stage
+        )
+    sizes = {**cfg.train.dist, "zero_stage": zero.stage if zero.enabled else 0, "zero_offload": zero.offload}
+    sizes["device_type"] = asked
+
+    def key_of(name: str) -> str:
+        zero = {"zero_stage": "train.zero_optimization", "zero_offload": "train.zero_optimization.offload"}
+        return zero.get(name, f"train.dist.{name}")
+
+    device = setup_dist_util(sizes, name=key_of, check=lambda: check_same_settings(_containers(cfg)))
+    if not cfg.train.get("resume", False) and is_continued(Path(cfg.train.output_dir, POINTER_NAME)):
+        with open_dict(cfg):
+            cfg.train.resume = True
+    return device
+
+
+def _containers(cfg: DictConfig) -> Any:
+    """``cfg`` as dicts and lists; interpolations stay text."""
+    return OmegaConf.to_container(cfg, resolve=False)
+
+
+def changed_settings(cfg: DictConfig) -> str:
+    """The settings of ``cfg.train`` that differ from the defaults, as on a command line."""
+    defaults = dict(_leaves(get_config("common/train.py").train, "train"))
+    changed = [
+        f"{k}={v}" for k, v in _leaves(cfg.train, "train") if v != defaults.get(k, v) and k not in _SHOWN_ELSEWHERE
+    ]
+    return ", ".join(changed)
+
+
+def _leaves(section: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """The values of a section by their dotted keys; a lazy call is the name of its target."""
+    for key, value in section.items():
+        if isinstance(value, DictConfig) and "_target_" in value:
+            target = value["_target_"]
+            yield f"{path}.{key}", target if isinstance(target, str) else getattr(target, "__name__", str(target))
+        elif isinstance(value, DictConfig):
+            yield from _leaves(value, f"{path}.{key}")
+        else:
+            yield f"{path}.{key}", value
+
+
+def next_commands(cfg: DictConfig, given: DictConfig, *, is_own_trainer: bool) -> list[str]:
+    """What a user may type after a training; only what works with this run's files and builds its trainer.
+
+    ``given``: the configuration as the user wrote it. ``is_own_trainer``: a class of the user's, which only the program
+    of the run builds.
+    """
+    folder = cfg.train.output_dir.rstrip("/")
+    commands = [f"tensorboard --logdir {shlex.quote(folder)}"]
+    name = "train_epoch" if given.train.train_epoch and not given.train.train_iter else "train_iter"
+    longer = f"train.{name}={2 * cfg.train[name]}"
+    if "project_root" not in cfg:  # the program has not read its configuration from the command line
+        return [*commands, f"train.resume=True with {longer} trains it longer"]
+    has_best = Path(folder, "model_best").exists()
+    if is_own_trainer:
+        # As it was started, without what the command adds.
+        left_out = ("--resume", "--eval-only", f"train.{name}=", "train.load_weight=")
+        given_arguments = (one for one in sys.argv if not one.startswith(left_out))
+        program = shlex.join([os.path.basename(sys.executable), *redact_command(given_arguments)])
+        best = shlex.quote(f"train.load_weight={folder}/model_best")
+        commands += [f"{program} --eval-only {best}"] if has_best else []
+        return [*commands, f"{program} --resume {longer}"]
+    commands += [f"trainwright eval {shlex.quote(folder)}"] if has_best else []
+    return [*commands, f"trainwright train {shlex.quote(folder + '/config.yaml')} --resume {longer}"]
+
+
+def resolve_eval_mode(cfg: DictConfig) -> None:
+    """Set ``train.evaluation.eval_mode`` by the metric's name, unless the user has set it."""
+    evaluation = cfg.train.evaluation
+    if is_set(evaluation, "eval_mode"):
+        return
+    objective = objective_of_name(evaluation.eval_metric)
+    if objective is not None:
+        evaluation.eval_mode = MODES[objective]
+    elif evaluation.enabled and try_get_key(cfg, "dataloader.test"):
+        raise ConfigError(
+            f"train.evaluation.eval_metric: got {evaluation.eval_metric!r}, and it is unknown whether higher is"
+            " better. Set train.evaluation.eval_mode='max' or 'min'."
+        )
+
+
+def check_eval_metric(evaluation: DictConfig, evaluator: DatasetEvaluator) -> None:
+    """Check that the evaluator computes the ``eval_metric`` that the user sets."""
+    known = evaluator.known_results()
+    name = str(evaluation.eval_metric)
+    # With several data sets, results are named after them.
+    if is_set(evaluation, "eval_metric") and known is not None and name.rpartition("/")[2] not in known:
+        raise ConfigError(
+            f"train.evaluation.eval_metric: got {name!r}, which {evaluator!r} does not compute."
+            f" {did_you_mean(name, known)}"
+        )
+
+
+def scale_to_data(cfg: DictConfig, data_loader: Any) -> None:
+    """Write the number of iterations, and the settings that depend on it, into ``cfg.train``."""
+    train = cfg.train
+    length = num_samples(data_loader, train.train_micro_batch_size)
+    if length is not None and length < train.global_batch_size:
+        raise ConfigError(
+            f"train.global_batch_size: got {train.global_batch_size}, but the training set has {length} samples; it"
+            f" must be at most {length}. ({train.train_micro_batch_size} train_micro_batch_size x"
+            f" {train.num_accumulation_steps} num_accumulation_steps x {get_data_parallel_size()} processes)"
+        )
+    if train.train_epoch == 0 and is_set(train, "train_epoch") and not is_set(train, "train_iter"):
+        logger.warning(
+            "train.train_epoch=0: the length of the run is the default train.train_iter=%d. Set train.train_iter,"
+            " or a train_epoch above 0.", train.train_iter,
+        )  # fmt: skip
+    asked_for, by_epochs = train.train_iter, iterations_of_epochs(train, length, train.global_batch_size)
+    train.train_iter = total_iterations(train, length, train.global_batch_size)
+    if asked_for and by_epochs:
+        logger.info(
+            "train.train_iter=%d and train.train_epoch=%g (%d iterations) are both set: the larger counts, %d.",
+            asked_for, train.train_epoch, by_epochs, train.train_iter,
+        )  # fmt: skip
+    train.warmup_iter = warmup_iterations(train.train_iter, train.warmup_ratio)
+    for scheduler in train.scheduler.values() if are_several(train.scheduler) else [train.scheduler]:
+        if isinstance(scheduler, DictConfig) and "_target_" in scheduler:
+            _scale_scheduler(train, scheduler)
+    if length is not None:
+        # Whole iterations, for what is shown; the hooks count the epochs themselves.
+        per_epoch = max(1, length // train.global_batch_size)
+        if (epochs := try_get_key(train, "evaluation.eval_after_n_epoch")) is not None:
+            train.evaluation.eval_period = epochs * per_epoch
+        if (epochs := try_get_key(train, "checkpointer.save_model_after_n_epoch")) is not None:
+            train.checkpointer.period = epochs * per_epoch
+
+
+def num_samples(data_loader: Any, batch_size: int) -> int | None:
+    """The number of samples of a loader's data set; None if unknown (an iterable data set)."""
+    dataset, sampler = getattr(data_loader, "dataset", None), getattr(data_loader, "batch_sampler", None)
+    if isinstance(sampler, CyclicSampler):
+        return sampler.num_used
+    if hasattr(dataset, "__len__"):
+        return len(dataset)  # type: ignore[arg-type]
+    if dataset is None and hasattr(data_loader, "__len__"):
+        return len(data_loader) * batch_size
+    return None
+
+
+def iterations_per_epoch(train: DictConfig, num_samples: int | None) -> int | Fraction | None:
+    """None: unknown. A fraction where an epoch ends within an iteration."""
+    if length := train.get("iter_per_epoch"):
+        return int(length)
+    return max(Fraction(num_samples, train.global_batch_size), Fraction(1)) if num_samples else None
+
+
+def scale_shares(train: DictConfig) -> None:
+    """Write periods that are shares of all iterations as iterations."""
+    for section, key in ((train, "log_period"), (train.checkpointer, "period"), (train.evaluation, "eval_period")):
+        if isinstance(section[key], float):
+            section[key] = math.ceil(exact(section[key]) * train.train_iter)
+
+
+def _scale_scheduler(train: DictConfig, scheduler: DictConfig) -> None:
+    taken = inspect.signature(locate_target(scheduler)).parameters  # torch's schedulers take neither
+    for name, value in (("max_iter", train.train_iter), ("warmup_iter", train.warmup_iter)):
+        if name in taken:
+            scheduler[name] = value
+    if (milestones := try_get_key(scheduler, "milestones")) is not None:
+        scheduler.milestones = milestone_iterations(milestones, train.train_iter)
+
+
+def extend_schedules(run: Run, build: Callable[[Any], Any]) -> None:
+    """Make the schedules those of a longer run, at their positions; ``build`` builds them for an optimizer."""
+    if run.lr_scheduler is not None:
+        extend_schedule(run.lr_scheduler, build)
+        return
+    rates = [group["lr"] for group in run.optimizer.param_groups]
+    longer = build(run.optimizer)  # sets the first rates of all of them
+    for group, rate in zip(run.optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    for name, schedule in run.lr_schedulers.items():
+        extend_schedule(schedule, lambda optimizer, name=name: longer[name])  # type: ignore[misc]

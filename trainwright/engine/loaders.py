@@ -1,0 +1,195 @@
+"""Loaders of the Python API: those of a data set, and of streams with or without a length."""
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import IterableDataset, RandomSampler
+
+from trainwright.base.dist import (
+    get_averaging_rank,
+    get_averaging_size,
+    get_data_parallel_rank,
+    get_data_parallel_size,
+)
+from trainwright.base.errors import ConfigError, ConfigTypeError
+from trainwright.data.batch_loader import can_pin_memory, make_loader
+from trainwright.data.batches import Repeated
+from trainwright.data.loaders import check_stream_arguments
+from trainwright.data.order import sample_lengths
+from trainwright.data.sample_count import SampleCounter
+from trainwright.data.sampler import EpochSampler, SingleRoundSampler, limited
+from trainwright.data.streaming import StreamLoader, eval_stream_loader, is_stream
+
+logger = logging.getLogger("trainwright.engine")
+
+if TYPE_CHECKING:
+    from trainwright.config.settings import TrainingConfig
+
+
+def train_loader(
+    dataset: Any, config: "TrainingConfig", collator: Callable[[list[Any]], Any] | None, steps_done: int
+) -> Any:
+    """A loader of one epoch's batches after another, starting after ``steps_done`` batches."""
+    check_stream_arguments(dataset, None, config.bucket_by_length, config.shuffle_buffer)
+    if is_stream(dataset):
+        return StreamLoader(
+            dataset,
+            config.batch_size,
+            seed=config.seed,
+            drop_last=config.dataloader_drop_last,
+            num_workers=config.dataloader_num_workers,
+            shuffle_buffer=config.shuffle_buffer,
+            collate_fn=collator,
+            infinite=False,
+            pin_memory=config.dataloader_pin_memory and can_pin_memory(),
+        )
+    sampler = EpochSampler(
+        dataset,
+        config.batch_size,
+        shuffle=config.dataloader_shuffle and config.overfit_batches is None,
+        drop_last=config.dataloader_drop_last,
+        seed=config.seed,
+        data_parallel_rank=get_data_parallel_rank(),
+        data_parallel_size=get_data_parallel_size(),
+        lengths=None if config.overfit_batches else sample_lengths(dataset, config.bucket_by_length),
+        limit=config.overfit_batches or config.limit_train_batches,
+        keeps_batches=config.overfit_batches is not None,
+    )
+    sampler.infinite = False
+    sampler.set_batches_done(steps_done)
+    return _loader(dataset, sampler, config, collator)
+
+
+def each(data: Any) -> list[Any]:
+    """Data sets or loaders: those of a dict, or the one."""
+    return list(data.values()) if isinstance(data, Mapping) else [data]
+
+
+def is_dataset(data: Any) -> bool:
+    """Whether ``data`` yields samples instead of batches."""
+    return isinstance(data, IterableDataset) or hasattr(data, "__getitem__")
+
+
+def is_own_loader(loader: Any) -> bool:
+    """Whether a loader was built by ``train_loader``, and so can start anywhere."""
+    return isinstance(getattr(loader, "batch_sampler", None), EpochSampler)
+
+
+def num_left_out(loader: Any) -> int:
+    """The samples that each epoch leaves out, because its last batch would not be complete."""
+    sampler = getattr(loader, "batch_sampler", None)
+    if not isinstance(sampler, EpochSampler) or not sampler.drop_last:
+        return 0
+    left_out = sampler.data_size - sampler.samples_per_epoch
+    return left_out if left_out < sampler.global_batch_size else 0  # otherwise the user limits the epoch
+
+
+def eval_loader(dataset: Any, config: "TrainingConfig", collator: Callable[[list[Any]], Any] | None) -> Any:
+    """A loader of one pass: every sample once, in order, on one of the processes."""
+    assert config.eval_batch_size is not None, "resolved when the config was made"
+    if is_stream(dataset):
+        return eval_stream_loader(dataset, config.eval_batch_size, config.dataloader_num_workers, collator)
+    rank, size = get_averaging_rank(), get_averaging_size()
+    sampler = SingleRoundSampler(dataset, config.eval_batch_size, data_parallel_rank=rank, data_parallel_size=size)
+    return _loader(dataset, sampler, config, collator)
+
+
+def batches_of_rank(loader: Iterable[Any]) -> Iterator[Any]:
+    """This rank's batches of an evaluation: every sample is in one batch of one rank."""
+    if not _is_split(loader):
+        return iter(loader)
+    rank, size = get_averaging_rank(), get_averaging_size()
+    sampler = getattr(loader, "sampler", None)
+    if isinstance(sampler, RandomSampler) and sampler.generator is None:
+        logger.warning(
+            "The passed %s shuffles differently on each process, so some samples are read more than once and others not"
+            " at all. Pass a data set, or a loader that does not shuffle.",
+            type(loader).__name__,
+        )
+    return (batch for number, batch in enumerate(loader) if number % size == rank)
+
+
+def samples_of_rank(loader: Any) -> Callable[[Any, int], int]:
+    """Returns what counts the samples of a batch of :func:`batches_of_rank`, from the batch and its number."""
+    counter = SampleCounter(loader)
+    if not _is_split(loader):
+        return counter
+    rank, size = get_averaging_rank(), get_averaging_size()
+    return lambda batch, number: counter(batch, number * size + rank)
+
+
+def num_rounds(loader: Any) -> int | None:
+    """The number of batches that the rank with most has in an evaluation, if it is known."""
+    try:
+        return math.ceil(len(loader) / (1 if _is_sharded(loader) else get_averaging_size()))
+    except (TypeError, NotImplementedError):  # a generator, or a loader over a stream
+        return None
+
+
+def eval_limit(loader: Any, config: "TrainingConfig") -> int | None:
+    """The number of batches that the rank with most evaluates; None: all, of a number that is not known."""
+    rounds, limit = num_rounds(loader), config.overfit_batches or config.limit_eval_batches
+    if rounds is not None:
+        return limited(rounds, limit)
+    if isinstance(limit, float):
+        raise ConfigError(
+            f"TrainingConfig.limit_eval_batches: got {limit}, but {type(loader).__name__} has no length. Give a number"
+            " of batches instead of a share."
+        )
+    return limit
+
+
+def overfit_loader(loader: Any, dataset: Any, config: "TrainingConfig", collator: Any) -> Any:
+    """A loader of an evaluation that begins with the batches of the training ``loader``."""
+    if is_own_loader(loader):
+        return eval_loader(dataset, config.copy_with(eval_batch_size=config.batch_size), collator)
+    if isinstance(getattr(loader, "sampler", None), RandomSampler):
+        logger.warning(
+            "TrainingConfig.overfit_batches: the passed loader shuffles, so its first batches differ between epochs."
+            " Pass a data set, or a loader that does not shuffle."
+        )
+    return loader
+
+
+def _is_split(loader: Any) -> bool:
+    """Whether each rank reads some of the batches of a loader that has those of all ranks."""
+    is_own_share = any(getattr(part, "is_sharded", False) for part in (loader, getattr(loader, "dataset", None)))
+    # A stream may yield only the samples of this rank.
+    return get_averaging_size() > 1 and not _is_sharded(loader) and not is_own_share
+
+
+def _is_sharded(loader: Any) -> bool:
+    """Whether a loader is one of this library's for several ranks, or has a DistributedSampler of torch."""
+    samplers = (getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None))
+    return any(getattr(s, name, 1) > 1 for s in samplers for name in ("data_parallel_size", "num_replicas"))
+
+
+def _loader(dataset: Any, sampler: Any, config: "TrainingConfig", collator: Callable[[list[Any]], Any] | None) -> Any:
+    return make_loader(
+        dataset,
+        sampler,
+        seed=config.seed,
+        num_workers=config.dataloader_num_workers,
+        collate_fn=collator,
+        loader_options={} if config.dataloader_pin_memory else {"pin_memory": False},
+    )
+
+
+def with_length(loader: Any, limit: int | float | None, max_steps: int | float | None) -> Any:
+    """``loader``, or if it has no length, epochs of ``limit`` batches of it, or one of ``max_steps``."""
+    try:
+        len(loader)
+    except TypeError as error:
+        length = limit or max_steps
+        if not isinstance(length, int):
+            name = f"train_dataloader: {type(loader).__name__} has no length ({error}); add a __len__, or"
+            if isinstance(loader, StreamLoader):
+                name = f"train_dataset: the stream {type(loader.dataset).__name__} has no length;"
+            raise ConfigTypeError(
+                f"Trainer.{name} set TrainingConfig.max_steps, the number of steps of the run, or limit_train_batches,"
+                " those of each epoch."
+            ) from error
+        return Repeated(loader, length)
+    return loader

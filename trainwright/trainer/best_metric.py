@@ -1,0 +1,194 @@
+"""The metric that selects the best checkpoint, and the monitor of early stopping: storage keys and modes."""
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from trainwright.base.errors import ConfigError, ConfigKeyError, did_you_mean
+from trainwright.evaluation.objective import MODES, find_objective, objective_by_user
+
+if TYPE_CHECKING:
+    from trainwright.config.settings import TrainingConfig
+
+logger = logging.getLogger("trainwright.engine")
+
+
+class BestMetric:
+    """``config.metric_for_best_model``, and other names of metrics in the settings, as the run stores them.
+
+    ``train.x`` is the training metric x. ``evaluation.x``, ``eval_x`` and x are the evaluation metric x if the run
+    evaluates. A mode is "max" or "min".
+
+    ``handler`` returns the object that computes the metrics of evaluations. ``datasets``: the names of the evaluation
+    data sets, if there are several. ``has_own_results``: whether the user's own methods return the results.
+    """
+
+    def __init__(
+        self,
+        config: "TrainingConfig",
+        handler: Callable[[], Any],
+        datasets: Iterable[str],
+        *,
+        evaluates: bool,
+        has_own_results: Callable[[], bool],
+    ) -> None:
+        self._config, self._name, self._handler = config, config.metric_for_best_model, handler
+        self._datasets, self._evaluates, self._has_own_results = list(datasets), evaluates, has_own_results
+
+    @property
+    def key(self) -> str:
+        """Its storage key."""
+        prefix, key = self._split(self._name, evaluates=self._evaluates)
+        if prefix == "evaluation":
+            return f"eval_{key}"
+        return "total_loss" if key == "loss" else key
+
+    def mode(self) -> str:
+        return self._mode_of_best(self._split(self._name, evaluates=self._evaluates)[1])
+
+    def check(self) -> None:
+        """Check that the evaluation computes it, if the results are known in advance."""
+        prefix, key = self._split(self._name, evaluates=True)
+        if self._config.greater_is_better is not None:
+            self._warn_of_mode("greater_is_better", "max" if self._config.greater_is_better else "min", key)
+        name, _, key = key.rpartition("/")
+        known = self._known_results()
+        if prefix != "evaluation" or key == "loss" or known is None:
+            return
+        names = self._datasets if name else []
+        results = [f"{one}.{result}" for one in names for result in ["loss", *known]] or ["loss", *known]
+        if key not in known and re.sub(r"_\d+$", "", key) not in known:  # per-class results
+            raise ConfigError(
+                f"TrainingConfig.metric_for_best_model: got {self._name!r}, which the evaluation does not"
+                f" compute; its results are {', '.join(results)}. {did_you_mean(key, results)}"
+                " Add it to metrics, or pass a metrics_handler."
+            )
+
+    def name_in_logs(self) -> str:
+        return {"total_loss": "epoch_loss", self._first_key(""): "epoch_metric"}.get(self.key, self.key)
+
+    def monitor(self, name: str, mode: str) -> tuple[str, str]:
+        """Name in the logs of callbacks and mode of a monitor, whose name may lack its data set.
+
+        The mode "auto" is resolved, unless only the name can decide. If the monitor is also ``metric_for_best_model``,
+        the settings of that metric apply. Another mode than the known one is a warning.
+        """
+        self._warn_of_unknown_monitor(name)
+        prefix, key = self._split(name, evaluates=name.startswith("eval"))
+        if mode != "auto":
+            if self._config.greater_is_better is None:
+                self._warn_of_mode("early_stopping", mode, key)
+        elif (prefix, key) == self._split(self._name, evaluates=True):
+            mode = self._mode_of_best(key)
+        else:
+            mode = self._mode_of(key) or "auto"
+        is_complete = not self._datasets or name.startswith(("epoch_", "eval_epoch_"))
+        return name if is_complete else f"eval_{self._split(name, evaluates=True)[1]}", mode
+
+    # Implementation.
+
+    def _warn_of_unknown_monitor(self, monitor: str) -> None:
+        """Log a warning if neither the evaluation nor the metrics of the run have a value that early stopping watches.
+
+        It is no error yet: the model, or a callback, may put the value.
+        """
+        known = self._known_results()
+        if known is None or self._datasets:
+            return
+        name = re.sub(r"^(eval_)?(epoch_|step_)?|_\d+$", "", monitor)
+        if name in {"loss", "metric", "lr", *known} or monitor in known:
+            return
+        results, other = [f"eval_{one}" for one in ("loss", *known)], re.match(r"val(?:id|idation)?_(.+)", monitor)
+        got = f"TrainingConfig.early_stopping: got monitor={monitor!r}"
+        hint = did_you_mean(f"eval_{other[1] if other else name}", results)
+        if other:
+            raise ConfigError(f"{got}; results of an evaluation are called eval_.... {hint}")
+        logger.warning(
+            "%s, which neither the evaluation nor the metrics of this run have. %s Unless the model or a callback puts"
+            " it, the run ends with an error after its first epoch.", got, hint,
+        )  # fmt: skip
+
+    def _warn_of_mode(self, setting: str, mode: str, key: str) -> None:
+        known = self._mode_of(key)
+        if known is not None and mode in MODES.values() and mode != known:
+            better = {"max": "higher", "min": "lower"}
+            logger.warning(
+                "TrainingConfig.%s: a %s %s counts as better here; a %s one is better.",
+                setting,
+                better[mode],
+                key,
+                better[known],
+            )
+
+    def _known_results(self) -> Sequence[str] | None:
+        """The results that an evaluation computes beside the loss; None if they are not known in advance."""
+        if self._has_own_results():
+            return None
+        known: Sequence[str] | None = getattr(self._handler(), "known_results", lambda: None)()
+        return known
+
+    def _first_key(self, default: str) -> str:
+        return getattr(getattr(self._handler(), "first", None), "key", default)
+
+    def _split(self, name: str, *, evaluates: bool) -> tuple[str, str]:
+        """Prefix (``"train"`` or ``"evaluation"``) and key of a metric name."""
+        prefix, _, key = name.partition(".")
+        if prefix not in ("train", "evaluation") or not key:
+            prefix, key = "evaluation" if evaluates or name.startswith("eval_") else "train", name.removeprefix("eval_")
+        if key in ("epoch_loss", "epoch_metric"):  # names used by callbacks
+            key = "loss" if key == "epoch_loss" else self._first_key("metric")
+        return prefix, self._as_result(self._with_dataset(key)) if prefix == "evaluation" else key
+
+    def _as_result(self, key: str) -> str:
+        """``key`` as the evaluation names it. As in ``metrics``, case and underscores do not matter."""
+        known: Sequence[str] = getattr(self._handler(), "known_results", tuple)() or ()
+        dataset, slash, name = key.rpartition("/")
+        plain = {one.lower().replace("_", ""): one for one in known}
+        return key if name in known else dataset + slash + plain.get(name.lower().replace("_", ""), name)
+
+    def _with_dataset(self, key: str) -> str:
+        """``key`` with the name of its data set, if there are several: ``clean.accuracy`` is ``clean/accuracy``.
+
+        A key without a data set is of the first one.
+        """
+        for name in sorted(self._datasets, key=len, reverse=True):
+            if re.match(f"{re.escape(name)}[./_].", key):
+                return f"{name}/{key[len(name) + 1 :]}"
+        return f"{self._datasets[0]}/{key}" if self._datasets else key
+
+    def _mode_of_best(self, key: str) -> str:
+        config = self._config
+        if config.greater_is_better is not None:
+            mode = "max" if config.greater_is_better else "min"
+            by_user = objective_by_user(key.rpartition("/")[2], config.metrics)
+            if by_user is not None and MODES[by_user] != mode:
+                raise ConfigError(
+                    f"TrainingConfig.greater_is_better: got {config.greater_is_better}, but the MetricConfig of"
+                    f" {key!r} has objective={by_user!r}. Set only one of them."
+                )
+            return mode
+        known = self._mode_of(key)
+        if known is None:
+            raise ConfigError(
+                f"TrainingConfig.metric_for_best_model: got {self._name!r}, and it is unknown whether"
+                " higher is better. Set greater_is_better=True or greater_is_better=False."
+            )
+        return known
+
+    def _mode_of(self, key: str) -> str | None:
+        """Mode of the result ``key`` by its MetricConfig, its metric or its name; None if unknown."""
+        key = key.rpartition("/")[2]
+        if key == "loss":
+            return "min"
+        objective = objective_by_user(key, self._config.metrics) or find_objective(key, self._handler())
+        return None if objective is None else MODES[objective]
+
+
+def raise_missing(key: str, results: Mapping[str, Any]) -> None:
+    """Called if an evaluation has not computed the metric with this storage key."""
+    name = key.removeprefix("eval_")
+    raise ConfigKeyError(
+        f"TrainingConfig.metric_for_best_model: the evaluation computed no {name!r}, which load_best_model_at_end"
+        f" needs. {did_you_mean(name, sorted(results))}"
+    )

@@ -1,0 +1,329 @@
+"""Checks of a Trainer's arguments, all of them before anything is built."""
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.utils.data import DataLoader, Dataset
+
+from trainwright.base.errors import ConfigError, ConfigTypeError, nearest_name
+from trainwright.config.foreign_names import ARGUMENTS, argument_hint
+from trainwright.data.errors import columns_fault, data_fault, is_read
+from trainwright.data.mixture import mixed
+from trainwright.data.wrapped import with_inner
+from trainwright.hooks.callbacks import Callback
+from trainwright.optim.named import NamedOptimizers, check_schedules
+from trainwright.parallel.meta_start import built_on, has_meta
+
+if TYPE_CHECKING:
+    from trainwright.config.settings import TrainingConfig
+
+logger = logging.getLogger("trainwright.engine")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """The arguments of a ``Trainer``, checked."""
+
+    model: nn.Module
+    config: "TrainingConfig"
+    train_dataset: Any
+    eval_dataset: Any
+    train_dataloader: Any
+    eval_dataloader: Any
+    data_collator: Callable[[list[Any]], Any] | None
+    preprocessor: Any
+    metrics_handler: Any
+    optimizer: Optimizer | None  # several are a NamedOptimizers
+    schedules: Mapping[str, LRScheduler] | None  # by the names of their optimizers
+    loss: Callable[..., Any] | None
+    accelerator: Any
+    model_card: Any
+    callbacks: Iterable[Callback]
+
+    @classmethod
+    def checked(
+        cls,
+        model: Any,
+        config: Any,
+        *,
+        training_config: Any,
+        unknown: Mapping[str, Any],
+        **given: Any,
+    ) -> "Given":
+        """The arguments, or an error that names everything wrong with them."""
+        refuse_arguments("Trainer", unknown, ARGUMENTS)
+        model, config = in_order(model, config, training_config)
+        model = built(model, config)
+        check_parts(model, config, given)
+        names = "optimizer", "lr_scheduler", "optimizers", "lr_schedulers"
+        optimizer, lr_scheduler, optimizers, lr_schedulers = map(given.pop, names)
+        if optimizers is not None or lr_schedulers is not None:
+            optimizer = several(optimizer, lr_scheduler, optimizers, lr_schedulers)
+        check_optimizer(optimizer, model, lr_scheduler)
+        check_given(config, optimizer, lr_scheduler or lr_schedulers, given)
+        check_kinds(**{name: given[name] for name in ("data_collator", "metrics_handler", "model_card")})
+        given["train_dataset"] = mixed(given["train_dataset"])
+        check_data(given)
+        schedules = lr_schedulers if lr_scheduler is None else {"optimizer": lr_scheduler}
+        return cls(model=model, config=config, optimizer=optimizer, schedules=schedules, **given)
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The data arguments by name."""
+        names = ("train_dataset", "train_dataloader", "eval_dataset", "eval_dataloader")
+        return {name: getattr(self, name) for name in names}
+
+
+def in_order(model: Any, config: Any, training_config: Any) -> tuple[Any, Any]:
+    """Model and config, which may come in either order; ``training_config`` is an alias of ``config``."""
+    from trainwright.config.settings import TrainingConfig
+
+    given = [part for part in (config, training_config) if part is not None]
+    if len(given) == 2:
+        raise ConfigTypeError("Trainer: got config and training_config, two names of one argument. Pass one of them.")
+    config = given[0] if given else None
+    if isinstance(model, TrainingConfig) and not isinstance(config, TrainingConfig):
+        model, config = config, model
+    if config is None and isinstance(model, nn.Module):
+        config = TrainingConfig(output_dir="tmp_trainer")
+        logger.warning("Trainer: no config was passed; training with the defaults, output_dir=%s.", config.output_dir)
+    return model, config
+
+
+def built(model: Any, config: Any) -> Any:
+    """The model of a LazyCall, on the meta device if the configuration requests that; another one as it is."""
+    is_on_meta = bool(getattr(config, "meta_init", False))
+    if isinstance(model, Mapping) or type(model).__name__ == "DictConfig":
+        from trainwright.config.lazy.instantiation import instantiate  # loads omegaconf
+
+        with built_on(meta=is_on_meta):
+            return instantiate(model)
+    if is_on_meta and isinstance(model, nn.Module) and not has_meta(model):
+        logger.warning(
+            "TrainingConfig.meta_init has no effect: the model is built already. Pass LazyCall(Net)(...), or build it"
+            " within torch.device('meta')."
+        )
+    return model
+
+
+def refuse_arguments(where: str, unknown: Mapping[str, Any], table: Mapping[str, str]) -> None:
+    """Raise for arguments that do not exist, with our names for those of other libraries, or the nearest."""
+    from trainwright.config.settings import TrainingConfig
+
+    if unknown:
+        settings = {*TrainingConfig.model_fields, *TrainingConfig.aliases}
+        own = {*table.values(), *(field.name for field in fields(Given))} if where == "Trainer" else set()
+        raise ConfigTypeError(
+            "\n".join(
+                f"{where}: there is no argument {n!r}.{argument_hint(n, table, settings) or nearest_name(n, own)}"
+                for n in unknown
+            )
+        )
+
+
+def check_parts(model: Any, config: Any, given: Mapping[str, Any]) -> None:
+    """Raise if the model, the settings or the data are missing."""
+    from trainwright.config.settings import TrainingConfig
+
+    faults = []
+    if not isinstance(model, nn.Module):
+        faults.append(f"Trainer.model: got {_shown(model)}; it must be a torch.nn.Module.")
+    if not isinstance(config, TrainingConfig):
+        faults.append(f"Trainer.config: got {type(config).__name__}; it must be a TrainingConfig.")
+    if given["train_dataset"] is None and given["train_dataloader"] is None:
+        faults.append(
+            "Trainer.train_dataset: got None; pass a data set, or a loader as train_dataloader. To only"
+            " evaluate or predict, pass the data that you evaluate on: it is not trained on before train()."
+        )
+    has_eval_data = given["eval_dataset"] is not None or given["eval_dataloader"] is not None
+    if isinstance(config, TrainingConfig) and config.eval_strategy == "step" and not has_eval_data:
+        faults.append("Trainer.eval_dataset: got None with TrainingConfig.eval_strategy='step'; pass one, or a loader.")
+    if faults:
+        raise ConfigTypeError("\n".join(faults))
+
+
+def check_data(arguments: Mapping[str, Any]) -> None:
+    """Raise for loaders passed as data sets and data sets passed as loaders."""
+    faults = []
+    for name, fix in (
+        ("train", "{name: (data set, weight), ...}, or torch.utils.data.ConcatDataset([...])"),
+        ("eval", "{name: data set, ...}"),
+    ):
+        dataset, loader = arguments[f"{name}_dataset"], arguments[f"{name}_dataloader"]
+        if isinstance(dataset, DataLoader):
+            faults.append(f"Trainer.{name}_dataset: got a DataLoader; pass it as {name}_dataloader.")
+        several = dataset if isinstance(dataset, list | tuple) else ()
+        firsts = [one[0] if isinstance(one, tuple) and one else one for one in several]
+        if firsts and all(isinstance(one, Dataset) for one in firsts):
+            faults.append(
+                f"Trainer.{name}_dataset: got a {type(dataset).__name__} of data sets, which would be read as samples;"
+                f" pass {fix}."
+            )
+        if not isinstance(dataset, Mapping) and (fault := data_fault(dataset)) is not None:
+            faults.append(f"Trainer.{name}_dataset: {fault}")
+        if isinstance(loader, Dataset):
+            faults.append(
+                f"Trainer.{name}_dataloader: got {type(loader).__name__}, a data set; pass it as {name}_dataset."
+            )
+        if loader is not None and (isinstance(loader, str) or not is_read(loader)):
+            faults.append(f"Trainer.{name}_dataloader: got {loader!r:.80} ({type(loader).__name__}); pass a loader.")
+        if isinstance(loader, Iterator):
+            faults.append(
+                f"Trainer.{name}_dataloader: got {type(loader).__name__}, an iterator, which can be iterated only once;"
+                " pass a list or a loader."
+            )
+    for argument in ("eval_dataset", "eval_dataloader"):
+        if isinstance(arguments[argument], Mapping):
+            check_named_data(arguments[argument], argument)
+    if faults:
+        raise ConfigTypeError("\n".join(faults))
+
+
+def check_labels(model: nn.Module, data: Iterable[Any]) -> None:
+    """Raise if a label has one id in the model and another one in a data set."""
+    of_model = _ids(model)
+    for dataset in chain.from_iterable(map(with_inner, data)):
+        for label, number in _ids(dataset).items():
+            if of_model.get(label, number) != number:
+                raise ConfigError(
+                    f"Trainer: the label {label!r} is {number} in {type(dataset).__name__}, and {of_model[label]} in"
+                    " the model. Build the model with id2label=dataset.config.id2label."
+                )
+
+
+def _ids(owner: Any) -> dict[str, int]:
+    id2label = getattr(getattr(owner, "config", None), "id2label", None)
+    return {label: int(number) for number, label in id2label.items()} if isinstance(id2label, Mapping) else {}
+
+
+def check_named_data(given: Mapping[Any, Any], argument: str) -> None:
+    """Raise unless ``given`` has evaluation data by name, and names that can be parts of the names of metrics."""
+    if (fault := columns_fault(given)) is not None:
+        raise ConfigTypeError(f"Trainer.{argument}: {fault}")
+    names = [name for name in given if not (isinstance(name, str) and re.fullmatch(r"\S(.*\S)?", name))]
+    if not given or names:
+        raise ConfigError(
+            f"Trainer.{argument}: got a dict {f'with the names {names}' if names else 'without entries'}; it must"
+            " have a data set for each name, and a name is text on one line."
+        )
+    for name, data in given.items():
+        is_loader = isinstance(data, DataLoader)
+        if data is None or isinstance(data, str) or (is_loader and argument == "eval_dataset"):
+            raise ConfigTypeError(
+                f"Trainer.{argument}[{name!r}]: got {type(data).__name__}; it must be a data set."
+                f"{' Pass loaders as eval_dataloader={...}.' if is_loader else ''}"
+            )
+        if (fault := data_fault(data)) is not None:
+            raise ConfigTypeError(f"Trainer.{argument}[{name!r}]: {fault}")
+
+
+def check_kinds(**given: Any) -> None:
+    """Raise one error that lists every argument of the wrong type."""
+    kinds = {
+        "data_collator": (("__call__",), "a function of a list of samples"),
+        "optimizer": (("step", "param_groups"), "a torch.optim.Optimizer"),
+        "lr_scheduler": (("step", "get_last_lr"), "a schedule of torch.optim.lr_scheduler"),
+        "metrics_handler": (("__call__",), "a MetricsHandler, or a function of (predictions, labels)"),
+        "model_card": (("to_text",), "a ModelCard"),
+    }
+    faults = []
+    for name, value in given.items():
+        attributes, kind = kinds[name]
+        fits = all(hasattr(value, attribute) for attribute in attributes)
+        if name == "metrics_handler":
+            fits = fits or all(hasattr(value, method) for method in ("reset", "update", "compute"))
+        if value is not None and (not fits or isinstance(value, type)):
+            is_name = name == "optimizer" and isinstance(value, str)
+            hint = f" A name is a setting: TrainingConfig(optimizer={value!r})." if is_name else ""
+            faults.append(f"Trainer.{name}: got {_shown(value)}; it must be {kind}.{hint}")
+    if faults:
+        raise ConfigTypeError("\n".join(faults))
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__}, not an object of it, {value.__name__}(...)"
+    text = repr(value).partition("\n")[0]
+    return f"{text:.60} ({type(value).__name__})"
+
+
+def check_optimizer(optimizer: Any, model: nn.Module, lr_scheduler: Any = None) -> None:
+    """Raise if the optimizer holds none of the model's parameters, or the schedule belongs to another optimizer.
+
+    ``optimizer``: None for one that the configuration names.
+    """
+    check_kinds(optimizer=optimizer, lr_scheduler=lr_scheduler)
+    own = {id(parameter) for parameter in model.parameters()}
+    groups = [] if optimizer is None else optimizer.param_groups
+    if optimizer is not None and not any(id(one) in own for group in groups for one in group["params"]):
+        raise ConfigError(
+            f"Trainer.optimizer: {type(optimizer).__name__} holds none of the model's parameters; build it with"
+            " model.parameters()."
+        )
+    if lr_scheduler is not None and getattr(lr_scheduler, "optimizer", optimizer) is not optimizer:
+        raise ConfigError(
+            f"Trainer.lr_scheduler: {type(lr_scheduler).__name__} belongs to another optimizer; pass that optimizer"
+            " too, as optimizer=, or set the schedule in the configuration."
+        )
+
+
+def several(optimizer: Any, lr_scheduler: Any, optimizers: Any, lr_schedulers: Any) -> NamedOptimizers:
+    """The optimizers as one, checked with their schedules."""
+    if optimizers is None:
+        raise ConfigError("Trainer.lr_schedulers: needs optimizers={name: ...}; the schedule of one is lr_scheduler=.")
+    if optimizer is not None or lr_scheduler is not None:
+        other = "optimizer" if optimizer is not None else "lr_scheduler"
+        raise ConfigError(f"Trainer: got optimizers and {other}. Pass all of them as {other}s={{name: ...}}.")
+    named = NamedOptimizers(optimizers, where="Trainer.optimizers")
+    if lr_schedulers is not None:
+        check_schedules(lr_schedulers, named.optimizers, "Trainer.lr_schedulers")
+    return named
+
+
+def _warn_of_data(given: Mapping[str, Any]) -> None:
+    for kind in ("train", "eval"):
+        if given[f"{kind}_dataset"] is not None and given[f"{kind}_dataloader"] is not None:
+            logger.warning("Trainer.%s_dataset is not read: the Trainer uses %s_dataloader. Pass one.", kind, kind)
+    if getattr(given["eval_dataloader"], "drop_last", False):
+        logger.warning("Trainer.eval_dataloader leaves out its last, shorter batch: build it with drop_last=False.")
+
+
+def check_given(
+    config: "TrainingConfig", optimizer: Optimizer | None, lr_scheduler: Any, given: Mapping[str, Any]
+) -> None:
+    """Warn once about settings and arguments that a passed part makes ineffective."""
+    names = {
+        "optimizer": ("optimizer", "learning_rate", "weight_decay", "decay_norm_and_bias", "layer_decay"),
+        "lr_scheduler": ("lr_scheduler", "lr_scheduler_kwargs", "lr_scheduler_type", "warmup_ratio", "warmup_steps"),
+        "loss": ("loss",),
+        "train_dataloader": ("dataloader_drop_last", "dataloader_shuffle", "bucket_by_length", "shuffle_buffer"),
+    }
+    parts = {**given, "optimizer": optimizer, "lr_scheduler": lr_scheduler or None}
+    unused = [
+        f"{name}={getattr(config, name)!r} (the Trainer uses the passed {part}, {type(parts[part]).__name__})"
+        for part in names
+        for name in names[part]
+        if parts[part] is not None and getattr(config, name) != type(config).model_fields[name].default
+    ]
+    named = [metric for metric in config.metrics or () if isinstance(metric, str)]  # others may give an objective
+    if given["metrics_handler"] is not None and named and config.is_set("metrics"):
+        unused.append(f"metrics={named} (the Trainer uses the passed metrics_handler)")
+    steps = config.lr_scheduling_steps
+    if steps is not None and lr_scheduler is None and config.lr_scheduler is None:
+        unused.append(f"lr_scheduling_steps={steps} (lr_scheduler_type is stepped after each update)")
+    _warn_of_data(given)
+    if unused:
+        logger.warning("TrainingConfig: settings without effect: %s. Remove them.", "; ".join(unused))
+    each = lr_scheduler.values() if isinstance(lr_scheduler, Mapping) else [lr_scheduler]
+    if steps is not None and any(isinstance(one, ReduceLROnPlateau) for one in each):
+        raise ConfigError(
+            f"TrainingConfig.lr_scheduling_steps: got {steps}, but the passed ReduceLROnPlateau is stepped after each"
+            " evaluation, or at the end of each epoch without one. Remove it."
+        )

@@ -1,0 +1,510 @@
+"""Evaluation and prediction in the Python API."""
+
+import inspect
+import logging
+import math
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager
+from functools import cached_property, partial
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import RandomSampler
+
+from trainwright.base.batch import arguments, parameter_names, to_batch
+from trainwright.base.dist import (
+    all_gather_object,
+    get_averaging_size,
+    get_tensor_parallel_rank,
+    get_world_size,
+)
+from trainwright.base.errors import ConfigError, ConfigTypeError, did_you_mean
+from trainwright.data.errors import batch_in_errors, data_fault
+from trainwright.data.instance import Instance
+from trainwright.data.sample_count import SampleCounter
+from trainwright.engine import loaders
+from trainwright.engine.comparison import Comparison, are_labels_tokens, find_comparison
+from trainwright.engine.loss_fn import forward, losses_of, predictions_of, target_of, used_loss
+from trainwright.engine.run import TrainerRun
+from trainwright.engine.targets import label_fields
+from trainwright.evaluation.evaluator import EvaluationError
+from trainwright.evaluation.loop import run_evaluation
+from trainwright.hooks.callbacks import RunCallbacks
+from trainwright.hooks.callbacks.bridge import named_results
+from trainwright.models.eval_mode import evaluation_mode
+from trainwright.models.outputs import named_outputs
+from trainwright.parallel.faults import meet
+from trainwright.parallel.mesh import current_mesh
+from trainwright.parallel.pipeline import pipeline_of
+from trainwright.trainer import checks, parts
+
+logger = logging.getLogger("trainwright.engine")
+
+
+class Evaluation:
+    """Evaluates the model, and predicts, with the methods that the user has overridden in place of its own.
+
+    ``handler`` returns the current metrics. ``default_collator`` is that of samples in a list. ``replaced_model`` is
+    entered while another model is evaluated in place of the run's.
+    """
+
+    def __init__(
+        self,
+        run: TrainerRun,
+        *,
+        handler: Callable[[], Any],
+        compute_loss: Callable[[Any, Any], Any],
+        preprocessor: Any,
+        collator: Callable[[list[Any]], Any] | None,
+        default_collator: Callable[[list[Any]], Any] | None,
+        replaced_model: Callable[[Any], AbstractContextManager[None]],
+    ) -> None:
+        self._run, self._overrides = weakref.proxy(run), run.overrides
+        self._handler, self._own_compute_loss, self._replaced_model = handler, compute_loss, replaced_model
+        self._preprocessor, self._collator, self._default_collator = preprocessor, collator, default_collator
+        self._watching: RunCallbacks | None = None  # callbacks that see the batches
+        self._is_checked = False  # whether labels are the tokens of a batch
+
+    # Data.
+
+    def loaders_of(self, data: Any) -> Any:
+        """The loader of a data set, or of each data set of a dict; loaders are returned unchanged."""
+        if isinstance(data, Mapping):
+            checks.check_named_data(data, "eval_dataset")
+            return {name: self.loaders_of(one) for name, one in data.items()}
+        if not loaders.is_dataset(data):
+            return data
+        parts.give_preprocessor(self._preprocessor, self._run.model, data)
+        return self.loader_of(data)
+
+    def loader_of(self, dataset: Any) -> Any:
+        """The loader over one data set, by the user's method if there is one."""
+        return self._overrides.of("create_eval_dataloader", self.create_loader)(dataset)
+
+    def create_loader(self, dataset: Any) -> Any:
+        collator = self._collator
+        if collator is None and isinstance(dataset, list):  # of samples like those of the training data
+            collator = self._default_collator
+        return loaders.eval_loader(dataset, self._run.config, collator)
+
+    def prepare(self, batch: Any) -> Any:
+        return self._overrides.of("prepare_input_batch", partial(to_batch, device=self._run.device))(batch)
+
+    # Evaluation.
+
+    def evaluate(self, given: Any, logs: MutableMapping[str, Any] | None, loader: Any) -> dict[str, Any]:
+        """``Trainer.evaluate(given, logs)``, of a run with the evaluation data ``loader``."""
+        is_by_model = isinstance(given, nn.Module)
+        if isinstance(given, str):
+            raise ConfigTypeError(f"Trainer.evaluate: got {given!r}; it must be a dataset, a loader or a model.")
+        if logs is not None and not isinstance(logs, MutableMapping):
+            raise ConfigTypeError(
+                f"Trainer.evaluate: logs: got {type(logs).__name__}; it must be a dict. evaluate(model) and"
+                " evaluate(model, logs) use the eval_dataset of the Trainer."
+            )
+        if not (is_by_model or isinstance(given, Mapping)) and (fault := data_fault(given)) is not None:
+            raise ConfigTypeError(f"Trainer.evaluate: {fault}")
+        if given is not None and not is_by_model:
+            loader = self.loaders_of(given)
+        elif loader is None:
+            raise ConfigError("Trainer.evaluate: there is no eval_dataset; pass one here or to the Trainer.")
+        meet("Trainer.evaluate")
+        with self._run.evaluated_weights(), self._replaced_model(given if is_by_model else self._run.model):
+            results = self._score(loader)
+        if not is_by_model and logs is None:
+            return results
+        if logs is None:
+            logs = {}
+        logs.update(named_results(results))
+        return logs  # type: ignore[return-value]  # the caller's own mapping
+
+    def evaluate_in_training(self, callbacks: RunCallbacks, dataset: Any, loader: Any) -> dict[str, Any]:
+        """Evaluate with ``callbacks`` seeing each batch.
+
+        A user's ``evaluate`` gets the arguments that its signature takes: ``(model, logs)``, ``(dataset)`` or none.
+        """
+        self._watching = callbacks
+        try:
+            with self._run.evaluated_weights():
+                if not self._overrides.has("evaluate"):
+                    return self._score(loader)
+                evaluate = self._overrides.of("evaluate", self.evaluate)
+                parameters = inspect.signature(evaluate).parameters
+                needed = [p for p in parameters.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+                if len(needed) == 2 or ("logs" in parameters and "dataset" not in parameters):
+                    logs = {"global_step": callbacks.trainer.iterations_done}
+                    return results_of_logs(evaluate(self._run.model, logs) or {})
+                results: dict[str, Any] = evaluate(dataset) if needed else evaluate()
+                return results
+        finally:
+            self._watching = None
+
+    def evaluate_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+        with self._replaced_model(model):
+            outputs = self._overrides.of("evaluation_step", self.evaluation_step)(inputs)
+            self._count(inputs, outputs)
+        return {"eval_step_loss": outputs.get("loss")}
+
+    def evaluation_step(self, batch: Any) -> dict[str, Any]:
+        model, seen = self._run.model, list[Any]()
+        # The hook sees the outputs however compute_loss calls the model: no second forward pass.
+        hook = model.register_forward_hook(lambda module, arguments, outputs: seen.append(outputs))
+        try:
+            with hook:
+                loss = self.compute_loss(model, batch)
+        except (IndexError, TypeError) as error:
+            criterion = self._run.criterion
+            if self._has_own_loss(batch, "compute_loss") or criterion is None or target_of(batch) is not None:
+                raise
+            raise ConfigError(
+                f"Trainer.eval_dataset: its samples have no target for the loss {type(criterion).__name__}, as those of"
+                " the training data have. Give pairs (input, target), or the fields of the training data; predict()"
+                " takes samples without targets."
+            ) from error
+        last = seen[-1] if seen else None
+        named = {} if last is None else named_outputs(last)
+        if named is not None and ("logits" in named or not isinstance(last, tuple)):
+            outputs = dict(named)
+        else:
+            scores = last if losses_of(last) is None else predictions_of(last)
+            outputs = {} if scores is None else {"logits": scores}
+        results, labelled = self._results, self.labelled(batch)
+        if results.comparison is None:
+            results.comparison = self._find_comparison(last, labelled)
+        # Before ``logits`` is replaced below: the weight belongs to the loss.
+        results.loss_weight = results.comparison.loss_weight(outputs, labelled, results.num_samples)
+        if self.generates():
+            outputs["logits"] = _generated(model, batch)
+        outputs.pop("loss", None)
+        return outputs if loss is None else {**outputs, "loss": loss.detach() if isinstance(loss, Tensor) else loss}
+
+    def compute_loss(self, model: Any, inputs: Any) -> Any:
+        """The mean loss of a batch, by the user's ``compute_loss`` if there is one."""
+        return self._overrides.of("compute_loss", self._own_compute_loss)(model, inputs)
+
+    def compute_metric(self, model: Any, inputs: Any) -> float:
+        with evaluation_mode(model):
+            outputs = forward(model, inputs)
+        inputs, handler = self.labelled(inputs), self._handler()
+        comparison = self.find_comparison_in_training(outputs, inputs)
+        comparison.declare_to(handler)
+        handler.update(*comparison.aligned(predictions_of(outputs), target_of(inputs)))
+        return next(iter(handler.compute().values()), float("nan"))
+
+    def find_comparison_in_training(self, outputs: Any, inputs: Any) -> Comparison:
+        """How metrics compare the model's outputs for a batch of the training with its labels."""
+        return self._find_comparison(outputs, inputs).for_handler(self._handler())
+
+    # Prediction.
+
+    def predict(self, data: Any, *, iterate: bool) -> Any:
+        step = self._overrides.of("predict_step", self.predict_step)
+        if isinstance(data, Tensor | Mapping | tuple | Instance | np.ndarray) or hasattr(data, "to"):
+            if type(data) is tuple and len(data) > 2:
+                raise ConfigTypeError(
+                    f"Trainer.predict: got a tuple of {len(data)} parts; a tuple is one batch (inputs, targets). Pass"
+                    " samples in a list."
+                )
+            batch = to_batch(data, self._run.device)
+            if current_mesh() is not None:
+                meet("Trainer.predict")
+            with self._run.evaluated_weights(), evaluation_mode(self._run.model), batch_in_errors(batch):
+                return step(batch)
+        meet("Trainer.predict")
+        loader = data
+        if loaders.is_dataset(data):
+            loader = self.loaders_of(data)
+        if isinstance(getattr(loader, "sampler", None), RandomSampler):
+            logger.warning("Trainer.predict: the loader shuffles, so the outputs are not in the order of the samples.")
+
+        def read_batches() -> Iterator[Any]:
+            few = islice(loaders.batches_of_rank(loader), parts.dev_batches(self._run.config))
+            return map(self.prepare, few)
+
+        is_single_pass = not self.generates() and not self._overrides.has("predict_step")
+        num_batches = loaders.num_rounds(loader)
+        return self._run.predict(
+            read_batches, step, iterate=iterate, num_batches=num_batches, is_single_pass=is_single_pass
+        )
+
+    def predict_step(self, batch: Any) -> Any:
+        if self.generates() and isinstance(batch, Mapping):
+            return _generated(self._run.model, batch)
+        return forward(self._run.model, batch)
+
+    def generates(self) -> bool:
+        """Whether evaluations call the model's ``generate``."""
+        mesh = current_mesh()
+        is_whole = pipeline_of(self._run.model) is None and (mesh is None or not mesh.layout.sequence_parallel)
+        can = getattr(self._run.model, "is_generative", False) and is_whole
+        return bool(self._run.config.evaluate_with_generate and can)
+
+    # Implementation.
+
+    @cached_property
+    def _results(self) -> "EvalResults":
+        return EvalResults(self._handler())
+
+    def _score(self, loader: Iterable[Any], name: str = "") -> dict[str, Any]:
+        if isinstance(loader, Mapping):
+            found = {name: self._score(one, name) for name, one in loader.items()}
+            return {f"{name}/{key}": value for name, results in found.items() for key, value in results.items()}
+        limit, watching = loaders.eval_limit(loader, self._run.config), self._watching
+
+        def read_batches() -> Iterable[Any]:
+            self._results.reset(self._handler(), loaders.samples_of_rank(loader))
+            batches = map(self.prepare, islice(loaders.batches_of_rank(loader), limit))
+            return batches if watching is None else watching.eval_batches(batches)
+
+        def results() -> dict[str, Any]:
+            self._remove_running_metric()
+            if get_tensor_parallel_rank() > 0:
+                self._results.reset(self._handler())  # the first of these ranks has the same
+            return self._results.compute()
+
+        is_single_pass = not self.generates() and not self._overrides.has("evaluate_step", "compute_metric")
+        return run_evaluation(
+            self._run.model,
+            read_batches,
+            self._evaluate_batch,
+            results,
+            num_samples=lambda _: self._results.num_samples * get_averaging_size(),
+            num_batches=limit,
+            loader=loader,
+            name=name,
+            without_batches=(
+                f"Trainer.evaluate: {type(loader).__name__} yielded no batch. Pass data with at least one sample; an"
+                " iterator or a generator can be iterated only once: pass a list, a data set or a loader."
+            ),
+            pad=self._overrides.of("evaluation_step", self.evaluation_step) if is_single_pass else None,
+        )
+
+    def _evaluate_batch(self, inputs: Any) -> None:
+        results = self._results
+        results.begin_batch(inputs)
+        logs = self._overrides.of("evaluate_step", self.evaluate_step)(self._run.model, inputs)
+        if not results.is_counted:
+            results.add_own(logs)
+        if self._watching is not None:
+            self._watching.record({name: value for name, value in logs.items() if value is not None})
+            if results.is_counted:
+                self._update_running_results(self._watching)
+
+    def _update_running_results(self, callbacks: RunCallbacks) -> None:
+        """Update the logs of callbacks with the means so far; a metric is computed when it is read."""
+        logs, loss = callbacks.logs, self._results.mean_loss()
+        if loss is not None:
+            logs["eval_epoch_loss"] = loss
+        self._remove_running_metric()
+        if self._results.has_metrics and get_world_size() == 1:  # several ranks reduce it together, at the end
+            logs.defer("eval_epoch_metric", lambda: next(iter(self._handler().compute().values()), math.nan))
+
+    def _remove_running_metric(self) -> None:
+        if self._watching is not None and "eval_epoch_metric" in self._watching.logs:
+            del self._watching.logs["eval_epoch_metric"]
+
+    def _count(self, inputs: Any, outputs: Mapping[str, Any]) -> None:
+        results = self._results
+        results.add_loss(outputs.get("loss"))
+        if self._overrides.has("compute_metric"):
+            results.set_own_metric(self._overrides.of("compute_metric", self.compute_metric)(self._run.model, inputs))
+            return
+        inputs = self.labelled(inputs, outputs)
+        if results.comparison is None:
+            results.comparison = self._find_comparison(outputs, inputs)
+        results.add_metrics(inputs, outputs)
+
+    def labelled(self, batch: Any, outputs: Mapping[str, Any] | None = None) -> Any:
+        """The batch with its labels where :func:`target_of` finds them: those of the outputs, or of ``label_names``.
+
+        By default those of the fields that ``forward`` takes as labels, if none has one of the usual names.
+        """
+        labels = (outputs or {}).get("labels")
+        given = self._run.config.label_names
+        if labels is None and isinstance(batch, Mapping):
+            if absent := [name for name in given or () if name not in batch]:
+                raise ConfigError(
+                    f"TrainingConfig.label_names: the batch has no field {absent[0]!r}."
+                    f" {did_you_mean(absent[0], map(str, batch))}"
+                )
+            if names := label_fields(self._run.model, batch, given):
+                labels = batch[names[0]] if len(names) == 1 else tuple(batch[name] for name in names)
+        if labels is None:
+            return batch
+        return {**batch, "labels": labels} if isinstance(batch, Mapping) else (batch, labels)
+
+    def _find_comparison(self, outputs: Any, inputs: Any) -> Comparison:
+        run, own_loss = self._run, used_loss(getattr(self._run.model, "compute_loss", None), inputs)
+        if not self._is_checked:
+            self._is_checked = True
+            if isinstance(inputs, Mapping) and are_labels_tokens(run.model, outputs, inputs):
+                logger.warning(
+                    "The labels of a batch are its tokens, and metrics compare each with the scores of the same token."
+                    " If %s predicts the next token, declare it: %s.loss_type = 'ForCausalLM'.",
+                    *[type(run.model).__name__] * 2,
+                )
+        return find_comparison(
+            run.model,
+            outputs,
+            inputs,
+            criterion=run.declared_criterion(own_loss),
+            has_own_loss=losses_of(outputs) is not None,
+            loss_ignores=run.spec.loss_ignores,
+        )
+
+    def _has_own_loss(self, batch: Any, *methods: str) -> bool:
+        own_loss = used_loss(getattr(self._run.model, "compute_loss", None), batch)
+        return own_loss is not None or self._overrides.has(*methods)
+
+
+def _generated(model: Any, batch: Any) -> Any:
+    outputs = model.generate(**arguments(batch, parameter_names(model.generate))[1])
+    return outputs.get("generated_ids", outputs) if isinstance(outputs, Mapping) else outputs
+
+
+class EvalResults:
+    """The mean loss of an evaluation, and the metrics or the values that the user's own code returns.
+
+    Attributes:
+        comparison: how metrics compare scores with labels; None until the first batch.
+        loss_weight: the number of items that the current batch's loss averages; None: its samples.
+        num_samples: those of the current batch.
+        is_counted: whether the current batch is counted.
+        has_metrics: whether each batch so far could be passed to the metrics.
+    """
+
+    comparison: Comparison | None
+    loss_weight: int | float | Tensor | None
+    _is_refusal_logged = False  # the reason for computing no metric
+
+    def __init__(self, handler: Any) -> None:
+        """``handler`` computes the metrics."""
+        self.reset(handler)
+
+    def reset(self, handler: Any, count: Callable[[Any, int], int] | None = None) -> None:
+        """Start an evaluation. ``count``: returns the samples of a batch of this rank, from its number."""
+        handler.reset()
+        self._handler, self._count = handler, count or SampleCounter(None)
+        self.num_samples = self._num_batches = 0
+        self.has_metrics, self.comparison = True, None
+        self._total_loss: Tensor | float = 0.0  # on the device, read once
+        self._weight: Tensor | int = 0
+        self._own: dict[str, float] = {}
+        self._num_samples = 0
+        self.is_counted, self.loss_weight = False, None
+
+    def begin_batch(self, batch: Any) -> None:
+        self.is_counted, self.loss_weight = False, None
+        self.num_samples = self._count(batch, self._num_batches)
+        self._num_batches += 1
+        self._num_samples += self.num_samples
+
+    def add_loss(self, loss: Tensor | None) -> None:
+        self.is_counted = True
+        if loss is None:
+            return
+        loss = loss.detach()
+        wide = loss.double() if loss.device.type != "mps" else loss
+        by = self.num_samples if self.loss_weight is None else self.loss_weight
+        weight = torch.as_tensor(by, device=loss.device)
+        # The mean of zero items is NaN.
+        self._total_loss = self._total_loss + torch.where(weight > 0, wide * weight, torch.zeros_like(wide))
+        self._weight = self._weight + weight
+
+    def mean_loss(self) -> Tensor | None:
+        """Of this rank so far, on its device: over samples, or labels; None before the first batch."""
+        return self._total_loss / self._weight if isinstance(self._total_loss, Tensor) else None
+
+    def add_metrics(self, batch: Any, outputs: Mapping[str, Any]) -> None:
+        """Update the metrics, if they can compare the outputs with the labels of the batch.
+
+        Raises:
+            EvaluationError: there are no scores or no labels for metrics that the user asks for.
+        """
+        assert self.comparison is not None
+        predictions, labels = predictions_of(outputs), target_of(batch)
+        if predictions is None:  # start_logits and end_logits
+            scores = tuple(value for name, value in outputs.items() if name.endswith("_logits") and value is not None)
+            predictions = scores if len(scores) > 1 else next(iter(scores), None)
+        comparison = self.comparison.for_handler(self._handler)
+        if predictions is None or labels is None:
+            self.has_metrics = False
+            self._refuse_missing(predictions is None, batch, outputs)
+        elif comparison.refusal is not None:
+            self.has_metrics = False
+            if not self._is_refusal_logged:
+                self._is_refusal_logged = True
+                logger.info(
+                    "No accuracy is computed: %s. Set suitable metrics, for example metrics=['MeanSquaredError'], or"
+                    " None.", comparison.refusal,
+                )  # fmt: skip
+        else:
+            predictions, labels = comparison.aligned(predictions, labels)
+            comparison.declare_to(self._handler)
+            rest = {**(batch if isinstance(batch, Mapping) else {}), **outputs}
+            taken = ("logits", "prediction_scores", "labels", "loss", "predictions")
+            self._handler.update(predictions, labels, **{k: v for k, v in rest.items() if k not in taken})
+
+    def set_own_metric(self, value: float) -> None:
+        """Use the latest value of the user's ``compute_metric`` in place of metrics."""
+        self.has_metrics = False
+        self._own["metric"] = value
+
+    def add_own(self, logs: Mapping[str, Any]) -> None:
+        """Use only the values that a user's ``evaluate_step`` returns."""
+        loss, self.loss_weight = logs.get("eval_step_loss"), None
+        self.add_loss(None if loss is None else torch.as_tensor(loss))
+        self.has_metrics = self.is_counted = False
+        names = {"loss": "eval_epoch_loss", "metric": "eval_epoch_metric"}
+        self._own |= {name: float(logs[key]) for name, key in names.items() if logs.get(key) is not None}
+
+    def compute(self) -> dict[str, Any]:
+        """The results over all ranks, which must all call this."""
+        loss = (float(self._total_loss), float(self._weight)) if self._weight else (0.0, 0.0)
+        mine = (*loss, self.has_metrics, self._own, self._num_samples)
+        totals, weights, has_metrics, own, sizes = zip(*all_gather_object(mine), strict=True)
+        results: dict[str, Any] = {"loss": sum(totals) / sum(weights)} if sum(weights) else {}
+        if all(has_metrics):
+            results |= self._handler.compute()
+        return results | _weighted_means(own, sizes)
+
+    def _refuse_missing(self, is_without_scores: bool, batch: Any, outputs: Mapping[str, Any]) -> None:
+        """Raise where the metrics are not the default ones."""
+        known = getattr(self._handler, "known_results", None)
+        if getattr(self._handler, "is_default", False) or (known is not None and known() == []):
+            return
+        if is_without_scores:
+            raise EvaluationError(
+                f"metrics: the model's outputs have no scores; there are {', '.join(outputs) or 'none'}. Return scores"
+                " as 'logits', for example from evaluation_step(batch), or set metrics=None."
+            )
+        found = f"the fields {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else "no fields with names"
+        raise EvaluationError(
+            f"metrics: the batch has no labels; it has {found}. Name the fields of its labels with label_names=[...],"
+            " return 'labels' from evaluation_step(batch), or set metrics=None."
+        )
+
+
+def _weighted_means(ranks: Sequence[Mapping[str, float]], sizes: Sequence[int]) -> dict[str, float]:
+    """The means of the values of all ranks by their samples; a single rank's own values are unchanged."""
+    shares = [(values, size) for values, size in zip(ranks, sizes, strict=True) if size] or [(ranks[0], 1)]
+    if len(shares) == 1:
+        return dict(shares[0][0])
+    names = [name for name in shares[0][0] if all(name in values for values, _ in shares)]
+    total = sum(size for _, size in shares)
+    return {name: sum(values[name] * size for values, size in shares) / total for name in names}
+
+
+def results_of_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """The results in the logs that an ``evaluate(model, logs)`` returns: ``loss``, ``metric``, and others by name."""
+    names = {"loss": "eval_epoch_loss", "metric": "eval_epoch_metric"}
+    results = {name: logs[key] for name, key in names.items() if key in logs}
+    others = {key: value for key, value in logs.items() if key not in (*names.values(), "eval_global_step")}
+    for key, value in others.items():
+        if key.startswith("eval_") and isinstance(value, int | float | Tensor):
+            results.setdefault(key.removeprefix("eval_"), value)
+    return results

@@ -1,0 +1,295 @@
+"""Build what changes the weights from a TrainingConfig: precision, criterion, optimizer and schedule."""
+
+import inspect
+import logging
+import math
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
+
+from trainwright._torch_compat.optimizer_import import mark_stepped, without_compiler
+from trainwright.base.dist import gather_over_pipeline, get_tensor_parallel_size
+from trainwright.base.errors import ConfigError
+from trainwright.config.torch_names import CUSTOM
+from trainwright.engine.run import TrainerRun
+from trainwright.engine.state import steps_of
+from trainwright.hooks import HookBase
+from trainwright.hooks import LRScheduler as ScheduleHook
+from trainwright.optim import schedules as configured
+from trainwright.optim.fused import run_fused
+from trainwright.optim.named import NamedOptimizers, by_name
+from trainwright.optim.schedules import FormulaLR, extend_schedule
+from trainwright.parallel.precision import autocast_and_scaler
+
+if TYPE_CHECKING:
+    from trainwright.config.settings import TrainingConfig
+
+logger = logging.getLogger("trainwright.engine")
+
+Autocast = Callable[[], torch.autocast]  # builds the context of one call: contexts may be nested
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def precision_of(config: "TrainingConfig", device: torch.device) -> tuple[Autocast | None, torch.amp.GradScaler | None]:
+    """What builds the context of ``config.mixed_precision``, and the gradient scaler of float16."""
+    dtype = _DTYPES.get(config.mixed_precision or "")
+    if dtype is None:
+        return None, None
+    if dtype is torch.bfloat16 and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+        raise ConfigError(
+            "TrainingConfig.mixed_precision: got 'bf16', which this GPU does not support; use 'fp16' or None."
+        )
+    return autocast_and_scaler(device, dtype)
+
+
+def build_criterion(config: "TrainingConfig", device: torch.device) -> nn.Module | None:
+    """``config.loss`` on the device; None if it is not set."""
+    from trainwright.config.torch_names import split_name
+
+    if config.loss is None or config.loss == CUSTOM:
+        return None
+    _, named = split_name(config.loss)
+    arguments = {name: torch.tensor(v, dtype=torch.float32) if isinstance(v, list) else v for name, v in named.items()}
+    criterion: nn.Module = _built("loss", config.loss, "loss", **arguments).to(device)
+    return criterion
+
+
+def _built(kind: str, named: Any, setting: str, *arguments: Any, **more: Any) -> Any:
+    """An object of the class of torch that a setting names."""
+    from trainwright.config.torch_names import find_torch_class
+
+    found, _ = find_torch_class(kind, named)
+    assert found is not None, "checked when the config was made"
+    try:
+        return found(*arguments, **more)
+    except (TypeError, ValueError, KeyError) as error:
+        raise ConfigError(f"TrainingConfig.{setting}: {found.__name__} does not accept {more}: {error}.") from error
+
+
+@without_compiler()
+def build_optimizer(config: "TrainingConfig", model: nn.Module) -> Optimizer:
+    """``config.optimizer`` over the parameters of ``model``.
+
+    Includes frozen parameters: they have no gradient and do not change, and a resumed run may freeze others.
+    """
+    from trainwright.config.torch_names import find_torch_class, split_name
+
+    found, _ = find_torch_class("optimizer", config.optimizer)
+    assert found is not None, "checked when the config was made"
+    _, arguments = split_name(config.optimizer)
+    if not any(gather_over_pipeline(any(parameter.requires_grad for parameter in model.parameters()))):
+        raise ConfigError(
+            f"Trainer.model: {type(model).__name__} has no trainable parameter; set requires_grad=True on some."
+        )
+    settings = {"lr": config.learning_rate, **arguments}
+    if "weight_decay" in inspect.signature(found).parameters or config.weight_decay:
+        settings.setdefault("weight_decay", config.weight_decay)
+    parameters: list[Any] = list(model.parameters())
+    if config.layer_decay is not None or not config.decay_norm_and_bias:
+        parameters = _parameter_groups(config, model, settings)
+    optimizer: Optimizer = _built("optimizer", config.optimizer, "optimizer", parameters, **settings)
+    run_fused(optimizer, model)
+    return optimizer
+
+
+def _parameter_groups(config: "TrainingConfig", model: nn.Module, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Groups by layer, and without weight decay of norm layers and biases, as configured."""
+    off = None if config.decay_norm_and_bias else 0.0
+    if off is not None and not settings.get("weight_decay"):
+        logger.warning("TrainingConfig.decay_norm_and_bias=False has no effect without weight_decay.")
+    from trainwright.optim.build import get_default_optimizer_params  # here: loads omegaconf
+
+    return get_default_optimizer_params(
+        model,
+        base_lr=settings["lr"],
+        weight_decay_norm=off,
+        weight_decay_bias=off,
+        layer_decay=config.layer_decay,
+        include_frozen=True,
+    )
+
+
+def losses(
+    criterion: Callable[..., Tensor] | None, own_loss: Callable[..., Tensor] | None, autocast: Autocast | None
+) -> tuple[Callable[..., Tensor] | None, Callable[..., Tensor] | None]:
+    """The criterion, and the model's own ``compute_loss`` if it has one, in the run's precision."""
+    if get_tensor_parallel_size() > 1:
+        from trainwright.parallel.tensor import with_local_loss
+
+        criterion, own_loss = criterion and with_local_loss(criterion), own_loss and with_local_loss(own_loss)
+    if autocast is None:
+        return criterion, own_loss
+    return criterion and autocast()(criterion), own_loss and autocast()(own_loss)
+
+
+class Schedules:
+    """Builds and steps the schedules of a run.
+
+    Args:
+        given: the user's schedules, by the names of their optimizers; None: those of the configuration.
+        plateau_mode: returns the mode of a ReduceLROnPlateau whose arguments do not set it.
+    """
+
+    def __init__(
+        self, run: TrainerRun, given: Mapping[str, LRScheduler] | None, plateau_mode: Callable[[], str]
+    ) -> None:
+        self._run, self._given, self._state, self._plateau_mode = weakref.proxy(run), given, run.state, plateau_mode
+        self._first = self._planned = 0  # the update that the schedules start at, and the length they have
+        self._hooks: list[ScheduleHook] = []
+        self._num_within: dict[Any, tuple[int, int]] = {}  # the steps before the update that ended at a global step
+        every = run.config.lr_scheduling_steps
+        for one in (given or {}).values():
+            if not isinstance(one, FormulaLR | ReduceLROnPlateau):
+                often = f"every {every} steps" if every else "once an epoch"
+                logger.info("The passed %s is stepped %s; lr_scheduling_steps changes that.", type(one).__name__, often)
+
+    def of(self, optimizer: Optimizer) -> tuple[LRScheduler | None, dict[str, LRScheduler]]:
+        """The schedule of one optimizer, and those of several by name."""
+        found = dict(self._given or {})
+        self._planned = self._state.plan.num_updates
+        if self._given is None:
+            built = {name: self._build(one, self._state.plan.num_updates) for name, one in by_name(optimizer).items()}
+            found = {name: schedule for name, schedule in built.items() if schedule is not None}
+        return (None, found) if isinstance(optimizer, NamedOptimizers) else (found.get("optimizer"), {})
+
+    def replace(self, optimizer: Optimizer) -> LRScheduler | None:
+        """A schedule of the configuration over the updates that are left, also in place of the user's."""
+        self._given, self._first = None, self._state.updates_done
+        return self._build(optimizer, self._num_updates())
+
+    def follow(self, schedules: Iterable[LRScheduler | None]) -> None:
+        """Let those that the configuration has set follow the current length of the run, if it has changed."""
+        before, self._planned = self._planned, self._state.plan.num_updates
+        if before == self._planned:
+            return
+        for schedule in filter(None, schedules if self._given is None else ()):
+            extend_schedule(schedule, lambda optimizer: self._build(optimizer, self._num_updates()))
+
+    def _num_updates(self) -> int:
+        return max(1, self._state.plan.num_updates - self._first)
+
+    def hooks(self, optimizer: Optimizer, schedules: Mapping[str, LRScheduler]) -> list[HookBase]:
+        """The hooks that step them: the run's one, whichever it is then, or those of several optimizers by name."""
+        is_torchs = bool(self._run.config.lr_scheduler or self._given is not None)
+        if not isinstance(optimizer, NamedOptimizers):
+            self._hooks = [ScheduleHook(period=self._num_due if is_torchs else 1)]
+            return [*self._hooks]
+        self._hooks = []
+        for name, one in optimizer.optimizers.items():
+            schedule = schedules.get(name)
+            period = partial(self._num_due, schedule) if is_torchs else 1
+            self._hooks.append(ScheduleHook(one, schedule, period=period, name=name))
+        return [*self._hooks]
+
+    def length(self, schedule: LRScheduler) -> int:
+        """The number of steps of a schedule in the run."""
+        plan, every = self._state.plan, self._every(schedule)
+        return plan.total_steps // every if every else plan.num_updates
+
+    def check(self, schedule: Any) -> None:
+        """Compare the length of a OneCycleLR, which torch refuses to exceed in the middle of a run, with the run."""
+        if not isinstance(schedule, OneCycleLR):
+            return
+        every, planned = self._every(schedule), self.length(schedule)
+        length, often = schedule.total_steps, f"every {every} steps" if every else "after each update"
+        fix = f"Set total_steps={planned}"
+        if every not in (None, 1):
+            fix += f", or lr_scheduling_steps=1 and total_steps={self._state.plan.total_steps}"
+        if length < planned:
+            raise ConfigError(
+                f"OneCycleLR: got total_steps={length}, but this run steps it {planned} times ({often}). {fix}."
+            )
+        if length > planned:
+            logger.warning(
+                "OneCycleLR: got total_steps=%d, but this run steps it only %d times (%s), so the learning rate does"
+                " not complete its cycle. %s.", length, planned, often, fix,
+            )  # fmt: skip
+
+    def step_within_window(self) -> None:
+        """Before an update of several batches: the steps that are due before its last batch."""
+        for hook in self._hooks:
+            every = self._every(hook.schedule)
+            within = (self._state.global_step - 1) // every - self._state.step_before // every if every else 0
+            if within:
+                mark_stepped(hook.schedule.optimizer)  # torch would warn: the first update comes later
+                self._num_within[hook.schedule] = self._state.global_step, hook.step(within)
+
+    def _num_due(self, schedule: LRScheduler | None = None) -> int:
+        """The steps of a schedule of torch or the user: by default one an epoch. Others step after each update."""
+        schedule = schedule or self._run.lr_scheduler
+        every, (at, done) = self._every(schedule), self._num_within.get(schedule, (0, 0))
+        return self._state.num_passed(every) - (done if at == self._state.global_step else 0) if every else 1
+
+    def _every(self, schedule: LRScheduler | None) -> int | None:
+        """Steps between two steps of a schedule; None: it is stepped after each update."""
+        config, plan = self._run.config, self._state.plan
+        if not (config.lr_scheduler or self._given is not None):
+            return None
+        own = steps_of(config.lr_scheduling_steps, plan.total_steps)
+        return own or (None if isinstance(schedule, FormulaLR) else plan.steps_per_epoch)
+
+    def _build(self, optimizer: Optimizer, num_updates: int) -> LRScheduler | None:
+        return build_lr_scheduler(self._run.config, optimizer, num_updates, self._plateau_mode)
+
+
+def build_lr_scheduler(
+    config: "TrainingConfig", optimizer: Optimizer, num_updates: int, plateau_mode: Callable[[], str]
+) -> LRScheduler | None:
+    """The schedule over ``num_updates`` updates: ``config.lr_scheduler`` (torch's) or ``lr_scheduler_type`` (warm-up).
+
+    None if neither is set, and for an optimizer whose groups have no learning rate. ``plateau_mode`` returns the mode
+    of a ReduceLROnPlateau, "min" or "max", if its arguments do not set it.
+    """
+    if not all("lr" in group for group in optimizer.param_groups):
+        return None
+    if config.lr_scheduler is not None:
+        return _torch_scheduler(config.lr_scheduler, config.lr_scheduler_kwargs or {}, optimizer, plateau_mode)
+    if isinstance(config.lr_scheduler_type, Mapping):
+        return _torch_scheduler(config.lr_scheduler_type, {}, optimizer, plateau_mode)
+    share, steps = config.warmup_ratio, config.warmup_steps
+    if isinstance(steps, float):
+        share, steps = steps, 0
+    warmup = steps or math.ceil(num_updates * share)
+    if warmup >= num_updates > 1 and config.lr_scheduler_type not in (None, "constant") and not config.fast_dev_run:
+        logger.warning(
+            "TrainingConfig.warmup_steps: the warm-up takes %d updates, and there are %d: the learning rate is never"
+            " reached. A share of all updates is a float, such as 0.1.", warmup, num_updates,
+        )  # fmt: skip
+    kind: Any = config.lr_scheduler_type
+    if kind is None:
+        return None
+    counts: dict[str, tuple[int, ...]] = {"constant": (), "constant_with_warmup": (warmup,)}
+    return _CONFIGURED[kind](optimizer, *counts.get(kind, (warmup, num_updates)))
+
+
+_CONFIGURED: dict[str, Callable[..., LRScheduler]] = {
+    "constant": configured.configure_constant_scheduler,
+    "constant_with_warmup": configured.configure_constant_scheduler_with_warmup,
+    "linear": configured.configure_linear_scheduler_with_warmup,
+    "cosine": configured.configure_cosine_scheduler_with_warmup,
+    "cosine_with_restarts": configured.configure_cosine_with_hard_restarts_scheduler_with_warmup,
+    "polynomial": configured.configure_polynomial_decay_scheduler_with_warmup,
+}
+
+
+def _torch_scheduler(
+    named: Any, arguments: Mapping[str, Any], optimizer: Optimizer, plateau_mode: Callable[[], str]
+) -> LRScheduler:
+    from trainwright.config.torch_names import find_torch_class, split_name
+
+    name, inner = split_name(named)
+    found, _ = find_torch_class("lr_scheduler", named)
+    arguments = {**inner, **arguments}
+    if found is torch.optim.lr_scheduler.ReduceLROnPlateau and "mode" not in arguments:
+        arguments["mode"] = plateau_mode()
+    if name == "constant":  # torch's ConstantLR starts with a third of the rate
+        arguments = {"factor": 1.0, **arguments}
+    scheduler: LRScheduler = _built("lr_scheduler", named, "lr_scheduler_kwargs", optimizer, **arguments)
+    return scheduler

@@ -1,0 +1,161 @@
+"""Checkpoints of the Python API: named by step, with links named by epoch; loading, and upload to the hub."""
+
+import csv
+import json
+import logging
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from trainwright.base.dist import broadcast_object, is_main_process, raised_together
+from trainwright.base.errors import MissingFileError
+from trainwright.base.files import has_links, point_at
+from trainwright.checkpoint.checkpointer import Checkpointer
+from trainwright.checkpoint.folder import is_checkpoint, keep_newest
+from trainwright.engine.run import TrainerRun
+from trainwright.events.writers.rows import sync_files
+from trainwright.hooks import BestCheckpointer
+from trainwright.parallel.faults import meet
+from trainwright.trainer.model_card import RunCard
+from trainwright.trainer.start import Periods
+
+logger = logging.getLogger("trainwright.engine")
+
+BEST = "model_best"
+FINAL_EPOCH = "final_epoch"
+
+
+class Saving:
+    """Saves and loads the checkpoints of a run.
+
+    Attributes:
+        late: saves that were requested within an update; they are made when it is complete.
+    """
+
+    def __init__(self, run: TrainerRun, periods: Periods, card: RunCard) -> None:
+        self._run, self._periods, self._card = weakref.proxy(run), periods, card
+        self._checkpointer, self._state, self._folder = run.checkpointer, run.state, run.folder
+        self.late: list[Callable[[], object]] = []
+        self._last_trained: Path | None = None  # the last step's checkpoint, if the model has the best weights
+
+    def save(self, path: str | Path, *, overwrite: bool) -> None:
+        meet("Trainer.save")
+        path = Path(path).expanduser()
+        if broadcast_object(path.exists()) and not overwrite:
+            raise FileExistsError(f"{path}: exists already; pass another path, or overwrite=True.")
+        if self._state.is_within_update and not self._run.trainer.has_failed:
+            self.late.append(partial(self._save, path))
+        else:
+            self._save(path)
+
+    def _save(self, path: Path) -> None:
+        there = self._checkpointer.in_folder(path.parent, asynchronous=False)
+        there.save(path.name, tag_last=False, iteration=max(0, self._run.trainer.iterations_done - 1))
+
+    def load(self, path: str | Path) -> None:
+        self._checkpointer.load(Path(path).expanduser())
+        self._last_trained = None
+
+    def continue_from(self, path: str | Path) -> None:
+        """Continue the run of the output folder, if ``path`` is in it: a checkpoint, or the folder of all of them.
+
+        A checkpoint becomes the one to resume from with the first step, so a kill does not bring back later ones.
+        """
+        if not self._folder.contains(path):
+            return
+        self._folder.resume = True
+        checkpoint = Path(path).expanduser().resolve()
+        if checkpoint.parent == Path(self._checkpointer.save_dir).resolve() and not checkpoint.name.startswith("."):
+            self._folder.on_open = partial(self._checkpointer.tag_last_checkpoint, checkpoint.name)
+
+    def push_to_hub(self, repo_id: str, *, commit_message: str | None, private: bool) -> str:
+        """Upload a checkpoint of the current state; return the URL of the repository."""
+        from trainwright.checkpoint.hub import upload_folder
+
+        url = ""
+        with tempfile.TemporaryDirectory() as folder, raised_together():
+            upload = Path(folder, "upload")
+            self._save(upload)
+            if is_main_process():
+                self._card.add_curves(upload)
+                message = commit_message or "Upload model"
+                url = upload_folder(upload, repo_id, commit_message=message, private=private)
+        return broadcast_object(url)
+
+    # Called by hooks.
+
+    def save_step(self, checkpointer: Checkpointer | None = None, *, keep_trained: bool = False) -> None:
+        """Save the current training state, named by its last step, by the run's checkpointer or another one."""
+        own, name = self._checkpointer, self.step_name()
+        on_commit = None
+        if checkpointer in (None, own):
+            links = [self._folder.path / link for link in self._links_to_this()]
+            on_commit = partial(_link_and_prune, Path(own.save_dir), name, links, self._run.config.max_to_keep)
+        iteration = self._state.updates_done - 1
+        (checkpointer or own).save(name, iteration=iteration, on_commit=on_commit, keep_trained=keep_trained)
+
+    def step_name(self) -> str:
+        """The latest step, with as many digits as the last one has."""
+        return f"{self._state.global_step:0{len(str(self._state.plan.total_steps))}d}"
+
+    def _links_to_this(self) -> Iterator[str]:
+        if self._periods.is_linked_epoch_end():
+            yield f"epoch_{self._state.epoch}"
+        if self._run.trainer.iter >= self._run.trainer.max_iter:
+            yield FINAL_EPOCH
+
+    # The best weights.
+
+    def load_best(self) -> dict[str, float]:
+        """Load the weights of the best checkpoint, if there is one; returns the results of its evaluation."""
+        self._checkpointer.wait()
+        best = Path(self._checkpointer.save_dir, BEST)
+        if not best.exists():
+            name = self._run.config.metric_for_best_model
+            logger.warning("There is no best checkpoint to load: no evaluation computed %r.", name)
+            return {}
+        loaded = self._checkpointer.loaded_from
+        self._last_trained = Path(self._checkpointer.get_checkpoint_file()) if loaded is None else loaded[0]
+        self._load_weights(best)
+        logger.info("Loaded the weights of the best checkpoint, %s.", best)
+        hooks = json.loads((best / "trainer.json").read_text(encoding="utf-8"))["hooks"]
+        found = [hook["state"].get("results") for hook in hooks if hook["class"] == BestCheckpointer.__name__]
+        return next(filter(None, found), {})
+
+    def load_last_trained(self) -> None:
+        """Undo :meth:`load_best`: the state of the optimizer belongs to the latest weights."""
+        if self._last_trained is not None:
+            self._load_weights(self._last_trained)
+            self._last_trained = None
+
+    def _load_weights(self, checkpoint: Path) -> None:
+        there = Checkpointer(self._checkpointer.model, only=self._checkpointer.only)
+        there.load(checkpoint, checkpointables=[], strict=True)
+
+
+def _link_and_prune(folder: Path, name: str, links: list[Path], max_to_keep: int | None) -> None:
+    """Point links at a committed checkpoint; then delete checkpoints beyond ``max_to_keep`` and the links to them."""
+    for link in links:
+        if link.is_symlink() or not link.exists() or (is_checkpoint(link) and not has_links(link.parent)):
+            point_at(link, folder / name)
+        else:
+            logger.warning("%s: not a link, so it is kept; it would have pointed at %s.", link, folder / name)
+    if max_to_keep is None:
+        return
+    try:
+        keep_newest(folder, "", max_to_keep, links=folder.parent.glob("epoch_*"))
+    except OSError as error:  # the next save tries again; an extra checkpoint does no harm
+        logger.warning("%s: an older checkpoint could not be deleted (%s).", folder, error)
+
+
+def read_csv_logs(path: Path) -> dict[str, list[float | None]]:
+    """The columns of a ``metrics.csv`` by name, with None for empty cells."""
+    sync_files()
+    if not path.is_file():
+        raise MissingFileError(f"{path}: no such file; training writes it.")
+    with open(path, newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    names = list(rows[0]) if rows else []
+    return {name: [float(row[name]) if row[name] else None for row in rows] for name in names}

@@ -1,0 +1,243 @@
+"""How a run of the Python API starts: its processes, data, length and periods, and the checkpoint it continues from."""
+
+import json
+import logging
+import os
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trainwright.base.dist import (
+    all_gather_object,
+    broadcast_object,
+    get_data_parallel_size,
+    get_world_size,
+    is_main_process,
+)
+from trainwright.base.errors import ConfigError, MissingFileError
+from trainwright.checkpoint.checkpointer import Checkpointer
+from trainwright.checkpoint.folder import POINTER_NAME, checkpoint_folders, is_checkpoint, resume_candidates
+from trainwright.data.sampler import limited
+from trainwright.engine.folder.run_folder import RunFolder
+from trainwright.engine.loaders import is_own_loader, with_length
+from trainwright.engine.logs import log_to_console
+from trainwright.engine.state import StepPlan, TrainerState, steps_of
+from trainwright.parallel.data_parallel import launched_rank
+from trainwright.parallel.restarts import is_continued
+from trainwright.trainer.checks import Given
+from trainwright.trainer.parts import dev_batches
+from trainwright.trainer.processes import check_launch, join
+
+if TYPE_CHECKING:
+    from trainwright.config.settings import TrainingConfig
+
+logger = logging.getLogger("trainwright.engine")
+
+
+def start(given: Given, owner: object) -> "tuple[TrainingConfig, torch.device]":
+    """Join the launcher's processes; return the settings and the device of this process.
+
+    With ``fast_dev_run`` the settings are changed, and a temporary folder is deleted with ``owner``. A run that the
+    launcher has restarted resumes.
+    """
+    log_to_console(launched_rank())  # before the first warning
+    config, device = join(given.config, given.accelerator, given.data)
+    if (num_batches := dev_batches(config)) is not None:
+        from trainwright.config.settings import changes_of
+
+        folder: str = broadcast_object(tempfile.mkdtemp(prefix="fast_dev_run_") if is_main_process() else "")
+        weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
+        changes = {"output_dir": folder, **changes_of("dev_run", config.rows, num_batches)}
+        if config.tensorboard is not None:
+            changes["tensorboard"] = {**config.tensorboard, "log_dir": None}
+        config = config.copy_with(**changes)
+    checkpoints = Path(os.path.abspath(config.output_dir), config.checkpoints_dir)
+    if config.resume_from_checkpoint is not True and is_continued(checkpoints / POINTER_NAME):
+        config = config.copy_with(resume_from_checkpoint=True)
+    check_launch(config, given.accelerator)
+    return config, device
+
+
+def resume(config: "TrainingConfig", checkpointer: Checkpointer) -> Path | None:
+    """Load the checkpoint that ``config`` resumes from and return its folder; None: a run starts from step 0."""
+    folder = _resumed_folder(config, Path(checkpointer.save_dir))
+    if folder is not None and is_checkpoint(folder):
+        there = checkpointer.in_folder("")
+        there.load(folder)
+        checkpointer.loaded_from = there.loaded_from
+        return folder.resolve()
+    if folder is not None and (there := checkpointer.in_folder(folder)).has_checkpoint():
+        there.resume_or_load("", resume=True)
+        checkpointer.loaded_from = there.loaded_from
+        return folder
+    if folder is not None:
+        logger.info("%s holds no checkpoint to resume from: starting a new run.", config.output_dir)
+    if config.init_weights_from is not None:
+        from trainwright.models.folder import init_weights
+
+        try:
+            init_weights(checkpointer.model, config.init_weights_from)
+        except MissingFileError as error:
+            raise MissingFileError(f"TrainingConfig.init_weights_from: {error}") from error
+    return None
+
+
+def check_folder(config: "TrainingConfig", folder: RunFolder, *, evaluates: bool) -> None:
+    """Refuse a folder with another run, and a best model that is never saved."""
+    if not config.overwrite_output_dir and not folder.resume and folder.holds_a_run():
+        raise ConfigError(
+            f"TrainingConfig.output_dir: {config.output_dir} holds a run, and overwrite_output_dir is False. Set"
+            " another folder, or resume_from_checkpoint=True to continue that run."
+        )
+    if config.load_best_model_at_end and not (evaluates and config.save_enabled):
+        raise ConfigError(
+            "TrainingConfig.load_best_model_at_end: got True, but nothing is evaluated or saved; it needs an"
+            " eval_dataset, an eval_strategy other than 'no', and save_enabled=True."
+        )
+
+
+def elastic_accumulation(config: "TrainingConfig", output_dir: Path, batch_size: int) -> int:
+    """The batches of an update that keep the samples per update of the checkpoint that an elastic run resumes from.
+
+    ``batch_size``: the samples of a batch of all processes together; 0: unknown.
+    """
+    now = config.gradient_accumulation_steps
+    folder = _resumed_folder(config, output_dir / config.checkpoints_dir) if config.elastic and batch_size else None
+    if folder is None:
+        return now
+    candidates = [folder] if is_checkpoint(folder) else resume_candidates(folder) if folder.is_dir() else []
+    if not candidates or not (file := candidates[0] / "trainer.json").is_file():
+        return now
+    state = json.loads(file.read_text(encoding="utf-8"))
+    total = state.get("batch_size", 0) * state["gradient_accumulation_steps"]
+    steps, rest = divmod(total, batch_size)
+    if rest:
+        raise ConfigError(
+            f"TrainingConfig.elastic: an update of the checkpoint has {total} samples, which batches of {batch_size}"
+            f" ({config.batch_size} batch_size x {batch_size // config.batch_size} data ranks) do not divide. Set"
+            " another batch_size, or start another number of processes."
+        )
+    if steps and steps != now:
+        logger.info("Elastic: %d batches per update instead of %d, %d samples as before.", steps, now, total)
+    return steps or now
+
+
+def _resumed_folder(config: "TrainingConfig", own: Path) -> Path | None:
+    """The checkpoint that the settings resume from, or a folder of checkpoints; None: they do not."""
+    asked = config.resume_from_checkpoint
+    if asked is None or isinstance(asked, bool):
+        return own if asked else None
+    for folder in (Path(asked), Path(asked, config.checkpoints_dir)):
+        if is_checkpoint(folder) or checkpoint_folders(folder):
+            return folder
+    raise MissingFileError(
+        f"TrainingConfig.resume_from_checkpoint: {Path(asked)} holds no checkpoint; give a checkpoint or a run folder."
+    )
+
+
+def plan_of(config: "TrainingConfig", loader: Any) -> tuple[Any, StepPlan]:
+    """The loader with a length, and the plan: ``num_epochs`` passes over it, or ``max_steps`` if these are fewer."""
+    max_steps, limit = config.max_steps, config.overfit_batches or config.limit_train_batches
+    loader = with_length(loader, limit, max_steps)
+    steps_per_epoch = epoch_length(config, loader)
+    if isinstance(max_steps, float):
+        share, max_steps = max_steps, steps_of(max_steps, steps_per_epoch) * config.num_epochs
+        logger.info(
+            "TrainingConfig.max_steps=%g: %d steps in total, that fraction of %d epochs of %d batches. No epoch is"
+            " shortened: training ends in epoch %d. limit_train_batches=%g shortens each epoch.",
+            share, max_steps, config.num_epochs, steps_per_epoch, -(-max_steps // steps_per_epoch), share,
+        )  # fmt: skip
+    total = config.num_epochs * steps_per_epoch
+    batch_size = (getattr(getattr(loader, "batch_sampler", None), "batch_size", None) or 0) * get_data_parallel_size()
+    if max_steps is not None and max_steps > total:
+        logger.warning(
+            "TrainingConfig.max_steps: %d exceeds the %d steps of num_epochs=%d, after which training ends.",
+            max_steps, total, config.num_epochs,
+        )  # fmt: skip
+    plan = StepPlan(
+        steps_per_epoch=steps_per_epoch,
+        accumulation=config.gradient_accumulation_steps,
+        num_epochs=config.num_epochs,
+        max_steps=max_steps,
+        batch_size=batch_size,
+        samples_per_epoch=samples_of_epoch(loader, steps_per_epoch, batch_size),
+        has_epochs=not hasattr(loader, "is_open_ended"),
+    )
+    return loader, plan
+
+
+def epoch_length(config: "TrainingConfig", loader: Any) -> int:
+    """The steps of an epoch that starts now."""
+    try:
+        steps = len(loader)
+    except TypeError as error:
+        raise ConfigError(
+            f"Trainer.train_dataloader: {type(loader).__name__} has no length any more: {error}."
+        ) from error
+    if steps == 0:
+        raise ConfigError(f"Trainer.train_dataloader: {type(loader).__name__} is empty; it must yield a batch.")
+    if not is_own_loader(loader):  # which limits itself
+        steps = limited(steps, config.overfit_batches or config.limit_train_batches)
+    lengths = all_gather_object(steps)
+    if len(set(lengths)) > 1:
+        raise ConfigError(
+            f"Trainer.train_dataloader: its lengths are {', '.join(map(str, lengths))} on the {len(lengths)} processes;"
+            " they must be equal, because all processes make each step together."
+        )
+    return steps
+
+
+def samples_of_epoch(loader: Any, steps: int, batch_size: int) -> int:
+    """The samples of an epoch of all processes; 0: unknown."""
+    return getattr(getattr(loader, "batch_sampler", None), "samples_per_epoch", None) or steps * batch_size
+
+
+class Periods:
+    """The periods of the configuration in steps, 0 for none, and whether they are over after the latest update.
+
+    Attributes:
+        save, log, evaluate, print: the periods.
+        common_print: that of printed lines with the metrics of several processes; 0 with one process.
+    """
+
+    def __init__(self, config: "TrainingConfig", state: TrainerState) -> None:
+        self._state = state
+        self.plan(config)
+
+    def plan(self, config: "TrainingConfig") -> None:
+        """Compute the periods for the current length of the run."""
+        self.save, self.log, self.evaluate, self.print = (
+            steps_of(period, self._state.plan.total_steps)
+            for period in (config.save_steps, config.log_steps, config.eval_steps, config.print_steps)
+        )
+        self.common_print = self.print if get_world_size() > 1 else 0
+        saved = config.model_checkpoint or {}
+        self._saved_steps: int = saved.get("every_n_iteration") or 0
+        self._linked_epochs: int = saved.get("every_n_epoch") or 0
+
+    def log_is_due(self) -> bool:
+        return self._state.has_passed(self.log) if self.log else self._state.is_epoch_end()
+
+    def eval_is_due(self) -> bool:
+        return self._state.has_passed(self.evaluate) if self.evaluate else self._state.is_epoch_end()
+
+    def metrics_are_due(self) -> bool:
+        """Whether the metrics of the training are logged or printed."""
+        return self.log_is_due() or bool(self.common_print and self._state.has_passed(self.common_print))
+
+    def check_is_due(self) -> bool:
+        """When values are checked, and computed over several processes: before anything reads them."""
+        return self.metrics_are_due() or self._state.is_epoch_end()
+
+    def save_is_due(self) -> bool:
+        is_due = any(self._state.has_passed(period) for period in (self.save, self._saved_steps) if period)
+        return is_due or self.is_linked_epoch_end()
+
+    def is_linked_epoch_end(self) -> bool:
+        """Whether an epoch has ended whose checkpoint has a link ``epoch_{n}``."""
+        state, period = self._state, self._linked_epochs
+        return bool(period) and state.is_epoch_end() and state.epoch % period == 0

@@ -1,0 +1,526 @@
+"""What a step of the Python API consists of: its batches, its loss, its update and what it records."""
+
+import logging
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from inspect import isfunction
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from trainwright._torch_compat.tensor_chunks import is_dtensor
+from trainwright.base.batch import ReadFields, to_batch
+from trainwright.base.errors import ConfigError, ConfigTypeError
+from trainwright.base.lazy_names import ring
+from trainwright.data.collate import mixed
+from trainwright.data.sample_count import keeps_samples
+from trainwright.engine import loaders
+from trainwright.engine.accumulation import mean_outputs
+from trainwright.engine.gradient_sync import explained
+from trainwright.engine.loss_fn import Loss, add_notes, contract_for, predictions_of, used_loss
+from trainwright.engine.pipeline_step import PipelineStep, pipeline_settings, refuse_own_step
+from trainwright.engine.run import TrainerRun
+from trainwright.engine.sequence_parts import sequence_parts
+from trainwright.engine.state import StepPlan
+from trainwright.engine.step import Step
+from trainwright.engine.update import Update, in_turn, optimizer_calls
+from trainwright.events.storage import EventStorage
+from trainwright.hooks.callbacks import RunCallbacks
+from trainwright.models.outputs import is_loss_alone, named_outputs, scalars_of
+from trainwright.parallel.context import SHIFTED
+from trainwright.trainer import optim
+from trainwright.trainer.processes import OWN_STEPS, Placement, has_all_gpus
+from trainwright.trainer.start import samples_of_epoch
+from trainwright.trainer.train_metrics import TrainMetrics
+
+logger = logging.getLogger("trainwright.engine")
+
+# An override of one of these is a step of the user's own.
+OWN_STEP_METHODS = ("run_step", "train_step", "training_step", "optimization_step")
+# An override of one of these computes the loss itself.
+STEP_METHODS = ("train_step", "training_step", "compute_loss")
+# No names of a model's outputs:
+_SCORES = "prediction scores"
+_LOSS = "loss of the step"
+_ASSIGNED = ("train_step", "training_step", "optimization_step", "compute_loss")  # perhaps by a hook or callback
+_BY_METHODS = ("train_step", "training_step", "optimization_step")  # else a step is one call
+
+
+class BatchLoss:
+    """The mean loss of a batch, by the contract that the first batch chooses (``engine/loss_fn.py``).
+
+    ``recorders``: called with the model's outputs before the loss is computed.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        criterion: Any,
+        autocast: optim.Autocast | None,
+        *,
+        recorders: tuple[Callable[[Any], None] | None, ...] = (),
+        record_scalars: Callable[[Mapping[str, Any]], None] | None = None,
+        label_names: Sequence[str] | None = None,
+    ) -> None:
+        self.of_model = getattr(model, "compute_loss", None)
+        self.criterion, self.own_loss = optim.losses(criterion, self.of_model, autocast)
+        self._model, self._recorders, self._record_scalars = model, recorders, record_scalars
+        self._label_names = label_names
+        self._chosen: dict[bool, Loss] = {}  # of pairs, and of batches with names
+
+    def chosen(self, inputs: Any) -> Loss:
+        """``compute_loss`` for batches like ``inputs``, without a frame of this class."""
+        has_names = isinstance(inputs, Mapping)
+        if has_names not in self._chosen:  # data to evaluate may have names where those to train have none
+            record = in_turn([one for one in self._recorders if one is not None])
+            own_loss = used_loss(self.own_loss, inputs)
+            if not self._chosen:
+                self.own_loss = own_loss
+            self._chosen[has_names], _ = contract_for(
+                self._model, inputs, self.criterion, own_loss, record, self._record_scalars, self._label_names
+            )
+        return self._chosen[has_names]
+
+    def compute_loss(self, model: Any, inputs: Any) -> Any:
+        return self.chosen(inputs)(model, inputs)
+
+
+class TrainingStep:
+    """Builds the step before the first one, and chooses it again for another optimizer or loss.
+
+    Args:
+        placement: what a step calls in place of the run's model.
+        metrics: of the training batches. ``use_plan`` is called with the plan of a run whose epochs get another length.
+            ``after_batch`` returns what to call after each.
+
+    Attributes:
+        update, loss: the current ones.
+        step: during training.
+    """
+
+    update: Update
+    loss: BatchLoss
+    _storage: EventStorage  # of the current training
+
+    def __init__(
+        self,
+        run: TrainerRun,
+        placement: Placement,
+        *,
+        callbacks: RunCallbacks,
+        metrics: TrainMetrics | None,
+        use_plan: Callable[[StepPlan], None],
+        accelerator: Any,
+        after_batch: Callable[[], Any],
+    ) -> None:
+        self._run = weakref.proxy(run)
+        self._overrides, self.model, self.placement, self._state = run.overrides, run.model, placement, run.state
+        self._callbacks, self._metrics, self._accelerator = callbacks, metrics, accelerator
+        self._use_plan = use_plan
+        self._after_batch = after_batch
+        self.step: Step | None = None
+        self._watching: RemovableHandle | None = None
+        self._scalars: dict[str, Any] | None = None  # those that the model returned for the current micro-batch
+        self._chosen_with: tuple[Any, ...] = ()  # assigned methods
+        self._window_end = 0  # the number of steps after the current update
+        self._epoch_end = 0  # and after the current epoch
+        self._compute_loss: Callable[[Any, Any], Any] | None = None  # by the contract, or the user's
+        self._training_step: Callable[[Any], Any] | None = None
+        self.build_update()
+
+    # Built before the first step, and again.
+
+    def build_loss(self) -> None:
+        """Choose the loss of the model or the configuration."""
+        run, recorders = self._run, (self.update.record, None if self._metrics is None else self._metrics.record)
+        self.loss = BatchLoss(
+            self.model, run.criterion, run.autocast, recorders=recorders, record_scalars=self._record_scalars,
+            label_names=run.config.label_names,
+        )  # fmt: skip
+        self.update.mean.forget()
+        if self.step is not None:
+            self._choose(self.step, self.update.batch)
+
+    def build_update(self) -> None:
+        run, placement, before = self._run, self.placement, self.update if self.step is not None else None
+        config, optimizer = run.config, run.optimizer
+        self._optimizer = optimizer
+        self._has_own_loader = loaders.is_own_loader(run.batches.loader)
+        is_planned = loaders.is_own_loader(run.batches.loader) and keeps_samples(run.batches.loader)
+        steps_within = config.lr_scheduling_steps is not None and config.gradient_accumulation_steps > 1
+        settings: dict[str, Any] = {"differentiate": None if self._accelerator is None else self._differentiate}
+        if placement.pipeline is not None:
+            settings |= pipeline_settings(placement.pipeline, run.grad_scaler, optimizer)
+        self.update = run.update = Update(
+            optimizer,
+            self.model,
+            *optimizer_calls(optimizer, self._accelerator),
+            accumulates=config.gradient_accumulation_steps > 1,
+            max_norm=config.max_grad_norm,
+            max_value=config.clip_grad_value,
+            skip_non_finite=config.non_finite == "skip",
+            grad_scaler=run.grad_scaler,
+            criterion=lambda: run.declared_criterion(self.loss.own_loss),
+            label_names=config.label_names,
+            loss_ignores=run.spec.loss_ignores,
+            count=lambda batch: run.batches.count(batch),
+            replica=placement.sync,
+            count_all=self._samples_of_window if is_planned else lambda: 0,
+            mean=None if before is None else before.mean,
+            before_step=run.scheduling.step_within_window if steps_within else None,
+            **settings,
+        )
+        if not self._overrides.has("run_step", "train_step", "optimization_step"):
+            self.update.check_closure()
+        if self.update.closure is not None:
+            recompute = lambda batch: self._overrides.of("training_step", self.training_step)(batch)  # noqa: E731
+            self.update.closure.recompute = recompute
+        if before is not None:
+            self.update.continue_window(before)
+        self.build_loss()
+
+    def check_assigned(self) -> None:
+        """Raise if model or optimizer were assigned to the trainer, whose step has the ones before."""
+        if self._run.optimizer is not self._optimizer:
+            raise ConfigError("Trainer.optimizer was assigned, without effect on the steps: call set_optimizer(...).")
+        if self._run.model is not self.model:
+            raise ConfigError("Trainer.model was assigned, without effect on the steps: build a Trainer of this model.")
+
+    def _differentiate(self, loss: Tensor, **options: Any) -> None:
+        # The accelerator divides by this number itself; the shares of a window are weighted already.
+        loss = loss * self._accelerator.gradient_accumulation_steps
+        self._accelerator.backward(loss, **options)
+
+    def start(self) -> None:
+        """Start the batches at the current step, and build the step, which chooses the rest with its first batch."""
+        run, pipeline, overrides = self._run, self.placement.pipeline, self._overrides
+        batches, self._storage = run.batches, run.storage
+        batches.prepare = prepare = overrides.of("prepare_input_batch", partial(to_batch, device=run.device))
+        mixup_func = getattr(batches.loader, "mixup_func", None)
+        if mixup_func is not None:
+            batches.prepare = lambda batch: mixed(mixup_func, prepare(batch))
+        batches.prefetches_to = None if overrides.has("prepare_input_batch") else run.device  # it may draw numbers
+        batches.divide, batches.length = sequence_parts(self.model), self._state.plan.steps_per_epoch
+        self._epoch_end = self._state.global_step  # the first step opens the epoch
+        run.set_position()
+        self._callbacks.is_fed = True
+        # By the weights of the update; a step of the user's own may compute its gradients without them.
+        self._is_counted = not overrides.has(*OWN_STEP_METHODS)
+        if getattr(self.model, "compute_loss", None) != self.loss.of_model:
+            self.build_loss()  # the model's compute_loss has been replaced
+        kind: Callable[..., Step] = Step
+        if pipeline is not None:
+            kind = partial(
+                PipelineStep,
+                pipeline=pipeline,
+                to_row=lambda kept: {_LOSS: kept[0]} | (kept[1] or {}),
+                from_row=lambda row: (row.pop(_LOSS), row or None),
+                loss_name=_LOSS,
+                update_weights=self._update_stages,
+            )
+        step = kind(
+            self.update,
+            batches,
+            self.placement.model,
+            self._train_first,
+            begin_window=self._begin_update if self._state.plan.accumulation == 1 else self._begin_window,
+            end_window=self._put_metrics,
+            phases=run.trainer.phases,
+            keep=self._keep,
+            begin_batch=self._begin_batch,
+            end_batch=self._callbacks.end_batch,
+            explain=explained(
+                partial(add_notes, model=self.model), self.model, "TrainingConfig.find_unused_parameters"
+            ),
+        )
+        self.placement.on_wrap = partial(setattr, step, "model")
+        step.after_batch = self._after_batch()  # all callbacks are registered now
+        if isinstance(step, PipelineStep) and self._metrics is not None:
+            step.after_output = self._metrics.add
+        if overrides.has(*STEP_METHODS):
+            if self._metrics is not None:
+                self._metrics.watch(self.model)
+            if self.update.is_weighed:
+                self._watching = self.update.mean.watch(self.model)
+        self.step = step
+
+    def close(self) -> None:
+        """After the last step: nothing of the user's is kept."""
+        self.step = self._compute_loss = self._training_step = self.update.batch = self.placement.on_wrap = None
+        if self._watching is not None:
+            self._watching.remove()
+
+    def _train_first(self, model: Any, batch: Any) -> Any:
+        """The ``train`` of a step before its first batch: chooses the others with it, and checks their results."""
+        step, overrides = self.step, self._overrides
+        assert step is not None, "it calls this"
+        if batch is None:
+            kind = type(self._run.batches.loader).__name__
+            raise ConfigTypeError(f"{kind} gave None for a batch: is a return missing in its collate function?")
+        self._choose(step, batch)
+        is_own = self.loss.own_loss is not None or isfunction(self._run.criterion)
+        if overrides.has("compute_loss") or (is_own and self.placement.pipeline is None):
+            self._compute_loss = partial(self._first_loss, self._compute_loss)
+        train = step.train
+        logs = train(step.model, batch)
+        if overrides.has("train_step") and not isinstance(logs, Mapping):
+            raise ConfigTypeError(
+                f'{overrides.kind}.train_step returned {type(logs).__name__}; it must return a dict with "step_loss" in'
+                " it."
+            )
+        loss = logs.get("step_loss")
+        if overrides.has("training_step") and not overrides.has("train_step") and not hasattr(loss, "__float__"):
+            raise ConfigTypeError(
+                f"{overrides.kind}.training_step returned {type(loss).__name__} as its loss; it must return the"
+                ' loss, or a dict with "loss" in it.'
+            )
+        if "loss" in logs and loss is None:
+            raise ConfigTypeError(
+                f'{overrides.kind}.train_step returned {", ".join(map(repr, logs))}; the loss of a step is "step_loss".'
+            )
+        return logs
+
+    def _first_loss(self, compute_loss: Any, model: Any, inputs: Any) -> Tensor:
+        """The first loss of a method or a function of the user's, checked."""
+        self._compute_loss, read = compute_loss, None
+        is_own = self._overrides.has("compute_loss")
+        if is_own and isinstance(inputs, dict) and SHIFTED in inputs:
+            inputs = read = ReadFields(inputs)
+        loss = compute_loss(model, inputs)
+        if is_own or self.loss.own_loss is not None:
+            name = f"{self._overrides.kind if is_own else type(self._run.model).__name__}.compute_loss"
+        else:
+            name = f"The loss function {self._run.criterion.__name__}"
+        if not isinstance(loss, Tensor):
+            raise ConfigTypeError(
+                f"{name} returned {type(loss).__name__}; it must return the loss, a tensor of one number. Of several"
+                " losses return the sum, and log each with get_event_storage().put_scalar(name, value)."
+            )
+        if read is not None and "labels" in read.names and SHIFTED not in read.names:
+            raise ConfigError(
+                f"{name} reads 'labels', not {SHIFTED!r}: with context_parallel_size > 1 a process has a part of every"
+                " text, so that the label of a next token may be in the part of another process. Compare the scores of"
+                f" all tokens with batch[{SHIFTED!r}], the labels of the tokens after each."
+            )
+        if is_own and is_dtensor(loss):
+            raise ConfigTypeError(
+                f"{name} returned a DTensor, of which each process may have a part only. Return loss.full_tensor()."
+            )
+        return loss
+
+    def _choose(self, step: Step, inputs: Any) -> None:
+        """Choose what the step does with batches like ``inputs``: once for each optimizer and loss."""
+        step.use(self.update)
+        if inputs is None:  # before the first batch
+            step.train = self._train_first
+            return
+        overrides, self._chosen_with = self._overrides, self._overrides.assigned(*_ASSIGNED)
+        # A pipeline's gradients are complete after the backward passes of all stages.
+        self.update.prepares_early = overrides.has("optimization_step") and self.placement.pipeline is None
+        self._training_step = overrides.of("training_step", self.training_step)
+        is_own = overrides.has(*STEP_METHODS)  # these compute the loss
+        loss = self.loss
+        self._compute_loss = overrides.of("compute_loss", loss.compute_loss if is_own else loss.chosen(inputs))
+        if self.placement.pipeline is not None:
+            step.train = self._train_outputs
+        else:
+            own = self.train_step if overrides.has(*_BY_METHODS) else self._train
+            step.train = overrides.of("train_step", own)
+        if self._run.config.graph:
+            self._compile(step, inputs)
+
+    # The path of a batch: Step.run -> _train -> the contract's compute_loss -> the model; then Update.backward, finish.
+
+    def _train(self, model: Any, inputs: Any) -> dict[str, Any]:
+        """One micro-batch, if none of the methods for its parts is the user's."""
+        loss, update = self._compute_loss(model, inputs), self.update  # type: ignore[misc]  # chosen before
+        update.backward(loss, inputs)
+        if update.is_window_end:
+            update.finish()
+        return {"step_loss": loss.detach()}
+
+    def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+        loss = (self._training_step or self._overrides.of("training_step", self.training_step))(inputs)
+        if self.update.is_window_end:
+            self._overrides.of("optimization_step", self.update.finish)()
+        return {"step_loss": loss.get("loss") if isinstance(loss, Mapping) else loss}
+
+    def training_step(self, batch: Any) -> Tensor:
+        compute_loss = self._compute_loss or self._overrides.of("compute_loss", self.loss.compute_loss)
+        loss: Tensor = compute_loss(self.placement.model, batch)
+        self.update.backward(loss, batch)
+        return loss.detach()
+
+    def _train_outputs(self, model: Any, batch: Any) -> Mapping[str, Any]:
+        """The part of a step after the forward pass, on the last stage of a pipeline."""
+        assert self._training_step is not None, "chosen before"
+        return {"step_loss": self._training_step(batch)}
+
+    def _update_stages(self, kept: list[tuple[Any, Any]]) -> None:
+        if self.update.record_loss is not None:
+            self.update.record_loss(torch.stack([loss for loss, _ in kept]).sum())
+        assigned = zip(OWN_STEPS, self._overrides.assigned(*OWN_STEPS), strict=True)  # by a callback
+        names = [name for name, method in assigned if method is not None]
+        refuse_own_step(self.placement.pipeline, self._overrides.kind, names)
+        self.update.finish()
+
+    # Called by the step.
+
+    def _begin_window(self) -> int:
+        """Called before the first batch of an update; returns the number of its batches."""
+        self._begin_update()
+        self._window_end = self._state.plan.steps(self._run.trainer.iter + 1)
+        return self._window_end - self._state.global_step
+
+    def _begin_update(self) -> int:
+        state, update = self._state, self.update
+        if state.global_step == self._epoch_end:
+            self._open_epoch()
+        state.step_before = state.global_step
+        self._window_end = state.global_step + 1
+        if update.batch is not None and self._overrides.assigned(*_ASSIGNED) != self._chosen_with:
+            assert self.step is not None, "it calls this"
+            self._choose(self.step, update.batch)
+        return 1
+
+    def _open_epoch(self) -> None:
+        """Ask for the length of the epoch that the next batch is in, and plan by it."""
+        state, batches = self._state, self._run.batches
+        batches.open()
+        plan, done = state.plan, state.global_step
+        epoch, start = plan.epoch_at(done)
+        steps: int = batches.length
+        samples = samples_of_epoch(batches.loader, steps, plan.batch_size)
+        self._epoch_end = start + steps
+        if (steps, samples) == (plan.steps_per_epoch, plan.samples_per_epoch):
+            return
+        if done != start:
+            raise ConfigError(
+                f"The run cannot be resumed: epoch {epoch + 1} had {plan.steps_per_epoch} batches"
+                f" ({plan.samples_per_epoch or 'unknown'} samples), of which {done - start} were trained on, and has"
+                f" {steps} ({samples or 'unknown'} samples) now. Use the same data, or start a new run with"
+                " TrainingConfig.init_weights_from."
+            )
+        self._use_plan(plan.with_epoch(done, steps, samples))
+        logger.info(
+            "Epoch %d has %d batches (the epoch before: %d). The length of the run is now planned with %d updates, by"
+            " which the configured schedule and the remaining time are computed (before: %d).",
+            epoch + 1, steps, plan.steps_per_epoch, state.plan.num_updates, plan.num_updates,
+        )  # fmt: skip
+
+    def _begin_batch(self, batch: Any) -> None:
+        """A batch was read: count and announce it before its step."""
+        self._callbacks.begin_batch(batch)
+        self._state.global_step += 1
+        if self.placement.sync is not None:
+            self.placement.sync.before_batch(is_last=self.update.is_window_end)
+        if self._accelerator is not None:
+            self._accelerator.sync_gradients = self.update.is_window_end
+
+    def _samples_of_window(self) -> int:
+        plan = self._state.plan
+        return plan.samples(self._window_end) - plan.samples(self._state.global_step)
+
+    def is_padding_batch(self) -> bool:
+        """Whether the latest batch is a padding batch, which only keeps this process in step with the others."""
+        if self._is_counted:
+            return self._has_own_loader and self.update.mean.latest_samples == 0
+        return bool(self._run.batches.planned(self._state.global_step) == 0)
+
+    def _record_scalars(self, outputs: Mapping[str, Any]) -> None:
+        """Keep the scalars among the model's outputs for the current micro-batch; a program returns them itself."""
+        if torch.compiler.is_compiling():
+            return
+        scalars = scalars_of(outputs)
+        if self._run.config.gradient_accumulation_steps == 1 and is_loss_alone(scalars):
+            return
+        # Copies: the update may change them, if they are parameters.
+        self._scalars = {k: v.detach().clone() if isinstance(v, Tensor) else v for k, v in scalars.items()}
+
+    def _keep(self, step_logs: Mapping[str, Any]) -> tuple[Any, dict[str, Any] | None]:
+        scalars, self._scalars = self._scalars, None
+        return step_logs.get("step_loss"), scalars
+
+    def _put_metrics(self, kept: list[tuple[Any, dict[str, Any] | None]], data_time: float) -> None:
+        storage, update, losses, has_scalars = self._storage, self.update, list[Any](), False
+        storage.put_scalar("data_time", data_time)
+        for loss, scalars in kept:
+            has_scalars |= bool(scalars)
+            if loss is not None:  # a train_step may return none
+                losses.append(loss)
+        if losses:
+            update.put_mean(storage, "total_loss", losses)
+        if has_scalars:
+            rows = [scalars or {} for _, scalars in kept]
+            update.put_scalars(storage, mean_outputs(rows, update.mean.weights), update.weight)
+
+    # Graph mode.
+
+    def _compile(self, step: Step, inputs: Any) -> None:
+        """Let ``step`` run programs in place of ``train_step``, or log why that is not possible."""
+        graph, run, config = ring("graph.step"), self._run, self._run.config
+        model, metrics, loss_of_run = self.model, self._metrics, self.loss
+        is_own, names = self._overrides.has("compute_loss"), None
+        compute_loss = self._overrides.of("compute_loss", self.loss.compute_loss)
+        if not is_own:
+            compute_loss, names = contract_for(
+                model, inputs, loss_of_run.criterion, loss_of_run.own_loss, label_names=config.label_names
+            )
+
+        def losses_of(inputs: Any) -> tuple[Tensor, Mapping[str, Any]]:
+            if is_own and metrics is None:
+                return compute_loss(model, inputs), {}
+            recording = _Recording(model)
+            loss = compute_loss(recording, inputs)
+            named = None if isinstance(recording.outputs, Tensor) else named_outputs(recording.outputs)
+            wanted: dict[str, Any] = {} if named is None or len(named) == 1 else graph.copied_scalars(named)
+            return loss, wanted if metrics is None else wanted | {_SCORES: predictions_of(recording.outputs)}
+
+        def logs_of(loss: Tensor, outputs: dict[str, Any]) -> dict[str, Any]:
+            if metrics is not None:
+                metrics.record(outputs.pop(_SCORES, None))
+            self._scalars = outputs or None
+            return {"step_loss": loss}
+
+        compiled = graph.CompiledStep(
+            step.train,
+            losses_of,
+            logs_of,
+            self.update,
+            run.optimizer,
+            accumulates=config.gradient_accumulation_steps > 1,
+            after_backward=self._after_backward,
+            backend="inductor",
+            names=names,
+            batch_size=graph.batch_size_of(run.batches.loader),
+            on_compiled=run.trainer.phases.count_compile,
+        )
+        own = [name for name in OWN_STEP_METHODS if self._overrides.has(name)]
+        refusal = graph.refusal_of_overrides(own, self._overrides.kind)
+        if has_all_gpus(config.device_str):
+            refusal = "one process splits its batches over several GPUs"
+        compiled.use_in(step, refusal)
+
+    def _after_backward(self, loss: Tensor) -> None:
+        if self.update.record_loss is not None:
+            self.update.record_loss(loss)
+        if self.update.is_window_end:
+            self.update.finish()
+
+
+class _Recording:
+    """The model with a record of its outputs; a new one for each capture."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.outputs: Any = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.outputs = self.model(*args, **kwargs)
+        return self.outputs
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
