@@ -147,7 +147,7 @@ class TestBothAPIs:
         loaded = loaded_with_torch("from trainwright import Trainer")
         assert not {"omegaconf", "pydantic", "yaml", "antlr4"} & loaded
         assert OPTIONAL & loaded == set()
-        others = ("trainer", "config_trainer", "data.tokenizer", "evaluation.bleu", "models.gpt")
+        others = ("config_trainer", "data.tokenizer", "evaluation.bleu", "models.gpt")
         others += ("optim.build", "config.lazy")
         assert {f"trainwright.{other}" for other in others} & loaded == set()
 
