@@ -7,7 +7,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -153,37 +153,84 @@ def load_weights(
     for name, value in own.items():
         if isinstance(value, Tensor):
             check_tensor(local_of(value), f"model.{name}")
-    weights = dict(_without_wrappers({plain_name(name): value for name, value in weights.items()}, own))
-    for name, first in _copies_on_stages(model).items():  # a file of the complete model has a tied weight once
-        if name not in weights and first in weights:
-            weights[name] = weights[first]
+    weights = _by_names_of_model(model, weights, own)
     modules = {plain_name(name) for name in self_loading_modules(unwrap(model))}
     theirs = {name for name in (*own, *weights) if name.rpartition(".")[0] in modules}
-    missing = [name for name in _missing_names(own, weights) if name not in theirs and (only is None or name in only)]
-    unexpected = [name for name in weights if name not in own and name not in theirs]
-    shapes, dtypes = _differences(own, {name: value for name, value in weights.items() if name not in theirs})
+    match = _Match.of(own, weights, theirs, only)
     if strict:
-        faults = [*_listed("not in the checkpoint", missing), *_listed("not in the model", unexpected)]
-        faults += [*shapes.values(), *dtypes.values()]
-        if faults:
-            raise CheckpointError("\n  ".join([f"{source}: the weights do not match this model.", *faults]))
-    fitting = {n: value for n, value in weights.items() if (n in own and n not in shapes) or n in theirs}
-    if own and not fitting:
-        some = ", ".join(list(weights)[:3]) or "nothing"
-        faults = [f"It has {some}, the model has {', '.join(list(own)[:3])} ...", *shapes.values()]
-        raise CheckpointError("\n  ".join([f"{source}: none of the weights fits this model.", *faults]))
-    if shapes:
-        logger.warning("%s", "\n  ".join([f"{source}: weights of another shape are not loaded:", *shapes.values()]))
-    for line in _listed("in the file, not in the model", unexpected):
-        logger.info("%s: %s", source, line)
-    for line in _listed("in the model, not in the file", missing):
-        logger.warning("%s: %s. They keep their initial values.", source, line)
+        match.check_equal(source)
+    match.check_any(source)
+    if not strict:
+        match.log_rest(source)
+    fitting = {n: value for n, value in weights.items() if (n in own and n not in match.shapes) or n in theirs}
     try:
         _copy(model, fitting, own, theirs)
     except Exception as error:
         if theirs:
             error.add_note(f"While the modules {', '.join(sorted(modules))} loaded their state from {source}.")
         raise
+
+
+class _Match(NamedTuple):
+    """How weights fit a model, without those that modules load themselves.
+
+    Attributes:
+        own, weights: the names of the model, and those of the weights that it may take.
+        missing: names of the model without a weight; ``unexpected``: the reverse.
+        shapes, dtypes: a message for each weight whose shape or dtype differs.
+    """
+
+    own: Collection[str]
+    weights: Collection[str]
+    missing: list[str]
+    unexpected: list[str]
+    shapes: dict[str, str]
+    dtypes: dict[str, str]
+
+    @classmethod
+    def of(
+        cls,
+        own: Mapping[str, Any],
+        weights: Mapping[str, Any],
+        theirs: Collection[str],
+        needed: Collection[str] | None,
+    ) -> "_Match":
+        """``theirs``: what modules load themselves. ``needed``: the names that must be there; None: all."""
+        missing = [n for n in _missing_names(own, weights) if n not in theirs and (needed is None or n in needed)]
+        unexpected = [name for name in weights if name not in own and name not in theirs]
+        shapes, dtypes = _differences(own, {name: value for name, value in weights.items() if name not in theirs})
+        return cls([*own], [*weights], missing, unexpected, shapes, dtypes)
+
+    def check_equal(self, source: str) -> None:
+        faults = [*_listed("not in the checkpoint", self.missing), *_listed("not in the model", self.unexpected)]
+        faults += [*self.shapes.values(), *self.dtypes.values()]
+        if faults:
+            raise CheckpointError("\n  ".join([f"{source}: the weights do not match this model.", *faults]))
+
+    def check_any(self, source: str) -> None:
+        if not self.own or len(self.unexpected) + len(self.shapes) < len(self.weights):
+            return
+        some = ", ".join([*self.weights][:3]) or "nothing"
+        faults = [f"It has {some}, the model has {', '.join([*self.own][:3])} ...", *self.shapes.values()]
+        raise CheckpointError("\n  ".join([f"{source}: none of the weights fits this model.", *faults]))
+
+    def log_rest(self, source: str) -> None:
+        if self.shapes:
+            lines = [f"{source}: weights of another shape are not loaded:", *self.shapes.values()]
+            logger.warning("%s", "\n  ".join(lines))
+        for line in _listed("in the file, not in the model", self.unexpected):
+            logger.info("%s: %s", source, line)
+        for line in _listed("in the model, not in the file", self.missing):
+            logger.warning("%s: %s. They keep their initial values.", source, line)
+
+
+def _by_names_of_model(model: nn.Module, weights: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """``weights`` by the names of the model. A file of the complete model has a tied weight once."""
+    named = dict(_without_wrappers({plain_name(name): value for name, value in weights.items()}, own))
+    for name, first in _copies_on_stages(model).items():
+        if name not in named and first in named:
+            named[name] = named[first]
+    return named
 
 
 def _copy(model: nn.Module, weights: Mapping[str, Any], own: Mapping[str, Any], theirs: Collection[str]) -> None:

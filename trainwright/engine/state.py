@@ -484,41 +484,8 @@ class TrainerState(TrainingState):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        plan, step, epochs = self.plan, state["global_step"], state.get("epochs", [])
-        total = state.get("batch_size", 0) * state["gradient_accumulation_steps"]
-        sizes = state["gradient_accumulation_steps"], state.get("batch_size", 0)
-        if sizes == (plan.accumulation, plan.batch_size) and plan.has_epochs and epochs:
-            # The length of the next epoch is asked when it is opened, perhaps by a callback that changes it.
-            if len(epochs) > 1 or state["epoch_step"] == state["steps_per_epoch"]:
-                plan = plan.with_lengths(epochs)
-        elif self._is_elastic and total == plan.batch_size * plan.accumulation and len(epochs) < 2:
-            step = plan.steps(state["iterations_done"])
-            here = {"gradient_accumulation_steps": plan.accumulation, "steps_per_epoch": plan.steps_per_epoch}
-            state = {**state, **here}
-        here = {"gradient_accumulation_steps": plan.accumulation}
-        if plan.has_epochs:
-            here = {"steps_per_epoch": plan.steps_per_epoch, **here}
-        faults = [
-            f"{name} was {state[name]} and is {value} now" for name, value in here.items() if state[name] != value
-        ]
-        if faults and plan.has_epochs:
-            causes = {
-                "batch_size": "the batch of all processes",
-                "samples_per_epoch": "the samples of an epoch",
-            }
-            known = [(what, state.get(name), getattr(plan, name)) for name, what in causes.items()]
-            faults[:0] = [f"{what} was {then} and is {now} now" for what, then, now in known if then not in (None, now)]
-        then, now = state.get("samples_per_epoch"), plan.samples_per_epoch
-        is_other = sizes == (plan.accumulation, plan.batch_size) and plan.has_epochs and then not in (None, 0, now)
-        if not faults and is_other:  # another order within an epoch that has begun
-            faults.append(f"the samples of an epoch were {then} and are {now} now")
-        if not faults and step < plan.total_steps and plan.steps(plan.updates(step)) != step:
-            faults.append(f"max_steps ended it within an accumulation window, at step {step}")
-        samples = state["consumed_samples"], plan.samples(step)
-        if not faults and samples[0] != samples[1]:
-            steps = state["global_step"]
-            faults.append(f"its {steps} steps took {samples[0]} samples, but would take {samples[1]} now")
-        if faults:
+        plan, step, state = self._plan_of(state)
+        if faults := _faults(state, plan, step):
             raise ConfigError(
                 f"The run cannot be resumed: {'; '.join(faults)}. Use the same data, gradient_accumulation_steps and"
                 " batch_size (with another number of processes, the same total batch size, or"
@@ -531,6 +498,51 @@ class TrainerState(TrainingState):
         if plan != self.plan:
             self.plan = plan
             self._trainer.max_iter = plan.num_updates
+
+    def _plan_of(self, state: dict[str, Any]) -> tuple[StepPlan, int, dict[str, Any]]:
+        """The plan that continues ``state``, the steps done by it, and the state by its sizes of batches."""
+        plan, step, epochs = self.plan, state["global_step"], state.get("epochs", [])
+        total = state.get("batch_size", 0) * state["gradient_accumulation_steps"]
+        if _has_sizes_of(plan, state) and plan.has_epochs and epochs:
+            # The length of the next epoch is asked when it is opened, perhaps by a callback that changes it.
+            if len(epochs) > 1 or state["epoch_step"] == state["steps_per_epoch"]:
+                plan = plan.with_lengths(epochs)
+        elif self._is_elastic and total == plan.batch_size * plan.accumulation and len(epochs) < 2:
+            step = plan.steps(state["iterations_done"])
+            here = {"gradient_accumulation_steps": plan.accumulation, "steps_per_epoch": plan.steps_per_epoch}
+            state = {**state, **here}
+        return plan, step, state
+
+
+def _has_sizes_of(plan: StepPlan, state: Mapping[str, Any]) -> bool:
+    sizes = state["gradient_accumulation_steps"], state.get("batch_size", 0)
+    return sizes == (plan.accumulation, plan.batch_size)
+
+
+def _faults(state: Mapping[str, Any], plan: StepPlan, step: int) -> list[str]:
+    """Why a run of ``plan`` cannot continue ``state``, of which ``step`` steps are done: the first kind of fault."""
+    now = {"steps_per_epoch": plan.steps_per_epoch} if plan.has_epochs else {}
+    now["gradient_accumulation_steps"] = plan.accumulation
+    faults = [f"{name} was {state[name]} and is {value} now" for name, value in now.items() if state[name] != value]
+    if faults:
+        return [*_causes(state, plan), *faults] if plan.has_epochs else faults
+    samples = state.get("samples_per_epoch")
+    is_planned = _has_sizes_of(plan, state) and plan.has_epochs
+    if is_planned and samples not in (None, 0, plan.samples_per_epoch):
+        # Another order within an epoch that has begun.
+        return [f"the samples of an epoch were {samples} and are {plan.samples_per_epoch} now"]
+    if step < plan.total_steps and plan.steps(plan.updates(step)) != step:
+        return [f"max_steps ended it within an accumulation window, at step {step}"]
+    taken, planned = state["consumed_samples"], plan.samples(step)
+    if taken != planned:
+        return [f"its {state['global_step']} steps took {taken} samples, but would take {planned} now"]
+    return []
+
+
+def _causes(state: Mapping[str, Any], plan: StepPlan) -> list[str]:
+    causes = {"batch_size": "the batch of all processes", "samples_per_epoch": "the samples of an epoch"}
+    known = [(what, state.get(name), getattr(plan, name)) for name, what in causes.items()]
+    return [f"{what} was {then} and is {now} now" for what, then, now in known if then not in (None, now)]
 
 
 def _layout() -> list[int]:
