@@ -116,7 +116,9 @@ def interrupted(api: Callable[..., nn.Module], folder: Path, **settings: Any) ->
         sys.exit(7)
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode in (7, 130), done.stderr
-    resume: dict[str, Any] = {"resume_from_checkpoint": True} if api is objects else {"train__resume": True}
+    resume: dict[str, Any] = {"resume_from_checkpoint": True, "allow_other_trainer": True}
+    if api is not objects:
+        resume = {"train__resume": True, "train__allow_other_trainer": True}
     return api(folder, **{**settings, **resume})
 
 
