@@ -23,7 +23,7 @@ from torch.utils.data import TensorDataset
 
 from benchmarks.models import MLP, resnet18
 from trainwright import Trainer, TrainingConfig
-from trainwright.evaluation.hardest_samples import HardestSamples
+from trainwright.evaluation.hardest_samples.search import HardestSamples
 
 BATCH = 32
 CASES = {  # model, shape of a sample, batches of an evaluation

@@ -17,7 +17,7 @@ from tests.toys import Classifier, Samples, file_config, quiet
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
 from trainwright.base.errors import ConfigError
 from trainwright.data import DistTensorData, Instance
-from trainwright.engine.hardest_samples import as_picture
+from trainwright.evaluation.hardest_samples.table import as_picture
 from trainwright.hooks import CallbackHook, NonFiniteError
 from trainwright.inspect.report.page import content
 from trainwright.inspect.report.run_data import RunData

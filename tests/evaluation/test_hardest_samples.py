@@ -14,7 +14,7 @@ from tests.toys import Samples
 from trainwright.base.dist import get_data_parallel_rank, get_data_parallel_size
 from trainwright.data import SingleRoundSampler, build_image_test_loader
 from trainwright.evaluation import inference_on_dataset
-from trainwright.evaluation.hardest_samples import HardestSamples, Row
+from trainwright.evaluation.hardest_samples.search import HardestSamples, Row
 
 LENGTH = 23
 

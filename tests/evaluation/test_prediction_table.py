@@ -11,23 +11,31 @@ from torch.utils.data import DataLoader
 
 from tests.toys import Samples
 from trainwright.base.errors import ConfigError
-from trainwright.evaluation.prediction_table import PredictionRecorder, rows_of, with_facts, with_names, write_rows
+from trainwright.evaluation.prediction_table import (
+    PredictionRecorder,
+    prediction_rows,
+    with_facts,
+    with_names,
+    write_rows,
+)
 
 INPUTS = {"images": torch.zeros(2, 3), "labels": torch.tensor([1, 0]), "ids": ["a", "b"]}
 
 
 def test_a_row_has_the_number_the_id_the_label_and_the_outputs_of_a_sample() -> None:
     outputs = {"logits": torch.tensor([[0.0, 1.0], [0.5, 2.0]]), "loss": torch.tensor(0.3), "text": ["x", "y"]}
-    assert rows_of(INPUTS, outputs, 10) == [
+    assert prediction_rows(INPUTS, outputs, 10) == [
         {"sample": 10, "labels": 1, "ids": "a", "prediction": 1, "logits": [0.0, 1.0], "text": "x"},
         {"sample": 11, "labels": 0, "ids": "b", "prediction": 1, "logits": [0.5, 2.0], "text": "y"},
     ]
 
 
 def test_outputs_without_names_and_large_outputs() -> None:
-    assert rows_of((), torch.tensor([[0.0, 1.0]])) == [{"sample": 0, "prediction": 1, "scores": [0.0, 1.0]}]
-    assert rows_of((), torch.tensor([2.5, 3.5])) == [{"sample": 0, "output": 2.5}, {"sample": 1, "output": 3.5}]
-    assert rows_of(INPUTS, {"image": torch.zeros(2, 3, 8, 8), "z": torch.zeros(2, dtype=torch.bfloat16)})[0] == {
+    assert prediction_rows((), torch.tensor([[0.0, 1.0]])) == [{"sample": 0, "prediction": 1, "scores": [0.0, 1.0]}]
+    assert prediction_rows((), torch.tensor([2.5, 3.5])) == [{"sample": 0, "output": 2.5}, {"sample": 1, "output": 3.5}]
+    assert prediction_rows(INPUTS, {"image": torch.zeros(2, 3, 8, 8), "z": torch.zeros(2, dtype=torch.bfloat16)})[
+        0
+    ] == {
         "sample": 0,
         "labels": 1,
         "ids": "a",

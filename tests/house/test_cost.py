@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.toys import Samples
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
 from trainwright.data import ColumnDataset, build_image_train_loader, order
-from trainwright.engine import targets
 from trainwright.hooks import CallbackHook, HookBase
+from trainwright.models import targets
 
 BATCH, FEATURES, CLASSES = 32, 32, 10
 LOG_EVERY = 20

@@ -9,7 +9,7 @@ import pytest
 
 from tests.releases.runs import RUNS, STOP, UPDATES, ended, stop_within, working_in
 from trainwright import TrainingConfig
-from trainwright.events.formats import read_starts, rows_of
+from trainwright.events.formats import parse_rows, read_starts
 
 RELEASES = sorted(path for path in Path(__file__).parent.iterdir() if path.name[0].isdigit())
 
@@ -45,7 +45,7 @@ def test_the_other_files_of_a_release_are_read(release: Path, name: str) -> None
     folder = release / name
     (start,) = read_starts(folder / "run.json")
     assert (start["status"], start["iterations_done"], start["last_iteration"]) == ("failed", STOP, UPDATES)
-    rows = list(rows_of((folder / "metrics.json").read_text().splitlines()))
+    rows = list(parse_rows((folder / "metrics.json").read_text().splitlines()))
     logged = [0, 1, 2, 3, 4] if name == "python" else [1, 3, 4]
     assert [row["iteration"] for row in rows if "total_loss" in row] == logged
     if name == "python":

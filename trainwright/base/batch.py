@@ -88,7 +88,7 @@ def is_label(name: Any) -> bool:
     return isinstance(name, str) and ("label" in name or "target" in name or name in _LABELS)
 
 
-def labels_of(batch: Any) -> dict[Any, Tensor]:
+def label_tensors(batch: Any) -> dict[Any, Tensor]:
     """The tensors of labels with a value for each sample, by name: fields, or the second item of a pair (name 1)."""
     named, both = fields(batch), pair(batch)
     items: Any = named.items() if named is not None else [(1, both[1])] if both is not None else ()
@@ -96,8 +96,8 @@ def labels_of(batch: Any) -> dict[Any, Tensor]:
 
 
 def first_labels(batch: Any) -> Tensor | None:
-    """The first of `labels_of`; None without any."""
-    return next(iter(labels_of(batch).values()), None)
+    """The first of `label_tensors`; None without any."""
+    return next(iter(label_tensors(batch).values()), None)
 
 
 class ReadFields(dict[str, Any]):

@@ -313,6 +313,14 @@ def irregular(path: PathLike) -> str | None:
     return next((name for name, is_kind in kinds.items() if is_kind(mode)), "a device")
 
 
+def is_left_out(path: Path) -> bool:
+    """Whether something other than a file has the name, so that the file is not written; logs a warning."""
+    kind = irregular(path)
+    if kind is not None:
+        logger.warning("%s: is %s, so this file is not written; the run continues without it.", path, kind)
+    return kind is not None
+
+
 def open_regular(path: PathLike, flags: int = os.O_RDONLY) -> int:
     """Open a regular file, which may be created, and return its descriptor. Does not block on a pipe."""
     if (kind := irregular(path)) is None:

@@ -121,7 +121,7 @@ def _of_config(cfg: Any, target: Target, args: argparse.Namespace) -> Callable[[
 
 def _of_trainer(trainer: "Trainer", target: Target, args: argparse.Namespace) -> Callable[[], object]:
     from trainwright.base.dist import is_main_process
-    from trainwright.evaluation.prediction_table import rows_of, with_facts
+    from trainwright.evaluation.prediction_table import prediction_rows, with_facts
 
     assert target.run is not None, "without a config file it is a run"
     checkpoint = target.checkpoint or find_checkpoint(target.run, args.checkpoint)
@@ -129,7 +129,7 @@ def _of_trainer(trainer: "Trainer", target: Target, args: argparse.Namespace) ->
 
     def evaluate() -> Results:
         results = trainer.evaluate()
-        rows = [] if args.predictions is None else rows_of({}, trainer.predict(trainer.eval_dataset))
+        rows = [] if args.predictions is None else prediction_rows({}, trainer.predict(trainer.eval_dataset))
         return results, with_facts(rows, trainer.eval_dataset) if is_main_process() else rows
 
     return lambda: _evaluate(evaluate, checkpoint, args)

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from trainwright.events.formats import METRICS_NAME, RECORD_NAME, is_number, read_starts, read_tail, rows_of
+from trainwright.events.formats import METRICS_NAME, RECORD_NAME, is_number, parse_rows, read_starts, read_tail
 from trainwright.inspect.report.run_state import CONFIGS, flat, last_written, read_config, state_of
 
 _NOT_RUNS = ("checkpoints", "profile", "__pycache__")
@@ -52,7 +52,7 @@ def read_run(path: Path, base: Path) -> Run:
     """The state and the results of the run in ``path``, by its files; its name is relative to ``base``."""
     name = os.path.relpath(path, base)
     starts = read_starts(path / RECORD_NAME)
-    rows = [*rows_of(read_tail(path / METRICS_NAME).splitlines())]
+    rows = [*parse_rows(read_tail(path / METRICS_NAME).splitlines())]
     last = starts[-1] if starts else {}
     state = state_of(path, starts)
     measured = [row["iteration"] + ("total_loss" in row) for row in rows]

@@ -34,9 +34,8 @@ from trainwright.data.seeding import seed_everything
 from trainwright.data.streaming import eval_stream_loader, is_stream
 from trainwright.engine.extra_parameters import refuse_sparse_gradients, warn_of_untrained
 from trainwright.engine.folder.run_folder import RunFolder
-from trainwright.engine.hardest_samples import hardest_samples
 from trainwright.engine.loaders import batches_of_rank, is_dataset, num_rounds
-from trainwright.engine.loss_fn import forward, returned_losses, sum_losses
+from trainwright.engine.loss_fn import forward, sum_losses
 from trainwright.engine.own_step import OwnStep
 from trainwright.engine.pipeline_step import refuse_own_step, refuse_unseeded_loader
 from trainwright.engine.resumed_settings import flat
@@ -64,6 +63,7 @@ from trainwright.hooks.callbacks.progress import epoch_lines
 from trainwright.hooks.method_overrides import is_overridden, overridable
 from trainwright.hooks.profile import profile_hook
 from trainwright.hooks.timer import SettingNames
+from trainwright.models.outputs import returned_losses
 from trainwright.optim.build import build_lr_scheduler, build_optimizer
 from trainwright.optim.named import NamedOptimizers
 from trainwright.parallel.meta_start import built_on
@@ -254,7 +254,7 @@ class DefaultTrainer(RunMethods):
         self.resume_or_load(run.folder.resume)
         run.fill_weights()
         run.set_position()
-        run.watching_hardest = hardest_samples(run)
+        run.watch_hardest()
         run.folder.prepare(as_given)
         self._register_hooks()
 

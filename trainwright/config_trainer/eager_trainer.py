@@ -17,23 +17,16 @@ from trainwright.data.sampler import CyclicSampler
 from trainwright.engine.accumulation import TOKENS, mean_outputs
 from trainwright.engine.gradient_sync import average_before_own_steps, explained, gradient_sync
 from trainwright.engine.loop import TrainerBase
-from trainwright.engine.loss_fn import (
-    explain_forward,
-    returned_losses,
-    sum_losses,
-    total_loss,
-    warn_of_parts,
-    without_empty_mean,
-)
+from trainwright.engine.loss_fn import explain_forward, sum_losses, warn_of_parts, without_empty_mean
 from trainwright.engine.pipeline_step import PipelineStep, pipeline_settings, refuse_own_step
 from trainwright.engine.sequence_parts import sequence_parts
 from trainwright.engine.step import Step
-from trainwright.engine.targets import LossIgnores
 from trainwright.engine.update import Update, optimizer_calls
 from trainwright.events.storage import get_event_storage
 from trainwright.hooks.method_overrides import is_overridden, overridable
 from trainwright.models.eval_mode import set_training_mode
-from trainwright.models.outputs import scalars_of
+from trainwright.models.outputs import returned_losses, scalars_of, total_loss
+from trainwright.models.targets import LossIgnores
 from trainwright.parallel.data_parallel import unwrap_model
 from trainwright.parallel.pipeline import pipeline_of
 
@@ -51,7 +44,7 @@ class EagerTrainer(TrainerBase):
 
     The loss of an update is the mean over the targets of its micro-batches on all ranks: the ``num_tokens`` that the
     model returns, or what ``loss_ignores`` or its ``loss_type`` declares, or its labels that are integers and not -100,
-    or its samples (:func:`~trainwright.engine.targets.declared_targets`). With several ranks
+    or its samples (:func:`~trainwright.models.targets.declared_targets`). With several ranks
     ``model`` is wrapped in torch's DistributedDataParallel (``wraps_model=False``: not wrapped, and gradients are
     averaged after the backward passes of an update); unused parameters are found in the first update
     (``find_unused_parameters``: some take part in some updates only).

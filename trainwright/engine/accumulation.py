@@ -20,10 +20,10 @@ from trainwright.base.devices import wide_dtype
 from trainwright.base.dist import start_sum_over_data
 from trainwright.base.errors import ConfigError
 from trainwright.data.sample_count import SampleCounter
-from trainwright.engine.loss_fn import TOKENS as TOKENS
 from trainwright.engine.loss_fn import sum_losses, without_empty_mean
-from trainwright.engine.targets import TargetCounter
+from trainwright.models.outputs import TOKENS as TOKENS
 from trainwright.models.outputs import named_outputs, scalars_of
+from trainwright.models.targets import TargetCounter
 from trainwright.optim.named import each_optimizer
 from trainwright.parallel.simulated import simulation
 

@@ -18,24 +18,13 @@ from torch import Tensor, nn
 from trainwright.base.batch import arguments, parameter_names
 from trainwright.base.errors import ConfigError, ConfigTypeError, did_you_mean
 from trainwright.data.errors import GRADIENTS_OFF, add_batch_note
-from trainwright.models.outputs import named_outputs
+from trainwright.models.outputs import TOKENS, losses_of, named_outputs, predictions_of, total_loss
+from trainwright.models.targets import LABEL_NAMES, loss_inside, target_of
 from trainwright.parallel.simulated import simulation
-from trainwright.parallel.wrappers import unwrap
 
 logger = logging.getLogger("trainwright.engine")
 
-TOKENS = "num_tokens"  # entry of a model's training outputs: the number of tokens that its losses average
-
 WRONG_FIELDS_HELP = "A sample's field names must be the parameter names of the model's forward."
-
-
-def total_loss(outputs: Mapping[str, Any]) -> Any:
-    """The loss of outputs by name: the entry ``loss`` alone, else the sum of the entries with "loss" in their names."""
-    total = outputs.get("loss")
-    if total is None:
-        losses = [value for name, value in outputs.items() if "loss" in name and value is not None]
-        total = losses[0] if len(losses) == 1 else sum(losses)
-    return total
 
 
 def sum_losses(outputs: Any, batch: Any = None) -> Tensor:
@@ -130,7 +119,7 @@ def explain_forward(error: Exception, model: nn.Module, batch: Any) -> None:
 def add_notes(error: BaseException, batch: Any, model: nn.Module) -> None:
     """Add the batch to an error of a step, and the labels that the model takes and the batch does not have."""
     if isinstance(error, ConfigError) and isinstance(batch, Mapping):
-        for name in set(_TARGETS).intersection(parameter_names(model.forward) or ()).difference(batch):
+        for name in set(LABEL_NAMES).intersection(parameter_names(model.forward) or ()).difference(batch):
             error.add_note(f"The batch has no field {name!r}, which {type(model).__name__}.forward takes.")
     add_batch_note(error, batch)
 
@@ -187,8 +176,6 @@ def _names(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names)) or "an empty dict"
 
 
-_TARGETS = ("labels", "label", "targets", "target")
-
 _OVERRIDE_HELP = "For anything else override compute_loss(model, inputs)."
 
 Loss = Callable[[Any, Any], Any]  # called with the model, or its outputs, and the batch
@@ -228,7 +215,7 @@ def contract_for(
     names = tuple(arguments(inputs, parameter_names(model.forward))[1])
     if len(names) == len(inputs):
         return _of_names(None, loss), None
-    of_loss = (*_TARGETS, *(label_names or ())) if own_loss is None else parameter_names(own_loss)
+    of_loss = (*LABEL_NAMES, *(label_names or ())) if own_loss is None else parameter_names(own_loss)
     return _of_names(names, loss), None if of_loss is None else (*names, *of_loss)
 
 
@@ -361,7 +348,7 @@ class _Undecided:
         if torch.is_grad_enabled():
             raise ConfigError(
                 f"The model's forward returns no loss (it returned {type(outputs).__name__}), and there is no target"
-                f" for TrainingConfig.loss: none of {', '.join(self._label_names or _TARGETS)} is among the batch's"
+                f" for TrainingConfig.loss: none of {', '.join(self._label_names or LABEL_NAMES)} is among the batch's"
                 f" fields {', '.join(map(str, inputs)) if isinstance(inputs, Mapping) else ''}. Name the fields of its"
                 f" labels with label_names=[...]. {_OVERRIDE_HELP}"
             )
@@ -382,12 +369,6 @@ class _Undecided:
 
 _OF_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss)
 _ELEMENTWISE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.PoissonNLLLoss, nn.SoftMarginLoss)
-
-
-def loss_inside(criterion: Any) -> Any:
-    """The criterion without decorators and the wrappers of ``torch.compile``."""
-    criterion = inspect.unwrap(criterion)
-    return unwrap(criterion) if isinstance(criterion, nn.Module) else criterion
 
 
 def _refuse_outputs(criterion: Callable[..., Tensor], outputs: Any, target: Any) -> None:
@@ -477,45 +458,3 @@ def logits_of(outputs: Any) -> Any:
         f"The model's forward returned {shown}; the Trainer needs a tensor, a loss (a name with 'loss' in it), or"
         f" 'logits' for the criterion of TrainingConfig.loss. {_OVERRIDE_HELP}"
     )
-
-
-def predictions_of(outputs: Any) -> Any:
-    """The scores among a model's outputs: the output itself, or its entry ``logits``; None if there are none."""
-    if isinstance(outputs, Tensor):
-        return outputs if outputs.dim() else None  # a loss
-    named = named_outputs(outputs)
-    if named is not None and ("logits" in named or "prediction_scores" in named or not isinstance(outputs, tuple)):
-        return named.get("logits", named.get("prediction_scores"))  # evaluators read the second
-    if losses_of(outputs) is not None and isinstance(outputs, tuple | list):
-        return outputs[1] if len(outputs) > 1 else None  # after its loss
-    return None
-
-
-def target_of(inputs: Any, label_names: Sequence[str] = ()) -> Any:
-    """The labels of a batch: the second item of a pair, or the field of a label name; None if there are none.
-
-    ``label_names``: the fields that the user has named, several as a tuple.
-    """
-    if isinstance(inputs, Mapping):
-        if label_names:
-            named = tuple(inputs.get(name) for name in label_names)
-            return None if any(one is None for one in named) else named[0] if len(named) == 1 else named
-        return next((inputs[name] for name in _TARGETS if name in inputs), None)
-    return inputs[1] if isinstance(inputs, tuple | list) and len(inputs) == 2 else None
-
-
-def losses_of(outputs: Any) -> Mapping[str, Any] | None:
-    """The losses that a model returned, by name, among its other outputs; None if there are none."""
-    named = outputs if type(outputs) is dict else named_outputs(outputs)
-    if named is not None:
-        if named.get("loss") is not None or any("loss" in name and named[name] is not None for name in named):
-            return named
-        if isinstance(outputs, Mapping):
-            return None
-    first = outputs[0] if isinstance(outputs, tuple | list) and outputs else outputs
-    return {"loss": first} if isinstance(first, Tensor) and first.dim() == 0 else None
-
-
-def returned_losses(outputs: Any) -> Any:
-    """The outputs of a model by name; unchanged if it returned no loss."""
-    return outputs if type(outputs) is dict else losses_of(outputs) or outputs

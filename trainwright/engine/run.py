@@ -23,11 +23,11 @@ from trainwright.data.seeding import kept_generators
 from trainwright.engine.folder.run_folder import RunFolder
 from trainwright.engine.folder.summary import described_model, described_optimizers, described_stages
 from trainwright.engine.loop import TrainerBase
-from trainwright.engine.loss_fn import TOKENS
 from trainwright.engine.resumed_settings import TAKEN, Settings, differences
 from trainwright.engine.spec import RunSpec
 from trainwright.engine.state import TrainerState, TrainingState
 from trainwright.engine.update import Update
+from trainwright.evaluation.hardest_samples.table import watch_hardest
 from trainwright.evaluation.prediction import iterate_predictions, predict
 from trainwright.events.formats import RECORD_NAME, read_starts
 from trainwright.events.storage import EventStorage
@@ -35,6 +35,7 @@ from trainwright.hooks.base import HookBase
 from trainwright.hooks.method_overrides import Overrides
 from trainwright.models.adapters import TrainableNames, adapter_files
 from trainwright.models.checkpoint_files import checkpoint_files
+from trainwright.models.outputs import TOKENS
 from trainwright.optim.named import by_name, deep_copied, each_optimizer
 from trainwright.optim.weight_average import WeightAverage, build_average
 from trainwright.parallel.mesh import current_mesh
@@ -140,6 +141,13 @@ class Run:
         """Entered around each evaluation: with an average of the weights, the model has that average."""
         with nullcontext() if self.average is None else self.average.applied(), self.evaluated_precision():
             yield
+
+    def watch_hardest(self) -> None:
+        """Find the hardest samples in the evaluations of the training, if the settings request them."""
+        number, me = self.spec.hardest_samples, weakref.proxy(self)
+        if number is not None:
+            reads_losses = not self.spec.graph
+            self.watching_hardest = watch_hardest(number, self.folder, lambda: me.storage, reads_losses=reads_losses)
 
     def saved_model(self) -> nn.Module:
         """The module whose weights checkpoints hold as the model's."""

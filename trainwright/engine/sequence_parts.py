@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from trainwright.base.batch import fields, mapped
 from trainwright.base.dist import all_gather_object
 from trainwright.base.errors import ConfigError
-from trainwright.engine.targets import IGNORED
+from trainwright.models.targets import IGNORED
 from trainwright.parallel.batch_comparison import check_same
 from trainwright.parallel.context import POSITIONS, SHIFTED, longest_texts
 from trainwright.parallel.mesh import Mesh, current_mesh

@@ -26,10 +26,10 @@ from trainwright.engine.accumulation import (
 )
 from trainwright.engine.extra_parameters import synchronized
 from trainwright.engine.gradient_sync import GradientSync, Replica, recording_together
-from trainwright.engine.targets import LossIgnores, TargetCounter
 from trainwright.events.phases import PhaseTimes
 from trainwright.events.storage import EventStorage, get_event_storage, has_event_storage
 from trainwright.models.outputs import is_loss_alone
+from trainwright.models.targets import LossIgnores, TargetCounter
 from trainwright.optim.clip import gradient_clipper, gradient_norm
 from trainwright.optim.fused import keep_possible_kernels
 from trainwright.optim.named import NamedOptimizers, each_optimizer

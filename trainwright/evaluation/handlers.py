@@ -36,7 +36,7 @@ from trainwright.evaluation.rank_exchange import in_order
 logger = logging.getLogger("trainwright.evaluation")
 
 
-def rows_of(values: Any) -> list[Any]:
+def per_sample(values: Any) -> list[Any]:
     """One entry per sample of a tensor, an array or a list; tensors become arrays in memory."""
     values = scores_of(values) if isinstance(values, Mapping) else values
     if isinstance(values, Tensor | np.ndarray):
@@ -46,7 +46,7 @@ def rows_of(values: Any) -> list[Any]:
 
 def paired_rows(predictions: Any, labels: Any, handler: object) -> Iterator[tuple[Any, Any]]:
     """The rows of both, sample by sample."""
-    some, others = rows_of(predictions), rows_of(labels)
+    some, others = per_sample(predictions), per_sample(labels)
     if len(some) != len(others):
         raise EvaluationError(
             f"{type(handler).__name__}: predictions {shape_and_type(predictions)} and labels {shape_and_type(labels)} "

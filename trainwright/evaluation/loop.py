@@ -29,7 +29,7 @@ from trainwright.evaluation.evaluator import (
     EvaluationError,
     results_table,
 )
-from trainwright.evaluation.hardest_samples import watched_evaluation
+from trainwright.evaluation.hardest_samples.search import watched_evaluation
 from trainwright.evaluation.rank_exchange import EvaluatorOnRanks, even_rounds, raised_on_all_ranks
 from trainwright.events.phases import Activity, activity
 from trainwright.events.storage import EvaluationStorage

@@ -29,7 +29,7 @@ ID_FIELDS = ("id", "ids", "sample_id", "sample_ids", "path", "paths", "file", "f
 _MAX_VALUES = 100  # of one sample in one field: larger outputs, such as images, are no columns
 
 
-def rows_of(inputs: Any, outputs: Any, first: int = 0) -> list[Row]:
+def prediction_rows(inputs: Any, outputs: Any, first: int = 0) -> list[Row]:
     """A row for each sample of a batch: its number from ``first`` on, its id and labels, and the model's outputs.
 
     ``prediction`` is the class with the highest score, if the model returns scores (B, C). Outputs of more than 100
@@ -121,7 +121,7 @@ class PredictionRecorder(DatasetEvaluator):
         self.tables.append([])
 
     def process(self, inputs: Any, outputs: Any) -> None:
-        self.tables[-1] += rows_of(inputs, outputs, len(self.tables[-1]))
+        self.tables[-1] += prediction_rows(inputs, outputs, len(self.tables[-1]))
 
     def evaluate(self) -> dict[str, Any]:
         return {}

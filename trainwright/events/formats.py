@@ -70,7 +70,7 @@ def _has_form(value: Any, form: Any) -> bool:
     return is_number(value) if isinstance(form, float) else isinstance(value, str)
 
 
-def row_of(line: str | bytes) -> dict[str, Any] | None:
+def parse_row(line: str | bytes) -> dict[str, Any] | None:
     """A row of a ``metrics.json``; None for a line that is incomplete or no such row."""
     with suppress(ValueError, RecursionError):  # RecursionError: the line is nested too deeply for a row
         row = json.loads(line)
@@ -79,9 +79,9 @@ def row_of(line: str | bytes) -> dict[str, Any] | None:
     return None
 
 
-def rows_of(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
+def parse_rows(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
     """The complete rows of a ``metrics.json``."""
-    return (row for line in lines if (row := row_of(line)) is not None)
+    return (row for line in lines if (row := parse_row(line)) is not None)
 
 
 def read_tail(path: Path, num_bytes: int = _TAIL_BYTES) -> str:

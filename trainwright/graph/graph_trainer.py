@@ -8,11 +8,12 @@ from torch import Tensor, nn
 
 from trainwright.base.errors import ConfigError, did_you_mean
 from trainwright.config_trainer.eager_trainer import EagerTrainer
-from trainwright.engine.loss_fn import returned_losses, sum_losses
+from trainwright.engine.loss_fn import sum_losses
 from trainwright.engine.step import Step
 from trainwright.graph.compile_graph import refusal_of_compiler
 from trainwright.graph.step import CompiledStep, batch_size_of, copied_scalars, refusal_of_overrides
 from trainwright.hooks.method_overrides import is_overridden, overridable
+from trainwright.models.outputs import returned_losses
 
 
 class GraphBase(nn.Module):

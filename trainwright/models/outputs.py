@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
+TOKENS = "num_tokens"  # entry of a model's training outputs: the number of tokens that its losses average
+
 
 def named_outputs(outputs: Any) -> Mapping[str, Any] | None:
     """The entries of a dict, a dataclass or a named tuple; None for other outputs."""
@@ -35,3 +37,41 @@ def scalars_of(outputs: Mapping[str, Any]) -> dict[str, Any]:
         if is_scalar:
             found[name] = value
     return found
+
+
+def losses_of(outputs: Any) -> Mapping[str, Any] | None:
+    """The losses that a model returned, by name, among its other outputs; None if there are none."""
+    named = outputs if type(outputs) is dict else named_outputs(outputs)
+    if named is not None:
+        if named.get("loss") is not None or any("loss" in name and named[name] is not None for name in named):
+            return named
+        if isinstance(outputs, Mapping):
+            return None
+    first = outputs[0] if isinstance(outputs, tuple | list) and outputs else outputs
+    return {"loss": first} if isinstance(first, Tensor) and first.dim() == 0 else None
+
+
+def returned_losses(outputs: Any) -> Any:
+    """The outputs of a model by name; unchanged if it returned no loss."""
+    return outputs if type(outputs) is dict else losses_of(outputs) or outputs
+
+
+def total_loss(outputs: Mapping[str, Any]) -> Any:
+    """The loss of outputs by name: the entry ``loss`` alone, else the sum of the entries with "loss" in their names."""
+    total = outputs.get("loss")
+    if total is None:
+        losses = [value for name, value in outputs.items() if "loss" in name and value is not None]
+        total = losses[0] if len(losses) == 1 else sum(losses)
+    return total
+
+
+def predictions_of(outputs: Any) -> Any:
+    """The scores among a model's outputs: the output itself, or its entry ``logits``; None if there are none."""
+    if isinstance(outputs, Tensor):
+        return outputs if outputs.dim() else None  # a loss
+    named = named_outputs(outputs)
+    if named is not None and ("logits" in named or "prediction_scores" in named or not isinstance(outputs, tuple)):
+        return named.get("logits", named.get("prediction_scores"))  # evaluators read the second
+    if losses_of(outputs) is not None and isinstance(outputs, tuple | list):
+        return outputs[1] if len(outputs) > 1 else None  # after its loss
+    return None

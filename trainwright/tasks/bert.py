@@ -14,7 +14,7 @@ from trainwright.base.errors import ConfigError, ConfigTypeError, import_optiona
 from trainwright.config.yaml_config import check_positive
 from trainwright.models.config import ModelConfig
 from trainwright.models.model import Model, register_model
-from trainwright.tasks.labels import labels_of_model
+from trainwright.tasks.labels import id2label_of_model
 from trainwright.tasks.sizes import check_heads, check_length, check_share
 
 
@@ -139,7 +139,7 @@ class BertWithLabelsConfig(BertConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.id2label = labels_of_model(self.id2label, type(self).__name__)
+        self.id2label = id2label_of_model(self.id2label, type(self).__name__)
 
 
 class BertWithHead(BertBase):

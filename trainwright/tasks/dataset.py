@@ -17,7 +17,7 @@ from trainwright.config.yaml_file import read_mapping
 from trainwright.data.collate import collate
 from trainwright.data.errors import DataError
 from trainwright.models.registry import Registry
-from trainwright.tasks.labels import labels_of_data
+from trainwright.tasks.labels import id2label_of_data
 from trainwright.tasks.preprocessor import part_of_kind
 from trainwright.tasks.tables import (
     FileFinder,
@@ -220,7 +220,7 @@ class LabeledDatasetConfig(DatasetConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.id2label = labels_of_data(self.id2label, type(self).__name__)
+        self.id2label = id2label_of_data(self.id2label, type(self).__name__)
         check_positive(self, "max_length", or_none=True)
 
 

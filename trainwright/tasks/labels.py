@@ -20,10 +20,10 @@ _DIRECTION_MARKS = dict.fromkeys([0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F)
 _SPAN_LABEL = re.compile(r"[BIESLUMW]-.+")
 
 
-def labels_of(texts: Iterable[str]) -> dict[int, str]:
+def id2label_of_texts(texts: Iterable[str]) -> dict[int, str]:
     """``id2label`` of all characters in ``texts``, sorted by code point, after the blank "" with id 0.
 
-    >>> labels_of(["ba", "b1"])
+    >>> id2label_of_texts(["ba", "b1"])
     {0: '', 1: '1', 2: 'a', 3: 'b'}
     """
     characters = sorted({character for text in texts for character in composed(text)})
@@ -88,7 +88,7 @@ def checked_labels(value: Any, where: str) -> dict[int, str]:
     return dict(sorted(labels.items()))
 
 
-def labels_of_data(value: Any, where: str) -> dict[int, str] | None:
+def id2label_of_data(value: Any, where: str) -> dict[int, str] | None:
     """``id2label`` of a data set: None is inferred, and no label occurs twice."""
     labels = None if value is None else checked_labels(value, where)
     names = [] if labels is None else list(labels.values())
@@ -98,7 +98,7 @@ def labels_of_data(value: Any, where: str) -> dict[int, str] | None:
     return labels
 
 
-def labels_of_model(value: Any, where: str) -> dict[int, str]:
+def id2label_of_model(value: Any, where: str) -> dict[int, str]:
     """``id2label`` of a model, which has a score for each id: 0, 1, 2, ..."""
     labels = checked_labels(value, where)
     gap = next((i for i in range(len(labels) or 1) if i not in labels), None)
@@ -109,7 +109,7 @@ def labels_of_model(value: Any, where: str) -> dict[int, str]:
 
 def characters_of_model(value: Any, silent_id: int, field: str, where: str) -> dict[int, str]:
     """``id2label`` of a model whose texts leave out one id (CTC's blank, padding). ``field`` is the name of that id."""
-    labels = labels_of_model(value, where)
+    labels = id2label_of_model(value, where)
     if silent_id not in labels:
         raise ConfigError(f"{where}.{field}: got {silent_id}; it must be an id of id2label, 0 to {len(labels) - 1}.")
     if len(labels[silent_id]) == 1:

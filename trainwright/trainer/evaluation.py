@@ -27,16 +27,16 @@ from trainwright.data.errors import batch_in_errors, data_fault
 from trainwright.data.instance import Instance
 from trainwright.data.sample_count import SampleCounter
 from trainwright.engine import loaders
-from trainwright.engine.comparison import Comparison, are_labels_tokens, find_comparison
-from trainwright.engine.loss_fn import forward, losses_of, predictions_of, target_of, used_loss
+from trainwright.engine.loss_fn import forward, used_loss
 from trainwright.engine.run import TrainerRun
-from trainwright.engine.targets import label_fields
+from trainwright.evaluation.comparison import Comparison, are_labels_tokens, find_comparison
 from trainwright.evaluation.evaluator import EvaluationError
 from trainwright.evaluation.loop import run_evaluation
 from trainwright.hooks.callbacks import RunCallbacks
 from trainwright.hooks.callbacks.bridge import named_results
 from trainwright.models.eval_mode import evaluation_mode
-from trainwright.models.outputs import named_outputs
+from trainwright.models.outputs import losses_of, named_outputs, predictions_of
+from trainwright.models.targets import label_fields, target_of
 from trainwright.parallel.faults import meet
 from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.pipeline import pipeline_of

@@ -11,11 +11,12 @@ from torch.utils.hooks import RemovableHandle
 
 from trainwright.base.dist import get_world_size, is_any
 from trainwright.base.errors import ConfigError, UserError
-from trainwright.engine.comparison import Comparison
-from trainwright.engine.loss_fn import predictions_of, target_of
+from trainwright.evaluation.comparison import Comparison
 from trainwright.hooks.base import HookBase
 from trainwright.hooks.callbacks import RunCallbacks
 from trainwright.hooks.method_overrides import Overrides
+from trainwright.models.outputs import predictions_of
+from trainwright.models.targets import target_of
 
 if TYPE_CHECKING:
     from trainwright.config.settings import TrainingConfig

@@ -33,7 +33,6 @@ from trainwright.data.wrapped import own_collator
 from trainwright.engine import loaders
 from trainwright.engine.extra_parameters import log_modes, refuse_sparse_gradients, warn_of_untrained
 from trainwright.engine.folder.run_folder import TrainerFolder
-from trainwright.engine.hardest_samples import hardest_samples
 from trainwright.engine.loss_fn import forward
 from trainwright.engine.own_step import OwnStep
 from trainwright.engine.resumed_settings import plain
@@ -420,7 +419,7 @@ class Trainer(RunMethods):
 
     def _register_hooks(self) -> None:
         run, config, state, periods = self.run, self.config, self.state, self._periods
-        run.watching_hardest = hardest_samples(run)
+        run.watch_hardest()
         hooks = run_hooks(
             run,
             self.build_hooks(),

@@ -20,7 +20,7 @@ from trainwright.data.sample_count import keeps_samples
 from trainwright.engine import loaders
 from trainwright.engine.accumulation import mean_outputs
 from trainwright.engine.gradient_sync import explained
-from trainwright.engine.loss_fn import Loss, add_notes, contract_for, predictions_of, used_loss
+from trainwright.engine.loss_fn import Loss, add_notes, contract_for, used_loss
 from trainwright.engine.pipeline_step import PipelineStep, pipeline_settings, refuse_own_step
 from trainwright.engine.run import TrainerRun
 from trainwright.engine.sequence_parts import sequence_parts
@@ -29,7 +29,7 @@ from trainwright.engine.step import Step
 from trainwright.engine.update import Update, in_turn, optimizer_calls
 from trainwright.events.storage import EventStorage
 from trainwright.hooks.callbacks import RunCallbacks
-from trainwright.models.outputs import is_loss_alone, named_outputs, scalars_of
+from trainwright.models.outputs import is_loss_alone, named_outputs, predictions_of, scalars_of
 from trainwright.parallel.context import SHIFTED
 from trainwright.trainer import optim
 from trainwright.trainer.processes import OWN_STEPS, Placement, has_all_gpus

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright.base.dist import get_rank, get_world_size, is_main_process, raised_together, synchronize
 from trainwright.base.errors import ConfigError
-from trainwright.base.files import atomic_write, held_locks, irregular, relative_path
+from trainwright.base.files import atomic_write, held_locks, irregular, is_left_out, relative_path
 from trainwright.config.secrets import RedactingFormatter, remember_secrets
 from trainwright.engine.folder.files import EARLIER_RUNS, Layout, RunFiles
 from trainwright.engine.logs import LOG_FORMAT, LogFile
-from trainwright.events.formats import CSV_NAME, LOSSES_NAME, METRICS_NAME, read_tail, rows_of
+from trainwright.events.formats import CSV_NAME, LOSSES_NAME, METRICS_NAME, parse_rows, read_tail
 
 if TYPE_CHECKING:
     from trainwright.config.settings import TrainingConfig
@@ -81,7 +81,7 @@ class RunFolder:
 
     def last_results(self) -> dict[str, float]:
         """The results of an evaluation in the last row of metrics.json, without ``eval_``."""
-        last = [{}, *rows_of(read_tail(self.path / METRICS_NAME, _MAX_ROW).splitlines())][-1]
+        last = [{}, *parse_rows(read_tail(self.path / METRICS_NAME, _MAX_ROW).splitlines())][-1]
         return {name.removeprefix("eval_"): value for name, value in last.items() if name.startswith("eval_")}
 
     def check_free(self) -> None:
@@ -237,14 +237,6 @@ class RunFolder:
         self._early_records.setTarget(handler)
         self._early_records.flush()
         self._early_records.capacity = 1  # from now on each record is written at once
-
-
-def is_left_out(path: Path) -> bool:
-    """Whether something other than a file has the name, so that the file is not written; logs a warning."""
-    kind = irregular(path)
-    if kind is not None:
-        logger.warning("%s: is %s, so this file is not written; the run continues without it.", path, kind)
-    return kind is not None
 
 
 def make_folder(path: Path, setting: str) -> None:

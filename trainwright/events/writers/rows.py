@@ -15,7 +15,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from trainwright.base.files import atomic_write, is_at, named, open_regular, remove_stale, sync_folder
-from trainwright.events.formats import row_of, rows_of
+from trainwright.events.formats import parse_row, parse_rows
 from trainwright.events.storage import EventStorage
 from trainwright.events.writers.base import FileWriter
 
@@ -193,7 +193,7 @@ class JSONWriter(RowWriter):
     def _keep_before(self, first: int) -> int:
         content = self._file.path.read_bytes()
         lines = content.splitlines()
-        rows = [(row["iteration"], line) for line in lines if (row := row_of(line)) is not None]
+        rows = [(row["iteration"], line) for line in lines if (row := parse_row(line)) is not None]
         # Of two rows of one iteration, this keeps the later one: sorting is stable.
         kept = {iteration: line for iteration, line in sorted(rows, key=itemgetter(0)) if iteration < first}
         num_again = sum(iteration >= first for iteration, _ in rows)
@@ -215,7 +215,7 @@ class JSONWriter(RowWriter):
 def read_rows(path: Path) -> dict[int, Row]:
     """The complete rows of a file of a JSONWriter in order, without values that are not finite; {}: no such file."""
     rows: dict[int, Row] = {}
-    for row in rows_of(path.read_bytes().splitlines() if path.is_file() else ()):
+    for row in parse_rows(path.read_bytes().splitlines() if path.is_file() else ()):
         iteration = row.pop("iteration")
         rows[iteration] = {name: value for name, value in row.items() if value is not None}
     return dict(sorted(rows.items()))

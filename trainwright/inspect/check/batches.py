@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainwright.base.batch import fields, labels_of, leaves, like
+from trainwright.base.batch import fields, label_tensors, leaves, like
 from trainwright.data.instance import Instance
 from trainwright.inspect.check.finding import Skipped
 
@@ -38,7 +38,7 @@ def joined(batches: Sequence[Any]) -> Any:
 
 def with_permuted_labels(batch: Any, generator: torch.Generator) -> Any | None:
     """A prepared batch whose samples have the labels of others; None if it has no tensor of labels."""
-    labels = {name: one for name, one in labels_of(batch).items() if one.dim() > 0 and len(one) > 1}
+    labels = {name: one for name, one in label_tensors(batch).items() if one.dim() > 0 and len(one) > 1}
     if len({len(one) for one in labels.values()}) != 1:
         return None
     order = torch.randperm(len(next(iter(labels.values()))), generator=generator)
@@ -49,7 +49,7 @@ def with_permuted_labels(batch: Any, generator: torch.Generator) -> Any | None:
 
 def inputs_and_labels(batch: Any) -> dict[str, list[Tensor]]:
     """The tensors of inputs, if the inputs are nothing else, and of labels with a number for each sample."""
-    labels = labels_of(batch)
+    labels = label_tensors(batch)
     rest = [one for one in leaves(batch) if not any(one is label for label in labels.values())]
     is_plain = all(isinstance(one, Tensor) and one.dim() > 0 for one in rest)
     return {"inputs": rest if is_plain else [], "labels": [one for one in labels.values() if one.dim() == 1]}
@@ -62,7 +62,7 @@ def same_values(first: Tensor, second: Tensor) -> bool:
 
 def labels_are_inputs(batch: Any) -> bool:
     """Whether the labels are the inputs themselves, as those of language models."""
-    labels, named = labels_of(batch), fields(batch)
+    labels, named = label_tensors(batch), fields(batch)
     items = enumerate(batch) if named is None else named.items()
     others = [value for name, value in items if name not in labels and isinstance(value, Tensor)]
     pairs = [(a, b) for a in labels.values() for b in others if a.shape == b.shape]

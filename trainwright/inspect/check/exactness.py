@@ -9,15 +9,14 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from trainwright.base.batch import num_rows
-from trainwright.engine.loss_fn import target_of
 from trainwright.engine.run import Run
-from trainwright.engine.targets import IGNORED, Targets, labels_of
 from trainwright.inspect.check.batches import joined, same_values
 from trainwright.inspect.check.copies import Copy
 from trainwright.inspect.check.finding import Finding, Skipped, passed, problem, undecided
 from trainwright.inspect.check.observed import SetUp
 from trainwright.inspect.check.steps import dropout_off
 from trainwright.models.outputs import named_outputs
+from trainwright.models.targets import IGNORED, Targets, class_labels, target_of
 
 _SAVED_AFTER = 3  # iterations
 _ROUNDING = 1e-3  # of gradients, as a part of their length
@@ -187,7 +186,7 @@ def _declaration(run: Run, batches: list[Any], each: list[list[Tensor]], large: 
     """
     setting = "train.loss_ignores" if run.spec.api == "config file" else "loss_ignores"
     size = math.sqrt(sum(float(one.square().sum()) for one in large))
-    labels = [labels_of(batch, run.update.mean.counter.fields) for batch in batches]
+    labels = [class_labels(batch, run.update.mean.counter.fields) for batch in batches]
     samples = [float(num_rows(batch) or 0) for batch in batches]
     rules = [(samples, "the samples", f"Set {setting}=None: samples count alike.")]
     if all(one is not None for one in labels):

@@ -19,10 +19,10 @@ from trainwright.events.formats import (
     LOSSES_NAME,
     METRICS_NAME,
     RECORD_NAME,
+    parse_rows,
     read_hardest,
     read_starts,
     read_tail,
-    rows_of,
 )
 from trainwright.inspect.report.run_state import CONFIGS, flat, last_written, read_config, state_of
 
@@ -169,7 +169,7 @@ def read_metrics(path: Path) -> dict[str, Curve]:
     """The metrics of a ``metrics.json`` by name, in the order of iterations; of two rows of one, the later counts."""
     values: dict[str, tuple[list[int], list[float]]] = {}
     with suppress(OSError), open(open_regular(path), "rb") as file:
-        for row in rows_of(file):
+        for row in parse_rows(file):
             at = row.pop("iteration")
             for name, value in row.items() if 0 <= at < _MAX_ITERATION else ():
                 if value is None or isinstance(value, int | float):

@@ -122,7 +122,7 @@ class OCRDataset(TableDataset):
         return not self._is_tokenized
 
     def _id2label(self, rows: Iterable[Row]) -> dict[int, str]:
-        return labels.labels_of(row["label"] for row in rows)
+        return labels.id2label_of_texts(row["label"] for row in rows)
 
     def _fault(self, row: Row) -> str | None:
         if self._is_tokenized:

@@ -63,7 +63,7 @@ class SpeechRecognitionDataset(TableDataset):
         return row.with_values(audio_path=text_of(row, columns["audio_path"]), text=text)
 
     def _id2label(self, rows: Iterable[Row]) -> dict[int, str]:
-        return labels.labels_of(row["text"] for row in rows)
+        return labels.id2label_of_texts(row["text"] for row in rows)
 
     def _fault(self, row: Row) -> str | None:
         return labels.fault_of(row["text"], self._label2id, self.config.max_length)

@@ -3,11 +3,10 @@
 import csv
 import io
 import logging
-import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -15,39 +14,53 @@ from torch import Tensor
 
 from trainwright.base.batch import parts
 from trainwright.base.errors import ConfigError
-from trainwright.base.files import atomic_write
-from trainwright.engine.folder.run_folder import RunFolder, is_left_out
-from trainwright.engine.run import Run
-from trainwright.evaluation.hardest_samples import HardestSamples, Row
+from trainwright.base.files import atomic_write, is_left_out
+from trainwright.evaluation.hardest_samples.search import HardestSamples, Row
 from trainwright.events.formats import HARDEST_COLUMNS, HARDEST_NAME, read_hardest
 from trainwright.events.storage import EventStorage
 from trainwright.events.writers.rows import RowFile
 from trainwright.parallel.mesh import current_mesh
 
-logger = logging.getLogger("trainwright.engine")
+logger = logging.getLogger("trainwright.evaluation")
 
 _MAX_TEXT = 2000  # characters of a sample
 
 
-def hardest_samples(run: Run) -> Callable[[], AbstractContextManager[None]]:
-    """What to enter around each evaluation of a training."""
-    number, mesh = run.spec.hardest_samples, current_mesh()
-    if number is None:
-        return nullcontext
+class Folder(Protocol):
+    """The folder of a run. It is not open before the first step; ``files`` are those of the run."""
+
+    is_open: bool
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def files(self) -> Any: ...
+
+
+def watch_hardest(
+    number: int, folder: Folder, storage: Callable[[], EventStorage], *, reads_losses: bool
+) -> Callable[[], AbstractContextManager[None]]:
+    """What to enter around each evaluation of a training, for a table of its ``number`` hardest samples.
+
+    ``storage`` and ``reads_losses``: as of :class:`HardestTable` and :class:`HardestSamples`.
+
+    Raises:
+        ConfigError: no process has the scores of all classes.
+    """
+    mesh = current_mesh()
     if mesh is not None and (mesh.layout.tensor > 1 or mesh.layout.pipeline > 1):
         raise ConfigError(
             f"hardest_samples: got {number} with tensor or pipeline parallelism, where no process has the scores of all"
             " classes; set it to None."
         )
-    of_run = weakref.proxy(run)
-    table = HardestTable(run.folder, lambda: of_run.storage)
-    return HardestSamples(number, table.add, reads_losses=not run.spec.graph).watching
+    return HardestSamples(number, HardestTable(folder, storage).add, reads_losses=reads_losses).watching
 
 
 class HardestTable:
     """The rows of all evaluations. A resumed run replaces those that were evaluated after its checkpoint."""
 
-    def __init__(self, folder: RunFolder, storage: Callable[[], EventStorage]) -> None:
+    def __init__(self, folder: Folder, storage: Callable[[], EventStorage]) -> None:
         """``storage``: returns the metrics of the current training."""
         self._folder, self._storage = folder, storage
         self._new: list[Row] = []  # not written: the folder is not open before the first step

@@ -14,15 +14,35 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainwright.base.devices import wide_dtype
-from trainwright.engine.loss_fn import loss_inside, losses_of, target_of
+from trainwright.models.outputs import losses_of
 from trainwright.parallel.context import SHIFTED
 from trainwright.parallel.simulated import simulation
 from trainwright.parallel.wrappers import unwrap
 
 LossIgnores = int | Sequence[int] | Literal["declared"] | None
+LABEL_NAMES = ("labels", "label", "targets", "target")  # of the fields of a batch
 IGNORED = -100  # the class that torch's losses, and models of transformers, ignore
 _FORWARDS = (nn.CrossEntropyLoss.forward, nn.NLLLoss.forward)  # a subclass may compute another loss
 _POSITIONS = ("start_positions", "end_positions")  # of an answer in a text
+
+
+def target_of(inputs: Any, label_names: Sequence[str] = ()) -> Any:
+    """The labels of a batch: the second item of a pair, or the field of a label name; None if there are none.
+
+    ``label_names``: the fields that the user has named, several as a tuple.
+    """
+    if isinstance(inputs, Mapping):
+        if label_names:
+            named = tuple(inputs.get(name) for name in label_names)
+            return None if any(one is None for one in named) else named[0] if len(named) == 1 else named
+        return next((inputs[name] for name in LABEL_NAMES if name in inputs), None)
+    return inputs[1] if isinstance(inputs, tuple | list) and len(inputs) == 2 else None
+
+
+def loss_inside(criterion: Any) -> Any:
+    """The criterion without decorators and the wrappers of ``torch.compile``."""
+    criterion = inspect.unwrap(criterion)
+    return unwrap(criterion) if isinstance(criterion, nn.Module) else criterion
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +73,7 @@ class Targets:
         """Their number in a batch, whose labels are in ``fields``; None: it has no labels that are classes."""
         if isinstance(batch, Mapping) and SHIFTED in batch:  # the labels of the next tokens, which the loss then uses
             return (replace(self, is_shifted=False) if self.is_shifted else self).count(batch[SHIFTED])
-        labels = labels_of(batch, fields)
+        labels = class_labels(batch, fields)
         return None if labels is None else self.count(labels)
 
 
@@ -164,7 +184,7 @@ def label_fields(model: nn.Module, batch: Any, names: Sequence[str] | None) -> S
     return names if names and all(name in batch for name in names) else ()
 
 
-def labels_of(batch: Any, fields: Sequence[str] = ()) -> Tensor | None:
+def class_labels(batch: Any, fields: Sequence[str] = ()) -> Tensor | None:
     """The labels of a batch, if they are classes in one field. ``fields``: those of :func:`label_fields`."""
     labels: Any = batch[fields[0]] if len(fields) == 1 else None if fields else target_of(batch)
     is_of_classes = isinstance(labels, Tensor) and labels.dim() > 0 and not labels.is_floating_point()

@@ -11,9 +11,17 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainwright.engine.loss_fn import loss_inside, predictions_of, target_of
-from trainwright.engine.targets import IGNORED, LossIgnores, Targets, declared_targets, labels_of, loss_type_of
-from trainwright.models.outputs import named_outputs
+from trainwright.models.outputs import named_outputs, predictions_of
+from trainwright.models.targets import (
+    IGNORED,
+    LossIgnores,
+    Targets,
+    class_labels,
+    declared_targets,
+    loss_inside,
+    loss_type_of,
+    target_of,
+)
 from trainwright.parallel.context import SHIFTED
 from trainwright.parallel.simulated import simulation
 
@@ -121,7 +129,7 @@ def find_comparison(
 
 def are_labels_tokens(model: nn.Module, outputs: Any, inputs: Any) -> bool:
     """Whether labels are the tokens of the batch and the model does not say whether it predicts these or the next."""
-    scores, labels = predictions_of(outputs), labels_of(inputs)
+    scores, labels = predictions_of(outputs), class_labels(inputs)
     if labels is None or loss_type_of(model) is not None or not _are_of_tokens(scores, labels):
         return False
     if simulation() is not None or SHIFTED in inputs or not bool((labels != IGNORED).any()):

@@ -23,7 +23,7 @@ from trainwright.base.dist import get_rank, get_world_size
 from trainwright.base.errors import ConfigError
 from trainwright.data import ColumnDataset
 from trainwright.engine import EagerTrainer
-from trainwright.engine.targets import Targets, declared_targets, label_fields, targets_of_criterion
+from trainwright.models.targets import Targets, declared_targets, label_fields, targets_of_criterion
 
 CLASSES = 5
 IGNORED = -100
