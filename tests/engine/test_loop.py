@@ -11,6 +11,7 @@ from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.engine.loop import TrainerBase
 from trainwright.events import get_event_storage, has_event_storage
 from trainwright.hooks import Callback, CallbackHook, HookBase
+from trainwright.hooks.base import SLOTS
 
 MOMENTS = ("before_train", "before_step", "after_step", "after_train")
 
@@ -45,6 +46,35 @@ def test_the_order_of_calls_and_the_iteration_in_each() -> None:
     assert calls == [
         "a.before_train@3", "b.before_train@3", *steps[0], *steps[1], "a.after_train@5", "b.after_train@5",
     ]  # fmt: skip
+
+
+def named(calls: list[str], name: str, slot: str | None = None) -> HookBase:
+    hook = CallbackHook(after_step=lambda trainer: calls.append(name))
+    hook.slot = slot
+    return hook
+
+
+def test_hooks_run_in_the_order_of_their_slots_and_within_one_in_that_of_registration() -> None:
+    calls: list[str] = []
+    trainer = Trainer([])
+    trainer.register_hooks([named(calls, slot, slot) for slot in reversed(SLOTS)])
+    trainer.register_hooks([named(calls, f"{slot} again", slot) for slot in SLOTS])
+    trainer.train(0, 1)
+    assert calls == [name for slot in SLOTS for name in (slot, f"{slot} again")]
+
+
+def test_a_hook_without_a_slot_runs_behind_all_that_were_registered_before_it() -> None:
+    calls: list[str] = []
+    trainer = Trainer([])
+    trainer.register_hooks([named(calls, "a", "step"), named(calls, "b"), named(calls, "c", "show")])
+    trainer.register_hooks([named(calls, "d"), named(calls, "e", "evaluate"), named(calls, "f")])
+    trainer.train(0, 1)
+    assert calls == ["a", "b", "e", "c", "d", "f"]
+
+
+def test_an_unknown_slot_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"CallbackHook.slot: got 'last'; it must be one of prepare, .*, stop"):
+        Trainer([]).register_hooks([named([], "a", "last")])
 
 
 def test_iterations_done_is_where_a_checkpoint_taken_now_goes_on() -> None:

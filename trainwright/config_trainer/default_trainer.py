@@ -589,7 +589,7 @@ class DefaultTrainer(RunMethods):
                 steps_per_epoch=int(self.run.iterations_per_epoch() or 0) or None,
             )
         )
-        run.num_own_hooks = len(run.hooks)
+        run.own_hooks = tuple(run.hooks)
 
     def run_step(self) -> None:
         """One iteration of ``self._trainer``, whose step ``train`` calls directly unless this method is overridden."""

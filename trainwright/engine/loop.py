@@ -12,7 +12,7 @@ from trainwright.config.foreign_names import attribute_hint
 from trainwright.data.errors import add_fix
 from trainwright.events.phases import PhaseTimes
 from trainwright.events.storage import EventStorage
-from trainwright.hooks.base import MOMENTS, HookBase
+from trainwright.hooks.base import MOMENTS, HookBase, insert_hook
 from trainwright.hooks.method_overrides import check_methods, is_overridden, overridable
 from trainwright.hooks.signals import STOPS, TrainingPaused
 from trainwright.parallel.faults import announce, meet, names_connection, watch_training
@@ -86,7 +86,7 @@ class TrainerBase:
         return tuple(self._hooks)
 
     def register_hooks(self, hooks: Iterable[HookBase | None]) -> None:
-        """Add hooks, called in this order. None is ignored, so that a list may contain optional hooks."""
+        """Add hooks, called in the order of their slots and then of this list; None, for no hook, is ignored."""
         if isinstance(hooks, HookBase):
             raise ConfigTypeError(f"register_hooks: got one hook; pass a list: [{type(hooks).__name__}(...)].")
         if self._stepper is not None:
@@ -102,7 +102,7 @@ class TrainerBase:
                 raise ConfigTypeError(f"register_hooks: got {hook!r}; {hint}.")
             check_methods(hook, MOMENTS, "hooks")
             hook.trainer = weakref.proxy(self)  # a plain reference would make a cycle that outlives the training
-            self._hooks.append(hook)
+            insert_hook(self._hooks, hook)
 
     def _repr_html_(self) -> str | None:  # what a notebook shows
         from trainwright.engine.folder.summary import html_of

@@ -50,6 +50,8 @@ class OwnStep(HookBase):
     one may have been scaled before another one stepped.
     """
 
+    slot = "step"
+
     def __init__(self, run: "Run", methods: Iterable[str]) -> None:
         self._run, self._methods = weakref.proxy(run), tuple(methods)
         self._parts: dict[int, _OptimizerPart] = {}  # by id; the part keeps its optimizer alive
@@ -135,6 +137,9 @@ class OwnStep(HookBase):
                 parameter.requires_grad_(True)
 
     # Hook methods.
+
+    def before_estimate(self) -> None:
+        self.before_train()
 
     def before_train(self) -> None:
         own = [name for name in self._methods if self._run.overrides.has(name)]

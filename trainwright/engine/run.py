@@ -62,7 +62,7 @@ class Run:
         batches: of the training.
         watching_hardest: entered around each evaluation of a training, to keep its hardest samples.
         evaluated_precision: entered around each evaluation, in that of its forward passes.
-        hooks: the registered hooks, in the order of their calls. The first ``num_own_hooks`` are not the user's.
+        hooks: the registered hooks, in the order of their calls; ``own_hooks`` are those that the user has not added.
         own_step: what a step of the user's own calls; ``step_methods`` are those whose override is one, or its loss.
         overrides: finds the methods that a user overrides.
     """
@@ -84,7 +84,7 @@ class Run:
     own_step: Any  # an OwnStep, which has the run
     evaluated_precision: Callable[[], AbstractContextManager[Any]] = nullcontext
     step_methods: tuple[str, ...] = ()
-    num_own_hooks = 0
+    own_hooks: tuple[HookBase, ...] = ()
     _fill: Callable[[], None] | None = None  # gives values to weights that were on the meta device
     # What a subclass defines:
     prepare: Callable[[Any], Any]  # makes of a batch of the training data what the model gets
@@ -444,7 +444,7 @@ class Run:
         for name, part in self.checkpointer.checkpointables.items():
             if name not in new.checkpointer.checkpointables:
                 new.checkpointer.add_checkpointable(name, copy.deepcopy(part, memo))
-        for hook in self.hooks[self.num_own_hooks :]:
+        for hook in [one for one in self.hooks if one not in self.own_hooks]:
             memo[id(vars(hook).get("trainer"))] = None
             new.register_hooks([copy.deepcopy(hook, memo)])
 

@@ -38,7 +38,10 @@ def run_hooks(
     total_steps: int,
     steps_per_epoch: int | None,
 ) -> list[HookBase | None]:
-    """The hooks that every run needs, around the ``inner`` ones, which a user may change.
+    """The hooks that every run needs, with the ``inner`` ones, which a user may change.
+
+    Their slots decide the order of calls. The slots before ``inner`` are the first ones: a hook without a slot, which a
+    user has put at the start of ``inner``, keeps its place there.
 
     Args:
         own_step: for a step of the user's own.
@@ -54,13 +57,13 @@ def run_hooks(
         deterministic_hook(spec.deterministic),
         tensor_parallel_hook(),
         RunRecord(run.folder, lambda: of_run.record()),
+        unfreezing_hook(run.model, spec.unfreeze, steps_done, **lengths),
         own_step,
-        FiniteCheck(check_period, spec.non_finite),
-        _stragglers(run, check_period),
         _throughput(run) if spec.log_throughput else None,
         averaging_hook(run.average, spec.ema, has_passed, run.update_statistics, total_steps),
-        unfreezing_hook(run.model, spec.unfreeze, steps_done, **lengths),
         *inner,
+        FiniteCheck(check_period, spec.non_finite),
+        _stragglers(run, check_period),
         RunSummary(spec.output_dir, lambda: of_run.next_commands()),
         Interruptions(run.checkpointer, save, resume=resume, max_time_s=max_time_of(spec)),
     ]

@@ -4,9 +4,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from trainwright.base.errors import ConfigError
 from trainwright.hooks.method_overrides import overridable
 
 MOMENTS = ("before_train", "before_first_step", "before_step", "after_step", "after_train", "after_end", "before_save")
+SLOTS = {
+    "prepare": "Open the folder, set modes of the process, freeze layers: before any other hook acts.",
+    "step": "What belongs to the update: a step of the user's own, averages, times, the learning rate.",
+    "check": "Check the update: before anything of it is saved, evaluated or shown.",
+    "save": "Save at regular times. Before evaluations, which may take long or fail: the training is saved by then.",
+    "evaluate": "Evaluate, and act on the results: the best checkpoint, schedules that need a metric, callbacks.",
+    "show": "Log and write the values of all hooks before.",
+    "stop": "End the run on request. The user's hooks are behind it by default.",
+}
+"""The slots of hooks, in the order of their calls."""
 Period: TypeAlias = int | Callable[[], int]
 """When a hook acts: every n iterations (0: never), or after an iteration for which the function returns True, such as
 ``trainer.state.is_epoch_end`` of the Python API; the steps of a schedule may be several."""
@@ -28,8 +39,9 @@ class HookBase:
     """Override the methods you need; a method that is not overridden costs nothing.
 
     ``self.trainer`` is the trainer, set when the hook is registered: ``trainer.iter, start_iter, max_iter, storage,
-    …``. Hooks run in the order of registration. A hook whose state must survive a resume has ``state_dict()`` and
-    ``load_state_dict(state)``.
+    …``. Hooks run in the order of their :data:`SLOTS`, and within a slot in that of registration. A hook without a slot
+    runs behind all hooks that were registered before it. A hook whose state must survive a resume has ``state_dict()``
+    and ``load_state_dict(state)``.
 
     The order of calls::
 
@@ -51,6 +63,10 @@ class HookBase:
         return not type(self).__module__.startswith("trainwright.")
 
     # What a hook is, for those who choose among hooks: the class sets it, an instance may.
+    slot: str | None = None
+    """Its slot, one of :data:`SLOTS`; None: behind all hooks that are registered before it."""
+    place = 0
+    """The number of its slot in the list of its trainer, set when it is registered."""
     is_state_of_rank = False
     """Whether its state belongs to this process alone, and not to all of them."""
     in_copies = True
@@ -72,6 +88,13 @@ class HookBase:
     def best_result(self) -> BestResult | None:
         """The best result so far; None for a hook that compares none, or has none yet."""
         return None
+
+    def described_start(self) -> dict[str, Any] | None:
+        """What a start of the run uses now, as ``run.json`` has it; None for a hook that does not know it."""
+        return None
+
+    def before_estimate(self) -> None:
+        """Called in place of ``before_train`` where steps are only measured, on tensors without values."""
 
     def before_train(self) -> None:
         """Called once, before the first iteration."""
@@ -103,6 +126,18 @@ class HookBase:
 
         ``is_evaluated``: the shorter run had final results, which are now those of its last iteration.
         """
+
+
+def insert_hook(hooks: list[HookBase], hook: HookBase) -> None:
+    """Add ``hook`` to a list of registered ones, behind those of its slot."""
+    if hook.slot is None:
+        hook.place = max((one.place for one in hooks), default=0)
+    elif hook.slot in SLOTS:
+        hook.place = [*SLOTS].index(hook.slot)
+    else:
+        raise ConfigError(f"{type(hook).__name__}.slot: got {hook.slot!r}; it must be one of {', '.join(SLOTS)}.")
+    later = (number for number, one in enumerate(hooks) if one.place > hook.place)
+    hooks.insert(next(later, len(hooks)), hook)
 
 
 class CallbackHook(HookBase):

@@ -63,6 +63,7 @@ class PeriodicCheckpointer(HookBase):
             ``keep_trained``, as :meth:`Checkpointer.save` does.
     """
 
+    slot = "save"
     in_copies = False
 
     def __init__(
@@ -168,6 +169,7 @@ class BestCheckpointer(HookBase):
     of them. The number is that of the iteration by default.
     """
 
+    slot = "evaluate"
     in_copies = False
 
     def __init__(

@@ -27,6 +27,7 @@ class EvalHook(HookBase):
         ConfigError: a result is not a number.
     """
 
+    slot = "evaluate"
     in_copies = False
 
     def __init__(

@@ -30,6 +30,7 @@ class LRScheduler(HookBase):
         ConfigError: before the training, if the schedule is a ReduceLROnPlateau and no hook steps it.
     """
 
+    slot = "step"
     steps_schedule = True
 
     def __init__(
@@ -119,9 +120,10 @@ class LRScheduler(HookBase):
 class ReduceOnPlateau(HookBase):
     """Step each ``ReduceLROnPlateau`` of the trainer with ``read_metric()``, which returns None to skip a step.
 
-    By default after each evaluation; with ``period`` when that is over. Register it after the :class:`EvalHook`.
+    By default after each evaluation; with ``period`` when that is over.
     """
 
+    slot = "evaluate"
     steps_schedule = uses_results = True
 
     def __init__(self, read_metric: Callable[[], float | None], period: Period | None = None) -> None:

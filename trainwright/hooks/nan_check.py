@@ -59,10 +59,9 @@ class FiniteCheck(HookBase):
 
     The first check that finds the model in evaluation mode warns: without dropout, and with fixed running statistics.
     Trainers set training mode before the first step, so this finds a ``model.eval()`` in a user's step or callback.
-
-    Register it before the hooks that save and write.
     """
 
+    slot = "check"
     ends_run = True
 
     def __init__(

@@ -49,6 +49,7 @@ class ProfileHook(HookBase):
 
     _open: ClassVar["weakref.ref[ProfileHook] | None"] = None  # the hook whose window is open in this process
 
+    slot = "show"
     in_copies = False
 
     def __init__(

@@ -77,8 +77,8 @@ class Interruptions(HookBase):
 
     A save that has failed in the background is repeated with the current state; if that fails too, the training ends.
 
-    Register it last, after the hooks that save. One process checks every iteration. Several processes exchange their
-    signals every ``period_s`` seconds, at an iteration that all know in advance, so a signal to one process suffices.
+    One process checks every iteration. Several processes exchange their signals every ``period_s`` seconds, at an
+    iteration that all know in advance, so a signal to one process suffices.
 
     Args:
         save: saves the current training state, named by the last completed iteration.
@@ -87,6 +87,7 @@ class Interruptions(HookBase):
             Several processes end at the same iteration, when the first of them has trained so long.
     """
 
+    slot = "stop"
     in_copies, ends_run = False, True
 
     def __init__(

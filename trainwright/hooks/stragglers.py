@@ -30,6 +30,7 @@ class Stragglers(HookBase):
     Every rank must have this hook: a check is one collective call.
     """
 
+    slot = "check"
     in_copies = False
 
     def __init__(self, period: Period, device: torch.device, *, measures_forward: bool = True) -> None:

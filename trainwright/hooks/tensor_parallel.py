@@ -16,6 +16,7 @@ class TensorParallel(HookBase):
     (:func:`~trainwright.parallel.tensor.check_replicas`).
     """
 
+    slot = "prepare"
     changes_process = True
 
     def __init__(self) -> None:

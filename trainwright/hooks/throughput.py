@@ -33,6 +33,7 @@ class Throughput(HookBase):
         device: that of the model.
     """
 
+    slot = "step"
     in_copies = False
 
     def __init__(

@@ -79,6 +79,7 @@ class IterationTimer(HookBase):
     ``facts(trainer)`` returns the facts that the advice needs; without it the advice uses general words.
     """
 
+    slot = "step"
     in_copies = False
 
     def __init__(self, warmup_iter: int = 3, facts: Callable[[Any], Facts] | None = None) -> None:

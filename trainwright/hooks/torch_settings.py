@@ -22,6 +22,7 @@ class Float32MatmulPrecision(HookBase):
         ConfigError: the program uses torch's newer ``fp32_precision``, which excludes this setting.
     """
 
+    slot = "prepare"
     changes_process = True
 
     def __init__(self, precision: MatmulPrecision) -> None:
@@ -51,6 +52,7 @@ class DeterministicAlgorithms(HookBase):
     variable ``CUBLAS_WORKSPACE_CONFIG`` at its first use; it is set here if it is not set, and stays.
     """
 
+    slot = "prepare"
     changes_process = True
 
     def __init__(self, *, warn_only: bool = False) -> None:

@@ -30,6 +30,8 @@ class Unfreezing(HookBase):
         ConfigError: nothing would be trained before the first stage.
     """
 
+    slot = "prepare"
+
     def __init__(
         self, model: nn.Module, stages: Iterable[tuple[int, Sequence[str]]], steps_done: Callable[[], int]
     ) -> None:

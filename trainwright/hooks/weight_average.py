@@ -14,13 +14,14 @@ logger = logging.getLogger("trainwright.hooks")
 class WeightAveraging(HookBase):
     """Adds the weights to ``average`` after each update for which ``is_due()`` is true; None: after each one.
 
-    The model holds the averaged weights after the training, and its own during the steps. Register it before hooks that
-    save or evaluate.
+    The model holds the averaged weights after the training, and its own during the steps.
 
     Args:
         at_end: called with the average before the last checkpoint and evaluation, for example to compute the statistics
             of batch norms.
     """
+
+    slot = "step"
 
     def __init__(
         self,

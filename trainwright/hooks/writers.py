@@ -12,7 +12,7 @@ class PeriodicWriter(HookBase):
     after a failure.
 
     The writers run asynchronously; the training waits for them only at its end. An exception of a writer ends the
-    training at the next write. Register this hook last, so that it writes the values of other hooks.
+    training at the next write.
 
     Args:
         writers: closed at the end of the training; or a function that returns new ones for each training.
@@ -20,6 +20,7 @@ class PeriodicWriter(HookBase):
             end of an epoch has its means. None: there are no epochs.
     """
 
+    slot = "show"
     in_copies = False
 
     def __init__(

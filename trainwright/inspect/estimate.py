@@ -20,7 +20,6 @@ from trainwright.base.dist import get_tensor_parallel_size, use_mesh
 from trainwright.base.errors import ConfigError, UserError
 from trainwright.config.schema.sections import complete
 from trainwright.engine.logs import logging_only_above
-from trainwright.engine.own_step import OwnStep
 from trainwright.engine.run import Run
 from trainwright.events.storage import EventStorage
 from trainwright.inspect.simulation.process import simulated_process
@@ -28,7 +27,6 @@ from trainwright.inspect.simulation.step_cost import StepCost, TensorBytes, coun
 from trainwright.optim.named import each_optimizer
 from trainwright.parallel.layout import Layout
 from trainwright.parallel.mesh import current_mesh
-from trainwright.trainer.train_metrics import TrainMetrics
 from trainwright.trainer.trainer import Trainer
 
 
@@ -129,10 +127,7 @@ def _measure_step(run: Run, counted: TensorBytes) -> StepCost:
 
             stack.enter_context(loss_parallel())
         for hook in run.hooks:
-            if isinstance(hook, TrainMetrics):
-                hook.is_on = False  # they read values, after the peak
-            if isinstance(hook, OwnStep):  # a step of the user's own
-                hook.before_train()
+            hook.before_estimate()
         run_step = trainer.prepare_steps()
 
         def step() -> None:

@@ -24,7 +24,6 @@ from trainwright.base.dist import (
 from trainwright.base.errors import ConfigError
 from trainwright.checkpoint.verify import inspect_folders
 from trainwright.data.sample_names import sample_name
-from trainwright.engine.folder.record import RunRecord
 from trainwright.engine.run import Run
 from trainwright.events.formats import LOSSES_NAME, RECORD_NAME, read_starts
 from trainwright.events.storage import EventStorage
@@ -109,11 +108,11 @@ def replay(run: Run, step: int, *, stops: bool = False) -> Replay:
 
 
 def _changes(run: Run, step: int) -> dict[str, tuple[Any, Any]]:
-    record = next((hook for hook in run.hooks if isinstance(hook, RunRecord)), None)
+    described = next(filter(None, (hook.described_start() for hook in run.hooks)), None)
     starts = [start for start in read_starts(run.folder.path / RECORD_NAME) if start.get("first_iteration", 1) <= step]
-    if record is None or not starts:
+    if described is None or not starts:
         return {}
-    now = json.loads(json.dumps(record.describe(), default=str))
+    now = json.loads(json.dumps(described, default=str))
     sections = compare_starts(starts[-1], now)
     return {f"{one.title}: {name}": pair for one in sections for name, pair in one.differing.items()}
 

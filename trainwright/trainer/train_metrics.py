@@ -39,6 +39,7 @@ class TrainMetrics(HookBase):
         is_padding_batch: whether the latest batch does not count; called only with several processes.
     """
 
+    slot = "evaluate"
     is_state_of_rank = True
 
     def __init__(
@@ -89,6 +90,9 @@ class TrainMetrics(HookBase):
         if self._watching is not None:
             self._watching.remove()
             self._watching = None
+
+    def before_estimate(self) -> None:
+        self.is_on = False  # they read values, after the peak of the memory
 
     def add_now(self, inputs: Any) -> None:
         """Count a batch before the end of its step; the following ``add`` does not count it again."""

@@ -432,7 +432,7 @@ class Trainer(RunMethods):
             steps_per_epoch=self.num_batches,
         )
         self.register_hooks(hooks)
-        run.num_own_hooks = len(run.hooks)
+        run.own_hooks = tuple(run.hooks)
 
     def build_hooks(self) -> list[HookBase | None]:
         """The hooks, in the order of their calls."""

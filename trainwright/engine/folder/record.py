@@ -45,9 +45,10 @@ class RunRecord(HookBase):
     A resumed run adds another start. ``facts()`` returns what only the API knows; its ``data`` are data sets by
     name, which are described here. A training of at least 30 seconds gets a picture of its curves, too.
 
-    Only the main process writes ``run.json``. Register it first, before any hook that writes into the folder.
+    Only the main process writes ``run.json``.
     """
 
+    slot = "prepare"
     in_copies = False
 
     def __init__(self, folder: RunFolder, facts: Callable[[], Mapping[str, Any]]) -> None:
@@ -58,7 +59,7 @@ class RunRecord(HookBase):
     def before_train(self) -> None:
         self._start, self._began = {}, time.perf_counter()
         if is_main_process():
-            self._start = self.describe()
+            self._start = self.described_start()
             if self.trainer.start_iter and self._folder.resume:
                 self._warn_of_other_data()
         if self.trainer.start_iter >= self.trainer.max_iter:  # a run resumed at its end makes no step
@@ -104,8 +105,7 @@ class RunRecord(HookBase):
         if self._start["seconds"] >= MIN_SECONDS and self._start["status"] == "finished":
             self._draw()
 
-    def describe(self) -> dict[str, Any]:
-        """What a start of the run uses now."""
+    def described_start(self) -> dict[str, Any]:
         trainer = self.trainer
         facts = dict(self._facts())
         data = {name: described_data(one) for name, one in facts.pop("data", {}).items() if one is not None}

@@ -84,9 +84,10 @@ def _wrapped(text: str, width: int) -> list[str]:
 class RunSummary(HookBase):
     """At the end of a training, log its best and last metrics, its folder, and the commands that use its results.
 
-    ``commands()`` returns these commands; register this hook behind those that evaluate, save and write.
+    ``commands()`` returns these commands.
     """
 
+    slot = "show"
     in_copies = False
 
     def __init__(self, folder: str, commands: Callable[[], Sequence[str]]) -> None:

@@ -40,7 +40,6 @@ class RunCallbacks(HookBase):
     | ``after_step``, ``after_train`` | at the end of an epoch ``on_epoch_end`` |
     | ``after_end`` | ``on_train_end`` |
 
-    Register it after the hooks that evaluate and step the schedule, and before those that save at the end of training.
     Unless ``is_fed`` is set, an iteration is one batch, and callbacks get ``()`` for it.
 
     With several processes each calls its own callbacks. A request of one process applies to all: where ``is_due``,
@@ -61,6 +60,8 @@ class RunCallbacks(HookBase):
         callbacks, control, logs: the passed callbacks, their control and their logs.
         is_fed: whether ``begin_batch`` is called for each batch; set before the first.
     """
+
+    slot = "evaluate"
 
     def __init__(
         self,

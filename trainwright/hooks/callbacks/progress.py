@@ -129,11 +129,12 @@ ProgressBarCallBack = ProgressBarCallback
 class EpochLines(HookBase):
     """Log a line after every ``every`` epochs: the means of the losses, metrics, results of the evaluation, time.
 
-    Register it after the hooks that evaluate and ``best``, and before the one that writes. ``reads``: read the current
-    values, which synchronizes; else the means are those up to the last log line. ``log_period``: the iterations between
-    rows, which read them. ``best``: its metric is marked in the
-    epoch of a new best value. ``unit``: what the lines are numbered by.
+    ``reads``: read the current values, which synchronizes; else the means are those up to the last log line.
+    ``log_period``: the iterations between rows, which read them. ``best``: its metric is marked in the epoch of a new
+    best value. ``unit``: what the lines are numbered by.
     """
+
+    slot = "show"
 
     def __init__(
         self,
@@ -243,6 +244,7 @@ class EpochProgress(HookBase):
     ``position()`` returns the epoch, the steps done in it, and its number of steps.
     """
 
+    slot = "show"
     in_copies = False
 
     def __init__(
