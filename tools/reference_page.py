@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 from trainwright.config.settings import ABSENT, KEYS, TrainerConfig, TrainingConfig, settings_help, type_of_key
 from trainwright.config.torch_names import LRSchedulerType, TaskType
-from trainwright.config.training.row import CATEGORIES
+from trainwright.config.training.row import CATEGORIES, Changed
 from trainwright.config.validation import allowed_text
 
 _HEAD = """# Settings of the Trainer
@@ -38,6 +38,9 @@ saved file, which has all settings, those that its first line names.
 `get_config_help()` prints this page's tables, `dump_default_yaml(path)` writes a file to start from, and
 `TrainingConfig.model_json_schema()` is for editors.
 
+Settings that are changed after the `Trainer` was built are used by its next `train()`, if the last column says so; it
+refuses changes of the others.
+
 A step is one batch of one process; an update changes the weights, once in `gradient_accumulation_steps` steps. A share
 is a float such as 0.25 or 1.0.
 """
@@ -60,8 +63,9 @@ def reference_page() -> str:
     parts = [_HEAD]
     for category in CATEGORIES:
         parts.append(
-            f"\n## {category.capitalize()}\n\n| setting | other names | allowed | default (TrainerConfig) | |\n"
-            "|---|---|---|---|---|\n"
+            f"\n## {category.capitalize()}\n\n"
+            "| setting | other names | allowed | default (TrainerConfig) | | changed later |\n"
+            "|---|---|---|---|---|---|\n"
         )
         for name, info in shared.items():
             if info["category"] == category:
@@ -71,9 +75,17 @@ def reference_page() -> str:
                     _short(info["allowed"]),
                     _default(info, for_tasks[name]),
                     info["help"],
+                    _changed(TrainingConfig.rows[name].changed),
                 ]
                 parts.append(f"| {' | '.join(cells)} |\n")
     return "".join([*parts, _TAIL])
+
+
+def _changed(changed: Changed) -> str:
+    """When a change after the trainer was built is used."""
+    if callable(changed):
+        return "next `train()`: from 'epoch' to 'step' or back"
+    return "next `train()`" if changed == "train" else ""
 
 
 _SHORT = {
@@ -113,10 +125,12 @@ The keys of the sections `train` and `graph`, which are fixed. The other section
 `tokenization`, are [lazy calls](config.md). Periods are iterations, which are updates; a share is a float such as 0.25,
 of all iterations.
 `eval_period`, `topk` and `recompute_grad` are other names of `evaluation.eval_period`, `evaluation.evaluator.topk` and
-`activation_checkpoint`. The last column is the setting of the [Python API](trainer-config.md).
+`activation_checkpoint`. What is changed in `trainer.cfg` after the trainer was built is used by its next `train()`, if
+the column says so; it refuses changes of other keys, and of the lazy calls. The last column is the setting of the
+[Python API](trainer-config.md).
 
-| key | allowed | default | | Python API |
-|---|---|---|---|---|
+| key | allowed | default | | changed later | Python API |
+|---|---|---|---|---|---|
 """
 
 
@@ -128,7 +142,15 @@ def keys_page() -> str:
         help = next(item.description for item in reversed(kind.__metadata__) if isinstance(item, FieldInfo)) or ""
         help = help if key.has_effect else "Without effect."
         default = "" if key.default is ABSENT else f"`{key.value(lambda name: partial(_call, name))!r}`"
-        rows.append(f"| `{path}` | {_short(allowed_text(kind))} | {default} | {help} | {names.get(path, '')} |\n")
+        cells = [
+            f"`{path}`",
+            _short(allowed_text(kind)),
+            default,
+            help,
+            _changed(key.changed),
+            names.get(path, ""),
+        ]
+        rows.append(f"| {' | '.join(cells)} |\n")
     return "".join([_KEYS_HEAD, *rows])
 
 

@@ -79,7 +79,7 @@ def test_the_page_of_config_files_has_every_key_and_its_default() -> None:
         assert f"\n| `{path}` | " in page
     assert "| `train.log_period` | int >= 1, or a share | `20` | " in page
     rows = [line for line in page.splitlines() if line.startswith("| ")]
-    assert {row.count("|") for row in rows} == {6}
+    assert {row.count("|") for row in rows} == {7}
 
 
 def test_the_page_has_every_name() -> None:
@@ -89,4 +89,4 @@ def test_the_page_has_every_name() -> None:
     for name in TrainingConfig.aliases:
         assert f"`{name}`" in page
     rows = [line for line in page.splitlines() if line.startswith("| ")]
-    assert {row.replace("\\|", "").count("|") for row in rows} == {6}
+    assert {row.replace("\\|", "").count("|") for row in rows} == {7}

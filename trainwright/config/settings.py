@@ -25,6 +25,7 @@ from trainwright.config.training.row import (
     UNCHANGED,
     UNSPECIFIED,
     Alias,
+    Changed,
     Row,
     is_off,
     is_on,
@@ -58,6 +59,11 @@ _SHOWN_AS = {
 }
 
 _WORDS_OF_THE_PAGE = frozenset(["epoch_num", "val_batch_size"])
+
+
+def _kind_of_evaluation(eval_strategy: Any) -> Any:
+    """What is built for evaluations; when they are due is computed at the start of each training."""
+    return eval_strategy if eval_strategy in ("no", "eval_epoch") else "due"
 
 
 def _evaluates(eval_strategy: Any) -> bool:
@@ -119,10 +125,11 @@ class TrainingConfig(CheckedConfig):
         " training batches.",
         names="evaluation_strategy", others={"do_evaluate": _DO_EVALUATE},
         words={"steps": "step", None: "no", False: "no", "null": "no", "None": "no"},
+        changed=_kind_of_evaluation,
     )
     eval_steps: types.StepsOrFraction = setting(
         None, "train", "Steps between evaluations, with eval_strategy 'step'; a share: of all steps.",
-        place="train.evaluation.eval_period",
+        place="train.evaluation.eval_period", changed="train",
     )
     batch_size: types.Count = setting(
         8, "train", "Samples in a batch of one process.",
@@ -141,7 +148,7 @@ class TrainingConfig(CheckedConfig):
     num_epochs: types.Count = setting(
         2, "train", "Passes over the training data.",
         trainer=1, place="train.train_epoch", names="epoch_num train_epoch num_train_epochs max_epochs epochs",
-        dev_run=1, resumed="",
+        dev_run=1, resumed="", changed="train",
     )
     dataloader_pin_memory: bool = setting(
         True, "train", "Load batches into pinned memory, for faster copies to a GPU.", resumed="",
@@ -166,27 +173,27 @@ class TrainingConfig(CheckedConfig):
     )
     print_steps: types.StepsOrFraction = setting(
         None, "logging", "Steps between printed lines; a share: of all steps. None: a progress bar for each epoch.",
-        copy=None,
+        copy=None, changed="train",
     )
     load_best_model_at_end: bool = setting(
         False, "train", "At the end load the best weights by metric_for_best_model; train() returns their results.",
-        copy=False, resumed="",
+        copy=False, resumed="", changed="train",
     )
     early_stopping: types.EarlyStopping | None = setting(
         {"monitor": "eval_epoch_metric", "patience": 4, "mode": "max"}, "callback",
         "Stop after patience evaluations without an improvement of monitor. Unless you set a monitor, this is"
         " metric_for_best_model, by default the loss of the evaluation, in its direction. The mode 'auto' derives the"
         " direction from the name of the monitor. None: never.",
-        trainer=None, words=_NO, copy=None,
+        trainer=None, words=_NO, copy=None, changed="train",
     )
     model_checkpoint: types.ModelCheckpointOrNone = setting(
         {"every_n_epoch": 1}, "callback", "Save every n epochs, or every n iterations. None: neither.",
-        others={"save_freq": _SAVE_FREQ}, words=_NO, resumed="",
+        others={"save_freq": _SAVE_FREQ}, words=_NO, resumed="", changed="train",
     )
     tensorboard: types.TensorBoard | None = setting(
         {"log_dir": None, "comment": ""}, "callback",
         "The folder of TensorBoard's event files, and the suffix of its name.",
-        words=_NO, copy=None, resumed="",
+        words=_NO, copy=None, resumed="", changed="train",
     )
     loss: types.Named | None = setting(
         "CrossEntropyLoss", "learning", "A loss of torch.nn, for a model without its own loss.",
@@ -212,7 +219,9 @@ class TrainingConfig(CheckedConfig):
         None, "device", "None: the accelerator, else the CPU; 'cuda': all GPUs; 'cuda:2', 'cpu': this device.",
         place="train.dist.device_type", others={"device": Alias(note="reads as a torch.device"), "use_cpu": _USE_CPU},
     )
-    freeze_bn: bool = setting(False, "train", "Do not update the running statistics of batch normalization.")
+    freeze_bn: bool = setting(
+        False, "train", "Do not update the running statistics of batch normalization.", changed="train"
+    )
 
     # The others are shown if they differ from the default.
     task: types.Task | None = setting(None, "train", "The task of the model, which determines its metrics.")
@@ -220,12 +229,12 @@ class TrainingConfig(CheckedConfig):
         None, "train",
         "End the training after this number of steps, or fraction of all batches, if the epochs take longer. Epochs"
         " are not shortened: see limit_train_batches.",
-        place="train.train_iter", words={-1: None}, dev_run=None, resumed="",
+        place="train.train_iter", words={-1: None}, dev_run=None, resumed="", changed="train",
     )
     max_time: types.Duration = setting(
         None, "train",
         "Save and stop after this time: 'HH:MM:SS', 'DD:HH:MM:SS', seconds or a timedelta. A resume continues.",
-        place="train.max_time", read=read_time, dev_run=None, copy=None, resumed="",
+        place="train.max_time", read=read_time, dev_run=None, copy=None, resumed="", changed="train",
     )
     limit_train_batches: types.Batches = setting(
         None, "train", "Train on this number of batches in each epoch, or on this share of them.",
@@ -233,7 +242,7 @@ class TrainingConfig(CheckedConfig):
     )
     limit_eval_batches: types.Batches = setting(
         None, "train", "Evaluate on this number of batches of each process, or on this share of them.",
-        place="train.limit_eval_batches", names="limit_val_batches", dev_run=lambda n: n,
+        place="train.limit_eval_batches", names="limit_val_batches", dev_run=lambda n: n, changed="train",
     )
     overfit_batches: types.Count | None = setting(
         None, "train", "Train on the same first batches in each epoch, and evaluate on them: the loss should reach 0.",
@@ -247,7 +256,7 @@ class TrainingConfig(CheckedConfig):
     )
     eval_on_start: bool = setting(
         False, "train", "Evaluate before the first step of a run.",
-        place="train.eval_on_start", copy=False, resumed="",
+        place="train.eval_on_start", copy=False, resumed="", changed="train",
     )
     deterministic: bool | Literal["warn"] = setting(
         False, "train",
@@ -272,7 +281,7 @@ class TrainingConfig(CheckedConfig):
         " 'label', 'targets' or 'target', or else the labels that forward takes.",
     )
     evaluate_with_generate: bool = setting(
-        True, "train", "Evaluate a generative model by its generated outputs instead of its logits.",
+        True, "train", "Evaluate a generative model by its generated outputs instead of its logits.", changed="train",
     )
     resume_from_checkpoint: types.Resume = setting(
         None, "train", "Resume from the newest checkpoint in output_dir, if any (True), or from a path.",
@@ -280,7 +289,7 @@ class TrainingConfig(CheckedConfig):
     )
     allow_other_trainer: bool = setting(
         False, "train", "Resume a run that another class of trainer has made.",
-        place="train.allow_other_trainer", resumed="",
+        place="train.allow_other_trainer", resumed="", changed="train",
     )
     init_weights_from: types.Folder | None = setting(
         None, "train", "A folder or a hub id with the initial weights. A resumed run loads its own weights.",
@@ -302,11 +311,11 @@ class TrainingConfig(CheckedConfig):
     )
     max_grad_norm: types.Positive | None = setting(
         None, "learning", "Clip the gradients of an update to this norm. None: no clipping.",
-        place="optim.params.clip_grad_max_norm", names="gradient_clip_val clip_grad_norm",
+        place="optim.params.clip_grad_max_norm", names="gradient_clip_val clip_grad_norm", changed="train",
     )
     clip_grad_value: types.Positive | None = setting(
         None, "learning", "Clip each entry of the gradients to [-value, value], instead of max_grad_norm.",
-        place="optim.params.clip_grad_value",
+        place="optim.params.clip_grad_value", changed="train",
     )
     gradient_accumulation_steps: types.Count = setting(
         1, "learning", "The number of batches per update.",
@@ -332,7 +341,7 @@ class TrainingConfig(CheckedConfig):
     lr_scheduling_steps: types.StepsOrFraction = setting(
         None, "learning",
         "Steps between two steps of lr_scheduler; a share: of all steps; None: one step after each epoch. Not for"
-        " ReduceLROnPlateau, nor for lr_scheduler_type.",
+        " ReduceLROnPlateau, nor for lr_scheduler_type.", changed="train",
     )
     loss_ignores: types.LossIgnores = setting(
         "declared", "learning",
@@ -374,23 +383,25 @@ class TrainingConfig(CheckedConfig):
     )
     log_steps: types.StepsOrFraction = setting(
         50, "logging", "Steps between lines of metrics; a share: of all steps; None: the ends of epochs alone.",
-        trainer=None, place="train.log_period", names="log_period logging_steps log_every_n_steps",
+        trainer=None, place="train.log_period", names="log_period logging_steps log_every_n_steps", changed="train",
     )
     log_throughput: bool = setting(
         False, "logging",
         "Log floating-point operations and tokens per second, and the share of the device's peak.",
         place="train.log_throughput", copy=False,
     )
-    logs_dir: types.Folder = setting(".", "logging", "The folder of logs inside output_dir.", trainer="logs")
+    logs_dir: types.Folder = setting(
+        ".", "logging", "The folder of logs inside output_dir.", trainer="logs", changed="train"
+    )
     progress_bar: bool = setting(
         True, "logging", "Show a progress bar on a terminal or in a notebook.",
-        place="train.progress_bar", copy=False,
+        place="train.progress_bar", copy=False, changed="train",
     )
     trackers: types.TrackersOrNone = setting(
         None, "logging",
         "Experiment trackers: 'wandb', 'mlflow' or 'trackio', a list of these, or their arguments by name, such as"
         " {'wandb': {'project': 'digits'}}.",
-        place="train.trackers", words=_NO,
+        place="train.trackers", words=_NO, changed="train",
     )
     profile: types.ProfileOrNone = setting(
         None, "logging", "Record a few iterations with torch.profiler, into output_dir; True: by default which ones.",
@@ -400,12 +411,12 @@ class TrainingConfig(CheckedConfig):
     save_steps: types.SaveSteps = setting(
         None, "checkpoint",
         "Steps between checkpoints, in addition to model_checkpoint; a fraction: of all steps; 0: none.",
-        place="train.checkpointer.period",
+        place="train.checkpointer.period", changed="train",
     )
     checkpoints_dir: types.Folder = setting("checkpoints", "checkpoint", "The folder of checkpoints inside output_dir.")
     max_to_keep: types.Count | None = setting(
         None, "checkpoint", "Keep only so many of the newest checkpoints, and the best; None: all.",
-        place="train.checkpointer.max_to_keep", names="save_total_limit",
+        place="train.checkpointer.max_to_keep", names="save_total_limit", changed="train",
     )
     save_trainable_only: bool = setting(
         False, "checkpoint", "Leave frozen parameters out of checkpoints: with peft, only the adapters are saved.",
@@ -565,7 +576,7 @@ class Key:
         default: ABSENT for a key that a run writes; for a lazy call, a function of ``LazyCall``.
         kind, help: by default those of the field of ``TrainingConfig`` that has this place.
         keys: of a section.
-        dev_run, copy, resumed: as those of a :class:`Row`; ``resumed`` is that of the field, if there is one.
+        dev_run, copy, resumed, changed: as those of a :class:`Row`; ``resumed`` is that of the field, if there is one.
         has_effect: False for a setting of another backend, which is accepted and logged once.
     """
 
@@ -577,6 +588,7 @@ class Key:
     dev_run: Any = UNCHANGED
     copy: Any = UNCHANGED
     resumed: str = "now"
+    changed: Changed = "build"
     has_effect: bool = True
 
     def value(self, lazy_call: Callable[[str], Any]) -> Any:
@@ -604,7 +616,7 @@ _EVALUATION = (
         dev_run=lambda number: max(1, number // 2)),
     Key("eval_after_n_epoch", None, types.Count | None, "Evaluate each so many epochs, instead of eval_period.",
         dev_run=None),
-    Key("eval_iter", 1e9, types.Amount, "The largest number of batches of an evaluation."),
+    Key("eval_iter", 1e9, types.Amount, "The largest number of batches of an evaluation.", changed="train"),
     Key("eval_metric", "Acc@1", types.Words, "The metric that decides which checkpoint is the best."),
     Key("eval_mode", "max", Literal["max", "min"],
         "Whether eval_metric should be large or small."),
@@ -631,12 +643,12 @@ _TRAIN = (
     Key("num_accumulation_steps", None, types.Count | None, "The number of batches per update."),
     Key("train_iter", 10000, types.CountOrZero,
         "The number of iterations. Where train_epoch is set too, the longer counts.",
-        dev_run=lambda number: number),
+        dev_run=lambda number: number, changed="train"),
     Key("train_epoch", 0, types.NotNegative, "Passes over the training data; goes before the default of train_iter.",
-        dev_run=0),
+        dev_run=0, changed="train"),
     Key("iter_per_epoch", ABSENT, types.Count | None, "Iterations of an epoch, for data of unknown length."),
     Key("limit_train_batches", None),
-    Key("limit_eval_batches", None, dev_run=lambda number: number),
+    Key("limit_eval_batches", None, dev_run=lambda number: number, changed="train"),
     Key("overfit_batches", None),
     Key("fast_dev_run", False, None,
         "True or a number of iterations: try everything once, in the folder fast_dev_run inside output_dir.",
@@ -666,7 +678,7 @@ _TRAIN = (
     Key("log_period", 20, types.Period, "Iterations between lines of metrics, or a share of all iterations.",
         dev_run=1),
     Key("progress_bar", True, None,
-        "Show a bar on a terminal and a table in a notebook. False: only the lines of the log."),
+        "Show a bar on a terminal and a table in a notebook. False: only the lines of the log.", changed="train"),
     Key("scheduler",
         lambda lazy_call: lazy_call("trainwright.optim.WarmupCosineLR")(
             warmup_factor=0.001, alpha=0.01, warmup_method="linear"),
@@ -698,7 +710,7 @@ def _section(path: str, keys: tuple[Key, ...]) -> Key:
         place, _, last = row.place.rpartition(".")
         if place == path and last not in names:
             default = TrainingConfig.model_fields[field].default
-            shared.append(Key(last, default, dev_run=row.dev_run, copy=row.copy))
+            shared.append(Key(last, default, dev_run=row.dev_run, copy=row.copy, changed=row.changed))
     return Key(path.rpartition(".")[2], keys=(*own, *shared))
 
 
@@ -725,6 +737,11 @@ def source_of_key(path: str) -> str:
         if path.startswith(f"{section}."):
             return "now" if path.endswith("clip_grad_norm_type") else part
     return KEYS[path].resumed if path in KEYS else "now"
+
+
+def changed_of_key(path: str) -> Changed:
+    """:attr:`Row.changed` of a key of config files, also of the sections that have no table."""
+    return KEYS[path].changed if path in KEYS else "build"
 
 
 @functools.cache

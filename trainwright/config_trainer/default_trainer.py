@@ -22,6 +22,7 @@ from trainwright.base.lazy_names import ring
 from trainwright.config.lazy.instantiation import instantiate
 from trainwright.config.lazy.lazy_config import try_get_key
 from trainwright.config.lazy.serialization import to_plain
+from trainwright.config.schema.checks import validate
 from trainwright.config.schema.sections import total_iterations
 from trainwright.config.secrets import safe_trackers, without_secrets
 from trainwright.config_trainer import setup
@@ -34,6 +35,7 @@ from trainwright.data.seeding import seed_everything
 from trainwright.data.streaming import eval_stream_loader, is_stream
 from trainwright.engine.extra_parameters import refuse_sparse_gradients, warn_of_untrained
 from trainwright.engine.folder.run_folder import RunFolder
+from trainwright.engine.late_changes import late_changes
 from trainwright.engine.loaders import batches_of_rank, is_dataset, num_rounds
 from trainwright.engine.loss_fn import forward, sum_losses
 from trainwright.engine.own_step import OwnStep
@@ -184,6 +186,16 @@ class ConfigRun(Run):
 
     def use_learning_rate(self, rate: float) -> None:
         self.trainer.cfg.optim.update({"lr": rate})
+        self.settings_read["optim"]["lr"] = rate
+
+    def settings_now(self) -> dict[str, Any]:
+        return setup.sections_of(self.trainer.cfg)
+
+    def late_changes(self) -> set[str]:
+        from trainwright.config.settings import changed_of_key  # imports pydantic, which most runs do not need
+
+        before, now = flat(self.settings_read), flat(self.settings_now())
+        return late_changes(before, now, changed_of_key, kind=type(self.trainer).__name__, where="")
 
     def own_settings(self) -> dict[str, Any]:
         settings, _ = without_secrets(to_plain(self.given)[0])
@@ -257,6 +269,7 @@ class DefaultTrainer(RunMethods):
         run.watch_hardest()
         run.folder.prepare(as_given)
         self._register_hooks()
+        run.settings_read = run.settings_now()
 
     # The parts of a run, in the order in which they need each other.
 
@@ -281,7 +294,7 @@ class DefaultTrainer(RunMethods):
         setup.scale_shares(cfg.train)
         self.samples_per_iter, self.samples_done = cfg.train.global_batch_size, cfg.train.consumed_train_samples
         self.start_iter, self.max_iter = cfg.train.start_iter, cfg.train.train_iter
-        self._planned, self.evaluates_on_start = self.max_iter, bool(cfg.train.eval_on_start)
+        self.evaluates_on_start = bool(cfg.train.eval_on_start)
 
     def _build_weights(self) -> None:
         run, cfg = self.run, self.cfg
@@ -637,19 +650,21 @@ class DefaultTrainer(RunMethods):
             return stepper.new_step(get_batch, self.device, self.train_step if self._has_own_step else None).run
         return setup.bind_arguments(stepper.run_step, self.run.prepare, self.device)
 
-    def _continue(self) -> None:
+    def _apply_settings(self, names: set[str]) -> None:
         train = self.cfg.train
-        length = total_iterations(train, self.run.num_samples(), train.global_batch_size)
-        if length not in (self._planned, self.max_iter):  # the user has changed it
+        validate(self.cfg)
+        if names & {"train.train_iter", "train.train_epoch"}:
+            length = total_iterations(train, self.run.num_samples(), train.global_batch_size)
             longer = copy.deepcopy(self.run.given)
             longer.train.update({"train_iter": length, "train_epoch": 0})
             longer.train.update({name: train[name] for name in setup.BATCH_SIZES})
             self.auto_scale_hyperparams(longer, self.train_loader)
             train.update({"train_iter": length, "scheduler": longer.train.scheduler})
             train.warmup_iter = longer.train.warmup_iter
-            self.max_iter = self._planned = length
+            self.max_iter = length
             setup.extend_schedules(self.run, lambda optimizer: self.build_lr_scheduler(self.cfg, optimizer))
-        super()._continue()
+        self.evaluates_on_start = bool(train.eval_on_start)
+        self.run.spec = spec_of_cfg(self.cfg, self.run.device)
 
     def _before_first_step(self) -> None:
         with without_compiler():

@@ -31,7 +31,7 @@ from trainwright.base.files import relative_path
 from trainwright.checkpoint.folder import POINTER_NAME
 from trainwright.config.lazy.allowlist import project_roots
 from trainwright.config.lazy.instantiation import instantiate, locate_target
-from trainwright.config.lazy.lazy_config import get_config, try_get_key
+from trainwright.config.lazy.lazy_config import SECTIONS, get_config, try_get_key
 from trainwright.config.lazy.provenance import are_several, is_set
 from trainwright.config.schema.checks import validate
 from trainwright.config.schema.sections import (
@@ -359,6 +359,12 @@ def join_ranks(cfg: DictConfig) -> torch.device:
 def _containers(cfg: DictConfig) -> Any:
     """``cfg`` as dicts and lists; interpolations stay text."""
     return OmegaConf.to_container(cfg, resolve=False)
+
+
+def sections_of(cfg: DictConfig) -> dict[str, Any]:
+    """The sections that a trainer reads, as dicts and lists."""
+    content = _containers(cfg)
+    return {name: content[name] for name in SECTIONS if name in content}
 
 
 def changed_settings(cfg: DictConfig) -> str:

@@ -154,6 +154,7 @@ class TrainerBase:
         """The context of one training run: hooks before and after its iterations. Yields the call that runs a step."""
         if self.is_training:
             raise RuntimeError("train() was called while this trainer trains, perhaps from a hook.")
+        self._use_settings()
         self.iter = self.start_iter = self.start_iter if start_iter is None else start_iter
         if self.has_trained and self.iterations_done == self.start_iter:
             self._continue()
@@ -265,6 +266,9 @@ class TrainerBase:
     def _is_end_pending(self) -> bool:
         """Whether a run was killed after its last iteration; then only the ``after_train`` hooks run."""
         return False
+
+    def _use_settings(self) -> None:
+        """Called first: the settings may have been changed."""
 
     def _continue(self) -> None:
         """Called before a training that starts where this trainer is, perhaps at the end of an earlier ``train()``."""

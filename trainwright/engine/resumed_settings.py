@@ -97,7 +97,7 @@ def log_changes(before: Settings, now: Settings, effects: Mapping[str, str]) -> 
         return
     rows = [("setting", "before", "now", "effect")]
     for name, effect in effects.items():
-        one, other = (_shown(settings.get(name, ABSENT)) for settings in (before, now))
+        one, other = (shown(settings.get(name, ABSENT)) for settings in (before, now))
         rows.append((name, one, other, _ORDER if name in _OF_ORDER else effect))
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = ["  ".join([*(row[place].ljust(width) for place, width in enumerate(widths)), row[3]]) for row in rows]
@@ -105,6 +105,7 @@ def log_changes(before: Settings, now: Settings, effects: Mapping[str, str]) -> 
     logger.warning("%s", "\n  ".join(["Resumed with other settings than before", *lines, *more]))
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value as the text of a message."""
     text = "not set" if value is ABSENT else str(value)
     return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"

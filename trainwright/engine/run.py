@@ -103,6 +103,9 @@ class Run:
     use_learning_rate: Callable[[float], None]  # writes the base rate into the settings
     own_settings: Callable[[], dict[str, Any]]  # all of them by name, in the types of JSON
     source_of: Callable[[str], str]  # where a resume takes a setting from, as the table of settings says
+    settings_now: Callable[[], Any]  # those of the user, to compare with what the trainer has read
+    late_changes: Callable[[], set[str]]  # the names of those that differ; raises for what `train` cannot change
+    settings_read: Any = None
     keep_settings: Callable[[Mapping[str, Any]], None]  # uses those of the checkpoint that the run resumes from
     settings_of_copy: Callable[..., Any]  # by a folder and changes
     change_copy: Callable[[Any, dict[int, Any]], None]  # as the user has changed the trainer since it was built

@@ -65,7 +65,7 @@ def run_hooks(
         FiniteCheck(check_period, spec.non_finite),
         _stragglers(run, check_period),
         RunSummary(spec.output_dir, lambda: of_run.next_commands()),
-        Interruptions(run.checkpointer, save, resume=resume, max_time_s=max_time_of(spec)),
+        Interruptions(run.checkpointer, save, resume=resume, max_time_s=lambda: max_time_of(of_run.spec)),
     ]
 
 

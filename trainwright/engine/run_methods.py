@@ -249,6 +249,20 @@ class RunMethods(TrainerBase):
 
     # Called by the loop.
 
+    def _use_settings(self) -> None:
+        """Use what the user has changed in the settings since the last training, or since the trainer was built.
+
+        Raises:
+            ConfigError: a setting was changed that only the constructor reads.
+        """
+        run = self.run
+        if run.settings_now() != run.settings_read:
+            self._apply_settings(run.late_changes())
+            run.settings_read = run.settings_now()
+
+    def _apply_settings(self, names: set[str]) -> None:
+        """Use the current values of these settings."""
+
     def before_train(self) -> None:
         folder = self.run.folder
         folder.lock()

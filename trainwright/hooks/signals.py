@@ -83,7 +83,8 @@ class Interruptions(HookBase):
     Args:
         save: saves the current training state, named by the last completed iteration.
         resume: what a user sets to continue, for messages.
-        max_time_s: after this time, counted from ``before_train``, save and end the training: ``train`` returns.
+        max_time_s: after this time, counted from ``before_train``, save and end the training: ``train`` returns. Or a
+            function, which returns it at the start of each training.
             Several processes end at the same iteration, when the first of them has trained so long.
     """
 
@@ -97,13 +98,14 @@ class Interruptions(HookBase):
         *,
         resume: str = "a resume",
         period_s: float = 1.0,
-        max_time_s: float | None = None,
+        max_time_s: float | Callable[[], float | None] | None = None,
     ) -> None:
         self._checkpointer = checkpointer
         self._save = save
         self._resume = resume
         self._period_s = period_s
         self._max_time_s = max_time_s
+        self._limit_s: float | None = None  # of the current training
         self._end = math.inf  # time in seconds
         self._received: set[int] = set()
         self._handled: list[int] = []
@@ -115,8 +117,8 @@ class Interruptions(HookBase):
     def before_train(self) -> None:
         self._received.clear()
         _active.append(self)
-        if self._max_time_s is not None:
-            self._end = time.perf_counter() + self._max_time_s
+        self._limit_s = self._max_time_s() if callable(self._max_time_s) else self._max_time_s
+        self._end = math.inf if self._limit_s is None else time.perf_counter() + self._limit_s
         if threading.current_thread() is threading.main_thread():
             for number in (*_STOPPING, *_SAVING):
                 if signal.getsignal(number) is not signal.SIG_IGN:
@@ -185,7 +187,7 @@ class Interruptions(HookBase):
     def _pause(self) -> None:
         self._save_progress()
         text = "max_time: %s have passed; stopped after iteration %d; %s continues the training."
-        logger.info(text, timedelta(seconds=self._max_time_s or 0), self.trainer.iterations_done, self._resume)
+        logger.info(text, timedelta(seconds=self._limit_s or 0), self.trainer.iterations_done, self._resume)
         raise TrainingPaused
 
     def _save_progress(self) -> bool:

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Never
 
 from torch import Tensor, nn
@@ -33,6 +32,7 @@ from trainwright.data.wrapped import own_collator
 from trainwright.engine import loaders
 from trainwright.engine.extra_parameters import log_modes, refuse_sparse_gradients, warn_of_untrained
 from trainwright.engine.folder.run_folder import TrainerFolder
+from trainwright.engine.late_changes import late_changes
 from trainwright.engine.loss_fn import forward
 from trainwright.engine.own_step import OwnStep
 from trainwright.engine.resumed_settings import plain
@@ -81,11 +81,6 @@ logger = logging.getLogger("trainwright.engine")
 if TYPE_CHECKING:
     from trainwright.config.settings import TrainingConfig
 
-_READ_ONCE = (  # settings that the constructor reads
-    "batch_size", "gradient_accumulation_steps", "learning_rate", "weight_decay", "max_grad_norm",
-    "mixed_precision", "seed", "output_dir", "dataloader_num_workers",
-)  # fmt: skip
-
 
 class PythonRun(TrainerRun):
     """A run of the Python API.
@@ -93,14 +88,12 @@ class PythonRun(TrainerRun):
     Attributes:
         evaluation, saving, scheduling: its evaluations, checkpoints and learning-rate schedules.
         built_in_callbacks: those of the settings.
-        settings_used: settings that the trainer was built with, and whose later changes have no effect.
     """
 
     evaluation: Evaluation
     saving: Saving
     scheduling: Schedules
     built_in_callbacks: list[Callback]
-    settings_used: Mapping[str, Any] = MappingProxyType({})
 
     def prepare(self, batch: Any) -> Any:
         return self.evaluation.prepare(batch)
@@ -169,7 +162,30 @@ class PythonRun(TrainerRun):
 
     def use_learning_rate(self, rate: float) -> None:
         self.config.update({"learning_rate": rate})
-        self.settings_used = {**self.settings_used, "learning_rate": rate}
+        self._has_read("learning_rate")
+
+    def settings_now(self) -> dict[str, Any]:
+        settings: dict[str, Any] = self.trainer.config.as_set()
+        return settings
+
+    def late_changes(self) -> set[str]:
+        rows = self.config.rows
+        return late_changes(
+            self.settings_read,
+            self.settings_now(),
+            lambda name: rows[name].changed,
+            kind="Trainer",
+            where="TrainingConfig.",
+        )
+
+    def change_config(self, **settings: Any) -> None:
+        """Write settings that the trainer itself has changed, into a copy of the user's configuration."""
+        self.config = self.config.copy_with(**settings)
+        self._has_read(*settings)
+
+    def _has_read(self, *names: str) -> None:
+        if self.settings_read is not None:
+            self.settings_read |= {name: self.settings_now()[name] for name in names}
 
     def own_settings(self) -> dict[str, Any]:
         settings, _ = without_secrets(self.config.to_dict())
@@ -181,10 +197,7 @@ class PythonRun(TrainerRun):
 
     def keep_settings(self, settings: Mapping[str, Any]) -> None:
         now = self.config.to_dict()
-        kept = {name: value for name, value in settings.items() if CUSTOM not in (value, now[name])}
-        self.config = self.config.copy_with(**kept)
-        used = {name: self.config[name] for name in kept if name in self.settings_used}
-        self.settings_used = {**self.settings_used, **used}
+        self.change_config(**{name: value for name, value in settings.items() if CUSTOM not in (value, now[name])})
 
     def settings_of_copy(self, folder: Path, changes: dict[str, Any], **kind: bool) -> "TrainingConfig":
         return parts.settings_of_copy(self.config, folder, changes, **kind)
@@ -294,7 +307,7 @@ class Trainer(RunMethods):
         run.fill_weights()
         start.check_folder(self.config, run.folder, evaluates=self._evaluates)
         self._register_hooks()
-        run.settings_used = {name: getattr(self.config, name) for name in _READ_ONCE}
+        run.settings_read = run.settings_now()
 
     # The parts of a run, in the order in which they need each other.
 
@@ -599,7 +612,7 @@ class Trainer(RunMethods):
         checks.check_optimizer(optimizer, self.model)
         if exchanging_optimizers(optimizer) or exchanging_optimizers(self.optimizer):
             raise ConfigError("Trainer.set_optimizer: an optimizer with train() and eval() is passed as optimizer=.")
-        self.config = self.config.copy_with(optimizer=GivenName(optimizer_name or CUSTOM))  # a copy
+        self.run.change_config(optimizer=GivenName(optimizer_name or CUSTOM))
         self.optimizer = optimizer
         self.lr_scheduler, self.lr_schedulers = self.run.scheduling.replace(optimizer), {}
         self.run.set_checkpoint_parts()
@@ -618,7 +631,7 @@ class Trainer(RunMethods):
                 f"Trainer.loss: got {loss!r}; it must be a module or a function of (outputs, target)."
             )
         written = described_loss(loss) if loss_name is None else None
-        self.config = self.config.copy_with(loss=written or GivenName(loss_name or CUSTOM))
+        self.run.change_config(loss=written or GivenName(loss_name or CUSTOM))
         self.loss = loss.to(self.device) if isinstance(loss, nn.Module) else loss
 
     def set_train_mode(self, model: nn.Module | None = None) -> None:
@@ -756,16 +769,11 @@ class Trainer(RunMethods):
                 f"Trainer.train: got resume_checkpoint_path={resume_checkpoint_path}, which is no path. For"
                 " the latest checkpoint set TrainingConfig(resume_from_checkpoint=True)."
             )
+        self._use_settings()
         if resume_checkpoint_path is not None:
             self.load(resume_checkpoint_path)
             self.run.saving.continue_from(resume_checkpoint_path)
         self._plan_again()
-        for name, before in self.run.settings_used.items():
-            if (now := getattr(self.config, name)) != before:
-                logger.warning(
-                    "TrainingConfig.%s: changed from %r to %r after Trainer(...) was built, without effect. Build the"
-                    " Trainer again.", name, before, now,
-                )  # fmt: skip
         is_done = self.start_iter >= self.max_iter
         with self._training() as run_step:
             if is_overridden(self, "inner_training_loop"):
@@ -918,8 +926,13 @@ class Trainer(RunMethods):
                 self._given_output_dir,
             )
 
+    def _apply_settings(self, names: set[str]) -> None:
+        self.run.spec = spec_of_training_config(self.config)
+        if names & {"max_grad_norm", "clip_grad_value", "lr_scheduling_steps"}:
+            self._steps.build_update()
+
     def _plan_again(self) -> None:
-        """Plan the training again if the user has changed its length on the config since it was planned."""
+        """Plan the training again: its length and periods may have been changed in the settings."""
         before = self.state.plan
         self.train_dataloader, plan = start.plan_of(self.config, self.train_dataloader)
         if self.state.global_step and plan.has_epochs:  # its epochs have had their lengths

@@ -177,6 +177,10 @@ class CheckedConfig(Table):
         found: dict[str, Any] = plain(self._as_set)
         return {field: CUSTOM if isinstance(value, GivenName) else value for field, value in found.items()}
 
+    def as_set(self) -> dict[str, Any]:
+        """All settings as the user has set them, before values that follow from others replace them."""
+        return dict(self._as_set)
+
     def to_json_string(self) -> str:
         """:meth:`to_dict` as JSON, with text for values that JSON cannot represent."""
         return json.dumps(self.to_dict(), indent=2, default=str)

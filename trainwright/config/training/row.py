@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 from pydantic import BaseModel, Field
 
@@ -15,6 +15,9 @@ UNSPECIFIED = object()  # the value of an alias that does not determine its fiel
 UNCHANGED: Any = object()  # a column whose value is that of the setting itself
 # The headings under which a YAML file, the help and the reference page show the settings.
 CATEGORIES = ("train", "learning", "metrics", "logging", "checkpoint", "callback", "device")
+
+
+Changed = Literal["train", "build"] | Callable[[Any], Any]
 
 
 def _same(value: Any) -> Any:
@@ -53,6 +56,9 @@ class Row:
         resumed: what a resumed run uses if the value differs from that of its checkpoint: "now": the new one; with
             "optimizer" and "lr_scheduler" the state of these keeps the old one; "": it is not compared, because it
             changes no result, or is why one resumes, as the length of the run.
+        changed: when a value is used that is set after the trainer was built: "train": with the next ``train()``;
+            "build": never, so ``train()`` refuses it; a function: its result for a value is what ``train()`` refuses to
+            find changed.
     """
 
     category: str
@@ -65,6 +71,7 @@ class Row:
     dev_run: Any = UNCHANGED
     copy: Any = UNCHANGED
     resumed: str = UNCHANGED
+    changed: Changed = "build"
 
     @property
     def source(self) -> str:
