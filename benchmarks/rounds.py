@@ -186,7 +186,7 @@ def _free_port() -> int:
 
 
 def base_of(name: str) -> str:
-    """The plain loop with the optimizer of ``name``."""
+    """The plain loop with the optimizer of ``name``: our trainers build the fused one, unless they get another."""
     return FUSED if name.partition(":")[0] in OURS and name not in PASSED else PLAIN
 
 

@@ -34,45 +34,38 @@ class Case:
 
     about: str
     job: dict[str, Any]
-    peers: tuple[str, ...] = ("plain", *PASSED, FUSED, *OURS)
+    peers: tuple[str, ...] = ("plain", *PASSED, FUSED, *OURS)  # EQUAL
     with_others: bool = False
 
 
 TINY = {"model": "mlp", "steps": 3000}
 LARGE = {"model": "gpt", "steps": 40, "batch": 8, "log_every": 10}
-GRAPH = ("plain", "objects:graph", "config:graph")
+GRAPH = (FUSED, "objects:graph", "config:graph")
+EQUAL = ("plain", *PASSED, FUSED, *OURS)  # each trainer beside the loop with its optimizer
+ALL_FUSED = (FUSED, *OURS)
 CASES = {
-    "quick": Case(
-        "a tiny MLP, any data set, fewer steps",
-        TINY | {"steps": 1500},
-        ("plain", *PASSED, FUSED, *OURS, *GRAPH[1:]),
-        True,
-    ),
+    "quick": Case("a tiny MLP, any data set, fewer steps", TINY | {"steps": 1500}, (*EQUAL, *GRAPH[1:]), True),
     "tiny": Case("a tiny MLP (32-64-10), batches of 32, any data set with __getitem__", TINY, with_others=True),
-    "batches": Case("its data set has __getitems__", TINY | {"data": "batches"}, ("plain", "plain:fetch", *OURS)),
-    "tensors": Case("its data are a TensorDataset", TINY | {"data": "tensors"}, ("plain", PASSED[0], FUSED, "objects")),
-    "columns": Case("its data are tensors by name", TINY | {"data": "columns"}, ("plain", "plain:fetch", *OURS)),
+    "batches": Case("its data set has __getitems__", TINY | {"data": "batches"}, ("plain:fetch", *ALL_FUSED)),
+    "tensors": Case("its data are a TensorDataset", TINY | {"data": "tensors"}, ("plain", PASSED[0], FUSED, OURS[0])),
+    "columns": Case("its data are tensors by name", TINY | {"data": "columns"}, ("plain:fetch", *ALL_FUSED)),
     "own_step": Case(
-        "own train_step, a callback, a metric of the training",
+        "own train_step, a callback, a metric of the training; the plain loop has that metric",
         TINY | {"own_step": True},
-        ("plain", PASSED[0], FUSED, "objects"),
+        ("plain", PASSED[0], FUSED, OURS[0]),
     ),
     "features": Case("progress bar, logger and checkpoints on", TINY | {"features": True}, with_others=True),
-    "accumulation": Case("4 micro-batches an update; times of one", TINY | {"accumulation": 4}, with_others=True),
-    "bf16": Case("bfloat16 autocast", TINY | {"precision": "bf16"}, with_others=True),
-    "accumulation_columns": Case(
-        "4 micro-batches an update, tensors by name", TINY | {"accumulation": 4, "data": "columns"}
-    ),
-    "bf16_columns": Case("bfloat16 autocast, tensors by name", TINY | {"precision": "bf16", "data": "columns"}),
+    "accumulation": Case("4 micro-batches an update; times of one", TINY | {"accumulation": 4}, ALL_FUSED),
+    "bf16": Case("bfloat16 autocast", TINY | {"precision": "bf16"}, ALL_FUSED),
     "ranks": Case("two processes (gloo)", TINY | {"steps": 1000, "ranks": 2}),
     "graph": Case("graph mode", TINY, GRAPH),
     "graph_columns": Case("graph mode, tensors by name", TINY | {"data": "columns"}, GRAPH),
     "gpt": Case("a GPT of 10 million parameters, 8 x 128 tokens, float32", LARGE, with_others=True),
-    "gpt_bf16": Case("the same, bfloat16 autocast", LARGE | {"precision": "bf16"}),
+    "gpt_bf16": Case("the same, bfloat16 autocast", LARGE | {"precision": "bf16"}, ALL_FUSED),
     "gpt_medium": Case(
-        "the same, float32 with bfloat16 matrix products (for us)",
+        "the same, float32 with bfloat16 matrix products",
         LARGE | {"precision": "medium"},
-        ("plain", "plain:medium", *OURS),
+        ("plain:medium", *ALL_FUSED),
     ),
 }
 COLUMNS = {

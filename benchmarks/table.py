@@ -1,7 +1,7 @@
-"""The table of targets in ``docs/performance.md``: ``python -m benchmarks.table results/*.json``.
+"""The table in ``docs/performance.md``: ``python -m benchmarks.table results/*.json``.
 
-It reads the ``--json`` files of the other benchmarks and prints a row for each measured target. ``--details`` prints
-all metrics of all files instead.
+It reads the ``--json`` files of the other benchmarks and prints a row for each case that was measured.
+``--details`` prints all metrics of all files instead.
 """
 
 import argparse
@@ -22,35 +22,25 @@ MARKS = ("<!-- table -->", "<!-- end of table -->")
 
 
 @dataclass(frozen=True)
-class Target:
-    """A row: the file of its results, the target, and functions that format our result and the best peer's."""
+class Row:
+    """A row: what it is about, the file of its results, and functions that format ours and the best peer's."""
 
     about: str
     source: str
-    goal: str
     ours: Callable[[Results], str]
     best_peer: Callable[[Results], str]
 
-    def row(self, measured: Measured) -> str | None:
+    def text(self, measured: Measured) -> str | None:
         file = measured.get(self.source)
         if file is None:
             return None
-        cells = [self.about, self.goal, self.ours(file["results"]), self.best_peer(file["results"])]
+        cells = [self.about, self.ours(file["results"]), self.best_peer(file["results"])]
         return f"| {' | '.join(cells)} | {self.source} |"
 
 
-def same_optimizer(*names: str) -> Callable[[Results], str]:
-    """The ratio of each API to the plain loop with the same optimizer."""
-    return lambda results: _join({name: ratios(results, name, "us", base_of(name)) for name in names}, 2)
-
-
-def api_ratios(metric: str = "us", *names: str, digits: int = 2) -> Callable[[Results], str]:
-    """The ratio to the plain loop with torch's Adam for each API."""
-
-    def cell(results: Results) -> str:
-        return _join({name: ratios(results, name, metric) for name in names or OURS}, digits)
-
-    return cell
+def same_optimizer(*names: str, metric: str = "us") -> Callable[[Results], str]:
+    """The ratio to the plain loop with the same optimizer."""
+    return lambda results: _join({name: ratios(results, name, metric, base_of(name)) for name in names}, 2)
 
 
 def metric_values(metric: str, *names: str, digits: int = 2) -> Callable[[Results], str]:
@@ -85,15 +75,6 @@ def over(base: str, metric: str, *names: str) -> Callable[[Results], str]:
     return cell
 
 
-def mode(name: str) -> Callable[[Results], str]:
-    """Python calls per step of both APIs, with one kind of data."""
-
-    def cell(results: Results) -> str:
-        return _join({api: values([r for r in results if r["mode"] == name], api, "calls") for api in OURS}, 0)
-
-    return cell
-
-
 def nothing(results: Results) -> str:
     return NOT_MEASURED
 
@@ -104,62 +85,33 @@ def _join(by_name: Mapping[str, Sequence[float]], digits: int) -> str:
 
 
 GRAPHS = ("objects:graph", "config:graph")
-TARGETS = [
-    Target(
-        "eager, any data set with `__getitem__`, the plain loop's optimizer in both",
-        "step tiny",
-        "<= 1.00",
-        same_optimizer(*PASSED),
-        best(),
+ROWS = [
+    Row("any data set with `__getitem__`, torch's Adam in both", "step tiny", same_optimizer(*PASSED), best()),
+    Row("… fused Adam in both", "step tiny", same_optimizer(*OURS), nothing),
+    Row("… own `train_step`, callback, metric in both", "step own_step", same_optimizer(PASSED[0], OURS[0]), nothing),
+    Row("… progress bar, logger, checkpoints", "step features", same_optimizer(*PASSED, *OURS), best()),
+    Row(
+        "… the mean, saves and lines included",
+        "step features",
+        same_optimizer(*PASSED, *OURS, metric="mean_us"),
+        best("mean_us"),
     ),
-    Target("… fused Adam in both", "step tiny", "<= 0.90", same_optimizer(*OURS), nothing),
-    Target("… fused Adam for us alone", "step tiny", NOT_MEASURED, api_ratios(), nothing),
-    Target("… read in complete batches (`__getitems__`)", "step batches", "<= 0.60", api_ratios(), nothing),
-    Target("… `TensorDataset`", "step tensors", "<= 0.40", api_ratios(), nothing),
-    Target("… tensors by name (`ColumnDataset`)", "step columns", "<= 0.40", api_ratios(), nothing),
-    Target(
-        "… own `train_step`, callback, train metric, the same optimizer in both",
-        "step own_step",
-        "<= 1.00",
-        same_optimizer(PASSED[0], OURS[0]),
-        nothing,
-    ),
-    Target("progress bar, logger, checkpoints on", "step features", "<= 3 % more", api_ratios(), best()),
-    Target(
-        "… the mean, saves and lines included", "step features", NOT_MEASURED, api_ratios("mean_us"), best("mean_us")
-    ),
-    Target("graph mode", "step graph", "<= 0.25", api_ratios("us", *GRAPHS), nothing),
-    Target("graph mode, tensors by name", "step graph_columns", "<= 0.25", api_ratios("us", *GRAPHS), nothing),
-    Target("gradient accumulation 4", "step accumulation", "<= 0.75", api_ratios(), best()),
-    Target("… tensors by name", "step accumulation_columns", "<= 0.75", api_ratios(), nothing),
-    Target("bfloat16 autocast", "step bf16", "<= 0.75", api_ratios(), best()),
-    Target("… tensors by name", "step bf16_columns", "<= 0.75", api_ratios(), nothing),
-    Target(
-        "GPT of 10 million parameters, the same optimizer in both",
-        "step gpt",
-        NOT_MEASURED,
-        same_optimizer(*PASSED, *OURS),
-        nothing,
-    ),
-    Target("… fused Adam for us alone", "step gpt", "<= 0.96", api_ratios(), best()),
-    Target("… bfloat16 autocast", "step gpt_bf16", "<= 1.00", api_ratios(), nothing),
-    Target("… bfloat16 in matrix products", "step gpt_medium", "0.60", api_ratios(), nothing),
-    Target("two processes", "step ranks", "<= 1.00", api_ratios(), nothing),
-    Target("Python calls a step, tensors by name", "calls", "<= 120", mode("columns"), nothing),
-    Target("… `TensorDataset`", "calls", "<= 120", mode("TensorDataset"), nothing),
-    Target("… any data set", "calls", "plain loop's", mode("any data set"), best("calls", as_ratio=False, digits=0)),
-    Target(
+    Row("… gradient accumulation 4", "step accumulation", same_optimizer(*OURS), nothing),
+    Row("… bfloat16 autocast", "step bf16", same_optimizer(*OURS), nothing),
+    Row("`TensorDataset`", "step tensors", same_optimizer(PASSED[0], OURS[0]), nothing),
+    Row("tensors by name (`ColumnDataset`)", "step columns", same_optimizer(*OURS), nothing),
+    Row("… graph mode", "step graph_columns", same_optimizer(*GRAPHS), nothing),
+    Row("GPT of 10 million parameters", "step gpt", same_optimizer(*PASSED, *OURS), best()),
+    Row("two processes", "step ranks", same_optimizer(*PASSED, *OURS), nothing),
+    Row(
         "import, seconds over `import torch`",
         "start",
-        "<= 0.10",
         over("import torch", "s", "from trainwright import Trainer"),
         nothing,
     ),
-    Target("`trainwright --help`, seconds", "start", "< 0.3", metric_values("s", "trainwright --help"), nothing),
-    Target(
+    Row(
         "process to the end of the first step",
         "start",
-        "<= 0.60",
         lambda results: _join(
             {api: ratios(results, f"first step: {api}", "s", "first step: plain") for api in OURS}, 2
         ),
@@ -167,39 +119,23 @@ TARGETS = [
             [r | {"name": r["name"].removeprefix("first step: "), "us": r["s"]} for r in results if "s" in r]
         ),
     ),
-    Target(
-        "stall per save, 1.2 GB, seconds",
-        "checkpoint cpu",
-        "<= 0.25",
-        metric_values("stall_s", "asynchronous"),
-        nothing,
-    ),
-    Target("… load and verify", "checkpoint cpu", "<= 0.5", metric_values("load_s", "ours: verify and load"), nothing),
-    Target(
+    Row("stall per save, 1.2 GB, seconds", "checkpoint cpu", metric_values("stall_s", "asynchronous"), nothing),
+    Row("… load and verify", "checkpoint cpu", metric_values("load_s", "ours: verify and load"), nothing),
+    Row(
         "resume at 75 % of 2 million samples, seconds",
         "resume",
-        "<= 0.15",
         metric_values("s", *OURS),
         best("s", as_ratio=False),
     ),
-    Target(
-        "… samples read",
-        "resume",
-        "64",
-        metric_values("read", *OURS, digits=0),
-        best("read", as_ratio=False, digits=0),
-    ),
-    Target(
+    Row(
         "peak memory, tiny, MiB",
         "step tiny",
-        "plain + 20",
         metric_values("peak_mib", "plain", *OURS, digits=0),
         best("peak_mib", as_ratio=False, digits=0),
     ),
-    Target(
+    Row(
         "peak memory, GPT, MiB",
         "step gpt",
-        "plain + 20",
         metric_values("peak_mib", "plain", *OURS, digits=0),
         best("peak_mib", as_ratio=False, digits=0),
     ),
@@ -212,10 +148,10 @@ def read(paths: Sequence[Path]) -> dict[str, dict[str, Any]]:
     return {f"{file['benchmark']} {file['case']}".strip(): file for file in files}
 
 
-def targets(measured: Measured) -> str:
+def table(measured: Measured) -> str:
     """The table, in Markdown."""
-    rows = [target.row(measured) for target in TARGETS]
-    return "\n".join(["| | target | ours | best peer | benchmark |", "|---|--:|---|---|---|", *filter(None, rows)])
+    rows = [row.text(measured) for row in ROWS]
+    return "\n".join(["| | ours | best peer | benchmark |", "|---|---|---|---|", *filter(None, rows)])
 
 
 def machines(measured: Measured) -> str:
@@ -254,9 +190,9 @@ def main() -> None:
     if args.details:
         print_details(measured)
     elif args.into:
-        put_into(args.into, f"{targets(measured)}\n\n({machines(measured)})")
+        put_into(args.into, f"{table(measured)}\n\n({machines(measured)})")
     else:
-        print(targets(measured))
+        print(table(measured))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """A plain PyTorch loop. Variants: ``fused`` (Adam), ``fetch`` (also reads complete batches), ``compile``
-(that of fused, the model compiled), ``medium`` (matrix products in bfloat16).
+(that of fused, the model compiled), ``medium`` (matrix products in bfloat16). A job with a step of its own has the
+metric that a Trainer computes, by torchmetrics: a plain loop calls that, too.
 """
 
 import contextlib
@@ -32,19 +33,29 @@ def train(job: Job, variant: str) -> None:
     autocast: Any = contextlib.nullcontext()
     if job.precision == "bf16":
         autocast = torch.autocast(job.device.partition(":")[0], torch.bfloat16)
+    accuracy = None
+    if job.own_step:
+        from torchmetrics.classification import MulticlassAccuracy  # here: the memory of the other jobs is without it
+
+        accuracy = MulticlassAccuracy(10, average="micro")
     model.train()
     optimizer.zero_grad()
     for step, batch in enumerate(loader, 1):
         if job.device != "cpu":
             batch = to_device(batch, job.device)
         with autocast:
-            loss = job.loss(model(batch[0]), batch[1]) if is_pair else model(**batch)["loss"]
+            outputs = None if is_pair else model(**batch)
+            loss = job.loss(model(batch[0]), batch[1]) if outputs is None else outputs["loss"]
         (loss / job.accumulation if job.accumulation > 1 else loss).backward()
         if step % job.accumulation == 0:
             optimizer.step()
             optimizer.zero_grad()
+        if accuracy is not None:
+            accuracy.update(outputs["logits"].detach(), batch["labels"])
         if step % job.log_every == 0:
             job.log(step, loss.item())
+            if accuracy is not None:
+                job.log(step, accuracy.compute().item())
     if job.features:
         torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, Path(job.folder) / "last.pt")
 
