@@ -236,7 +236,7 @@ def test_the_average_is_evaluated_and_chosen_as_best(api: Api, tmp_path: Path) -
         with torch.no_grad():
             found = [model(**batch)["loss"].item() for batch in DataLoader(data(), BATCH)]
         losses[iteration] = sum(found) / len(found)
-    name = "eval_loss" if api is objects else "loss"
+    name = "eval_loss"
     values = [value for value, _ in trainer.storage.history(name).values()]
     assert values == pytest.approx(list(losses.values()), abs=1e-7)
     best = averages[min(losses, key=lambda iteration: losses[iteration])]
@@ -334,7 +334,7 @@ def test_an_optimizer_that_averages_itself_is_switched_around_evaluations_and_sa
         assert equal(saved, averages[iteration].state_dict()), iteration
         assert equal(training, raw[iteration].state_dict()), iteration
     assert equal(trainer.model.state_dict(), averages[-1].state_dict())
-    values = trainer.storage.history("eval_loss" if api is objects else "loss").values()
+    values = trainer.storage.history("eval_loss").values()
     assert [value for value, _ in values] == pytest.approx(losses, abs=1e-7)
 
     interrupted(api(tmp_path / "cut", None, optimizer=ScheduleFree), 3)

@@ -610,8 +610,8 @@ _CHECKPOINTER = (
 )
 _EVALUATION = (
     Key("enabled", True, bool, "Evaluate in the training and at its end."),
-    Key("evaluator", lambda lazy_call: lazy_call("trainwright.evaluation.ClsEvaluator")(topk=(1, 5)), types.Lazy,
-        "What computes the metrics, or a list of such."),
+    Key("evaluator", lambda lazy_call: lazy_call("trainwright.evaluation.ClsEvaluator")(topk=(1, 5)), types.Lazies,
+        "What computes the metrics: an evaluator, a metric of torchmetrics or a metrics handler; or several."),
     Key("eval_period", 5000, types.Period, "Evaluate each so many iterations, or this share of all of them.",
         dev_run=lambda number: max(1, number // 2)),
     Key("eval_after_n_epoch", None, types.Count | None, "Evaluate each so many epochs, instead of eval_period.",

@@ -225,6 +225,12 @@ def _check_lazy(value: Any) -> Any:
     return value
 
 
+def _check_lazies(value: Any) -> Any:
+    for one in value if isinstance(value, list) else [value]:
+        _check_lazy(one)
+    return value
+
+
 def _settings_of_bool(value: Any) -> Any:
     return ({} if value else None) if isinstance(value, bool) else value
 
@@ -271,6 +277,7 @@ _NameWithArguments = Annotated[dict[str, Any], Allowed('{"name_": name, ...} wit
 Named = Annotated[str, Allowed("a name")] | _NameWithArguments
 Arguments = Annotated[dict[str, Any], Allowed("a dict of arguments")]
 Lazy = Annotated[Any, AfterValidator(_check_lazy), Allowed("a LazyCall, or an object")]
+Lazies = Annotated[Any, AfterValidator(_check_lazies), Allowed("a LazyCall or an object, or a list or dict of these")]
 MatmulPrecision = Literal["highest", "high", "medium"] | None
 PipelineSchedule = Literal["GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"]
 ZeroStage = Annotated[int, Field(ge=0, le=3), Allowed("0, 1, 2 or 3")]

@@ -46,7 +46,8 @@ from trainwright.engine.run_hooks import run_hooks, timing_facts
 from trainwright.engine.run_methods import RunMethods, part_of_run
 from trainwright.engine.spec import spec_of_cfg
 from trainwright.engine.state import TrainingState
-from trainwright.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators
+from trainwright.evaluation.adapters import evaluator_of
+from trainwright.evaluation.evaluator import DatasetEvaluator
 from trainwright.evaluation.loop import evaluate_loaders, without_table
 from trainwright.events.epoch_means import epoch_around
 from trainwright.events.writers import default_writers
@@ -431,13 +432,7 @@ class DefaultTrainer(RunMethods):
     def build_evaluator(cls, cfg: DictConfig) -> DatasetEvaluator:
         """The evaluator that ``cfg.train.evaluation.evaluator`` describes."""
         evaluator = instantiate(cfg.train.evaluation.evaluator)
-        if isinstance(evaluator, list):
-            evaluator = DatasetEvaluators(evaluator)
-        if not isinstance(evaluator, DatasetEvaluator):
-            raise ConfigTypeError(
-                f"train.evaluation.evaluator: got {type(evaluator).__name__}; it must be a DatasetEvaluator."
-            )
-        return evaluator
+        return evaluator_of(evaluator, "train.evaluation.evaluator")
 
     def build_hooks(self) -> list[HookBase | None]:
         """The hooks, in the order of their calls."""
@@ -533,6 +528,7 @@ class DefaultTrainer(RunMethods):
             limit=settings.overfit_batches or settings.limit_eval_batches,
             are_named=_names_loaders(cfg),
             get_batch=cls.get_batch,
+            loss_ignores=settings.loss_ignores,
         )
 
     def predict(self, data: Any = None, *, iterate: bool = False) -> Any:

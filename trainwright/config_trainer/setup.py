@@ -6,6 +6,7 @@ import inspect
 import logging
 import math
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -432,8 +433,10 @@ def check_eval_metric(evaluation: DictConfig, evaluator: DatasetEvaluator) -> No
     """Check that the evaluator computes the ``eval_metric`` that the user sets."""
     known = evaluator.known_results()
     name = str(evaluation.eval_metric)
-    # With several data sets, results are named after them.
-    if is_set(evaluation, "eval_metric") and known is not None and name.rpartition("/")[2] not in known:
+    result = name.rpartition("/")[2]  # with several data sets, results are named after them
+    is_loss = "loss" in result and not result.endswith("_PPL")  # the model may return it, or name parts of it
+    names = {name, result, re.sub(r"_\d+$", "", result)}  # a metric may have a result for each class
+    if is_set(evaluation, "eval_metric") and not is_loss and known is not None and names.isdisjoint(known):
         raise ConfigError(
             f"train.evaluation.eval_metric: got {name!r}, which {evaluator!r} does not compute."
             f" {did_you_mean(name, known)}"

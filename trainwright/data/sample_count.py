@@ -26,7 +26,9 @@ class SampleCounter:
         ConfigError: the samples of some batches can be counted, those of others cannot.
     """
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: Any, *, first: int = 0, every: int = 1) -> None:
+        """``first``, ``every``: of the loader's batches only these are counted, as those of a rank."""
+        self._first, self._every = first, every
         self.begin(loader)
         self._is_known: bool | None = None  # None: no batch yet
 
@@ -51,7 +53,7 @@ class SampleCounter:
 
     def planned(self, number: int | None) -> int | None:
         """The samples that the sampler plans for a batch; None: unknown."""
-        return None if self._planned is None or number is None else self._planned(number)
+        return None if self._planned is None or number is None else self._planned(self._first + number * self._every)
 
     def _check(self, batch: Any, *, is_known: bool) -> None:
         if self._is_known is not None:

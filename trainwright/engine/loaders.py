@@ -13,14 +13,15 @@ from trainwright.base.dist import (
     get_data_parallel_rank,
     get_data_parallel_size,
 )
-from trainwright.base.errors import ConfigError, ConfigTypeError
+from trainwright.base.errors import ConfigTypeError
 from trainwright.data.batch_loader import can_pin_memory, make_loader
 from trainwright.data.batches import Repeated
 from trainwright.data.loaders import check_stream_arguments
 from trainwright.data.order import sample_lengths
 from trainwright.data.sample_count import SampleCounter
-from trainwright.data.sampler import EpochSampler, SingleRoundSampler, limited
+from trainwright.data.sampler import EpochSampler, SingleRoundSampler
 from trainwright.data.streaming import StreamLoader, eval_stream_loader, is_stream
+from trainwright.evaluation.loop import batch_limit
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -111,13 +112,10 @@ def batches_of_rank(loader: Iterable[Any]) -> Iterator[Any]:
     return (batch for number, batch in enumerate(loader) if number % size == rank)
 
 
-def samples_of_rank(loader: Any) -> Callable[[Any, int], int]:
-    """Returns what counts the samples of a batch of :func:`batches_of_rank`, from the batch and its number."""
-    counter = SampleCounter(loader)
-    if not _is_split(loader):
-        return counter
-    rank, size = get_averaging_rank(), get_averaging_size()
-    return lambda batch, number: counter(batch, number * size + rank)
+def samples_of_rank(loader: Any) -> SampleCounter:
+    """Counts the samples of the batches of :func:`batches_of_rank`."""
+    rank, size = (get_averaging_rank(), get_averaging_size()) if _is_split(loader) else (0, 1)
+    return SampleCounter(loader, first=rank, every=size)
 
 
 def num_rounds(loader: Any) -> int | None:
@@ -130,15 +128,8 @@ def num_rounds(loader: Any) -> int | None:
 
 def eval_limit(loader: Any, config: "TrainingConfig") -> int | None:
     """The number of batches that the rank with most evaluates; None: all, of a number that is not known."""
-    rounds, limit = num_rounds(loader), config.overfit_batches or config.limit_eval_batches
-    if rounds is not None:
-        return limited(rounds, limit)
-    if isinstance(limit, float):
-        raise ConfigError(
-            f"TrainingConfig.limit_eval_batches: got {limit}, but {type(loader).__name__} has no length. Give a number"
-            " of batches instead of a share."
-        )
-    return limit
+    limit = config.overfit_batches or config.limit_eval_batches
+    return batch_limit(num_rounds(loader), limit, setting="TrainingConfig.limit_eval_batches", loader=loader)
 
 
 def overfit_loader(loader: Any, dataset: Any, config: "TrainingConfig", collator: Any) -> Any:

@@ -4,26 +4,31 @@ Nothing is inferred from the values of scores, labels or losses.
 """
 
 import functools
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainwright.models.outputs import named_outputs, predictions_of
+from trainwright.base.errors import ConfigError, did_you_mean
+from trainwright.models.outputs import TOKENS, losses_of, named_outputs, predictions_of
 from trainwright.models.targets import (
     IGNORED,
     LossIgnores,
     Targets,
     class_labels,
     declared_targets,
+    label_fields,
     loss_inside,
     loss_type_of,
     target_of,
 )
 from trainwright.parallel.context import SHIFTED
 from trainwright.parallel.simulated import simulation
+
+logger = logging.getLogger("trainwright.evaluation")
 
 # Losses of classes by what they take: scores that are logits (or their logarithmic probabilities), or probabilities.
 _OF_LOGITS = (
@@ -91,13 +96,90 @@ class Comparison:
             (scores[:, :-1], labels[:, 1:]) if self.is_shifted and _are_of_tokens(scores, labels) else (scores, labels)
         )
 
-    def loss_weight(self, outputs: Mapping[str, Any], batch: Any, samples: int) -> int | float | Tensor:
-        """The number of items that a batch's loss averages: ``num_tokens``, targets or ``samples``."""
-        if "num_tokens" in outputs:
-            tokens: int | float | Tensor = outputs["num_tokens"]
+    def loss_weight(self, outputs: Mapping[str, Any], batch: Any) -> int | float | Tensor | None:
+        """The number of items that a batch's loss averages: ``num_tokens`` or targets; None: its samples."""
+        if TOKENS in outputs:
+            tokens: int | float | Tensor = outputs[TOKENS]
             return tokens
-        number = None if self.targets is None else self.targets.count_in(batch)
-        return samples if number is None else number
+        return None if self.targets is None else self.targets.count_in(batch)
+
+
+class Comparisons:
+    """Finds the labels of batches, and how to compare them with a model's outputs, by what a run declares.
+
+    Args:
+        model: returns the model that is evaluated.
+        criterion: returns the criterion that computes the loss of a batch; None: the model computes it, or user code.
+        label_names: the fields of a batch that are its labels; None: those that the model takes as labels.
+        loss_ignores: as of :func:`~trainwright.models.targets.declared_targets`.
+    """
+
+    def __init__(
+        self,
+        model: Callable[[], nn.Module],
+        criterion: Callable[[Any], Any] = lambda batch: None,
+        *,
+        label_names: Sequence[str] | None = None,
+        loss_ignores: LossIgnores = "declared",
+    ) -> None:
+        self._model, self._criterion = model, criterion
+        self._label_names, self._loss_ignores = label_names, loss_ignores
+        self._is_checked = False  # whether labels are the tokens of a batch
+        self._current: Comparison | None = None
+
+    def labelled(self, batch: Any, outputs: Mapping[str, Any] | None = None) -> Any:
+        """The batch with its labels where :func:`target_of` finds them: those of the outputs, or of ``label_names``.
+
+        By default those of the fields that ``forward`` takes as labels, if none has one of the usual names.
+
+        Raises:
+            ConfigError: there is no field of such a name.
+        """
+        labels = (outputs or {}).get("labels")
+        if labels is None and isinstance(batch, Mapping):
+            if absent := [name for name in self._label_names or () if name not in batch]:
+                raise ConfigError(
+                    f"TrainingConfig.label_names: the batch has no field {absent[0]!r}."
+                    f" {did_you_mean(absent[0], map(str, batch))}"
+                )
+            if names := label_fields(self._model(), batch, self._label_names):
+                labels = batch[names[0]] if len(names) == 1 else tuple(batch[name] for name in names)
+        if labels is None:
+            return batch
+        return {**batch, "labels": labels} if isinstance(batch, Mapping) else (batch, labels)
+
+    def forget(self) -> None:
+        """Another evaluation begins, perhaps of other data."""
+        self._current = None
+
+    def current(self, outputs: Any, inputs: Any) -> Comparison:
+        """The comparison of the evaluation, found with its first batch."""
+        if self._current is None:
+            self._current = self.find(outputs, inputs)
+        return self._current
+
+    def find(self, outputs: Any, inputs: Any) -> Comparison:
+        """The comparison for batches like ``inputs``, which have their labels."""
+        return find_comparison(
+            self._model(),
+            outputs,
+            inputs,
+            criterion=self._criterion(inputs),
+            has_own_loss=losses_of(outputs) is not None,
+            loss_ignores=self._loss_ignores,
+        )
+
+    def warn_of_tokens(self, outputs: Any, inputs: Any) -> None:
+        """Warn, in the first batch, of labels that seem to be those of the next tokens, if nothing declares it."""
+        if self._is_checked:
+            return
+        self._is_checked, model = True, self._model()
+        if isinstance(inputs, Mapping) and are_labels_tokens(model, outputs, inputs):
+            logger.warning(
+                "The labels of a batch are its tokens, and metrics compare each with the scores of the same token. If"
+                " %s predicts the next token, declare it: %s.loss_type = 'ForCausalLM'.",
+                *[type(model).__name__] * 2,
+            )
 
 
 def find_comparison(

@@ -1,18 +1,38 @@
 """An evaluator computes metrics from the batches of a data set and the model's outputs; its results as text."""
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 from trainwright.base.batch import described
 from trainwright.base.errors import UserError
 from trainwright.models.outputs import named_outputs
+from trainwright.models.targets import target_of
 
 logger = logging.getLogger("trainwright.evaluation")
 
 
 class EvaluationError(UserError, ValueError):
     """A model, data set and evaluator that do not match."""
+
+
+METHODS = {"reset", "process", "evaluate"}  # of every evaluator
+
+
+@dataclass(slots=True)
+class EvaluatedBatch:
+    """A batch of an evaluation, as its metrics get it.
+
+    Attributes:
+        inputs: what the model gets.
+        outputs: what it returns, or the user's own step of an evaluation.
+        num_samples: None: unknown.
+    """
+
+    inputs: Any
+    outputs: Any
+    num_samples: int | None
 
 
 class DatasetEvaluator:
@@ -82,25 +102,47 @@ class DatasetEvaluators(DatasetEvaluator):
         Raises:
             EvaluationError: two evaluators return a metric of the same name.
         """
-        results: dict[str, Any] = {}
-        origin: dict[str, str] = {}
-        for evaluator in self.evaluators:
-            name = type(evaluator).__name__
-            metrics = evaluator.evaluate() or {}
-            twice = [key for key in metrics if key in results]
-            if twice:
-                raise EvaluationError(
-                    "evaluators: "
-                    + ", ".join(f"{key!r} is a metric of both {origin[key]} and {name}" for key in twice)
-                    + ". Rename it in one of them, or remove one."
-                )
-            results.update(metrics)
-            origin.update(dict.fromkeys(metrics, name))
-        return results
+        return merged_results((type(one).__name__, one.evaluate() or {}) for one in self.evaluators)
 
     def known_results(self) -> list[str] | None:
         known = [evaluator.known_results() for evaluator in self.evaluators]
         return None if None in known else [name for names in known for name in names or ()]
+
+
+def single_evaluators(evaluator: DatasetEvaluator) -> Iterator[DatasetEvaluator]:
+    """The evaluators in ``DatasetEvaluators``, also in nested ones; one whose methods are overridden stays one."""
+    if isinstance(evaluator, DatasetEvaluators) and not METHODS & own_names(evaluator, DatasetEvaluators):
+        for one in evaluator.evaluators:
+            yield from single_evaluators(one)
+    else:
+        yield evaluator
+
+
+def own_names(evaluator: DatasetEvaluator, base: type) -> set[str]:
+    """The attributes that an evaluator and the classes below ``base`` define."""
+    kinds = type(evaluator).__mro__
+    below = kinds[: kinds.index(base)]
+    return set(vars(evaluator)).union(*(vars(kind) for kind in below))
+
+
+def merged_results(results: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
+    """The results of several metrics, each with what errors call it.
+
+    Raises:
+        EvaluationError: two have a result of the same name.
+    """
+    merged: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    for name, metrics in results:
+        if twice := [key for key in metrics if key in merged]:
+            raise EvaluationError(
+                "evaluators: "
+                + ", ".join(f"{key!r} is a metric of both {origin[key]} and {name}" for key in twice)
+                + ". Rename it in one of them, or remove one."
+            )
+        merged.update(metrics)
+        origin.update(dict.fromkeys(metrics, name))
+    return merged
 
 
 def required(values: Any, key: str, *, evaluator: DatasetEvaluator, where: str) -> Any:
@@ -108,6 +150,11 @@ def required(values: Any, key: str, *, evaluator: DatasetEvaluator, where: str) 
     named = named_outputs(values)
     if named is not None and key in named:
         return named[key]
+    # As models and data of the Python API name them, or have them in a pair.
+    if key == "prediction_scores" and named is not None and "logits" in named:
+        return named["logits"]
+    if key == "labels" and (labels := target_of(values)) is not None:
+        return labels
     raise EvaluationError(
         f"{type(evaluator).__name__} needs {key!r} in {where}, but got {described(values)}. Give the field this name."
     )

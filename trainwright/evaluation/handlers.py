@@ -11,10 +11,11 @@ from itertools import chain
 from typing import Any, Self  # a model's outputs and a loader's labels may be anything
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from trainwright.base.batch import joined, mapped
-from trainwright.base.dist import all_gather_object, get_tensor_parallel_rank
+from trainwright.base.dist import all_gather_object, get_tensor_parallel_rank, get_world_size
 from trainwright.base.errors import ConfigError, ConfigTypeError, UserError, nearest_name
 from trainwright.config.training.metric_config import MetricConfig
 from trainwright.evaluation.evaluator import EvaluationError
@@ -29,9 +30,9 @@ from trainwright.evaluation.metrics.build_metric import (
 )
 from trainwright.evaluation.metrics.metric import Metric
 from trainwright.evaluation.metrics.task_inference import scores_of, shape_and_type
-from trainwright.evaluation.metrics.tm_metrics import TMMetrics
+from trainwright.evaluation.metrics.tm_metrics import TMMetrics, put_joined_states, take_state
 from trainwright.evaluation.metrics.torchmetrics_factory import IGNORED_LABEL as IGNORED_LABEL
-from trainwright.evaluation.rank_exchange import in_order
+from trainwright.evaluation.rank_exchange import computed_over_ranks, in_order
 
 logger = logging.getLogger("trainwright.evaluation")
 
@@ -126,7 +127,10 @@ class MetricsHandler:
             EvaluationError: there are no samples.
         """
         own = self._batches if get_tensor_parallel_rank() == 0 else []  # tensor ranks have the same batches
-        batches = in_order(all_gather_object(own))
+        return computed_over_ranks(own, self._computed)
+
+    def _computed(self, ranks: Sequence[list[tuple[Any, Any]]]) -> dict[str, float]:
+        batches = in_order(ranks)
         if not batches:
             raise EvaluationError(f"{type(self).__name__} has seen no samples.")
         predictions, labels = [one for one, _ in batches], [other for _, other in batches]
@@ -403,16 +407,17 @@ def _check_signature(function: Callable[..., Any]) -> None:
 
 
 class MetricObjectHandler:
-    """A metric of torchmetrics, which receives predictions and labels as they are, and combines ranks itself.
+    """A metric of torchmetrics, or a collection of them, which receives predictions and labels as they are.
 
-    Results are those of one element: under their names, or that of the metric's class.
+    Results are numbers under their names, or that of the metric's class; a vector has one for each element.
     """
 
     def __init__(self, metric: Any) -> None:
         self.metric = metric
+        self._device: torch.device | None = None
 
     def __repr__(self) -> str:
-        return f"MetricObjectHandler({self.metric!r})"
+        return f"{type(self.metric).__name__}()"
 
     def reset(self) -> None:
         """Forget all batches."""
@@ -420,11 +425,63 @@ class MetricObjectHandler:
 
     def update(self, predictions: Any, labels: Any, **batch: Any) -> None:
         """Add a batch."""
+        if isinstance(predictions, Tensor) and predictions.device != self._device:
+            self._device = predictions.device
+            self.metric.to(self._device)
         self.metric.update(predictions, labels)
 
     def compute(self) -> dict[str, float]:
-        """The metrics over all samples since `reset`, of all ranks: every rank must call this."""
-        found = self.metric.compute()
-        if not isinstance(found, Mapping):
-            found = {type(self.metric).__name__: found}
-        return {name: float(value) for name, value in found.items() if value.numel() == 1}
+        """The metrics over all samples since `reset`, of all ranks: every rank must call this.
+
+        Raises:
+            EvaluationError: there are no samples.
+        """
+        if not hasattr(self.metric, "metric_state") and not hasattr(self.metric, "keys"):
+            return self._numbers(self.metric.compute())  # a class of its own, with its own exchange
+        has_samples = any(one.update_count for one in self._metrics().values())
+        if get_world_size() == 1 and has_samples:
+            return self._numbers(self.metric.compute())
+        own = take_state(self.metric) if has_samples and get_tensor_parallel_rank() == 0 else None
+        return computed_over_ranks(own, self._computed)
+
+    def _computed(self, ranks: Sequence[Any]) -> dict[str, float]:
+        states = [state for state in ranks if state is not None]
+        if not states:
+            raise EvaluationError(f"metric {type(self.metric).__name__} has seen no samples.")
+        whole = copy.deepcopy(self.metric)
+        for part in whole.modules():
+            if hasattr(part, "metric_state"):
+                part.distributed_available_fn = lambda: False  # all ranks are here
+        put_joined_states(whole, states)
+        return self._numbers(whole.compute())
+
+    def _metrics(self) -> dict[str, Any]:
+        """Those of a collection, with the states that it keeps once for several; or the only one."""
+        metric = self.metric
+        return dict(metric.items()) if hasattr(metric, "keys") else {type(metric).__name__: metric}
+
+    def _numbers(self, found: Any) -> dict[str, float]:
+        found = found if isinstance(found, Mapping) else {type(self.metric).__name__: found}
+        numbers: dict[str, float] = {}
+        for name, value in found.items():
+            value = torch.as_tensor(value)
+            if value.numel() == 1:
+                numbers[name] = float(value)
+            elif value.dim() == 1:
+                numbers |= {f"{name}_{place}": number for place, number in enumerate(value.tolist())}
+        return numbers
+
+    def known_results(self) -> list[str] | None:
+        """The names of all results of `compute`; None if they are known only after a computation."""
+        metrics = self._metrics()
+        # Those of images, texts and detection may return dictionaries.
+        is_plain = all(type(one).__module__.startswith(_PLAIN) for one in metrics.values())
+        return [*metrics] if is_plain else None
+
+    def objective_of(self, key: str) -> str | None:
+        """The direction of the result ``key``, "maximize" or "minimize"; None if the metric does not define it."""
+        is_larger = getattr(self._metrics().get(key), "higher_is_better", None)
+        return None if is_larger is None else "maximize" if is_larger else "minimize"
+
+
+_PLAIN = ("torchmetrics.classification.", "torchmetrics.regression.")

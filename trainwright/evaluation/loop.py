@@ -21,19 +21,19 @@ from trainwright.base.batch import described
 from trainwright.base.dist import broadcast_over_data, is_any, is_main_process
 from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.data.errors import batch_in_errors
+from trainwright.data.sample_count import SampleCounter
 from trainwright.data.sampler import limited
 from trainwright.data.seeding import kept_generators
-from trainwright.evaluation.evaluator import (
-    DatasetEvaluator,
-    DatasetEvaluators,
-    EvaluationError,
-    results_table,
-)
+from trainwright.evaluation.adapters import evaluator_of
+from trainwright.evaluation.comparison import Comparisons
+from trainwright.evaluation.evaluator import DatasetEvaluator, EvaluationError, results_table
 from trainwright.evaluation.hardest_samples.search import watched_evaluation
-from trainwright.evaluation.rank_exchange import EvaluatorOnRanks, even_rounds, raised_on_all_ranks
+from trainwright.evaluation.rank_exchange import even_rounds, raised_on_all_ranks
+from trainwright.evaluation.results import EvaluationResults, loss_of_outputs
 from trainwright.events.phases import Activity, activity
 from trainwright.events.storage import EvaluationStorage
 from trainwright.models.eval_mode import evaluation_mode
+from trainwright.models.targets import LossIgnores
 from trainwright.parallel.data_parallel import unwrap_model
 from trainwright.parallel.faults import meet
 from trainwright.parallel.mesh import computing_device
@@ -139,6 +139,56 @@ def without_table() -> Iterator[None]:
         _logs_table.reset(before)
 
 
+def evaluate_batches(
+    model: nn.Module,
+    read_batches: Callable[[], Iterable[Any]],
+    step: Callable[[Any], object],
+    results: EvaluationResults,
+    *,
+    forward: Callable[[Any], object] | None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """The ``results`` of an evaluation, whose ``step`` counts each batch of this rank in them.
+
+    ``forward``: calls the model once and counts nothing; None if ``step`` may call it any number of times.
+    ``settings``: the other arguments of :func:`run_evaluation`.
+    """
+
+    def pad(batch: Any) -> None:
+        assert forward is not None
+        forward(batch)
+        results.skip()
+
+    return run_evaluation(
+        model,
+        read_batches,
+        step,
+        results.compute,
+        around_batches=results,
+        skip=results.skip,
+        pad=None if forward is None else pad,
+        **settings,
+    )
+
+
+def batch_limit(num_batches: float | None, limit: int | float | None, *, setting: str, loader: Any) -> int | None:
+    """The number of batches that the rank with most evaluates; None: all, of a number that is not known.
+
+    ``limit``: a number, or a share of ``num_batches``.
+
+    Raises:
+        ConfigError: a share of an unknown number. ``setting`` is the limit's.
+    """
+    if num_batches is not None and math.isfinite(num_batches):
+        return limited(int(num_batches), limit)
+    if isinstance(limit, float):
+        raise ConfigError(
+            f"{setting}: got {limit}, but {type(loader).__name__} has no length. Give a number of batches instead of a"
+            " share."
+        )
+    return limit
+
+
 def evaluate_loaders(
     model: nn.Module,
     loaders: Sequence[Any],
@@ -149,12 +199,15 @@ def evaluate_loaders(
     get_batch: Callable[[Any, Any], Mapping[str, Any]],
     limit: int | float | None = None,
     are_named: bool = False,
+    loss_ignores: LossIgnores = "declared",
 ) -> dict[str, Any]:
-    """The evaluator's results on the only loader; on several, or if ``are_named``, the results of each by its name, or
-    that of its data set's class.
+    """The mean loss, if the model returns one in evaluation mode, its parts, and the evaluator's results.
+
+    Those of the only loader; of several, or if ``are_named``, those of each by its name, or that of its data set's
+    class.
 
     ``batch_size`` is that of all ranks together; at most ``eval_iter`` batches of each loader are evaluated, or the
-    number or share ``limit`` of them.
+    number or share ``limit`` of them. ``loss_ignores``: as in the training.
     """
     device = computing_device(model)
     results: dict[str, Any] = {}
@@ -162,20 +215,12 @@ def evaluate_loaders(
     for loader in loaders:
         kind = type(getattr(loader, "dataset", loader)).__name__
         name = _free_name(getattr(loader, "name", None) or kind, results)
-        length = _num_batches(loader)
-        if isinstance(limit, float) and math.isinf(length):
-            raise ConfigError(
-                f"train.limit_eval_batches: got {limit}, but {type(loader).__name__} has no length. Give a number of"
-                " batches instead of a share."
-            )
-        batches = eval_iter
-        if limit is not None:
-            left = limit if math.isinf(length) else limited(int(length), limit)
-            batches = min(eval_iter, max(1, left))  # 0: a rank without batches
-        shown = name if by_name else ""
-        results[name] = inference_on_dataset(
-            model, loader, batch_size, batches, get_batch, device, evaluator, name=shown
-        )
+        most = batch_limit(_num_batches(loader), limit, setting="train.limit_eval_batches", loader=loader)
+        batches = eval_iter if limit is None or most is None else min(eval_iter, max(1, most))  # 0: a rank without
+        results[name] = _evaluate_loader(
+            model, loader, batch_size, batches, get_batch, device, evaluator,
+            name=name if by_name else "", has_loss=True, loss_ignores=loss_ignores,
+        )  # fmt: skip
     if is_main_process() and results and _logs_table.get():
         logger.info("%s", results_table(results))
     return results if by_name or not results else next(iter(results.values()))
@@ -205,8 +250,9 @@ def inference_on_dataset(
 
     At most ``eval_iter`` batches per rank are taken. ``get_batch(data, input_placement_device)`` turns what the loader
     gives into the keyword arguments of the model, which are also the evaluator's ``inputs``. ``batch_size`` is the
-    number of samples of a round over all ranks, for the rate in the log. With ``evaluator=None`` the model just
-    runs. ``name`` is that of the data set.
+    number of samples of a round over all ranks, for the rate in the log. ``evaluator`` may also be a metric of
+    torchmetrics or a metrics handler, or several of these. With None the model just runs. ``name`` is that of the data
+    set.
 
     On several ranks, rank r reads the r-th batch of each round; evaluators combine them with
     :meth:`DatasetEvaluator.merge_state`. Module modes, gradient mode and all random generators are restored afterwards.
@@ -216,11 +262,36 @@ def inference_on_dataset(
         ConfigError: the loader is empty, or ``eval_iter`` leaves nothing of it.
         EvaluationError: model, batch and evaluator do not fit together.
     """
+    return _evaluate_loader(
+        model, data_loader, batch_size, eval_iter, get_batch, input_placement_device, evaluator, name=name
+    )
+
+
+def _evaluate_loader(
+    model: nn.Module,
+    data_loader: Iterable[Any],
+    batch_size: int,
+    eval_iter: float,
+    get_batch: Callable[[Any, Any], Mapping[str, Any]],
+    input_placement_device: str | torch.device,
+    evaluator: Any,
+    *,
+    name: str,
+    has_loss: bool = False,
+    loss_ignores: LossIgnores = "declared",
+) -> dict[str, Any]:
     meet("an evaluation")
     model = unwrap_model(model)  # its forward may wait for the other ranks, of which one may have run out
     device = torch.device(input_placement_device)
     with raised_on_all_ranks():
-        evaluators = EvaluatorOnRanks(_as_one(evaluator), loader=data_loader, is_joint=computes_together(model))
+        results = EvaluationResults(
+            [] if evaluator is None else [evaluator_of(evaluator, "evaluator")],
+            Comparisons(lambda: model, loss_ignores=loss_ignores),
+            SampleCounter(data_loader),
+            has_loss=has_loss,
+            is_joint=computes_together(model),
+            of_config_file=True,
+        )
         length = _num_batches(data_loader)
         if eval_iter < 1:
             raise ConfigError(f"evaluation.eval_iter: got {eval_iter}; it must be a whole number >= 1.")
@@ -236,39 +307,26 @@ def inference_on_dataset(
                 )
             yield inputs
 
-    def pad(inputs: Mapping[str, Any]) -> None:
-        model(**inputs)
-        evaluators.skip()
+    def step(inputs: Mapping[str, Any]) -> None:
+        results.begin_batch(inputs)
+        outputs = model(**inputs)
+        loss = loss_of_outputs(outputs) if has_loss else None
+        if loss is not None:
+            results.weigh(inputs, outputs)
+        results.update(inputs, outputs, loss)
 
-    return run_evaluation(
+    return evaluate_batches(
         model,
         read_batches,
-        lambda inputs: evaluators.process(inputs, model(**inputs)),
-        evaluators.results,
+        step,
+        results,
+        forward=lambda inputs: model(**inputs),
         num_samples=lambda _: batch_size,
         num_batches=dist.largest(0 if math.isinf(length) else int(limit))[0] or None,
         without_batches="evaluation: the data loader is empty. Give it samples, or turn the evaluation off.",
         loader=data_loader,
         name=name,
-        around_batches=evaluators,
-        skip=evaluators.skip,
-        pad=pad,
     )
-
-
-def _as_one(evaluator: DatasetEvaluator | Iterable[DatasetEvaluator] | None) -> DatasetEvaluators:
-    given = [evaluator] if isinstance(evaluator, DatasetEvaluator) else evaluator
-    if given is None:
-        return DatasetEvaluators([])
-    # A lazy call that was not instantiated is a dictionary.
-    listed: list[Any] = [given] if isinstance(given, Mapping) or not isinstance(given, Iterable) else list(given)
-    for one in listed:
-        if not isinstance(one, DatasetEvaluator):
-            raise ConfigTypeError(
-                f"evaluator: got {type(one).__name__}; it must be a DatasetEvaluator, a list of them, or None. "
-                "A lazy call has to go through instantiate() first."
-            )
-    return DatasetEvaluators(listed)
 
 
 def _num_batches(data_loader: Iterable[Any]) -> float:

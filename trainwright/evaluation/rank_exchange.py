@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from copy import copy
 from functools import cache, partial
 from itertools import zip_longest
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 from zlib import crc32
 
 import torch
@@ -27,15 +26,20 @@ from trainwright.base.dist import (
     is_main_process,
 )
 from trainwright.checkpoint.safetensors_file import bytes_of
-from trainwright.data.sample_count import SampleCounter
-from trainwright.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators, EvaluationError
+from trainwright.evaluation.evaluator import (
+    METHODS,
+    DatasetEvaluator,
+    EvaluatedBatch,
+    EvaluationError,
+    own_names,
+    single_evaluators,
+)
 from trainwright.parallel.sharding import fsdp_modules
 
 logger = logging.getLogger("trainwright.evaluation")
 
 T = TypeVar("T")
-
-_METHODS = {"reset", "process", "evaluate"}  # of every evaluator
+R = TypeVar("R")
 
 
 @contextmanager
@@ -115,55 +119,73 @@ def in_order(ranks: Sequence[Sequence[T]]) -> list[T]:
     return [batch for batches in rounds for batch in batches if batch is not absent]
 
 
+def computed_over_ranks(value: T, compute: Callable[[Sequence[T]], R], *, note: str = "") -> R:
+    """``compute`` of the values of all ranks, by rank, which rank 0 calls; its result on every rank.
+
+    Values are pickled; an error in it gets the ``note``. Every rank must call this; an error on one rank is raised on
+    all.
+    """
+    try:
+        reads: Any = gather_values(value)
+    except Exception as error:
+        if note:
+            error.add_note(note)
+        raise
+    with raised_on_all_ranks():
+        result: Any = compute([read() for read in reads]) if is_main_process() else None
+    found: R = broadcast_object(result)
+    return found
+
+
 class EvaluatorOnRanks:
-    """An evaluator whose batches are spread over the ranks. A context manager around the batches of this rank.
+    """An evaluator, or several, whose batches are spread over the ranks.
 
     Evaluators with ``merge_state`` process the batches of their rank. For each of the others, rank 0 processes the
     batches of all ranks in the order of the data set: they are exchanged in rounds, in which a rank without further
-    batches takes part with nothing, and a rank that fails with its error. Of several ranks with the parts of the same
-    layers, the first one counts.
+    batches takes part with nothing (``end``), and a rank that fails with its error. Of several ranks with the parts of
+    the same layers, the first one counts.
 
     Args:
-        loader: gives the batches of this rank.
         is_joint: the ranks compute each forward pass together, so one that fails cannot reach the others.
     """
 
-    def __init__(self, evaluator: DatasetEvaluator, *, loader: Any = None, is_joint: bool = False) -> None:
+    def __init__(self, evaluator: DatasetEvaluator, *, is_joint: bool = False) -> None:
         self._evaluator, self._is_joint = evaluator, is_joint
-        self._count, self._num_batches = SampleCounter(loader), 0
         self._local: list[DatasetEvaluator] = []  # process the batches of their rank
         self._on_rank_0: list[DatasetEvaluator] = []  # process the batches of all ranks
-        for one in _single_evaluators(evaluator):
+        for one in single_evaluators(evaluator):
             is_local = get_world_size() == 1 or _merges_state(one)
             (self._local if is_local else self._on_rank_0).append(one)
-        self._is_over = not self._on_rank_0
+        self._is_over = True
 
-    def __enter__(self) -> Self:
+    def __repr__(self) -> str:
+        return " and ".join(type(one).__name__ for one in (*self._local, *self._on_rank_0))
+
+    def reset(self) -> None:
         for evaluator in (*self._local, *(self._on_rank_0 if is_main_process() else ())):
             evaluator.reset()
         for evaluator in self._on_rank_0:
             _log_slow_exchange(type(evaluator).__name__)
-        return self
+        self._is_over = not self._on_rank_0
 
-    def process(self, inputs: Any, outputs: Any) -> None:
+    def update(self, batch: EvaluatedBatch) -> None:
         """Add a batch of this rank."""
         if get_tensor_parallel_rank() > 0:
             self.skip()
             return
-        samples = self._count.known(inputs, self._num_batches)
-        self._num_batches += 1
         for evaluator in self._local:
-            evaluator.batch_samples = samples
-            evaluator.process(inputs, outputs)
+            evaluator.batch_samples = batch.num_samples
+            evaluator.process(batch.inputs, batch.outputs)
         if self._on_rank_0:
-            self._exchange((inputs, outputs))
+            self._exchange((batch.inputs, batch.outputs))
 
     def skip(self) -> None:
         """A batch of this rank whose outputs another rank adds."""
         if self._on_rank_0:
             self._exchange(None)
 
-    def __exit__(self, _: Any, error: BaseException | None, __: TracebackType | None) -> None:
+    def end(self, error: BaseException | None) -> None:
+        """This rank has no further batches, or has failed."""
         if error is not None and (self._is_joint or not isinstance(error, Exception)):
             return
         while not self._is_over:
@@ -178,44 +200,21 @@ class EvaluatorOnRanks:
                 for evaluator in self._on_rank_0:
                     evaluator.process(*values)
 
-    def results(self) -> dict[str, Any]:
-        """The results over the batches of all ranks. Every rank must call this."""
-        ranks = None
-        if get_world_size() > 1 and self._local:
-            names = ", ".join(type(evaluator).__name__ for evaluator in self._local)
-            try:
-                ranks = gather_values([_state_of(evaluator) for evaluator in self._local])
-            except Exception as error:
-                error.add_note(f"While the attributes of {names} were sent to rank 0, for merge_state.")
-                raise
-        with raised_on_all_ranks():
-            if ranks:
-                rows: Any = zip(self._local, *(read() for read in ranks), strict=True)
-                for evaluator, _, *states in rows:
-                    evaluator.merge_state([_with_state(evaluator, state) for state in states])
-            results = self._evaluator.evaluate() if is_main_process() else {}
-        return broadcast_object(results)
+    def states(self) -> list[dict[str, Any]]:
+        """The states of the evaluators that process the batches of this rank."""
+        return [_state_of(evaluator) for evaluator in self._local]
 
-
-def _single_evaluators(evaluator: DatasetEvaluator) -> Iterator[DatasetEvaluator]:
-    if isinstance(evaluator, DatasetEvaluators) and not _METHODS & _own_names(evaluator, DatasetEvaluators):
-        for one in evaluator.evaluators:
-            yield from _single_evaluators(one)
-    else:
-        yield evaluator
+    def computed(self, ranks: Sequence[list[dict[str, Any]]]) -> dict[str, Any]:
+        """The results over the batches of all ranks, on rank 0, from the ``states`` of each."""
+        for evaluator, _, *states in zip(self._local, *ranks, strict=True) if get_world_size() > 1 else ():
+            evaluator.merge_state([_with_state(evaluator, state) for state in states])
+        return self._evaluator.evaluate()
 
 
 def _merges_state(evaluator: DatasetEvaluator) -> bool:
     """Whether ``merge_state`` is of the same class as the methods that make the state, or of a class below it."""
     owner = next(kind for kind in type(evaluator).__mro__ if "merge_state" in vars(kind))
-    return owner is not DatasetEvaluator and not _METHODS & _own_names(evaluator, owner)
-
-
-def _own_names(evaluator: DatasetEvaluator, base: type) -> set[str]:
-    """The attributes that an evaluator and the classes below ``base`` define."""
-    kinds = type(evaluator).__mro__
-    below = kinds[: kinds.index(base)]
-    return set(vars(evaluator)).union(*(vars(kind) for kind in below))
+    return owner is not DatasetEvaluator and not METHODS & own_names(evaluator, owner)
 
 
 def _with_state(evaluator: DatasetEvaluator, state: dict[str, Any]) -> DatasetEvaluator:

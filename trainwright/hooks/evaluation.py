@@ -17,8 +17,9 @@ class EvalHook(HookBase):
     """Run ``eval_function`` when ``eval_period`` is over and once after the last iteration.
 
     Stores the result, a dict of numbers that may be nested, under flattened names (``"a/b"``) behind ``prefix``, and
-    logs them, unless the line of an epoch does. A name of the training's gets the prefix ``eval_``. None and an empty
-    dict store nothing. The final evaluation counts as iteration ``max_iter``.
+    logs them, unless the line of an epoch does. ``loss`` and names of the training's get the prefix ``eval_``, also
+    behind the name of a data set. None and an empty dict store nothing. The final evaluation counts as iteration
+    ``max_iter``.
 
     With ``trainer.evaluates_on_start`` also the initial weights, before the first step; no schedule is stepped with
     that result.
@@ -67,8 +68,9 @@ class EvalHook(HookBase):
                 ) from error
         self.trainer.last_eval_results = dict(results)  # another object for each evaluation
         storage = self.trainer.storage
-        hints, prefix = storage.smoothing_hints(), self._prefix
-        scalars = {f"{prefix or 'eval_' * hints.get(name, False)}{name}": value for name, value in scalars.items()}
+        trained = {"loss"} | {name for name, is_trained in storage.smoothing_hints().items() if is_trained}
+        is_trained = {name: not trained.isdisjoint((name, name.rpartition("/")[2])) for name in scalars}
+        scalars = {f"{self._prefix or 'eval_' * is_trained[name]}{name}": value for name, value in scalars.items()}
         storage.put_scalars(**scalars, smoothing_hint=False)
         storage.results |= scalars.keys()
         if not any(hook.shows_results for hook in self.trainer.hooks):

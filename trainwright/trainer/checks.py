@@ -17,6 +17,7 @@ from trainwright.config.foreign_names import ARGUMENTS, argument_hint
 from trainwright.data.errors import columns_fault, data_fault, is_read
 from trainwright.data.mixture import mixed
 from trainwright.data.wrapped import with_inner
+from trainwright.evaluation.evaluator import DatasetEvaluator
 from trainwright.hooks.callbacks import Callback
 from trainwright.optim.named import NamedOptimizers, check_schedules
 from trainwright.parallel.meta_start import built_on, has_meta
@@ -230,7 +231,10 @@ def check_kinds(**given: Any) -> None:
         "data_collator": (("__call__",), "a function of a list of samples"),
         "optimizer": (("step", "param_groups"), "a torch.optim.Optimizer"),
         "lr_scheduler": (("step", "get_last_lr"), "a schedule of torch.optim.lr_scheduler"),
-        "metrics_handler": (("__call__",), "a MetricsHandler, or a function of (predictions, labels)"),
+        "metrics_handler": (
+            ("__call__",),
+            "a MetricsHandler, a metric of torchmetrics, a DatasetEvaluator, or a function of (predictions, labels)",
+        ),
         "model_card": (("to_text",), "a ModelCard"),
     }
     faults = []
@@ -239,6 +243,7 @@ def check_kinds(**given: Any) -> None:
         fits = all(hasattr(value, attribute) for attribute in attributes)
         if name == "metrics_handler":
             fits = fits or all(hasattr(value, method) for method in ("reset", "update", "compute"))
+            fits = fits or isinstance(value, DatasetEvaluator)
         if value is not None and (not fits or isinstance(value, type)):
             is_name = name == "optimizer" and isinstance(value, str)
             hint = f" A name is a setting: TrainingConfig(optimizer={value!r})." if is_name else ""

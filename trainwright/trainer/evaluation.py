@@ -4,7 +4,7 @@ import inspect
 import logging
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from itertools import islice
@@ -17,32 +17,32 @@ from torch.utils.data import RandomSampler
 
 from trainwright.base.batch import arguments, parameter_names, to_batch
 from trainwright.base.dist import (
-    all_gather_object,
     get_averaging_size,
-    get_tensor_parallel_rank,
     get_world_size,
 )
-from trainwright.base.errors import ConfigError, ConfigTypeError, did_you_mean
+from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.data.errors import batch_in_errors, data_fault
 from trainwright.data.instance import Instance
-from trainwright.data.sample_count import SampleCounter
 from trainwright.engine import loaders
 from trainwright.engine.loss_fn import forward, used_loss
 from trainwright.engine.run import TrainerRun
-from trainwright.evaluation.comparison import Comparison, are_labels_tokens, find_comparison
-from trainwright.evaluation.evaluator import EvaluationError
-from trainwright.evaluation.loop import run_evaluation
+from trainwright.evaluation.comparison import Comparison, Comparisons
+from trainwright.evaluation.loop import evaluate_batches
+from trainwright.evaluation.results import EvaluationResults
 from trainwright.hooks.callbacks import RunCallbacks
 from trainwright.hooks.callbacks.bridge import named_results
 from trainwright.models.eval_mode import evaluation_mode
 from trainwright.models.outputs import losses_of, named_outputs, predictions_of
-from trainwright.models.targets import label_fields, target_of
+from trainwright.models.targets import target_of
 from trainwright.parallel.faults import meet
 from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.pipeline import pipeline_of
+from trainwright.parallel.sharding import computes_together
 from trainwright.trainer import checks, parts
 
 logger = logging.getLogger("trainwright.engine")
+
+_OWN_LOGS = {"loss": "eval_epoch_loss", "metric": "eval_epoch_metric"}  # results by what callbacks call them
 
 
 class Evaluation:
@@ -67,7 +67,13 @@ class Evaluation:
         self._handler, self._own_compute_loss, self._replaced_model = handler, compute_loss, replaced_model
         self._preprocessor, self._collator, self._default_collator = preprocessor, collator, default_collator
         self._watching: RunCallbacks | None = None  # callbacks that see the batches
-        self._is_checked = False  # whether labels are the tokens of a batch
+        config, own = run.config, weakref.proxy(run)
+        self.comparisons = Comparisons(
+            lambda: own.model,
+            lambda batch: own.declared_criterion(used_loss(getattr(own.model, "compute_loss", None), batch)),
+            label_names=config.label_names,
+            loss_ignores=config.loss_ignores,
+        )
 
     # Data.
 
@@ -172,11 +178,8 @@ class Evaluation:
         else:
             scores = last if losses_of(last) is None else predictions_of(last)
             outputs = {} if scores is None else {"logits": scores}
-        results, labelled = self._results, self.labelled(batch)
-        if results.comparison is None:
-            results.comparison = self._find_comparison(last, labelled)
         # Before ``logits`` is replaced below: the weight belongs to the loss.
-        results.loss_weight = results.comparison.loss_weight(outputs, labelled, results.num_samples)
+        self._results.weigh(batch, last)
         if self.generates():
             outputs["logits"] = _generated(model, batch)
         outputs.pop("loss", None)
@@ -189,7 +192,7 @@ class Evaluation:
     def compute_metric(self, model: Any, inputs: Any) -> float:
         with evaluation_mode(model):
             outputs = forward(model, inputs)
-        inputs, handler = self.labelled(inputs), self._handler()
+        inputs, handler = self.comparisons.labelled(inputs), self._handler()
         comparison = self.find_comparison_in_training(outputs, inputs)
         comparison.declare_to(handler)
         handler.update(*comparison.aligned(predictions_of(outputs), target_of(inputs)))
@@ -197,7 +200,8 @@ class Evaluation:
 
     def find_comparison_in_training(self, outputs: Any, inputs: Any) -> Comparison:
         """How metrics compare the model's outputs for a batch of the training with its labels."""
-        return self._find_comparison(outputs, inputs).for_handler(self._handler())
+        self.comparisons.warn_of_tokens(outputs, inputs)
+        return self.comparisons.find(outputs, inputs).for_handler(self._handler())
 
     # Prediction.
 
@@ -246,53 +250,69 @@ class Evaluation:
     # Implementation.
 
     @cached_property
-    def _results(self) -> "EvalResults":
-        return EvalResults(self._handler())
+    def _results(self) -> EvaluationResults:
+        """Those of the current evaluation, or of batches that the user evaluates one by one."""
+        return self._new_results(None)
+
+    def _new_results(self, loader: Any) -> EvaluationResults:
+        return EvaluationResults(
+            [self._handler()],
+            self.comparisons,
+            loaders.samples_of_rank(loader),
+            is_joint=self._is_single_pass() and computes_together(self._run.model),
+        )
+
+    def _is_single_pass(self) -> bool:
+        """Whether a step of an evaluation calls the model once."""
+        return not self.generates() and not self._overrides.has("evaluate_step", "compute_metric")
 
     def _score(self, loader: Iterable[Any], name: str = "") -> dict[str, Any]:
         if isinstance(loader, Mapping):
             found = {name: self._score(one, name) for name, one in loader.items()}
             return {f"{name}/{key}": value for name, results in found.items() for key, value in results.items()}
         limit, watching = loaders.eval_limit(loader, self._run.config), self._watching
+        results = self._results = self._new_results(loader)
 
         def read_batches() -> Iterable[Any]:
-            self._results.reset(self._handler(), loaders.samples_of_rank(loader))
             batches = map(self.prepare, islice(loaders.batches_of_rank(loader), limit))
             return batches if watching is None else watching.eval_batches(batches)
 
-        def results() -> dict[str, Any]:
+        try:
+            return evaluate_batches(
+                self._run.model,
+                read_batches,
+                self._evaluate_batch,
+                results,
+                forward=self._overrides.of("evaluation_step", self.evaluation_step) if self._is_single_pass() else None,
+                num_samples=lambda _: results.num_samples * get_averaging_size(),
+                num_batches=limit,
+                loader=loader,
+                name=name,
+                without_batches=(
+                    f"Trainer.evaluate: {type(loader).__name__} yielded no batch. Pass data with at least one sample;"
+                    " an iterator or a generator can be iterated only once: pass a list, a data set or a loader."
+                ),
+            )
+        finally:
             self._remove_running_metric()
-            if get_tensor_parallel_rank() > 0:
-                self._results.reset(self._handler())  # the first of these ranks has the same
-            return self._results.compute()
-
-        is_single_pass = not self.generates() and not self._overrides.has("evaluate_step", "compute_metric")
-        return run_evaluation(
-            self._run.model,
-            read_batches,
-            self._evaluate_batch,
-            results,
-            num_samples=lambda _: self._results.num_samples * get_averaging_size(),
-            num_batches=limit,
-            loader=loader,
-            name=name,
-            without_batches=(
-                f"Trainer.evaluate: {type(loader).__name__} yielded no batch. Pass data with at least one sample; an"
-                " iterator or a generator can be iterated only once: pass a list, a data set or a loader."
-            ),
-            pad=self._overrides.of("evaluation_step", self.evaluation_step) if is_single_pass else None,
-        )
 
     def _evaluate_batch(self, inputs: Any) -> None:
         results = self._results
         results.begin_batch(inputs)
         logs = self._overrides.of("evaluate_step", self.evaluate_step)(self._run.model, inputs)
-        if not results.is_counted:
-            results.add_own(logs)
+        is_counted = results.is_counted
+        if not is_counted:
+            self._count_own(logs)
         if self._watching is not None:
             self._watching.record({name: value for name, value in logs.items() if value is not None})
-            if results.is_counted:
+            if is_counted:
                 self._update_running_results(self._watching)
+
+    def _count_own(self, logs: Mapping[str, Any]) -> None:
+        """Use only the values that a user's ``evaluate_step`` returns."""
+        loss = logs.get("eval_step_loss")
+        self._results.add_loss(None if loss is None else torch.as_tensor(loss))
+        self._results.use_own({n: float(logs[key]) for n, key in _OWN_LOGS.items() if logs.get(key) is not None})
 
     def _update_running_results(self, callbacks: RunCallbacks) -> None:
         """Update the logs of callbacks with the means so far; a metric is computed when it is read."""
@@ -308,53 +328,13 @@ class Evaluation:
             del self._watching.logs["eval_epoch_metric"]
 
     def _count(self, inputs: Any, outputs: Mapping[str, Any]) -> None:
-        results = self._results
-        results.add_loss(outputs.get("loss"))
-        if self._overrides.has("compute_metric"):
-            results.set_own_metric(self._overrides.of("compute_metric", self.compute_metric)(self._run.model, inputs))
+        results, loss = self._results, outputs.get("loss")
+        if not self._overrides.has("compute_metric"):
+            results.update(inputs, outputs, loss)
             return
-        inputs = self.labelled(inputs, outputs)
-        if results.comparison is None:
-            results.comparison = self._find_comparison(outputs, inputs)
-        results.add_metrics(inputs, outputs)
-
-    def labelled(self, batch: Any, outputs: Mapping[str, Any] | None = None) -> Any:
-        """The batch with its labels where :func:`target_of` finds them: those of the outputs, or of ``label_names``.
-
-        By default those of the fields that ``forward`` takes as labels, if none has one of the usual names.
-        """
-        labels = (outputs or {}).get("labels")
-        given = self._run.config.label_names
-        if labels is None and isinstance(batch, Mapping):
-            if absent := [name for name in given or () if name not in batch]:
-                raise ConfigError(
-                    f"TrainingConfig.label_names: the batch has no field {absent[0]!r}."
-                    f" {did_you_mean(absent[0], map(str, batch))}"
-                )
-            if names := label_fields(self._run.model, batch, given):
-                labels = batch[names[0]] if len(names) == 1 else tuple(batch[name] for name in names)
-        if labels is None:
-            return batch
-        return {**batch, "labels": labels} if isinstance(batch, Mapping) else (batch, labels)
-
-    def _find_comparison(self, outputs: Any, inputs: Any) -> Comparison:
-        run, own_loss = self._run, used_loss(getattr(self._run.model, "compute_loss", None), inputs)
-        if not self._is_checked:
-            self._is_checked = True
-            if isinstance(inputs, Mapping) and are_labels_tokens(run.model, outputs, inputs):
-                logger.warning(
-                    "The labels of a batch are its tokens, and metrics compare each with the scores of the same token."
-                    " If %s predicts the next token, declare it: %s.loss_type = 'ForCausalLM'.",
-                    *[type(run.model).__name__] * 2,
-                )
-        return find_comparison(
-            run.model,
-            outputs,
-            inputs,
-            criterion=run.declared_criterion(own_loss),
-            has_own_loss=losses_of(outputs) is not None,
-            loss_ignores=run.spec.loss_ignores,
-        )
+        results.add_loss(loss, outputs)
+        metric = self._overrides.of("compute_metric", self.compute_metric)(self._run.model, inputs)
+        results.use_own({"metric": metric})
 
     def _has_own_loss(self, batch: Any, *methods: str) -> bool:
         own_loss = used_loss(getattr(self._run.model, "compute_loss", None), batch)
@@ -366,144 +346,10 @@ def _generated(model: Any, batch: Any) -> Any:
     return outputs.get("generated_ids", outputs) if isinstance(outputs, Mapping) else outputs
 
 
-class EvalResults:
-    """The mean loss of an evaluation, and the metrics or the values that the user's own code returns.
-
-    Attributes:
-        comparison: how metrics compare scores with labels; None until the first batch.
-        loss_weight: the number of items that the current batch's loss averages; None: its samples.
-        num_samples: those of the current batch.
-        is_counted: whether the current batch is counted.
-        has_metrics: whether each batch so far could be passed to the metrics.
-    """
-
-    comparison: Comparison | None
-    loss_weight: int | float | Tensor | None
-    _is_refusal_logged = False  # the reason for computing no metric
-
-    def __init__(self, handler: Any) -> None:
-        """``handler`` computes the metrics."""
-        self.reset(handler)
-
-    def reset(self, handler: Any, count: Callable[[Any, int], int] | None = None) -> None:
-        """Start an evaluation. ``count``: returns the samples of a batch of this rank, from its number."""
-        handler.reset()
-        self._handler, self._count = handler, count or SampleCounter(None)
-        self.num_samples = self._num_batches = 0
-        self.has_metrics, self.comparison = True, None
-        self._total_loss: Tensor | float = 0.0  # on the device, read once
-        self._weight: Tensor | int = 0
-        self._own: dict[str, float] = {}
-        self._num_samples = 0
-        self.is_counted, self.loss_weight = False, None
-
-    def begin_batch(self, batch: Any) -> None:
-        self.is_counted, self.loss_weight = False, None
-        self.num_samples = self._count(batch, self._num_batches)
-        self._num_batches += 1
-        self._num_samples += self.num_samples
-
-    def add_loss(self, loss: Tensor | None) -> None:
-        self.is_counted = True
-        if loss is None:
-            return
-        loss = loss.detach()
-        wide = loss.double() if loss.device.type != "mps" else loss
-        by = self.num_samples if self.loss_weight is None else self.loss_weight
-        weight = torch.as_tensor(by, device=loss.device)
-        # The mean of zero items is NaN.
-        self._total_loss = self._total_loss + torch.where(weight > 0, wide * weight, torch.zeros_like(wide))
-        self._weight = self._weight + weight
-
-    def mean_loss(self) -> Tensor | None:
-        """Of this rank so far, on its device: over samples, or labels; None before the first batch."""
-        return self._total_loss / self._weight if isinstance(self._total_loss, Tensor) else None
-
-    def add_metrics(self, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Update the metrics, if they can compare the outputs with the labels of the batch.
-
-        Raises:
-            EvaluationError: there are no scores or no labels for metrics that the user asks for.
-        """
-        assert self.comparison is not None
-        predictions, labels = predictions_of(outputs), target_of(batch)
-        if predictions is None:  # start_logits and end_logits
-            scores = tuple(value for name, value in outputs.items() if name.endswith("_logits") and value is not None)
-            predictions = scores if len(scores) > 1 else next(iter(scores), None)
-        comparison = self.comparison.for_handler(self._handler)
-        if predictions is None or labels is None:
-            self.has_metrics = False
-            self._refuse_missing(predictions is None, batch, outputs)
-        elif comparison.refusal is not None:
-            self.has_metrics = False
-            if not self._is_refusal_logged:
-                self._is_refusal_logged = True
-                logger.info(
-                    "No accuracy is computed: %s. Set suitable metrics, for example metrics=['MeanSquaredError'], or"
-                    " None.", comparison.refusal,
-                )  # fmt: skip
-        else:
-            predictions, labels = comparison.aligned(predictions, labels)
-            comparison.declare_to(self._handler)
-            rest = {**(batch if isinstance(batch, Mapping) else {}), **outputs}
-            taken = ("logits", "prediction_scores", "labels", "loss", "predictions")
-            self._handler.update(predictions, labels, **{k: v for k, v in rest.items() if k not in taken})
-
-    def set_own_metric(self, value: float) -> None:
-        """Use the latest value of the user's ``compute_metric`` in place of metrics."""
-        self.has_metrics = False
-        self._own["metric"] = value
-
-    def add_own(self, logs: Mapping[str, Any]) -> None:
-        """Use only the values that a user's ``evaluate_step`` returns."""
-        loss, self.loss_weight = logs.get("eval_step_loss"), None
-        self.add_loss(None if loss is None else torch.as_tensor(loss))
-        self.has_metrics = self.is_counted = False
-        names = {"loss": "eval_epoch_loss", "metric": "eval_epoch_metric"}
-        self._own |= {name: float(logs[key]) for name, key in names.items() if logs.get(key) is not None}
-
-    def compute(self) -> dict[str, Any]:
-        """The results over all ranks, which must all call this."""
-        loss = (float(self._total_loss), float(self._weight)) if self._weight else (0.0, 0.0)
-        mine = (*loss, self.has_metrics, self._own, self._num_samples)
-        totals, weights, has_metrics, own, sizes = zip(*all_gather_object(mine), strict=True)
-        results: dict[str, Any] = {"loss": sum(totals) / sum(weights)} if sum(weights) else {}
-        if all(has_metrics):
-            results |= self._handler.compute()
-        return results | _weighted_means(own, sizes)
-
-    def _refuse_missing(self, is_without_scores: bool, batch: Any, outputs: Mapping[str, Any]) -> None:
-        """Raise where the metrics are not the default ones."""
-        known = getattr(self._handler, "known_results", None)
-        if getattr(self._handler, "is_default", False) or (known is not None and known() == []):
-            return
-        if is_without_scores:
-            raise EvaluationError(
-                f"metrics: the model's outputs have no scores; there are {', '.join(outputs) or 'none'}. Return scores"
-                " as 'logits', for example from evaluation_step(batch), or set metrics=None."
-            )
-        found = f"the fields {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else "no fields with names"
-        raise EvaluationError(
-            f"metrics: the batch has no labels; it has {found}. Name the fields of its labels with label_names=[...],"
-            " return 'labels' from evaluation_step(batch), or set metrics=None."
-        )
-
-
-def _weighted_means(ranks: Sequence[Mapping[str, float]], sizes: Sequence[int]) -> dict[str, float]:
-    """The means of the values of all ranks by their samples; a single rank's own values are unchanged."""
-    shares = [(values, size) for values, size in zip(ranks, sizes, strict=True) if size] or [(ranks[0], 1)]
-    if len(shares) == 1:
-        return dict(shares[0][0])
-    names = [name for name in shares[0][0] if all(name in values for values, _ in shares)]
-    total = sum(size for _, size in shares)
-    return {name: sum(values[name] * size for values, size in shares) / total for name in names}
-
-
 def results_of_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
     """The results in the logs that an ``evaluate(model, logs)`` returns: ``loss``, ``metric``, and others by name."""
-    names = {"loss": "eval_epoch_loss", "metric": "eval_epoch_metric"}
-    results = {name: logs[key] for name, key in names.items() if key in logs}
-    others = {key: value for key, value in logs.items() if key not in (*names.values(), "eval_global_step")}
+    results = {name: logs[key] for name, key in _OWN_LOGS.items() if key in logs}
+    others = {key: value for key, value in logs.items() if key not in (*_OWN_LOGS.values(), "eval_global_step")}
     for key, value in others.items():
         if key.startswith("eval_") and isinstance(value, int | float | Tensor):
             results.setdefault(key.removeprefix("eval_"), value)

@@ -8,9 +8,6 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
-
 from trainwright.config.torch_names import GivenName
 from trainwright.data.wrapped import with_inner
 from trainwright.engine.run_methods import RunMethods
@@ -62,17 +59,13 @@ def give_preprocessor(preprocessor: Any, model: Any, *datasets: Any) -> Any:
     return preprocessor
 
 
-def given_handler(given: Given, config: "TrainingConfig", device: torch.device, trainer: RunMethods) -> Any:
+def given_handler(given: Given, config: "TrainingConfig", trainer: RunMethods) -> Any:
     """The handler that the user has passed or configured, so that errors in it are raised now; None: the default."""
     if given.metrics_handler is None:
         return build_metrics_handler(config, trainer) if config.is_set("metrics") or config.task is not None else None
-    from trainwright.evaluation.handlers import FunctionHandler, MetricObjectHandler
+    from trainwright.evaluation.adapters import handler_of
 
-    handler = given.metrics_handler
-    if isinstance(handler, nn.Module) and hasattr(handler, "compute"):  # of torchmetrics
-        handler = MetricObjectHandler(handler.to(device))
-    elif not hasattr(handler, "compute"):
-        handler = FunctionHandler(handler)
+    handler = handler_of(given.metrics_handler)
     if getattr(handler, "trainer", trainer) is None:
         handler.trainer = weakref.proxy(trainer)
     return handler

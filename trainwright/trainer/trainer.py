@@ -349,7 +349,7 @@ class Trainer(RunMethods):
 
     def _build_metrics(self, given: Given) -> None:
         self._periods = start.Periods(self.config, self.state)
-        handler = parts.given_handler(given, self.config, self.device, self)
+        handler = parts.given_handler(given, self.config, self)
         if handler is not None:
             self.metrics_handler = handler
         self._train_metrics = None
@@ -358,7 +358,7 @@ class Trainer(RunMethods):
                 lambda: self.metrics_handler.train_copy(),  # with the first batch
                 self._periods.metrics_are_due,
                 self.state.is_epoch_end,
-                self.run.evaluation.labelled,
+                self.run.evaluation.comparisons.labelled,
                 self.run.evaluation.find_comparison_in_training,
                 lambda: self._steps.is_padding_batch(),
             )

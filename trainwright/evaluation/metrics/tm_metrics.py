@@ -433,7 +433,7 @@ def take_state(metric: Any) -> State:
 
 def put_state(metric: Any, state: State) -> None:
     """The inverse of `take_state`, into a metric that was built with the same arguments. It stays on its device."""
-    device = metric.device
+    device = next(part.device for _, part in _parts(metric))
     for path, part in _parts(metric):
         for name, value in {**state[path]["states"], **state[path]["attributes"]}.items():
             setattr(part, name, _copied(value))
@@ -457,7 +457,7 @@ def put_joined_states(metric: Any, states: Sequence[State]) -> None:
 
 def _parts(metric: Any) -> Iterator[tuple[str, Any]]:
     for path, part in metric.named_modules():
-        if hasattr(part, "metric_state"):
+        if hasattr(part, "metric_state") and hasattr(part, "device"):  # not a collection, which has only the parts
             yield path, part
 
 

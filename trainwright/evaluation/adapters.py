@@ -1,0 +1,115 @@
+"""Metrics of torchmetrics and metrics handlers as evaluators, and evaluators as metrics handlers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from trainwright.base.errors import ConfigTypeError
+from trainwright.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators, required
+from trainwright.models.outputs import predictions_of
+from trainwright.models.targets import target_of
+
+
+class MetricEvaluator(DatasetEvaluator):
+    """A metric of torchmetrics, or a metrics handler, as an evaluator.
+
+    Args:
+        metric: its ``update`` gets predictions and labels, and its ``compute`` combines all ranks.
+        name: of its result, if it is a single one; of several, the text in front of their names.
+    """
+
+    def __init__(self, metric: Any, name: str | None = None) -> None:
+        self.metric, self.name = metric, name
+
+    def __repr__(self) -> str:
+        return repr(self.metric)
+
+    def reset(self) -> None:
+        self.metric.reset()
+
+    def process(self, inputs: Any, outputs: Any) -> None:
+        predictions, labels = predictions_of(outputs), target_of(inputs)
+        if predictions is None or labels is None:
+            required(outputs, "prediction_scores", evaluator=self, where="what the model returns")
+            required(inputs, "labels", evaluator=self, where="the batch")
+        self.metric.update(predictions, labels)
+
+    def evaluate(self) -> dict[str, Any]:
+        return with_name(self.metric.compute(), self.name)
+
+    def known_results(self) -> list[str] | None:
+        known = getattr(self.metric, "known_results", lambda: None)()
+        return None if known is None else [*with_name(dict.fromkeys(known), self.name)]
+
+
+class EvaluatorHandler:
+    """An evaluator as a metrics handler. An evaluation gives the evaluator the complete inputs and outputs."""
+
+    def __init__(self, evaluator: DatasetEvaluator) -> None:
+        self.evaluator = evaluator
+
+    def __repr__(self) -> str:
+        return repr(self.evaluator)
+
+    def reset(self) -> None:
+        self.evaluator.reset()
+
+    def update(self, predictions: Any, labels: Any, **batch: Any) -> None:
+        """Add a batch of which only these are known."""
+        self.evaluator.process({**batch, "labels": labels}, {**batch, "prediction_scores": predictions})
+
+    def compute(self) -> dict[str, Any]:
+        """The results over the batches of this rank; an evaluation combines the ranks."""
+        return self.evaluator.evaluate() or {}
+
+    def known_results(self) -> list[str] | None:
+        return self.evaluator.known_results()
+
+
+def handler_of(given: Any) -> Any:
+    """A metrics handler for what a user passes: a handler, unchanged, a metric of torchmetrics, an evaluator, or a
+    function of predictions and labels."""
+    from trainwright.evaluation.handlers import FunctionHandler, MetricObjectHandler  # here: loads pydantic
+
+    if isinstance(given, DatasetEvaluator):
+        return EvaluatorHandler(given)
+    if isinstance(given, nn.Module) and hasattr(given, "compute"):  # of torchmetrics
+        return MetricObjectHandler(given)
+    return given if hasattr(given, "compute") else FunctionHandler(given)
+
+
+def with_name(results: Mapping[str, Any], name: str | None) -> dict[str, Any]:
+    """The results of a metric that has a ``name``: a single one under it, several under ``name/key``."""
+    if name is None:
+        return dict(results)
+    return {name if len(results) == 1 else f"{name}/{key}": value for key, value in results.items()}
+
+
+def evaluator_of(given: Any, where: str) -> DatasetEvaluator:
+    """One evaluator for what a user passes: evaluators, metrics of torchmetrics, handlers, or a list or dict of them.
+
+    In a dict, the result of a metric or a handler has the key as its name; evaluators name theirs.
+
+    Raises:
+        ConfigTypeError: something else is there. ``where``: the setting or argument.
+    """
+    if isinstance(given, Mapping) and "_target_" not in given and given:
+        named = {str(name): evaluator_of(one, f"{where}.{name}") for name, one in given.items()}
+        return DatasetEvaluators([_named(one, name) for name, one in named.items()])
+    if isinstance(given, list | tuple):
+        return DatasetEvaluators([evaluator_of(one, where) for one in given])
+    if isinstance(given, DatasetEvaluator):
+        return given
+    if isinstance(given, type) or not (hasattr(given, "compute") and hasattr(given, "update")):
+        raise ConfigTypeError(
+            f"{where}: got {type(given).__name__}; it must be a DatasetEvaluator, a metric of torchmetrics, a metrics"
+            " handler, or a list or dict of these. A lazy call has to go through instantiate() first."
+        )
+    return MetricEvaluator(handler_of(given))
+
+
+def _named(evaluator: DatasetEvaluator, name: str) -> DatasetEvaluator:
+    if isinstance(evaluator, MetricEvaluator):
+        return MetricEvaluator(evaluator.metric, name)
+    return evaluator
