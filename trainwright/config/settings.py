@@ -169,7 +169,7 @@ class TrainingConfig(CheckedConfig):
     metrics: _Metrics = setting(
         ["Accuracy"], "metrics",
         "Metrics by name, or with arguments as a MetricConfig or dict. None: the metrics of the task, if set.",
-        trainer=None, others={"metric": _METRIC}, read=read_metrics,
+        trainer=None, others={"metric": _METRIC}, read=read_metrics, file=None,
     )
     print_steps: types.StepsOrFraction = setting(
         None, "logging", "Steps between printed lines; a share: of all steps. None: a progress bar for each epoch.",
@@ -184,11 +184,11 @@ class TrainingConfig(CheckedConfig):
         "Stop after patience evaluations without an improvement of monitor. Unless you set a monitor, this is"
         " metric_for_best_model, by default the loss of the evaluation, in its direction. The mode 'auto' derives the"
         " direction from the name of the monitor. None: never.",
-        trainer=None, words=_NO, copy=None, changed="train",
+        trainer=None, words=_NO, copy=None, changed="train", file=None,
     )
     model_checkpoint: types.ModelCheckpointOrNone = setting(
         {"every_n_epoch": 1}, "callback", "Save every n epochs, or every n iterations. None: neither.",
-        others={"save_freq": _SAVE_FREQ}, words=_NO, resumed="", changed="train",
+        others={"save_freq": _SAVE_FREQ}, words=_NO, resumed="", changed="train", file=None,
     )
     tensorboard: types.TensorBoard | None = setting(
         {"log_dir": None, "comment": ""}, "callback",
@@ -197,7 +197,7 @@ class TrainingConfig(CheckedConfig):
     )
     loss: types.Named | None = setting(
         "CrossEntropyLoss", "learning", "A loss of torch.nn, for a model without its own loss.",
-        trainer=None,
+        trainer=None, file=None,
     )
     optimizer: types.Named = setting(
         "Adam", "learning", "An optimizer of torch.optim; upper and lower case are equal.",
@@ -427,6 +427,11 @@ class TrainingConfig(CheckedConfig):
         "Keep the k best checkpoints by metric_for_best_model, in addition to the newest, as model_best_{step}.",
         place="train.checkpointer.save_top_k",
     )
+    save_asynchronously: bool = setting(
+        True, "checkpoint",
+        "A background thread writes checkpoints, from a copy of model and optimizer in memory.",
+        place="train.checkpointer.asynchronous",
+    )
     gradient_checkpointing: bool | Literal["selective", "offload"] = setting(
         False, "device",
         "Compute activations again in the backward pass instead of storing them: less memory, more time. 'selective'"
@@ -605,8 +610,6 @@ _CHECKPOINTER = (
     Key("save_top_k", None, None, "Keep the k best checkpoints by eval_metric, in addition to the newest."),
     Key("save_model_after_n_epoch", None, types.Count | None, "Save each so many epochs, instead of period.",
         dev_run=None, resumed=""),
-    Key("asynchronous", True, bool,
-        "A background thread writes checkpoints, from a copy of model and optimizer in memory.", resumed=""),
 )
 _EVALUATION = (
     Key("enabled", True, bool, "Evaluate in the training and at its end."),
@@ -727,6 +730,22 @@ def _leaves(keys: Mapping[str, Key]) -> Iterator[tuple[str, Key]]:
 
 KEYS = dict(_leaves(SECTIONS))  # by their dotted path
 _FIELD_AT = {row.place: name for name, row in TrainingConfig.rows.items()}
+
+
+PLACES = {name: row.place for name, row in TrainingConfig.rows.items() if row.place}
+
+
+def place_of(name: str) -> str:
+    """The key of a setting in a config file; the name itself if there is none."""
+    return PLACES.get(name, name)
+
+
+def values_of_files() -> dict[str, Any]:
+    """The settings of a run of a config file that are at no place in it."""
+    fields = TrainingConfig.model_fields
+    return {
+        name: fields[name].default if row.file is UNCHANGED else row.file for name, row in TrainingConfig.rows.items()
+    }
 
 
 def source_of_key(path: str) -> str:

@@ -259,7 +259,7 @@ class DefaultTrainer(RunMethods):
         run.folder.recover()
         run.given, self._has_own_step = as_given, is_overridden(self, "train_step")
         self._build_data()
-        run.spec = spec_of_cfg(cfg, run.device)
+        run.use_spec(spec_of_cfg(cfg, run.device, run.given))
         self._build_weights()
         self._build_step()
         run.state = TrainingState(self)
@@ -660,7 +660,7 @@ class DefaultTrainer(RunMethods):
             self.max_iter = length
             setup.extend_schedules(self.run, lambda optimizer: self.build_lr_scheduler(self.cfg, optimizer))
         self.evaluates_on_start = bool(train.eval_on_start)
-        self.run.spec = spec_of_cfg(self.cfg, self.run.device)
+        self.run.use_spec(spec_of_cfg(self.cfg, self.run.device, self.run.given))
 
     def _before_first_step(self) -> None:
         with without_compiler():

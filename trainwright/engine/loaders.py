@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.utils.data import IterableDataset, RandomSampler
 
@@ -21,46 +21,42 @@ from trainwright.data.order import sample_lengths
 from trainwright.data.sample_count import SampleCounter
 from trainwright.data.sampler import EpochSampler, SingleRoundSampler
 from trainwright.data.streaming import StreamLoader, eval_stream_loader, is_stream
+from trainwright.engine.spec import RunSpec
 from trainwright.evaluation.loop import batch_limit
 
 logger = logging.getLogger("trainwright.engine")
 
-if TYPE_CHECKING:
-    from trainwright.config.settings import TrainingConfig
 
-
-def train_loader(
-    dataset: Any, config: "TrainingConfig", collator: Callable[[list[Any]], Any] | None, steps_done: int
-) -> Any:
+def train_loader(dataset: Any, spec: RunSpec, collator: Callable[[list[Any]], Any] | None, steps_done: int) -> Any:
     """A loader of one epoch's batches after another, starting after ``steps_done`` batches."""
-    check_stream_arguments(dataset, None, config.bucket_by_length, config.shuffle_buffer)
+    check_stream_arguments(dataset, None, spec.bucket_by_length, spec.shuffle_buffer)
     if is_stream(dataset):
         return StreamLoader(
             dataset,
-            config.batch_size,
-            seed=config.seed,
-            drop_last=config.dataloader_drop_last,
-            num_workers=config.dataloader_num_workers,
-            shuffle_buffer=config.shuffle_buffer,
+            spec.batch_size,
+            seed=spec.seed,
+            drop_last=spec.dataloader_drop_last,
+            num_workers=spec.dataloader_num_workers,
+            shuffle_buffer=spec.shuffle_buffer,
             collate_fn=collator,
             infinite=False,
-            pin_memory=config.dataloader_pin_memory and can_pin_memory(),
+            pin_memory=spec.dataloader_pin_memory and can_pin_memory(),
         )
     sampler = EpochSampler(
         dataset,
-        config.batch_size,
-        shuffle=config.dataloader_shuffle and config.overfit_batches is None,
-        drop_last=config.dataloader_drop_last,
-        seed=config.seed,
+        spec.batch_size,
+        shuffle=spec.dataloader_shuffle and spec.overfit_batches is None,
+        drop_last=spec.dataloader_drop_last,
+        seed=spec.seed,
         data_parallel_rank=get_data_parallel_rank(),
         data_parallel_size=get_data_parallel_size(),
-        lengths=None if config.overfit_batches else sample_lengths(dataset, config.bucket_by_length),
-        limit=config.overfit_batches or config.limit_train_batches,
-        keeps_batches=config.overfit_batches is not None,
+        lengths=None if spec.overfit_batches else sample_lengths(dataset, spec.bucket_by_length),
+        limit=spec.overfit_batches or spec.limit_train_batches,
+        keeps_batches=spec.overfit_batches is not None,
     )
     sampler.infinite = False
     sampler.set_batches_done(steps_done)
-    return _loader(dataset, sampler, config, collator)
+    return _loader(dataset, sampler, spec, collator)
 
 
 def each(data: Any) -> list[Any]:
@@ -87,14 +83,17 @@ def num_left_out(loader: Any) -> int:
     return left_out if left_out < sampler.global_batch_size else 0  # otherwise the user limits the epoch
 
 
-def eval_loader(dataset: Any, config: "TrainingConfig", collator: Callable[[list[Any]], Any] | None) -> Any:
+def eval_loader(
+    dataset: Any, spec: RunSpec, collator: Callable[[list[Any]], Any] | None, batch_size: int | None = None
+) -> Any:
     """A loader of one pass: every sample once, in order, on one of the processes."""
-    assert config.eval_batch_size is not None, "resolved when the config was made"
+    batch_size = batch_size or spec.eval_batch_size
+    assert batch_size is not None, "resolved when the settings were made"
     if is_stream(dataset):
-        return eval_stream_loader(dataset, config.eval_batch_size, config.dataloader_num_workers, collator)
+        return eval_stream_loader(dataset, batch_size, spec.dataloader_num_workers, collator)
     rank, size = get_averaging_rank(), get_averaging_size()
-    sampler = SingleRoundSampler(dataset, config.eval_batch_size, data_parallel_rank=rank, data_parallel_size=size)
-    return _loader(dataset, sampler, config, collator)
+    sampler = SingleRoundSampler(dataset, batch_size, data_parallel_rank=rank, data_parallel_size=size)
+    return _loader(dataset, sampler, spec, collator)
 
 
 def batches_of_rank(loader: Iterable[Any]) -> Iterator[Any]:
@@ -126,16 +125,16 @@ def num_rounds(loader: Any) -> int | None:
         return None
 
 
-def eval_limit(loader: Any, config: "TrainingConfig") -> int | None:
+def eval_limit(loader: Any, spec: RunSpec) -> int | None:
     """The number of batches that the rank with most evaluates; None: all, of a number that is not known."""
-    limit = config.overfit_batches or config.limit_eval_batches
-    return batch_limit(num_rounds(loader), limit, setting="TrainingConfig.limit_eval_batches", loader=loader)
+    limit = spec.overfit_batches or spec.limit_eval_batches
+    return batch_limit(num_rounds(loader), limit, setting=spec.where("limit_eval_batches"), loader=loader)
 
 
-def overfit_loader(loader: Any, dataset: Any, config: "TrainingConfig", collator: Any) -> Any:
+def overfit_loader(loader: Any, dataset: Any, spec: RunSpec, collator: Any) -> Any:
     """A loader of an evaluation that begins with the batches of the training ``loader``."""
     if is_own_loader(loader):
-        return eval_loader(dataset, config.copy_with(eval_batch_size=config.batch_size), collator)
+        return eval_loader(dataset, spec, collator, spec.batch_size)
     if isinstance(getattr(loader, "sampler", None), RandomSampler):
         logger.warning(
             "TrainingConfig.overfit_batches: the passed loader shuffles, so its first batches differ between epochs."
@@ -157,14 +156,14 @@ def _is_sharded(loader: Any) -> bool:
     return any(getattr(s, name, 1) > 1 for s in samplers for name in ("data_parallel_size", "num_replicas"))
 
 
-def _loader(dataset: Any, sampler: Any, config: "TrainingConfig", collator: Callable[[list[Any]], Any] | None) -> Any:
+def _loader(dataset: Any, sampler: Any, spec: RunSpec, collator: Callable[[list[Any]], Any] | None) -> Any:
     return make_loader(
         dataset,
         sampler,
-        seed=config.seed,
-        num_workers=config.dataloader_num_workers,
+        seed=spec.seed,
+        num_workers=spec.dataloader_num_workers,
         collate_fn=collator,
-        loader_options={} if config.dataloader_pin_memory else {"pin_memory": False},
+        loader_options={} if spec.dataloader_pin_memory else {"pin_memory": False},
     )
 
 

@@ -74,11 +74,10 @@ def _less(spec: RunSpec | None) -> Iterator[str]:
             text = (" " if by_file else ", ").join(f"{name}={value}" for name, value in settings.items())
             yield f"{text}  (half the activations; as many samples per update)"
         if not spec.gradient_checkpointing:
-            name = "train.activation_checkpoint.enabled" if by_file else "gradient_checkpointing"
-            yield f"{name}=True  (activations are computed twice)"
+            yield f"{spec.name_of('gradient_checkpointing')}=True  (activations are computed twice)"
         if spec.mixed_precision is None:
-            precision = "train.amp.enabled=True" if by_file else "mixed_precision='bf16'"
-            yield f"{precision}  (activations in bfloat16)"
+            precision = "True" if by_file else "'bf16'"
+            yield f"{spec.name_of('mixed_precision')}={precision}  (activations in bfloat16)"
         find = "trainwright find batch-size CONFIG" if by_file else "trainer.find_batch_size()"
         yield f"{find}  (the largest batch that fits)"
     yield "zero_stage=1, 2 or 3 on several processes  (docs/parallel.md)"

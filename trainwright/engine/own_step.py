@@ -372,18 +372,17 @@ class _FirstWindow:
 def _settings_of_step(run: "Run") -> dict[str, str]:
     """The settings that a step of the user's own may bypass, by the part of the step, as the API writes them."""
     spec, update, settings = run.spec, run.update, dict[str, str]()
-    steps, by_file = spec.gradient_accumulation_steps, spec.api == "config file"
+    steps, accumulation = spec.gradient_accumulation_steps, spec.name_of("gradient_accumulation_steps")
     if steps > 1:
-        name = "train.num_accumulation_steps" if by_file else "gradient_accumulation_steps"
-        settings["accumulation"] = f"{name}={steps}"
+        settings["accumulation"] = f"{accumulation}={steps}"
     if update.grad_scaler is not None:
         settings["scaler"] = "the gradient scaler of float16"
     for name, limit in (("max_grad_norm", update.max_norm), ("clip_grad_value", update.max_value)):
         if limit is not None:
-            settings["clipping"] = f"{name}={limit}"
-    for name in ("clip_grad_max_norm", "clip_grad_value") if by_file else ():
-        if any(group.get(name) is not None for group in run.optimizer.param_groups):
-            settings["clipping"] = name
+            settings["clipping"] = f"{spec.name_of(name)}={limit}"
+    for option in ("clip_grad_max_norm", "clip_grad_value"):  # of groups, by a config file or the user's optimizer
+        if any(group.get(option) is not None for group in run.optimizer.param_groups):
+            settings["clipping"] = option
     if update.skips:
-        settings["skip"] = f"{'train.' if by_file else ''}non_finite='skip'"
+        settings["skip"] = f"{spec.name_of('non_finite')}='skip'"
     return settings

@@ -67,7 +67,6 @@ class Run:
         overrides: finds the methods that a user overrides.
     """
 
-    spec: RunSpec
     device: torch.device
     folder: RunFolder
     batches: Batches
@@ -117,12 +116,23 @@ class Run:
         self.hooks: list[HookBase] = []
         self._own_parts: frozenset[str] = frozenset()  # names of checkpointables that are not the user's
         self._model_files: dict[str, bytes] | None = None  # once they are known
+        self._spec: RunSpec | None = None
 
     @property
     def trainer(self) -> Any:
         trainer = self._trainer()
         assert trainer is not None
         return trainer
+
+    @property
+    def spec(self) -> RunSpec:
+        """The settings."""
+        assert self._spec is not None
+        return self._spec
+
+    def use_spec(self, spec: RunSpec) -> None:
+        """Use these settings from now on."""
+        self._spec = spec
 
     @property
     def storage(self) -> EventStorage:
@@ -258,8 +268,8 @@ class Run:
         starts = read_starts(self.folder.path / RECORD_NAME)
         command = next((start["command"] for start in reversed(starts) if start.get("command")), None)
         started = f" (`{command}` has started the run)" if command else ""
-        setting = "TrainingConfig(allow_other_trainer=True)"
-        setting = setting if self.spec.api == "Python" else "train.allow_other_trainer=True"
+        setting = f"{self.spec.name_of('allow_other_trainer')}=True"
+        setting = f"TrainingConfig({setting})" if self.spec.api == "Python" else setting
         raise ConfigError(
             f"The checkpoint is of a run of the trainer {before}; this is {now}, which may train something else. Resume"
             f" with {before}{started}, or set {setting} to continue with {now}, or start a new run with the weights"
@@ -338,7 +348,7 @@ class Run:
         self.checkpointer = Checkpointer(
             self.model,
             folder,
-            asynchronous=self.spec.asynchronous,
+            asynchronous=self.spec.save_asynchronously,
             attachments=attachments,
             weights=None if self.average is None else self.average.saved_model,
             only=only,
@@ -474,17 +484,15 @@ class TrainerRun(Run):
         A step or loss of the user's own may use it, if the user has set it.
         """
         is_own = self.overrides.has("train_step", "training_step", "compute_loss")
-        return None if own_loss is not None or (is_own and not self.config.is_set("loss")) else self.criterion
+        return None if own_loss is not None or (is_own and not self.spec.is_set("loss")) else self.criterion
 
 
 def _check_graph(spec: RunSpec) -> None:
     if spec.graph:
         if current_mesh() is not None:
-            is_file = spec.api == "config file"
-            name, blocks = ("graph.enabled", "train.compile_blocks") if is_file else ("graph", "compile_blocks")
             raise ConfigError(
-                f"{'' if is_file else 'TrainingConfig.'}{name}: got True with tensor, pipeline or context parallel, or"
-                f" ZeRO, which are not compiled as one program; use {blocks}=True."
+                f"{spec.where('graph')}: got True with tensor, pipeline or context parallel, or ZeRO, which are not"
+                f" compiled as one program; use {spec.name_of('compile_blocks')}=True."
             )
         if spec.compile_blocks:
             logger.warning("compile_blocks=True has no effect in graph mode, which compiles the whole update.")

@@ -1,7 +1,9 @@
-"""``RunSpec``: the settings that a run of either API uses, under one vocabulary. Nothing below reads a config class."""
+"""``RunSpec``: all settings of a run of either API, under one vocabulary. Nothing below reads a config class.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+The table of settings makes one: of a ``TrainingConfig`` by the names of its rows, of a config file by their places.
+"""
+
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -13,87 +15,106 @@ if TYPE_CHECKING:
 
     from trainwright.config.settings import TrainingConfig
 
+    _Settings = TrainingConfig  # for the names and types of the settings only
+else:
+    _Settings = object
+
 Api = Literal["Python", "config file"]
 
+_NAMES_OF_TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSpec:
-    """The settings by their names in ``TrainingConfig``.
+
+class RunSpec(_Settings):
+    """The settings as attributes, by their names in ``TrainingConfig``. It is immutable.
+
+    Steps are counted as the API counts them: in micro-batches by the Python API, in updates by config files.
 
     Attributes:
-        max_time: seconds, or text as the user writes it.
-        batch_size: samples of a micro-batch of one process.
-        gradient_accumulation_steps: micro-batches of an update.
-        mixed_precision: the type of mixed precision; None: all is float32.
-        asynchronous: whether checkpoints are written in the background.
-        hardest_samples: the number of samples with the largest losses that each evaluation writes.
-        overfit_batches: the number of batches that are trained and evaluated on, again and again.
-        non_finite: what follows a loss or gradient that is NaN or infinite.
-        loss_ignores: the classes of labels that the mean loss leaves out; None: samples count alike.
+        api: whose settings they are.
+        as_set: the settings as the user has set them, without the values that follow from others.
     """
 
     api: Api
-    max_time: Any
-    batch_size: int
-    gradient_accumulation_steps: int
-    mixed_precision: str | None
-    float32_matmul_precision: Literal["highest", "high", "medium"] | None
-    find_unused_parameters: bool
-    gradient_checkpointing: bool | Literal["selective", "offload"]
-    compile_blocks: bool
-    zero_gather_precision: Literal["bf16"] | None
-    graph: bool
-    output_dir: str
-    allow_other_trainer: bool
-    save_trainable_only: bool
-    asynchronous: bool
-    hardest_samples: int | None
-    overfit_batches: int | None
-    limit_train_batches: int | float | None
-    ema: Mapping[str, Any] | None
-    unfreeze: Sequence[Any] | None
-    seed: int
-    log_throughput: bool
-    deterministic: bool | Literal["warn"]
-    non_finite: Literal["stop", "skip", "warn"]
-    loss_ignores: int | Sequence[int] | Literal["declared"] | None
+
+    def __init__(
+        self,
+        api: Api,
+        settings: Mapping[str, Any],
+        as_set: Mapping[str, Any],
+        name_of: Callable[[str], str],
+        is_set: Callable[[str], bool],
+    ) -> None:
+        """
+        Args:
+            as_set: the settings without the values that follow from others.
+            name_of, is_set: of a setting: the name that the user gives it, and whether the user set it.
+        """
+        vars(self).update(settings, api=api, as_set=as_set, _name_of=name_of, _is_set=is_set)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"RunSpec.{name}: the settings of a run are immutable.")
+
+    def is_set(self, name: str) -> bool:
+        """Whether the user set the setting; in a config file, to another value than the default."""
+        is_set: bool = vars(self)["_is_set"](name)
+        return is_set
+
+    def name_of(self, name: str) -> str:
+        """The setting as the user writes it: ``batch_size``, or in a config file ``train.train_micro_batch_size``."""
+        own: str = vars(self)["_name_of"](name)
+        return own
+
+    def where(self, name: str) -> str:
+        """:meth:`name_of`, as the beginning of a message."""
+        return f"TrainingConfig.{self.name_of(name)}" if self.api == "Python" else self.name_of(name)
 
     def batch_settings(self, batch_size: int, accumulation: int) -> dict[str, int]:
         """The settings of an update of ``accumulation`` micro-batches, by the names that the user gives them."""
-        if self.api == "Python":
-            return {"batch_size": batch_size, "gradient_accumulation_steps": accumulation}
-        return {
-            "train.train_micro_batch_size": batch_size,
-            "train.num_accumulation_steps": accumulation,
-            "train.global_batch_size": batch_size * accumulation,
+        settings = {
+            self.name_of("batch_size"): batch_size,
+            self.name_of("gradient_accumulation_steps"): accumulation,
         }
+        return settings if self.api == "Python" else settings | {"train.global_batch_size": batch_size * accumulation}
 
 
 def spec_of_training_config(config: "TrainingConfig") -> RunSpec:
     """The settings of the Python API."""
-    return _spec(
-        {"api": "Python", "asynchronous": True, **{name: getattr(config, name) for name in type(config).model_fields}}
-    )
+    settings = {name: getattr(config, name) for name in type(config).model_fields}
+    return RunSpec("Python", settings, config.as_set, config.name_of, config.is_set)
 
 
-def spec_of_cfg(cfg: "DictConfig", device: torch.device) -> RunSpec:
-    """The settings of a complete configuration, as ``DefaultTrainer.cfg`` is, for a run on ``device``."""
-    train, precision = cfg.train, str(autocast_dtype(device)).removeprefix("torch.")
-    settings = {
-        "api": "config file",
-        **train.dist,
-        **train.evaluation,
-        **train.checkpointer,
-        **train,
-        "batch_size": train.train_micro_batch_size,
-        "gradient_accumulation_steps": train.num_accumulation_steps,
-        "mixed_precision": precision if train.amp.enabled else None,
-        "gradient_checkpointing": train.activation_checkpoint.enabled,
-        "zero_gather_precision": train.zero_optimization.gather_precision,
-        "graph": cfg.graph.enabled,
+def spec_of_cfg(cfg: "DictConfig", device: torch.device, given: "DictConfig") -> RunSpec:
+    """The settings of a complete configuration, as ``DefaultTrainer.cfg`` is, for a run on ``device``.
+
+    ``given``: the same without the values that depend on the data, which the trainer has written into ``cfg``.
+    A setting without a place in config files has the value that their runs have.
+    """
+    from omegaconf import DictConfig, ListConfig, OmegaConf
+
+    from trainwright.config.lazy.provenance import value_at
+    from trainwright.config.settings import KEYS, PLACES, place_of, values_of_files
+
+    settings = values_of_files()
+    for name, place in PLACES.items():
+        value = value_at(cfg, place)
+        if isinstance(value, DictConfig | ListConfig):
+            value = OmegaConf.to_container(value)
+        if value is not None or place in KEYS:
+            settings[name] = value
+    train = cfg.train
+    zero = train.zero_optimization
+    settings |= {  # which config files have in another form
+        "mixed_precision": _NAMES_OF_TYPES[autocast_dtype(device)] if train.amp.enabled else None,
+        "zero_stage": zero.stage if zero.enabled else 0,
+        "eval_strategy": "step" if train.evaluation.enabled else "no",
+        "greater_is_better": train.evaluation.eval_mode == "max",
+        "resume_from_checkpoint": bool(train.get("resume")),
+        "init_weights_from": train.load_weight or None,
+        "device_str": train.dist.device_type or train.input_placement_device,
     }
-    return _spec(settings)
 
+    def is_set_by_user(name: str) -> bool:
+        place = place_of(name)
+        return place in KEYS and bool(value_at(given, place) != KEYS[place].default)
 
-def _spec(settings: Mapping[str, Any]) -> RunSpec:
-    return RunSpec(**{field.name: settings[field.name] for field in fields(RunSpec)})
+    return RunSpec("config file", settings, settings, place_of, is_set_by_user)

@@ -3,19 +3,17 @@
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainwright.base.errors import ConfigError, ConfigKeyError, did_you_mean
+from trainwright.engine.spec import RunSpec
 from trainwright.evaluation.objective import MODES, find_objective, objective_by_user
-
-if TYPE_CHECKING:
-    from trainwright.config.settings import TrainingConfig
 
 logger = logging.getLogger("trainwright.engine")
 
 
 class BestMetric:
-    """``config.metric_for_best_model``, and other names of metrics in the settings, as the run stores them.
+    """``spec.metric_for_best_model``, and other names of metrics in the settings, as the run stores them.
 
     ``train.x`` is the training metric x. ``evaluation.x``, ``eval_x`` and x are the evaluation metric x if the run
     evaluates. A mode is "max" or "min".
@@ -26,14 +24,14 @@ class BestMetric:
 
     def __init__(
         self,
-        config: "TrainingConfig",
+        spec: RunSpec,
         handler: Callable[[], Any],
         datasets: Iterable[str],
         *,
         evaluates: bool,
         has_own_results: Callable[[], bool],
     ) -> None:
-        self._config, self._name, self._handler = config, config.metric_for_best_model, handler
+        self._spec, self._name, self._handler = spec, spec.metric_for_best_model, handler
         self._datasets, self._evaluates, self._has_own_results = list(datasets), evaluates, has_own_results
 
     @property
@@ -50,8 +48,8 @@ class BestMetric:
     def check(self) -> None:
         """Check that the evaluation computes it, if the results are known in advance."""
         prefix, key = self._split(self._name, evaluates=True)
-        if self._config.greater_is_better is not None:
-            self._warn_of_mode("greater_is_better", "max" if self._config.greater_is_better else "min", key)
+        if self._spec.greater_is_better is not None:
+            self._warn_of_mode("greater_is_better", "max" if self._spec.greater_is_better else "min", key)
         name, _, key = key.rpartition("/")
         known = self._known_results()
         if prefix != "evaluation" or key == "loss" or known is None:
@@ -77,7 +75,7 @@ class BestMetric:
         self._warn_of_unknown_monitor(name)
         prefix, key = self._split(name, evaluates=name.startswith("eval"))
         if mode != "auto":
-            if self._config.greater_is_better is None:
+            if self._spec.greater_is_better is None:
                 self._warn_of_mode("early_stopping", mode, key)
         elif (prefix, key) == self._split(self._name, evaluates=True):
             mode = self._mode_of_best(key)
@@ -158,13 +156,13 @@ class BestMetric:
         return f"{self._datasets[0]}/{key}" if self._datasets else key
 
     def _mode_of_best(self, key: str) -> str:
-        config = self._config
-        if config.greater_is_better is not None:
-            mode = "max" if config.greater_is_better else "min"
-            by_user = objective_by_user(key.rpartition("/")[2], config.metrics)
+        spec = self._spec
+        if spec.greater_is_better is not None:
+            mode = "max" if spec.greater_is_better else "min"
+            by_user = objective_by_user(key.rpartition("/")[2], spec.metrics)
             if by_user is not None and MODES[by_user] != mode:
                 raise ConfigError(
-                    f"TrainingConfig.greater_is_better: got {config.greater_is_better}, but the MetricConfig of"
+                    f"TrainingConfig.greater_is_better: got {spec.greater_is_better}, but the MetricConfig of"
                     f" {key!r} has objective={by_user!r}. Set only one of them."
                 )
             return mode
@@ -181,7 +179,7 @@ class BestMetric:
         key = key.rpartition("/")[2]
         if key == "loss":
             return "min"
-        objective = objective_by_user(key, self._config.metrics) or find_objective(key, self._handler())
+        objective = objective_by_user(key, self._spec.metrics) or find_objective(key, self._handler())
         return None if objective is None else MODES[objective]
 
 

@@ -67,12 +67,12 @@ class Evaluation:
         self._handler, self._own_compute_loss, self._replaced_model = handler, compute_loss, replaced_model
         self._preprocessor, self._collator, self._default_collator = preprocessor, collator, default_collator
         self._watching: RunCallbacks | None = None  # callbacks that see the batches
-        config, own = run.config, weakref.proxy(run)
+        own = weakref.proxy(run)
         self.comparisons = Comparisons(
             lambda: own.model,
             lambda batch: own.declared_criterion(used_loss(getattr(own.model, "compute_loss", None), batch)),
-            label_names=config.label_names,
-            loss_ignores=config.loss_ignores,
+            label_names=run.spec.label_names,
+            loss_ignores=run.spec.loss_ignores,
         )
 
     # Data.
@@ -95,7 +95,7 @@ class Evaluation:
         collator = self._collator
         if collator is None and isinstance(dataset, list):  # of samples like those of the training data
             collator = self._default_collator
-        return loaders.eval_loader(dataset, self._run.config, collator)
+        return loaders.eval_loader(dataset, self._run.spec, collator)
 
     def prepare(self, batch: Any) -> Any:
         return self._overrides.of("prepare_input_batch", partial(to_batch, device=self._run.device))(batch)
@@ -226,7 +226,7 @@ class Evaluation:
             logger.warning("Trainer.predict: the loader shuffles, so the outputs are not in the order of the samples.")
 
         def read_batches() -> Iterator[Any]:
-            few = islice(loaders.batches_of_rank(loader), parts.dev_batches(self._run.config))
+            few = islice(loaders.batches_of_rank(loader), parts.dev_batches(self._run.spec))
             return map(self.prepare, few)
 
         is_single_pass = not self.generates() and not self._overrides.has("predict_step")
@@ -245,7 +245,7 @@ class Evaluation:
         mesh = current_mesh()
         is_whole = pipeline_of(self._run.model) is None and (mesh is None or not mesh.layout.sequence_parallel)
         can = getattr(self._run.model, "is_generative", False) and is_whole
-        return bool(self._run.config.evaluate_with_generate and can)
+        return bool(self._run.spec.evaluate_with_generate and can)
 
     # Implementation.
 
@@ -270,7 +270,7 @@ class Evaluation:
         if isinstance(loader, Mapping):
             found = {name: self._score(one, name) for name, one in loader.items()}
             return {f"{name}/{key}": value for name, results in found.items() for key, value in results.items()}
-        limit, watching = loaders.eval_limit(loader, self._run.config), self._watching
+        limit, watching = loaders.eval_limit(loader, self._run.spec), self._watching
         results = self._results = self._new_results(loader)
 
         def read_batches() -> Iterable[Any]:

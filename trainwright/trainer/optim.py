@@ -6,7 +6,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from trainwright.base.dist import gather_over_pipeline, get_tensor_parallel_size
 from trainwright.base.errors import ConfigError
 from trainwright.config.torch_names import CUSTOM
 from trainwright.engine.run import TrainerRun
+from trainwright.engine.spec import RunSpec
 from trainwright.engine.state import steps_of
 from trainwright.hooks import HookBase
 from trainwright.hooks import LRScheduler as ScheduleHook
@@ -27,9 +28,6 @@ from trainwright.optim.named import NamedOptimizers, by_name
 from trainwright.optim.schedules import FormulaLR, extend_schedule
 from trainwright.parallel.precision import autocast_and_scaler
 
-if TYPE_CHECKING:
-    from trainwright.config.settings import TrainingConfig
-
 logger = logging.getLogger("trainwright.engine")
 
 Autocast = Callable[[], torch.autocast]  # builds the context of one call: contexts may be nested
@@ -37,9 +35,9 @@ Autocast = Callable[[], torch.autocast]  # builds the context of one call: conte
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def precision_of(config: "TrainingConfig", device: torch.device) -> tuple[Autocast | None, torch.amp.GradScaler | None]:
-    """What builds the context of ``config.mixed_precision``, and the gradient scaler of float16."""
-    dtype = _DTYPES.get(config.mixed_precision or "")
+def precision_of(spec: RunSpec, device: torch.device) -> tuple[Autocast | None, torch.amp.GradScaler | None]:
+    """What builds the context of ``spec.mixed_precision``, and the gradient scaler of float16."""
+    dtype = _DTYPES.get(spec.mixed_precision or "")
     if dtype is None:
         return None, None
     if dtype is torch.bfloat16 and device.type == "cuda" and not torch.cuda.is_bf16_supported():
@@ -49,15 +47,15 @@ def precision_of(config: "TrainingConfig", device: torch.device) -> tuple[Autoca
     return autocast_and_scaler(device, dtype)
 
 
-def build_criterion(config: "TrainingConfig", device: torch.device) -> nn.Module | None:
-    """``config.loss`` on the device; None if it is not set."""
+def build_criterion(spec: RunSpec, device: torch.device) -> nn.Module | None:
+    """``spec.loss`` on the device; None if it is not set."""
     from trainwright.config.torch_names import split_name
 
-    if config.loss is None or config.loss == CUSTOM:
+    if spec.loss is None or spec.loss == CUSTOM:
         return None
-    _, named = split_name(config.loss)
+    _, named = split_name(spec.loss)
     arguments = {name: torch.tensor(v, dtype=torch.float32) if isinstance(v, list) else v for name, v in named.items()}
-    criterion: nn.Module = _built("loss", config.loss, "loss", **arguments).to(device)
+    criterion: nn.Module = _built("loss", spec.loss, "loss", **arguments).to(device)
     return criterion
 
 
@@ -66,7 +64,7 @@ def _built(kind: str, named: Any, setting: str, *arguments: Any, **more: Any) ->
     from trainwright.config.torch_names import find_torch_class
 
     found, _ = find_torch_class(kind, named)
-    assert found is not None, "checked when the config was made"
+    assert found is not None, "checked when the settings were made"
     try:
         return found(*arguments, **more)
     except (TypeError, ValueError, KeyError) as error:
@@ -74,34 +72,34 @@ def _built(kind: str, named: Any, setting: str, *arguments: Any, **more: Any) ->
 
 
 @without_compiler()
-def build_optimizer(config: "TrainingConfig", model: nn.Module) -> Optimizer:
-    """``config.optimizer`` over the parameters of ``model``.
+def build_optimizer(spec: RunSpec, model: nn.Module) -> Optimizer:
+    """``spec.optimizer`` over the parameters of ``model``.
 
     Includes frozen parameters: they have no gradient and do not change, and a resumed run may freeze others.
     """
     from trainwright.config.torch_names import find_torch_class, split_name
 
-    found, _ = find_torch_class("optimizer", config.optimizer)
-    assert found is not None, "checked when the config was made"
-    _, arguments = split_name(config.optimizer)
+    found, _ = find_torch_class("optimizer", spec.optimizer)
+    assert found is not None, "checked when the settings were made"
+    _, arguments = split_name(spec.optimizer)
     if not any(gather_over_pipeline(any(parameter.requires_grad for parameter in model.parameters()))):
         raise ConfigError(
             f"Trainer.model: {type(model).__name__} has no trainable parameter; set requires_grad=True on some."
         )
-    settings = {"lr": config.learning_rate, **arguments}
-    if "weight_decay" in inspect.signature(found).parameters or config.weight_decay:
-        settings.setdefault("weight_decay", config.weight_decay)
+    settings = {"lr": spec.learning_rate, **arguments}
+    if "weight_decay" in inspect.signature(found).parameters or spec.weight_decay:
+        settings.setdefault("weight_decay", spec.weight_decay)
     parameters: list[Any] = list(model.parameters())
-    if config.layer_decay is not None or not config.decay_norm_and_bias:
-        parameters = _parameter_groups(config, model, settings)
-    optimizer: Optimizer = _built("optimizer", config.optimizer, "optimizer", parameters, **settings)
+    if spec.layer_decay is not None or not spec.decay_norm_and_bias:
+        parameters = _parameter_groups(spec, model, settings)
+    optimizer: Optimizer = _built("optimizer", spec.optimizer, "optimizer", parameters, **settings)
     run_fused(optimizer, model)
     return optimizer
 
 
-def _parameter_groups(config: "TrainingConfig", model: nn.Module, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _parameter_groups(spec: RunSpec, model: nn.Module, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Groups by layer, and without weight decay of norm layers and biases, as configured."""
-    off = None if config.decay_norm_and_bias else 0.0
+    off = None if spec.decay_norm_and_bias else 0.0
     if off is not None and not settings.get("weight_decay"):
         logger.warning("TrainingConfig.decay_norm_and_bias=False has no effect without weight_decay.")
     from trainwright.optim.build import get_default_optimizer_params  # here: loads omegaconf
@@ -111,7 +109,7 @@ def _parameter_groups(config: "TrainingConfig", model: nn.Module, settings: Mapp
         base_lr=settings["lr"],
         weight_decay_norm=off,
         weight_decay_bias=off,
-        layer_decay=config.layer_decay,
+        layer_decay=spec.layer_decay,
         include_frozen=True,
     )
 
@@ -144,7 +142,7 @@ class Schedules:
         self._first = self._planned = 0  # the update that the schedules start at, and the length they have
         self._hooks: list[ScheduleHook] = []
         self._num_within: dict[Any, tuple[int, int]] = {}  # the steps before the update that ended at a global step
-        every = run.config.lr_scheduling_steps
+        every = run.spec.lr_scheduling_steps
         for one in (given or {}).values():
             if not isinstance(one, FormulaLR | ReduceLROnPlateau):
                 often = f"every {every} steps" if every else "once an epoch"
@@ -177,7 +175,7 @@ class Schedules:
 
     def hooks(self, optimizer: Optimizer, schedules: Mapping[str, LRScheduler]) -> list[HookBase]:
         """The hooks that step them: the run's one, whichever it is then, or those of several optimizers by name."""
-        is_torchs = bool(self._run.config.lr_scheduler or self._given is not None)
+        is_torchs = bool(self._run.spec.lr_scheduler or self._given is not None)
         if not isinstance(optimizer, NamedOptimizers):
             self._hooks = [ScheduleHook(period=self._num_due if is_torchs else 1)]
             return [*self._hooks]
@@ -229,40 +227,40 @@ class Schedules:
 
     def _every(self, schedule: LRScheduler | None) -> int | None:
         """Steps between two steps of a schedule; None: it is stepped after each update."""
-        config, plan = self._run.config, self._state.plan
-        if not (config.lr_scheduler or self._given is not None):
+        spec, plan = self._run.spec, self._state.plan
+        if not (spec.lr_scheduler or self._given is not None):
             return None
-        own = steps_of(config.lr_scheduling_steps, plan.total_steps)
+        own = steps_of(spec.lr_scheduling_steps, plan.total_steps)
         return own or (None if isinstance(schedule, FormulaLR) else plan.steps_per_epoch)
 
     def _build(self, optimizer: Optimizer, num_updates: int) -> LRScheduler | None:
-        return build_lr_scheduler(self._run.config, optimizer, num_updates, self._plateau_mode)
+        return build_lr_scheduler(self._run.spec, optimizer, num_updates, self._plateau_mode)
 
 
 def build_lr_scheduler(
-    config: "TrainingConfig", optimizer: Optimizer, num_updates: int, plateau_mode: Callable[[], str]
+    spec: RunSpec, optimizer: Optimizer, num_updates: int, plateau_mode: Callable[[], str]
 ) -> LRScheduler | None:
-    """The schedule over ``num_updates`` updates: ``config.lr_scheduler`` (torch's) or ``lr_scheduler_type`` (warm-up).
+    """The schedule over ``num_updates`` updates: ``spec.lr_scheduler`` (torch's) or ``lr_scheduler_type`` (warm-up).
 
     None if neither is set, and for an optimizer whose groups have no learning rate. ``plateau_mode`` returns the mode
     of a ReduceLROnPlateau, "min" or "max", if its arguments do not set it.
     """
     if not all("lr" in group for group in optimizer.param_groups):
         return None
-    if config.lr_scheduler is not None:
-        return _torch_scheduler(config.lr_scheduler, config.lr_scheduler_kwargs or {}, optimizer, plateau_mode)
-    if isinstance(config.lr_scheduler_type, Mapping):
-        return _torch_scheduler(config.lr_scheduler_type, {}, optimizer, plateau_mode)
-    share, steps = config.warmup_ratio, config.warmup_steps
+    if spec.lr_scheduler is not None:
+        return _torch_scheduler(spec.lr_scheduler, spec.lr_scheduler_kwargs or {}, optimizer, plateau_mode)
+    if isinstance(spec.lr_scheduler_type, Mapping):
+        return _torch_scheduler(spec.lr_scheduler_type, {}, optimizer, plateau_mode)
+    share, steps = spec.warmup_ratio, spec.warmup_steps
     if isinstance(steps, float):
         share, steps = steps, 0
     warmup = steps or math.ceil(num_updates * share)
-    if warmup >= num_updates > 1 and config.lr_scheduler_type not in (None, "constant") and not config.fast_dev_run:
+    if warmup >= num_updates > 1 and spec.lr_scheduler_type not in (None, "constant") and not spec.fast_dev_run:
         logger.warning(
             "TrainingConfig.warmup_steps: the warm-up takes %d updates, and there are %d: the learning rate is never"
             " reached. A share of all updates is a float, such as 0.1.", warmup, num_updates,
         )  # fmt: skip
-    kind: Any = config.lr_scheduler_type
+    kind: Any = spec.lr_scheduler_type
     if kind is None:
         return None
     counts: dict[str, tuple[int, ...]] = {"constant": (), "constant_with_warmup": (warmup,)}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trainwright.config.torch_names import GivenName
 from trainwright.data.wrapped import with_inner
 from trainwright.engine.run_methods import RunMethods
+from trainwright.engine.spec import RunSpec
 from trainwright.hooks.callbacks import Callback, CallbackList, EarlyStoppingCallback, PrintCallback, TrainerControl
 from trainwright.hooks.timer import SettingNames
 from trainwright.trainer.best_metric import BestMetric
@@ -40,9 +41,9 @@ def settings_of_copy(
     return config.copy_with(**{name: value for name, value in wanted.items() if config[name] != value})
 
 
-def dev_batches(config: "TrainingConfig") -> int | None:
+def dev_batches(spec: RunSpec) -> int | None:
     """The number of batches of a ``fast_dev_run``; None: all of them."""
-    return int(config.fast_dev_run) or None
+    return int(spec.fast_dev_run) or None
 
 
 def give_preprocessor(preprocessor: Any, model: Any, *datasets: Any) -> Any:
@@ -59,10 +60,10 @@ def give_preprocessor(preprocessor: Any, model: Any, *datasets: Any) -> Any:
     return preprocessor
 
 
-def given_handler(given: Given, config: "TrainingConfig", trainer: RunMethods) -> Any:
+def given_handler(given: Given, spec: RunSpec, trainer: RunMethods) -> Any:
     """The handler that the user has passed or configured, so that errors in it are raised now; None: the default."""
     if given.metrics_handler is None:
-        return build_metrics_handler(config, trainer) if config.is_set("metrics") or config.task is not None else None
+        return build_metrics_handler(spec, trainer) if spec.is_set("metrics") or spec.task is not None else None
     from trainwright.evaluation.adapters import handler_of
 
     handler = handler_of(given.metrics_handler)
@@ -71,27 +72,27 @@ def given_handler(given: Given, config: "TrainingConfig", trainer: RunMethods) -
     return handler
 
 
-def build_metrics_handler(config: "TrainingConfig", trainer: RunMethods) -> Any:
-    """The handler of ``config.metrics``: the task's, or a torchmetrics handler if there is no task.
+def build_metrics_handler(spec: RunSpec, trainer: RunMethods) -> Any:
+    """The handler of ``spec.metrics``: the task's, or a torchmetrics handler if there is no task.
 
     It gets the trainer, as the documented ones do.
     """
     from trainwright.evaluation import TorchMetricsHandler, metrics_handler_for
 
-    if config.task is not None:
-        return metrics_handler_for(config.task)(config.metrics, weakref.proxy(trainer))
-    return TorchMetricsHandler(config.metrics or [], weakref.proxy(trainer), is_default=not config.is_set("metrics"))
+    if spec.task is not None:
+        return metrics_handler_for(spec.task)(spec.metrics, weakref.proxy(trainer))
+    return TorchMetricsHandler(spec.metrics or [], weakref.proxy(trainer), is_default=not spec.is_set("metrics"))
 
 
 def build_callbacks(
-    config: "TrainingConfig", control: TrainerControl, best: BestMetric, *, evaluates: bool, print_steps: int
+    spec: RunSpec, control: TrainerControl, best: BestMetric, *, evaluates: bool, print_steps: int
 ) -> list[Callback]:
     """The callbacks that the configuration requests."""
     callbacks: list[Callback] = []
-    if config.early_stopping is not None:
-        callbacks += _early_stopping(config, control, best, evaluates=evaluates)
-    if config.print_steps is not None:
-        callbacks.append(PrintCallback(config.num_epochs, step_frequency=print_steps))
+    if spec.early_stopping is not None:
+        callbacks += _early_stopping(spec, control, best, evaluates=evaluates)
+    if spec.print_steps is not None:
+        callbacks.append(PrintCallback(spec.num_epochs, step_frequency=print_steps))
     return callbacks
 
 
@@ -107,12 +108,10 @@ def add_built_in(callbacks: CallbackList, built_in: list[Callback], *, before: l
     return added
 
 
-def _early_stopping(
-    config: "TrainingConfig", control: TrainerControl, best: BestMetric, *, evaluates: bool
-) -> list[Callback]:
+def _early_stopping(spec: RunSpec, control: TrainerControl, best: BestMetric, *, evaluates: bool) -> list[Callback]:
     """Watch the monitor that the user sets, or else ``metric_for_best_model``."""
-    given = config.to_dict()["early_stopping"] if config.is_set("early_stopping") else {}
-    settings: dict[str, Any] = dict(config.early_stopping or {})
+    given = spec.as_set["early_stopping"] if spec.is_set("early_stopping") else {}
+    settings: dict[str, Any] = dict(spec.early_stopping or {})
     if given and not evaluates and str(given.get("monitor", "eval")).startswith("eval"):
         logger.warning(
             "TrainingConfig.early_stopping: watches %s, but nothing is evaluated, so it never stops the run. Pass an"
@@ -121,7 +120,7 @@ def _early_stopping(
         )
     if "monitor" in given:
         settings["monitor"], settings["mode"] = best.monitor(settings["monitor"], settings["mode"])
-    elif evaluates or config.is_set("metric_for_best_model"):
+    elif evaluates or spec.is_set("metric_for_best_model"):
         settings |= {"monitor": best.name_in_logs(), "mode": given.get("mode", best.mode())}
     else:
         return []
@@ -130,20 +129,20 @@ def _early_stopping(
     return [callback]
 
 
-def next_commands(config: "TrainingConfig", total_steps: int, callbacks: Iterable[Callback]) -> list[str]:
+def next_commands(spec: RunSpec, total_steps: int, callbacks: Iterable[Callback]) -> list[str]:
     """What a user may do after a training."""
-    folder = shlex.quote(config.output_dir)
-    commands = [] if config.tensorboard is None else [f"tensorboard --logdir {folder}"]
-    if not config.save_enabled:
+    folder = shlex.quote(spec.output_dir)
+    commands = [] if spec.tensorboard is None else [f"tensorboard --logdir {folder}"]
+    if not spec.save_enabled:
         return commands
     if any(callback.has_ended_run for callback in callbacks):
         longer = "early_stopping=None"
-    elif isinstance(config.max_steps, float):
+    elif isinstance(spec.max_steps, float):
         longer = "max_steps=None"
-    elif config.max_steps == total_steps:
+    elif spec.max_steps == total_steps:
         longer = f"max_steps={2 * total_steps}"
     else:
-        longer = f"num_epochs={2 * config.num_epochs}"
+        longer = f"num_epochs={2 * spec.num_epochs}"
     return [*commands, f"resume_from_checkpoint=True with {longer} trains it longer"]
 
 
@@ -151,6 +150,7 @@ SETTING_NAMES = SettingNames(
     workers="dataloader_num_workers",
     no_workers="dataloader_num_workers=0",
     collate="data_collator=lambda batch: batch",
+    asynchronous="save_asynchronously=True",
     profile="TrainingConfig(profile=True)",
     save="a larger save_steps, or every_n_epoch or every_n_iteration of model_checkpoint,",
     evaluate="eval_strategy='step' with a larger eval_steps",

@@ -18,6 +18,7 @@ from trainwright.engine.accumulation import TOKENS
 from trainwright.engine.gradient_sync import GradientSync, gradient_sync
 from trainwright.engine.pipeline_step import refuse_own_step, refuse_unseeded_loader
 from trainwright.engine.run import TrainerRun
+from trainwright.engine.spec import RunSpec
 from trainwright.hooks.method_overrides import Overrides
 from trainwright.parallel.data_parallel import leave_at_exit, num_launched, setup_dist_util
 from trainwright.parallel.mesh import current_mesh
@@ -71,19 +72,19 @@ def _check_same(config: "TrainingConfig", given: Mapping[str, Any]) -> None:
     check_same_settings({"TrainingConfig": config.to_dict(), "Trainer": sizes})
 
 
-def check_launch(config: "TrainingConfig", accelerator: Any = None) -> None:
+def check_launch(spec: RunSpec, accelerator: Any = None) -> None:
     """Log or warn if the launcher does not start what the settings request."""
-    if config.distributed and get_world_size() == 1:
+    if spec.distributed and get_world_size() == 1:
         logger.info(
             "TrainingConfig.distributed: there is only one process. `torchrun --nproc-per-node 2 SCRIPT` and"
             " `accelerate launch --multi_gpu --num_processes 2 SCRIPT` start two."
         )
     launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
-    if accelerator is None and launched not in ("no", config.mixed_precision):
+    if accelerator is None and launched not in ("no", spec.mixed_precision):
         logger.warning(
             "`accelerate launch` sets --mixed_precision %s, but TrainingConfig.mixed_precision=%r is used. Set"
             " TrainingConfig.mixed_precision, or pass an Accelerator() to the Trainer.",
-            launched, config.mixed_precision,
+            launched, spec.mixed_precision,
         )  # fmt: skip
 
 
@@ -188,7 +189,7 @@ class Placement:
 
     def __init__(self, run: TrainerRun, *, accelerator: Any, optimizer: Any, splits_scores: bool, wraps: bool) -> None:
         model = run.model
-        _refuse_with_mesh(run.config, model, accelerator)
+        _refuse_with_mesh(run.spec, model, accelerator)
         autocast = None if accelerator is not None else run.autocast
         run.place_model(splits_scores=splits_scores, autocast=autocast, optimizer=optimizer)
         prepared = None if accelerator is None else accelerator.prepare_model(model)  # applies autocast, too
@@ -200,10 +201,10 @@ class Placement:
             run.device,
             self._use,
             prepared=prepared,
-            find_unused_parameters=run.config.find_unused_parameters,
+            find_unused_parameters=run.spec.find_unused_parameters,
             wraps=wraps,
         )
-        if self.sync is None and has_all_gpus(run.config.device_str):
+        if self.sync is None and has_all_gpus(run.spec.device_str):
             self.model = AllGPUs(model)
 
     def _use(self, model: Any) -> None:
@@ -212,11 +213,11 @@ class Placement:
             self.on_wrap(model)
 
 
-def _refuse_with_mesh(config: "TrainingConfig", model: nn.Module, accelerator: Any) -> None:
+def _refuse_with_mesh(spec: RunSpec, model: nn.Module, accelerator: Any) -> None:
     mesh = current_mesh()
     if mesh is None:
         return
-    if mesh.layout.sequence_parallel and _generates(config, model):
+    if mesh.layout.sequence_parallel and _generates(spec, model):
         raise ConfigError(
             "TrainingConfig.evaluate_with_generate: got True with sequence_parallel=True, which needs texts whose"
             " length tensor_parallel_size divides; generate adds one token at a time. Set one of them to False."
@@ -228,23 +229,21 @@ def _refuse_with_mesh(config: "TrainingConfig", model: nn.Module, accelerator: A
         )
 
 
-def _generates(config: "TrainingConfig", model: nn.Module) -> bool:
-    is_on = config.is_set("evaluate_with_generate") and config.evaluate_with_generate
+def _generates(spec: RunSpec, model: nn.Module) -> bool:
+    is_on = spec.is_set("evaluate_with_generate") and spec.evaluate_with_generate
     return bool(is_on and getattr(model, "is_generative", False))
 
 
-def check_pipeline(
-    pipeline: Pipeline, config: "TrainingConfig", model: nn.Module, loader: Any, overrides: Overrides
-) -> None:
+def check_pipeline(pipeline: Pipeline, spec: RunSpec, model: nn.Module, loader: Any, overrides: Overrides) -> None:
     """Raise if the model's stages cannot train with these settings, this loader or these methods of the user's."""
     refuse_own_step(pipeline, overrides.kind, [name for name in OWN_STEPS if overrides.has(name)])
-    if _generates(config, model):
+    if _generates(spec, model):
         raise ConfigError(
             "TrainingConfig.evaluate_with_generate: got True with pipeline_parallel_size > 1, whose stages have a"
             " part of the model. Use tensor parallelism or ZeRO, or set it to False."
         )
     refuse_unseeded_loader(loader, "Trainer.train_dataloader")
-    pipeline.check_length(config.gradient_accumulation_steps, "TrainingConfig.gradient_accumulation_steps")
+    pipeline.check_length(spec.gradient_accumulation_steps, "TrainingConfig.gradient_accumulation_steps")
 
 
 def warn_unsharded_loader(loader: Any) -> None:

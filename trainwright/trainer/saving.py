@@ -92,7 +92,7 @@ class Saving:
         on_commit = None
         if checkpointer in (None, own):
             links = [self._folder.path / link for link in self._links_to_this()]
-            on_commit = partial(_link_and_prune, Path(own.save_dir), name, links, self._run.config.max_to_keep)
+            on_commit = partial(_link_and_prune, Path(own.save_dir), name, links, self._run.spec.max_to_keep)
         iteration = self._state.updates_done - 1
         (checkpointer or own).save(name, iteration=iteration, on_commit=on_commit, keep_trained=keep_trained)
 
@@ -113,7 +113,7 @@ class Saving:
         self._checkpointer.wait()
         best = Path(self._checkpointer.save_dir, BEST)
         if not best.exists():
-            name = self._run.config.metric_for_best_model
+            name = self._run.spec.metric_for_best_model
             logger.warning("There is no best checkpoint to load: no evaluation computed %r.", name)
             return {}
         loaded = self._checkpointer.loaded_from

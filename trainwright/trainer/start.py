@@ -25,11 +25,11 @@ from trainwright.data.sampler import limited
 from trainwright.engine.folder.run_folder import RunFolder
 from trainwright.engine.loaders import is_own_loader, with_length
 from trainwright.engine.logs import log_to_console
+from trainwright.engine.spec import RunSpec, spec_of_training_config
 from trainwright.engine.state import StepPlan, TrainerState, steps_of
 from trainwright.parallel.data_parallel import launched_rank
 from trainwright.parallel.restarts import is_continued
 from trainwright.trainer.checks import Given
-from trainwright.trainer.parts import dev_batches
 from trainwright.trainer.processes import check_launch, join
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def start(given: Given, owner: object) -> "tuple[TrainingConfig, torch.device]":
     """
     log_to_console(launched_rank())  # before the first warning
     config, device = join(given.config, given.accelerator, given.data)
-    if (num_batches := dev_batches(config)) is not None:
+    if num_batches := int(config.fast_dev_run):
         from trainwright.config.settings import changes_of
 
         folder: str = broadcast_object(tempfile.mkdtemp(prefix="fast_dev_run_") if is_main_process() else "")
@@ -58,13 +58,13 @@ def start(given: Given, owner: object) -> "tuple[TrainingConfig, torch.device]":
     checkpoints = Path(os.path.abspath(config.output_dir), config.checkpoints_dir)
     if config.resume_from_checkpoint is not True and is_continued(checkpoints / POINTER_NAME):
         config = config.copy_with(resume_from_checkpoint=True)
-    check_launch(config, given.accelerator)
+    check_launch(spec_of_training_config(config), given.accelerator)
     return config, device
 
 
-def resume(config: "TrainingConfig", checkpointer: Checkpointer) -> Path | None:
-    """Load the checkpoint that ``config`` resumes from and return its folder; None: a run starts from step 0."""
-    folder = _resumed_folder(config, Path(checkpointer.save_dir))
+def resume(spec: RunSpec, checkpointer: Checkpointer) -> Path | None:
+    """Load the checkpoint that ``spec`` resumes from and return its folder; None: a run starts from step 0."""
+    folder = _resumed_folder(spec, Path(checkpointer.save_dir))
     if folder is not None and is_checkpoint(folder):
         there = checkpointer.in_folder("")
         there.load(folder)
@@ -75,38 +75,38 @@ def resume(config: "TrainingConfig", checkpointer: Checkpointer) -> Path | None:
         checkpointer.loaded_from = there.loaded_from
         return folder
     if folder is not None:
-        logger.info("%s holds no checkpoint to resume from: starting a new run.", config.output_dir)
-    if config.init_weights_from is not None:
+        logger.info("%s holds no checkpoint to resume from: starting a new run.", spec.output_dir)
+    if spec.init_weights_from is not None:
         from trainwright.models.folder import init_weights
 
         try:
-            init_weights(checkpointer.model, config.init_weights_from)
+            init_weights(checkpointer.model, spec.init_weights_from)
         except MissingFileError as error:
             raise MissingFileError(f"TrainingConfig.init_weights_from: {error}") from error
     return None
 
 
-def check_folder(config: "TrainingConfig", folder: RunFolder, *, evaluates: bool) -> None:
+def check_folder(spec: RunSpec, folder: RunFolder, *, evaluates: bool) -> None:
     """Refuse a folder with another run, and a best model that is never saved."""
-    if not config.overwrite_output_dir and not folder.resume and folder.holds_a_run():
+    if not spec.overwrite_output_dir and not folder.resume and folder.holds_a_run():
         raise ConfigError(
-            f"TrainingConfig.output_dir: {config.output_dir} holds a run, and overwrite_output_dir is False. Set"
+            f"TrainingConfig.output_dir: {spec.output_dir} holds a run, and overwrite_output_dir is False. Set"
             " another folder, or resume_from_checkpoint=True to continue that run."
         )
-    if config.load_best_model_at_end and not (evaluates and config.save_enabled):
+    if spec.load_best_model_at_end and not (evaluates and spec.save_enabled):
         raise ConfigError(
             "TrainingConfig.load_best_model_at_end: got True, but nothing is evaluated or saved; it needs an"
             " eval_dataset, an eval_strategy other than 'no', and save_enabled=True."
         )
 
 
-def elastic_accumulation(config: "TrainingConfig", output_dir: Path, batch_size: int) -> int:
+def elastic_accumulation(spec: RunSpec, output_dir: Path, batch_size: int) -> int:
     """The batches of an update that keep the samples per update of the checkpoint that an elastic run resumes from.
 
     ``batch_size``: the samples of a batch of all processes together; 0: unknown.
     """
-    now = config.gradient_accumulation_steps
-    folder = _resumed_folder(config, output_dir / config.checkpoints_dir) if config.elastic and batch_size else None
+    now = spec.gradient_accumulation_steps
+    folder = _resumed_folder(spec, output_dir / spec.checkpoints_dir) if spec.elastic and batch_size else None
     if folder is None:
         return now
     candidates = [folder] if is_checkpoint(folder) else resume_candidates(folder) if folder.is_dir() else []
@@ -118,7 +118,7 @@ def elastic_accumulation(config: "TrainingConfig", output_dir: Path, batch_size:
     if rest:
         raise ConfigError(
             f"TrainingConfig.elastic: an update of the checkpoint has {total} samples, which batches of {batch_size}"
-            f" ({config.batch_size} batch_size x {batch_size // config.batch_size} data ranks) do not divide. Set"
+            f" ({spec.batch_size} batch_size x {batch_size // spec.batch_size} data ranks) do not divide. Set"
             " another batch_size, or start another number of processes."
         )
     if steps and steps != now:
@@ -126,12 +126,12 @@ def elastic_accumulation(config: "TrainingConfig", output_dir: Path, batch_size:
     return steps or now
 
 
-def _resumed_folder(config: "TrainingConfig", own: Path) -> Path | None:
+def _resumed_folder(spec: RunSpec, own: Path) -> Path | None:
     """The checkpoint that the settings resume from, or a folder of checkpoints; None: they do not."""
-    asked = config.resume_from_checkpoint
+    asked = spec.resume_from_checkpoint
     if asked is None or isinstance(asked, bool):
         return own if asked else None
-    for folder in (Path(asked), Path(asked, config.checkpoints_dir)):
+    for folder in (Path(asked), Path(asked, spec.checkpoints_dir)):
         if is_checkpoint(folder) or checkpoint_folders(folder):
             return folder
     raise MissingFileError(
@@ -139,29 +139,29 @@ def _resumed_folder(config: "TrainingConfig", own: Path) -> Path | None:
     )
 
 
-def plan_of(config: "TrainingConfig", loader: Any) -> tuple[Any, StepPlan]:
+def plan_of(spec: RunSpec, loader: Any) -> tuple[Any, StepPlan]:
     """The loader with a length, and the plan: ``num_epochs`` passes over it, or ``max_steps`` if these are fewer."""
-    max_steps, limit = config.max_steps, config.overfit_batches or config.limit_train_batches
+    max_steps, limit = spec.max_steps, spec.overfit_batches or spec.limit_train_batches
     loader = with_length(loader, limit, max_steps)
-    steps_per_epoch = epoch_length(config, loader)
+    steps_per_epoch = epoch_length(spec, loader)
     if isinstance(max_steps, float):
-        share, max_steps = max_steps, steps_of(max_steps, steps_per_epoch) * config.num_epochs
+        share, max_steps = max_steps, steps_of(max_steps, steps_per_epoch) * spec.num_epochs
         logger.info(
             "TrainingConfig.max_steps=%g: %d steps in total, that fraction of %d epochs of %d batches. No epoch is"
             " shortened: training ends in epoch %d. limit_train_batches=%g shortens each epoch.",
-            share, max_steps, config.num_epochs, steps_per_epoch, -(-max_steps // steps_per_epoch), share,
+            share, max_steps, spec.num_epochs, steps_per_epoch, -(-max_steps // steps_per_epoch), share,
         )  # fmt: skip
-    total = config.num_epochs * steps_per_epoch
+    total = spec.num_epochs * steps_per_epoch
     batch_size = (getattr(getattr(loader, "batch_sampler", None), "batch_size", None) or 0) * get_data_parallel_size()
     if max_steps is not None and max_steps > total:
         logger.warning(
             "TrainingConfig.max_steps: %d exceeds the %d steps of num_epochs=%d, after which training ends.",
-            max_steps, total, config.num_epochs,
+            max_steps, total, spec.num_epochs,
         )  # fmt: skip
     plan = StepPlan(
         steps_per_epoch=steps_per_epoch,
-        accumulation=config.gradient_accumulation_steps,
-        num_epochs=config.num_epochs,
+        accumulation=spec.gradient_accumulation_steps,
+        num_epochs=spec.num_epochs,
         max_steps=max_steps,
         batch_size=batch_size,
         samples_per_epoch=samples_of_epoch(loader, steps_per_epoch, batch_size),
@@ -170,7 +170,7 @@ def plan_of(config: "TrainingConfig", loader: Any) -> tuple[Any, StepPlan]:
     return loader, plan
 
 
-def epoch_length(config: "TrainingConfig", loader: Any) -> int:
+def epoch_length(spec: RunSpec, loader: Any) -> int:
     """The steps of an epoch that starts now."""
     try:
         steps = len(loader)
@@ -181,7 +181,7 @@ def epoch_length(config: "TrainingConfig", loader: Any) -> int:
     if steps == 0:
         raise ConfigError(f"Trainer.train_dataloader: {type(loader).__name__} is empty; it must yield a batch.")
     if not is_own_loader(loader):  # which limits itself
-        steps = limited(steps, config.overfit_batches or config.limit_train_batches)
+        steps = limited(steps, spec.overfit_batches or spec.limit_train_batches)
     lengths = all_gather_object(steps)
     if len(set(lengths)) > 1:
         raise ConfigError(
@@ -204,18 +204,18 @@ class Periods:
         common_print: that of printed lines with the metrics of several processes; 0 with one process.
     """
 
-    def __init__(self, config: "TrainingConfig", state: TrainerState) -> None:
+    def __init__(self, spec: RunSpec, state: TrainerState) -> None:
         self._state = state
-        self.plan(config)
+        self.plan(spec)
 
-    def plan(self, config: "TrainingConfig") -> None:
+    def plan(self, spec: RunSpec) -> None:
         """Compute the periods for the current length of the run."""
         self.save, self.log, self.evaluate, self.print = (
             steps_of(period, self._state.plan.total_steps)
-            for period in (config.save_steps, config.log_steps, config.eval_steps, config.print_steps)
+            for period in (spec.save_steps, spec.log_steps, spec.eval_steps, spec.print_steps)
         )
         self.common_print = self.print if get_world_size() > 1 else 0
-        saved = config.model_checkpoint or {}
+        saved = spec.model_checkpoint or {}
         self._saved_steps: int = saved.get("every_n_iteration") or 0
         self._linked_epochs: int = saved.get("every_n_epoch") or 0
 

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,15 +11,13 @@ from torch.utils.hooks import RemovableHandle
 
 from trainwright.base.dist import get_world_size, is_any
 from trainwright.base.errors import ConfigError, UserError
+from trainwright.engine.spec import RunSpec
 from trainwright.evaluation.comparison import Comparison
 from trainwright.hooks.base import HookBase
 from trainwright.hooks.callbacks import RunCallbacks
 from trainwright.hooks.method_overrides import Overrides
 from trainwright.models.outputs import predictions_of
 from trainwright.models.targets import target_of
-
-if TYPE_CHECKING:
-    from trainwright.config.settings import TrainingConfig
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -202,10 +200,10 @@ class TrainMetrics(HookBase):
             logger.warning("Training metrics restart: %s", error)
 
 
-def measures_training(config: "TrainingConfig") -> bool:
+def measures_training(spec: RunSpec) -> bool:
     """Whether metrics of the training batches are computed."""
-    asks = bool(config.metrics) or (config.metrics is None and config.task is not None)
-    return asks and config.eval_strategy != "eval_epoch"
+    asks = bool(spec.metrics) or (spec.metrics is None and spec.task is not None)
+    return asks and spec.eval_strategy != "eval_epoch"
 
 
 def after_batch_calls(

@@ -39,7 +39,7 @@ from trainwright.engine.resumed_settings import plain
 from trainwright.engine.run import TrainerRun
 from trainwright.engine.run_hooks import run_hooks, timing_facts
 from trainwright.engine.run_methods import RunMethods, part_of_run
-from trainwright.engine.spec import spec_of_training_config
+from trainwright.engine.spec import RunSpec, spec_of_training_config
 from trainwright.engine.state import StepPlan, TrainerState
 from trainwright.events.formats import CSV_NAME
 from trainwright.events.storage import EventStorage
@@ -95,6 +95,13 @@ class PythonRun(TrainerRun):
     scheduling: Schedules
     built_in_callbacks: list[Callback]
 
+    @property
+    def spec(self) -> RunSpec:
+        """The settings of the current configuration, which the user may change between two trainings."""
+        if self._spec is None or self._spec.as_set is not self.config.as_set:
+            self._spec = spec_of_training_config(self.config)
+        return self._spec
+
     def prepare(self, batch: Any) -> Any:
         return self.evaluation.prepare(batch)
 
@@ -131,10 +138,10 @@ class PythonRun(TrainerRun):
         self.saving.save_step()
 
     def own_facts(self) -> dict[str, Any]:
-        config, trainer = self.config, self.trainer
+        config, spec, trainer = self.config, self.spec, self.trainer
         tests = [len(one) for one in loaders.each(trainer.eval_dataset) if isinstance(one, Sized)]
         return {
-            "task": config.task,
+            "task": spec.task,
             "num_train": len(trainer.train_dataset) if isinstance(trainer.train_dataset, Sized) else None,
             "num_eval": sum(tests),
             "num_left_out": loaders.num_left_out(self.batches.loader),
@@ -155,7 +162,7 @@ class PythonRun(TrainerRun):
         }
 
     def next_commands(self) -> list[str]:
-        return next_commands(self.config, self.trainer.total_steps, self.trainer.callbacks)
+        return next_commands(self.spec, self.trainer.total_steps, self.trainer.callbacks)
 
     def schedule_length(self, schedule: Any) -> int:
         return self.scheduling.length(schedule)
@@ -164,8 +171,8 @@ class PythonRun(TrainerRun):
         self.config.update({"learning_rate": rate})
         self._has_read("learning_rate")
 
-    def settings_now(self) -> dict[str, Any]:
-        settings: dict[str, Any] = self.trainer.config.as_set()
+    def settings_now(self) -> Mapping[str, Any]:
+        settings: Mapping[str, Any] = self.trainer.config.as_set
         return settings
 
     def late_changes(self) -> set[str]:
@@ -185,7 +192,7 @@ class PythonRun(TrainerRun):
 
     def _has_read(self, *names: str) -> None:
         if self.settings_read is not None:
-            self.settings_read |= {name: self.settings_now()[name] for name in names}
+            self.settings_read = {**self.settings_read, **{name: self.settings_now()[name] for name in names}}
 
     def own_settings(self) -> dict[str, Any]:
         settings, _ = without_secrets(self.config.to_dict())
@@ -203,7 +210,7 @@ class PythonRun(TrainerRun):
         return parts.settings_of_copy(self.config, folder, changes, **kind)
 
     def change_copy(self, new: "Trainer", memo: dict[int, Any]) -> None:
-        if isinstance(self.config.optimizer, GivenName) and id(self.optimizer) not in memo:
+        if isinstance(self.spec.optimizer, GivenName) and id(self.optimizer) not in memo:
             new.set_optimizer(copy.deepcopy(self.optimizer, memo))
         if self.criterion is not None and id(self.criterion) not in memo:
             new.set_loss(copy.deepcopy(self.criterion, memo))
@@ -287,14 +294,13 @@ class Trainer(RunMethods):
         )  # fmt: skip
         self._given_output_dir = given.config.output_dir
         self.config, self.device = start.start(given, self)
-        self.output_dir = Path(os.path.abspath(self.config.output_dir))
+        self.output_dir = Path(os.path.abspath(self.run.spec.output_dir))
         self.model, self.accelerator, self.model_card = given.model, given.accelerator, given.model_card
         self.train_dataset, self.eval_dataset = given.train_dataset, given.eval_dataset
         self.callbacks, self.trainercontrol = CallbackList(given.callbacks), TrainerControl()
         self.storage = EventStorage()
 
         self._build_data(given)
-        self.run.spec = spec_of_training_config(self.config)
         self._build_metrics(given)
         self._build_weights(given)
         self._build_saving()
@@ -302,10 +308,10 @@ class Trainer(RunMethods):
         self._build_step()
         run = self.run
         run.folder.recover()
-        if (source := start.resume(self.config, self.checkpointer)) is not None:
+        if (source := start.resume(self.run.spec, self.checkpointer)) is not None:
             self.run.saving.continue_from(source)
         run.fill_weights()
-        start.check_folder(self.config, run.folder, evaluates=self._evaluates)
+        start.check_folder(self.run.spec, run.folder, evaluates=self._evaluates)
         self._register_hooks()
         run.settings_read = run.settings_now()
 
@@ -326,34 +332,34 @@ class Trainer(RunMethods):
             default_collator=self.data_collator,
             replaced_model=self._replaced_model,
         )
-        config = self.config
-        self.state = TrainerState(self, is_elastic=config.elastic)
+        run, spec = self.run, self.run.spec
+        self.state = TrainerState(self, is_elastic=spec.elastic)
         train, tests = given.train_dataloader, given.eval_dataloader
         with real_tensors():  # in an estimate, too
             if train is None:  # not `or`: that calls len(loader), and a loader may have none
                 train = self.create_train_dataloader(given.train_dataset)
-            if config.overfit_batches is not None:
-                tests = loaders.overfit_loader(train, given.train_dataset, config, given.data_collator)
+            if spec.overfit_batches is not None:
+                tests = loaders.overfit_loader(train, given.train_dataset, spec, given.data_collator)
             elif tests is None and given.eval_dataset is not None:
                 is_iterated = is_stream(given.eval_dataset)  # not a loader, although it is only iterated
                 create = self.run.evaluation.loader_of if is_iterated else self.run.evaluation.loaders_of
                 tests = create(given.eval_dataset)
-        self.train_dataloader, plan = start.plan_of(config, train)
+        self.train_dataloader, plan = start.plan_of(spec, train)
         self.eval_dataloader = tests
-        kept = start.elastic_accumulation(config, self.output_dir, plan.batch_size)
-        if kept != config.gradient_accumulation_steps:
-            self.config = config.copy_with(gradient_accumulation_steps=kept)
-            self.train_dataloader, plan = start.plan_of(self.config, train)
+        kept = start.elastic_accumulation(spec, self.output_dir, plan.batch_size)
+        if kept != spec.gradient_accumulation_steps:
+            run.change_config(gradient_accumulation_steps=kept)
+            self.train_dataloader, plan = start.plan_of(self.run.spec, train)
         self.state.plan, self.max_iter = plan, plan.num_updates
         self._batches_of_run()
 
     def _build_metrics(self, given: Given) -> None:
-        self._periods = start.Periods(self.config, self.state)
-        handler = parts.given_handler(given, self.config, self)
+        self._periods = start.Periods(self.run.spec, self.state)
+        handler = parts.given_handler(given, self.run.spec, self)
         if handler is not None:
             self.metrics_handler = handler
         self._train_metrics = None
-        if measures_training(self.config) and (handler is None or hasattr(handler, "train_copy")):
+        if measures_training(self.run.spec) and (handler is None or hasattr(handler, "train_copy")):
             self._train_metrics = TrainMetrics(
                 lambda: self.metrics_handler.train_copy(),  # with the first batch
                 self._periods.metrics_are_due,
@@ -365,14 +371,14 @@ class Trainer(RunMethods):
 
     def _build_weights(self, given: Given) -> None:
         """What changes the weights: the model as a step calls it, optimizers, schedules, and the criterion."""
-        run, config = self.run, self.config
+        run, spec = self.run, self.run.spec
         run.step_methods = (*OWN_STEP_METHODS, "inner_training_loop", "compute_loss")
-        run.autocast, run.grad_scaler = optim.precision_of(config, self.device)
+        run.autocast, run.grad_scaler = optim.precision_of(spec, self.device)
         if self.accelerator:
             run.grad_scaler = self.accelerator.scaler
         overrides, model = run.overrides, self.model
         is_toggled = isinstance(given.optimizer, NamedOptimizers) and overrides.has("train_step", "training_step")
-        uses_scores = overrides.has(*STEP_METHODS, "compute_metric", "update_metrics") or measures_training(config)
+        uses_scores = overrides.has(*STEP_METHODS, "compute_metric", "update_metrics") or measures_training(spec)
         self._placement = Placement(
             run,
             accelerator=self.accelerator,
@@ -381,18 +387,18 @@ class Trainer(RunMethods):
             wraps=not is_toggled,
         )
         if self._placement.pipeline is not None:
-            check_pipeline(self._placement.pipeline, config, model, self.train_dataloader, overrides)
-        self.optimizer = given.optimizer or optim.build_optimizer(config, self.model)
+            check_pipeline(self._placement.pipeline, spec, model, self.train_dataloader, overrides)
+        self.optimizer = given.optimizer or optim.build_optimizer(spec, self.model)
         run.scheduling = Schedules(run, given.schedules, lambda: self._best_metric.mode())
         self.lr_scheduler, self.lr_schedulers = self.run.scheduling.of(self.optimizer)
         if given.loss is None:
-            self.loss = optim.build_criterion(config, self.device)
+            self.loss = optim.build_criterion(spec, self.device)
         else:
             self._use_loss(given.loss)
 
     def _build_saving(self) -> None:
         run = self.run
-        run.folder = TrainerFolder(self.output_dir, self.config)
+        run.folder = TrainerFolder(self.output_dir, self.run.spec)
         run.build_checkpointer(
             self.checkpoints_dir,
             files=lambda: {"README.md": self._card.text().encode()},
@@ -431,14 +437,14 @@ class Trainer(RunMethods):
         self.run.own_step = OwnStep(self.run, OWN_STEP_METHODS)
 
     def _register_hooks(self) -> None:
-        run, config, state, periods = self.run, self.config, self.state, self._periods
+        run, spec, state, periods = self.run, self.run.spec, self.state, self._periods
         run.watch_hardest()
         hooks = run_hooks(
             run,
             self.build_hooks(),
             own_step=run.own_step,
             check_period=periods.check_is_due if get_world_size() > 1 else periods.log_is_due,
-            save=self.run.saving.save_step if config.save_enabled else lambda: None,
+            save=self.run.saving.save_step if spec.save_enabled else lambda: None,
             steps_done=lambda: state.global_step,
             has_passed=lambda start, every: state.global_step > start and state.has_passed(every),
             total_steps=self.total_steps,
@@ -449,7 +455,7 @@ class Trainer(RunMethods):
 
     def build_hooks(self) -> list[HookBase | None]:
         """The hooks, in the order of their calls."""
-        config, state, periods, evaluates = self.config, self.state, self._periods, self._evaluates
+        spec, state, periods, evaluates = self.run.spec, self.state, self._periods, self._evaluates
         best = self._best_checkpointer()
         evaluation = self._run_callbacks.evaluating(self._evaluate_in_training)
         self._evaluate_hook = EvalHook(periods.eval_is_due, evaluation, prefix="eval_")
@@ -466,12 +472,12 @@ class Trainer(RunMethods):
             IterationTimer(facts=lambda trainer: timing_facts(trainer.run, SETTING_NAMES)),
             *self.run.scheduling.hooks(self.optimizer, self.lr_schedulers),
             self._train_metrics,
-            save if config.save_enabled else None,
+            save if spec.save_enabled else None,
             self._evaluate_hook if evaluates else None,  # the final evaluation may take long: after the save
             self._plateau_hook(),
             best,
             self._run_callbacks,
-            profile_hook(config.profile, self.output_dir),
+            profile_hook(spec.profile, self.output_dir),
             *self._progress_lines(best),
             self._write_hook if is_main_process() else None,
             CallbackHook(after_end=lambda _: self._finish()),
@@ -479,12 +485,12 @@ class Trainer(RunMethods):
         return [hook for hook in hooks if hook is not None]
 
     def _best_checkpointer(self) -> BestCheckpointer | None:
-        config, best = self.config, self._best_metric
-        if not (self._evaluates and config.save_enabled):
-            if config.save_top_k is not None:
+        spec, best = self.run.spec, self._best_metric
+        if not (self._evaluates and spec.save_enabled):
+            if spec.save_top_k is not None:
                 logger.warning(
                     "TrainingConfig.save_top_k=%d has no effect: nothing is %s.",
-                    config.save_top_k, "evaluated" if config.save_enabled else "saved",
+                    spec.save_top_k, "evaluated" if spec.save_enabled else "saved",
                 )  # fmt: skip
             return None
         best.check()
@@ -494,10 +500,8 @@ class Trainer(RunMethods):
             self.checkpointer,
             metric,
             best.mode(),
-            on_missing=(lambda: raise_missing(metric, self.last_eval_results))
-            if config.load_best_model_at_end
-            else None,
-            top_k=config.save_top_k or 1,
+            on_missing=(lambda: raise_missing(metric, self.last_eval_results)) if spec.load_best_model_at_end else None,
+            top_k=spec.save_top_k or 1,
             number=self.run.saving.step_name,
         )
 
@@ -512,16 +516,16 @@ class Trainer(RunMethods):
 
     def _progress_lines(self, best: BestCheckpointer | None) -> list[HookBase | None]:
         """A line per epoch; without a bar and lines by steps also one every half minute."""
-        config, state, plan, periods = self.config, self.state, self.state.plan, self._periods
-        if not config.progress_bar or config.print_steps is not None or not is_main_process():
+        spec, state, plan, periods = self.run.spec, self.state, self.state.plan, self._periods
+        if not spec.progress_bar or spec.print_steps is not None or not is_main_process():
             return []
         period = plan.updates(periods.evaluate or plan.steps_per_epoch) if self._evaluates else None
         log_period = plan.updates(periods.log)
         lines = epoch_lines(plan.updates_per_epoch, plan.num_updates, log_period, eval_period=period, best=best)
-        if config.log_steps or bar_stream() is not None:
+        if spec.log_steps or bar_stream() is not None:
             return [lines]
         position = lambda: (state.epoch, state.epoch_step, state.plan.steps_per_epoch)  # noqa: E731
-        return [EpochProgress(config.num_epochs, position, steps_per_update=plan.accumulation), lines]
+        return [EpochProgress(spec.num_epochs, position, steps_per_update=plan.accumulation), lines]
 
     def build_writers(self) -> list[EventWriter]:
         """The writers of metrics: the console, ``metrics.json``, ``metrics.csv``, TensorBoard."""
@@ -529,21 +533,21 @@ class Trainer(RunMethods):
         from trainwright.config.settings import TrainerConfig
 
         first = "accuracy" if handler is None else getattr(getattr(handler, "first", None), "key", None)
-        config, logs, (settings, _) = self.config, self.logs_dir, without_secrets(self.config.to_dict())
+        spec, logs, (settings, _) = self.run.spec, self.logs_dir, without_secrets(self.config.to_dict())
         aliases = {"eval_loss": "eval_epoch_loss", f"eval_{first}": "eval_epoch_metric"}
-        tensorboard = config.tensorboard
+        tensorboard = spec.tensorboard
         me: Trainer = weakref.proxy(self)
         return default_writers(
             self.output_dir,
             lambda: me.state.plan.num_updates,  # which changes with the lengths of the epochs
             batch_size=plan.samples(plan.steps(1)),
-            progress_bar=config.progress_bar and config.print_steps is None,
+            progress_bar=spec.progress_bar and spec.print_steps is None,
             iterations_per_epoch=plan.updates_per_epoch,
-            console=config.print_steps is None,
+            console=spec.print_steps is None,
             table=logs / CSV_NAME,
             tensorboard=None if tensorboard is None else tensorboard["log_dir"] or logs / tensorboard["comment"],
-            tensorboard_aliases={"total_loss": "train.loss"} if isinstance(config, TrainerConfig) else aliases,
-            trackers=safe_trackers(config.trackers),
+            tensorboard_aliases={"total_loss": "train.loss"} if isinstance(self.config, TrainerConfig) else aliases,
+            trackers=safe_trackers(spec.trackers),
             settings=settings,
         )
 
@@ -552,7 +556,7 @@ class Trainer(RunMethods):
     @cached_property
     def metrics_handler(self) -> Any:
         """Computes the metrics of evaluations. Built on first use by default."""
-        return parts.build_metrics_handler(self.config, self)
+        return parts.build_metrics_handler(self.run.spec, self)
 
     @property
     def total_steps(self) -> int:
@@ -582,12 +586,12 @@ class Trainer(RunMethods):
     @property
     def checkpoints_dir(self) -> Path:
         """The folder of checkpoints."""
-        return self.output_dir / self.config.checkpoints_dir
+        return self.output_dir / self.run.spec.checkpoints_dir
 
     @property
     def logs_dir(self) -> Path:
         """The folder of ``metrics.csv``."""
-        return self.output_dir / self.config.logs_dir
+        return self.output_dir / self.run.spec.logs_dir
 
     @property
     def epoch(self) -> int:
@@ -637,7 +641,7 @@ class Trainer(RunMethods):
     def set_train_mode(self, model: nn.Module | None = None) -> None:
         """Training mode, except for frozen parts in evaluation mode; with ``config.freeze_bn`` for batch norms too."""
         set_training_mode(model or self.model)
-        if self.config.freeze_bn:
+        if self.run.spec.freeze_bn:
             freeze_bn(model or self.model)
 
     def create_train_dataloader(self, dataset: Any) -> Any:
@@ -646,7 +650,7 @@ class Trainer(RunMethods):
         An override is called when the trainer is built, for the length of the training, and for each further epoch,
         also the one that a resumed run is in. ``self.state.epoch`` is then that epoch.
         """
-        return loaders.train_loader(dataset, self.config, self._collator, self.state.global_step)
+        return loaders.train_loader(dataset, self.run.spec, self._collator, self.state.global_step)
 
     def evaluate(self, dataset: Any = None, logs: MutableMapping[str, Any] | None = None) -> dict[str, Any]:
         """``loss``, the mean over all samples, and each metric, over the evaluation data or ``dataset``.
@@ -782,7 +786,7 @@ class Trainer(RunMethods):
                 run_step()
         if is_done and not self.last_eval_results:  # no hook has evaluated
             self.last_eval_results = self.run.folder.last_results()
-            if self.config.load_best_model_at_end:
+            if self.run.spec.load_best_model_at_end:
                 self.last_eval_results = self.run.saving.load_best() or self.last_eval_results
         return self.last_eval_results
 
@@ -870,7 +874,7 @@ class Trainer(RunMethods):
             logger.log(logging.WARNING if is_main_process() else logging.INFO, "%s", repr(self.config))  # once
         self.run.saving.load_last_trained()
         built_in = parts.build_callbacks(
-            self.config,
+            self.run.spec,
             self.trainercontrol,
             self._best_metric,
             evaluates=self._evaluates,
@@ -882,7 +886,7 @@ class Trainer(RunMethods):
 
     def _before_first_step(self) -> None:
         if self.start_iter == 0:
-            seed_everything(self.config.seed + get_averaging_rank())
+            seed_everything(self.run.spec.seed + get_averaging_rank())
         self._batches_of_run()
         with without_compiler():
             self.optimizer.zero_grad()
@@ -891,10 +895,10 @@ class Trainer(RunMethods):
         self.run.update.clear_also(warn_of_untrained(self, self.loss))
         refuse_sparse_gradients(self.run)
         warn_unsharded_loader(self.train_dataloader)
-        if self.config.eval_on_start and self.start_iter == 0 and self.eval_dataloader is not None:
+        if self.run.spec.eval_on_start and self.start_iter == 0 and self.eval_dataloader is not None:
             self._evaluate_now()
         if not self.is_copy and not is_overridden(self, "set_train_mode"):
-            log_modes(self.model, freezes_bn=self.config.freeze_bn)
+            log_modes(self.model, freezes_bn=self.run.spec.freeze_bn)
         self.set_train_mode()
         self._steps.start()
 
@@ -909,39 +913,38 @@ class Trainer(RunMethods):
 
     def _finish(self) -> None:
         """At the end of a training without failure, after the last save: load the best weights, write the card."""
-        config = self.config
+        spec = self.run.spec
         if self.has_failed:
             return
-        if config.load_best_model_at_end:
+        if spec.load_best_model_at_end:
             self.last_eval_results = self.run.saving.load_best() or self.last_eval_results
-        if config.save_enabled and is_main_process():
+        if spec.save_enabled and is_main_process():
             self.run.folder.write_card(self._card.text_of_run())
-        if parts.dev_batches(config) is not None and is_main_process():
+        if parts.dev_batches(spec) is not None and is_main_process():
             logger.info(
                 "fast_dev_run completed without errors: %d training steps%s%s. Nothing was written to %s; the steps"
                 " have changed the weights.",
                 self.state.global_step,
                 ", evaluations" if self.last_eval_results else "",
-                ", checkpoints" if config.save_enabled else "",
+                ", checkpoints" if spec.save_enabled else "",
                 self._given_output_dir,
             )
 
     def _apply_settings(self, names: set[str]) -> None:
-        self.run.spec = spec_of_training_config(self.config)
         if names & {"max_grad_norm", "clip_grad_value", "lr_scheduling_steps"}:
             self._steps.build_update()
 
     def _plan_again(self) -> None:
         """Plan the training again: its length and periods may have been changed in the settings."""
         before = self.state.plan
-        self.train_dataloader, plan = start.plan_of(self.config, self.train_dataloader)
+        self.train_dataloader, plan = start.plan_of(self.run.spec, self.train_dataloader)
         if self.state.global_step and plan.has_epochs:  # its epochs have had their lengths
             plan = replace(before, num_epochs=plan.num_epochs, max_steps=plan.max_steps)
         self._use_plan(plan)
 
     def _use_plan(self, plan: StepPlan) -> None:
         self.state.plan, self.max_iter = plan, plan.num_updates
-        self._periods.plan(self.config)
+        self._periods.plan(self.run.spec)
         self.run.scheduling.follow([self.lr_scheduler, *self.lr_schedulers.values()])
 
     def _run_own_epochs(self) -> None:
@@ -959,12 +962,12 @@ class Trainer(RunMethods):
 
     @property
     def _evaluates(self) -> bool:
-        return self.config.eval_strategy != "no" and self.eval_dataloader is not None
+        return self.run.spec.eval_strategy != "no" and self.eval_dataloader is not None
 
     @property
     def _best_metric(self) -> BestMetric:
         return BestMetric(
-            self.config,
+            self.run.spec,
             lambda: self.metrics_handler,
             self.eval_dataloader if isinstance(self.eval_dataloader, Mapping) else (),
             evaluates=self._evaluates,
@@ -979,7 +982,7 @@ class Trainer(RunMethods):
             self._train_metrics,
             model=self.model,
             set_train_mode=self.set_train_mode,
-            accumulates=self.config.gradient_accumulation_steps > 1,
+            accumulates=self.run.spec.gradient_accumulation_steps > 1,
             is_pipeline=self._placement.pipeline is not None,
         )
 
@@ -1000,7 +1003,7 @@ class Trainer(RunMethods):
         steps, placement, own = self._steps, self._placement, (self.model, self._steps.loss, self._placement.model)
         place = next((parameter.device for parameter in model.parameters()), self.device)
         self.model = placement.model = model.to(self.device)
-        steps.loss = BatchLoss(model, self.loss, self.run.autocast, label_names=self.config.label_names)
+        steps.loss = BatchLoss(model, self.loss, self.run.autocast, label_names=self.run.spec.label_names)
         try:
             with self.run.autocast() if self.run.autocast else nullcontext():
                 yield
@@ -1025,7 +1028,7 @@ class Trainer(RunMethods):
             renew = (lambda: me._loader_of_epoch()) if renews else None
             run.batches = Batches(
                 loader,
-                measure=lambda loader: start.epoch_length(me.config, loader),
+                measure=lambda loader: start.epoch_length(me.run.spec, loader),
                 may_change=lambda: me._may_change_data(),
                 renew=renew,
             )
@@ -1033,7 +1036,7 @@ class Trainer(RunMethods):
 
     def _loader_of_epoch(self) -> Any:
         """The loader that the user's ``create_train_dataloader`` returns for an epoch that begins."""
-        before, config = self.train_dataloader, self.config
+        before, spec = self.train_dataloader, self.run.spec
         self.state.is_opening = True
         try:
             loader = self.create_train_dataloader(self.train_dataset)
@@ -1041,8 +1044,8 @@ class Trainer(RunMethods):
             self.state.is_opening = False
         if isinstance(before, BatchLoader) and before is not loader:
             before.close()
-        limit = config.overfit_batches or config.limit_train_batches
-        self.train_dataloader = loaders.with_length(loader, limit, config.max_steps)
+        limit = spec.overfit_batches or spec.limit_train_batches
+        self.train_dataloader = loaders.with_length(loader, limit, spec.max_steps)
         return self.train_dataloader
 
     def _may_change_data(self) -> bool:

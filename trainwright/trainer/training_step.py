@@ -138,7 +138,7 @@ class TrainingStep:
         run, recorders = self._run, (self.update.record, None if self._metrics is None else self._metrics.record)
         self.loss = BatchLoss(
             self.model, run.criterion, run.autocast, recorders=recorders, record_scalars=self._record_scalars,
-            label_names=run.config.label_names,
+            label_names=run.spec.label_names,
         )  # fmt: skip
         self.update.mean.forget()
         if self.step is not None:
@@ -146,11 +146,12 @@ class TrainingStep:
 
     def build_update(self) -> None:
         run, placement, before = self._run, self.placement, self.update if self.step is not None else None
-        config, optimizer = run.config, run.optimizer
+        spec, optimizer = run.spec, run.optimizer
         self._optimizer = optimizer
         self._has_own_loader = loaders.is_own_loader(run.batches.loader)
         is_planned = loaders.is_own_loader(run.batches.loader) and keeps_samples(run.batches.loader)
-        steps_within = config.lr_scheduling_steps is not None and config.gradient_accumulation_steps > 1
+        self._is_whole_update = spec.gradient_accumulation_steps == 1  # a micro-batch
+        steps_within = spec.lr_scheduling_steps is not None and spec.gradient_accumulation_steps > 1
         settings: dict[str, Any] = {"differentiate": None if self._accelerator is None else self._differentiate}
         if placement.pipeline is not None:
             settings |= pipeline_settings(placement.pipeline, run.grad_scaler, optimizer)
@@ -158,13 +159,13 @@ class TrainingStep:
             optimizer,
             self.model,
             *optimizer_calls(optimizer, self._accelerator),
-            accumulates=config.gradient_accumulation_steps > 1,
-            max_norm=config.max_grad_norm,
-            max_value=config.clip_grad_value,
-            skip_non_finite=config.non_finite == "skip",
+            accumulates=spec.gradient_accumulation_steps > 1,
+            max_norm=spec.max_grad_norm,
+            max_value=spec.clip_grad_value,
+            skip_non_finite=spec.non_finite == "skip",
             grad_scaler=run.grad_scaler,
             criterion=lambda: run.declared_criterion(self.loss.own_loss),
-            label_names=config.label_names,
+            label_names=spec.label_names,
             loss_ignores=run.spec.loss_ignores,
             count=lambda batch: run.batches.count(batch),
             replica=placement.sync,
@@ -329,7 +330,7 @@ class TrainingStep:
         else:
             own = self.train_step if overrides.has(*_BY_METHODS) else self._train
             step.train = overrides.of("train_step", own)
-        if self._run.config.graph:
+        if self._run.spec.graph:
             self._compile(step, inputs)
 
     # The path of a batch: Step.run -> _train -> the contract's compute_loss -> the model; then Update.backward, finish.
@@ -435,7 +436,7 @@ class TrainingStep:
         if torch.compiler.is_compiling():
             return
         scalars = scalars_of(outputs)
-        if self._run.config.gradient_accumulation_steps == 1 and is_loss_alone(scalars):
+        if self._is_whole_update and is_loss_alone(scalars):
             return
         # Copies: the update may change them, if they are parameters.
         self._scalars = {k: v.detach().clone() if isinstance(v, Tensor) else v for k, v in scalars.items()}
@@ -461,13 +462,13 @@ class TrainingStep:
 
     def _compile(self, step: Step, inputs: Any) -> None:
         """Let ``step`` run programs in place of ``train_step``, or log why that is not possible."""
-        graph, run, config = ring("graph.step"), self._run, self._run.config
+        graph, run, spec = ring("graph.step"), self._run, self._run.spec
         model, metrics, loss_of_run = self.model, self._metrics, self.loss
         is_own, names = self._overrides.has("compute_loss"), None
         compute_loss = self._overrides.of("compute_loss", self.loss.compute_loss)
         if not is_own:
             compute_loss, names = contract_for(
-                model, inputs, loss_of_run.criterion, loss_of_run.own_loss, label_names=config.label_names
+                model, inputs, loss_of_run.criterion, loss_of_run.own_loss, label_names=spec.label_names
             )
 
         def losses_of(inputs: Any) -> tuple[Tensor, Mapping[str, Any]]:
@@ -491,7 +492,7 @@ class TrainingStep:
             logs_of,
             self.update,
             run.optimizer,
-            accumulates=config.gradient_accumulation_steps > 1,
+            accumulates=spec.gradient_accumulation_steps > 1,
             after_backward=self._after_backward,
             backend="inductor",
             names=names,
@@ -500,7 +501,7 @@ class TrainingStep:
         )
         own = [name for name in OWN_STEP_METHODS if self._overrides.has(name)]
         refusal = graph.refusal_of_overrides(own, self._overrides.kind)
-        if has_all_gpus(config.device_str):
+        if has_all_gpus(spec.device_str):
             refusal = "one process splits its batches over several GPUs"
         compiled.use_in(step, refusal)
 

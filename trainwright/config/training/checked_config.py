@@ -101,6 +101,11 @@ class CheckedConfig(Table):
         """Whether the user set the setting, by this or another of its names."""
         return self.field_of(name) in self.model_fields_set
 
+    def name_of(self, field: str) -> str:
+        """The name that the user used for a setting, if its values have the same form."""
+        name = self._names.get(field, field)
+        return name if name == field or self.aliases[name].is_plain else field
+
     # Reading as a dict.
 
     def keys(self) -> list[str]:
@@ -177,9 +182,13 @@ class CheckedConfig(Table):
         found: dict[str, Any] = plain(self._as_set)
         return {field: CUSTOM if isinstance(value, GivenName) else value for field, value in found.items()}
 
-    def as_set(self) -> dict[str, Any]:
-        """All settings as the user has set them, before values that follow from others replace them."""
-        return dict(self._as_set)
+    @property
+    def as_set(self) -> Mapping[str, Any]:
+        """All settings as the user has set them, before values that follow from others replace them.
+
+        Each change of a setting makes another mapping.
+        """
+        return self._as_set
 
     def to_json_string(self) -> str:
         """:meth:`to_dict` as JSON, with text for values that JSON cannot represent."""

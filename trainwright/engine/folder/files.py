@@ -33,7 +33,7 @@ _HIDDEN_CHECKPOINT = re.compile(r"\..+-(\d{7,}|none)(-\d+)?", re.DOTALL)
 class Layout:
     """Where the runs of an API write, relative to the output folder, with ``/`` as separator."""
 
-    config: str
+    config_file: str
     tables: tuple[str, ...] = (METRICS_NAME, LOSSES_NAME)
     event_folders: tuple[str, ...] = (".",)
     checkpoints: str = "."  # the folder of checkpoints
@@ -49,7 +49,7 @@ class Layout:
     @property
     def patterns(self) -> list[str]:
         """The files that a run may have written, as far as their names show it."""
-        stem, _, suffix = self.config.partition(".")
+        stem, _, suffix = self.config_file.partition(".")
         events = [_join(glob.escape(folder), "events.out.tfevents.[0-9]*.*") for folder in self.event_folders]
         versions = f"{stem}.[0-9]*.{suffix}"  # of the configuration, from other starts of a run
         return [*self.names(1), versions, CURVES_NAME, "log.txt.rank[0-9]*", *events]
@@ -57,7 +57,7 @@ class Layout:
     def names(self, world_size: int) -> list[str]:
         """The files that every run writes."""
         logs = ["log.txt", *(f"log.txt.rank{rank}" for rank in range(1, world_size))]
-        return [self.config, *logs, *self.tables, RECORD_NAME, self.pointer, TRACKERS_NAME, _TRACES]
+        return [self.config_file, *logs, *self.tables, RECORD_NAME, self.pointer, TRACKERS_NAME, _TRACES]
 
 
 class RunFiles:

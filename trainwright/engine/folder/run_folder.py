@@ -26,7 +26,7 @@ from trainwright.engine.logs import LOG_FORMAT, LogFile
 from trainwright.events.formats import CSV_NAME, LOSSES_NAME, METRICS_NAME, parse_rows, read_tail
 
 if TYPE_CHECKING:
-    from trainwright.config.settings import TrainingConfig
+    from trainwright.engine.spec import RunSpec
 
 
 logger = logging.getLogger("trainwright.engine")
@@ -194,7 +194,7 @@ class RunFolder:
         config = copy.deepcopy(config)  # objects in it are shared
         with open_dict(config):
             config.train.pop("resume", None)
-        path = self.path / self.layout.config
+        path = self.path / self.layout.config_file
         if not is_left_out(path):
             self._keep_other_version(path, to_yaml(config, path))
 
@@ -283,24 +283,24 @@ class TrainerFolder(RunFolder):
 
     setting = "TrainingConfig.output_dir"
 
-    def __init__(self, path: str | Path, config: "TrainingConfig") -> None:
-        events = config.tensorboard or {"log_dir": None, "comment": ""}
-        event_folder = relative_path(events["log_dir"] or Path(path, config.logs_dir, events["comment"]), path)
+    def __init__(self, path: str | Path, spec: "RunSpec") -> None:
+        events = spec.tensorboard or {"log_dir": None, "comment": ""}
+        event_folder = relative_path(events["log_dir"] or Path(path, spec.logs_dir, events["comment"]), path)
         is_outside = os.path.isabs(event_folder) or event_folder.startswith(os.pardir)
         self.layout = Layout(
             "training_config.yaml",
-            tables=(METRICS_NAME, LOSSES_NAME, (Path(config.logs_dir) / CSV_NAME).as_posix()),
+            tables=(METRICS_NAME, LOSSES_NAME, (Path(spec.logs_dir) / CSV_NAME).as_posix()),
             event_folders=() if is_outside else (event_folder,),
-            checkpoints=Path(config.checkpoints_dir).as_posix(),
+            checkpoints=Path(spec.checkpoints_dir).as_posix(),
             checkpoint_name=re.compile(r"\d+|model_best(_\d+)?"),
             link_name=re.compile(r"epoch_\d+|final_epoch"),
-            card="README.md" if config.save_enabled else None,
+            card="README.md" if spec.save_enabled else None,
         )
         super().__init__(path, resume=False)
 
     def write_config(self, config: Any) -> None:
         """Create the folder and write ``training_config.yaml`` into it."""
-        path = self.path / self.layout.config
+        path = self.path / self.layout.config_file
         if not is_left_out(path):
             self.path.mkdir(parents=True, exist_ok=True)
             config.save_to_yaml(path)

@@ -184,7 +184,7 @@ def _declaration(run: Run, batches: list[Any], each: list[list[Tensor]], large: 
 
     It is what makes the weighted mean of the gradients of ``each`` batch those of the ``large`` one.
     """
-    setting = "train.loss_ignores" if run.spec.api == "config file" else "loss_ignores"
+    setting = run.spec.name_of("loss_ignores")
     size = math.sqrt(sum(float(one.square().sum()) for one in large))
     labels = [class_labels(batch, run.update.mean.counter.fields) for batch in batches]
     samples = [float(num_rows(batch) or 0) for batch in batches]
