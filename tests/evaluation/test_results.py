@@ -291,3 +291,28 @@ def test_the_loss_of_each_data_set_has_its_name(tmp_path: Path, read_rows: Any) 
     assert last["eval_clean/digit_loss"] == pytest.approx(results["clean"]["digit_loss"])
     assert last["noisy/Acc@1"] == results["noisy"]["Acc@1"]
     assert (tmp_path / "named" / "model_best").exists()
+
+
+class Resets(DatasetEvaluator):
+    """Counts the calls of ``reset``; the documents promise one before the batches of each evaluation."""
+
+    def __init__(self) -> None:
+        self.num_resets = 0
+
+    def reset(self) -> None:
+        self.num_resets += 1
+
+    def process(self, inputs: Any, outputs: Any) -> None:
+        pass
+
+    def evaluate(self) -> dict[str, Any]:
+        return {"resets": float(self.num_resets)}
+
+
+def test_an_evaluator_is_reset_once_for_each_evaluation(tmp_path: Path) -> None:
+    trainer = Trainer(Parts(), quiet(tmp_path), data(), data(), metrics_handler=Resets())
+    assert [trainer.evaluate()["resets"] for _ in range(2)] == [1, 2]
+    loader, evaluator = build_image_test_loader([data()], 4, num_workers=0), Resets()
+    cfg = file_config(tmp_path, Parts, data)
+    found = [DefaultTrainer.test(cfg, [loader], Parts(), evaluator)["resets"] for _ in range(2)]
+    assert found == [1, 2]

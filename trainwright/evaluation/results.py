@@ -228,7 +228,7 @@ class EvaluationResults:
                 handler, name = (one.metric, one.name) if isinstance(one, MetricEvaluator) else (one, None)
                 self._handlers.append(HandlerMetric(handler, comparisons, name, of_config_file=of_config_file))
         self._exchange = EvaluatorOnRanks(DatasetEvaluators(evaluators), is_joint=is_joint)
-        self._start()
+        self._clear()  # an evaluator is reset once, when the evaluation starts
 
     def __enter__(self) -> Self:
         self._start()
@@ -238,12 +238,15 @@ class EvaluationResults:
         self._exchange.end(error)
 
     def _start(self) -> None:
-        self._losses.reset()
-        self._own = OwnValues()
+        self._clear()
         for handler in self._handlers:
             handler.reset()
         self._exchange.reset()
         self._comparisons.forget()
+
+    def _clear(self) -> None:
+        self._losses.reset()
+        self._own = OwnValues()
         self._inputs: Any = None
         self._num_batches = 0
         self._num_samples: int | None = 0
