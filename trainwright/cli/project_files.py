@@ -67,6 +67,7 @@ optim = LazyCall(torch.optim.AdamW)(params=LazyCall(get_default_optimizer_params
 train = get_config("common/train.py").train
 train.update(output_dir="output/PROJECT", train_epoch=20, train_micro_batch_size=64, log_period=100)
 train.evaluation.update(eval_after_n_epoch=2, evaluator=dict(topk=[1]))
+# train.callbacks = [LazyCall(MyCallback)()]  # code of your own during a training; train.hooks for hooks
 '''
 
 _TRAIN = '''\

@@ -92,6 +92,8 @@ KEYS = {
     "save_best": "train.evaluation.eval_metric",
     **dict.fromkeys(("dataset", "train_dataset", "data"), "dataloader.train.dataset"),
     "config": "--config-file",
+    **dict.fromkeys(("callback", "callbacks"), "train.callbacks"),
+    **dict.fromkeys(("hook", "hooks", "custom_hooks"), "train.hooks"),
 }
 
 # Attributes of a trainer.

@@ -686,6 +686,9 @@ _TRAIN = (
         lambda lazy_call: lazy_call("trainwright.optim.WarmupCosineLR")(
             warmup_factor=0.001, alpha=0.01, warmup_method="linear"),
         types.Lazy, "max_iter and warmup_iter are set from train_iter, train_epoch and warmup_ratio."),
+    Key("callbacks", lambda lazy_call: [], types.LazyCalls,
+        "Callbacks, called around epochs, batches and evaluations: [LazyCall(MyCallback)(...)]."),
+    Key("hooks", lambda lazy_call: [], types.LazyCalls, "Hooks, called around iterations: [LazyCall(MyHook)(...)]."),
     Key("input_placement_device", None, _Device, "As dist.device_type, which goes before it.", resumed=""),
     Key("dist", keys=_DIST),
     Key("seed", 1234, types.Count),

@@ -278,6 +278,7 @@ Named = Annotated[str, Allowed("a name")] | _NameWithArguments
 Arguments = Annotated[dict[str, Any], Allowed("a dict of arguments")]
 Lazy = Annotated[Any, AfterValidator(_check_lazy), Allowed("a LazyCall, or an object")]
 Lazies = Annotated[Any, AfterValidator(_check_lazies), Allowed("a LazyCall or an object, or a list or dict of these")]
+LazyCalls = Annotated[list[Any], Allowed("a list of lazy calls, for example [LazyCall(Mine)(...)]")] | None
 MatmulPrecision = Literal["highest", "high", "medium"] | None
 PipelineSchedule = Literal["GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"]
 ZeroStage = Annotated[int, Field(ge=0, le=3), Allowed("0, 1, 2 or 3")]

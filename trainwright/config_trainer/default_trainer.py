@@ -46,10 +46,11 @@ from trainwright.engine.run_hooks import run_hooks, timing_facts
 from trainwright.engine.run_methods import RunMethods, part_of_run
 from trainwright.engine.spec import spec_of_cfg
 from trainwright.engine.state import TrainingState
+from trainwright.engine.step import Step
 from trainwright.evaluation.adapters import evaluator_of
 from trainwright.evaluation.evaluator import DatasetEvaluator
-from trainwright.evaluation.loop import evaluate_loaders, without_table
-from trainwright.events.epoch_means import epoch_around
+from trainwright.evaluation.loop import evaluate_loaders, watched_batches, without_table
+from trainwright.events.epoch_means import epoch_around, epoch_at
 from trainwright.events.writers import default_writers
 from trainwright.events.writers.base import EventWriter
 from trainwright.hooks import (
@@ -61,12 +62,13 @@ from trainwright.hooks import (
     PeriodicCheckpointer,
     PeriodicWriter,
 )
-from trainwright.hooks.base import Period
+from trainwright.hooks.base import Period, condition
+from trainwright.hooks.callbacks import RunCallbacks
 from trainwright.hooks.callbacks.progress import epoch_lines
 from trainwright.hooks.method_overrides import is_overridden, overridable
 from trainwright.hooks.profile import profile_hook
 from trainwright.hooks.timer import SettingNames
-from trainwright.models.outputs import returned_losses
+from trainwright.models.outputs import returned_losses, scalars_of, total_loss
 from trainwright.optim.build import build_lr_scheduler, build_optimizer
 from trainwright.optim.named import NamedOptimizers
 from trainwright.parallel.meta_start import built_on
@@ -86,11 +88,19 @@ class ConfigRun(Run):
     Attributes:
         given: the configuration without the values that depend on the data; those are in ``trainer.cfg``.
         stepper: what makes the steps; ``built_stepper`` is the one that was built, which the user may have replaced.
+        step: of a training whose steps are those of an EagerTrainer.
+        listed_hooks: those of ``train.hooks``.
+        calls: calls the callbacks.
+        planned_epoch: the iterations of an epoch, as they were at the start.
     """
 
     given: DictConfig
     stepper: Any
     built_stepper: Any
+    step: Step | None = None
+    listed_hooks: list[HookBase]
+    calls: RunCallbacks
+    planned_epoch: int | Fraction | None
 
     def prepare(self, batch: Any, input_placement_device: Any = None, mixup_func: Any = None) -> Mapping[str, Any]:
         made: Mapping[str, Any] = self.trainer.get_batch(
@@ -153,6 +163,42 @@ class ConfigRun(Run):
     def save(self) -> None:
         done = self.trainer.iterations_done
         self.checkpointer.save(f"model_{done - 1:07d}", iteration=done - 1)
+
+    def use_callbacks(self) -> None:
+        if self.calls.is_idle and self.trainer._stepper is not None:
+            raise ConfigError(
+                "add_callback: the steps have begun without callbacks, and would not call it. Add the first one before"
+                " train(), for example as train.callbacks."
+            )
+        self.calls.is_idle = False
+        if self.step is not None:
+            self.step.after_batch = self.after_batch()
+
+    def after_batch(self) -> Callable[[Any, Any], None] | None:
+        """What the step calls after each micro-batch: the storage has values of complete updates only."""
+        calls, is_pipeline, has_own = self.calls, pipeline_of(self.model) is not None, self.trainer._has_own_step
+        if not calls.is_fed or not (has_own or is_pipeline or self.spec.gradient_accumulation_steps > 1):
+            return None
+
+        def after_batch(outputs: Mapping[str, Any], batch: Any) -> None:
+            if is_pipeline:
+                calls.next_batch()
+            scalars = scalars_of(outputs)
+            calls.record({**(scalars if has_own else {}), "step_loss": total_loss(scalars)})
+
+        return after_batch
+
+    def epoch_at(self, steps: int) -> tuple[int, int]:
+        """The epoch, from 0, of the batch that follows so many, and the batches before it. It begins with an update."""
+        if self.planned_epoch is None:
+            return 0, 0
+        epoch, first = epoch_at(self.planned_epoch, steps // self.batches_per_update)
+        return epoch, first * self.batches_per_update
+
+    @property
+    def batches_per_update(self) -> int:
+        """As callbacks count them."""
+        return self.spec.gradient_accumulation_steps if self.trainer._feeds_callbacks else 1
 
     def num_samples(self) -> int | None:
         """Those of an epoch."""
@@ -248,6 +294,9 @@ class DefaultTrainer(RunMethods):
     run: ConfigRun
     run_kind = ConfigRun
     _trainer: Any = part_of_run("stepper")
+    _eval_hook: EvalHook | None = None  # and the others: by build_hooks, unless a user's builds its own list
+    _write_hook: PeriodicWriter | None = None
+    _eval_period: Period = 0
 
     def __init__(self, cfg: DictConfig) -> None:
         super().__init__()
@@ -255,6 +304,8 @@ class DefaultTrainer(RunMethods):
         as_given, run.device = setup.started(cfg)
         self.cfg = cfg = copy.deepcopy(as_given)  # values that depend on the data are written into it below
         seed_everything(cfg.train.seed)  # equal on all ranks, for equal initial weights
+        self._build_callbacks(as_given)
+        seed_everything(cfg.train.seed)  # callbacks may have drawn numbers
         run.folder = RunFolder(cfg.train.output_dir, resume=bool(try_get_key(cfg, "train.resume", default=False)))
         run.folder.recover()
         run.given, self._has_own_step = as_given, is_overridden(self, "train_step")
@@ -273,6 +324,25 @@ class DefaultTrainer(RunMethods):
         run.settings_read = run.settings_now()
 
     # The parts of a run, in the order in which they need each other.
+
+    def _build_callbacks(self, given: DictConfig) -> None:
+        """The callbacks and hooks of the configuration, and what calls the callbacks."""
+        run, me = self.run, weakref.proxy(self)
+        run.listed_hooks = setup.own_parts(given, "train.hooks")
+        run.built_in_callbacks = setup.own_parts(given, "train.callbacks")
+        for callback in run.built_in_callbacks:
+            run.callbacks.add_callback(callback, singleton=False)
+        run.calls = RunCallbacks(
+            run.callbacks,
+            run.control,
+            epoch_at=lambda steps: me.run.epoch_at(steps),
+            evaluate=lambda: me._evaluate_now(),
+            log=lambda: me._log_now(),
+            is_due=lambda: bool(condition(me.cfg.train.log_period)(me)),
+            eval_is_due=lambda: bool(condition(me._eval_period)(me)),
+            steps_done=lambda: me.start_iter * me.run.batches_per_update,
+            is_optional=True,
+        )
 
     def _build_data(self) -> None:
         """The tokenizer, the loaders, and the length of the run."""
@@ -448,7 +518,8 @@ class DefaultTrainer(RunMethods):
                 if _names_loaders(self.cfg) and len(self.test_loader) == 1 and "/" not in metric:
                     metric = f"{getattr(self.test_loader[0], 'name', '')}/{metric}"
             eval_period = self._period(evaluation.eval_period, evaluation.get("eval_after_n_epoch"))
-            eval_hook = EvalHook(eval_period, partial(self._evaluate, evaluator))
+            eval_hook = EvalHook(eval_period, self.run.calls.evaluating(partial(self._evaluate, evaluator)))
+            self._eval_period = eval_period
             best = BestCheckpointer(
                 eval_period, checkpointer, metric, evaluation.eval_mode, top_k=saving.save_top_k or 1
             )
@@ -460,12 +531,15 @@ class DefaultTrainer(RunMethods):
             lines = epoch_lines(per_epoch, self.max_iter, train.log_period, eval_period=shown, best=best)
         epoch_of = None if per_epoch is None else partial(epoch_around, per_epoch)
         writer = PeriodicWriter(lambda: self.build_writers(), train.log_period, epoch_of=epoch_of)
+        self._eval_hook, self._write_hook = eval_hook, writer
         hooks = [
             IterationTimer(facts=lambda trainer: timing_facts(trainer.run, SETTING_NAMES)),
             LRScheduler(),
             PeriodicCheckpointer(checkpointer, save_period, max_to_keep=saving.max_to_keep),
             eval_hook,  # the final evaluation may take long: after the save
             best,
+            self.run.calls,
+            *self.run.listed_hooks,
             profile_hook(train.profile, self.run.folder.path),
             lines,
             writer if is_main_process() else None,
@@ -585,10 +659,11 @@ class DefaultTrainer(RunMethods):
 
     def _register_hooks(self) -> None:
         run, me = self.run, weakref.proxy(self)
+        run.planned_epoch = run.iterations_per_epoch()
         self.register_hooks(
             run_hooks(
                 run,
-                self.build_hooks(),
+                setup.with_parts(self.build_hooks(), [run.calls, *run.listed_hooks]),
                 own_step=run.own_step if self._has_own_step else None,
                 check_period=self.cfg.train.log_period,
                 save=lambda: me.run.save(),
@@ -599,6 +674,13 @@ class DefaultTrainer(RunMethods):
             )
         )
         run.own_hooks = tuple(run.hooks)
+
+    @property
+    def _feeds_callbacks(self) -> bool:
+        """Whether callbacks see each batch; in a run_step of the user's own, an iteration is one."""
+        stepper = self._trainer
+        has_own = not isinstance(stepper, EagerTrainer) or stepper.has_own_run_step()
+        return not (has_own or is_overridden(self, "run_step"))
 
     def run_step(self) -> None:
         """One iteration of ``self._trainer``, whose step ``train`` calls directly unless this method is overridden."""
@@ -642,8 +724,11 @@ class DefaultTrainer(RunMethods):
         stepper = self._trainer
         if isinstance(stepper, EagerTrainer) and not stepper.has_own_run_step():
             is_plain = not is_overridden(self, "get_batch") and getattr(self.train_loader, "mixup_func", None) is None
-            get_batch = None if is_plain else self.run.prepare
-            return stepper.new_step(get_batch, self.device, self.train_step if self._has_own_step else None).run
+            get_batch, run = None if is_plain else self.run.prepare, self.run
+            stepper._callbacks = run.calls if run.calls.is_fed else None
+            run.step = stepper.new_step(get_batch, self.device, self.train_step if self._has_own_step else None)
+            run.step.after_batch = run.after_batch()
+            return run.step.run
         return setup.bind_arguments(stepper.run_step, self.run.prepare, self.device)
 
     def _apply_settings(self, names: set[str]) -> None:
@@ -666,12 +751,36 @@ class DefaultTrainer(RunMethods):
         with without_compiler():
             self.optimizer.zero_grad()
         self.run.state.restore()
+        calls = self.run.calls
+        calls.is_fed = self._feeds_callbacks and not calls.is_idle
         self.run.update.clear_also(warn_of_untrained(self))
         refuse_sparse_gradients(self.run)
 
+    def after_train(self) -> None:
+        try:
+            super().after_train()
+        finally:
+            self.run.step, planned = None, self.run.calls.planned_end
+            self.max_iter = self.max_iter if planned is None else planned
+
+    def _evaluate_now(self) -> None:
+        if self._eval_hook is None:
+            raise ConfigError(
+                "A callback has set trainercontrol.should_evaluate, and this training evaluates nothing: it needs"
+                " dataloader.test, train.evaluation.enabled and the hooks of build_hooks."
+            )
+        self._eval_hook.evaluate()
+
+    def _log_now(self) -> None:
+        if self._write_hook is None:
+            raise ConfigError("A callback has set trainercontrol.should_log, and build_hooks has no hook that writes.")
+        if is_main_process():
+            self._write_hook.write()
+
     def _evaluate(self, evaluator: DatasetEvaluator) -> dict[str, Any]:
         self.storage.reduce()  # writers write a row for the evaluation
-        with self.run.evaluated_weights(), self.run.watching_hardest(), without_table():
+        watching = watched_batches(self.run.calls.eval_batches)
+        with self.run.evaluated_weights(), self.run.watching_hardest(), without_table(), watching:
             return self.test(self.cfg, self.test_loader, self.model, evaluator)
 
 

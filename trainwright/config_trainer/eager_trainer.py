@@ -21,8 +21,9 @@ from trainwright.engine.loss_fn import explain_forward, sum_losses, warn_of_part
 from trainwright.engine.pipeline_step import PipelineStep, pipeline_settings, refuse_own_step
 from trainwright.engine.sequence_parts import sequence_parts
 from trainwright.engine.step import Step
-from trainwright.engine.update import Update, optimizer_calls
+from trainwright.engine.update import Update, in_turn, optimizer_calls
 from trainwright.events.storage import get_event_storage
+from trainwright.hooks.callbacks import RunCallbacks
 from trainwright.hooks.method_overrides import is_overridden, overridable
 from trainwright.models.eval_mode import set_training_mode
 from trainwright.models.outputs import returned_losses, scalars_of, total_loss
@@ -55,6 +56,8 @@ class EagerTrainer(TrainerBase):
     Attributes:
         batches: the :class:`~trainwright.data.batches.Batches` of ``data_loader``.
     """
+
+    _callbacks: RunCallbacks | None = None  # which see each batch
 
     def __init__(
         self,
@@ -179,7 +182,7 @@ class EagerTrainer(TrainerBase):
         self.batches.prepare = (
             partial(to_batch, device=place) if get_batch is None else lambda data: get_batch(data, place)
         )
-        replica = self._replica
+        replica, callbacks = self._replica, self._callbacks
 
         def announce(_: Any) -> None:
             assert replica is not None, "only then it is called"
@@ -193,6 +196,7 @@ class EagerTrainer(TrainerBase):
                 pipeline=self._pipeline,
                 to_row=scalars_of,
                 from_row=dict,
+                logs_of=dict,
                 loss_name="loss",
                 shows_each=is_overridden(self, "write_metrics"),
             )
@@ -204,7 +208,10 @@ class EagerTrainer(TrainerBase):
             begin_window=lambda: self.grad_acc_steps,
             end_window=self._end_window if train_step is None else self._end_own_window,
             phases=self.phases,
-            begin_batch=None if replica is None else announce,
+            begin_batch=in_turn(
+                [*([] if callbacks is None else [callbacks.begin_batch]), *([] if replica is None else [announce])]
+            ),
+            end_batch=None if callbacks is None else callbacks.end_batch,
             explain=explained(
                 lambda error, batch: explain_forward(error, self._plain_model, batch),
                 self._plain_model,

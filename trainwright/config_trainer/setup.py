@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from torch.utils.data import DataLoader, Dataset
 
 from trainwright.base.dist import (
@@ -53,6 +53,8 @@ from trainwright.engine.logs import log_to_console
 from trainwright.engine.run import Run
 from trainwright.evaluation.evaluator import DatasetEvaluator
 from trainwright.evaluation.objective import MODES, objective_of_name
+from trainwright.hooks import HookBase
+from trainwright.hooks.callbacks import Callback
 from trainwright.optim.schedules import extend_schedule
 from trainwright.parallel.data_parallel import launched_rank, setup_dist_util
 from trainwright.parallel.mesh import current_mesh
@@ -182,6 +184,32 @@ def call_with_known(node: Any, given: Mapping[str, Any]) -> Any:
     parameters = inspect.signature(locate_target(node)).parameters
     known = {name: value for name, value in given.items() if name in parameters and value is not None}
     return instantiate(node, **known)
+
+
+_OWN_CODE: dict[str, type[Callback | HookBase]] = {"train.callbacks": Callback, "train.hooks": HookBase}
+
+
+def own_parts(cfg: DictConfig, key: str) -> list[Any]:
+    """The callbacks or hooks that ``train.callbacks`` or ``train.hooks`` lists."""
+    kind, parts = _OWN_CODE[key], list[Any]()
+    for place, node in enumerate(OmegaConf.select(cfg, key) or ()):
+        part = instantiate(node)
+        if not isinstance(part, kind):
+            other = next((name for name, one in _OWN_CODE.items() if isinstance(part, one)), None)
+            hint = "" if other is None else f" A {_OWN_CODE[other].__name__} belongs into {other}."
+            raise ConfigTypeError(
+                f"{key}.{place}: got {type(part).__name__}; it must be a trainwright.hooks.{kind.__name__}.{hint}"
+            )
+        parts.append(part)
+    return parts
+
+
+def with_parts(hooks: Sequence[HookBase | None], own: Sequence[HookBase]) -> list[HookBase | None]:
+    """``hooks`` of a user's ``build_hooks`` with those of the configuration, before the writers, if it has none."""
+    missing = [hook for hook in own if not any(hook is there for there in hooks)]
+    shown = (number for number, hook in enumerate(hooks) if hook is not None and hook.slot in ("show", "stop"))
+    place = next(shown, len(hooks))
+    return [*hooks[:place], *missing, *hooks[place:]]
 
 
 def settings_of_copy(
@@ -381,12 +409,18 @@ def _leaves(section: Any, path: str) -> Iterator[tuple[str, Any]]:
     """The values of a section by their dotted keys; a lazy call is the name of its target."""
     for key, value in section.items():
         if isinstance(value, DictConfig) and "_target_" in value:
-            target = value["_target_"]
-            yield f"{path}.{key}", target if isinstance(target, str) else getattr(target, "__name__", str(target))
+            yield f"{path}.{key}", _name_of_call(value)
+        elif isinstance(value, ListConfig) and f"{path}.{key}" in _OWN_CODE:
+            yield f"{path}.{key}", [_name_of_call(one) for one in value]
         elif isinstance(value, DictConfig):
             yield from _leaves(value, f"{path}.{key}")
         else:
             yield f"{path}.{key}", value
+
+
+def _name_of_call(node: Any) -> str:
+    target = node["_target_"] if isinstance(node, DictConfig) else type(node)
+    return target if isinstance(target, str) else getattr(target, "__name__", str(target))
 
 
 def next_commands(cfg: DictConfig, given: DictConfig, *, is_own_trainer: bool) -> list[str]:

@@ -280,7 +280,7 @@ class TrainerBase:
         """The calls at one moment of a step. Hooks that do not override it are left out, so they cost nothing."""
         if is_overridden(self, moment):
             return [getattr(self, moment)]  # the override decides
-        return [getattr(hook, moment) for hook in self._hooks if is_overridden(hook, moment)]
+        return [getattr(hook, moment) for hook in self._hooks if is_overridden(hook, moment) and not hook.is_idle]
 
     def _after_failure(self, error: BaseException) -> None:
         self.failure = type(error)  # not the error, whose frames hold tensors

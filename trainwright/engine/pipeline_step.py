@@ -36,6 +36,7 @@ class PipelineStep(Step):
 
     Args:
         to_row, from_row: what is kept of a micro-batch as scalars by name, and the reverse.
+        logs_of: the logs of a micro-batch, for ``after_batch``, from what is kept of it.
         update_weights: called on all stages with what is kept of the micro-batches; None: ``end_window`` updates.
         shows_each: whether all stages need the logged values after each window, not only at log lines.
 
@@ -49,6 +50,7 @@ class PipelineStep(Step):
         pipeline: Pipeline,
         to_row: Callable[[Any], Mapping[str, Any]],
         from_row: Callable[[dict[str, Tensor]], Any],
+        logs_of: Callable[[Any], Mapping[str, Any]],
         update_weights: Callable[[list[Any]], None] | None = None,
         loss_name: str,
         shows_each: bool = False,
@@ -56,7 +58,7 @@ class PipelineStep(Step):
     ) -> None:
         super().__init__(*arguments, **options)
         self.after_output: Callable[[Any, Any], None] | None = None
-        self._pipeline, self._to_row, self._from_row = pipeline, to_row, from_row
+        self._pipeline, self._to_row, self._from_row, self._logs_of = pipeline, to_row, from_row, logs_of
         self._update_weights, self._loss_name, self._shows_each = update_weights, loss_name, shows_each
         self._logged: Logged | None = None  # of the last stage
         self._is_shared = False  # whether any process needs the values after each window
@@ -98,8 +100,8 @@ class PipelineStep(Step):
         phases.backward += self._pipeline.backward_s
         phases.waiting += clock() - start - self._pipeline.forward_s - self._pipeline.backward_s
         if self.after_batch is not None and is_shared:  # else it was set during the run, by a callback that is added
-            for logs, batch in zip(kept, batches, strict=True):
-                self.after_batch({"step_loss": logs[0]}, batch)
+            for one, batch in zip(kept, batches, strict=True):
+                self.after_batch(self._logs_of(one), batch)
         if self._update_weights is not None:
             self._update_weights(kept)
         self._end_window(kept, data_time)

@@ -32,6 +32,7 @@ from trainwright.evaluation.prediction import iterate_predictions, predict
 from trainwright.events.formats import RECORD_NAME, read_starts
 from trainwright.events.storage import EventStorage
 from trainwright.hooks.base import HookBase
+from trainwright.hooks.callbacks.base import Callback, CallbackList, TrainerControl
 from trainwright.hooks.method_overrides import Overrides
 from trainwright.models.adapters import TrainableNames, adapter_files
 from trainwright.models.checkpoint_files import checkpoint_files
@@ -65,6 +66,8 @@ class Run:
         hooks: the registered hooks, in the order of their calls; ``own_hooks`` are those that the user has not added.
         own_step: what a step of the user's own calls; ``step_methods`` are those whose override is one, or its loss.
         overrides: finds the methods that a user overrides.
+        callbacks, control: the callbacks of the training, and what they request.
+        built_in_callbacks: those among them that the settings make, also in a copy.
     """
 
     device: torch.device
@@ -108,12 +111,15 @@ class Run:
     keep_settings: Callable[[Mapping[str, Any]], None]  # uses those of the checkpoint that the run resumes from
     settings_of_copy: Callable[..., Any]  # by a folder and changes
     change_copy: Callable[[Any, dict[int, Any]], None]  # as the user has changed the trainer since it was built
+    use_callbacks: Callable[[], None]  # that there are now, also within a training
 
     def __init__(self, trainer: TrainerBase, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         self._trainer, self.arguments = weakref.ref(trainer), (arguments, named)
         self.overrides = Overrides(trainer)
         self.lr_schedulers: dict[str, Any] = {}  # of several optimizers
         self.hooks: list[HookBase] = []
+        self.callbacks, self.control = CallbackList(), TrainerControl()
+        self.built_in_callbacks: list[Callback] = []
         self._own_parts: frozenset[str] = frozenset()  # names of checkpointables that are not the user's
         self._model_files: dict[str, bytes] | None = None  # once they are known
         self._spec: RunSpec | None = None
@@ -440,7 +446,7 @@ class Run:
             for part in (one, *(one.values() if isinstance(one, dict) else ())):
                 if any(part is each for each in data) or isinstance(part, Dataset | DataLoader):
                     memo[id(part)] = part
-        for callback in getattr(trainer, "callbacks", ()):
+        for callback in self.callbacks:
             memo[id(getattr(callback, "trainer", None))] = None
         handler = vars(trainer).get("metrics_handler")
         if handler is not None:
@@ -457,6 +463,9 @@ class Run:
         for name, part in self.checkpointer.checkpointables.items():
             if name not in new.checkpointer.checkpointables:
                 new.checkpointer.add_checkpointable(name, copy.deepcopy(part, memo))
+        for callback in self.callbacks:
+            if id(callback) not in memo and not any(callback is one for one in self.built_in_callbacks):
+                new.add_callback(copy.deepcopy(callback, memo), singleton=False)
         for hook in [one for one in self.hooks if one not in self.own_hooks]:
             memo[id(vars(hook).get("trainer"))] = None
             new.register_hooks([copy.deepcopy(hook, memo)])

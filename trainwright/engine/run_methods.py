@@ -20,6 +20,7 @@ from trainwright.engine.folder.summary import table
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.run import Run
 from trainwright.events.formats import RECORD_NAME, read_starts
+from trainwright.hooks.callbacks.base import Callback, CallbackList, TrainerControl
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -64,6 +65,7 @@ class RunMethods(TrainerBase):
     Attributes:
         optimizers: several optimizers by name; a single one is ``{"optimizer": ...}``.
         lr_schedulers: the schedules of several optimizers by name.
+        callbacks, trainercontrol: see :class:`~trainwright.hooks.Callback`.
     """
 
     run: Run
@@ -75,6 +77,8 @@ class RunMethods(TrainerBase):
     lr_scheduler: Any = part_of_run()
     lr_schedulers: dict[str, Any] = part_of_run()
     checkpointer: Checkpointer = part_of_run()
+    callbacks: CallbackList = part_of_run()
+    trainercontrol: TrainerControl = part_of_run("control")
 
     def __new__(cls, *arguments: Any, **named: Any) -> Self:
         new = super().__new__(cls)
@@ -84,6 +88,11 @@ class RunMethods(TrainerBase):
     def __init__(self) -> None:
         super().__init__()
         self._hooks = self.run.hooks
+
+    def add_callback(self, callback: Callback, singleton: bool = True) -> None:
+        """Register ``callback``. ``singleton``: replaces registered callbacks of its class."""
+        self.run.callbacks.add_callback(callback, singleton)
+        self.run.use_callbacks()
 
     # Called by a user's own step.
 

@@ -90,7 +90,7 @@ class TrainingState:
     def state_dict(self) -> dict[str, Any]:
         hooks, own = list[dict[str, Any]](), dict[str, Any]()
         for hook in self._trainer.hooks:
-            if isinstance(hook, Stateful):
+            if isinstance(hook, Stateful) and not hook.is_idle:
                 state = hook.state_dict()
                 if hook.is_state_of_rank:
                     own[str(len(hooks))], state = state, {}
@@ -247,7 +247,7 @@ class TrainingState:
         """Load each hook's state: the n-th hook of a class gets the n-th saved state of that class."""
         unused, fresh = list(saved), []
         for hook in self._trainer.hooks:
-            if not isinstance(hook, Stateful):
+            if not isinstance(hook, Stateful) or hook.is_idle:
                 continue
             name = type(hook).__name__
             entry = next((entry for entry in unused if entry["class"] == name), None)

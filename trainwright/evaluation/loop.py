@@ -44,6 +44,8 @@ logger = logging.getLogger("trainwright.evaluation")
 
 LOG_PERIOD_S = 5.0
 _logs_table = ContextVar("_logs_table", default=True)
+_Watch = Callable[[Iterable[Any]], Iterable[Any]]
+_watch = ContextVar[_Watch | None]("_watch", default=None)
 
 T = TypeVar("T")
 
@@ -102,9 +104,9 @@ def run_evaluation(
         # Ranks that compute a batch together wait for each other within it: an error ends a process, and so the others.
         together = nullcontext() if is_joint or pipeline_of(model) is not None else raised_on_all_ranks()
         with together, around_batches or nullcontext(), EvaluationStorage():
-            for batch, is_counted in (
-                even_rounds(read_batches(), model) if is_joint else zip(read_batches(), repeat(True))
-            ):
+            watch, batches = _watch.get(), read_batches()
+            batches = batches if watch is None else watch(batches)
+            for batch, is_counted in even_rounds(batches, model) if is_joint else zip(batches, repeat(True)):
                 with batch_in_errors(batch):
                     (step if is_counted else without_count)(batch)
                 if is_counted:
@@ -127,6 +129,16 @@ def _on_stages(
     if pipeline is None:
         return step, pad
     return pipeline.evaluated(step, skip), lambda batch: (pipeline.evaluate(batch), skip())
+
+
+@contextmanager
+def watched_batches(watch: _Watch) -> Iterator[None]:
+    """Evaluate the batches that ``watch`` returns for those of a data set: callbacks see each of them."""
+    before = _watch.set(watch)
+    try:
+        yield
+    finally:
+        _watch.reset(before)
 
 
 @contextmanager

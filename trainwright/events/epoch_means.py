@@ -14,8 +14,18 @@ def epoch_around(iterations_per_epoch: int | Fraction, iteration: int) -> tuple[
     >>> epoch_around(5, 4), epoch_around(5, 5), epoch_around(Fraction(5, 2), 2)
     ((0, 5), (5, 10), (0, 3))
     """
-    before = iteration // iterations_per_epoch
-    return math.ceil(before * iterations_per_epoch), math.ceil((before + 1) * iterations_per_epoch)
+    epoch, first = epoch_at(iterations_per_epoch, iteration)
+    return first, math.ceil((epoch + 1) * iterations_per_epoch)
+
+
+def epoch_at(iterations_per_epoch: int | Fraction, iteration: int) -> tuple[int, int]:
+    """The epoch of ``iteration``, from 0, and its first iteration.
+
+    >>> epoch_at(5, 4), epoch_at(5, 5), epoch_at(Fraction(5, 2), 3)
+    ((0, 0), (1, 5), (1, 3))
+    """
+    epoch = int(iteration // iterations_per_epoch)
+    return epoch, math.ceil(epoch * iterations_per_epoch)
 
 
 class EpochMeans:

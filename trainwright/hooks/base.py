@@ -79,6 +79,8 @@ class HookBase:
     """Whether it steps a schedule of learning rates,"""
     uses_results = False
     """and does so with a metric, as a ``ReduceLROnPlateau`` needs it."""
+    is_idle = False
+    """Whether it has nothing to do in this training: steps do not call it, and checkpoints have no state of it."""
 
     @property
     def shows_results(self) -> bool:

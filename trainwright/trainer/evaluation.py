@@ -27,7 +27,7 @@ from trainwright.engine import loaders
 from trainwright.engine.loss_fn import forward, used_loss
 from trainwright.engine.run import TrainerRun
 from trainwright.evaluation.comparison import Comparison, Comparisons
-from trainwright.evaluation.loop import evaluate_batches
+from trainwright.evaluation.loop import evaluate_batches, watched_batches
 from trainwright.evaluation.results import EvaluationResults
 from trainwright.hooks.callbacks import RunCallbacks
 from trainwright.hooks.callbacks.bridge import named_results
@@ -135,7 +135,7 @@ class Evaluation:
         """
         self._watching = callbacks
         try:
-            with self._run.evaluated_weights():
+            with self._run.evaluated_weights(), watched_batches(callbacks.eval_batches):
                 if not self._overrides.has("evaluate"):
                     return self._score(loader)
                 evaluate = self._overrides.of("evaluate", self.evaluate)
@@ -270,12 +270,11 @@ class Evaluation:
         if isinstance(loader, Mapping):
             found = {name: self._score(one, name) for name, one in loader.items()}
             return {f"{name}/{key}": value for name, results in found.items() for key, value in results.items()}
-        limit, watching = loaders.eval_limit(loader, self._run.spec), self._watching
+        limit = loaders.eval_limit(loader, self._run.spec)
         results = self._results = self._new_results(loader)
 
         def read_batches() -> Iterable[Any]:
-            batches = map(self.prepare, islice(loaders.batches_of_rank(loader), limit))
-            return batches if watching is None else watching.eval_batches(batches)
+            return map(self.prepare, islice(loaders.batches_of_rank(loader), limit))
 
         try:
             return evaluate_batches(

@@ -56,7 +56,7 @@ from trainwright.hooks import (
     PeriodicWriter,
     ReduceOnPlateau,
 )
-from trainwright.hooks.callbacks import Callback, CallbackList, RunCallbacks, TrainerControl
+from trainwright.hooks.callbacks import Callback, CallbackList, RunCallbacks
 from trainwright.hooks.callbacks.progress import EpochProgress, epoch_lines
 from trainwright.hooks.method_overrides import check_arguments, is_overridden, overridable
 from trainwright.hooks.profile import profile_hook
@@ -87,13 +87,11 @@ class PythonRun(TrainerRun):
 
     Attributes:
         evaluation, saving, scheduling: its evaluations, checkpoints and learning-rate schedules.
-        built_in_callbacks: those of the settings.
     """
 
     evaluation: Evaluation
     saving: Saving
     scheduling: Schedules
-    built_in_callbacks: list[Callback]
 
     @property
     def spec(self) -> RunSpec:
@@ -136,6 +134,9 @@ class PythonRun(TrainerRun):
 
     def save(self) -> None:
         self.saving.save_step()
+
+    def use_callbacks(self) -> None:
+        self.trainer._steps.watch_batches()
 
     def own_facts(self) -> dict[str, Any]:
         config, spec, trainer = self.config, self.spec, self.trainer
@@ -214,9 +215,6 @@ class PythonRun(TrainerRun):
             new.set_optimizer(copy.deepcopy(self.optimizer, memo))
         if self.criterion is not None and id(self.criterion) not in memo:
             new.set_loss(copy.deepcopy(self.criterion, memo))
-        for callback in self.trainer.callbacks:
-            if id(callback) not in memo and not any(callback is one for one in self.built_in_callbacks):
-                new.add_callback(copy.deepcopy(callback, memo), singleton=False)
 
 
 @overridable
@@ -249,7 +247,6 @@ class Trainer(RunMethods):
         state: ``global_step``, ``epoch`` and ``epoch_step``, counted in calls of ``training_step``.
         total_steps: ``state.global_step`` at the end of training.
         num_batches, steps_in_epoch: batches of an epoch, and the number of them that one trains on.
-        callbacks, trainercontrol: see :class:`~trainwright.hooks.Callback`.
         metrics_handler, loss, optimizer, lr_scheduler, checkpointer: as built from the arguments.
     """
 
@@ -297,7 +294,7 @@ class Trainer(RunMethods):
         self.output_dir = Path(os.path.abspath(self.run.spec.output_dir))
         self.model, self.accelerator, self.model_card = given.model, given.accelerator, given.model_card
         self.train_dataset, self.eval_dataset = given.train_dataset, given.eval_dataset
-        self.callbacks, self.trainercontrol = CallbackList(given.callbacks), TrainerControl()
+        self.callbacks = CallbackList(given.callbacks)
         self.storage = EventStorage()
 
         self._build_data(given)
@@ -408,17 +405,18 @@ class Trainer(RunMethods):
         run.saving = Saving(run, self._periods, self._card)
 
     def _build_callbacks(self) -> None:
-        self.run.built_in_callbacks = []
+        state = self.state
         self._run_callbacks = RunCallbacks(
             self.callbacks,
             self.trainercontrol,
-            epoch_at=self.state.epoch_at,
+            epoch_at=state.epoch_at,
             save=self.run.saving.save_step,
             evaluate=self._evaluate_now if self.eval_dataloader is not None else None,
             log=lambda: self._write_hook.write() if is_main_process() else None,
             is_due=self._periods.check_is_due,
             late=self.run.saving.late,
             eval_is_due=self._periods.eval_is_due,
+            steps_done=lambda: state.global_step,
         )
         if self._train_metrics is not None:
             self._run_callbacks.logs.defer("epoch_metric", self._train_metrics.first)
@@ -602,12 +600,6 @@ class Trainer(RunMethods):
     def consumed_samples(self) -> int:
         """Training samples used so far; 0 if a user's loader does not report its size."""
         return self.state.plan.samples(self.state.global_step)
-
-    def add_callback(self, callback: Callback, singleton: bool = True) -> None:
-        """Register ``callback``. ``singleton``: replaces registered callbacks of its class."""
-        self.callbacks.add_callback(callback, singleton)
-        if self._steps.step is not None:
-            self._steps.step.after_batch = self._after_batch()
 
     def set_optimizer(self, optimizer: Optimizer, optimizer_name: str | None = None) -> None:
         """Train with ``optimizer`` from now on; the configured schedule is rebuilt for it."""
@@ -1051,5 +1043,4 @@ class Trainer(RunMethods):
     def _may_change_data(self) -> bool:
         """Whether code of the user's runs between two epochs, which may change the data."""
         own_methods = ("before_step", "after_step", "inner_training_loop", "evaluate")
-        own_code = (*self.run.hooks, *self.callbacks)
-        return self.run.overrides.has(*own_methods) or any(getattr(one, "may_change_data", True) for one in own_code)
+        return self.run.overrides.has(*own_methods) or any(hook.may_change_data for hook in self.run.hooks)

@@ -219,6 +219,7 @@ class TrainingStep:
                 pipeline=pipeline,
                 to_row=lambda kept: {_LOSS: kept[0]} | (kept[1] or {}),
                 from_row=lambda row: (row.pop(_LOSS), row or None),
+                logs_of=lambda kept: {"step_loss": kept[0]},
                 loss_name=_LOSS,
                 update_weights=self._update_stages,
             )
@@ -247,6 +248,11 @@ class TrainingStep:
             if self.update.is_weighed:
                 self._watching = self.update.mean.watch(self.model)
         self.step = step
+
+    def watch_batches(self) -> None:
+        """Call after each batch what the callbacks that there are now need."""
+        if self.step is not None:
+            self.step.after_batch = self._after_batch()
 
     def close(self) -> None:
         """After the last step: nothing of the user's is kept."""

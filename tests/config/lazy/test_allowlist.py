@@ -20,6 +20,7 @@ ALLOWED = """
     trainwright.data.datasets.MNIST trainwright.data.transforms.ToTensor trainwright.evaluation.ClsEvaluator
     trainwright.optim.WarmupCosineLR trainwright.optim.get_default_optimizer_params
     trainwright.optim.configure_constant_scheduler trainwright.engine.GraphBase builtins.dict
+    trainwright.hooks.EarlyStoppingCallback trainwright.hooks.DeterministicAlgorithms
 """
 REFUSED = """
     os.system posix.system builtins.eval builtins.open subprocess.run subprocess.Popen sys.exit shutil.rmtree
@@ -36,8 +37,9 @@ REFUSED = """
     trainwright.checkpoint.keep_newest trainwright.checkpoint.state_files._Decoder.decode
     trainwright.data.loaders._instantiated trainwright.data.to_batch trainwright.data.datasets.write_idx
     trainwright.data.Instance.stack trainwright.engine.folder.run_folder.RunFolder trainwright.events.EventStorage
-    trainwright.events.JSONWriter trainwright.hooks.CallbackHook trainwright.optim.build_optimizer
-    trainwright.DefaultTrainer trainwright.instantiate torch.nn.Module.apply torch.nn.Module.register_module
+    trainwright.events.JSONWriter trainwright.hooks.CallbackHook trainwright.hooks.ModelCheckpointCallback
+    trainwright.optim.build_optimizer trainwright.DefaultTrainer trainwright.instantiate torch.nn.Module.apply
+    torch.nn.Module.register_module
     torch.nn.Linear.load_state_dict torch.nn.parallel.data_parallel
     torch.nn.utils.parametrize.register_parametrization torch.nn.utils.skip_init
     torch.nn.utils.stateless.functional_call torch.nn.functional.boolean_dispatch torch.optim.swa_utils.update_bn

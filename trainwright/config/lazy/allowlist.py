@@ -46,6 +46,11 @@ _OWN_NAMES = (
     "trainwright.data.collate",
     "trainwright.optim.get_default_optimizer_params",
     "trainwright.optim.reduce_param_groups",
+    # Of the callbacks and hooks those that write no file and call no function of their arguments.
+    "trainwright.hooks.EarlyStoppingCallback",
+    "trainwright.hooks.PrintCallback",
+    "trainwright.hooks.DeterministicAlgorithms",
+    "trainwright.hooks.Float32MatmulPrecision",
 )
 
 # These instantiate nodes in their arguments. Data may call them, but not as a partial: when that is called later, it is

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,8 @@ from trainwright.config.lazy.serialization import DEFAULTS, save, to_plain, to_p
 from trainwright.config.lazy.targets import dotted_path, is_structured, short_name, takes_config
 from trainwright.config.secrets import without_secrets
 from trainwright.config.yaml_file import load_yaml
+
+logger = logging.getLogger("trainwright.config")
 
 
 class LazyCall:
@@ -85,6 +88,19 @@ SECTIONS = {
     "tokenization": "dict(tokenizer=LazyCall(...)(...))",
 }
 
+
+def call_fault(value: Any) -> str | None:
+    """What to write where ``value`` lacks its call, or None."""
+    if isinstance(value, LazyCall):
+        target = short_name(value._target)
+        return f"LazyCall({target}) was not called. Did you forget the second call? Write LazyCall({target})(...)."
+    if inspect.isclass(value) or inspect.isroutine(value):
+        called = short_name(value)
+        what = "class" if inspect.isclass(value) else "function"
+        return f"got the {what} {called}. Describe the call of it: LazyCall({called})(...)."
+    return None
+
+
 _ONLY_SETTINGS = ("train", "graph")
 
 
@@ -92,14 +108,9 @@ def section_fault(name: str, value: Any) -> str | None:
     """Why ``value`` cannot be the section ``name``, with a suggestion, or None."""
     if value is None or isinstance(value, Mapping | DictConfig):
         return None
-    if isinstance(value, LazyCall):
-        target = short_name(value._target)
-        return f"LazyCall({target}) was not called. Did you forget the second call? Write LazyCall({target})(...)."
+    if (fault := call_fault(value)) is not None:
+        return fault
     example = f"for example {name} = {SECTIONS[name]}"
-    if inspect.isclass(value) or inspect.isroutine(value):
-        called = short_name(value)
-        what = "class" if inspect.isclass(value) else "function"
-        return f"got the {what} {called}. Describe the call of it: LazyCall({called})(...)."
     if inspect.ismodule(value):
         return (
             f"got the module {value.__name__}; it must be a section, {example}. If it is only an import, "
@@ -109,6 +120,17 @@ def section_fault(name: str, value: Any) -> str | None:
     if is_plain or name in _ONLY_SETTINGS or (name != "dataloader" and isinstance(value, list | tuple | ListConfig)):
         return f"got {value!r} ({type(value).__name__}); it must be a section, {example}."
     return None
+
+
+def warn_of_unread(found: Mapping[str, Any] | DictConfig) -> None:
+    """Log lists of callbacks and hooks beside the section ``train``, which a training reads."""
+    for name in ("callbacks", "hooks"):
+        listed = found[name] if name in found else None  # noqa: SIM401  # for get() None is absent in a config
+        calls = listed if isinstance(listed, list | ListConfig) else ()
+        if any(isinstance(one, DictConfig) and TARGET in one for one in calls) and not try_get_key(
+            found, f"train.{name}"
+        ):
+            logger.warning("%s: a training does not read this list. Write train.%s = [...].", name, name)
 
 
 class MissingConfigError(MissingFileError, RuntimeError):
@@ -211,6 +233,7 @@ show_type_as_html("omegaconf.dictconfig", "DictConfig", html_of)
 
 
 def _as_config(found: Mapping[str, Any], filename: str | os.PathLike[str]) -> DictConfig:
+    warn_of_unread(found)
     configs = {
         name: as_node(value, name, filename)
         for name, value in found.items()

@@ -21,7 +21,7 @@ from trainwright.base.errors import (
     got,
 )
 from trainwright.config.lazy.instantiation import SPECIAL_KEYS, find_target
-from trainwright.config.lazy.lazy_config import PACKAGED, SECTIONS, section_fault
+from trainwright.config.lazy.lazy_config import PACKAGED, SECTIONS, call_fault, section_fault, warn_of_unread
 from trainwright.config.lazy.provenance import (
     TARGET,
     are_several,
@@ -41,7 +41,10 @@ logger = logging.getLogger("trainwright.config")
 
 _REQUIRED = ("model", "dataloader")
 # The nodes that a run instantiates.
-_BUILT = ("model", "optim", "dataloader", "tokenization", "train.scheduler", "train.evaluation.evaluator")
+_BUILT = (
+    "model", "optim", "dataloader", "tokenization", "train.scheduler", "train.evaluation.evaluator",
+    *(_OWN_CODE := ("train.callbacks", "train.hooks")),
+)  # fmt: skip
 _OPTIMIZER_NUMBERS = ("lr", "weight_decay", "eps", "momentum")
 # Arguments of another backend's AdamW, which the builder of the optimizer removes.
 _ALSO_ACCEPTED = {"do_bias_correction"}
@@ -150,6 +153,7 @@ def _setting_faults(cfg: DictConfig) -> Iterator[Fault]:
     faults += [fault for fault in section_faults(type_of_sections(), values, _hint) if fault.path not in without_value]
     yield from faults
     yield from _faults_together(values.get("train", {}), faults)
+    yield from _own_code_faults(cfg)
     milestones = value_at(value_at(sections["train"], "scheduler"), "milestones")
     if milestones is not None:
         allowed = milestone_fault(milestones) if isinstance(milestones, ListConfig) else "a list of ratios in [0, 1)"
@@ -160,6 +164,20 @@ def _setting_faults(cfg: DictConfig) -> Iterator[Fault]:
         given = values.get(section, {})
         if not key.has_effect and name in given and given[name] not in (key.default, -1, {"enabled": False}):
             _log_without_effect(path)
+
+
+def _own_code_faults(cfg: DictConfig) -> Iterator[Fault]:
+    """Elements of the lists of callbacks and hooks that are no calls, and such lists outside of ``train``."""
+    for key in _OWN_CODE:
+        nodes = value_at(cfg, key)
+        for place, one in enumerate(nodes if isinstance(nodes, ListConfig) else ()):
+            is_call = isinstance(one, DictConfig) and TARGET in one
+            if (text := call_fault(one)) is not None:
+                yield Fault(f"{key}.{place}", text, ConfigTypeError)
+            elif one is None or (not is_call and isinstance(one, str | int | float | ListConfig | DictConfig)):
+                text = f"{got(one)}; it must be a lazy call: LazyCall(Mine)(...), in YAML {{_target_: module.Mine}}."
+                yield Fault(f"{key}.{place}", text, ConfigTypeError)
+    warn_of_unread(cfg)
 
 
 def _faults_together(train: Mapping[str, Any], faults: Sequence[Fault]) -> Iterator[Fault]:

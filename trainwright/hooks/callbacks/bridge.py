@@ -46,6 +46,7 @@ class RunCallbacks(HookBase):
     after an evaluation or at the end of an epoch. To save between these, all of them must request it.
 
     Args:
+        is_optional: without any callback it is idle.
         steps_per_epoch: in batches; None: the complete training is one epoch.
         epoch_at: in place of it, for epochs of different lengths: returns the number, from 0, of the epoch of the batch
             that follows so many batches, and the batches before that epoch.
@@ -55,10 +56,12 @@ class RunCallbacks(HookBase):
         is_due: whether several processes share their requests after this iteration; the same on all of them.
         late: calls that callbacks make within an update, and that are due after it.
         eval_is_due: whether an evaluation is due after this iteration; by default at each end of an epoch.
+        steps_done: the batches trained on before this training; by default one for each earlier iteration.
 
     Attributes:
         callbacks, control, logs: the passed callbacks, their control and their logs.
         is_fed: whether ``begin_batch`` is called for each batch; set before the first.
+        planned_end: ``max_iter`` of the trainer before a callback has stopped the training; None: none has.
     """
 
     slot = "evaluate"
@@ -77,11 +80,14 @@ class RunCallbacks(HookBase):
         is_due: Callable[[], bool] | None = None,
         late: list[Callable[[], object]] | None = None,
         eval_is_due: Callable[[], bool] | None = None,
+        steps_done: Callable[[], int] | None = None,
+        is_optional: bool = False,
     ) -> None:
         if steps_per_epoch is not None and steps_per_epoch < 1:
             raise ConfigError(f"RunCallbacks.steps_per_epoch: got {steps_per_epoch}; it must be None or at least 1.")
         self.callbacks = callbacks
         self.control = TrainerControl() if control is None else control
+        self._is_optional, self.is_idle = is_optional, is_optional and not len(callbacks)
         self.logs = Logs()
         per_epoch = steps_per_epoch or sys.maxsize
         self._epoch_at = epoch_at or (lambda steps: (steps // per_epoch, steps // per_epoch * per_epoch))
@@ -90,6 +96,7 @@ class RunCallbacks(HookBase):
         self._checkpointers: dict[str, Checkpointer] = {}  # for folders other than the run's own
         self._is_due: Callable[[], bool] = (lambda: False) if is_due is None else is_due
         self._eval_is_due = eval_is_due
+        self._steps_done: Callable[[], int] = (lambda: self.trainer.start_iter) if steps_done is None else steps_done
         self._shares_requests = False  # several processes, of which one has callbacks
         self._mean_loss = EpochMean("total_loss")
         self._epoch: int | None = None  # the epoch that has started and not ended
@@ -98,6 +105,7 @@ class RunCallbacks(HookBase):
         self._is_shown = False  # whether logs reads the stored loss, which exists after the first update
         self._is_alone = True  # the only process
         self.is_fed = False
+        self.planned_end: int | None = None
         self._late = [] if late is None else late
         self._batches = deque[Any]()  # the training batches that have begun and not ended
         self._has_recorded = False  # what belongs to the first of them
@@ -105,6 +113,10 @@ class RunCallbacks(HookBase):
         self._eval_batch: tuple[Any, ...] = ()  # the current evaluation batch
         self._evaluated_at: int | None = None  # iterations_done at the last evaluation
         self._results: _Results = None
+
+    @property
+    def may_change_data(self) -> bool:
+        return any(callback.may_change_data for callback in self.callbacks)
 
     # Called by a trainer.
 
@@ -170,12 +182,13 @@ class RunCallbacks(HookBase):
     def before_train(self) -> None:
         trainer, control = self.trainer, self.control
         control.reset()
+        self.planned_end = None
         self._batches.clear()
         self._losses.clear()
         self._late.clear()
         self._has_recorded, self._eval_batch = False, ()
         self._epoch, self._is_entered, self._is_shown, self._evaluated_at = None, False, False, None
-        steps_done = getattr(getattr(trainer, "state", None), "global_step", trainer.start_iter)
+        steps_done = self._steps_done()
         self.logs["global_step"] = steps_done
         self.logs["eval_global_step"] = self.logs.get("eval_global_step", 0)
         self.logs["epoch"] = self._epoch_of(max(0, steps_done - 1))
@@ -187,10 +200,18 @@ class RunCallbacks(HookBase):
         self.callbacks.set_optimizer(optimizer)
         self.callbacks.set_trainercontrol(control)
         self._is_alone = get_world_size() == 1
-        self._shares_requests = not self._is_alone and is_any(len(self.callbacks) > 0)
+        has_callbacks = is_any(len(self.callbacks) > 0)
+        self._shares_requests, self.is_idle = (
+            not self._is_alone and has_callbacks,
+            self._is_optional and not has_callbacks,
+        )
         self._is_train_begun = True
         self.callbacks.collect()
         self.callbacks.on_train_begin(self.logs)
+
+    def before_first_step(self) -> None:
+        if self._mean_loss.name in self.trainer.storage.smoothing_hints():  # of a resumed training
+            self._show_storage()
 
     def before_step(self) -> None:
         if self.control.should_save or self._late:
@@ -255,7 +276,7 @@ class RunCallbacks(HookBase):
                 "Nothing to train: a callback stopped the run after iteration %d. After early stopping, a larger"
                 " patience or early_stopping=None continues it.", self.trainer.iter,
             )  # fmt: skip
-            self.trainer.max_iter = self.trainer.iter
+            self._stop_at(self.trainer.iter)
 
     # Batches, epochs, evaluations.
 
@@ -340,9 +361,12 @@ class RunCallbacks(HookBase):
                     raise ConfigError(f"A callback has set trainercontrol.{name}; this training does not support it.")
                 action()
         if control.should_training_stop and trainer.iter + 1 < trainer.max_iter:
-            trainer.max_iter = trainer.iter + 1
+            self._stop_at(trainer.iter + 1)
             trainer.storage.reduce()  # the last row is written now
             logger.info("A callback stops the training after iteration %d.", trainer.iter + 1)
+
+    def _stop_at(self, iteration: int) -> None:
+        self.planned_end, self.trainer.max_iter = self.trainer.max_iter, iteration
 
     def _save(self) -> None:
         while self._late:
