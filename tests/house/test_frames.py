@@ -59,7 +59,7 @@ def frames_of(trainer: Any) -> list[str]:
     ids=["plain", "accumulation", "amp", "recompute"],
 )
 def test_config_files_have_three_frames(tmp_path: Path, train: dict[str, Any]) -> None:
-    assert frames_of(DefaultTrainer(config(tmp_path, **train))) == ["train", "run", "_train_micro_batch"]
+    assert frames_of(DefaultTrainer(config(tmp_path, **train))) == ["train", "run", "train_micro_batch"]
 
 
 class CallsBase(DefaultTrainer):
@@ -74,7 +74,7 @@ class CallsSuper(DefaultTrainer):
 
 @pytest.mark.parametrize("kind", [CallsBase, CallsSuper])
 def test_a_users_own_run_step_adds_one_call_beside_the_users(kind: type[DefaultTrainer], tmp_path: Path) -> None:
-    assert frames_of(kind(config(tmp_path))) == ["train", "run_step", "run", "_train_micro_batch"]
+    assert frames_of(kind(config(tmp_path))) == ["train", "run_step", "run", "train_micro_batch"]
 
 
 def test_the_python_api_has_four_frames(tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ class ConfigRun(Run):
             )
         self.calls.is_idle = False
         if self.step is not None:
-            self.step.after_batch = self.after_batch()
+            self.stepper.steps.use_after_batch(self.step, self.after_batch())
 
     def after_batch(self) -> Callable[[Any, Any], None] | None:
         """What the step calls after each micro-batch: the storage has values of complete updates only."""
@@ -183,6 +183,8 @@ class ConfigRun(Run):
         def after_batch(outputs: Mapping[str, Any], batch: Any) -> None:
             if is_pipeline:
                 calls.next_batch()
+                calls.record(outputs)
+                return
             scalars = scalars_of(outputs)
             calls.record({**(scalars if has_own else {}), "step_loss": total_loss(scalars)})
 
@@ -283,7 +285,7 @@ class DefaultTrainer(RunMethods):
     or :class:`GraphTrainer`, defines the steps; it may be replaced after ``__init__``.
 
     The path of a batch: ``train`` (engine/loop.py) calls ``Step.run`` (engine/step.py), which ``EagerTrainer.new_step``
-    has built; that calls ``EagerTrainer._train_micro_batch``, which calls the model. ``run_step`` and ``train_step`` of
+    has built; that calls ``EagerTrainer.train_micro_batch``, which calls the model. ``run_step`` and ``train_step`` of
     this class are called in between only if they are overridden.
 
     Attributes:
@@ -404,7 +406,7 @@ class DefaultTrainer(RunMethods):
             graph = self.build_graph(cfg, run.model, run.optimizer, run.lr_scheduler)
             self._trainer = ring("graph.graph_trainer").GraphTrainer(graph, self.train_loader, steps, **settings)
         run.built_stepper = self._trainer
-        run.batches, run.update = self._trainer.batches, self._trainer._update
+        run.batches, run.update = self._trainer.batches, self._trainer.steps.update
         run.own_step, run.step_methods = OwnStep(run, ["train_step"]), ("run_step", "train_step")
 
     # Parts that a subclass may build differently.
@@ -652,7 +654,7 @@ class DefaultTrainer(RunMethods):
 
         An override also steps: it calls :meth:`backward` and :meth:`step` (see ``docs/custom-training.md``).
         """
-        outputs: Mapping[str, Any] = self._trainer._train_micro_batch(model, inputs)
+        outputs: Mapping[str, Any] = self._trainer.train_micro_batch(model, inputs)
         return outputs
 
     # Implementation.
@@ -689,7 +691,8 @@ class DefaultTrainer(RunMethods):
 
     def _bind_run_step(self) -> tuple[Any, Any]:
         self._trainer.phases, self.run.batches = self.phases, self.run.built_stepper.batches
-        self.run.update = getattr(self._trainer, "_update", self.run.update)
+        if isinstance(self._trainer, EagerTrainer):
+            self.run.update = self._trainer.steps.update
         has_own_batch = is_overridden(self, "get_batch")
         is_own = is_overridden(self, "run_step")
         has_own = is_own or has_own_batch or is_overridden(self.run.built_stepper, "run_step")
@@ -703,11 +706,9 @@ class DefaultTrainer(RunMethods):
         """Settings that ``self._trainer``, perhaps the user's replacement, was not built with."""
         stepper, steps = self._trainer, self.cfg.train.num_accumulation_steps
         kind, own_steps = type(stepper).__name__, getattr(stepper, "grad_acc_steps", None)
-        if stepper is self.run.built_stepper and self.optimizer is not stepper.optimizer:
-            raise ConfigError(
-                "DefaultTrainer.optimizer was assigned, without effect on the steps: override build_optimizer, or set"
-                " cfg.optim."
-            )
+        if stepper is self.run.built_stepper:
+            instead = "override build_optimizer, or set cfg.optim"
+            stepper.steps.check_assigned("DefaultTrainer", {"optimizer": (self.optimizer, instead)})
         if is_overridden(self, "train_step") and not self._has_own_step:
             raise ConfigError("DefaultTrainer.train_step: was assigned after __init__; override it in a subclass.")
         if self._has_own_step and getattr(stepper, "has_own_run_step", lambda: True)():
@@ -723,11 +724,10 @@ class DefaultTrainer(RunMethods):
     def _step_of_stepper(self) -> Callable[[], None]:
         stepper = self._trainer
         if isinstance(stepper, EagerTrainer) and not stepper.has_own_run_step():
-            is_plain = not is_overridden(self, "get_batch") and getattr(self.train_loader, "mixup_func", None) is None
-            get_batch, run = None if is_plain else self.run.prepare, self.run
-            stepper._callbacks = run.calls if run.calls.is_fed else None
+            get_batch, run = self.run.prepare if is_overridden(self, "get_batch") else None, self.run
+            stepper.callbacks = run.calls if run.calls.is_fed else None
             run.step = stepper.new_step(get_batch, self.device, self.train_step if self._has_own_step else None)
-            run.step.after_batch = run.after_batch()
+            stepper.steps.use_after_batch(run.step, run.after_batch())
             return run.step.run
         return setup.bind_arguments(stepper.run_step, self.run.prepare, self.device)
 

@@ -1,6 +1,7 @@
 """Steps in plain PyTorch, as config files describe them: a model that takes a batch's fields and returns its losses."""
 
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 from typing import Any
@@ -9,24 +10,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from trainwright.base.batch import to_batch
 from trainwright.base.dist import get_data_parallel_size
 from trainwright.data.batches import Batches
 from trainwright.data.sample_count import keeps_samples
 from trainwright.data.sampler import CyclicSampler
-from trainwright.engine.accumulation import TOKENS, mean_outputs
-from trainwright.engine.gradient_sync import average_before_own_steps, explained, gradient_sync
+from trainwright.engine.gradient_sync import average_before_own_steps, gradient_sync
 from trainwright.engine.loop import TrainerBase
-from trainwright.engine.loss_fn import explain_forward, sum_losses, warn_of_parts, without_empty_mean
-from trainwright.engine.pipeline_step import PipelineStep, pipeline_settings, refuse_own_step
-from trainwright.engine.sequence_parts import sequence_parts
+from trainwright.engine.loss_fn import explain_forward, sum_losses, warn_of_parts
+from trainwright.engine.pipeline_step import refuse_own_step
 from trainwright.engine.step import Step
-from trainwright.engine.update import Update, in_turn, optimizer_calls
+from trainwright.engine.step_builder import StepBuilder
+from trainwright.engine.step_metrics import Row
 from trainwright.events.storage import get_event_storage
 from trainwright.hooks.callbacks import RunCallbacks
 from trainwright.hooks.method_overrides import is_overridden, overridable
 from trainwright.models.eval_mode import set_training_mode
-from trainwright.models.outputs import returned_losses, scalars_of, total_loss
+from trainwright.models.outputs import returned_losses
 from trainwright.models.targets import LossIgnores
 from trainwright.parallel.data_parallel import unwrap_model
 from trainwright.parallel.pipeline import pipeline_of
@@ -55,9 +54,11 @@ class EagerTrainer(TrainerBase):
 
     Attributes:
         batches: the :class:`~trainwright.data.batches.Batches` of ``data_loader``.
+        steps: builds the step, as for the other API; it has the update.
     """
 
-    _callbacks: RunCallbacks | None = None  # which see each batch
+    callbacks: RunCallbacks | None = None  # which see each batch
+    _step: "weakref.ref[Step] | None" = None  # the latest one
 
     def __init__(
         self,
@@ -78,9 +79,7 @@ class EagerTrainer(TrainerBase):
         self.batches = Batches(data_loader)
         self.optimizer = optimizer
         self.grad_acc_steps = grad_acc_steps
-        # Everything that depends on the configuration is decided here, not in the step.
         self._pipeline = pipeline_of(self._plain_model)
-        stages = {} if self._pipeline is None else pipeline_settings(self._pipeline, grad_scaler, optimizer)
         self._replica = gradient_sync(
             self._plain_model,
             self._device,
@@ -93,23 +92,34 @@ class EagerTrainer(TrainerBase):
         in_window = 0  # the samples of all processes; 0: unknown
         if isinstance(sampler, CyclicSampler) and keeps_samples(data_loader):
             in_window = sampler.micro_batch_size * get_data_parallel_size() * grad_acc_steps
-        self._update = Update(
-            optimizer,
+        self.steps = StepBuilder(
             self._plain_model,
-            *optimizer_calls(optimizer),
+            optimizer,
+            lambda: self.batches,
+            sync=self._replica,
+            pipeline=self._pipeline,
             accumulates=grad_acc_steps > 1,
+            find_unused_setting="train.dist.find_unused_parameters",
+            recompute=lambda batch: self.train_micro_batch(self.model, batch),
             skip_non_finite=skip_non_finite,
             grad_scaler=grad_scaler,
-            replica=self._replica,
-            **stages,
-            count=lambda batch: self.batches.count(batch),
             count_all=lambda: in_window,
             loss_ignores=loss_ignores,
         )
-        if self._update.closure is not None:
-            self._update.closure.recompute = lambda batch: self._train_micro_batch(self.model, batch)
-        self._loss_of: Callable[[Any, Any], Tensor] = self._first_loss
+        self._loss_of: Callable[[Any], Tensor] = self._first_loss
+        self._backward: Callable[[Tensor, Any], None] = self.steps.update.backward
         self._has_own_steps_averaged = False
+
+    @property
+    def model(self) -> nn.Module:
+        """The model that a step calls, perhaps wrapped."""
+        return self._model
+
+    @model.setter
+    def model(self, model: nn.Module) -> None:
+        self._model = model
+        if self._step is not None and (step := self._step()) is not None:
+            step.model = model
 
     @property
     def data_loader(self) -> Any:
@@ -127,7 +137,7 @@ class EagerTrainer(TrainerBase):
     def _announced(self) -> Iterator[Any]:
         assert self._replica is not None
         for batch in self.batches:
-            self._replica.before_batch(is_last=self._update.is_window_end)
+            self._replica.before_batch(is_last=self.steps.update.is_window_end)
             yield batch
 
     def run_step(
@@ -142,11 +152,11 @@ class EagerTrainer(TrainerBase):
 
     def backward(self, loss: Tensor) -> None:
         """Backward pass: add the gradients of ``loss``."""
-        self._update.differentiate(loss)
+        self.steps.update.differentiate(loss)
 
     def update(self) -> None:
         """Clip the gradients, step the optimizer, and set the gradients to None."""
-        self._update.finish()
+        self.steps.update.finish()
 
     def write_metrics(self, loss_dict: Mapping[str, Any], data_time: float, prefix: str = "") -> None:
         """Store ``total_loss`` (the entry ``loss``, else the sum of those with "loss" in their names), each entry if
@@ -155,18 +165,10 @@ class EagerTrainer(TrainerBase):
         Losses are means over the ranks, weighted by samples, or by tokens if ``loss_dict`` has ``num_tokens``; ranks
         exchange them once per log line. Does not synchronize with the device.
         """
-        storage, update = get_event_storage(), self._update
-        storage.put_scalar("data_time", data_time)
-        scalars = scalars_of(loss_dict)
-        total = total_loss(scalars)
-        if update.record_loss is not None:
+        metrics, update = self.steps.metrics, self.steps.update
+        total = metrics.put_outputs(get_event_storage(), loss_dict, data_time, prefix)
+        if total is not None and update.record_loss is not None:
             update.record_loss(total)
-        weight = scalars.get(TOKENS, 1 if self._replica is None else update.weight)
-        if TOKENS in scalars:
-            total = without_empty_mean(total, weight)
-        update.put(storage, f"{prefix}total_loss", total, weight)
-        if len(scalars) != 1 or "loss" not in next(iter(scalars)):  # a single loss is total_loss
-            update.put_scalars(storage, scalars, weight, prefix)
 
     # Implementation.
 
@@ -175,49 +177,32 @@ class EagerTrainer(TrainerBase):
 
         ``train_step(model, batch)``: a step of the user's own, which also steps the optimizers at a window's end.
         """
-        if train_step is None:
-            self._update.check_closure()
+        steps, has_own_step, writes = self.steps, train_step is not None, is_overridden(self, "write_metrics")
+        update, metrics = steps.update, steps.metrics
+        if has_own_step:
+            refuse_own_step(self._pipeline, type(self).__name__, ["train_step"])
+        else:
+            update.check_closure()
         place = self._device if device is None else device
-        self.batches.divide = sequence_parts(self._plain_model)
-        self.batches.prepare = (
-            partial(to_batch, device=place) if get_batch is None else lambda data: get_batch(data, place)
-        )
-        replica, callbacks = self._replica, self._callbacks
-
-        def announce(_: Any) -> None:
-            assert replica is not None, "only then it is called"
-            replica.before_batch(is_last=self._update.is_window_end)
-
-        kind: Callable[..., Step] = Step
-        if self._pipeline is not None:
-            refuse_own_step(self._pipeline, type(self).__name__, ["train_step"] if train_step is not None else [])
-            kind = partial(
-                PipelineStep,
-                pipeline=self._pipeline,
-                to_row=scalars_of,
-                from_row=dict,
-                logs_of=dict,
-                loss_name="loss",
-                shows_each=is_overridden(self, "write_metrics"),
-            )
-        return kind(
-            self._update,
-            self.batches,
+        own = None if get_batch is None else lambda data: get_batch(data, place)
+        steps.prepare_batches(place, own, own_mixes=own is not None)
+        self._backward = self._own_backward if is_overridden(self, "backward") else update.backward
+        step = steps.build(
             self.model,
-            self._train_micro_batch if train_step is None else train_step,
-            begin_window=lambda: self.grad_acc_steps,
-            end_window=self._end_window if train_step is None else self._end_own_window,
+            train_step or self.train_micro_batch,
+            finish=None if has_own_step else self.update if is_overridden(self, "update") else update.finish,
+            length=self.grad_acc_steps,
+            keep=partial(metrics.of_outputs, keeps_all=writes) if has_own_step or writes else metrics.of_recorded,
+            storage=get_event_storage(),
             phases=self.phases,
-            begin_batch=in_turn(
-                [*([] if callbacks is None else [callbacks.begin_batch]), *([] if replica is None else [announce])]
-            ),
-            end_batch=None if callbacks is None else callbacks.end_batch,
-            explain=explained(
-                lambda error, batch: explain_forward(error, self._plain_model, batch),
-                self._plain_model,
-                "train.dist.find_unused_parameters",
-            ),
+            explain=lambda error, batch: explain_forward(error, self._plain_model, batch),
+            record=self._write_rows if writes else None,
+            records_first=writes and not has_own_step,
+            begin_batch=None if self.callbacks is None else self.callbacks.begin_batch,
+            end_batch=None if self.callbacks is None else self.callbacks.end_batch,
         )
+        self._step = weakref.ref(step)
+        return step
 
     def _bind_run_step(self) -> tuple[Any, Callable[[], None]]:
         return self, self.run_step if self.has_own_run_step() else self.new_step().run
@@ -228,35 +213,45 @@ class EagerTrainer(TrainerBase):
         refuse_own_step(self._pipeline, type(self).__name__, [n for n in _OWN_STEPS if is_overridden(self, n)])
         may_step = is_own or is_overridden(self, "update")
         if may_step and self._replica is not None and not self._has_own_steps_averaged:
-            self._has_own_steps_averaged, update = True, self._update
+            self._has_own_steps_averaged, update = True, self.steps.update
             average_before_own_steps(
                 self.optimizer, lambda: update.is_stepping, update.finish_window, lambda: update.sync
             )
         return is_own
 
-    def _train_micro_batch(self, model: Any, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-        outputs: Mapping[str, Any] = self.model(**batch)
+    def train_micro_batch(self, model: Any, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Forward and backward of one micro-batch; returns the model's outputs by name."""
+        outputs, steps = model(**batch), self.steps
         if type(outputs) is not dict:
             outputs = returned_losses(outputs)
-        loss = self._loss_of(outputs, batch)
-        start = time.perf_counter()
-        self.backward(loss)
-        self.phases.backward += time.perf_counter() - start
-        return outputs
+        loss = self._loss_of(outputs)
+        if steps.update.record is not None:
+            steps.update.record(outputs)
+        self._backward(loss, batch)
+        steps.metrics.loss = loss.detach()
+        if len(outputs) > 1:
+            steps.metrics.record_scalars(outputs)
+        return outputs  # type: ignore[no-any-return]  # the model's
 
-    def _first_loss(self, outputs: Any, batch: Any) -> Tensor:
-        """The loss of the first micro-batch, which also chooses how the next ones get theirs."""
-        self._loss_of = self._update.mean.loss_share if self._update.is_weighed else sum_losses
-        loss = self._loss_of(outputs, batch)
+    def _first_loss(self, outputs: Any) -> Tensor:
+        self._loss_of = sum_losses
+        loss = sum_losses(outputs)
         warn_of_parts(outputs)
         return loss
 
-    def _end_window(self, outputs: list[Mapping[str, Any]], data_time: float) -> None:
-        self._end_own_window(outputs, data_time)  # before the update: an output may be a parameter
-        self.update()
+    def _own_backward(self, loss: Tensor, batch: Any) -> None:
+        """The backward pass by the user's method."""
+        start, update = time.perf_counter(), self.steps.update
+        update.has_differentiated = True
+        if update.is_weighed:
+            loss = update.mean.share(loss, batch)
+        if update.record_loss is not None:
+            update.record_loss(loss)
+        self.backward(loss)
+        self.phases.backward += time.perf_counter() - start
 
-    def _end_own_window(self, outputs: list[Mapping[str, Any]], data_time: float) -> None:
-        self.write_metrics(mean_outputs(outputs, self._update.mean.weights), data_time)
+    def _write_rows(self, rows: list[Row], data_time: float) -> None:
+        self.write_metrics(self.steps.metrics.means(rows), data_time)
 
     @property
     def _called_model(self) -> nn.Module:

@@ -20,7 +20,7 @@ from trainwright.base.devices import wide_dtype
 from trainwright.base.dist import start_sum_over_data
 from trainwright.base.errors import ConfigError
 from trainwright.data.sample_count import SampleCounter
-from trainwright.engine.loss_fn import sum_losses, without_empty_mean
+from trainwright.engine.loss_fn import without_empty_mean
 from trainwright.models.outputs import TOKENS as TOKENS
 from trainwright.models.outputs import named_outputs, scalars_of
 from trainwright.models.targets import TargetCounter
@@ -64,6 +64,7 @@ class WindowMean:
         has_loss: False on a stage that computes no loss.
 
     Attributes:
+        length: the micro-batches of the window.
         weights: of the window's micro-batches so far: numbers, or tensors on the device.
         latest_samples: the samples of the latest weighted micro-batch.
         is_by_tokens: whether micro-batches weigh by the ``num_tokens`` that the model returns.
@@ -88,7 +89,7 @@ class WindowMean:
         self._has_values = device is not None and device.type == "cpu" and simulation() is None
         self._count = count or partial(SampleCounter(None), number=None)
         self._count_all = count_all
-        self._length, self._is_open = 1, False
+        self.length, self._is_open = 1, False
         self._window: list[Any] = []  # the batches that are read, until they are weighed
         self._samples = deque[int]()  # of the batches that are read and not shared yet,
         self._weights = deque[Any]()  # and what they weigh
@@ -103,7 +104,7 @@ class WindowMean:
 
     def begin(self, length: int, read: Callable[[], Any]) -> Callable[[], Any]:
         """Start a window of ``length`` micro-batches, which form one update; returns what gives its batches."""
-        self._length, self._is_open, self._exchange, self.weights, self._window = length, True, None, [], []
+        self.length, self._is_open, self._exchange, self.weights, self._window = length, True, None, [], []
         self._samples.clear()
         self._weights.clear()
         self._sum = self._planned = None
@@ -159,18 +160,12 @@ class WindowMean:
         named = None if isinstance(outputs, Tensor) else outputs if type(outputs) is dict else named_outputs(outputs)
         self._num_tokens = None if named is None else named.get(TOKENS)
 
-    def loss_share(self, outputs: Any, batch: Any) -> Tensor:
-        """The share of a micro-batch in the loss of the update, from the model's ``outputs``."""
-        loss = sum_losses(outputs)
-        self.record(outputs)
-        return self.share(loss, batch)
-
     def share(self, loss: Tensor, batch: Any) -> Tensor:
         """The part of the update's loss that a micro-batch's mean loss contributes: the tensor to differentiate."""
         tokens, self._num_tokens = self._num_tokens, None
         if not self._is_open:  # a batch that a user's own loop reads is a window
             self.begin(1, lambda: batch)
-        if tokens is None and self._is_alone and self._length == 1:
+        if tokens is None and self._is_alone and self.length == 1:
             return loss
         if self.counter.is_decided and self.is_by_tokens is (tokens is None):
             raise ConfigError(
@@ -186,7 +181,7 @@ class WindowMean:
         samples = self.latest_samples = self._samples.popleft() if self._samples else self._count(batch)
         if tokens is not None:
             self.weights.append(_as_count(tokens if samples or self._is_alone else 0, loss.device))
-            if len(self.weights) == self._length and not self._is_staged:
+            if len(self.weights) == self.length and not self._is_staged:
                 self._start_sum(self.weights)  # the ranks exchange it during the last backward pass
         else:
             self.weights.append(self._weights.popleft() if self._weights else samples)

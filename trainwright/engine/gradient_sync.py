@@ -8,7 +8,6 @@ from typing import Any
 from zlib import crc32
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
@@ -26,7 +25,6 @@ from trainwright.base.errors import ConfigError
 from trainwright.checkpoint.weights import group_names
 from trainwright.engine.accumulation import AllGroups
 from trainwright.events.storage import get_event_storage, has_event_storage
-from trainwright.optim.skip import SkipNonFinite
 from trainwright.parallel.data_parallel import unwrap_model, watch_wrapped, wrap_data_parallel
 from trainwright.parallel.faults import meet
 from trainwright.parallel.mesh import current_mesh
@@ -35,17 +33,6 @@ from trainwright.parallel.pipeline import Pipeline, pipeline_of
 from trainwright.parallel.sharding import ShardedGradients, explain_parts, fsdp_modules, is_sharded
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
-
-
-def recording_together(skip: SkipNonFinite) -> Callable[[Tensor], None]:
-    """``skip.record_loss`` of the sum over the ranks, so that all ranks decide together. Every rank must call it."""
-
-    def record_loss(loss: Tensor) -> None:
-        loss = loss.detach().clone()
-        dist.all_reduce(loss)
-        skip.record_loss(loss)
-
-    return record_loss
 
 
 class Replica:

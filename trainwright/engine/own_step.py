@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -23,7 +24,6 @@ from trainwright.engine.extra_parameters import check_replaced, extra_optimizers
 from trainwright.engine.gradient_sync import (
     average_before_own_steps,
     average_gradients,
-    recording_together,
     share_buffers_next,
 )
 from trainwright.engine.update import Update, needs_closure, optimizer_calls, recorded_norm, recorded_step
@@ -255,12 +255,15 @@ class _OptimizerPart:
         limits = update.max_norm, update.max_value
         clipper: Callable[[], Tensor] | None = gradient_clipper(optimizer, *limits)
         if update.skips:
-            self.skip = SkipNonFinite(optimizer, model.buffers(), grad_scaler=scaler, updates_scale=False)
+            together = dist.all_reduce if get_world_size() > 1 else None
+            self.skip = SkipNonFinite(
+                optimizer, model.buffers(), grad_scaler=scaler, updates_scale=False, sum_over_ranks=together
+            )
             clipper, self._step = gradient_norm(optimizer, *limits), recorded_step(self.skip)
         self._clip = recorded_norm(clipper, is_scaled=scaler is not None, name=norm_name)
         self.record_loss: Callable[[Tensor], None] = lambda loss: None
-        if self.skip is not None:  # all processes decide together
-            self.record_loss = recording_together(self.skip) if get_world_size() > 1 else self.skip.record_loss
+        if self.skip is not None:
+            self.record_loss = self.skip.record_loss
         self.norm: Tensor | None = None
         self.is_ready = self.is_clipped = self.has_stepped = False
 

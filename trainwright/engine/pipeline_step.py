@@ -6,7 +6,7 @@ all processes; or after each window, if something needs them there.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,9 +18,13 @@ from torch.utils.data import RandomSampler
 from trainwright.base.devices import wide_dtype
 from trainwright.base.dist import all_gather_object, gather_over_pipeline
 from trainwright.base.errors import ConfigError
-from trainwright.engine.accumulation import TOKENS
-from trainwright.engine.step import Step
+from trainwright.engine.accumulation import TOKENS, weighted_mean
+from trainwright.engine.step_metrics import Row
+from trainwright.engine.update import Update
+from trainwright.models.outputs import scalars_of
 from trainwright.parallel.pipeline import Pipeline
+
+_LOSS = "loss of the step"  # no name of a model's outputs
 
 
 class Logged(NamedTuple):
@@ -31,138 +35,140 @@ class Logged(NamedTuple):
     is_by_samples: bool  # which each stage knows
 
 
-class PipelineStep(Step):
-    """Reads all micro-batches of a window, and trains on them at once.
+class TrainStages:
+    """The ``train`` of a :class:`~trainwright.engine.step.Step` on stages: all micro-batches of a window at once.
+
+    It collects the micro-batches, and trains on them with the last one.
 
     Args:
-        to_row, from_row: what is kept of a micro-batch as scalars by name, and the reverse.
-        logs_of: the logs of a micro-batch, for ``after_batch``, from what is kept of it.
-        update_weights: called on all stages with what is kept of the micro-batches; None: ``end_window`` updates.
-        shows_each: whether all stages need the logged values after each window, not only at log lines.
+        update: of the step; it may be replaced during a run.
+        train: called on the last stage with the outputs of the pipeline in place of those of the model; returns logs.
+        keep: returns the row of the logs of a micro-batch.
+        after_output: called on the last stage with the logs and the batch of each micro-batch.
+        needs_rows: whether all stages need the logged values after each window, not only at log lines.
 
     Attributes:
-        after_output: called on the last stage with the logs and the batch of each micro-batch; None: not needed.
+        after_batch: called on all stages with the logs and the batch of each micro-batch; None: not needed.
+        rows: of the latest window.
     """
 
     def __init__(
         self,
-        *arguments: Any,
         pipeline: Pipeline,
-        to_row: Callable[[Any], Mapping[str, Any]],
-        from_row: Callable[[dict[str, Tensor]], Any],
-        logs_of: Callable[[Any], Mapping[str, Any]],
-        update_weights: Callable[[list[Any]], None] | None = None,
-        loss_name: str,
-        shows_each: bool = False,
-        **options: Any,
+        update: Callable[[], Update],
+        train: Callable[[Any, Any], Any],
+        keep: Callable[[Any], Row],
+        *,
+        after_output: Callable[[Any, Any], None] | None = None,
+        needs_rows: bool = False,
     ) -> None:
-        super().__init__(*arguments, **options)
-        self.after_output: Callable[[Any, Any], None] | None = None
-        self._pipeline, self._to_row, self._from_row, self._logs_of = pipeline, to_row, from_row, logs_of
-        self._update_weights, self._loss_name, self._shows_each = update_weights, loss_name, shows_each
+        self._pipeline, self._update, self.train, self._keep = pipeline, update, train, keep
+        self.after_batch: Callable[[Any, Any], None] | None = None
+        self._after_output, self._needs_rows = after_output, needs_rows
+        self._batches: list[Any] = []
         self._logged: Logged | None = None  # of the last stage
         self._is_shared = False  # whether any process needs the values after each window
         self._no_value = torch.full((), torch.nan, device=pipeline.device)
         self._has_finished = False  # a micro-batch of this run
+        self.rows: list[Row] = []
 
-    def run(self) -> None:
-        """One update of the weights."""
-        phases, clock, update = self._phases, time.perf_counter, self.update
-        length = self._begin_window()
-        assert update.begin is not None, "the means of stages are weighted"
-        start = clock()
-        read = update.begin(length, self._batches.next)
-        batches = list[Any]()
-        for left in range(length - 1, -1, -1):
-            update.is_window_end = left == 0
-            batches.append(read())
-            if self._begin_batch is not None:
-                self._begin_batch(batches[-1])
-        data_time = clock() - start
-        phases.data += data_time
+    def __call__(self, model: Any, batch: Any) -> None:
+        update = self._update()
+        self._batches.append(batch)
+        if update.is_window_end:
+            batches, self._batches = self._batches[-update.mean.length :], []  # without those of a window that failed
+            self._train_window(update, model, batches)
 
-        start = clock()
-        rows: list[dict[str, Any]] = []
-        try:
-            self._pipeline.run(batches, partial(self._finish, rows))
-        except Exception as error:
-            self._explain(error, batches[-1])
-            raise
+    def _train_window(self, update: Update, model: Any, batches: list[Any]) -> None:
+        start, phases, pipeline = time.perf_counter(), update.phases, self._pipeline
+        outputs: list[Row] = []
+        pipeline.run(batches, partial(self._loss, update, model, outputs))
         if self._logged is None:
-            self._agree(rows)
+            self._agree(update, outputs)
         assert self._logged is not None, "agreed"
-        if rows:
-            self._check_rows(rows)
-        is_shared, share = self._is_shared, self._share if self._is_shared else self._own
-        kept = [self._from_row(row) for row in share(rows, length)]
+        self._check_names(outputs)
+        share = self._share if self._is_shared else self._own
+        self.rows = share(update, outputs, len(batches))
         update.batch = batches[-1]
-        phases.forward += self._pipeline.forward_s
-        phases.backward += self._pipeline.backward_s
-        phases.waiting += clock() - start - self._pipeline.forward_s - self._pipeline.backward_s
-        if self.after_batch is not None and is_shared:  # else it was set during the run, by a callback that is added
-            for one, batch in zip(kept, batches, strict=True):
-                self.after_batch(self._logs_of(one), batch)
-        if self._update_weights is not None:
-            self._update_weights(kept)
-        self._end_window(kept, data_time)
+        phases.backward += pipeline.backward_s
+        phases.waiting += time.perf_counter() - start - pipeline.forward_s - pipeline.backward_s
+        if update.record_loss is not None:
+            update.record_loss(weighted_mean([loss for loss, _ in self.rows], update.mean.weights))
+        if (
+            self.after_batch is not None and self._is_shared
+        ):  # else it was set during the run, by a callback that is added
+            for (loss, _), batch in zip(self.rows, batches, strict=True):
+                self.after_batch({"step_loss": loss}, batch)
 
-    def _finish(self, rows: list[dict[str, Any]], outputs: Any, batch: Any) -> Tensor:
+    def _loss(self, update: Update, model: Any, rows: list[Row], outputs: Any, batch: Any) -> Tensor:
         """The loss of a micro-batch, on the last stage."""
-        update = self.update
         update.batch = batch
         self._pipeline.prepare(outputs, batch)
-        with nullcontext() if self._has_finished else _parameters_refused(self.model):
-            logs = self.train(self.model, batch)
+        with nullcontext() if self._has_finished else _parameters_refused(model):
+            logs = self.train(model, batch)
         self._has_finished = True
-        rows.append(dict(self._to_row(logs if self._keep is None else self._keep(logs))))
-        if self.after_output is not None:
-            self.after_output(logs, batch)
+        rows.append(self._keep(logs))
+        if self._after_output is not None:
+            self._after_output(logs, batch)
         differentiate: Any = update.differentiate
         loss: Tensor = differentiate.take()
         return loss
 
-    def _agree(self, rows: list[dict[str, Any]]) -> None:
+    def _agree(self, update: Update, rows: list[Row]) -> None:
         """Learn what the last stage logs, and whether a process needs it after each window."""
-        mean = self.update.mean
+        mean = update.mean
         is_by_samples = not mean.is_by_tokens and mean.counter.targets is None
-        here = Logged(tuple(rows[0]) if rows else (self._loss_name,), mean.is_by_tokens, is_by_samples)
+        here = Logged(tuple(_values(rows[0])) if rows else (_LOSS,), mean.is_by_tokens, is_by_samples)
         self._logged = last = gather_over_pipeline(here)[self._pipeline.last_rank]
-        needs = self._shows_each or self.after_batch is not None or self.update.record_loss is not None
+        needs = self._needs_rows or self.after_batch is not None or update.record_loss is not None
         # Of all pipelines: where values are shared, all stages take part in the mean over all processes.
         self._is_shared = any(all_gather_object(needs or last.is_by_tokens or TOKENS in last.names))
 
-    def _check_rows(self, rows: list[dict[str, Any]]) -> None:
+    def _check_names(self, rows: list[Row]) -> None:
         assert self._logged is not None, "after the first window"
-        names = self._logged.names
         for row in rows:
-            if tuple(row) != names:
+            if tuple(values := _values(row)) != self._logged.names:
+                now, before = (
+                    ", ".join(name for name in names if name != _LOSS) or "a loss alone"
+                    for names in (values, self._logged.names)
+                )
                 raise ConfigError(
-                    f"The model returned {', '.join(row)} after {', '.join(names)}. With a pipeline it must return"
-                    " scalars of the same names for every batch."
+                    f"The model returned {now} after {before}. With a pipeline it must return scalars of the same names"
+                    " for every batch."
                 )
 
-    def _own(self, rows: list[dict[str, Any]], length: int) -> list[dict[str, Any]]:
-        """The scalars of the window's micro-batches on the last stage; on the others, which weigh 0, placeholders."""
+    def _own(self, update: Update, rows: list[Row], length: int) -> list[Row]:
+        """The rows of the window's micro-batches on the last stage; on the others, which weigh 0, placeholders."""
         if self._pipeline.is_last:
             return rows
         assert self._logged is not None, "after the first window"
-        self.update.mean.weights = [0] * length
-        return [dict.fromkeys(self._logged.names, self._no_value) for _ in range(length)]
+        update.mean.weights = [0] * length
+        return [_row(dict.fromkeys(self._logged.names, self._no_value)) for _ in range(length)]
 
-    def _share(self, rows: list[dict[str, Any]], length: int) -> list[dict[str, Tensor]]:
-        """The scalars of the window's micro-batches, on all stages. One message, without waiting for the device."""
+    def _share(self, update: Update, rows: list[Row], length: int) -> list[Row]:
+        """The rows of the window's micro-batches, on all stages. One message, without waiting for the device."""
         assert self._logged is not None, "after the first window"
-        pipeline, mean, device = self._pipeline, self.update.mean, self._pipeline.device
+        pipeline, mean, device = self._pipeline, update.mean, self._pipeline.device
         names, is_by_tokens, is_by_samples = self._logged
         values = torch.zeros(length, 1 + len(names), dtype=wide_dtype(device), device=device)
         if pipeline.is_last:
             by = [1] * length if is_by_samples else mean.weights
-            columns = [by, *([row[name] for row in rows] for name in names)]
+            columns = [by, *([_values(row)[name] for row in rows] for name in names)]
             values = torch.stack([_column(column, device) for column in columns], dim=1).to(values.dtype)
         pipeline.broadcast(values)
         if not pipeline.is_last:
             mean.receive(None if is_by_samples else values[:, 0], is_by_tokens=is_by_tokens)
-        return [dict(zip(names, row[1:].unbind(), strict=True)) for row in values]
+        return [_row(dict(zip(names, row[1:].unbind(), strict=True))) for row in values]
+
+
+def _values(row: Row) -> dict[str, Any]:
+    """The values of a row by name."""
+    loss, scalars = row
+    return {_LOSS: loss, **scalars_of(scalars or {})}
+
+
+def _row(values: dict[str, Any]) -> Row:
+    return values.pop(_LOSS), values or None
 
 
 class Captured:

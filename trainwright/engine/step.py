@@ -12,15 +12,18 @@ from trainwright.events.phases import PhaseTimes
 class Step:
     """What a training loop calls in each iteration. It has no settings: its parts are chosen before the first step.
 
-    The weights are updated by ``update.finish()``, which ``train`` calls for the last micro-batch of a window (Python
-    API), or ``end_window`` (config files); a compiled program does it itself. The update measures its own phases;
-    ``forward`` is the rest of ``train``.
+    A step of the user's own, a pipeline schedule, a compiled program and a closure are other callables in it, not other
+    steps. The update measures its own phases; ``forward`` is the rest of ``train``.
 
     Args:
-        update: knows the position in the window. ``update``, ``model`` and ``train`` may be replaced during a run.
+        update: knows the position in the window. ``update``, ``model``, ``train`` and ``finish`` may be replaced during
+            a run.
         train: ``train(model, batch)``: forward, loss and backward of one micro-batch. Returns its logs (losses).
-        begin_window: returns the number of micro-batches of the update that starts.
-        end_window: called with what ``keep`` returned for each micro-batch, and the seconds of waiting for batches.
+        finish: updates the weights after the last micro-batch of a window; None: ``train`` does it.
+        length: the micro-batches of an update; or what returns those of the update that starts.
+        keep: returns what ``record`` needs of the logs of a micro-batch.
+        record: called with what was kept of each micro-batch, and the seconds of waiting for batches.
+        records_first: record before the update, for a method of the user's that may read gradients.
         begin_batch: called with each batch before ``train``. ``end_batch``: called before the next one of a window is
             read.
         explain: called with an error of ``train`` and the batch, to add what the user needs to know.
@@ -36,20 +39,21 @@ class Step:
         model: Any,
         train: Callable[[Any, Any], Any],
         *,
-        begin_window: Callable[[], int],
-        end_window: Callable[[list[Any], float], None],
+        finish: Callable[[], object] | None,
+        length: int | Callable[[], int],
+        keep: Callable[[Any], Any],
+        record: Callable[[list[Any], float], object],
         phases: PhaseTimes,
-        keep: Callable[[Any], Any] | None = None,
+        records_first: bool = False,
         begin_batch: Callable[[Any], None] | None = None,
         end_batch: Callable[[], None] | None = None,
         explain: Callable[[Exception, Any], None],
     ) -> None:
-        self.model = model
+        self.model, self.train, self.finish = model, train, finish
         self.after_batch: Callable[[Any, Any], None] | None = None
-        self.train, self._batches = train, batches
-        self._begin_window, self._end_window = begin_window, end_window
-        self._phases, self._keep, self._explain = phases, keep, explain
-        self._begin_batch, self._end_batch = begin_batch, end_batch
+        self._batches, self._length, self._phases = batches, length, phases
+        self._keep, self._record, self._records_first = keep, record, records_first
+        self._begin_batch, self._end_batch, self._explain = begin_batch, end_batch, explain
         self.use(update)
 
     def use(self, update: Update) -> None:
@@ -58,8 +62,9 @@ class Step:
 
     def run(self) -> None:
         """One update of the weights."""
-        phases, clock = self._phases, time.perf_counter
-        length, read, start = self._begin_window(), self._batches.next, clock()
+        phases, clock, length = self._phases, time.perf_counter, self._length
+        length = length if isinstance(length, int) else length()
+        read, start = self._batches.next, clock()
         if self.update.begin is not None:
             read = self.update.begin(length, read)
         kept: list[Any] = []
@@ -73,22 +78,32 @@ class Step:
             self.update.batch = batch = read()
             if self._begin_batch is not None:
                 self._begin_batch(batch)
+            if self.update.sync is not None:
+                self.update.sync.before_batch(is_last=left == 0)
             fetched = clock()
             data_time += fetched - start
 
-            others = phases.backward + phases.optimizer + phases.compile
+            others = phases.backward + phases.optimizer + phases.waiting + phases.compile
             try:
                 logs = self.train(self.model, batch)
             except Exception as error:
                 self._explain(error, batch)
                 raise
             trained = clock()
-            phases.forward += trained - fetched - (phases.backward + phases.optimizer + phases.compile - others)
-            kept.append(logs if self._keep is None else self._keep(logs))
+            others = phases.backward + phases.optimizer + phases.waiting + phases.compile - others
+            phases.forward += trained - fetched - others
+            kept.append(self._keep(logs))
+            if left == 0:
+                if self._records_first:
+                    self._record(kept, data_time)
+                if self.finish is not None:
+                    self.finish()
             if self.after_batch is not None:
+                start = clock()
                 self.after_batch(logs, batch)
-                phases.metrics += clock() - trained
+                phases.metrics += clock() - start
         if self.update.prepares_early:
             self.update.release()
         phases.data += data_time
-        self._end_window(kept, data_time)
+        if not self._records_first:
+            self._record(kept, data_time)

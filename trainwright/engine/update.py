@@ -3,7 +3,7 @@
 import inspect
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,22 +13,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainwright._torch_compat.optimizer_import import PlainUpdate
-from trainwright._torch_compat.tensor_chunks import is_dtensor
-from trainwright.base.devices import wide_dtype
 from trainwright.base.dist import gather_over_data, get_averaging_size
 from trainwright.base.errors import ConfigError
 from trainwright.engine.accumulation import (
-    TOKENS,
     AllGroups,
     WindowMean,
-    part_of_mean,
-    weighted_mean,
 )
 from trainwright.engine.extra_parameters import synchronized
-from trainwright.engine.gradient_sync import GradientSync, Replica, recording_together
+from trainwright.engine.gradient_sync import GradientSync, Replica
 from trainwright.events.phases import PhaseTimes
-from trainwright.events.storage import EventStorage, get_event_storage, has_event_storage
-from trainwright.models.outputs import is_loss_alone
+from trainwright.events.storage import get_event_storage, has_event_storage
 from trainwright.models.targets import LossIgnores, TargetCounter
 from trainwright.optim.clip import gradient_clipper, gradient_norm
 from trainwright.optim.fused import keep_possible_kernels
@@ -38,9 +32,6 @@ from trainwright.parallel.mesh import computing_device
 from trainwright.parallel.sharding import check_steps_of_parts
 
 Reader = Callable[[], Any]  # returns the next batch
-
-# Names of the trainer's own metrics.
-_OWN_NAMES = frozenset({"total_loss", "lr", "time", "data_time", "grad_norm", "skipped_update", "iteration"})
 
 
 class Update:
@@ -75,6 +66,7 @@ class Update:
         record: called with the model's outputs for a batch before its ``backward``.
         record_loss: called with each loss that decides whether the update is skipped.
         groups: the parameter groups of all optimizers that step in an update.
+        device: of the means over several processes; None: there is one.
         untrained: trainable parameters that no optimizer holds; their gradients do not outlive an update either.
         is_prepared, is_stepping: whether ``prepare`` has run for the next ``finish``, and whether ``finish`` runs.
     """
@@ -111,7 +103,7 @@ class Update:
         self.skips, self._is_staged = skip_non_finite, is_staged
         self._plain_step, self._zero_grad, self.sync = step, zero_grad, replica
         self.untrained: Sequence[Tensor] = ()
-        self._device = computing_device(model) if replica is not None else None
+        self.device = computing_device(model) if replica is not None else None
         self.is_weighed = accumulates or replica is not None
         is_plain = not (self.is_weighed or grad_scaler or differentiate)
         if grad_scaler is not None:
@@ -138,15 +130,13 @@ class Update:
             count=count,
             count_all=count_all,
             num_ranks=None if replica is None else get_averaging_size(),
-            device=self._device,
+            device=self.device,
             is_staged=is_staged,
             has_loss=has_loss,
         )
         self.record = self.mean.record if self.is_weighed else None
         self.begin: Callable[[int, Reader], Reader] | None = self.mean.begin if self.is_weighed else None
-        self._add: Callable[[Tensor, Any], None] = self._add_share
-        if is_plain:
-            self._add = lambda loss, _: loss.backward()  # type: ignore[no-untyped-call]
+        self._add: Callable[[Tensor, Any], None] | None = None if is_plain else self._add_share  # None: loss.backward
 
         self.record_loss: Callable[[Tensor], None] | None = None
         self._compose_step(optimizer, model, step)
@@ -171,7 +161,8 @@ class Update:
             self._step = _scaled_step(scaler, optimizer)
         self.clip_only = clipper = gradient_clipper(optimizer, *norms)
         if self.skips:
-            skip = SkipNonFinite(optimizer, model.buffers(), grad_scaler=scaler)
+            together = None if replica is None else dist.all_reduce
+            skip = SkipNonFinite(optimizer, model.buffers(), grad_scaler=scaler, sum_over_ranks=together)
             self._use_skip(skip)
             clipper, self._step = gradient_norm(optimizer, *norms), recorded_step(skip)
         self._clip = recorded_norm(clipper, is_scaled=scaler is not None)
@@ -186,57 +177,14 @@ class Update:
         if self._closure_refusal:
             raise ConfigError(self._closure_refusal)
 
-    def put_mean(self, storage: EventStorage, name: str, losses: Sequence[Any]) -> None:
-        """Store the mean of this window's losses over its micro-batches and all processes, by samples or tokens.
-
-        Other processes take part at the next log line (``EventStorage.reduce``). Does not synchronize with the device.
-        """
-        weights, device = self.mean.weights, self._device
-        if device is not None:
-            storage.put_mean(name, part_of_mean(losses, weights, device), dist.all_reduce)
-        else:
-            is_single = len(losses) == 1 and not weights
-            storage.put_scalar(name, losses[0] if is_single else weighted_mean(losses, weights))
-
-    def put_scalars(self, storage: EventStorage, scalars: Mapping[str, Any], weight: Any, prefix: str = "") -> None:
-        """Store the scalars that a model returned, means of this process. A single loss is not stored again: it is
-        ``total_loss``.
-
-        A name of the trainer's own metrics gets the prefix ``model/``.
-        """
-        if is_loss_alone(scalars):
-            return
-        for name, value in scalars.items():
-            if name == TOKENS and self._device is not None:  # the sum of all processes' values
-                value = value.full_tensor() if is_dtensor(value) else value
-                value = torch.as_tensor(value, device=self._device).detach().reshape(())
-                part = [value, torch.ones_like(value) / get_averaging_size()]
-                storage.put_mean(prefix + name, torch.stack(part).to(wide_dtype(self._device)), dist.all_reduce)
-            else:
-                self.put(storage, prefix + (f"model/{name}" if name in _OWN_NAMES else name), value, weight)
-
-    def put(self, storage: EventStorage, name: str, mean: Any, weight: Any = 1) -> None:
-        """Store this process's mean, weighted by ``weight`` in the mean over all processes."""
-        if self._device is None:
-            storage.put_scalar(name, mean)
-        else:
-            if not isinstance(mean, Tensor):
-                mean = torch.full((), mean, device=self._device)  # unlike a copy, this does not wait for the device
-            storage.put_mean(name, part_of_mean([mean], [weight], self._device), dist.all_reduce)
-
-    @property
-    def weight(self) -> Any:
-        """The samples or tokens of this window; 1 if they are not counted."""
-        weights = self.mean.weights
-        if not weights or self._device is None:
-            return 1
-        return torch.stack([*weights]).sum() if isinstance(weights[0], Tensor) else sum(weights)
-
     def backward(self, loss: Tensor, batch: Any) -> None:
         """Add the gradients of the share that a micro-batch's mean loss has in the window."""
         start = time.perf_counter()
         self.has_differentiated = True
-        self._add(loss, batch)
+        if self._add is None:
+            loss.backward()  # type: ignore[no-untyped-call]
+        else:
+            self._add(loss, batch)
         if self.prepares_early and self.is_window_end:
             self.prepare()
         self.phases.backward += time.perf_counter() - start
@@ -294,20 +242,24 @@ class Update:
 
     def _use_skip(self, skip: SkipNonFinite) -> None:
         """Inform ``skip`` of each window's begin and of its losses."""
-        begin, add = self.begin, self._add
-        record_loss = skip.record_loss if self.sync is None else recording_together(skip)
+        begin = self.begin
 
         def begin_window(length: int, read: Reader) -> Reader:
             skip.begin()
             return read if begin is None else begin(length, read)
 
         def recorded_backward(loss: Tensor, batch: Any) -> None:
-            record_loss(loss)
-            add(loss, batch)
+            skip.record_loss(loss)
+            self.differentiate(loss)
 
-        self.begin, self.record_loss = begin_window, record_loss
+        def recorded_share(loss: Tensor, batch: Any) -> None:
+            share = self.mean.share(loss, batch)  # of a batch without targets, whose mean is NaN, it is 0
+            skip.record_loss(share)
+            self.differentiate(share)
+
+        self.begin, self.record_loss = begin_window, skip.record_loss
         if not self._is_staged:
-            self._add = recorded_backward
+            self._add = recorded_share if self.is_weighed else recorded_backward
 
 
 class Closure:

@@ -60,10 +60,10 @@ class GraphTrainer(EagerTrainer):
         self.graph = graph
         super().__init__(graph, data_loader, graph.optimizer, grad_acc_steps, **settings)
         self._compiled = CompiledStep(
-            self._train_micro_batch,
+            self.train_micro_batch,
             self._losses_of,
-            lambda loss, outputs: outputs,
-            self._update,
+            self._logs_of,
+            self.steps.update,
             graph.optimizer,
             accumulates=grad_acc_steps > 1,
             backend=graph.backend,
@@ -81,9 +81,9 @@ class GraphTrainer(EagerTrainer):
     def _called_model(self) -> nn.Module:
         return self.graph.model
 
-    def _end_window(self, outputs: list[Mapping[str, Any]], data_time: float) -> None:
-        end = self._end_own_window if self._compiled.has_stepped else super()._end_window
-        end(outputs, data_time)
+    def _logs_of(self, loss: Tensor, outputs: dict[str, Any]) -> Mapping[str, Any]:
+        self.steps.metrics.loss, self.steps.metrics.scalars = loss, outputs
+        return outputs
 
     def _losses_of(self, batch: Any) -> tuple[Tensor, Mapping[str, Any]]:
         """The outputs of a program: the loss, and the logged scalars."""

@@ -45,20 +45,21 @@ _MANY_MISFITS = 20
 class CompiledStep:
     """In place of the ``train`` of a :class:`~trainwright.engine.step.Step`: a program, or ``eager`` without one.
 
+    Its ``finish`` is called in place of that of the step: it does nothing where a program has updated the weights.
+
     Args:
         eager: the ``train`` of batches that no program fits.
         losses_of: computes the loss of a batch and further outputs; called when a program is captured, never in a step.
         logs_of: the logs of a micro-batch, from its loss and outputs.
         update: the update that eager steps use.
         accumulates: whether windows have more than one micro-batch.
-        after_backward: called with the loss of a micro-batch whose program has computed the gradients only, because the
-            step of the optimizer is not part of it; at a window's end it updates the weights. None: the caller does.
         names: the fields of a batch that ``losses_of`` reads; None: all.
         batch_size: the number of samples of a full batch; None: unknown.
         on_compiled: called with the seconds of each compilation, also of a failed one.
 
     Attributes:
-        has_stepped: whether a program that updates the weights at a window's end ran for the latest micro-batch.
+        has_stepped: whether a program that updates the weights at a window's end ran for the latest micro-batch. Where
+            the step of the optimizer is not part of programs, they compute the gradients only.
         is_refused: whether the run continues without programs.
     """
 
@@ -72,7 +73,6 @@ class CompiledStep:
         *,
         accumulates: bool,
         backend: str,
-        after_backward: Callable[[Tensor], None] | None = None,
         names: Sequence[str] | None = None,
         batch_size: int | None = None,
         on_compiled: Callable[[float], object] = lambda seconds: None,
@@ -80,7 +80,8 @@ class CompiledStep:
         self._eager, self._losses_of, self._logs_of = eager, losses_of, logs_of
         self._update, self._optimizer, self._backend = update, optimizer, backend
         self._adds, self._mean = accumulates, update.mean if accumulates else None
-        self._after_backward, self._on_compiled = after_backward, on_compiled
+        self._on_compiled = on_compiled
+        self._finish: Callable[[], object] | None = None  # without a program
         self._names, self._batch_size = names, batch_size
         self._programs: Programs | None = None  # of the latest batch
         self._others: list[Programs] = []
@@ -95,7 +96,12 @@ class CompiledStep:
         if refusal is not None:
             self._refuse(refusal)
         if not self.is_refused:
-            step.train = self
+            self._finish, step.train, step.finish = step.finish, self, self.finish
+
+    def finish(self) -> None:
+        """Update the weights, unless a program has."""
+        if not self.has_stepped and self._finish is not None:
+            self._finish()
 
     def __call__(self, model: Any, batch: Any) -> Any:
         """One micro-batch, and the update at the end of its window."""
@@ -115,8 +121,8 @@ class CompiledStep:
             return self._eager(model, batch)
         self.has_stepped = programs.steps
         loss, outputs, others = results
-        if not self.has_stepped and self._after_backward is not None:
-            self._after_backward(loss)
+        if not self.has_stepped and self._update.record_loss is not None:
+            self._update.record_loss(loss)
         if others and has_event_storage():  # not in a user's own loop
             for name, value in others.items():
                 get_event_storage().put_scalar(name, value, smoothing_hint=name == "grad_norm")

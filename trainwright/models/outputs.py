@@ -57,11 +57,14 @@ def returned_losses(outputs: Any) -> Any:
 
 
 def total_loss(outputs: Mapping[str, Any]) -> Any:
-    """The loss of outputs by name: the entry ``loss`` alone, else the sum of the entries with "loss" in their names."""
+    """The loss of outputs by name: the entry ``loss`` alone, else the sum of the entries with "loss" in their names.
+
+    None if there is no loss.
+    """
     total = outputs.get("loss")
     if total is None:
         losses = [value for name, value in outputs.items() if "loss" in name and value is not None]
-        total = losses[0] if len(losses) == 1 else sum(losses)
+        total = losses[0] if len(losses) == 1 else sum(losses) if losses else None
     return total
 
 

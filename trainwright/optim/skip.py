@@ -1,6 +1,6 @@
 """Skipped updates: those that would write NaN or infinity into the weights, and those of float16 that overflow."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -77,12 +77,14 @@ class SkipNonFinite:
         *,
         grad_scaler: torch.amp.GradScaler | None = None,
         updates_scale: bool = True,
+        sum_over_ranks: Callable[[Tensor], object] | None = None,
     ) -> None:
         """With a ``grad_scaler`` only the loss is checked: the scaler itself skips non-finite gradients.
 
-        ``updates_scale``: call its ``update``, too.
+        ``updates_scale``: call its ``update``, too. ``sum_over_ranks``: adds up the losses of all ranks in place, so
+        that all decide together; each of them must step.
         """
-        self._updates_scale = updates_scale
+        self._updates_scale, self._sum_over_ranks = updates_scale, sum_over_ranks
         self._optimizer = optimizer
         self._buffers = [buffer for buffer in buffers if buffer.is_floating_point()]
         self._kept: list[Tensor] = []  # the buffers before this update, if `begin` was called
@@ -98,7 +100,7 @@ class SkipNonFinite:
         self._kept = [buffer.clone() for buffer in self._buffers]
 
     def record_loss(self, loss: Tensor | float) -> None:
-        """A loss of this update, the same on every rank."""
+        """A loss of this update; without ``sum_over_ranks`` the same on every rank."""
         loss = torch.as_tensor(loss).detach()
         self._loss = loss if self._loss is None else self._loss + loss
 
@@ -108,6 +110,9 @@ class SkipNonFinite:
 
         Returns whether the update was skipped, on the device; None if there was nothing to check.
         """
+        if self._loss is not None and self._sum_over_ranks is not None:
+            self._loss = self._loss.clone()
+            self._sum_over_ranks(self._loss)
         checked = [value for value in (self._loss, None if self._grad_scaler else norm) if value is not None]
         self._loss = None
         kept, self._kept = self._kept, []

@@ -136,7 +136,7 @@ class PythonRun(TrainerRun):
         self.saving.save_step()
 
     def use_callbacks(self) -> None:
-        self.trainer._steps.watch_batches()
+        self.trainer._steps.renew_after_batch()
 
     def own_facts(self) -> dict[str, Any]:
         config, spec, trainer = self.config, self.spec, self.trainer

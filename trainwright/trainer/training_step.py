@@ -7,29 +7,24 @@ from functools import partial
 from inspect import isfunction
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from trainwright._torch_compat.tensor_chunks import is_dtensor
-from trainwright.base.batch import ReadFields, to_batch
+from trainwright.base.batch import ReadFields
 from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.base.lazy_names import ring
-from trainwright.data.collate import mixed
 from trainwright.data.sample_count import keeps_samples
 from trainwright.engine import loaders
-from trainwright.engine.accumulation import mean_outputs
-from trainwright.engine.gradient_sync import explained
 from trainwright.engine.loss_fn import Loss, add_notes, contract_for, used_loss
-from trainwright.engine.pipeline_step import PipelineStep, pipeline_settings, refuse_own_step
+from trainwright.engine.pipeline_step import refuse_own_step
 from trainwright.engine.run import TrainerRun
-from trainwright.engine.sequence_parts import sequence_parts
 from trainwright.engine.state import StepPlan
 from trainwright.engine.step import Step
-from trainwright.engine.update import Update, in_turn, optimizer_calls
-from trainwright.events.storage import EventStorage
+from trainwright.engine.step_builder import StepBuilder
+from trainwright.engine.update import Update, in_turn
 from trainwright.hooks.callbacks import RunCallbacks
-from trainwright.models.outputs import is_loss_alone, named_outputs, predictions_of, scalars_of
+from trainwright.models.outputs import named_outputs, predictions_of
 from trainwright.parallel.context import SHIFTED
 from trainwright.trainer import optim
 from trainwright.trainer.processes import OWN_STEPS, Placement, has_all_gpus
@@ -42,11 +37,13 @@ logger = logging.getLogger("trainwright.engine")
 OWN_STEP_METHODS = ("run_step", "train_step", "training_step", "optimization_step")
 # An override of one of these computes the loss itself.
 STEP_METHODS = ("train_step", "training_step", "compute_loss")
-# No names of a model's outputs:
-_SCORES = "prediction scores"
-_LOSS = "loss of the step"
+_SCORES = "prediction scores"  # no name of a model's outputs
 _ASSIGNED = ("train_step", "training_step", "optimization_step", "compute_loss")  # perhaps by a hook or callback
-_BY_METHODS = ("train_step", "training_step", "optimization_step")  # else a step is one call
+
+
+def _named(names: Sequence[str], values: Sequence[Any]) -> list[str]:
+    """The names whose values are not None."""
+    return [name for name, value in zip(names, values, strict=True) if value is not None]
 
 
 class BatchLoss:
@@ -97,13 +94,12 @@ class TrainingStep:
             ``after_batch`` returns what to call after each.
 
     Attributes:
-        update, loss: the current ones.
+        builder: makes the step, as for the other API. ``update``, ``loss``: the current ones.
         step: during training.
     """
 
-    update: Update
+    builder: StepBuilder
     loss: BatchLoss
-    _storage: EventStorage  # of the current training
 
     def __init__(
         self,
@@ -123,72 +119,84 @@ class TrainingStep:
         self._after_batch = after_batch
         self.step: Step | None = None
         self._watching: RemovableHandle | None = None
-        self._scalars: dict[str, Any] | None = None  # those that the model returned for the current micro-batch
+        self._may_be_assigned = _ASSIGNED if placement.pipeline is None else (*_ASSIGNED, *OWN_STEPS)
         self._chosen_with: tuple[Any, ...] = ()  # assigned methods
         self._window_end = 0  # the number of steps after the current update
         self._epoch_end = 0  # and after the current epoch
         self._compute_loss: Callable[[Any, Any], Any] | None = None  # by the contract, or the user's
         self._training_step: Callable[[Any], Any] | None = None
-        self.build_update()
+        spec = run.spec
+        self.builder = StepBuilder(
+            self.model,
+            run.optimizer,
+            lambda: self._run.batches,
+            sync=placement.sync,
+            pipeline=placement.pipeline,
+            accumulates=spec.gradient_accumulation_steps > 1,
+            find_unused_setting="TrainingConfig.find_unused_parameters",
+            recompute=lambda batch: self._overrides.of("training_step", self.training_step)(batch),
+            accelerator=accelerator,
+            skip_non_finite=spec.non_finite == "skip",
+            grad_scaler=run.grad_scaler,
+            criterion=lambda: self._run.declared_criterion(self.loss.own_loss),
+            label_names=spec.label_names,
+            loss_ignores=run.spec.loss_ignores,
+            count_all=lambda: self._samples_of_window() if self._is_planned else 0,
+            differentiate=None if accelerator is None else self._differentiate,
+            **self._changeable(),
+        )
+        self._use_update()
+
+    @property
+    def update(self) -> Update:
+        return self.builder.update
 
     # Built before the first step, and again.
 
     def build_loss(self) -> None:
         """Choose the loss of the model or the configuration."""
-        run, recorders = self._run, (self.update.record, None if self._metrics is None else self._metrics.record)
+        run, metrics = self._run, self._metrics
         self.loss = BatchLoss(
-            self.model, run.criterion, run.autocast, recorders=recorders, record_scalars=self._record_scalars,
+            self.model,
+            run.criterion,
+            run.autocast,
+            recorders=(self.update.record, None if metrics is None else metrics.record),
+            record_scalars=self.builder.metrics.record_scalars,
             label_names=run.spec.label_names,
-        )  # fmt: skip
+        )
         self.update.mean.forget()
         if self.step is not None:
             self._choose(self.step, self.update.batch)
 
     def build_update(self) -> None:
-        run, placement, before = self._run, self.placement, self.update if self.step is not None else None
-        spec, optimizer = run.spec, run.optimizer
-        self._optimizer = optimizer
-        self._has_own_loader = loaders.is_own_loader(run.batches.loader)
-        is_planned = loaders.is_own_loader(run.batches.loader) and keeps_samples(run.batches.loader)
-        self._is_whole_update = spec.gradient_accumulation_steps == 1  # a micro-batch
+        """Train with the current optimizer and settings of the run from now on."""
+        self.builder.build_update(self._run.optimizer, **self._changeable())
+        self._use_update()
+
+    def _changeable(self) -> dict[str, Any]:
+        """The settings of an update that may be changed between two trainings."""
+        run, spec = self._run, self._run.spec
         steps_within = spec.lr_scheduling_steps is not None and spec.gradient_accumulation_steps > 1
-        settings: dict[str, Any] = {"differentiate": None if self._accelerator is None else self._differentiate}
-        if placement.pipeline is not None:
-            settings |= pipeline_settings(placement.pipeline, run.grad_scaler, optimizer)
-        self.update = run.update = Update(
-            optimizer,
-            self.model,
-            *optimizer_calls(optimizer, self._accelerator),
-            accumulates=spec.gradient_accumulation_steps > 1,
-            max_norm=spec.max_grad_norm,
-            max_value=spec.clip_grad_value,
-            skip_non_finite=spec.non_finite == "skip",
-            grad_scaler=run.grad_scaler,
-            criterion=lambda: run.declared_criterion(self.loss.own_loss),
-            label_names=spec.label_names,
-            loss_ignores=run.spec.loss_ignores,
-            count=lambda batch: run.batches.count(batch),
-            replica=placement.sync,
-            count_all=self._samples_of_window if is_planned else lambda: 0,
-            mean=None if before is None else before.mean,
-            before_step=run.scheduling.step_within_window if steps_within else None,
-            **settings,
-        )
+        return {
+            "max_norm": spec.max_grad_norm,
+            "max_value": spec.clip_grad_value,
+            "before_step": run.scheduling.step_within_window if steps_within else None,
+        }
+
+    def _use_update(self) -> None:
+        run = self._run
+        run.update = self.update
+        self._has_own_loader = loaders.is_own_loader(run.batches.loader)
+        self._is_planned = self._has_own_loader and keeps_samples(run.batches.loader)
         if not self._overrides.has("run_step", "train_step", "optimization_step"):
             self.update.check_closure()
-        if self.update.closure is not None:
-            recompute = lambda batch: self._overrides.of("training_step", self.training_step)(batch)  # noqa: E731
-            self.update.closure.recompute = recompute
-        if before is not None:
-            self.update.continue_window(before)
         self.build_loss()
 
     def check_assigned(self) -> None:
-        """Raise if model or optimizer were assigned to the trainer, whose step has the ones before."""
-        if self._run.optimizer is not self._optimizer:
-            raise ConfigError("Trainer.optimizer was assigned, without effect on the steps: call set_optimizer(...).")
-        if self._run.model is not self.model:
-            raise ConfigError("Trainer.model was assigned, without effect on the steps: build a Trainer of this model.")
+        run = self._run
+        assigned = {"optimizer": (run.optimizer, "call set_optimizer(...)")}
+        assigned["model"] = run.model, "build a Trainer of this model"
+        self.builder.check_assigned("Trainer", assigned)
 
     def _differentiate(self, loss: Tensor, **options: Any) -> None:
         # The accelerator divides by this number itself; the shares of a window are weighted already.
@@ -197,14 +205,12 @@ class TrainingStep:
 
     def start(self) -> None:
         """Start the batches at the current step, and build the step, which chooses the rest with its first batch."""
-        run, pipeline, overrides = self._run, self.placement.pipeline, self._overrides
-        batches, self._storage = run.batches, run.storage
-        batches.prepare = prepare = overrides.of("prepare_input_batch", partial(to_batch, device=run.device))
-        mixup_func = getattr(batches.loader, "mixup_func", None)
-        if mixup_func is not None:
-            batches.prepare = lambda batch: mixed(mixup_func, prepare(batch))
-        batches.prefetches_to = None if overrides.has("prepare_input_batch") else run.device  # it may draw numbers
-        batches.divide, batches.length = sequence_parts(self.model), self._state.plan.steps_per_epoch
+        run, overrides = self._run, self._overrides
+        batches, builder, metrics = run.batches, self.builder, self.builder.metrics
+        prepares = overrides.has("prepare_input_batch")
+        builder.prepare_batches(run.device, run.trainer.prepare_input_batch if prepares else None)
+        batches.prefetches_to = None if prepares else run.device  # it may draw numbers
+        batches.length = self._state.plan.steps_per_epoch
         self._epoch_end = self._state.global_step  # the first step opens the epoch
         run.set_position()
         self._callbacks.is_fed = True
@@ -212,47 +218,27 @@ class TrainingStep:
         self._is_counted = not overrides.has(*OWN_STEP_METHODS)
         if getattr(self.model, "compute_loss", None) != self.loss.of_model:
             self.build_loss()  # the model's compute_loss has been replaced
-        kind: Callable[..., Step] = Step
-        if pipeline is not None:
-            kind = partial(
-                PipelineStep,
-                pipeline=pipeline,
-                to_row=lambda kept: {_LOSS: kept[0]} | (kept[1] or {}),
-                from_row=lambda row: (row.pop(_LOSS), row or None),
-                logs_of=lambda kept: {"step_loss": kept[0]},
-                loss_name=_LOSS,
-                update_weights=self._update_stages,
-            )
-        step = kind(
-            self.update,
-            batches,
+        step = builder.build(
             self.placement.model,
             self._train_first,
-            begin_window=self._begin_update if self._state.plan.accumulation == 1 else self._begin_window,
-            end_window=self._put_metrics,
+            finish=self.update.finish,
+            length=self._begin_update if self._state.plan.accumulation == 1 else self._begin_window,
+            keep=metrics.of_logs,
+            storage=run.storage,
             phases=run.trainer.phases,
-            keep=self._keep,
+            explain=partial(add_notes, model=self.model),
             begin_batch=self._begin_batch,
             end_batch=self._callbacks.end_batch,
-            explain=explained(
-                partial(add_notes, model=self.model), self.model, "TrainingConfig.find_unused_parameters"
-            ),
+            after_batch=self._after_batch(),  # all callbacks are registered now
+            after_output=None if self._metrics is None else self._metrics.add,
         )
         self.placement.on_wrap = partial(setattr, step, "model")
-        step.after_batch = self._after_batch()  # all callbacks are registered now
-        if isinstance(step, PipelineStep) and self._metrics is not None:
-            step.after_output = self._metrics.add
         if overrides.has(*STEP_METHODS):
             if self._metrics is not None:
                 self._metrics.watch(self.model)
             if self.update.is_weighed:
                 self._watching = self.update.mean.watch(self.model)
         self.step = step
-
-    def watch_batches(self) -> None:
-        """Call after each batch what the callbacks that there are now need."""
-        if self.step is not None:
-            self.step.after_batch = self._after_batch()
 
     def close(self) -> None:
         """After the last step: nothing of the user's is kept."""
@@ -271,8 +257,7 @@ class TrainingStep:
         is_own = self.loss.own_loss is not None or isfunction(self._run.criterion)
         if overrides.has("compute_loss") or (is_own and self.placement.pipeline is None):
             self._compute_loss = partial(self._first_loss, self._compute_loss)
-        train = step.train
-        logs = train(step.model, batch)
+        logs = self._train_chosen(model, batch)
         if overrides.has("train_step") and not isinstance(logs, Mapping):
             raise ConfigTypeError(
                 f'{overrides.kind}.train_step returned {type(logs).__name__}; it must return a dict with "step_loss" in'
@@ -322,57 +307,56 @@ class TrainingStep:
         """Choose what the step does with batches like ``inputs``: once for each optimizer and loss."""
         step.use(self.update)
         if inputs is None:  # before the first batch
-            step.train = self._train_first
+            self._use_train(step, self._train_first)
             return
-        overrides, self._chosen_with = self._overrides, self._overrides.assigned(*_ASSIGNED)
+        pipeline, overrides = self.placement.pipeline, self._overrides
+        self._chosen_with = overrides.assigned(*self._may_be_assigned)
+        refuse_own_step(pipeline, overrides.kind, _named(OWN_STEPS, overrides.assigned(*OWN_STEPS)))  # by a callback
         # A pipeline's gradients are complete after the backward passes of all stages.
-        self.update.prepares_early = overrides.has("optimization_step") and self.placement.pipeline is None
+        self.update.prepares_early = overrides.has("optimization_step") and pipeline is None
         self._training_step = overrides.of("training_step", self.training_step)
         is_own = overrides.has(*STEP_METHODS)  # these compute the loss
         loss = self.loss
         self._compute_loss = overrides.of("compute_loss", loss.compute_loss if is_own else loss.chosen(inputs))
-        if self.placement.pipeline is not None:
-            step.train = self._train_outputs
-        else:
-            own = self.train_step if overrides.has(*_BY_METHODS) else self._train
-            step.train = overrides.of("train_step", own)
+        by_parts = pipeline is not None or overrides.has("training_step")
+        self._use_train(step, overrides.of("train_step", self._train_by_parts if by_parts else self._train))
+        # A user's train_step updates the weights, too.
+        step.finish = None if overrides.has("train_step") else overrides.of("optimization_step", self.update.finish)
         if self._run.spec.graph:
             self._compile(step, inputs)
+
+    def _use_train(self, step: Step, train: Callable[[Any, Any], Any]) -> None:
+        self._train_chosen = train
+        self.builder.use_train(step, train)
+
+    def renew_after_batch(self) -> None:
+        """During training: a callback was added."""
+        if self.step is not None:
+            self.builder.use_after_batch(self.step, self._after_batch())
 
     # The path of a batch: Step.run -> _train -> the contract's compute_loss -> the model; then Update.backward, finish.
 
     def _train(self, model: Any, inputs: Any) -> dict[str, Any]:
-        """One micro-batch, if none of the methods for its parts is the user's."""
-        loss, update = self._compute_loss(model, inputs), self.update  # type: ignore[misc]  # chosen before
-        update.backward(loss, inputs)
-        if update.is_window_end:
-            update.finish()
+        """One micro-batch, if neither train_step nor training_step is the user's."""
+        loss = self._compute_loss(model, inputs)  # type: ignore[misc]  # chosen before
+        self.builder.update.backward(loss, inputs)
         return {"step_loss": loss.detach()}
 
-    def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+    def _train_by_parts(self, model: Any, inputs: Any) -> dict[str, Any]:
         loss = (self._training_step or self._overrides.of("training_step", self.training_step))(inputs)
+        return {"step_loss": loss.get("loss") if isinstance(loss, Mapping) else loss}
+
+    def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+        logs = self._train_by_parts(model, inputs)
         if self.update.is_window_end:
             self._overrides.of("optimization_step", self.update.finish)()
-        return {"step_loss": loss.get("loss") if isinstance(loss, Mapping) else loss}
+        return logs
 
     def training_step(self, batch: Any) -> Tensor:
         compute_loss = self._compute_loss or self._overrides.of("compute_loss", self.loss.compute_loss)
         loss: Tensor = compute_loss(self.placement.model, batch)
         self.update.backward(loss, batch)
         return loss.detach()
-
-    def _train_outputs(self, model: Any, batch: Any) -> Mapping[str, Any]:
-        """The part of a step after the forward pass, on the last stage of a pipeline."""
-        assert self._training_step is not None, "chosen before"
-        return {"step_loss": self._training_step(batch)}
-
-    def _update_stages(self, kept: list[tuple[Any, Any]]) -> None:
-        if self.update.record_loss is not None:
-            self.update.record_loss(torch.stack([loss for loss, _ in kept]).sum())
-        assigned = zip(OWN_STEPS, self._overrides.assigned(*OWN_STEPS), strict=True)  # by a callback
-        names = [name for name, method in assigned if method is not None]
-        refuse_own_step(self.placement.pipeline, self._overrides.kind, names)
-        self.update.finish()
 
     # Called by the step.
 
@@ -383,12 +367,12 @@ class TrainingStep:
         return self._window_end - self._state.global_step
 
     def _begin_update(self) -> int:
-        state, update = self._state, self.update
+        state, update = self._state, self.builder.update
         if state.global_step == self._epoch_end:
             self._open_epoch()
         state.step_before = state.global_step
         self._window_end = state.global_step + 1
-        if update.batch is not None and self._overrides.assigned(*_ASSIGNED) != self._chosen_with:
+        if update.batch is not None and self._overrides.assigned(*self._may_be_assigned) != self._chosen_with:
             assert self.step is not None, "it calls this"
             self._choose(self.step, update.batch)
         return 1
@@ -422,8 +406,6 @@ class TrainingStep:
         """A batch was read: count and announce it before its step."""
         self._callbacks.begin_batch(batch)
         self._state.global_step += 1
-        if self.placement.sync is not None:
-            self.placement.sync.before_batch(is_last=self.update.is_window_end)
         if self._accelerator is not None:
             self._accelerator.sync_gradients = self.update.is_window_end
 
@@ -436,33 +418,6 @@ class TrainingStep:
         if self._is_counted:
             return self._has_own_loader and self.update.mean.latest_samples == 0
         return bool(self._run.batches.planned(self._state.global_step) == 0)
-
-    def _record_scalars(self, outputs: Mapping[str, Any]) -> None:
-        """Keep the scalars among the model's outputs for the current micro-batch; a program returns them itself."""
-        if torch.compiler.is_compiling():
-            return
-        scalars = scalars_of(outputs)
-        if self._is_whole_update and is_loss_alone(scalars):
-            return
-        # Copies: the update may change them, if they are parameters.
-        self._scalars = {k: v.detach().clone() if isinstance(v, Tensor) else v for k, v in scalars.items()}
-
-    def _keep(self, step_logs: Mapping[str, Any]) -> tuple[Any, dict[str, Any] | None]:
-        scalars, self._scalars = self._scalars, None
-        return step_logs.get("step_loss"), scalars
-
-    def _put_metrics(self, kept: list[tuple[Any, dict[str, Any] | None]], data_time: float) -> None:
-        storage, update, losses, has_scalars = self._storage, self.update, list[Any](), False
-        storage.put_scalar("data_time", data_time)
-        for loss, scalars in kept:
-            has_scalars |= bool(scalars)
-            if loss is not None:  # a train_step may return none
-                losses.append(loss)
-        if losses:
-            update.put_mean(storage, "total_loss", losses)
-        if has_scalars:
-            rows = [scalars or {} for _, scalars in kept]
-            update.put_scalars(storage, mean_outputs(rows, update.mean.weights), update.weight)
 
     # Graph mode.
 
@@ -489,17 +444,16 @@ class TrainingStep:
         def logs_of(loss: Tensor, outputs: dict[str, Any]) -> dict[str, Any]:
             if metrics is not None:
                 metrics.record(outputs.pop(_SCORES, None))
-            self._scalars = outputs or None
+            self.builder.metrics.scalars = outputs or None
             return {"step_loss": loss}
 
         compiled = graph.CompiledStep(
-            step.train,
+            self._train_chosen,
             losses_of,
             logs_of,
             self.update,
             run.optimizer,
             accumulates=spec.gradient_accumulation_steps > 1,
-            after_backward=self._after_backward,
             backend="inductor",
             names=names,
             batch_size=graph.batch_size_of(run.batches.loader),
@@ -510,12 +464,6 @@ class TrainingStep:
         if has_all_gpus(spec.device_str):
             refusal = "one process splits its batches over several GPUs"
         compiled.use_in(step, refusal)
-
-    def _after_backward(self, loss: Tensor) -> None:
-        if self.update.record_loss is not None:
-            self.update.record_loss(loss)
-        if self.update.is_window_end:
-            self.update.finish()
 
 
 class _Recording:
