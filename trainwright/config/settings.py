@@ -6,6 +6,7 @@ its type and its help, and only one with another default is below. To add a sett
 uses it: defaults, checks, aliases, help, JSON schemas and tables follow.
 """
 
+import copy
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -600,7 +601,7 @@ class Key:
         """A new copy of the default."""
         if self.keys:
             return {key.name: key.value(lazy_call) for key in self.keys if key.default is not ABSENT or key.keys}
-        return self.default(lazy_call) if callable(self.default) else self.default
+        return self.default(lazy_call) if callable(self.default) else copy.copy(self.default)
 
 
 # fmt: off
@@ -686,9 +687,9 @@ _TRAIN = (
         lambda lazy_call: lazy_call("trainwright.optim.WarmupCosineLR")(
             warmup_factor=0.001, alpha=0.01, warmup_method="linear"),
         types.Lazy, "max_iter and warmup_iter are set from train_iter, train_epoch and warmup_ratio."),
-    Key("callbacks", lambda lazy_call: [], types.LazyCalls,
+    Key("callbacks", [], types.LazyCalls,
         "Callbacks, called around epochs, batches and evaluations: [LazyCall(MyCallback)(...)]."),
-    Key("hooks", lambda lazy_call: [], types.LazyCalls, "Hooks, called around iterations: [LazyCall(MyHook)(...)]."),
+    Key("hooks", [], types.LazyCalls, "Hooks, called around iterations: [LazyCall(MyHook)(...)]."),
     Key("input_placement_device", None, _Device, "As dist.device_type, which goes before it.", resumed=""),
     Key("dist", keys=_DIST),
     Key("seed", 1234, types.Count),
@@ -759,6 +760,11 @@ def source_of_key(path: str) -> str:
         if path.startswith(f"{section}."):
             return "now" if path.endswith("clip_grad_norm_type") else part
     return KEYS[path].resumed if path in KEYS else "now"
+
+
+def default_of_key(path: str) -> Any:
+    """The default of a key of config files; ABSENT if there is none, and a function for a lazy call."""
+    return KEYS[path].default if path in KEYS else ABSENT
 
 
 def changed_of_key(path: str) -> Changed:

@@ -255,6 +255,11 @@ class ConfigRun(Run):
 
         return "now" if name == "num_samples" else "" if name == "project_root" else source_of_key(name)
 
+    def default_of(self, name: str) -> Any:
+        from trainwright.config.settings import default_of_key  # imports pydantic, which most runs do not need
+
+        return default_of_key(name)
+
     def keep_settings(self, settings: Mapping[str, Any]) -> None:
         for cfg in (self.given, self.trainer.cfg):
             for name, value in settings.items():

@@ -105,6 +105,7 @@ class Run:
     use_learning_rate: Callable[[float], None]  # writes the base rate into the settings
     own_settings: Callable[[], dict[str, Any]]  # all of them by name, in the types of JSON
     source_of: Callable[[str], str]  # where a resume takes a setting from, as the table of settings says
+    default_of: Callable[[str], Any]  # the default of a setting, in the types of JSON
     settings_now: Callable[[], Any]  # those of the user, to compare with what the trainer has read
     late_changes: Callable[[], set[str]]  # the names of those that differ; raises for what `train` cannot change
     settings_read: Any = None
@@ -259,6 +260,8 @@ class Run:
         self._refuse_other_trainer(before["trainer"], now["trainer"])
         has_formula = all(isinstance(one, LambdaLR) for one in self.schedules())  # which no state has
         for name in differences(before, now):
+            if name not in before and now[name] == self.default_of(name):
+                continue  # a setting that the version which wrote the checkpoint did not have
             source = "now" if name == "trainer" else self.source_of(name)
             if source == "now" or (source == "lr_scheduler" and has_formula):
                 effects[name] = TAKEN

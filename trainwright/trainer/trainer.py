@@ -203,6 +203,9 @@ class PythonRun(TrainerRun):
         row = self.config.rows.get(name)
         return "" if row is None else row.source
 
+    def default_of(self, name: str) -> Any:
+        return plain(type(self.config).model_fields[name].default)
+
     def keep_settings(self, settings: Mapping[str, Any]) -> None:
         now = self.config.to_dict()
         self.change_config(**{name: value for name, value in settings.items() if CUSTOM not in (value, now[name])})
