@@ -108,7 +108,7 @@ def test_an_unknown_flag_names_the_key(flag: str, text: str, capsys: pytest.Capt
     ("override", "text"),
     [("lr=1e-3", "Did you mean 'optim.lr'"), ("optimizer.lr=3", "Did you mean 'optim.lr'"),
      ("train_iter=5", "Did you mean 'train.train_iter'"), ("something=5", "nothing reads it"),
-     ("train.early_stopping.patience=5", "TrainingConfig(early_stopping=...), and no key of train."),
+     ("train.model_checkpoint.every_n_epoch=5", "TrainingConfig(model_checkpoint=...), and no key of train."),
      ("train.max_epochs=5", "Did you mean 'train.train_epoch'"),
      ("train.precison=bf16", "Did you mean 'train.amp.enabled'"), ("run/model_9", "--resume takes none")],
 )  # fmt: skip

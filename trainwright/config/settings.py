@@ -185,7 +185,7 @@ class TrainingConfig(CheckedConfig):
         "Stop after patience evaluations without an improvement of monitor. Unless you set a monitor, this is"
         " metric_for_best_model, by default the loss of the evaluation, in its direction. The mode 'auto' derives the"
         " direction from the name of the monitor. None: never.",
-        trainer=None, words=_NO, copy=None, changed="train", file=None,
+        trainer=None, words=_NO, copy=None, changed="train", place="train.early_stopping",
     )
     model_checkpoint: types.ModelCheckpointOrNone = setting(
         {"every_n_epoch": 1}, "callback", "Save every n epochs, or every n iterations. None: neither.",
@@ -690,6 +690,10 @@ _TRAIN = (
     Key("callbacks", [], types.LazyCalls,
         "Callbacks, called around epochs, batches and evaluations: [LazyCall(MyCallback)(...)]."),
     Key("hooks", [], types.LazyCalls, "Hooks, called around iterations: [LazyCall(MyHook)(...)]."),
+    Key("early_stopping", None, None,
+        "Stop after patience evaluations without an improvement of monitor, by default eval_metric; its mode is then"
+        " eval_mode. The mode 'auto' derives the direction from the name of the monitor. None: never.",
+        copy=None, changed="train"),
     Key("input_placement_device", None, _Device, "As dist.device_type, which goes before it.", resumed=""),
     Key("dist", keys=_DIST),
     Key("seed", 1234, types.Count),
@@ -768,8 +772,10 @@ def default_of_key(path: str) -> Any:
 
 
 def changed_of_key(path: str) -> Changed:
-    """:attr:`Row.changed` of a key of config files, also of the sections that have no table."""
-    return KEYS[path].changed if path in KEYS else "build"
+    """:attr:`Row.changed` of a key of config files, or of a key inside its value; also of sections without a table."""
+    while path and path not in KEYS:
+        path = path.rpartition(".")[0]
+    return KEYS[path].changed if path else "build"
 
 
 @functools.cache

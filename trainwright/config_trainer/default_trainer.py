@@ -33,6 +33,7 @@ from trainwright.data.loaders import set_position as set_loader_position
 from trainwright.data.sampler import CyclicSampler
 from trainwright.data.seeding import seed_everything
 from trainwright.data.streaming import eval_stream_loader, is_stream
+from trainwright.engine.best_metric import BestMetric
 from trainwright.engine.extra_parameters import refuse_sparse_gradients, warn_of_untrained
 from trainwright.engine.folder.run_folder import RunFolder
 from trainwright.engine.late_changes import late_changes
@@ -49,7 +50,7 @@ from trainwright.engine.state import TrainingState
 from trainwright.engine.step import Step
 from trainwright.evaluation.adapters import evaluator_of
 from trainwright.evaluation.evaluator import DatasetEvaluator
-from trainwright.evaluation.loop import evaluate_loaders, watched_batches, without_table
+from trainwright.evaluation.loop import evaluate_loaders, loader_names, watched_batches, without_table
 from trainwright.events.epoch_means import epoch_around, epoch_at
 from trainwright.events.writers import default_writers
 from trainwright.events.writers.base import EventWriter
@@ -164,6 +165,23 @@ class ConfigRun(Run):
         done = self.trainer.iterations_done
         self.checkpointer.save(f"model_{done - 1:07d}", iteration=done - 1)
 
+    @property
+    def evaluates(self) -> bool:  # type: ignore[override]
+        return bool(self.trainer.cfg.train.evaluation.enabled and self.trainer.test_loader)
+
+    @property
+    def best_metric(self) -> BestMetric:  # type: ignore[override]
+        trainer = self.trainer
+        are_named = _names_loaders(trainer.cfg) or len(trainer.test_loader) > 1
+        return BestMetric(
+            self.spec,
+            lambda: trainer._evaluator,
+            loader_names(trainer.test_loader) if are_named else (),
+            evaluates=self.evaluates,
+            has_own_results=partial(is_overridden, trainer, "test"),
+            prefix="",
+        )
+
     def use_callbacks(self) -> None:
         if self.calls.is_idle and self.trainer._stepper is not None:
             raise ConfigError(
@@ -227,7 +245,10 @@ class ConfigRun(Run):
         return {"samples_per_iteration": self.trainer.samples_per_iter, "data": {"train": train} | data}
 
     def next_commands(self) -> list[str]:
-        return setup.next_commands(self.trainer.cfg, self.given, is_own_trainer=self.has_own_trainer)
+        has_ended = any(callback.has_ended_run for callback in self.built_in_callbacks)
+        return setup.next_commands(
+            self.trainer.cfg, self.given, is_own_trainer=self.has_own_trainer, has_ended_early=has_ended
+        )
 
     def schedule_length(self, schedule: Any) -> int:
         length: int = self.trainer.max_iter
@@ -301,6 +322,7 @@ class DefaultTrainer(RunMethods):
     run: ConfigRun
     run_kind = ConfigRun
     _trainer: Any = part_of_run("stepper")
+    _evaluator: DatasetEvaluator | None = None
     _eval_hook: EvalHook | None = None  # and the others: by build_hooks, unless a user's builds its own list
     _write_hook: PeriodicWriter | None = None
     _eval_period: Period = 0
@@ -336,8 +358,8 @@ class DefaultTrainer(RunMethods):
         """The callbacks and hooks of the configuration, and what calls the callbacks."""
         run, me = self.run, weakref.proxy(self)
         run.listed_hooks = setup.own_parts(given, "train.hooks")
-        run.built_in_callbacks = setup.own_parts(given, "train.callbacks")
-        for callback in run.built_in_callbacks:
+        run.listed_callbacks = setup.own_parts(given, "train.callbacks")
+        for callback in run.listed_callbacks:
             run.callbacks.add_callback(callback, singleton=False)
         run.calls = RunCallbacks(
             run.callbacks,
@@ -349,6 +371,7 @@ class DefaultTrainer(RunMethods):
             eval_is_due=lambda: bool(condition(me._eval_period)(me)),
             steps_done=lambda: me.start_iter * me.run.batches_per_update,
             is_optional=True,
+            early_stopping="train.early_stopping",
         )
 
     def _build_data(self) -> None:
@@ -518,12 +541,12 @@ class DefaultTrainer(RunMethods):
         save_period = self._period(saving.period, saving.get("save_model_after_n_epoch"))
         eval_hook: EvalHook | None = None
         best: BestCheckpointer | None = None
-        if evaluation.enabled and self.test_loader:
-            evaluator, metric = self.build_evaluator(self.cfg), str(evaluation.eval_metric)
+        if self.run.evaluates:
+            self._evaluator = evaluator = self.build_evaluator(self.cfg)
+            metric = str(evaluation.eval_metric)
             if not is_overridden(self, "test"):  # a user's may return more results
                 setup.check_eval_metric(evaluation, evaluator)
-                if _names_loaders(self.cfg) and len(self.test_loader) == 1 and "/" not in metric:
-                    metric = f"{getattr(self.test_loader[0], 'name', '')}/{metric}"
+                metric = self.run.best_metric.key
             eval_period = self._period(evaluation.eval_period, evaluation.get("eval_after_n_epoch"))
             eval_hook = EvalHook(eval_period, self.run.calls.evaluating(partial(self._evaluate, evaluator)))
             self._eval_period = eval_period

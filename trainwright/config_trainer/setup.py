@@ -423,18 +423,20 @@ def _name_of_call(node: Any) -> str:
     return target if isinstance(target, str) else getattr(target, "__name__", str(target))
 
 
-def next_commands(cfg: DictConfig, given: DictConfig, *, is_own_trainer: bool) -> list[str]:
+def next_commands(cfg: DictConfig, given: DictConfig, *, is_own_trainer: bool, has_ended_early: bool) -> list[str]:
     """What a user may type after a training; only what works with this run's files and builds its trainer.
 
     ``given``: the configuration as the user wrote it. ``is_own_trainer``: a class of the user's, which only the program
-    of the run builds.
+    of the run builds. ``has_ended_early``: by early stopping.
     """
     folder = cfg.train.output_dir.rstrip("/")
     commands = [f"tensorboard --logdir {shlex.quote(folder)}"]
     name = "train_epoch" if given.train.train_epoch and not given.train.train_iter else "train_iter"
     longer = f"train.{name}={2 * cfg.train[name]}"
+    if has_ended_early:
+        name, longer = "early_stopping", "train.early_stopping=null"
     if "project_root" not in cfg:  # the program has not read its configuration from the command line
-        return [*commands, f"train.resume=True with {longer} trains it longer"]
+        return [*commands, f"train.resume=True with {longer.replace('null', 'None')} trains it longer"]
     has_best = Path(folder, "model_best").exists()
     if is_own_trainer:
         # As it was started, without what the command adds.

@@ -20,6 +20,7 @@ from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.data.batch_loader import BatchLoader
 from trainwright.data.batches import Batches
 from trainwright.data.seeding import kept_generators
+from trainwright.engine.best_metric import BestMetric, early_stopping
 from trainwright.engine.folder.run_folder import RunFolder
 from trainwright.engine.folder.summary import described_model, described_optimizers, described_stages
 from trainwright.engine.loop import TrainerBase
@@ -67,7 +68,8 @@ class Run:
         own_step: what a step of the user's own calls; ``step_methods`` are those whose override is one, or its loss.
         overrides: finds the methods that a user overrides.
         callbacks, control: the callbacks of the training, and what they request.
-        built_in_callbacks: those among them that the settings make, also in a copy.
+        built_in_callbacks: those among them that the settings of the current training make.
+        listed_callbacks: those that the user lists in the settings.
     """
 
     device: torch.device
@@ -113,6 +115,8 @@ class Run:
     settings_of_copy: Callable[..., Any]  # by a folder and changes
     change_copy: Callable[[Any, dict[int, Any]], None]  # as the user has changed the trainer since it was built
     use_callbacks: Callable[[], None]  # that there are now, also within a training
+    evaluates: bool  # whether the training has evaluations
+    best_metric: BestMetric  # of the current settings
 
     def __init__(self, trainer: TrainerBase, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         self._trainer, self.arguments = weakref.ref(trainer), (arguments, named)
@@ -120,7 +124,7 @@ class Run:
         self.lr_schedulers: dict[str, Any] = {}  # of several optimizers
         self.hooks: list[HookBase] = []
         self.callbacks, self.control = CallbackList(), TrainerControl()
-        self.built_in_callbacks: list[Callback] = []
+        self.built_in_callbacks, self.listed_callbacks = list[Callback](), list[Callback]()
         self._own_parts: frozenset[str] = frozenset()  # names of checkpointables that are not the user's
         self._model_files: dict[str, bytes] | None = None  # once they are known
         self._spec: RunSpec | None = None
@@ -161,6 +165,25 @@ class Run:
         """Entered around each evaluation: with an average of the weights, the model has that average."""
         with nullcontext() if self.average is None else self.average.applied(), self.evaluated_precision():
             yield
+
+    def use_built_in_callbacks(self) -> None:
+        """Add the callbacks that the settings request now behind the user's, except for classes that the user has."""
+        for callback in self.built_in_callbacks:
+            if any(callback is there for there in self.callbacks):
+                self.callbacks.pop_callback(callback)
+        built_in = [*early_stopping(self.spec, self.control, self.best_metric, evaluates=self.evaluates)]
+        built_in += self.more_callbacks()
+        own = {kind.__name__ for callback in self.callbacks for kind in type(callback).__mro__}
+        added = [c for c in built_in if not own & {kind.__name__ for kind in type(c).__mro__[:-2]}]
+        for callback in added:
+            self.callbacks.add_callback(callback, singleton=False)
+        if added:
+            self.use_callbacks()
+        self.built_in_callbacks = added
+
+    def more_callbacks(self) -> list[Callback]:
+        """Callbacks of the settings that only this API has."""
+        return []
 
     def watch_hardest(self) -> None:
         """Find the hardest samples in the evaluations of the training, if the settings request them."""
@@ -467,7 +490,8 @@ class Run:
             if name not in new.checkpointer.checkpointables:
                 new.checkpointer.add_checkpointable(name, copy.deepcopy(part, memo))
         for callback in self.callbacks:
-            if id(callback) not in memo and not any(callback is one for one in self.built_in_callbacks):
+            by_settings = (*self.built_in_callbacks, *self.listed_callbacks)
+            if id(callback) not in memo and not any(callback is one for one in by_settings):
                 new.add_callback(copy.deepcopy(callback, memo), singleton=False)
         for hook in [one for one in self.hooks if one not in self.own_hooks]:
             memo[id(vars(hook).get("trainer"))] = None

@@ -273,6 +273,7 @@ class RunMethods(TrainerBase):
         """Use the current values of these settings."""
 
     def before_train(self) -> None:
+        self.run.use_built_in_callbacks()
         folder = self.run.folder
         folder.lock()
         if folder.is_open or folder.resume:  # otherwise the checkpoints in it are moved, not continued

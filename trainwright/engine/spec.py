@@ -93,6 +93,7 @@ def spec_of_cfg(cfg: "DictConfig", device: torch.device, given: "DictConfig") ->
 
     from trainwright.config.lazy.provenance import value_at
     from trainwright.config.settings import KEYS, PLACES, place_of, values_of_files
+    from trainwright.config.training.row import complete_early_stopping
 
     settings = values_of_files()
     for name, place in PLACES.items():
@@ -113,8 +114,11 @@ def spec_of_cfg(cfg: "DictConfig", device: torch.device, given: "DictConfig") ->
         "device_str": train.dist.device_type or train.input_placement_device,
     }
 
+    as_set = settings
+    settings = settings | {"early_stopping": complete_early_stopping(as_set["early_stopping"])}
+
     def is_set_by_user(name: str) -> bool:
         place = place_of(name)
         return place in KEYS and bool(value_at(given, place) != KEYS[place].default)
 
-    return RunSpec("config file", settings, settings, place_of, is_set_by_user)
+    return RunSpec("config file", settings, as_set, place_of, is_set_by_user)

@@ -224,9 +224,7 @@ def evaluate_loaders(
     device = computing_device(model)
     results: dict[str, Any] = {}
     by_name = are_named or len(loaders) > 1
-    for loader in loaders:
-        kind = type(getattr(loader, "dataset", loader)).__name__
-        name = _free_name(getattr(loader, "name", None) or kind, results)
+    for loader, name in zip(loaders, loader_names(loaders), strict=True):
         most = batch_limit(_num_batches(loader), limit, setting="train.limit_eval_batches", loader=loader)
         batches = eval_iter if limit is None or most is None else min(eval_iter, max(1, most))  # 0: a rank without
         results[name] = _evaluate_loader(
@@ -238,13 +236,17 @@ def evaluate_loaders(
     return results if by_name or not results else next(iter(results.values()))
 
 
-def _free_name(name: str, taken: Mapping[str, Any]) -> str:
-    """``name``, numbered where it is taken: two data sets of one class."""
-    number, free = 1, name
-    while free in taken:
-        number += 1
-        free = f"{name}_{number}"
-    return free
+def loader_names(loaders: Iterable[Any]) -> list[str]:
+    """The names of the loaders in results: their own, or those of the classes of their data sets, numbered if equal."""
+    names: list[str] = []
+    for loader in loaders:
+        name = free = getattr(loader, "name", None) or type(getattr(loader, "dataset", loader)).__name__
+        number = 1
+        while free in names:
+            number += 1
+            free = f"{name}_{number}"
+        names.append(free)
+    return names
 
 
 def inference_on_dataset(

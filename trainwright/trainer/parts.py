@@ -12,9 +12,8 @@ from trainwright.config.torch_names import GivenName
 from trainwright.data.wrapped import with_inner
 from trainwright.engine.run_methods import RunMethods
 from trainwright.engine.spec import RunSpec
-from trainwright.hooks.callbacks import Callback, CallbackList, EarlyStoppingCallback, PrintCallback, TrainerControl
+from trainwright.hooks.callbacks import Callback
 from trainwright.hooks.timer import SettingNames
-from trainwright.trainer.best_metric import BestMetric
 from trainwright.trainer.checks import Given
 
 if TYPE_CHECKING:
@@ -82,51 +81,6 @@ def build_metrics_handler(spec: RunSpec, trainer: RunMethods) -> Any:
     if spec.task is not None:
         return metrics_handler_for(spec.task)(spec.metrics, weakref.proxy(trainer))
     return TorchMetricsHandler(spec.metrics or [], weakref.proxy(trainer), is_default=not spec.is_set("metrics"))
-
-
-def build_callbacks(
-    spec: RunSpec, control: TrainerControl, best: BestMetric, *, evaluates: bool, print_steps: int
-) -> list[Callback]:
-    """The callbacks that the configuration requests."""
-    callbacks: list[Callback] = []
-    if spec.early_stopping is not None:
-        callbacks += _early_stopping(spec, control, best, evaluates=evaluates)
-    if spec.print_steps is not None:
-        callbacks.append(PrintCallback(spec.num_epochs, step_frequency=print_steps))
-    return callbacks
-
-
-def add_built_in(callbacks: CallbackList, built_in: list[Callback], *, before: list[Callback]) -> list[Callback]:
-    """Add callbacks behind the user's, except for classes that the user has passed, in place of those of ``before``."""
-    for callback in before:
-        if any(callback is there for there in callbacks):
-            callbacks.pop_callback(callback)
-    own = {kind.__name__ for callback in callbacks for kind in type(callback).__mro__}
-    added = [c for c in built_in if not own & {kind.__name__ for kind in type(c).__mro__[:-2]}]
-    for callback in added:
-        callbacks.add_callback(callback, singleton=False)
-    return added
-
-
-def _early_stopping(spec: RunSpec, control: TrainerControl, best: BestMetric, *, evaluates: bool) -> list[Callback]:
-    """Watch the monitor that the user sets, or else ``metric_for_best_model``."""
-    given = spec.as_set["early_stopping"] if spec.is_set("early_stopping") else {}
-    settings: dict[str, Any] = dict(spec.early_stopping or {})
-    if given and not evaluates and str(given.get("monitor", "eval")).startswith("eval"):
-        logger.warning(
-            "TrainingConfig.early_stopping: watches %s, but nothing is evaluated, so it never stops the run. Pass an"
-            " eval_dataset (and no eval_strategy='no'), or watch a training metric such as 'epoch_loss'.",
-            given.get("monitor", "the result of an evaluation"),
-        )
-    if "monitor" in given:
-        settings["monitor"], settings["mode"] = best.monitor(settings["monitor"], settings["mode"])
-    elif evaluates or spec.is_set("metric_for_best_model"):
-        settings |= {"monitor": best.name_in_logs(), "mode": given.get("mode", best.mode())}
-    else:
-        return []
-    callback = EarlyStoppingCallback(control, **settings)
-    callback.is_default, callback.turned_off_by = "monitor" not in given, "early_stopping=None turns it off"
-    return [callback]
 
 
 def next_commands(spec: RunSpec, total_steps: int, callbacks: Iterable[Callback]) -> list[str]:

@@ -30,6 +30,7 @@ from trainwright.data.seeding import seed_everything
 from trainwright.data.streaming import is_stream
 from trainwright.data.wrapped import own_collator
 from trainwright.engine import loaders
+from trainwright.engine.best_metric import BestMetric, raise_missing
 from trainwright.engine.extra_parameters import log_modes, refuse_sparse_gradients, warn_of_untrained
 from trainwright.engine.folder.run_folder import TrainerFolder
 from trainwright.engine.late_changes import late_changes
@@ -56,7 +57,7 @@ from trainwright.hooks import (
     PeriodicWriter,
     ReduceOnPlateau,
 )
-from trainwright.hooks.callbacks import Callback, CallbackList, RunCallbacks
+from trainwright.hooks.callbacks import Callback, CallbackList, PrintCallback, RunCallbacks
 from trainwright.hooks.callbacks.progress import EpochProgress, epoch_lines
 from trainwright.hooks.method_overrides import check_arguments, is_overridden, overridable
 from trainwright.hooks.profile import profile_hook
@@ -65,7 +66,6 @@ from trainwright.optim.freeze import freeze_bn
 from trainwright.optim.named import NamedOptimizers
 from trainwright.optim.weight_average import exchanging_optimizers
 from trainwright.trainer import checks, optim, parts, start
-from trainwright.trainer.best_metric import BestMetric, raise_missing
 from trainwright.trainer.checks import Given
 from trainwright.trainer.evaluation import Evaluation
 from trainwright.trainer.model_card import RunCard
@@ -137,6 +137,25 @@ class PythonRun(TrainerRun):
 
     def use_callbacks(self) -> None:
         self.trainer._steps.renew_after_batch()
+
+    def more_callbacks(self) -> list[Callback]:
+        is_printed = self.spec.print_steps is not None
+        return [PrintCallback(self.spec.num_epochs, step_frequency=self.trainer._periods.print)] if is_printed else []
+
+    @property
+    def evaluates(self) -> bool:  # type: ignore[override]
+        return self.spec.eval_strategy != "no" and self.trainer.eval_dataloader is not None
+
+    @property
+    def best_metric(self) -> BestMetric:  # type: ignore[override]
+        trainer = self.trainer
+        return BestMetric(
+            self.spec,
+            lambda: trainer.metrics_handler,
+            trainer.eval_dataloader if isinstance(trainer.eval_dataloader, Mapping) else (),
+            evaluates=self.evaluates,
+            has_own_results=partial(self.overrides.has, "evaluate", "evaluate_step", "compute_metric"),
+        )
 
     def own_facts(self) -> dict[str, Any]:
         config, spec, trainer = self.config, self.spec, self.trainer
@@ -311,7 +330,7 @@ class Trainer(RunMethods):
         if (source := start.resume(self.run.spec, self.checkpointer)) is not None:
             self.run.saving.continue_from(source)
         run.fill_weights()
-        start.check_folder(self.run.spec, run.folder, evaluates=self._evaluates)
+        start.check_folder(self.run.spec, run.folder, evaluates=self.run.evaluates)
         self._register_hooks()
         run.settings_read = run.settings_now()
 
@@ -389,7 +408,7 @@ class Trainer(RunMethods):
         if self._placement.pipeline is not None:
             check_pipeline(self._placement.pipeline, spec, model, self.train_dataloader, overrides)
         self.optimizer = given.optimizer or optim.build_optimizer(spec, self.model)
-        run.scheduling = Schedules(run, given.schedules, lambda: self._best_metric.mode())
+        run.scheduling = Schedules(run, given.schedules, lambda: self.run.best_metric.mode())
         self.lr_scheduler, self.lr_schedulers = self.run.scheduling.of(self.optimizer)
         if given.loss is None:
             self.loss = optim.build_criterion(spec, self.device)
@@ -456,7 +475,7 @@ class Trainer(RunMethods):
 
     def build_hooks(self) -> list[HookBase | None]:
         """The hooks, in the order of their calls."""
-        spec, state, periods, evaluates = self.run.spec, self.state, self._periods, self._evaluates
+        spec, state, periods, evaluates = self.run.spec, self.state, self._periods, self.run.evaluates
         best = self._best_checkpointer()
         evaluation = self._run_callbacks.evaluating(self._evaluate_in_training)
         self._evaluate_hook = EvalHook(periods.eval_is_due, evaluation, prefix="eval_")
@@ -486,8 +505,8 @@ class Trainer(RunMethods):
         return [hook for hook in hooks if hook is not None]
 
     def _best_checkpointer(self) -> BestCheckpointer | None:
-        spec, best = self.run.spec, self._best_metric
-        if not (self._evaluates and spec.save_enabled):
+        spec, best = self.run.spec, self.run.best_metric
+        if not (self.run.evaluates and spec.save_enabled):
             if spec.save_top_k is not None:
                 logger.warning(
                     "TrainingConfig.save_top_k=%d has no effect: nothing is %s.",
@@ -496,19 +515,23 @@ class Trainer(RunMethods):
             return None
         best.check()
         metric = best.key
+
+        def on_missing() -> None:
+            raise_missing(spec, metric, self.last_eval_results)
+
         return BestCheckpointer(
             self._periods.eval_is_due,
             self.checkpointer,
             metric,
             best.mode(),
-            on_missing=(lambda: raise_missing(metric, self.last_eval_results)) if spec.load_best_model_at_end else None,
+            on_missing=on_missing if spec.load_best_model_at_end else None,
             top_k=spec.save_top_k or 1,
             number=self.run.saving.step_name,
         )
 
     def _plateau_hook(self) -> ReduceOnPlateau:
         """Step by an evaluation result after each evaluation, or by a training metric at the end of each epoch."""
-        metric = self._best_metric.key
+        metric = self.run.best_metric.key
         latest = lambda: self.storage.latest().get(metric, (None, 0))[0]  # noqa: E731
         if metric.startswith("eval_"):
             return ReduceOnPlateau(latest)
@@ -520,7 +543,7 @@ class Trainer(RunMethods):
         spec, state, plan, periods = self.run.spec, self.state, self.state.plan, self._periods
         if not spec.progress_bar or spec.print_steps is not None or not is_main_process():
             return []
-        period = plan.updates(periods.evaluate or plan.steps_per_epoch) if self._evaluates else None
+        period = plan.updates(periods.evaluate or plan.steps_per_epoch) if self.run.evaluates else None
         log_period = plan.updates(periods.log)
         lines = epoch_lines(plan.updates_per_epoch, plan.num_updates, log_period, eval_period=period, best=best)
         if spec.log_steps or bar_stream() is not None:
@@ -868,14 +891,6 @@ class Trainer(RunMethods):
         if self.config.is_by_its_page:  # the page documents this list
             logger.log(logging.WARNING if is_main_process() else logging.INFO, "%s", repr(self.config))  # once
         self.run.saving.load_last_trained()
-        built_in = parts.build_callbacks(
-            self.run.spec,
-            self.trainercontrol,
-            self._best_metric,
-            evaluates=self._evaluates,
-            print_steps=self._periods.print,
-        )
-        run.built_in_callbacks = parts.add_built_in(self.callbacks, built_in, before=run.built_in_callbacks)
         self.run.scheduling.check(self.lr_scheduler)
         super().before_train()
 
@@ -954,20 +969,6 @@ class Trainer(RunMethods):
                 self.state.step_before, self.iter = plan.steps(first), last
                 for _ in self._iterations(lambda: last + 1):  # noqa: B023  # called in this round
                     self.state.global_step = plan.steps(last + 1)
-
-    @property
-    def _evaluates(self) -> bool:
-        return self.run.spec.eval_strategy != "no" and self.eval_dataloader is not None
-
-    @property
-    def _best_metric(self) -> BestMetric:
-        return BestMetric(
-            self.run.spec,
-            lambda: self.metrics_handler,
-            self.eval_dataloader if isinstance(self.eval_dataloader, Mapping) else (),
-            evaluates=self._evaluates,
-            has_own_results=partial(self.run.overrides.has, "evaluate", "evaluate_step", "compute_metric"),
-        )
 
     def _after_batch(self) -> Callable[[Any, Any], None] | None:
         """What the step calls after each micro-batch, with the callbacks and overrides that there are now."""

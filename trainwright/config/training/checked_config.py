@@ -20,7 +20,7 @@ from trainwright.config.secrets import warn_of_hidden, without_secrets
 from trainwright.config.torch_names import CUSTOM, GivenName
 from trainwright.config.training.field_resolution import Draft
 from trainwright.config.training.metric_config import read_only
-from trainwright.config.training.row import CATEGORIES, Table
+from trainwright.config.training.row import CATEGORIES, Table, complete_early_stopping
 from trainwright.config.yaml_file import check_values, load_yaml, plain, to_text, with_format
 
 _MOST_WORKERS = 8
@@ -36,10 +36,7 @@ def _resolve(settings: Mapping[str, Any]) -> dict[str, Any]:
         found["eval_batch_size"] = found["batch_size"]
     if found["dataloader_num_workers"] == -1:
         found["dataloader_num_workers"] = min(os.cpu_count() or 1, found["batch_size"], _MOST_WORKERS)
-    if (given := found["early_stopping"]) is not None:
-        # The better direction depends on the monitor: "auto" derives it from the name that the user sets.
-        mode = "auto" if "monitor" in given else "max"
-        found["early_stopping"] = {"monitor": "eval_epoch_metric", "patience": 4, "mode": mode, **given}
+    found["early_stopping"] = complete_early_stopping(found["early_stopping"])
     if found["tensorboard"] is not None:
         found["tensorboard"] = {"log_dir": None, "comment": "", **found["tensorboard"]}
     if found["profile"] is not None:

@@ -166,6 +166,15 @@ def read_time(value: Any) -> Any:
     return value.total_seconds() if isinstance(value, timedelta) else plain(value)
 
 
+def complete_early_stopping(settings: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The settings of early stopping with the defaults of those that the user has not set."""
+    if settings is None:
+        return None
+    # The better direction depends on the monitor: "auto" derives it from the name that the user sets.
+    mode = "auto" if "monitor" in settings else "max"
+    return {"monitor": "eval_epoch_metric", "patience": 4, "mode": mode, **settings}
+
+
 def read_metrics(value: Any) -> Any:
     """A list of names and MetricConfigs."""
     if not isinstance(value, list | tuple):

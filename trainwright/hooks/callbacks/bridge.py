@@ -47,6 +47,7 @@ class RunCallbacks(HookBase):
 
     Args:
         is_optional: without any callback it is idle.
+        early_stopping: the name of this setting, for messages.
         steps_per_epoch: in batches; None: the complete training is one epoch.
         epoch_at: in place of it, for epochs of different lengths: returns the number, from 0, of the epoch of the batch
             that follows so many batches, and the batches before that epoch.
@@ -82,12 +83,14 @@ class RunCallbacks(HookBase):
         eval_is_due: Callable[[], bool] | None = None,
         steps_done: Callable[[], int] | None = None,
         is_optional: bool = False,
+        early_stopping: str = "early_stopping",
     ) -> None:
         if steps_per_epoch is not None and steps_per_epoch < 1:
             raise ConfigError(f"RunCallbacks.steps_per_epoch: got {steps_per_epoch}; it must be None or at least 1.")
         self.callbacks = callbacks
         self.control = TrainerControl() if control is None else control
         self._is_optional, self.is_idle = is_optional, is_optional and not len(callbacks)
+        self._early_stopping = early_stopping
         self.logs = Logs()
         per_epoch = steps_per_epoch or sys.maxsize
         self._epoch_at = epoch_at or (lambda steps: (steps // per_epoch, steps // per_epoch * per_epoch))
@@ -274,7 +277,7 @@ class RunCallbacks(HookBase):
         if self.control.should_training_stop:
             logger.info(
                 "Nothing to train: a callback stopped the run after iteration %d. After early stopping, a larger"
-                " patience or early_stopping=None continues it.", self.trainer.iter,
+                " patience or %s=None continues it.", self.trainer.iter, self._early_stopping,
             )  # fmt: skip
             self._stop_at(self.trainer.iter)
 

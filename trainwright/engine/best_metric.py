@@ -8,8 +8,15 @@ from typing import Any
 from trainwright.base.errors import ConfigError, ConfigKeyError, did_you_mean
 from trainwright.engine.spec import RunSpec
 from trainwright.evaluation.objective import MODES, find_objective, objective_by_user
+from trainwright.hooks.callbacks.base import Callback, TrainerControl
+from trainwright.hooks.callbacks.early_stopping import EarlyStoppingCallback
 
 logger = logging.getLogger("trainwright.engine")
+
+_FOR_EVALUATIONS = {
+    "Python": "Pass an eval_dataset (and no eval_strategy='no')",
+    "config file": "Set dataloader.test (and train.evaluation.enabled=True)",
+}
 
 
 class BestMetric:
@@ -19,7 +26,8 @@ class BestMetric:
     evaluates. A mode is "max" or "min".
 
     ``handler`` returns the object that computes the metrics of evaluations. ``datasets``: the names of the evaluation
-    data sets, if there are several. ``has_own_results``: whether the user's own methods return the results.
+    data sets, if results have them. ``has_own_results``: whether the user's own methods return the results. ``prefix``:
+    of the results in the storage.
     """
 
     def __init__(
@@ -30,17 +38,16 @@ class BestMetric:
         *,
         evaluates: bool,
         has_own_results: Callable[[], bool],
+        prefix: str = "eval_",
     ) -> None:
         self._spec, self._name, self._handler = spec, spec.metric_for_best_model, handler
         self._datasets, self._evaluates, self._has_own_results = list(datasets), evaluates, has_own_results
+        self._prefix = prefix
 
     @property
     def key(self) -> str:
         """Its storage key."""
-        prefix, key = self._split(self._name, evaluates=self._evaluates)
-        if prefix == "evaluation":
-            return f"eval_{key}"
-        return "total_loss" if key == "loss" else key
+        return self._key(self._prefix)
 
     def mode(self) -> str:
         return self._mode_of_best(self._split(self._name, evaluates=self._evaluates)[1])
@@ -58,13 +65,14 @@ class BestMetric:
         results = [f"{one}.{result}" for one in names for result in ["loss", *known]] or ["loss", *known]
         if key not in known and re.sub(r"_\d+$", "", key) not in known:  # per-class results
             raise ConfigError(
-                f"TrainingConfig.metric_for_best_model: got {self._name!r}, which the evaluation does not"
+                f"{self._spec.where('metric_for_best_model')}: got {self._name!r}, which the evaluation does not"
                 f" compute; its results are {', '.join(results)}. {did_you_mean(key, results)}"
                 " Add it to metrics, or pass a metrics_handler."
             )
 
     def name_in_logs(self) -> str:
-        return {"total_loss": "epoch_loss", self._first_key(""): "epoch_metric"}.get(self.key, self.key)
+        key = self._key("eval_")
+        return {"total_loss": "epoch_loss", self._first_key(""): "epoch_metric"}.get(key, key)
 
     def monitor(self, name: str, mode: str) -> tuple[str, str]:
         """Name in the logs of callbacks and mode of a monitor, whose name may lack its data set.
@@ -75,7 +83,7 @@ class BestMetric:
         self._warn_of_unknown_monitor(name)
         prefix, key = self._split(name, evaluates=name.startswith("eval"))
         if mode != "auto":
-            if self._spec.greater_is_better is None:
+            if self._spec.api == "config file" or self._spec.greater_is_better is None:
                 self._warn_of_mode("early_stopping", mode, key)
         elif (prefix, key) == self._split(self._name, evaluates=True):
             mode = self._mode_of_best(key)
@@ -85,6 +93,12 @@ class BestMetric:
         return name if is_complete else f"eval_{self._split(name, evaluates=True)[1]}", mode
 
     # Implementation.
+
+    def _key(self, prefix: str) -> str:
+        kind, key = self._split(self._name, evaluates=self._evaluates)
+        if kind == "evaluation":
+            return prefix + key
+        return "total_loss" if key == "loss" else key
 
     def _warn_of_unknown_monitor(self, monitor: str) -> None:
         """Log a warning if neither the evaluation nor the metrics of the run have a value that early stopping watches.
@@ -98,7 +112,7 @@ class BestMetric:
         if name in {"loss", "metric", "lr", *known} or monitor in known:
             return
         results, other = [f"eval_{one}" for one in ("loss", *known)], re.match(r"val(?:id|idation)?_(.+)", monitor)
-        got = f"TrainingConfig.early_stopping: got monitor={monitor!r}"
+        got = f"{self._spec.where('early_stopping')}: got monitor={monitor!r}"
         hint = did_you_mean(f"eval_{other[1] if other else name}", results)
         if other:
             raise ConfigError(f"{got}; results of an evaluation are called eval_.... {hint}")
@@ -112,8 +126,8 @@ class BestMetric:
         if known is not None and mode in MODES.values() and mode != known:
             better = {"max": "higher", "min": "lower"}
             logger.warning(
-                "TrainingConfig.%s: a %s %s counts as better here; a %s one is better.",
-                setting,
+                "%s: a %s %s counts as better here; a %s one is better.",
+                self._spec.where(setting),
                 better[mode],
                 key,
                 better[known],
@@ -169,7 +183,7 @@ class BestMetric:
         known = self._mode_of(key)
         if known is None:
             raise ConfigError(
-                f"TrainingConfig.metric_for_best_model: got {self._name!r}, and it is unknown whether"
+                f"{self._spec.where('metric_for_best_model')}: got {self._name!r}, and it is unknown whether"
                 " higher is better. Set greater_is_better=True or greater_is_better=False."
             )
         return known
@@ -183,10 +197,36 @@ class BestMetric:
         return None if objective is None else MODES[objective]
 
 
-def raise_missing(key: str, results: Mapping[str, Any]) -> None:
+def raise_missing(spec: RunSpec, key: str, results: Mapping[str, Any]) -> None:
     """Called if an evaluation has not computed the metric with this storage key."""
     name = key.removeprefix("eval_")
     raise ConfigKeyError(
-        f"TrainingConfig.metric_for_best_model: the evaluation computed no {name!r}, which load_best_model_at_end"
-        f" needs. {did_you_mean(name, sorted(results))}"
+        f"{spec.where('metric_for_best_model')}: the evaluation computed no {name!r}, which"
+        f" {spec.name_of('load_best_model_at_end')} needs. {did_you_mean(name, sorted(results))}"
     )
+
+
+def early_stopping(spec: RunSpec, control: TrainerControl, best: BestMetric, *, evaluates: bool) -> list[Callback]:
+    """The callback of the setting, if there is one: for the monitor that the user sets, or else the best metric."""
+    if spec.early_stopping is None:
+        return []
+    given = spec.as_set["early_stopping"] if spec.is_set("early_stopping") else {}
+    settings: dict[str, Any] = dict(spec.early_stopping)
+    if given and not evaluates and str(given.get("monitor", "eval")).startswith("eval"):
+        logger.warning(
+            "%s: watches %s, but nothing is evaluated, so it never stops the run. %s, or watch a training metric such"
+            " as 'epoch_loss'.",
+            spec.where("early_stopping"), given.get("monitor", "the result of an evaluation"),
+            _FOR_EVALUATIONS[spec.api],
+        )  # fmt: skip
+    if "monitor" in given:
+        settings["monitor"], settings["mode"] = best.monitor(settings["monitor"], settings["mode"])
+    elif evaluates or spec.is_set("metric_for_best_model"):
+        settings |= {"monitor": best.name_in_logs(), "mode": given.get("mode", best.mode())}
+    else:
+        return []
+    callback = EarlyStoppingCallback(control, **settings)
+    # Config files have it only if it is set.
+    callback.is_default = "monitor" not in given and spec.api == "Python"
+    callback.turned_off_by = f"{spec.name_of('early_stopping')}=None turns it off"
+    return [callback]

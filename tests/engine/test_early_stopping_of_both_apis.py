@@ -1,0 +1,173 @@
+"""``early_stopping`` of a TrainingConfig and ``train.early_stopping`` of a config file: one behaviour."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import lr_scheduler
+
+from tests.engine.test_callbacks_of_both_apis import At, Net
+from tests.ranks import on_ranks
+from tests.toys import file_config, points, quiet
+from trainwright import DefaultTrainer, LazyCall, Trainer
+from trainwright.base.errors import ConfigError, ConfigKeyError
+from trainwright.evaluation import ClsEvaluator
+from trainwright.hooks import EarlyStoppingCallback
+
+APIS = ("Python", "config file")
+MICRO, EPOCHS = 4, 8
+
+
+def net() -> Net:
+    return Net((4, 16, 2), seed=0)
+
+
+def data() -> Any:
+    return points(32)
+
+
+def held_out() -> Any:
+    return points(12, seed=3)
+
+
+def made(api: str, folder: Path, early: Any, *, metric: str = "loss", evaluates: bool = True, **settings: Any) -> Any:
+    """The evaluation of a config file that minimizes its loss, or with the accuracy that both have."""
+    resume = settings.pop("resume", False)
+    if api == "Python":
+        config = quiet(
+            folder, batch_size=MICRO, num_epochs=EPOCHS, learning_rate=1.0, optimizer="SGD", lr_scheduler=None,
+            lr_scheduler_type=None, eval_strategy="epoch" if evaluates else "no", eval_batch_size=MICRO, seed=7,
+            early_stopping=early, metric_for_best_model="accuracy" if metric == "Acc@1" else metric,
+            resume_from_checkpoint=resume or None, save_enabled=True, **settings,
+        )  # fmt: skip
+        return Trainer(net(), config, data(), held_out() if evaluates else None)
+    cfg = file_config(
+        folder, net, data, held_out if evaluates else None, train_micro_batch_size=MICRO, train_epoch=EPOCHS, seed=7,
+        test_micro_batch_size=MICRO, scheduler=LazyCall(lr_scheduler.ConstantLR)(factor=1.0),
+        input_placement_device="cpu", early_stopping=early, resume=resume, **settings,
+    )  # fmt: skip
+    cfg.optim = LazyCall(torch.optim.SGD)(params={}, lr=1.0)
+    cfg.train.evaluation.update(
+        evaluator=LazyCall(ClsEvaluator)(topk=(1,)), eval_metric=metric, eval_after_n_epoch=1,
+    )  # fmt: skip
+    return DefaultTrainer(cfg)
+
+
+def early_of(trainer: Any) -> EarlyStoppingCallback:
+    return next(one for one in trainer.callbacks if isinstance(one, EarlyStoppingCallback))
+
+
+def trained(folder: Path, api: str, early: Any, **settings: Any) -> tuple[int, Any]:
+    trainer = made(api, folder / api, early, **settings)
+    trainer.train()
+    one = early_of(trainer)
+    assert one.best is not None
+    best = one.best / 100 if one.monitor == "eval_Acc@1" else one.best
+    return trainer.iterations_done, (round(best, 6), one.wait, one.stopped_epoch, one.mode)
+
+
+SETTINGS = [
+    ({"patience": 2}, "loss"),
+    ({"monitor": "eval_loss", "patience": 2, "mode": "min", "min_delta": 0.01}, "Acc@1"),
+    ({"monitor": "epoch_loss", "patience": 1, "min_delta": 0.1}, "loss"),
+    ({"patience": 2, "min_delta": 0.3}, "Acc@1"),
+    ({}, "Acc@1"),
+]
+
+
+@pytest.mark.parametrize(("early", "metric"), SETTINGS)
+def test_both_stop_at_the_same_iteration(tmp_path: Path, early: Any, metric: str) -> None:
+    python = trained(tmp_path, "Python", early, metric=metric)
+    if metric == "Acc@1" and "monitor" not in early:  # percent
+        early = {**early, "min_delta": early.get("min_delta", 0.0) * 100}
+    assert trained(tmp_path, "config file", early, metric=metric) == python
+    assert python[0] < EPOCHS * 8
+
+
+def test_both_stop_at_the_same_iteration_on_two_processes(tmp_path: Path) -> None:
+    python, config = (on_ranks(trained, tmp_path, api, {"patience": 2}) for api in APIS)
+    assert python == config
+    assert python[0][0] < EPOCHS * 4
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_a_stopped_run_stays_stopped_and_a_larger_patience_continues_it(
+    tmp_path: Path, api: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = "early_stopping" if api == "Python" else "train.early_stopping"
+    with caplog.at_level(logging.INFO, "trainwright"):
+        done, _ = trained(tmp_path, api, {"patience": 2})
+    assert f"{name}=None turns it off" in caplog.text
+    assert f"{name}=None trains it longer" in caplog.text
+    caplog.clear()
+    again = made(api, tmp_path / api, {"patience": 2}, resume=True)
+    with caplog.at_level(logging.INFO, "trainwright"):
+        again.train()
+    assert again.iterations_done == done
+    assert f"larger patience or {name}=None continues it" in caplog.text
+    longer = made(api, tmp_path / api, {"patience": 3}, resume=True)
+    longer.train()
+    assert longer.iterations_done > done
+    without = made(api, tmp_path / api, None, resume=True)
+    without.train()
+    assert without.iterations_done == EPOCHS * 8
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_a_resume_in_the_middle_counts_as_the_uninterrupted_run(tmp_path: Path, api: str) -> None:
+    whole = trained(tmp_path / "whole", api, {"patience": 3})
+    trainer = made(api, tmp_path / api, {"patience": 3})
+    for flag, step in (("should_save", 18), ("error", 21)):
+        trainer.add_callback(At(flag, step), singleton=False)
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+    assert trained(tmp_path, api, {"patience": 3}, resume=True) == whole
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_a_change_between_two_trainings_is_used(tmp_path: Path, api: str) -> None:
+    trainer = made(api, tmp_path, {"patience": 2})
+    trainer.train()
+    done, settings = trainer.iterations_done, trainer.config if api == "Python" else trainer.cfg.train
+    settings.early_stopping = None
+    trainer.train()
+    assert done < trainer.iterations_done == EPOCHS * 8
+    assert not any(isinstance(one, EarlyStoppingCallback) for one in trainer.callbacks)
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_an_own_callback_of_the_class_replaces_it(tmp_path: Path, api: str) -> None:
+    trainer = made(api, tmp_path, {"patience": 2})
+    own = EarlyStoppingCallback(None, "eval_loss", patience=5, mode="min")
+    trainer.add_callback(own)
+    trainer.train()
+    assert [one for one in trainer.callbacks if isinstance(one, EarlyStoppingCallback)] == [own]
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_what_it_cannot_watch_is_reported_by_the_name_of_the_setting(
+    tmp_path: Path, api: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    where = "TrainingConfig.early_stopping" if api == "Python" else "train.early_stopping"
+    with caplog.at_level(logging.WARNING, "trainwright"):
+        made(api, tmp_path / "a", {"patience": 2}, evaluates=False).train()
+    assert f"{where}: watches the result of an evaluation, but nothing is evaluated" in caplog.text
+    assert ("eval_dataset" if api == "Python" else "dataloader.test") in caplog.text
+    with pytest.raises(ConfigError, match=rf"{where}.*monitor='val_loss'.*eval_loss"):
+        made(api, tmp_path / "b", {"monitor": "val_loss"}).train()
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "trainwright"), pytest.raises(ConfigKeyError, match="eval_los"):
+        made(api, tmp_path / "c", {"monitor": "eval_los", "mode": "min"}).train()
+    assert f"{where}: got monitor='eval_los'" in caplog.text
+    with pytest.raises(ConfigError, match=rf"{where}\.patienc\b.*patience"):
+        made(api, tmp_path / "d", {"patienc": 2})
+
+
+def test_a_default_metric_that_no_evaluator_computes_is_an_error_in_a_config_file(tmp_path: Path) -> None:
+    """Where the setting is there, the user has written it: a run that it never stops is no answer."""
+    trainer = made("config file", tmp_path, {"patience": 2}, metric="Acc@1")
+    trainer.test = lambda *arguments: {"other": 1.0}
+    with pytest.raises(ConfigKeyError, match=r"eval_Acc@1"):
+        trainer.train()
