@@ -1,10 +1,10 @@
 """A Python that starts in 30 ms with torch and trainwright imported, for tests that start programs.
 
-``python()`` is the path of an executable that takes the arguments of ``python`` (``-c``, ``-m`` or a script; ``-u``
-and ``-W``). It asks a server, which has imported torch and trainwright and nothing else has happened in, to fork. The
-fork gets the caller's arguments, environment, working folder and streams, runs the program as ``__main__`` and ends as
-an interpreter does; exit code, signals and a kill of the executable are passed on. Everything else, such as an
-environment that changes what an import does, is given to a fresh interpreter.
+``python()`` is the path of an executable that takes the arguments of ``python`` (``-c``, ``-m`` or a script; ``-u``,
+``-W`` and ``-P``). It asks a server, which has imported torch and trainwright and nothing else has happened in, to
+fork. The fork gets the caller's arguments, environment, working folder and streams, runs the program as ``__main__``
+and ends as an interpreter does; exit code, signals and a kill of the executable are passed on. Everything else, such as
+an environment that changes what an import does, is given to a fresh interpreter.
 
 What such a program cannot show is what it imports and how long that takes: tests of imports, of a signal during the
 start and of the installed command use ``sys.executable``.
@@ -169,7 +169,7 @@ class Request:
         for word in options:
             if word == "-W":
                 next(options, None)
-            elif word != "-u":
+            elif word not in ("-u", "-P"):
                 return word in ("-c", "-m") or not word.startswith("-")
         return False
 
@@ -187,10 +187,11 @@ class Request:
 
     def run(self) -> None:
         words = list(self.arguments)
-        while words[0] in ("-u", "-W"):
-            if words.pop(0) == "-W":
+        while (option := words[0]) in ("-u", "-W", "-P"):
+            del words[0]
+            if option == "-W":
                 warnings._processoptions([words.pop(0)])  # type: ignore[attr-defined]
-            else:
+            elif option == "-u":  # -P changes a flag of Python that cannot be set here: `-m` adds its folder as without
                 for name, fd in (("stdout", 1), ("stderr", 2)):
                     raw: Any = io.FileIO(fd, "w", closefd=False)
                     setattr(sys, name, io.TextIOWrapper(raw, encoding="utf-8", write_through=True))

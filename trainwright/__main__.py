@@ -4,8 +4,9 @@ import sys
 
 if __name__ == "__main__":
     try:
-        if not sys.flags.safe_path:  # python -m puts the working folder first: a file there is no module of Python
-            sys.path.append(sys.path.pop(0))
+        # python -m adds the working folder, which a command may be given as data; a command adds the folders of its code
+        if not sys.flags.safe_path:
+            del sys.path[0]
         from trainwright.cli.main import main
 
         sys.exit(main())

@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
         time.sleep(_REJOIN_AFTER_S)
         at = len(argv) - len(args.command)
         again = [*argv[:at], "--rejoin", str(args.rejoin - 1), *argv[at:]]  # the last one counts
-        os.execv(sys.executable, [sys.executable, "-m", "trainwright", "launch", *again])
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "trainwright", "launch", *again])
     return code
 
 
@@ -174,7 +174,9 @@ def _program(args: argparse.Namespace) -> list[str]:
         return ["-m", *args.command]
     if not is_command:
         return list(args.command)
-    return ["-m", "trainwright", *_with_resume(args)]
+    # -P: without the working folder, where a file could have the name of a module that Python imports at the start.
+    python = os.environ.get("PYTHON_EXEC", sys.executable)
+    return ["--no-python", python, "-P", "-u", "-m", "trainwright", *_with_resume(args)]
 
 
 def _with_resume(args: argparse.Namespace) -> list[str]:

@@ -93,6 +93,10 @@ def model_folder(path: Path, checkpoint: str | None) -> Path:
 
 
 def _model(folder: Path, args: argparse.Namespace) -> "Model":
+    from trainwright.config.lazy.allowlist import use_project
+    from trainwright.models.config import CONFIG_NAME
+
+    use_project(folder / CONFIG_NAME)  # modules of the working folder, unless that is in the model's
     for name in args.imports:
         path = Path(name)
         if path.suffix == ".py":

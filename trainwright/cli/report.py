@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainwright.base.errors import ConfigError, import_optional
+from trainwright.base.files import atomic_write, irregular
 from trainwright.config.arguments import TrainingArgumentParser, whole_number
 
 if TYPE_CHECKING:
@@ -35,7 +36,10 @@ def main(argv: Sequence[str]) -> int:
         file = file / "report.html"
     text = page(runs)
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text, encoding="utf-8")
+    if irregular(file) is not None:  # such as /dev/stdout
+        file.write_text(text, encoding="utf-8")
+    else:  # a link in the folder of the run, which may be another's, is replaced, and not followed
+        atomic_write(file, text.encode())
     print(f"{file} ({len(text.encode()) / 1e6:.1f} MB): open it in a browser.")
     return DONE
 

@@ -237,6 +237,12 @@ def _data_of(config_file: str | os.PathLike[str]) -> set[Path]:
     return found
 
 
+def is_data(folder: str | os.PathLike[str]) -> bool:
+    """Whether a folder is in what a command was given, without ``--trust-folder``: no program of it may run."""
+    place = Path(folder).resolve()
+    return _lies_in(place, _data_folders) and not _lies_in(place, _code_folders)
+
+
 def _lies_in(place: Path, folders: Iterable[Path]) -> bool:
     return any(map(place.is_relative_to, folders))
 

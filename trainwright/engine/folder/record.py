@@ -24,6 +24,7 @@ import xxhash
 from trainwright.base.dist import get_world_size, is_main_process
 from trainwright.base.files import atomic_write, irregular
 from trainwright.base.lazy_names import ring
+from trainwright.config.lazy.allowlist import is_data
 from trainwright.config.secrets import redact_command
 from trainwright.data.fingerprint import described_data
 from trainwright.engine.folder.run_folder import RunFolder
@@ -265,8 +266,13 @@ def working_folder() -> str:
 
 @functools.cache
 def git_state(folder: str) -> dict[str, Any] | None:
-    """Commit, branch and changed files of the repository around ``folder``; None outside of one, or without git."""
-    if not folder or not any((place / ".git").exists() for place in [Path(folder), *Path(folder).parents]):
+    """Commit, branch and changed files of the repository around ``folder``; None outside of one, or without git.
+
+    Also None for a repository that a command was given: its settings name programs that git starts.
+    """
+    if not folder or is_data(folder):
+        return None
+    if not any((place / ".git").exists() for place in [Path(folder), *Path(folder).parents]):
         return None
     status = _git(folder, "status", "--porcelain=v2", "--branch", "--untracked-files=no")
     if status is None:
