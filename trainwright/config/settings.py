@@ -221,7 +221,8 @@ class TrainingConfig(CheckedConfig):
         place="train.dist.device_type", others={"device": Alias(note="reads as a torch.device"), "use_cpu": _USE_CPU},
     )
     freeze_bn: bool = setting(
-        False, "train", "Do not update the running statistics of batch normalization.", changed="train"
+        False, "train", "Do not update the running statistics of batch normalization.",
+        place="train.freeze_bn", changed="train",
     )
 
     # The others are shown if they differ from the default.

@@ -34,7 +34,7 @@ from trainwright.data.sampler import CyclicSampler
 from trainwright.data.seeding import seed_everything
 from trainwright.data.streaming import eval_stream_loader, is_stream
 from trainwright.engine.best_metric import BestMetric
-from trainwright.engine.extra_parameters import refuse_sparse_gradients, warn_of_untrained
+from trainwright.engine.extra_parameters import log_modes, refuse_sparse_gradients, warn_of_untrained
 from trainwright.engine.folder.run_folder import RunFolder
 from trainwright.engine.late_changes import late_changes
 from trainwright.engine.loaders import batches_of_rank, is_dataset, num_rounds
@@ -428,6 +428,8 @@ class DefaultTrainer(RunMethods):
         if pipeline is not None:
             refuse_unseeded_loader(self.train_loader, "dataloader.train")
             pipeline.check_length(steps, "train.num_accumulation_steps")
+        if not self.is_copy:
+            log_modes(run.model, run.spec)
         if not run.spec.graph:
             self._trainer = EagerTrainer(run.model, self.train_loader, run.optimizer, steps, **settings)
         else:
@@ -779,6 +781,7 @@ class DefaultTrainer(RunMethods):
         with without_compiler():
             self.optimizer.zero_grad()
         self.run.state.restore()
+        self.run.hold_batch_norms(self.model)
         calls = self.run.calls
         calls.is_fed = self._feeds_callbacks and not calls.is_idle
         self.run.update.clear_also(warn_of_untrained(self))

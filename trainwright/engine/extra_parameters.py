@@ -16,6 +16,7 @@ from trainwright._torch_compat.norm_layers import BATCH_NORMS
 from trainwright.base.dist import gather_over_pipeline
 from trainwright.base.errors import ConfigError
 from trainwright.engine.gradient_sync import average_gradients
+from trainwright.engine.spec import RunSpec
 from trainwright.optim.named import each_optimizer, load_state, parameters_of
 from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.parallelize import share_tensors
@@ -180,15 +181,18 @@ def _trainable_of(loss: Any) -> list[Tensor]:
     return [p for p in loss.parameters() if p.requires_grad] if isinstance(loss, nn.Module) else []
 
 
-def log_modes(model: nn.Module, *, freezes_bn: bool) -> None:
+_SETS_MODES = {"Python": "set_train_mode", "config file": "the method train of the model"}
+
+
+def log_modes(model: nn.Module, spec: RunSpec) -> None:
     """Log layers of a model in training mode that are in evaluation mode: the training sets all to training mode."""
     layers = [(n, m) for n, m in model.named_modules() if not m.training and not next(m.children(), None)]
-    layers = [(n, m) for n, m in layers if not (freezes_bn and isinstance(m, BATCH_NORMS))]
+    layers = [(n, m) for n, m in layers if not (spec.freeze_bn and isinstance(m, BATCH_NORMS))]
     if model.training and layers:
         logger.warning(
-            "%s (%s) is in evaluation mode, and is trained in training mode, as all layers are. freeze_bn=True keeps"
-            " the statistics of batch normalization; for another layer override set_train_mode.",
-            layers[0][0], type(layers[0][1]).__name__,
+            "%s (%s) is in evaluation mode, and is trained in training mode, as all layers are. %s=True keeps"
+            " the statistics of batch normalization; for another layer override %s.",
+            layers[0][0], type(layers[0][1]).__name__, spec.name_of("freeze_bn"), _SETS_MODES[spec.api],
         )  # fmt: skip
 
 

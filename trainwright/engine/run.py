@@ -38,6 +38,7 @@ from trainwright.hooks.method_overrides import Overrides
 from trainwright.models.adapters import TrainableNames, adapter_files
 from trainwright.models.checkpoint_files import checkpoint_files
 from trainwright.models.outputs import TOKENS
+from trainwright.optim.freeze import freeze_bn
 from trainwright.optim.named import by_name, deep_copied, each_optimizer
 from trainwright.optim.weight_average import WeightAverage, build_average
 from trainwright.parallel.mesh import current_mesh
@@ -128,6 +129,7 @@ class Run:
         self._own_parts: frozenset[str] = frozenset()  # names of checkpointables that are not the user's
         self._model_files: dict[str, bytes] | None = None  # once they are known
         self._spec: RunSpec | None = None
+        self._freezes_bn = False  # as the settings of the latest training request
 
     @property
     def trainer(self) -> Any:
@@ -165,6 +167,12 @@ class Run:
         """Entered around each evaluation: with an average of the weights, the model has that average."""
         with nullcontext() if self.average is None else self.average.applied(), self.evaluated_precision():
             yield
+
+    def hold_batch_norms(self, model: nn.Module) -> None:
+        """Freeze the running statistics of batch norms if the settings request it now, or no longer."""
+        if self.spec.freeze_bn or self._freezes_bn:
+            freeze_bn(model, self.spec.freeze_bn)
+        self._freezes_bn = self.spec.freeze_bn
 
     def use_built_in_callbacks(self) -> None:
         """Add the callbacks that the settings request now behind the user's, except for classes that the user has."""

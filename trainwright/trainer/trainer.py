@@ -62,7 +62,6 @@ from trainwright.hooks.callbacks.progress import EpochProgress, epoch_lines
 from trainwright.hooks.method_overrides import check_arguments, is_overridden, overridable
 from trainwright.hooks.profile import profile_hook
 from trainwright.models.eval_mode import set_training_mode
-from trainwright.optim.freeze import freeze_bn
 from trainwright.optim.named import NamedOptimizers
 from trainwright.optim.weight_average import exchanging_optimizers
 from trainwright.trainer import checks, optim, parts, start
@@ -659,8 +658,7 @@ class Trainer(RunMethods):
     def set_train_mode(self, model: nn.Module | None = None) -> None:
         """Training mode, except for frozen parts in evaluation mode; with ``config.freeze_bn`` for batch norms too."""
         set_training_mode(model or self.model)
-        if self.run.spec.freeze_bn:
-            freeze_bn(model or self.model)
+        self.run.hold_batch_norms(model or self.model)
 
     def create_train_dataloader(self, dataset: Any) -> Any:
         """The loader of training data: it yields the rest of this epoch, and iterated again the next epoch.
@@ -908,7 +906,7 @@ class Trainer(RunMethods):
         if self.run.spec.eval_on_start and self.start_iter == 0 and self.eval_dataloader is not None:
             self._evaluate_now()
         if not self.is_copy and not is_overridden(self, "set_train_mode"):
-            log_modes(self.model, freezes_bn=self.run.spec.freeze_bn)
+            log_modes(self.model, self.run.spec)
         self.set_train_mode()
         self._steps.start()
 
