@@ -13,6 +13,7 @@ from torch.optim import lr_scheduler
 
 from tests.toys import Classifier, assert_equal_weights, file_config, points, quiet
 from trainwright import DefaultTrainer, LazyCall, Trainer
+from trainwright.base.errors import ConfigError
 from trainwright.config.settings import place_of
 from trainwright.data import CyclicSampler
 from trainwright.optim import freeze_bn
@@ -71,6 +72,25 @@ def with_still_norm() -> Classifier:
     model = net()
     model.body[1].eval()
     return model
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_layer_decay_gives_each_layer_its_rate(api: str, tmp_path: Path) -> None:
+    trainer = made(api, tmp_path, layer_decay=0.5)
+    trainer.train()
+    model = net()
+    rates = zip(model.body, (RATE / 4, RATE / 2, 0.0, RATE), strict=True)  # Tanh has no parameters
+    optimizer = torch.optim.SGD([{"params": [*layer.parameters()], "lr": rate} for layer, rate in rates])
+    assert_equal_weights(trainer.model, plain_loop(model, optimizer))
+    assert trainer.run.spec.layer_decay == 0.5
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize(("value", "text"), [(1.5, "got 1.5"), ("half", "got 'half'"), (True, "got True")])
+def test_a_wrong_layer_decay_is_refused_with_its_place(api: str, value: Any, text: str, tmp_path: Path) -> None:
+    place = {"Python": r"TrainingConfig\.layer_decay", "config file": r"optim\.params\.layer_decay"}[api]
+    with pytest.raises(ConfigError, match=rf"{place}.*{text}.*it must be a number in \(0, 1\]"):
+        made(api, tmp_path, layer_decay=value)
 
 
 @pytest.mark.parametrize("api", APIS)

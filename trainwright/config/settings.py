@@ -309,7 +309,7 @@ class TrainingConfig(CheckedConfig):
         None, "learning",
         "Learning rates by depth: the last layer has learning_rate, each layer below it layer_decay times the rate of"
         " the next.",
-        resumed="optimizer",
+        place="optim.params.layer_decay", resumed="optimizer",
     )
     max_grad_norm: types.Positive | None = setting(
         None, "learning", "Clip the gradients of an update to this norm. None: no clipping.",
@@ -783,6 +783,15 @@ def changed_of_key(path: str) -> Changed:
 def type_of_sections() -> Any:
     """The TypedDict of the sections whose keys are fixed."""
     return with_config(ConfigDict(extra="forbid", strict=True))(_type_of(Key("run", keys=tuple(SECTIONS.values())), ""))
+
+
+@functools.cache
+def type_of_group_settings() -> Any:
+    """The TypedDict of the settings of the Python API that are arguments of ``optim.params`` in config files."""
+    above = "optim.params."
+    keys = {place.removeprefix(above): _type_hints()[name] for name, place in PLACES.items() if place.startswith(above)}
+    typed_dict: Any = TypedDict
+    return with_config(ConfigDict(strict=True))(typed_dict("Params", keys, total=False))
 
 
 def type_of_key(path: str) -> Any:

@@ -4,6 +4,7 @@ import difflib
 import functools
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def validate(cfg: DictConfig, *, source: str | None = None) -> None:
 
     ``source`` is its file. A message names the override that set a wrong value. Targets are imported but not called.
     """
-    faults = [*_section_faults(cfg), *_setting_faults(cfg), *_rate_faults(cfg), *_target_faults(cfg)]
+    faults = [*_section_faults(cfg), *_setting_faults(cfg), *_optimizer_faults(cfg), *_target_faults(cfg)]
     if not faults:
         return
     source = source or origin_of(cfg)
@@ -216,16 +217,30 @@ def _plain(value: Any, path: str, faults: list[Fault]) -> Any:
     return list(plain.values()) if isinstance(value, ListConfig) else {str(key): item for key, item in plain.items()}
 
 
-def _rate_faults(cfg: DictConfig) -> Iterator[Fault]:
-    """Text instead of a number, or a negative rate. The optimizer would report it without its place."""
+def _optimizer_faults(cfg: DictConfig) -> Iterator[Fault]:
+    """Wrong rates, and wrong settings of the groups. The optimizer would report them without their place."""
+    from trainwright.config.settings import type_of_group_settings  # here: loads pydantic
+    from trainwright.config.validation import section_faults
+
     for path in _optimizers(cfg):
         optim = value_at(cfg, path)
+        params, kind = value_at(optim, "params"), type_of_group_settings()
+        if isinstance(params, DictConfig) and _name_of_target(params) in ("", "get_default_optimizer_params"):
+            given = {name: value_at(params, name) for name in kind.__annotations__}
+            for fault in section_faults(kind, {name: value for name, value in given.items() if value is not None}):
+                yield replace(fault, path=f"{path}.params.{fault.path}")
         for name in _OPTIMIZER_NUMBERS:
             value = value_at(optim, name)
             if isinstance(value, str | bool | ListConfig | DictConfig):
                 yield Fault(f"{path}.{name}", f"{got(value)}; it must be a number.", kind=ConfigTypeError)
             elif name in ("lr", "weight_decay") and isinstance(value, int | float) and not value >= 0:
                 yield Fault(f"{path}.{name}", f"{got(value)}; it must be a number >= 0.")
+
+
+def _name_of_target(node: DictConfig) -> str:
+    """The name of the function or class that a node calls, without its module; "" for a section."""
+    target = value_at(node, TARGET)
+    return str(getattr(target, "__name__", target or "")).rpartition(".")[2]
 
 
 def _optimizers(cfg: DictConfig) -> list[str]:
