@@ -24,7 +24,6 @@ import xxhash
 from trainwright.base.dist import get_world_size, is_main_process
 from trainwright.base.files import atomic_write, irregular
 from trainwright.base.lazy_names import ring
-from trainwright.config.lazy.allowlist import is_data
 from trainwright.config.secrets import redact_command
 from trainwright.data.fingerprint import described_data
 from trainwright.engine.folder.run_folder import RunFolder
@@ -270,7 +269,8 @@ def git_state(folder: str) -> dict[str, Any] | None:
 
     Also None for a repository that a command was given: its settings name programs that git starts.
     """
-    if not folder or is_data(folder):
+    data = sys.modules.get("trainwright.config.lazy.allowlist")  # not loaded: no command was given a run or a YAML file
+    if not folder or (data is not None and data.is_data(folder)):
         return None
     if not any((place / ".git").exists() for place in [Path(folder), *Path(folder).parents]):
         return None
