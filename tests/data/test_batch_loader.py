@@ -9,6 +9,7 @@ import textwrap
 import threading
 import time
 import traceback
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -18,9 +19,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 from tests.fork_server import python
 from trainwright.base.errors import ConfigTypeError
 from trainwright.data import ColumnDataset, CyclicSampler, DataError, SingleRoundSampler, build_image_train_loader
-from trainwright.data.batch_loader import BatchLoader, make_loader
-from trainwright.data.batches import Batches
-from trainwright.data.streaming import StreamLoader
+from trainwright.data.batch_loader import BatchLoader, make_loader, opened
+from trainwright.data.batches import Batches, Repeated
+from trainwright.data.streaming import StreamLoader, eval_stream_loader
+from trainwright.engine.loaders import batches_of_rank
 
 
 class Slow(Dataset):
@@ -357,3 +359,79 @@ def test_what_a_worker_of_a_stream_cannot_send_is_an_error(make, handler_of_torc
     text = failure(ours)
     assert "happened" in text or "no worker can send" in text
     assert "timed out" not in text
+
+
+def of_torch(data, **options):
+    return DataLoader(data, 4, num_workers=1, collate_fn=as_lists, timeout=60, **options)
+
+
+@pytest.mark.parametrize(
+    ("make", "facts", "options", "place"),
+    [
+        (local_class, "Inner: what happened", {}, "batch 2 (the samples 4 to 7) of Broken, read by worker 0"),
+        (unsendable, "['other'][3]", {"persistent_workers": True, "worker_init_fn": print}, "batch 2 (the samples 4"),
+        (unsendable, "['other'][3]", {"sampler": [0, 1, 2, 3, 4, 5, 6, 7]}, "batch 2 of Broken"),
+        (local_class, "Inner: what happened", {"multiprocessing_context": "spawn"}, "batch 2 (the samples 4 to 7)"),
+    ],
+)
+def test_what_a_worker_of_torchs_loader_cannot_send_is_an_error_that_names_the_batch(make, facts, options, place):
+    loader = of_torch(Broken(make), **options)
+    for read in (Batches, opened):
+        with pytest.raises(DataError) as raised:
+            list(islice(read(loader), 4))
+        assert facts in str(raised.value)
+        assert place in str(raised.value)
+    assert loader.worker_init_fn is options.get("worker_init_fn")
+
+
+class Generator(DataLoader):
+    """Starts its workers with the first batch, as loaders of accelerate do."""
+
+    def __iter__(self):
+        yield from super().__iter__()
+
+
+class OfAccelerate(DataLoader):
+    def __init__(self, base):
+        super().__init__(base.dataset)
+        self.base_dataloader = base
+
+    def __iter__(self):
+        yield from self.base_dataloader
+
+
+@pytest.mark.parametrize(("kind", "wrap"), [(Generator, OfAccelerate), (DataLoader, lambda base: Repeated(base, 9))])
+def test_the_workers_of_a_loader_that_another_one_iterates_report_what_they_cannot_send(kind, wrap):
+    base = kind(Broken(unsendable), 4, num_workers=1, collate_fn=as_lists, timeout=60)
+    with pytest.raises(DataError, match="no worker can send"):
+        list(islice(Batches(wrap(base)), 4))
+
+
+@pytest.mark.parametrize("make", [local_class, threading.Lock])
+def test_what_a_worker_of_an_evaluated_stream_cannot_send_is_an_error(make):
+    loader = eval_stream_loader(BrokenStream(make), 2, 1, list)
+    loader.timeout = 60
+    with pytest.raises(DataError, match=r"batch 1 \(the samples 0 to 1\) of BrokenStream, read by worker 0"):
+        list(batches_of_rank(loader))
+
+
+def test_a_loader_of_the_users_own_is_read_as_before():
+    loader = of_torch(Broken(lambda: {"x": torch.ones(2), "other": 1}))
+    assert [batch["other"] for batch in opened(loader)] == [batch["other"] for batch in loader]
+    assert [batch["other"][3] for batch in opened(loader)] == [None, 1, None, None]
+
+
+class Ending(IterableDataset):
+    """Its last sample cannot be sent."""
+
+    def __iter__(self):
+        yield torch.ones(2)
+        yield threading.Lock()
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_stream_does_not_end_before_what_could_not_be_sent(num_workers):
+    for read in (lambda loader: list(opened(loader)), lambda loader: list(Batches(loader))):
+        loader = DataLoader(Ending(), 1, num_workers=num_workers, collate_fn=list, timeout=60)
+        with pytest.raises(DataError, match=r"batch\[0\] of batch \d.* of Ending, .* is a lock"):
+            read(loader)

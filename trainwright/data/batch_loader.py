@@ -12,7 +12,7 @@ import pickle
 import re
 import signal
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -24,7 +24,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Subset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, Subset, get_worker_info
 
 from trainwright.base.dist import get_data_parallel_rank
 from trainwright.base.errors import ConfigError, ConfigTypeError, did_you_mean
@@ -359,13 +359,51 @@ class _Unsent:
     text: str
 
 
+def _received(batch: Any) -> Any:
+    """A batch of a worker; raises the error of one that it could not send."""
+    if type(batch) is _Unsent:
+        raise DataError(batch.text)
+    return batch
+
+
+def _report_unsent() -> None:
+    """Called in a worker: what it cannot send is an error in the process that trains."""
+    if hasattr(Queue, "_on_queue_feeder_error"):  # for subclasses, but torch makes the queue of this process
+        Queue._on_queue_feeder_error = _send_unsent
+
+
 def _send_unsent(queue: Any, error: Exception, unsent: Any) -> None:
     """Called in a worker when pickling has failed: without an answer, the training would wait forever."""
     number, content = unsent
-    batch = next((shown() for identity, shown in _read if identity == id(content)), "what a worker has read")
-    name, part = _not_sendable(content, "batch") or ("batch", content)
-    kind = type(part).__name__
-    queue.put((number, _Unsent(f"data: {name} of {batch} is a {kind}, which no worker can send ({error}).")))
+    batch = next((shown() for identity, shown in _read if identity == id(content)), None) or _place(number)
+    caught = getattr(content, "exc_msg", None)  # torch sends an error as its class, which may be local, and this text
+    if isinstance(caught, str):
+        text = f"reading {batch} has failed with an error whose class no worker can send ({error}):\n{caught}"
+    else:
+        name, part = _not_sendable(content, "batch") or ("batch", content)
+        text = f"{name} of {batch} is a {type(part).__name__}, which no worker can send ({error})."
+    answer = number, _Unsent(f"data: {text}")
+    if hasattr(queue, "_buffer") and hasattr(queue, "_sem"):
+        # In the place of what could not be sent: put() would send it behind the end of a stream, which ends the pass.
+        queue._sem.acquire()
+        queue._buffer.appendleft(answer)
+    else:
+        queue.put(answer)
+
+
+def _place(number: int) -> str:
+    """The batch of this number in a pass of a loader that is not ours."""
+    info = get_worker_info()
+    of = "" if info is None else f" of {type(info.dataset).__name__}, read by worker {info.id}"
+    if _consecutive is None or (
+        info is not None and info.num_workers > 1 and isinstance(info.dataset, IterableDataset)
+    ):
+        return f"batch {number + 1}{of}"
+    first = number * _consecutive
+    return f"batch {number + 1} (the samples {first} to {first + _consecutive - 1}){of}"
+
+
+_consecutive: int | None = None  # in a worker: the size of the batches, if a batch has consecutive samples
 
 
 @contextmanager
@@ -440,12 +478,55 @@ class WorkerBatches(Iterator[Any]):
                 f"data: a worker of the loader ended (exit code {', '.join(map(str, codes))}; -9 is often a lack of"
                 " memory). With num_workers=0 the samples are read in this process, which shows their errors."
             ) from error
-        if type(batch) is _Unsent:
-            raise DataError(batch.text)
-        return batch
+        return _received(batch)
 
     def __len__(self) -> int:
         return len(self._batches)
+
+
+def opened(loader: Any) -> Iterator[Any]:
+    """``iter(loader)``; of a loader of torch that is not ours, the workers also report what they cannot send."""
+    source = getattr(loader, "base_dataloader", loader)  # a loader of accelerate reads with another one
+    if isinstance(source, DataLoader) and not isinstance(source, BatchLoader) and source.num_workers > 0:
+        return _UserBatches(loader, source)
+    return iter(loader)
+
+
+class _UserBatches(Iterator[Any]):
+    """The batches of a loader of the user's own. ``source`` is the loader that starts the workers."""
+
+    def __init__(self, loader: Iterable[Any], source: DataLoader[Any]) -> None:
+        self._unstarted: DataLoader[Any] | None = source
+        with _workers_report(source):
+            self._batches = iter(loader)
+
+    def __next__(self) -> Any:
+        if (source := self._unstarted) is None:
+            return _received(next(self._batches))
+        self._unstarted = None
+        with _workers_report(source):  # a generator starts them here
+            return _received(next(self._batches))
+
+
+@contextmanager
+def _workers_report(loader: DataLoader[Any]) -> Iterator[None]:
+    """Workers that a loader starts in this context report what they cannot send."""
+    user_init = loader.worker_init_fn
+    is_in_order = isinstance(loader.sampler, SequentialSampler) or isinstance(loader.dataset, IterableDataset)
+    consecutive = loader.batch_size if is_in_order else None
+    loader.worker_init_fn = functools.partial(_init_user_worker, user_init=user_init, consecutive=consecutive)
+    try:
+        yield
+    finally:
+        loader.worker_init_fn = user_init
+
+
+def _init_user_worker(worker_id: int, *, user_init: Callable[[int], Any] | None, consecutive: int | None) -> None:
+    global _consecutive
+    _consecutive = consecutive
+    _report_unsent()
+    if user_init is not None:
+        user_init(worker_id)
 
 
 @contextmanager
@@ -541,8 +622,7 @@ def can_pin_memory() -> bool:
 def init_worker(worker_id: int, *, seed: int, rank: int, user_init: Callable[[int], Any] | None) -> None:
     """Initialize a worker of a loader. ``user_init(worker_id)`` is called last."""
     _ignore_signals()
-    if hasattr(Queue, "_on_queue_feeder_error"):  # for subclasses, but torch makes the queue of this process
-        Queue._on_queue_feeder_error = _send_unsent
+    _report_unsent()
     seed_everything(mixed_seed(seed, WORKER_STREAM, rank, worker_id))
     info = get_worker_info()
     if info is not None and isinstance(info.dataset, _WorkerReader):

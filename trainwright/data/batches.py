@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from trainwright.base.errors import ConfigError
 from trainwright.checkpoint.rehearsal import VALUES, described
-from trainwright.data.batch_loader import BatchLoader, epoch_setters, workers_started
+from trainwright.data.batch_loader import BatchLoader, epoch_setters, opened, workers_started
 from trainwright.data.prefetch import ahead
 from trainwright.data.sample_count import SampleCounter
 from trainwright.data.sampler import CyclicSampler, EpochSampler
@@ -163,7 +163,7 @@ class Batches(Iterator[Any]):
 
     def first(self, number: int) -> list[Any]:
         """The first batches of the loader, as it gives them."""
-        found = list(islice(iter(self.loader), number))
+        found = list(islice(opened(self.loader), number))
         self.close()
         return found
 
@@ -351,7 +351,7 @@ class Batches(Iterator[Any]):
                     )
             else:
                 # A positioned loader may be behind the last batch of a pass.
-                yield islice(chain(batches, loader) if is_positioned else batches, length - skipped)
+                yield islice(chain(batches, _opened_later(loader)) if is_positioned else batches, length - skipped)
                 if self.done - before < length - skipped:
                     self._refuse_end(dropped + self.done - before)
             skipped = to_drop = to_drop - dropped
@@ -382,7 +382,7 @@ class Batches(Iterator[Any]):
         else:
             record(skipped - to_drop)
         with workers_started(getattr(source, "dataset", None), getattr(source, "collate_fn", None)):
-            return iter(self._with_fresh_workers(loader))
+            return opened(self._with_fresh_workers(loader))
 
     def _set_generators(self, loader: Any, *, is_inside: bool) -> None:
         """Set the random generators to those that were saved; ``is_inside``: to those that opened the epoch."""
@@ -503,7 +503,7 @@ class Repeated:
     def __iter__(self) -> Iterator[Any]:
         given, self.start = self.start, 0
         self.begin_pass(given)
-        return self._read(iter(self.loader), given)  # opened here
+        return self._read(opened(self.loader), given)
 
     def _read(self, batches: Iterator[Any], given: int) -> Iterator[Any]:
         while given < self._length:
@@ -516,7 +516,11 @@ class Repeated:
             if given == before:
                 raise ConfigError("Trainer.train_dataset: it yields no sample; it must yield at least one batch.")
             self.begin_pass(given)
-            batches = iter(self.loader)
+            batches = opened(self.loader)
+
+
+def _opened_later(loader: Iterable[Any]) -> Iterator[Any]:
+    yield from opened(loader)
 
 
 def _compared(name: str, expected: Mapping[str, str], batch: Any) -> Any:

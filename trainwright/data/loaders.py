@@ -29,7 +29,7 @@ from trainwright.base.dist import (
     get_data_parallel_size,
 )
 from trainwright.base.errors import ConfigError, ConfigTypeError
-from trainwright.data.batch_loader import BatchLoader, make_loader
+from trainwright.data.batch_loader import BatchLoader, make_loader, opened
 from trainwright.data.mixture import mixed, shares
 from trainwright.data.order import sample_lengths
 from trainwright.data.sampler import CyclicSampler, EpochSampler, SingleRoundSampler
@@ -57,7 +57,7 @@ def one_pass(data_loader: Any) -> Iterable[Any]:
     """
     sampler = getattr(data_loader, "batch_sampler", None)
     if not isinstance(sampler, CyclicSampler | EpochSampler):
-        return islice(data_loader, len(data_loader))
+        return islice(opened(data_loader), len(data_loader))
     size = sampler.micro_batch_size if isinstance(sampler, CyclicSampler) else sampler.batch_size
     size = min(size, len(data_loader.dataset))
     once = SingleRoundSampler(data_loader.dataset, size, drop_last=True)

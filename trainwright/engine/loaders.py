@@ -14,7 +14,7 @@ from trainwright.base.dist import (
     get_data_parallel_size,
 )
 from trainwright.base.errors import ConfigTypeError
-from trainwright.data.batch_loader import can_pin_memory, make_loader
+from trainwright.data.batch_loader import can_pin_memory, make_loader, opened
 from trainwright.data.batches import Repeated
 from trainwright.data.loaders import check_stream_arguments
 from trainwright.data.order import sample_lengths
@@ -99,7 +99,7 @@ def eval_loader(
 def batches_of_rank(loader: Iterable[Any]) -> Iterator[Any]:
     """This rank's batches of an evaluation: every sample is in one batch of one rank."""
     if not _is_split(loader):
-        return iter(loader)
+        return opened(loader)
     rank, size = get_averaging_rank(), get_averaging_size()
     sampler = getattr(loader, "sampler", None)
     if isinstance(sampler, RandomSampler) and sampler.generator is None:
@@ -108,7 +108,7 @@ def batches_of_rank(loader: Iterable[Any]) -> Iterator[Any]:
             " at all. Pass a data set, or a loader that does not shuffle.",
             type(loader).__name__,
         )
-    return (batch for number, batch in enumerate(loader) if number % size == rank)
+    return (batch for number, batch in enumerate(opened(loader)) if number % size == rank)
 
 
 def samples_of_rank(loader: Any) -> SampleCounter:

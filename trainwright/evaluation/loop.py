@@ -20,6 +20,7 @@ from trainwright.base import dist
 from trainwright.base.batch import described
 from trainwright.base.dist import broadcast_over_data, is_any, is_main_process
 from trainwright.base.errors import ConfigError, ConfigTypeError
+from trainwright.data.batch_loader import opened
 from trainwright.data.errors import batch_in_errors
 from trainwright.data.sample_count import SampleCounter
 from trainwright.data.sampler import limited
@@ -312,7 +313,7 @@ def _evaluate_loader(
         limit = min(length, eval_iter)
 
     def read_batches() -> Iterator[Mapping[str, Any]]:
-        for data in islice(data_loader, None if math.isinf(limit) else int(limit)):
+        for data in islice(opened(data_loader), None if math.isinf(limit) else int(limit)):
             inputs = get_batch(data, device)
             if not isinstance(inputs, Mapping):
                 raise EvaluationError(

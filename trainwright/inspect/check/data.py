@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset, WeightedRandomSampler
 
 from trainwright.base.batch import num_rows
-from trainwright.data.batch_loader import BatchLoader, BatchReader
+from trainwright.data.batch_loader import BatchLoader, BatchReader, opened
 from trainwright.data.sampler import CyclicSampler, EpochSampler, SampleIndices
 from trainwright.inspect.check.batches import fingerprint, inputs_and_labels
 from trainwright.inspect.check.copies import Copy
@@ -245,7 +245,8 @@ def _reads(loader: DataLoader[Any], dataset: Any) -> list[bytes]:
         batches = [SampleIndices([p], epoch=n, position=0, epoch_length=None) for n, p in enumerate(places)]
         dataset, settings["collate_fn"] = BatchReader(dataset, loader.collate_fn, seed=loader.seed), _unchanged
     settings["multiprocessing_context"] = loader.multiprocessing_context
-    return [fingerprint(batch) for batch in DataLoader(dataset, batch_sampler=batches, num_workers=2, **settings)]
+    reads = DataLoader(dataset, batch_sampler=batches, num_workers=2, **settings)
+    return [fingerprint(batch) for batch in opened(reads)]
 
 
 def _unchanged(batch: Any) -> Any:
