@@ -80,14 +80,29 @@ def _replacing(path: PathLike) -> Iterator[Path]:
 def commit_folder(temporary: PathLike, final: PathLike) -> None:
     """Sync a written folder and rename it to ``final``, which must not exist or must be an empty folder."""
     temporary, final = Path(temporary), Path(final)
-    for folder, _, names in os.walk(temporary, topdown=False):
-        for name in names:
-            sync_file(Path(folder, name))
-        sync_folder(folder)
+    _sync_tree(temporary)
     if os.name == "nt" and final.exists():  # a rename does not replace an empty folder there
         final.rmdir()
     os.rename(temporary, final)
     sync_folder(final.parent)
+
+
+def _sync_tree(path: Path) -> None:
+    for folder, _, names in os.walk(path, topdown=False):
+        for name in names:
+            sync_file(Path(folder, name))
+        sync_folder(folder)
+
+
+def make_folders(path: PathLike) -> None:
+    """Make a folder, and those above it, unless they exist. What is in a new folder would be lost with its name, so
+    that the names are synced."""
+    path = Path(os.path.abspath(path))
+    new = list(itertools.takewhile(lambda folder: not folder.is_dir(), (path, *path.parents)))
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in new:
+        with contextlib.suppress(PermissionError):  # a folder of others that may be changed, and not read
+            sync_folder(folder.parent)
 
 
 def swap_folders(new: PathLike, current: PathLike) -> None:
@@ -150,6 +165,7 @@ def point_at(name: PathLike, folder: PathLike) -> None:
             if not hard_link(source, target):
                 shutil.copyfile(source, target)
         if name.exists():
+            _sync_tree(temporary)
             swap_folders(temporary, name)
         else:
             commit_folder(temporary, name)
@@ -170,6 +186,7 @@ def remove_folder(path: PathLike) -> None:
     """Delete a folder. It is renamed first, so that a crash leaves no partial folder under its name."""
     temporary = temporary_sibling(path)
     os.rename(path, temporary)
+    sync_folder(temporary.parent)
     shutil.rmtree(temporary)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from trainwright.base.errors import ConfigError
-from trainwright.base.files import clean_sibling, commit_folder
+from trainwright.base.files import clean_sibling, commit_folder, make_folders
 from trainwright.checkpoint.folder import WEIGHTS_NAME
 from trainwright.checkpoint.manifest import FOR_PEOPLE
 from trainwright.checkpoint.safetensors_file import TensorFile, bytes_of
@@ -26,7 +26,7 @@ def export_weights(checkpoint: Path, folder: Path) -> dict[str, StoredTensor]:
     """
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ConfigError(f"{folder}: exists; export to a new folder.")
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_folders(folder.parent)
     return read_unchanged(checkpoint, lambda found: _export(found, folder))
 
 

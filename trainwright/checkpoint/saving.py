@@ -31,6 +31,7 @@ from trainwright.base.files import (
     is_temporary,
     is_used_by_others,
     locked,
+    make_folders,
     named,
     real_path,
     remove_folder,
@@ -208,7 +209,7 @@ class CheckpointWriter:
         from trainwright.events.writers.rows import sync_files  # imported only by processes that write
 
         sync_files()  # the checkpoint records which metrics are written
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folders(self._folder)
         self.remove_stale()
         try:
             previous = read_pointer(self._folder)

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from trainwright._torch_compat.optimizer_import import without_compiler
 from trainwright.base import dist
 from trainwright.base.errors import MissingFileError
-from trainwright.base.files import Writer, temporary_sibling
+from trainwright.base.files import Writer, make_folders, temporary_sibling
 from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.manifest import Manifest, read_manifest
 from trainwright.checkpoint.optimizer_state import by_name, numbered, with_names
@@ -195,7 +195,7 @@ def check_is_shared(folder: Path) -> None:
         with dist.raised_together():
             created = None
             if dist.is_main_process():
-                folder.mkdir(parents=True, exist_ok=True)
+                make_folders(folder)
                 token = temporary_sibling(folder / "seen-by-all")
                 token.touch()
                 stack.callback(token.unlink, missing_ok=True)

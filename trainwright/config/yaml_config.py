@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from trainwright.base.errors import ConfigError, ConfigKeyError, ConfigTypeError, did_you_mean, got
-from trainwright.base.files import atomic_write
+from trainwright.base.files import atomic_write, make_folders
 from trainwright.base.notebook import summary
 from trainwright.config.secrets import without_secrets
 from trainwright.config.yaml_file import check_values, plain, read_mapping, to_text
@@ -84,7 +84,7 @@ class YamlConfig:
     ) -> Path:
         """Write the YAML file into the folder ``path``, or its ``subfolder``, creating folders; returns the file."""
         file = Path(path, subfolder or "", filename or self.default_filename()).expanduser()
-        file.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(file.parent)
         atomic_write(file, self.to_yaml().encode())
         return file
 

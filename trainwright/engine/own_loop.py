@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from trainwright.base.batch import to_batch
 from trainwright.base.dist import get_data_parallel_size, is_main_process
+from trainwright.base.files import make_folders
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.data.batches import Batches
 from trainwright.data.loaders import set_position
@@ -82,7 +83,7 @@ class TrainingLoop(TrainerBase):
         self.register_hooks([PeriodicCheckpointer(self.checkpointer, save_period, max_to_keep=max_to_keep)])
         if is_main_process():
             folder = Path(self.checkpointer.save_dir)
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folders(folder)
             writers = default_writers(folder, max_iter, batch_size=self.samples_per_iter)
             self.register_hooks([PeriodicWriter(writers, log_period)])
         self.register_hooks([Interruptions(self.checkpointer, self._save)])

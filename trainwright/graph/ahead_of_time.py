@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainwright.base.files import sync_file
 from trainwright.graph.compile_graph import check
 
 logger = logging.getLogger("trainwright.engine")
@@ -63,6 +64,7 @@ def _compile(graph: torch.fx.GraphModule, flat: Sequence[Tensor], options: dict[
             package_path=str(Path(folder) / cached.name),
             inductor_configs={**options},  # it adds to them
         )
+        sync_file(made)
         os.replace(made, cached)  # atomic, also if two processes compile it
 
 

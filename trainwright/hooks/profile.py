@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from trainwright._torch_compat.profiler_state import is_profiling
 from trainwright.base.dist import get_rank
 from trainwright.base.errors import ConfigError
+from trainwright.base.files import sync_file, sync_folder
 from trainwright.hooks.base import HookBase
 from trainwright.hooks.timer import duration, percent
 
@@ -184,7 +185,9 @@ class ProfileHook(HookBase):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             profiler.export_chrome_trace(str(part))
+            sync_file(part)
             os.replace(part, path)
+            sync_folder(path.parent)
             table = _table(profiler, self._num_rows) if self._num_rows else ""
         except Exception as error:
             with contextlib.suppress(OSError):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.base.errors import ConfigTypeError
-from trainwright.base.files import atomic_write
+from trainwright.base.files import atomic_write, make_folders
 from trainwright.config.secrets import redact, without_secrets
 from trainwright.config.yaml_file import plain, to_text
 
@@ -67,7 +67,7 @@ class ModelCard:
         file = Path(path)
         if file.suffix.lower() != ".md":
             file = file / CARD_NAME
-        file.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(file.parent)
         atomic_write(file, self.to_text().encode())
         return file
 

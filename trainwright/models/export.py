@@ -16,7 +16,7 @@ from trainwright.base.batch import arguments as arguments_of
 from trainwright.base.batch import fields, parameter_names
 from trainwright.base.dist import is_main_process, synchronize
 from trainwright.base.errors import ConfigError, UserError
-from trainwright.base.files import clean_sibling, commit_folder, sync_file
+from trainwright.base.files import clean_sibling, commit_folder, make_folders, sync_file, sync_folder
 from trainwright.models.eval_mode import evaluation_mode
 from trainwright.parallel.faults import meet
 from trainwright.parallel.mesh import current_mesh
@@ -86,6 +86,7 @@ def export_model(
         if path.suffix:
             sync_file(new)
             os.replace(new, path)
+            sync_folder(path.parent)
         else:
             commit_folder(new, path)
     finally:
@@ -102,7 +103,7 @@ def _check_target(path: Path) -> None:
     if not path.suffix and (path.is_file() or (path.is_dir() and any(path.iterdir()))):
         raise ConfigError(f"export: {path} exists; pass the name of a new or empty folder.")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(path.parent)
     except OSError as error:
         raise ConfigError(f"export: the folder {path.parent} cannot be created: {error.strerror}.") from error
     if not os.access(path.parent, os.W_OK):

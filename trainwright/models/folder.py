@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from trainwright.base.errors import ConfigError, ConfigTypeError, MissingFileError
-from trainwright.base.files import clean_sibling, commit_folder, swap_folders
+from trainwright.base.files import clean_sibling, commit_folder, make_folders, swap_folders
 from trainwright.checkpoint.hub import local_folder
 from trainwright.checkpoint.manifest import MANIFEST_NAME
 from trainwright.checkpoint.safetensors_file import TensorFile, tensor_key
@@ -41,7 +41,7 @@ def save_model(
             f"{type(model).__name__}.save: {', '.join(group_names(extra_state))} is no tensor, and a model's folder "
             "holds tensors and settings only; a training checkpoint keeps it."
         )
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_folders(folder.parent)
     temporary = clean_sibling(folder)
     try:
         temporary.mkdir()

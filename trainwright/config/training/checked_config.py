@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from pydantic import ConfigDict, PrivateAttr
 
 from trainwright.base.errors import ConfigError, ConfigKeyError, Fault, did_you_mean
-from trainwright.base.files import atomic_write
+from trainwright.base.files import atomic_write, make_folders
 from trainwright.base.notebook import summary
 from trainwright.config.secrets import warn_of_hidden, without_secrets
 from trainwright.config.torch_names import CUSTOM, GivenName
@@ -144,7 +144,7 @@ class CheckedConfig(Table):
     def save(self, folder: AnyPath, filename: str = "train_config.yaml", subfolder: AnyPath | None = None) -> Path:
         """Write the file into a folder, or its ``subfolder``, creating folders; returns the file."""
         path = Path(folder, subfolder or "", filename).expanduser()
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(path.parent)
         self.save_to_yaml(path)
         return path
 

@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from trainwright.base.files import atomic_write, open_regular, remove_stale, sync_folder
+from trainwright.base.files import atomic_write, make_folders, open_regular, remove_stale, sync_folder
 from trainwright.checkpoint.folder import POINTER_NAME, is_checkpoint
 from trainwright.events.formats import CURVES_NAME, LOSSES_NAME, METRICS_NAME, RECORD_NAME
 
@@ -116,19 +116,20 @@ class RunFiles:
         if not isinstance(moving, dict):
             return
         place = self.folder / moving["to"]
-        touched = {self.folder}
+        sources, targets = {self.folder}, {place}
+        make_folders(place)
         for name in moving["entries"]:
             source, target = self.folder / name, place / name
             if os.path.lexists(source) and not os.path.lexists(target):
-                target.parent.mkdir(parents=True, exist_ok=True)
+                make_folders(target.parent)
                 os.rename(source, target)  # links among them are relative, so they stay valid
-                touched |= {source.parent, target.parent}
-        for folder in touched:
+                sources.add(source.parent)
+                targets.add(target.parent)
+        for folder in (*targets, *sources):  # the new names first: an entry must not be without a name on the disk
             sync_folder(folder)
-        for folder in sorted(touched - {self.folder}, reverse=True):
-            if self.folder in folder.parents and place not in (folder, *folder.parents) and not _names_in(folder):
+        for folder in sorted(sources - {self.folder}, reverse=True):
+            if self.folder in folder.parents and not _names_in(folder):
                 folder.rmdir()
-        place.mkdir(parents=True, exist_ok=True)
         remove_stale(place)
         atomic_write(place / LIST_NAME, _encode({"files": content.get("files", [])}))
         self._write({"files": []})
@@ -159,7 +160,7 @@ class RunFiles:
         return files or []
 
     def _write(self, content: dict[str, Any]) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folders(self.folder)
         atomic_write(self.folder / LIST_NAME, _encode(content))
 
     # Files in the folder.

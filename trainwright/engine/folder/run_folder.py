@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright.base.dist import get_rank, get_world_size, is_main_process, raised_together, synchronize
 from trainwright.base.errors import ConfigError
-from trainwright.base.files import atomic_write, held_locks, irregular, is_left_out, relative_path
+from trainwright.base.files import atomic_write, held_locks, irregular, is_left_out, make_folders, relative_path
 from trainwright.config.secrets import RedactingFormatter, remember_secrets
 from trainwright.engine.folder.files import EARLIER_RUNS, Layout, RunFiles
 from trainwright.engine.logs import LOG_FORMAT, LogFile
@@ -246,7 +246,7 @@ def make_folder(path: Path, setting: str) -> None:
         ConfigError: the system refuses it.
     """
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        make_folders(path)
     except OSError as error:
         if kind := "a file" if path.is_file() else irregular(path):
             raise ConfigError(f"{setting}: {str(path)!r} is {kind}; set a folder.") from error
@@ -302,5 +302,5 @@ class TrainerFolder(RunFolder):
         """Create the folder and write ``training_config.yaml`` into it."""
         path = self.path / self.layout.config_file
         if not is_left_out(path):
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_folders(self.path)
             config.save_to_yaml(path)

@@ -3,6 +3,7 @@
 import csv
 import io
 import logging
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -93,6 +94,8 @@ class HardestTable:
             writer.writerows(new)
             with open(path, "a", encoding="utf-8", newline="") as file:
                 file.write(text.getvalue())
+                file.flush()
+                os.fsync(file.fileno())
             return
         known = read_hardest(path)
         if not known and RowFile(path).has_content():

@@ -14,7 +14,7 @@ from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
 
-from trainwright.base.files import atomic_write, is_at, named, open_regular, remove_stale, sync_folder
+from trainwright.base.files import atomic_write, is_at, make_folders, named, open_regular, remove_stale, sync_folder
 from trainwright.events.formats import parse_row, parse_rows
 from trainwright.events.storage import EventStorage
 from trainwright.events.writers.base import FileWriter
@@ -124,7 +124,7 @@ class RowFile:
     def append(self, block: bytes) -> None:
         """Write a block. If that fails, for example on a full disk, truncate the file to its previous size."""
         if self._descriptor is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_folders(self.path.parent)
             remove_stale(self.path.parent)  # temporary files of a killed process
             self._descriptor = open_regular(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             open_files[self.path] = lambda: None
@@ -149,7 +149,7 @@ class RowFile:
     def replace(self, content: bytes) -> None:
         """Replace the content atomically: the path always holds the complete previous or the complete new content."""
         self.close()
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(self.path.parent)
         atomic_write(self.path, content)
 
     def rename_to_backup(self) -> Path:
