@@ -392,7 +392,7 @@ def test_the_best_and_the_newest_checkpoints_are_kept(tmp_path: Path, caplog: py
     assert (tmp_path / "model_best").resolve().name == "model_best_0000001"
     cfg.train.evaluation.enabled = False
     DefaultTrainer(cfg)
-    assert "train.checkpointer.save_top_k has no effect: nothing is evaluated" in caplog.text
+    assert "train.checkpointer.save_top_k=2 has no effect: nothing is evaluated" in caplog.text
 
 
 def test_the_results_of_an_evaluation_are_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

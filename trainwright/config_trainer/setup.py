@@ -204,14 +204,6 @@ def own_parts(cfg: DictConfig, key: str) -> list[Any]:
     return parts
 
 
-def with_parts(hooks: Sequence[HookBase | None], own: Sequence[HookBase]) -> list[HookBase | None]:
-    """``hooks`` of a user's ``build_hooks`` with those of the configuration, before the writers, if it has none."""
-    missing = [hook for hook in own if not any(hook is there for there in hooks)]
-    shown = (number for number, hook in enumerate(hooks) if hook is not None and hook.slot in ("show", "stop"))
-    place = next(shown, len(hooks))
-    return [*hooks[:place], *missing, *hooks[place:]]
-
-
 def settings_of_copy(
     given: DictConfig, cfg: DictConfig, folder: Path, changes: dict[str, Any], *, resumes: bool, is_endless: bool
 ) -> DictConfig:

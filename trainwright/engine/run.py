@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, Dataset
 
-from trainwright.base.dist import get_data_parallel_size, get_world_size
+from trainwright.base.dist import get_data_parallel_size, get_world_size, is_main_process
 from trainwright.base.errors import ConfigError
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.data.batch_loader import BatchLoader
@@ -32,9 +32,12 @@ from trainwright.evaluation.hardest_samples.table import watch_hardest
 from trainwright.evaluation.prediction import iterate_predictions, predict
 from trainwright.events.formats import RECORD_NAME, read_starts
 from trainwright.events.storage import EventStorage
-from trainwright.hooks.base import HookBase
+from trainwright.hooks import BestCheckpointer, EvalHook, HookBase, PeriodicWriter
+from trainwright.hooks.base import Period
+from trainwright.hooks.callbacks import RunCallbacks
 from trainwright.hooks.callbacks.base import Callback, CallbackList, TrainerControl
 from trainwright.hooks.method_overrides import Overrides
+from trainwright.hooks.timer import SettingNames
 from trainwright.models.adapters import TrainableNames, adapter_files
 from trainwright.models.checkpoint_files import checkpoint_files
 from trainwright.models.outputs import TOKENS
@@ -51,6 +54,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("trainwright.engine")
 
+NEEDED_TO_EVALUATE = {
+    "Python": "an eval_dataset",
+    "config file": "dataloader.test, train.evaluation.enabled",
+}
 _DATA = ("train_dataset", "eval_dataset", "train_dataloader", "eval_dataloader", "preprocessor", "model_card")
 
 
@@ -69,6 +76,10 @@ class Run:
         own_step: what a step of the user's own calls; ``step_methods`` are those whose override is one, or its loss.
         overrides: finds the methods that a user overrides.
         callbacks, control: the callbacks of the training, and what they request.
+        calls: calls the callbacks.
+        eval_hook, write_hook: of evaluations and writers; None if a user's build_hooks makes its own list.
+        listed_hooks: those that the user lists in the settings.
+        preprocessor: saved with the model.
         built_in_callbacks: those among them that the settings of the current training make.
         listed_callbacks: those that the user lists in the settings.
     """
@@ -90,6 +101,10 @@ class Run:
     evaluated_precision: Callable[[], AbstractContextManager[Any]] = nullcontext
     step_methods: tuple[str, ...] = ()
     own_hooks: tuple[HookBase, ...] = ()
+    calls: RunCallbacks
+    eval_hook: EvalHook | None = None
+    write_hook: PeriodicWriter | None = None
+    preprocessor: Any = None
     _fill: Callable[[], None] | None = None  # gives values to weights that were on the meta device
     # What a subclass defines:
     prepare: Callable[[Any], Any]  # makes of a batch of the training data what the model gets
@@ -118,6 +133,31 @@ class Run:
     use_callbacks: Callable[[], None]  # that there are now, also within a training
     evaluates: bool  # whether the training has evaluations
     best_metric: BestMetric  # of the current settings
+    # Its parts, as build_run calls these:
+    build_data: Callable[[], None]  # the loaders, the batches and the length of the run
+    place: Callable[[], None]  # the model on its device and processes, in the precision of the settings
+    build_optimizers: Callable[[], None]  # and their schedules
+    build_calls: Callable[[], None]  # what calls the callbacks
+    build_step: Callable[[], None]
+    resume: Callable[[], None]  # or load initial weights
+    prepare_folder: Callable[[], None]
+    # Its hooks:
+    setting_names: SettingNames
+    eval_prefix = ""  # of the results of evaluations in the storage
+    log_is_due: Period
+    eval_is_due: Period
+    check_is_due: Period  # when values are checked, and computed over several processes
+    steps_done: Callable[[], int]  # before the next iteration, for settings that count steps
+    has_passed: Callable[[int, int], bool]  # whether they are more than the first number, and now reach a multiple
+    planned_length: Callable[[], tuple[int, int | None]]  # the steps of the run and of an epoch; None: unknown
+    epoch_of: Callable[[], Callable[[int], Any] | None]
+    own_step_hook: Callable[[], HookBase | None]  # for a step of the user's own
+    step_hooks: Callable[[], list[HookBase | None]]  # the schedules, and metrics of the training
+    save_hook: Callable[[], HookBase | None]
+    best_key: Callable[[], str]  # of the results that the best checkpoint is chosen by, checked
+    name_of_save: Callable[[], str] | None = None  # the number in the names of the best checkpoints
+    progress_lines: Callable[[BestCheckpointer | None], list[HookBase | None]]
+    evaluate_in_training: Callable[[], dict[str, Any]]
 
     def __init__(self, trainer: TrainerBase, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         self._trainer, self.arguments = weakref.ref(trainer), (arguments, named)
@@ -125,6 +165,7 @@ class Run:
         self.lr_schedulers: dict[str, Any] = {}  # of several optimizers
         self.hooks: list[HookBase] = []
         self.callbacks, self.control = CallbackList(), TrainerControl()
+        self.listed_hooks: list[HookBase] = []
         self.built_in_callbacks, self.listed_callbacks = list[Callback](), list[Callback]()
         self._own_parts: frozenset[str] = frozenset()  # names of checkpointables that are not the user's
         self._model_files: dict[str, bytes] | None = None  # once they are known
@@ -188,6 +229,39 @@ class Run:
         if added:
             self.use_callbacks()
         self.built_in_callbacks = added
+
+    def evaluate_now(self) -> None:
+        """Evaluate between two iterations, because a callback or a setting requests it."""
+        if self.eval_hook is None:
+            raise ConfigError(
+                "A callback has set trainercontrol.should_evaluate, and this training evaluates nothing: it needs"
+                f" {NEEDED_TO_EVALUATE[self.spec.api]} and the hooks of build_hooks."
+            )
+        self.eval_hook.trainer = weakref.proxy(self.trainer)  # it is registered only if evaluations are due
+        self.eval_hook.evaluate()
+
+    def log_now(self) -> None:
+        """Write the metrics between two iterations, because a callback requests it."""
+        if self.write_hook is None:
+            raise ConfigError("A callback has set trainercontrol.should_log, and build_hooks has no hook that writes.")
+        if is_main_process():
+            self.write_hook.write()
+
+    @property
+    def has_evaluation(self) -> bool:
+        """Whether there is something to evaluate, when a callback requests it."""
+        return self.evaluates
+
+    def build_model(self) -> None:
+        """Build the model, if the user has not passed one."""
+
+    def after_evaluation(self) -> list[HookBase | None]:
+        """Hooks between the evaluation and the best checkpoint."""
+        return []
+
+    def more_hooks(self) -> list[HookBase | None]:
+        """Hooks that only this API has, behind all others."""
+        return []
 
     def more_callbacks(self) -> list[Callback]:
         """Callbacks of the settings that only this API has."""
@@ -370,24 +444,28 @@ class Run:
 
     # Checkpoints.
 
-    def build_checkpointer(
-        self, folder: str | Path, *, files: Callable[[], Mapping[str, bytes]] = dict, preprocessor: Any = None
-    ) -> None:
-        """Build the checkpointer, and the average of the weights that it saves.
+    @property
+    def checkpoints_dir(self) -> Path:
+        """The folder of checkpoints."""
+        return self.folder.path
 
-        ``files``: further files of a checkpoint; by default those that load it as a model with its ``preprocessor``.
-        """
+    def card_files(self) -> Mapping[str, bytes]:
+        """Files of a checkpoint beside those that load it as a model."""
+        return {}
+
+    def build_checkpointer(self) -> None:
+        """Build the checkpointer, and the average of the weights that it saves."""
         only = TrainableNames(self.model) if self.spec.save_trainable_only else None
         self.average = build_average(self.model, self.optimizer, self.spec.ema, only)
 
         def attachments() -> dict[str, bytes]:
             if self._model_files is None:
-                self._model_files = checkpoint_files(self.model, preprocessor, has_all_weights=only is None)
-            return {**files(), **self._model_files, **adapter_files(self.saved_model())}
+                self._model_files = checkpoint_files(self.model, self.preprocessor, has_all_weights=only is None)
+            return {**self.card_files(), **self._model_files, **adapter_files(self.saved_model())}
 
         self.checkpointer = Checkpointer(
             self.model,
-            folder,
+            self.checkpoints_dir,
             asynchronous=self.spec.save_asynchronously,
             attachments=attachments,
             weights=None if self.average is None else self.average.saved_model,

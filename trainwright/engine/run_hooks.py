@@ -1,72 +1,128 @@
 """The hooks of a run, in the order of their calls: one list for both APIs."""
 
+import logging
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.utils.data import Subset, TensorDataset
 
-from trainwright.base.dist import get_world_size
+from trainwright.base.dist import get_world_size, is_main_process
 from trainwright.data.columns import ColumnDataset
+from trainwright.engine.best_metric import raise_missing
 from trainwright.engine.folder.record import RunRecord
 from trainwright.engine.folder.summary import RunSummary
-from trainwright.engine.own_step import OwnStep
 from trainwright.engine.run import Run
-from trainwright.hooks import FiniteCheck, Float32MatmulPrecision, HookBase, Interruptions
+from trainwright.hooks import (
+    BestCheckpointer,
+    EvalHook,
+    FiniteCheck,
+    Float32MatmulPrecision,
+    HookBase,
+    Interruptions,
+    IterationTimer,
+    PeriodicWriter,
+)
 from trainwright.hooks.base import Period
+from trainwright.hooks.profile import profile_hook
 from trainwright.hooks.signals import max_time_of
 from trainwright.hooks.stragglers import Stragglers
 from trainwright.hooks.tensor_parallel import tensor_parallel_hook
 from trainwright.hooks.throughput import Throughput
-from trainwright.hooks.timer import Facts, SettingNames
+from trainwright.hooks.timer import Facts
 from trainwright.hooks.torch_settings import deterministic_hook
 from trainwright.hooks.unfreezing import unfreezing_hook
 from trainwright.hooks.weight_average import averaging_hook
 from trainwright.parallel.pipeline import pipeline_of
 
+logger = logging.getLogger("trainwright.engine")
 
-def run_hooks(
-    run: Run,
-    inner: Iterable[HookBase | None],
-    *,
-    own_step: OwnStep | None,
-    check_period: Period,
-    save: Callable[[], None],
-    steps_done: Callable[[], int],
-    has_passed: Callable[[int, int], bool],
-    total_steps: int,
-    steps_per_epoch: int | None,
-) -> list[HookBase | None]:
-    """The hooks that every run needs, with the ``inner`` ones, which a user may change.
 
-    Their slots decide the order of calls. The slots before ``inner`` are the first ones: a hook without a slot, which a
-    user has put at the start of ``inner``, keeps its place there.
+def run_hooks(run: Run) -> list[HookBase | None]:
+    """The hooks of a run: those of the trainer's ``build_hooks``, which a user may change, and those of every run.
 
-    Args:
-        own_step: for a step of the user's own.
-        steps_done: the number of steps before the next iteration, for settings that count steps.
-        has_passed: whether the steps so far are more than the first number and, just now, a multiple of the second.
+    Their slots decide the order of calls. The slots before the user's are the first ones: a hook without a slot, which
+    a user has put at the start of the list, keeps its place there.
     """
-    spec, of_run = run.spec, weakref.proxy(run)
-    precision = spec.float32_matmul_precision
+    spec, me = run.spec, weakref.proxy(run)
+    precision, save = spec.float32_matmul_precision, (lambda: me.save()) if spec.save_enabled else (lambda: None)
+    total_steps, steps_per_epoch = run.planned_length()
     lengths: dict[str, Any] = {"total_steps": total_steps, "steps_per_epoch": steps_per_epoch}
     resume = "--resume" if spec.api == "config file" else "resume_from_checkpoint=True"
     return [
         None if precision is None else Float32MatmulPrecision(precision),
         deterministic_hook(spec.deterministic),
         tensor_parallel_hook(),
-        RunRecord(run.folder, lambda: of_run.record()),
-        unfreezing_hook(run.model, spec.unfreeze, steps_done, **lengths),
-        own_step,
+        RunRecord(run.folder, lambda: me.record()),
+        unfreezing_hook(run.model, spec.unfreeze, lambda: me.steps_done(), **lengths),
+        run.own_step_hook(),
         _throughput(run) if spec.log_throughput else None,
-        averaging_hook(run.average, spec.ema, has_passed, run.update_statistics, total_steps),
-        *inner,
-        FiniteCheck(check_period, spec.non_finite),
-        _stragglers(run, check_period),
-        RunSummary(spec.output_dir, lambda: of_run.next_commands()),
-        Interruptions(run.checkpointer, save, resume=resume, max_time_s=lambda: max_time_of(of_run.spec)),
+        averaging_hook(run.average, spec.ema, lambda *given: me.has_passed(*given), run.update_statistics, total_steps),
+        *with_parts(run.trainer.build_hooks(), [run.calls, *run.listed_hooks]),
+        FiniteCheck(run.check_is_due, spec.non_finite),
+        _stragglers(run, run.check_is_due),
+        RunSummary(spec.output_dir, lambda: me.next_commands()),
+        Interruptions(run.checkpointer, save, resume=resume, max_time_s=lambda: max_time_of(me.spec)),
     ]
+
+
+def with_parts(hooks: Sequence[HookBase | None], own: Sequence[HookBase]) -> list[HookBase | None]:
+    """``hooks`` of a user's ``build_hooks`` with those of the settings, before the writers, if it has none."""
+    missing = [hook for hook in own if not any(hook is there for there in hooks)]
+    shown = (number for number, hook in enumerate(hooks) if hook is not None and hook.slot in ("show", "stop"))
+    place = next(shown, len(hooks))
+    return [*hooks[:place], *missing, *hooks[place:]]
+
+
+def inner_hooks(run: Run) -> list[HookBase | None]:
+    """The hooks that the trainer's ``build_hooks`` returns by default."""
+    spec, me = run.spec, weakref.proxy(run)
+    if run.has_evaluation:
+        evaluate = run.calls.evaluating(lambda: me.evaluate_in_training())
+        run.eval_hook = EvalHook(run.eval_is_due, evaluate, prefix=run.eval_prefix)
+    run.write_hook = PeriodicWriter(lambda: me.trainer.build_writers(), run.log_is_due, epoch_of=run.epoch_of())
+    best = _best_checkpointer(run)
+    hooks = [
+        IterationTimer(facts=lambda trainer: timing_facts(trainer.run)),
+        *run.step_hooks(),
+        run.save_hook(),
+        run.eval_hook if run.evaluates else None,  # the final evaluation may take long: after the save
+        *run.after_evaluation(),
+        best,
+        run.calls,
+        *run.listed_hooks,
+        profile_hook(spec.profile, run.folder.path),
+        *run.progress_lines(best),
+        run.write_hook if is_main_process() else None,
+        *run.more_hooks(),
+    ]
+    return [hook for hook in hooks if hook is not None]
+
+
+def _best_checkpointer(run: Run) -> BestCheckpointer | None:
+    spec, me = run.spec, weakref.proxy(run)
+    if not (run.evaluates and spec.save_enabled):
+        if spec.save_top_k is not None:
+            logger.warning(
+                "%s=%d has no effect: nothing is %s.",
+                spec.where("save_top_k"), spec.save_top_k, "evaluated" if spec.save_enabled else "saved",
+            )  # fmt: skip
+        return None
+    key = run.best_key()
+
+    def on_missing() -> None:
+        raise_missing(spec, key, me.trainer.last_eval_results)
+
+    return BestCheckpointer(
+        run.eval_is_due,
+        run.checkpointer,
+        key,
+        run.best_metric.mode(),
+        on_missing=on_missing if spec.load_best_model_at_end else None,
+        top_k=spec.save_top_k or 1,
+        number=None if run.name_of_save is None else lambda: me.name_of_save(),
+    )
 
 
 def _stragglers(run: Run, check_period: Period) -> HookBase | None:
@@ -85,7 +141,7 @@ def _throughput(run: Run) -> HookBase:
     )
 
 
-def timing_facts(run: Run, names: SettingNames) -> Facts:
+def timing_facts(run: Run) -> Facts:
     """What the advice at the end of a training needs to know."""
     loader = run.batches.loader
     dataset = getattr(loader, "dataset", None)
@@ -97,5 +153,5 @@ def timing_facts(run: Run, names: SettingNames) -> Facts:
         num_workers=getattr(loader, "num_workers", None),
         reads_batches=isinstance(dataset, TensorDataset | ColumnDataset) or hasattr(dataset, "__getitems__"),
         saves_async=run.checkpointer.asynchronous,
-        names=names,
+        names=run.setting_names,
     )

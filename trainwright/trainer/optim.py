@@ -26,25 +26,10 @@ from trainwright.optim import schedules as configured
 from trainwright.optim.fused import run_fused
 from trainwright.optim.named import NamedOptimizers, by_name
 from trainwright.optim.schedules import FormulaLR, extend_schedule
-from trainwright.parallel.precision import autocast_and_scaler
 
 logger = logging.getLogger("trainwright.engine")
 
 Autocast = Callable[[], torch.autocast]  # builds the context of one call: contexts may be nested
-
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-def precision_of(spec: RunSpec, device: torch.device) -> tuple[Autocast | None, torch.amp.GradScaler | None]:
-    """What builds the context of ``spec.mixed_precision``, and the gradient scaler of float16."""
-    dtype = _DTYPES.get(spec.mixed_precision or "")
-    if dtype is None:
-        return None, None
-    if dtype is torch.bfloat16 and device.type == "cuda" and not torch.cuda.is_bf16_supported():
-        raise ConfigError(
-            "TrainingConfig.mixed_precision: got 'bf16', which this GPU does not support; use 'fp16' or None."
-        )
-    return autocast_and_scaler(device, dtype)
 
 
 def build_criterion(spec: RunSpec, device: torch.device) -> nn.Module | None:

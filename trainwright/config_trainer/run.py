@@ -1,0 +1,486 @@
+"""The run of a ``DefaultTrainer``: its parts, made of a configuration and by the methods that a user overrides."""
+
+import logging
+import weakref
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor, nn
+
+from trainwright.base.dist import get_averaging_rank, get_data_parallel_size
+from trainwright.base.errors import ConfigError, nearest_of
+from trainwright.base.lazy_names import ring
+from trainwright.config.lazy.lazy_config import try_get_key
+from trainwright.config.lazy.serialization import to_plain
+from trainwright.config.secrets import without_secrets
+from trainwright.config_trainer import setup
+from trainwright.config_trainer.eager_trainer import EagerTrainer
+from trainwright.data.loaders import set_position as set_loader_position
+from trainwright.data.sampler import CyclicSampler
+from trainwright.data.seeding import seed_everything
+from trainwright.engine.best_metric import BestMetric
+from trainwright.engine.extra_parameters import log_modes
+from trainwright.engine.folder.run_folder import RunFolder
+from trainwright.engine.late_changes import late_changes
+from trainwright.engine.loss_fn import forward, sum_losses
+from trainwright.engine.own_step import OwnStep
+from trainwright.engine.pipeline_step import refuse_own_step, refuse_unseeded_loader
+from trainwright.engine.resumed_settings import flat
+from trainwright.engine.run import Run
+from trainwright.engine.spec import spec_of_cfg
+from trainwright.engine.state import TrainingState
+from trainwright.engine.step import Step
+from trainwright.evaluation.evaluator import DatasetEvaluator
+from trainwright.evaluation.loop import loader_names, watched_batches, without_table
+from trainwright.events.epoch_means import epoch_around, epoch_at
+from trainwright.hooks import BestCheckpointer, HookBase, LRScheduler, PeriodicCheckpointer
+from trainwright.hooks.base import Period, condition
+from trainwright.hooks.callbacks import RunCallbacks
+from trainwright.hooks.callbacks.progress import epoch_lines
+from trainwright.hooks.method_overrides import is_overridden
+from trainwright.hooks.timer import SettingNames
+from trainwright.models.outputs import returned_losses, scalars_of, total_loss
+from trainwright.optim.named import NamedOptimizers
+from trainwright.parallel.meta_start import built_on
+from trainwright.parallel.pipeline import pipeline_of
+from trainwright.parallel.precision import without_autocast
+from trainwright.parallel.rank_checks import check_same_settings, data_size
+
+if TYPE_CHECKING:
+    from trainwright.config_trainer.default_trainer import DefaultTrainer
+
+logger = logging.getLogger("trainwright.engine")
+
+
+class ConfigRun(Run):
+    """A run of a config file.
+
+    Attributes:
+        given: the configuration without the values that depend on the data; those are in ``cfg``.
+        has_own_step: whether ``train_step`` is the user's.
+        stepper: what makes the steps; ``built_stepper`` is the one that was built, which the user may have replaced.
+        step: of a training whose steps are those of an EagerTrainer.
+        planned_epoch: the iterations of an epoch, as they were at the start.
+    """
+
+    given: DictConfig
+    cfg: DictConfig
+    tokenizer: Any
+    train_loader: Any
+    test_loader: Any
+    has_own_step: bool
+    stepper: Any
+    built_stepper: Any
+    step: Step | None = None
+    planned_epoch: int | Fraction | None
+
+    # The parts, as build_run calls these.
+
+    def start(self, given: DictConfig, cfg: DictConfig) -> None:
+        """Use a configuration: as it was ``given``, and a copy into which values that depend on the data are written.
+
+        The callbacks and hooks that it lists are made first: an error in one of them costs no other work.
+        """
+        self.given, self.cfg = given, cfg
+        seed_everything(cfg.train.seed)  # equal on all ranks, for equal initial weights
+        self.listed_hooks = setup.own_parts(given, "train.hooks")
+        self.listed_callbacks = setup.own_parts(given, "train.callbacks")
+        for callback in self.listed_callbacks:
+            self.callbacks.add_callback(callback, singleton=False)
+        seed_everything(cfg.train.seed)  # callbacks may have drawn numbers
+        self.folder = RunFolder(cfg.train.output_dir, resume=bool(try_get_key(cfg, "train.resume", default=False)))
+        self.state = TrainingState(self.trainer)
+        self.has_own_step, self.step_methods = is_overridden(self.trainer, "train_step"), ("run_step", "train_step")
+
+    def build_data(self) -> None:
+        """The tokenizer, the loaders, and the length of the run."""
+        cfg, trainer = self.cfg, self.trainer
+        self.tokenizer = trainer.build_tokenizer(cfg)
+        built = trainer.build_train_loader(cfg, self.tokenizer)
+        self.train_loader = built[0] if isinstance(built, tuple | list) else built
+        setup.check_loader(self.train_loader, cfg.train.train_micro_batch_size)
+        setup.limit_data(cfg.train, self.train_loader)
+        self.test_loader = trainer.build_test_loader(cfg, self.tokenizer)
+        near = None if "test" in cfg.dataloader else nearest_of("test", map(str, cfg.dataloader))
+        if near is not None and not self.test_loader:
+            logger.warning("There is no dataloader.test, so nothing is evaluated. Is dataloader.%s it?", near)
+        sizes = {place: data_size(getattr(one, "dataset", None)) for place, one in enumerate(self.test_loader)}
+        check_same_settings({"dataloader": {"test": sizes}})
+        if cfg.train.overfit_batches is not None:
+            self.test_loader = [setup.overfit_loader(self.train_loader, cfg.train.train_micro_batch_size)]
+        trainer.auto_scale_hyperparams(cfg, self.train_loader)
+        setup.scale_shares(cfg.train)
+        trainer.samples_per_iter, trainer.samples_done = cfg.train.global_batch_size, cfg.train.consumed_train_samples
+        trainer.start_iter, trainer.max_iter = cfg.train.start_iter, cfg.train.train_iter
+        trainer.evaluates_on_start = bool(cfg.train.eval_on_start)
+        self.use_spec(spec_of_cfg(cfg, self.device, self.given))
+
+    def build_model(self) -> None:
+        with built_on(meta=bool(self.cfg.train.dist.meta_init)):
+            self.model = self.trainer.build_model(self.cfg)
+
+    def place(self) -> None:
+        """Put the model on its device, and spread it over the processes."""
+        if not self.cfg.train.amp.get("evaluation", False):
+            self.evaluated_precision = partial(without_autocast, self.model)
+        self.place_model(splits_scores=not self.has_own_step, autocast=self.autocast)
+        if (pipeline := pipeline_of(self.model)) is not None:
+            setup.check_num_layers(self.cfg.train.dist, pipeline.layer_stages)
+
+    def build_optimizers(self) -> None:
+        """The optimizers and their schedules."""
+        cfg, trainer = self.cfg, self.trainer
+        built = trainer.build_optimizer(cfg, self.model)
+        self.optimizer = NamedOptimizers(built) if isinstance(built, Mapping) else built
+        schedule = trainer.build_lr_scheduler(cfg, self.optimizer)
+        several = isinstance(schedule, Mapping)
+        self.lr_scheduler, self.lr_schedulers = (None, dict(schedule)) if several else (schedule, {})
+        seed_everything(cfg.train.seed + get_averaging_rank())  # from here on each of these draws other numbers
+
+    def build_calls(self) -> None:
+        """What calls the callbacks."""
+        me = weakref.proxy(self)
+        self.calls = RunCallbacks(
+            self.callbacks,
+            self.control,
+            epoch_at=lambda steps: me.epoch_at(steps),
+            evaluate=lambda: me.evaluate_now(),
+            log=lambda: me.log_now(),
+            is_due=lambda: bool(condition(me.log_is_due)(me.trainer)),
+            eval_is_due=lambda: me.eval_hook is not None and bool(condition(me.eval_is_due)(me.trainer)),
+            steps_done=lambda: me.trainer.start_iter * me.batches_per_update,
+            is_optional=True,
+            early_stopping="train.early_stopping",
+        )
+
+    def build_step(self) -> None:
+        spec, kind, pipeline = self.spec, type(self.trainer).__name__, pipeline_of(self.model)
+        steps = spec.gradient_accumulation_steps
+        settings: dict[str, Any] = {
+            "grad_scaler": self.grad_scaler,
+            "skip_non_finite": spec.non_finite == "skip",
+            "loss_ignores": spec.loss_ignores,
+            "find_unused_parameters": spec.find_unused_parameters,
+            "wraps_model": not self.has_own_step,
+        }
+        refuse_own_step(pipeline, kind, ["train_step"] if self.has_own_step else [])
+        if pipeline is not None:
+            refuse_unseeded_loader(self.train_loader, "dataloader.train")
+            pipeline.check_length(steps, "train.num_accumulation_steps")
+        if not self.trainer.is_copy:
+            log_modes(self.model, spec)
+        if not spec.graph:
+            self.stepper = EagerTrainer(self.model, self.train_loader, self.optimizer, steps, **settings)
+        else:
+            graph = self.trainer.build_graph(self.cfg, self.model, self.optimizer, self.lr_scheduler)
+            self.stepper = ring("graph.graph_trainer").GraphTrainer(graph, self.train_loader, steps, **settings)
+        self.built_stepper = self.stepper
+        self.batches, self.update = self.stepper.batches, self.stepper.steps.update
+        self.own_step = OwnStep(self, ["train_step"])
+
+    def resume(self) -> None:
+        self.trainer.resume_or_load(self.folder.resume)
+        self.set_position()
+
+    def prepare_folder(self) -> None:
+        self.folder.prepare(self.given)
+        self.planned_epoch = self.iterations_per_epoch()
+
+    # The hooks.
+
+    setting_names = SettingNames(
+        workers="num_workers of dataloader.train",
+        no_workers="num_workers=0 of dataloader.train",
+        asynchronous="train.checkpointer.asynchronous=True",
+        profile="train.profile=True",
+        save="a larger period or save_model_after_n_epoch of train.checkpointer",
+        evaluate="a larger eval_period or eval_after_n_epoch of train.evaluation",
+    )
+
+    @property
+    def evaluates(self) -> bool:  # type: ignore[override]
+        return bool(self.cfg.train.evaluation.enabled and self.test_loader)
+
+    @cached_property
+    def evaluator(self) -> DatasetEvaluator:
+        """That of the evaluations of the training."""
+        evaluator: DatasetEvaluator = self.trainer.build_evaluator(self.cfg)
+        return evaluator
+
+    @property
+    def log_is_due(self) -> Period:  # type: ignore[override]
+        period: Period = self.cfg.train.log_period
+        return period
+
+    check_is_due = log_is_due
+
+    @cached_property
+    def eval_is_due(self) -> Period:  # type: ignore[override]
+        evaluation = self.cfg.train.evaluation
+        return self._period(evaluation.eval_period, evaluation.get("eval_after_n_epoch"))
+
+    def _period(self, iterations: int, epochs: int | None) -> Period:
+        """``iterations``, or the ends of each ``epochs`` epochs, which may lie within an iteration."""
+        per_epoch, trainer = self.iterations_per_epoch(), weakref.proxy(self.trainer)
+        if epochs is None or per_epoch is None:
+            return iterations
+        whole, parts = (per_epoch * epochs).as_integer_ratio()
+        return lambda: (trainer.iter + 1) * parts // whole > trainer.iter * parts // whole
+
+    def steps_done(self) -> int:
+        done: int = self.trainer.iter
+        return done
+
+    def has_passed(self, start: int, every: int) -> bool:
+        at: int = self.trainer.iter
+        return at >= start and (at + 1) % every == 0
+
+    def planned_length(self) -> tuple[int, int | None]:
+        return self.trainer.max_iter, int(self.iterations_per_epoch() or 0) or None
+
+    def epoch_of(self) -> Callable[[int], Any] | None:
+        per_epoch = self.iterations_per_epoch()
+        return None if per_epoch is None else partial(epoch_around, per_epoch)
+
+    def own_step_hook(self) -> HookBase | None:
+        return self.own_step if self.has_own_step else None
+
+    def step_hooks(self) -> list[HookBase | None]:
+        return [LRScheduler()]
+
+    def save_hook(self) -> HookBase | None:
+        saving = self.cfg.train.checkpointer
+        period = self._period(saving.period, saving.get("save_model_after_n_epoch"))
+        return PeriodicCheckpointer(self.checkpointer, period, max_to_keep=saving.max_to_keep)
+
+    def best_key(self) -> str:
+        evaluator, evaluation = self.evaluator, self.cfg.train.evaluation
+        if is_overridden(self.trainer, "test"):  # a user's may return more results
+            return str(evaluation.eval_metric)
+        setup.check_eval_metric(evaluation, evaluator)
+        return self.best_metric.key
+
+    def progress_lines(self, best: BestCheckpointer | None) -> list[HookBase | None]:
+        train, per_epoch = self.cfg.train, self.iterations_per_epoch()
+        if not train.progress_bar:
+            return []
+        shown = train.evaluation.eval_period if self.evaluates else None
+        return [epoch_lines(per_epoch, self.trainer.max_iter, train.log_period, eval_period=shown, best=best)]
+
+    def evaluate_in_training(self) -> dict[str, Any]:
+        self.storage.reduce()  # writers write a row for the evaluation
+        watching = watched_batches(self.calls.eval_batches)
+        with self.evaluated_weights(), self.watching_hardest(), without_table(), watching:
+            results: dict[str, Any] = self.trainer.test(self.cfg, self.test_loader, self.model, self.evaluator)
+        return results
+
+    # What is done with a run.
+
+    def prepare(self, batch: Any, input_placement_device: Any = None, mixup_func: Any = None) -> Mapping[str, Any]:
+        made: Mapping[str, Any] = self.trainer.get_batch(
+            batch,
+            self.device if input_placement_device is None else input_placement_device,
+            getattr(self.batches.loader, "mixup_func", None) if mixup_func is None else mixup_func,
+        )
+        return made
+
+    def prepare_eval(self, batch: Any) -> Any:
+        return self.trainer.get_batch(batch, self.device)
+
+    def forward(self, batch: Any) -> Any:
+        return forward(self.model, batch, takes_all=True)
+
+    def loss(self, batch: Any) -> Tensor:
+        return sum_losses(returned_losses(self.model(**batch)))
+
+    def evaluate(self) -> dict[str, Any]:
+        with self.evaluated_weights():
+            results: dict[str, Any] = self.trainer.test(self.cfg, self.test_loader, self.model)
+        return results
+
+    def eval_loaders(self) -> list[Any]:
+        return list(self.test_loader)
+
+    def examples(self) -> Any:
+        if not self.test_loader:
+            raise ConfigError("DefaultTrainer.export: there is no example; pass a batch, or set dataloader.test.")
+        return self.test_loader[0]
+
+    def position_of(self, update: int) -> tuple[int, int] | None:
+        trainer, sampler = self.trainer, getattr(self.batches.loader, "batch_sampler", None)
+        has_own = any(is_overridden(one, "run_step") for one in (self.built_stepper, trainer))
+        has_own |= self.stepper is not self.built_stepper
+        if has_own or not isinstance(sampler, CyclicSampler):
+            return None
+        done = trainer.samples_done + (update - 1 - trainer.iterations_done) * trainer.samples_per_iter
+        return done, self.spec.gradient_accumulation_steps
+
+    def set_position(self) -> None:
+        batches, done, hooks = self.batches, self.trainer.samples_done, self.hooks
+        is_positioned = set_loader_position(batches.loader, done)
+        size = self.spec.batch_size * get_data_parallel_size()
+        batches.start(done // size, is_positioned=is_positioned, keeps_generators=done > 0)
+        batches.may_change = lambda: any(hook.may_change_data for hook in hooks)
+        trainer, known = weakref.proxy(self.trainer), [self.num_samples()]
+
+        def log_length() -> None:
+            if (now := self.num_samples()) != known[-1]:
+                logger.info(
+                    "The training data have %s samples now (before: %s). The run keeps its %d iterations, and the"
+                    " schedule and periods in epochs those of its start.", now, known[-1], trainer.max_iter,
+                )  # fmt: skip
+                known.append(now)
+
+        batches.begin_epoch = log_length
+
+    def save(self) -> None:
+        done = self.trainer.iterations_done
+        self.checkpointer.save(f"model_{done - 1:07d}", iteration=done - 1)
+
+    @property
+    def best_metric(self) -> BestMetric:  # type: ignore[override]
+        trainer, me = self.trainer, weakref.proxy(self)
+        are_named = names_loaders(self.cfg) or len(self.test_loader) > 1
+        return BestMetric(
+            self.spec,
+            lambda: me.evaluator if me.evaluates else None,
+            loader_names(self.test_loader) if are_named else (),
+            evaluates=self.evaluates,
+            has_own_results=partial(is_overridden, trainer, "test"),
+            prefix="",
+        )
+
+    def use_callbacks(self) -> None:
+        if self.calls.is_idle and self.trainer._stepper is not None:
+            raise ConfigError(
+                "add_callback: the steps have begun without callbacks, and would not call it. Add the first one before"
+                " train(), for example as train.callbacks."
+            )
+        self.calls.is_idle = False
+        if self.step is not None:
+            self.stepper.steps.use_after_batch(self.step, self.after_batch())
+
+    def after_batch(self) -> Callable[[Any, Any], None] | None:
+        """What the step calls after each micro-batch: the storage has values of complete updates only."""
+        calls, is_pipeline, has_own = self.calls, pipeline_of(self.model) is not None, self.has_own_step
+        if not calls.is_fed or not (has_own or is_pipeline or self.spec.gradient_accumulation_steps > 1):
+            return None
+
+        def after_batch(outputs: Mapping[str, Any], batch: Any) -> None:
+            if is_pipeline:
+                calls.next_batch()
+                calls.record(outputs)
+                return
+            scalars = scalars_of(outputs)
+            calls.record({**(scalars if has_own else {}), "step_loss": total_loss(scalars)})
+
+        return after_batch
+
+    def epoch_at(self, steps: int) -> tuple[int, int]:
+        """The epoch, from 0, of the batch that follows so many, and the batches before it. It begins with an update."""
+        if self.planned_epoch is None:
+            return 0, 0
+        epoch, first = epoch_at(self.planned_epoch, steps // self.batches_per_update)
+        return epoch, first * self.batches_per_update
+
+    @property
+    def batches_per_update(self) -> int:
+        """As callbacks count them."""
+        return self.spec.gradient_accumulation_steps if self.feeds_callbacks else 1
+
+    def num_samples(self) -> int | None:
+        """Those of an epoch."""
+        return setup.num_samples(self.batches.loader, self.spec.batch_size)
+
+    def iterations_per_epoch(self) -> int | Fraction | None:
+        """None: unknown. A fraction where an epoch ends within an iteration."""
+        return setup.iterations_per_epoch(self.cfg.train, self.num_samples())
+
+    def own_facts(self) -> dict[str, Any]:
+        tests, size = self.test_loader, self.cfg.train.test_micro_batch_size
+        return {
+            "num_train": self.num_samples(),
+            "num_eval": sum(setup.num_samples(loader, size) or 0 for loader in tests),
+            "iterations_per_epoch": self.iterations_per_epoch(),
+            "settings": setup.changed_settings(self.given),
+        }
+
+    def own_record(self) -> dict[str, Any]:
+        named = enumerate(self.test_loader)
+        tests = {str(getattr(one, "name", at)): getattr(one, "dataset", one) for at, one in named}
+        data = {f"test {name}" if len(tests) > 1 else "test": one for name, one in tests.items()}
+        train = getattr(self.batches.loader, "dataset", self.batches.loader)
+        return {"samples_per_iteration": self.trainer.samples_per_iter, "data": {"train": train} | data}
+
+    def next_commands(self) -> list[str]:
+        has_ended = any(callback.has_ended_run for callback in self.built_in_callbacks)
+        return setup.next_commands(self.cfg, self.given, is_own_trainer=self.has_own_trainer, has_ended_early=has_ended)
+
+    def schedule_length(self, schedule: Any) -> int:
+        length: int = self.trainer.max_iter
+        return length
+
+    def use_learning_rate(self, rate: float) -> None:
+        self.cfg.optim.update({"lr": rate})
+        self.settings_read["optim"]["lr"] = rate
+
+    def settings_now(self) -> dict[str, Any]:
+        return setup.sections_of(self.cfg)
+
+    def late_changes(self) -> set[str]:
+        from trainwright.config.settings import changed_of_key  # imports pydantic, which most runs do not need
+
+        before, now = flat(self.settings_read), flat(self.settings_now())
+        return late_changes(before, now, changed_of_key, kind=type(self.trainer).__name__, where="")
+
+    def own_settings(self) -> dict[str, Any]:
+        settings, _ = without_secrets(to_plain(self.given)[0])
+        return {**flat(settings), "num_samples": self.num_samples()}
+
+    def source_of(self, name: str) -> str:
+        from trainwright.config.settings import source_of_key  # imports pydantic, which most runs do not need
+
+        return "now" if name == "num_samples" else "" if name == "project_root" else source_of_key(name)
+
+    def default_of(self, name: str) -> Any:
+        from trainwright.config.settings import default_of_key  # imports pydantic, which most runs do not need
+
+        return default_of_key(name)
+
+    def keep_settings(self, settings: Mapping[str, Any]) -> None:
+        for cfg in (self.given, self.cfg):
+            for name, value in settings.items():
+                OmegaConf.update(cfg, name, value)
+
+    def settings_of_copy(self, folder: Path, changes: dict[str, Any], **kind: bool) -> DictConfig:
+        if self.stepper is not self.built_stepper:
+            raise ConfigError(
+                "check: trainer._trainer was replaced, and cannot be copied. Override train_step instead."
+            )
+        return setup.settings_of_copy(self.given, self.cfg, folder, changes, **kind)
+
+    def change_copy(self, new: "DefaultTrainer", memo: dict[int, Any]) -> None:
+        if not new.run.folder.resume:
+            new.model.load_state_dict(self.model.state_dict())
+        memo[id(self.model)] = new.model
+
+    def rebuild_model(self) -> nn.Module:
+        model: nn.Module = self.trainer.build_model(self.cfg)
+        return model
+
+    @property
+    def feeds_callbacks(self) -> bool:
+        """Whether callbacks see each batch; in a run_step of the user's own, an iteration is one."""
+        stepper = self.stepper
+        has_own = not isinstance(stepper, EagerTrainer) or stepper.has_own_run_step()
+        return not (has_own or is_overridden(self.trainer, "run_step"))
+
+
+def names_loaders(cfg: DictConfig) -> bool:
+    """Whether the test loaders are a dictionary, whose keys name the results."""
+    is_named = isinstance(try_get_key(cfg, "dataloader.test", default=None), Mapping | DictConfig)
+    return is_named and cfg.train.overfit_batches is None
