@@ -1,6 +1,7 @@
 """What the files of a run say about it: its state, progress and results. Reads small files only, without torch."""
 
 import functools
+import logging
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,8 +9,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from trainwright.events.formats import METRICS_NAME, RECORD_NAME, is_number, parse_rows, read_starts, read_tail
+from trainwright.base.errors import ConfigError
+from trainwright.events.formats import (
+    METRICS_NAME,
+    RECORD_NAME,
+    check_formats,
+    is_number,
+    parse_rows,
+    read_starts,
+    read_tail,
+)
 from trainwright.inspect.report.run_state import CONFIGS, flat, last_written, read_config, state_of
+
+logger = logging.getLogger("trainwright.inspect.report")
 
 _NOT_RUNS = ("checkpoints", "profile", "__pycache__")
 
@@ -51,6 +63,10 @@ def run_folders(folder: Path, *, earlier: bool = False) -> Iterator[Path]:
 def read_run(path: Path, base: Path) -> Run:
     """The state and the results of the run in ``path``, by its files; its name is relative to ``base``."""
     name = os.path.relpath(path, base)
+    try:
+        check_formats(path / RECORD_NAME)
+    except ConfigError as error:  # one of many runs
+        logger.warning("%s", error)
     starts = read_starts(path / RECORD_NAME)
     rows = [*parse_rows(read_tail(path / METRICS_NAME).splitlines())]
     last = starts[-1] if starts else {}

@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from trainwright.base.errors import ConfigError
 from trainwright.base.files import open_regular, read_regular
 
 METRICS_NAME = "metrics.json"
@@ -31,6 +32,24 @@ def read_starts(path: Path) -> list[dict[str, Any]]:
     with suppress(OSError, ValueError, RecursionError, KeyError, TypeError):
         return [start for start in json.loads(read_regular(path))["starts"] if _is_start(start)]
     return []
+
+
+def check_formats(path: Path) -> None:
+    """Check the numbers in a ``run.json``. A missing or damaged file has none.
+
+    Raises:
+        ConfigError: a newer version has written it, or the metrics beside it.
+    """
+    numbers: Any = {}
+    with suppress(OSError, ValueError, RecursionError, KeyError, TypeError):
+        numbers = json.loads(read_regular(path))["formats"]
+    for name, known in FORMATS.items():
+        found = numbers.get(name) if isinstance(numbers, dict) else None
+        if isinstance(found, int) and found > known:
+            raise ConfigError(
+                f"{path}: {name} has format {found}; this version of trainwright reads {known}. A newer version has"
+                " written it: update trainwright, or start a new run with the weights alone."
+            )
 
 
 def _is_start(start: Any) -> bool:

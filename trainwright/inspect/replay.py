@@ -25,7 +25,7 @@ from trainwright.base.errors import ConfigError
 from trainwright.checkpoint.verify import inspect_folders
 from trainwright.data.sample_names import sample_name
 from trainwright.engine.run import Run
-from trainwright.events.formats import LOSSES_NAME, RECORD_NAME, read_starts
+from trainwright.events.formats import LOSSES_NAME, RECORD_NAME, check_formats, read_starts
 from trainwright.events.storage import EventStorage
 from trainwright.inspect.diff import compare_starts
 from trainwright.inspect.report.run_data import LOSS, read_loss_table
@@ -138,6 +138,7 @@ def _check(run: Run, step: int, stops: bool) -> None:
         raise ConfigError(f"replay: got step {step}; the run has the updates 1 to {last}.")
     if run.trainer.has_trained:
         raise ConfigError("replay: this trainer has trained already; call it on a new one, in place of train().")
+    check_formats(run.folder.path / RECORD_NAME)
     starts = read_starts(run.folder.path / RECORD_NAME)
     if starts and starts[-1].get("processes", 1) != get_world_size():
         raise ConfigError(

@@ -23,7 +23,15 @@ from trainwright.base.files import atomic_write, held_locks, irregular, is_left_
 from trainwright.config.secrets import RedactingFormatter, remember_secrets
 from trainwright.engine.folder.files import EARLIER_RUNS, Layout, RunFiles
 from trainwright.engine.logs import LOG_FORMAT, LogFile
-from trainwright.events.formats import CSV_NAME, LOSSES_NAME, METRICS_NAME, parse_rows, read_tail
+from trainwright.events.formats import (
+    CSV_NAME,
+    LOSSES_NAME,
+    METRICS_NAME,
+    RECORD_NAME,
+    check_formats,
+    parse_rows,
+    read_tail,
+)
 
 if TYPE_CHECKING:
     from trainwright.engine.spec import RunSpec
@@ -161,6 +169,8 @@ class RunFolder:
         with raised_together():
             if is_main_process():
                 self.check_names()
+                if self.resume:
+                    check_formats(self.path / RECORD_NAME)
                 make_folder(self.path, self.setting)
         if not self.holds_a_run():
             self.open()

@@ -19,6 +19,7 @@ from trainwright.events.formats import (
     LOSSES_NAME,
     METRICS_NAME,
     RECORD_NAME,
+    check_formats,
     parse_rows,
     read_hardest,
     read_starts,
@@ -143,6 +144,8 @@ def find_runs(paths: list[str]) -> list[RunData]:
                 f"{text}: no run: neither it nor a folder in it has {METRICS_NAME}, {RECORD_NAME} or a configuration."
                 " Pass the output_dir of a run."
             )
+        for folder in inside:
+            check_formats(folder / RECORD_NAME)
         found |= dict.fromkeys(inside)
     folders = list(found)
     return [RunData(folder, name) for folder, name in zip(folders, short_names(folders), strict=True)]
