@@ -16,7 +16,8 @@ STILL = {
     "trainer/parts.py": 6,
     "trainer/processes.py": 7,
     "trainer/start.py": 9,
-    "trainer/trainer.py": 12,
+    "trainer/run.py": 11,
+    "trainer/trainer.py": 1,
 }
 
 

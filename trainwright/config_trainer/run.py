@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
@@ -49,9 +49,6 @@ from trainwright.parallel.meta_start import built_on
 from trainwright.parallel.pipeline import pipeline_of
 from trainwright.parallel.precision import without_autocast
 from trainwright.parallel.rank_checks import check_same_settings, data_size
-
-if TYPE_CHECKING:
-    from trainwright.config_trainer.default_trainer import DefaultTrainer
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -463,7 +460,7 @@ class ConfigRun(Run):
             )
         return setup.settings_of_copy(self.given, self.cfg, folder, changes, **kind)
 
-    def change_copy(self, new: "DefaultTrainer", memo: dict[int, Any]) -> None:
+    def change_copy(self, new: Any, memo: dict[int, Any]) -> None:
         if not new.run.folder.resume:
             new.model.load_state_dict(self.model.state_dict())
         memo[id(self.model)] = new.model

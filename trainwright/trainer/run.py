@@ -63,7 +63,6 @@ from trainwright.trainer.training_step import OWN_STEP_METHODS, STEP_METHODS, Ba
 
 if TYPE_CHECKING:
     from trainwright.config.settings import TrainingConfig
-    from trainwright.trainer.trainer import Trainer
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -460,7 +459,7 @@ class PythonRun(TrainerRun):
     def settings_of_copy(self, folder: Path, changes: dict[str, Any], **kind: bool) -> "TrainingConfig":
         return parts.settings_of_copy(self.config, folder, changes, **kind)
 
-    def change_copy(self, new: "Trainer", memo: dict[int, Any]) -> None:
+    def change_copy(self, new: Any, memo: dict[int, Any]) -> None:
         if isinstance(self.spec.optimizer, GivenName) and id(self.optimizer) not in memo:
             new.set_optimizer(copy.deepcopy(self.optimizer, memo))
         if self.criterion is not None and id(self.criterion) not in memo:
