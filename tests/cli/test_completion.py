@@ -38,7 +38,8 @@ def test_commands_options_files_and_settings(completions: Callable[[str], set[st
     assert completions("checkpoint ver") == {"verify"}
     assert completions("train conf") == {"confidence.py"}
     found = completions("train confidence.py train.lo")
-    assert found == {"train.log_period=", "train.log_throughput=", "train.load_weight=", "train.loss_ignores="}
+    names = ("log_period", "log_throughput", "load_weight", "load_best_model_at_end", "loss_ignores")
+    assert found == {f"train.{name}=" for name in names}
     assert "train.evaluation.eval_period=" in completions("train confidence.py train.evaluation.")
 
 

@@ -8,42 +8,60 @@ from typing import Any
 import pytest
 import torch
 from omegaconf import OmegaConf
+from safetensors.torch import load_file
 from torch import nn
 from torch.optim import lr_scheduler
 
-from tests.toys import Classifier, assert_equal_weights, file_config, points, quiet
+from tests.engine.test_callbacks_of_both_apis import MeanLoss, Net
+from tests.toys import Results, assert_equal_weights, file_config, points, quiet
 from trainwright import DefaultTrainer, LazyCall, Trainer
 from trainwright.base.errors import ConfigError
 from trainwright.config.settings import place_of
 from trainwright.data import CyclicSampler
+from trainwright.hooks import CallbackHook
 from trainwright.optim import freeze_bn
 
 APIS = ("Python", "config file")
 SAMPLES, MICRO, EPOCHS, RATE = 24, 8, 3, 0.5
 
 
-def net() -> Classifier:
+def net() -> Net:
     torch.manual_seed(0)
-    return Classifier(body=nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 2)))
+    return Net(body=nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 2)))
 
 
 def data() -> Any:
     return points(SAMPLES)
 
 
-def made(api: str, folder: Path, *, build: Any = net, **settings: Any) -> Any:
-    """A trainer with these settings, by their names in ``TrainingConfig``, over data that are not shuffled."""
+def held_out() -> Any:
+    return points(12, seed=3)
+
+
+def made(api: str, folder: Path, *, build: Any = net, evaluator: Any = None, **settings: Any) -> Any:
+    """A trainer with these settings, by their names in ``TrainingConfig``, over data that are not shuffled.
+
+    ``evaluator``: of an evaluation after each epoch.
+    """
+    tests = None if evaluator is None else held_out
     if api == "Python":
         usual = {"optimizer": "SGD", "batch_size": MICRO, "num_epochs": EPOCHS, "learning_rate": RATE, "seed": 7}
         usual |= {"dataloader_shuffle": False, "metrics": None, "max_grad_norm": None}
-        return Trainer(build(), quiet(folder, **{**usual, **settings}), data())
+        usual |= {"eval_batch_size": MICRO, "eval_strategy": "no" if tests is None else "epoch"}
+        parts = {"eval_dataset": tests and tests(), "metrics_handler": evaluator}
+        return Trainer(build(), quiet(folder, **{**usual, **settings}), data(), **parts)
     cfg = file_config(
-        folder, build, data, train_micro_batch_size=MICRO, train_epoch=EPOCHS, log_period=1, seed=7,
+        folder, build, data, tests, train_micro_batch_size=MICRO, train_epoch=EPOCHS, log_period=1, seed=7,
         scheduler=LazyCall(lr_scheduler.ConstantLR)(factor=1.0), input_placement_device="cpu",
+        test_micro_batch_size=MICRO,
     )  # fmt: skip
     cfg._set_flag("allow_objects", True)
     cfg.dataloader.train.sampler = partial(CyclicSampler, shuffle=False)
     cfg.optim = LazyCall(torch.optim.SGD)(params={}, lr=RATE)
+    if evaluator is not None:
+        cfg.train.evaluation.update(evaluator=evaluator, eval_after_n_epoch=1)
+    if "greater_is_better" in settings:
+        settings["greater_is_better"] = "max" if settings["greater_is_better"] else "min"
     for name, value in settings.items():
         OmegaConf.update(cfg, place_of(name), value)
     return DefaultTrainer(cfg)
@@ -68,10 +86,65 @@ def plain_loop(model: nn.Module, optimizer: torch.optim.Optimizer, *, epochs: in
     return model
 
 
-def with_still_norm() -> Classifier:
+def with_still_norm() -> Net:
     model = net()
     model.body[1].eval()
     return model
+
+
+def weights_in(folder: Path, name: str) -> dict[str, Any]:
+    return load_file(next(folder.rglob(name)) / "model.safetensors")
+
+
+FIRST_IS_BEST = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": True}
+LAST = {"Python": "final_epoch", "config file": "model_final"}
+
+
+def test_load_best_model_at_end_loads_the_same_weights(tmp_path: Path) -> None:
+    found = {}
+    for api in APIS:
+        trainer = made(api, tmp_path / api, evaluator=MeanLoss(), **FIRST_IS_BEST)
+        losses: list[float] = []
+        trainer.register_hooks([CallbackHook(after_step=lambda t, to=losses: to.extend(t.last_eval_results.values()))])
+        results = trainer.train()
+        found[api] = trainer.model.state_dict()
+        assert results["loss"] == losses[0] > losses[-1]
+        best, last = (weights_in(tmp_path / api, name) for name in ("model_best", LAST[api]))
+        assert all(torch.equal(value, best[name]) for name, value in found[api].items())
+        assert not torch.equal(best["body.0.weight"], last["body.0.weight"])
+    plain = net()
+    plain_loop(plain, torch.optim.SGD(plain.parameters(), lr=RATE), epochs=1)
+    for weights in found.values():
+        assert all(torch.equal(value, weights[name]) for name, value in plain.state_dict().items())
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_a_training_after_it_continues_with_the_latest_weights(api: str, tmp_path: Path) -> None:
+    trainer = made(api, tmp_path / "cut", evaluator=MeanLoss(), **FIRST_IS_BEST)
+    best = trainer.train()
+    again = made(api, tmp_path / "cut", evaluator=MeanLoss(), **FIRST_IS_BEST, resume_from_checkpoint=True)
+    assert again.train() == best  # nothing is left to train
+    assert_equal_weights(again.model, trainer.model)
+    change(trainer, num_epochs=2 * EPOCHS)
+    assert trainer.train() == best
+    made(api, tmp_path / "whole", evaluator=MeanLoss(), **FIRST_IS_BEST, num_epochs=2 * EPOCHS).train()
+    cut, whole = (weights_in(tmp_path / name, LAST[api]) for name in ("cut", "whole"))
+    assert all(torch.equal(value, whole[name]) for name, value in cut.items())
+
+
+@pytest.mark.parametrize(
+    ("api", "text"),
+    [("Python", r"TrainingConfig\.load_best_model_at_end: got True, but nothing is eval.*Pass an eval_dataset"),
+     ("config file", r"train\.load_best_model_at_end: got True, but nothing is eval.*Set dataloader\.test")],
+)  # fmt: skip
+def test_a_best_model_that_cannot_be_known_is_an_error(api: str, text: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=text):
+        made(api, tmp_path, load_best_model_at_end=True)
+    missing = {**FIRST_IS_BEST, "metric_for_best_model": "score"}
+    with pytest.raises(
+        ConfigError, match=r"the evaluation computed no 'score', which .*load_best_model_at_end needs.*'scores'"
+    ):
+        made(api, tmp_path, evaluator=Results(scores=[0.5]), **missing).train()
 
 
 @pytest.mark.parametrize("api", APIS)

@@ -178,7 +178,7 @@ class TrainingConfig(CheckedConfig):
     )
     load_best_model_at_end: bool = setting(
         False, "train", "At the end load the best weights by metric_for_best_model; train() returns their results.",
-        copy=False, resumed="", changed="train",
+        place="train.load_best_model_at_end", copy=False, resumed="", changed="train",
     )
     early_stopping: types.EarlyStopping | None = setting(
         {"monitor": "eval_epoch_metric", "patience": 4, "mode": "max"}, "callback",
@@ -287,6 +287,7 @@ class TrainingConfig(CheckedConfig):
     )
     resume_from_checkpoint: types.Resume = setting(
         None, "train", "Resume from the newest checkpoint in output_dir, if any (True), or from a path.",
+        counterpart="train.resume",
         dev_run=None, resumed="",
     )
     allow_other_trainer: bool = setting(
@@ -377,6 +378,7 @@ class TrainingConfig(CheckedConfig):
         None, "metrics",
         "Whether a higher metric_for_best_model is better; None: known for losses, error rates, accuracies and the"
         " metrics of torchmetrics.",
+        counterpart="train.evaluation.eval_mode",
     )
     hardest_samples: types.Count | None = setting(
         None, "metrics",
@@ -695,6 +697,9 @@ _TRAIN = (
         "Stop after patience evaluations without an improvement of monitor, by default eval_metric; its mode is then"
         " eval_mode. The mode 'auto' derives the direction from the name of the monitor. None: never.",
         copy=None, changed="train"),
+    Key("load_best_model_at_end", False, None,
+        "At the end load the best weights by eval_metric; train() returns their results.", copy=False,
+        changed="train"),
     Key("input_placement_device", None, _Device, "As dist.device_type, which goes before it.", resumed=""),
     Key("dist", keys=_DIST),
     Key("seed", 1234, types.Count),
@@ -745,8 +750,8 @@ PLACES = {name: row.place for name, row in TrainingConfig.rows.items() if row.pl
 
 
 def place_of(name: str) -> str:
-    """The key of a setting in a config file; the name itself if there is none."""
-    return PLACES.get(name, name)
+    """The key of a setting in a config file, perhaps in another form; the name itself if there is none."""
+    return PLACES.get(name) or TrainingConfig.rows[name].counterpart or name
 
 
 def values_of_files() -> dict[str, Any]:

@@ -254,13 +254,6 @@ class ConfigRun(Run):
         period = self._period(saving.period, saving.get("save_model_after_n_epoch"))
         return PeriodicCheckpointer(self.checkpointer, period, max_to_keep=saving.max_to_keep)
 
-    def best_key(self) -> str:
-        evaluator, evaluation = self.evaluator, self.cfg.train.evaluation
-        if is_overridden(self.trainer, "test"):  # a user's may return more results
-            return str(evaluation.eval_metric)
-        setup.check_eval_metric(evaluation, evaluator)
-        return self.best_metric.key
-
     def progress_lines(self, best: BestCheckpointer | None) -> list[HookBase | None]:
         train, per_epoch = self.cfg.train, self.iterations_per_epoch()
         if not train.progress_bar:
@@ -340,14 +333,14 @@ class ConfigRun(Run):
 
     @property
     def best_metric(self) -> BestMetric:  # type: ignore[override]
-        trainer, me = self.trainer, weakref.proxy(self)
-        are_named = names_loaders(self.cfg) or len(self.test_loader) > 1
+        me, has_own = weakref.proxy(self), is_overridden(self.trainer, "test")  # a user's may return more results
+        are_named = not has_own and (names_loaders(self.cfg) or len(self.test_loader) > 1)
         return BestMetric(
             self.spec,
-            lambda: me.evaluator if me.evaluates else None,
+            lambda: me.evaluator if me.evaluates and not has_own else None,
             loader_names(self.test_loader) if are_named else (),
             evaluates=self.evaluates,
-            has_own_results=partial(is_overridden, trainer, "test"),
+            has_own_results=lambda: has_own,
             prefix="",
         )
 

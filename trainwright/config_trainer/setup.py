@@ -6,7 +6,6 @@ import inspect
 import logging
 import math
 import os
-import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ from trainwright.base.dist import (
     get_world_size,
     is_main_process,
 )
-from trainwright.base.errors import ConfigError, ConfigTypeError, did_you_mean
+from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.base.files import relative_path
 from trainwright.checkpoint.folder import POINTER_NAME
 from trainwright.config.lazy.allowlist import project_roots
@@ -51,7 +50,6 @@ from trainwright.data.sampler import CyclicSampler, SingleRoundSampler
 from trainwright.engine.folder.run_folder import RunFolder, make_folder
 from trainwright.engine.logs import log_to_console
 from trainwright.engine.run import Run
-from trainwright.evaluation.evaluator import DatasetEvaluator
 from trainwright.evaluation.objective import MODES, objective_of_name
 from trainwright.hooks import HookBase
 from trainwright.hooks.callbacks import Callback
@@ -454,20 +452,6 @@ def resolve_eval_mode(cfg: DictConfig) -> None:
         raise ConfigError(
             f"train.evaluation.eval_metric: got {evaluation.eval_metric!r}, and it is unknown whether higher is"
             " better. Set train.evaluation.eval_mode='max' or 'min'."
-        )
-
-
-def check_eval_metric(evaluation: DictConfig, evaluator: DatasetEvaluator) -> None:
-    """Check that the evaluator computes the ``eval_metric`` that the user sets."""
-    known = evaluator.known_results()
-    name = str(evaluation.eval_metric)
-    result = name.rpartition("/")[2]  # with several data sets, results are named after them
-    is_loss = "loss" in result and not result.endswith("_PPL")  # the model may return it, or name parts of it
-    names = {name, result, re.sub(r"_\d+$", "", result)}  # a metric may have a result for each class
-    if is_set(evaluation, "eval_metric") and not is_loss and known is not None and names.isdisjoint(known):
-        raise ConfigError(
-            f"train.evaluation.eval_metric: got {name!r}, which {evaluator!r} does not compute."
-            f" {did_you_mean(name, known)}"
         )
 
 

@@ -13,9 +13,13 @@ from trainwright.hooks.callbacks.early_stopping import EarlyStoppingCallback
 
 logger = logging.getLogger("trainwright.engine")
 
-_FOR_EVALUATIONS = {
+FOR_EVALUATIONS = {
     "Python": "Pass an eval_dataset (and no eval_strategy='no')",
     "config file": "Set dataloader.test (and train.evaluation.enabled=True)",
+}
+_MORE_RESULTS = {
+    "Python": "Add it to metrics, or pass a metrics_handler.",
+    "config file": "Another evaluator is set as train.evaluation.evaluator, or several in a list.",
 }
 
 
@@ -59,15 +63,16 @@ class BestMetric:
             self._warn_of_mode("greater_is_better", "max" if self._spec.greater_is_better else "min", key)
         name, _, key = key.rpartition("/")
         known = self._known_results()
-        if prefix != "evaluation" or key == "loss" or known is None:
+        is_loss = "loss" in key and not key.endswith("_PPL")  # the model may return it, or name parts of it
+        if prefix != "evaluation" or is_loss or known is None or not self._spec.is_set("metric_for_best_model"):
             return
         names = self._datasets if name else []
         results = [f"{one}.{result}" for one in names for result in ["loss", *known]] or ["loss", *known]
-        if key not in known and re.sub(r"_\d+$", "", key) not in known:  # per-class results
+        if {self._name, key, re.sub(r"_\d+$", "", key)}.isdisjoint(known):  # there may be a result for each class
             raise ConfigError(
                 f"{self._spec.where('metric_for_best_model')}: got {self._name!r}, which the evaluation does not"
                 f" compute; its results are {', '.join(results)}. {did_you_mean(key, results)}"
-                " Add it to metrics, or pass a metrics_handler."
+                f" {_MORE_RESULTS[self._spec.api]}"
             )
 
     def name_in_logs(self) -> str:
@@ -217,7 +222,7 @@ def early_stopping(spec: RunSpec, control: TrainerControl, best: BestMetric, *, 
             "%s: watches %s, but nothing is evaluated, so it never stops the run. %s, or watch a training metric such"
             " as 'epoch_loss'.",
             spec.where("early_stopping"), given.get("monitor", "the result of an evaluation"),
-            _FOR_EVALUATIONS[spec.api],
+            FOR_EVALUATIONS[spec.api],
         )  # fmt: skip
     if "monitor" in given:
         settings["monitor"], settings["mode"] = best.monitor(settings["monitor"], settings["mode"])

@@ -21,6 +21,7 @@ from trainwright.data.batch_loader import BatchLoader
 from trainwright.data.batches import Batches
 from trainwright.data.seeding import kept_generators
 from trainwright.engine.best_metric import BestMetric, early_stopping
+from trainwright.engine.best_weights import BestWeights
 from trainwright.engine.folder.run_folder import RunFolder
 from trainwright.engine.folder.summary import described_model, described_optimizers, described_stages
 from trainwright.engine.loop import TrainerBase
@@ -82,6 +83,7 @@ class Run:
         preprocessor: saved with the model.
         built_in_callbacks: those among them that the settings of the current training make.
         listed_callbacks: those that the user lists in the settings.
+        best_weights: those of the best checkpoint, which the model may get at the end of a training.
     """
 
     device: torch.device
@@ -154,7 +156,6 @@ class Run:
     own_step_hook: Callable[[], HookBase | None]  # for a step of the user's own
     step_hooks: Callable[[], list[HookBase | None]]  # the schedules, and metrics of the training
     save_hook: Callable[[], HookBase | None]
-    best_key: Callable[[], str]  # of the results that the best checkpoint is chosen by, checked
     name_of_save: Callable[[], str] | None = None  # the number in the names of the best checkpoints
     progress_lines: Callable[[BestCheckpointer | None], list[HookBase | None]]
     evaluate_in_training: Callable[[], dict[str, Any]]
@@ -170,6 +171,7 @@ class Run:
         self._own_parts: frozenset[str] = frozenset()  # names of checkpointables that are not the user's
         self._model_files: dict[str, bytes] | None = None  # once they are known
         self._spec: RunSpec | None = None
+        self.best_weights = BestWeights(self)
         self._freezes_bn = False  # as the settings of the latest training request
 
     @property

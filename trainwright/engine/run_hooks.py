@@ -16,6 +16,7 @@ from trainwright.engine.folder.summary import RunSummary
 from trainwright.engine.run import Run
 from trainwright.hooks import (
     BestCheckpointer,
+    CallbackHook,
     EvalHook,
     FiniteCheck,
     Float32MatmulPrecision,
@@ -47,6 +48,7 @@ def run_hooks(run: Run) -> list[HookBase | None]:
     """
     spec, me = run.spec, weakref.proxy(run)
     precision, save = spec.float32_matmul_precision, (lambda: me.save()) if spec.save_enabled else (lambda: None)
+    run.best_weights.check()
     total_steps, steps_per_epoch = run.planned_length()
     lengths: dict[str, Any] = {"total_steps": total_steps, "steps_per_epoch": steps_per_epoch}
     resume = "--resume" if spec.api == "config file" else "resume_from_checkpoint=True"
@@ -60,6 +62,7 @@ def run_hooks(run: Run) -> list[HookBase | None]:
         _throughput(run) if spec.log_throughput else None,
         averaging_hook(run.average, spec.ema, lambda *given: me.has_passed(*given), run.update_statistics, total_steps),
         *with_parts(run.trainer.build_hooks(), [run.calls, *run.listed_hooks]),
+        CallbackHook(after_end=lambda trainer: None if trainer.has_failed else me.best_weights.use()),
         FiniteCheck(run.check_is_due, spec.non_finite),
         _stragglers(run, run.check_is_due),
         RunSummary(spec.output_dir, lambda: me.next_commands()),
@@ -109,7 +112,8 @@ def _best_checkpointer(run: Run) -> BestCheckpointer | None:
                 spec.where("save_top_k"), spec.save_top_k, "evaluated" if spec.save_enabled else "saved",
             )  # fmt: skip
         return None
-    key = run.best_key()
+    run.best_metric.check()
+    key = run.best_metric.key
 
     def on_missing() -> None:
         raise_missing(spec, key, me.trainer.last_eval_results)

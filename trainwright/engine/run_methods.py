@@ -2,8 +2,8 @@
 
 import logging
 import os
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -272,7 +272,17 @@ class RunMethods(TrainerBase):
     def _apply_settings(self, names: set[str]) -> None:
         """Use the current values of these settings."""
 
+    @contextmanager
+    def _training(self, start_iter: int | None = None, max_iter: int | None = None) -> Iterator[Callable[[], None]]:
+        with super()._training(start_iter, max_iter) as run_step:
+            is_done = max_iter is None and self.start_iter >= self.max_iter
+            yield run_step
+        if is_done and not self.last_eval_results:  # no hook has evaluated
+            self.last_eval_results = self.run.folder.last_results()
+            self.run.best_weights.use()
+
     def before_train(self) -> None:
+        self.run.best_weights.undo()
         self.run.use_built_in_callbacks()
         folder = self.run.folder
         folder.lock()

@@ -55,7 +55,7 @@ class RunSpec(_Settings):
         raise AttributeError(f"RunSpec.{name}: the settings of a run are immutable.")
 
     def is_set(self, name: str) -> bool:
-        """Whether the user set the setting; in a config file, to another value than the default."""
+        """Whether the user set the setting; in most keys of a config file, to another value than the default."""
         is_set: bool = vars(self)["_is_set"](name)
         return is_set
 
@@ -91,7 +91,8 @@ def spec_of_cfg(cfg: "DictConfig", device: torch.device, given: "DictConfig") ->
     """
     from omegaconf import DictConfig, ListConfig, OmegaConf
 
-    from trainwright.config.lazy.provenance import value_at
+    from trainwright.config.lazy.lazy_config import MARKED
+    from trainwright.config.lazy.provenance import is_set, value_at
     from trainwright.config.settings import KEYS, PLACES, place_of, values_of_files
     from trainwright.config.training.row import complete_early_stopping
 
@@ -119,6 +120,9 @@ def spec_of_cfg(cfg: "DictConfig", device: torch.device, given: "DictConfig") ->
 
     def is_set_by_user(name: str) -> bool:
         place = place_of(name)
-        return place in KEYS and bool(value_at(given, place) != KEYS[place].default)
+        if place not in KEYS or value_at(given, place) != KEYS[place].default:
+            return place in KEYS
+        section, _, key = place.rpartition(".")
+        return place in MARKED and is_set(value_at(given, section), key)
 
     return RunSpec("config file", settings, as_set, place_of, is_set_by_user)

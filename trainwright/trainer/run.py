@@ -247,7 +247,7 @@ class PythonRun(TrainerRun):
             self.saving.continue_from(source)
 
     def prepare_folder(self) -> None:
-        start.check_folder(self.spec, self.folder, evaluates=self.evaluates)
+        start.check_folder(self.spec, self.folder)
 
     # The hooks.
 
@@ -306,10 +306,6 @@ class PythonRun(TrainerRun):
             return [ReduceOnPlateau(latest)]
         mean_loss = self.calls.epoch_loss_of_all
         return [ReduceOnPlateau(mean_loss if metric == "total_loss" else latest, self.state.is_epoch_end)]
-
-    def best_key(self) -> str:
-        self.best_metric.check()
-        return self.best_metric.key
 
     def name_of_save(self) -> str:
         return self.saving.step_name()
@@ -516,12 +512,10 @@ class PythonRun(TrainerRun):
         return self.batches
 
     def finish(self) -> None:
-        """At the end of a training without failure, after the last save: load the best weights, write the card."""
+        """At the end of a training without failure, after the last save: write the card."""
         spec = self.spec
         if self.trainer.has_failed:
             return
-        if spec.load_best_model_at_end:
-            self.trainer.last_eval_results = self.saving.load_best() or self.trainer.last_eval_results
         if spec.save_enabled and is_main_process():
             self.folder.write_card(self.card.text_of_run())
         if parts.dev_batches(spec) is not None and is_main_process():

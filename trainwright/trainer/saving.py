@@ -1,7 +1,6 @@
 """Checkpoints of the Python API: named by step, with links named by epoch; loading, and upload to the hub."""
 
 import csv
-import json
 import logging
 import tempfile
 import weakref
@@ -16,14 +15,12 @@ from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.checkpoint.folder import is_checkpoint, keep_newest
 from trainwright.engine.run import TrainerRun
 from trainwright.events.writers.rows import sync_files
-from trainwright.hooks import BestCheckpointer
 from trainwright.parallel.faults import meet
 from trainwright.trainer.model_card import RunCard
 from trainwright.trainer.start import Periods
 
 logger = logging.getLogger("trainwright.engine")
 
-BEST = "model_best"
 FINAL_EPOCH = "final_epoch"
 
 
@@ -38,7 +35,6 @@ class Saving:
         self._run, self._periods, self._card = weakref.proxy(run), periods, card
         self._checkpointer, self._state, self._folder = run.checkpointer, run.state, run.folder
         self.late: list[Callable[[], object]] = []
-        self._last_trained: Path | None = None  # the last step's checkpoint, if the model has the best weights
 
     def save(self, path: str | Path, *, overwrite: bool) -> None:
         meet("Trainer.save")
@@ -56,7 +52,7 @@ class Saving:
 
     def load(self, path: str | Path) -> None:
         self._checkpointer.load(Path(path).expanduser())
-        self._last_trained = None
+        self._run.best_weights.forget()
 
     def continue_from(self, path: str | Path) -> None:
         """Continue the run of the output folder, if ``path`` is in it: a checkpoint, or the folder of all of them.
@@ -105,34 +101,6 @@ class Saving:
             yield f"epoch_{self._state.epoch}"
         if self._run.trainer.iter >= self._run.trainer.max_iter:
             yield FINAL_EPOCH
-
-    # The best weights.
-
-    def load_best(self) -> dict[str, float]:
-        """Load the weights of the best checkpoint, if there is one; returns the results of its evaluation."""
-        self._checkpointer.wait()
-        best = Path(self._checkpointer.save_dir, BEST)
-        if not best.exists():
-            name = self._run.spec.metric_for_best_model
-            logger.warning("There is no best checkpoint to load: no evaluation computed %r.", name)
-            return {}
-        loaded = self._checkpointer.loaded_from
-        self._last_trained = Path(self._checkpointer.get_checkpoint_file()) if loaded is None else loaded[0]
-        self._load_weights(best)
-        logger.info("Loaded the weights of the best checkpoint, %s.", best)
-        hooks = json.loads((best / "trainer.json").read_text(encoding="utf-8"))["hooks"]
-        found = [hook["state"].get("results") for hook in hooks if hook["class"] == BestCheckpointer.__name__]
-        return next(filter(None, found), {})
-
-    def load_last_trained(self) -> None:
-        """Undo :meth:`load_best`: the state of the optimizer belongs to the latest weights."""
-        if self._last_trained is not None:
-            self._load_weights(self._last_trained)
-            self._last_trained = None
-
-    def _load_weights(self, checkpoint: Path) -> None:
-        there = Checkpointer(self._checkpointer.model, only=self._checkpointer.only)
-        there.load(checkpoint, checkpointables=[], strict=True)
 
 
 def _link_and_prune(folder: Path, name: str, links: list[Path], max_to_keep: int | None) -> None:

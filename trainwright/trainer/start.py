@@ -86,17 +86,12 @@ def resume(spec: RunSpec, checkpointer: Checkpointer) -> Path | None:
     return None
 
 
-def check_folder(spec: RunSpec, folder: RunFolder, *, evaluates: bool) -> None:
-    """Refuse a folder with another run, and a best model that is never saved."""
+def check_folder(spec: RunSpec, folder: RunFolder) -> None:
+    """Refuse a folder with another run."""
     if not spec.overwrite_output_dir and not folder.resume and folder.holds_a_run():
         raise ConfigError(
             f"TrainingConfig.output_dir: {spec.output_dir} holds a run, and overwrite_output_dir is False. Set"
             " another folder, or resume_from_checkpoint=True to continue that run."
-        )
-    if spec.load_best_model_at_end and not (evaluates and spec.save_enabled):
-        raise ConfigError(
-            "TrainingConfig.load_best_model_at_end: got True, but nothing is evaluated or saved; it needs an"
-            " eval_dataset, an eval_strategy other than 'no', and save_enabled=True."
         )
 
 

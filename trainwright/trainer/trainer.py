@@ -348,16 +348,11 @@ class Trainer(RunMethods):
             self.load(resume_checkpoint_path)
             self.run.saving.continue_from(resume_checkpoint_path)
         self.run.plan_again()
-        is_done = self.start_iter >= self.max_iter
         with self._training() as run_step:
             if is_overridden(self, "inner_training_loop"):
                 self._run_own_epochs()
             for _ in self._iterations():
                 run_step()
-        if is_done and not self.last_eval_results:  # no hook has evaluated
-            self.last_eval_results = self.run.folder.last_results()
-            if self.run.spec.load_best_model_at_end:
-                self.last_eval_results = self.run.saving.load_best() or self.last_eval_results
         return self.last_eval_results
 
     def inner_training_loop(self, epoch_num: int) -> dict[str, float]:
@@ -442,7 +437,6 @@ class Trainer(RunMethods):
         run.folder.prepare(self.config)
         if self.config.is_by_its_page:  # the page documents this list
             logger.log(logging.WARNING if is_main_process() else logging.INFO, "%s", repr(self.config))  # once
-        self.run.saving.load_last_trained()
         self.run.scheduling.check(self.lr_scheduler)
         super().before_train()
 

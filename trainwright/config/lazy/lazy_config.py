@@ -139,7 +139,7 @@ class MissingConfigError(MissingFileError, RuntimeError):
 
 PACKAGED = Path(__file__).parents[1] / "defaults"
 # Packaged defaults that are replaced if the user sets another of them: the length, and the metric with its direction.
-_MARKED = ("train.train_iter", "train.train_epoch", "train.evaluation.eval_metric", "train.evaluation.eval_mode")
+MARKED = ("train.train_iter", "train.train_epoch", "train.evaluation.eval_metric", "train.evaluation.eval_mode")
 
 
 def get_config(name: str) -> DictConfig:
@@ -160,7 +160,7 @@ def get_config(name: str) -> DictConfig:
             f" Available: {', '.join(there)}."
         )
     config: DictConfig = LazyConfig.load(PACKAGED / name)
-    for path in _MARKED if "train" in config else ():
+    for path in MARKED if "train" in config else ():
         above, _, key = path.rpartition(".")
         mark_default(value_at(config, above), key)
     return config

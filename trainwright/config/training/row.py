@@ -47,6 +47,7 @@ class Row:
     Attributes:
         trainer: the default of ``TrainerConfig``.
         place: the key of the setting in a config file.
+        counterpart: the key of a config file that has the setting in another form, if it has no place.
         file: the value in runs of config files, for a setting without a place; by default as in ``TrainingConfig``.
         names: aliases, among them those of other libraries.
         others: aliases whose values have another form.
@@ -65,6 +66,7 @@ class Row:
     category: str
     trainer: Any = UNCHANGED
     place: str = ""
+    counterpart: str = ""
     file: Any = UNCHANGED
     names: str = ""
     others: Mapping[str, Alias] = field(default_factory=dict)
