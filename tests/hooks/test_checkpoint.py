@@ -196,9 +196,10 @@ def test_the_best_after_a_kill_are_those_of_the_uninterrupted_run(
         nn.init.constant_(trainer.model.weight, start)
         best = BestCheckpointer(1, trainer.checkpointer, "accuracy", **settings)
         if start:
-            best.load_state_dict(states[start])
+            best.load_state_dict(states[start - 1])
         given = iter(values[start:])
-        keep = CallbackHook(before_step=lambda t, best=best: states.append(json.loads(json.dumps(best.state_dict()))))
+        save = lambda best=best: states.append(json.loads(json.dumps(best.state_dict())))  # noqa: E731
+        keep = CallbackHook(after_step=lambda t, save=save: t.call_between_steps(save))  # as a checkpoint
         trainer.register_hooks([keep, EvalHook(1, lambda given=given: {"accuracy": next(given)}), best])
         trainer.train(start, len(values))
         bests.append(best)

@@ -38,9 +38,9 @@ from trainwright.evaluation.evaluator import DatasetEvaluator
 from trainwright.evaluation.loop import loader_names, watched_batches, without_table
 from trainwright.events.epoch_means import epoch_around, epoch_at
 from trainwright.hooks import BestCheckpointer, HookBase, LRScheduler, PeriodicCheckpointer
-from trainwright.hooks.base import Period, condition
 from trainwright.hooks.callbacks import RunCallbacks
 from trainwright.hooks.callbacks.progress import epoch_lines
+from trainwright.hooks.due import Condition, Period, Recurring
 from trainwright.hooks.method_overrides import is_overridden
 from trainwright.hooks.timer import SettingNames
 from trainwright.models.outputs import returned_losses, scalars_of, total_loss
@@ -147,8 +147,8 @@ class ConfigRun(Run):
             epoch_at=lambda steps: me.epoch_at(steps),
             evaluate=lambda: me.evaluate_now(),
             log=lambda: me.log_now(),
-            is_due=lambda: bool(condition(me.log_is_due)(me.trainer)),
-            eval_is_due=lambda: me.eval_hook is not None and bool(condition(me.eval_is_due)(me.trainer)),
+            is_due=lambda: Condition(me.log_is_due)(me.trainer),
+            eval_is_due=lambda: me.eval_hook is not None and Condition(me.eval_is_due)(me.trainer),
             steps_done=lambda: me.trainer.start_iter * me.batches_per_update,
             is_optional=True,
             early_stopping="train.early_stopping",
@@ -226,7 +226,11 @@ class ConfigRun(Run):
         if epochs is None or per_epoch is None:
             return iterations
         whole, parts = (per_epoch * epochs).as_integer_ratio()
-        return lambda: (trainer.iter + 1) * parts // whole > trainer.iter * parts // whole
+
+        def is_over() -> bool:
+            return (trainer.iter + 1) * parts // whole > trainer.iter * parts // whole  # type: ignore[no-any-return]
+
+        return Recurring(is_over, lambda done: -(-(done * parts // whole + 1) * whole // parts))
 
     def steps_done(self) -> int:
         done: int = self.trainer.iter

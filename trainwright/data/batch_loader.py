@@ -100,13 +100,11 @@ class BatchReader:
             return self._collated(indices, self._fetched(indices))
         dataset, left = self.dataset, iter(indices)
         try:
-            if self._epoch_setters:
-                samples = []
-                for number, index in enumerate(left):
+            samples = []
+            for number, index in enumerate(left):
+                if self._epoch_setters:
                     self.set_epoch(indices.epoch_of(number))
-                    samples.append(dataset[index])
-            else:
-                samples = [dataset[index] for index in left]
+                samples.append(dataset[index])
         except Exception as error:
             self._add_sample_note(error, indices, len(indices) - operator.length_hint(left) - 1)
             raise

@@ -122,7 +122,22 @@ class Instance:
             rows.append(sample.__dict__)
         batch = Instance()
         for name in names:
-            batch.__dict__[name] = _stack_field(name, [*map(itemgetter(name), rows)])
+            values = [*map(itemgetter(name), rows)]
+            first = values[0]
+            try:
+                if isinstance(first, torch.Tensor):
+                    batch.__dict__[name] = stack_tensors(values)
+                elif isinstance(first, list | str):
+                    batch.__dict__[name] = values
+                elif hasattr(first, "stack"):
+                    batch.__dict__[name] = type(first).stack(values)
+                else:
+                    batch.__dict__[name] = default_collate(values)
+            except DataError as error:
+                raise DataError(f"data: field {name!r}: {error}") from error
+            except (RuntimeError, TypeError, ValueError, KeyError) as error:
+                fault = difference(values, name) or f"field {name!r} cannot be batched: {error}"
+                raise DataError(f"data: {fault}") from error
         return batch
 
     def pin_memory(self, device: object = None) -> "Instance":
@@ -157,19 +172,3 @@ def stack_tensors(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     if batch.dtype != tensors[0].dtype:  # torch promotes int to float, but only outside of worker processes
         raise DataError(difference(tensors) or "the types differ")
     return batch
-
-
-def _stack_field(name: str, values: list[Any]) -> Any:
-    first = values[0]
-    try:
-        if isinstance(first, torch.Tensor):
-            return stack_tensors(values)
-        if isinstance(first, list | str):
-            return values
-        if hasattr(first, "stack"):
-            return type(first).stack(values)
-        return default_collate(values)
-    except DataError as error:
-        raise DataError(f"data: field {name!r}: {error}") from error
-    except (RuntimeError, TypeError, ValueError, KeyError) as error:
-        raise DataError(f"data: {difference(values, name) or f'field {name!r} cannot be batched: {error}'}") from error

@@ -12,7 +12,8 @@ from trainwright.config.foreign_names import attribute_hint
 from trainwright.data.errors import add_fix
 from trainwright.events.phases import PhaseTimes
 from trainwright.events.storage import EventStorage
-from trainwright.hooks.base import MOMENTS, HookBase, insert_hook
+from trainwright.hooks.base import MOMENTS, HookBase, decides_itself, insert_hook
+from trainwright.hooks.due import NextCall
 from trainwright.hooks.method_overrides import check_methods, is_overridden, overridable
 from trainwright.hooks.signals import STOPS, TrainingPaused
 from trainwright.parallel.faults import announce, meet, names_connection, watch_training
@@ -59,12 +60,19 @@ class TrainerBase:
         self.failure: type[BaseException] | None = None
         self.is_ended = self.evaluates_on_start = False
         self._stepper: Any = None  # the object that runs the steps; its ``iter`` is updated
+        self._before_step: list[Callable[[], None]] = []  # those of hooks that override it
+        # With the next call of a hook that may have periods.
+        self._after_step: list[tuple[HookBase, Callable[[], None], NextCall | None]] = []
+        self._between_steps: list[Callable[[], None]] = []
         self.last_eval_results: dict[str, Any] = {}
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             """Called for missing attributes only: the message knows the names of other libraries' trainers."""
+            if "_hooks" not in vars(self) and hasattr(type(self), name):
+                kind, text = type(self).__name__, "__init__ has not called super().__init__(...)."
+                raise AttributeError(f"{kind}.{text}", name=name, obj=self)
             here = attribute_hint(name, self)
             if here is not None:
                 kind = type(self).__name__
@@ -127,13 +135,11 @@ class TrainerBase:
         """
         if self.iter >= self.max_iter:
             return  # there may be no storage yet
-        stepper, before_step, after_step = self._stepper, self._calls_of("before_step"), self._calls_of("after_step")
-        storage, phases, step_end = self.storage, self.phases, time.perf_counter()
+        stepper, storage, phases, step_end = self._stepper, self.storage, self.phases, time.perf_counter()
         steps, divided = 0.0, phases.step  # seconds
         while self.iter < (self.max_iter if until is None else min(until(), self.max_iter)):
             storage.iter = stepper.iter = self.iter
-            for call in before_step:
-                call()
+            self.before_step()
             step_start = time.perf_counter()
             phases.hooks += step_start - step_end
             yield
@@ -143,8 +149,7 @@ class TrainerBase:
             self.iterations_done = self.iter + 1
             self.samples_done += self.samples_per_iter
             storage.samples = self.samples_done
-            for call in after_step:
-                call()
+            self.after_step()
             self.iter += 1
         phases.hooks += time.perf_counter() - step_end
         phases.forward += max(0.0, steps - (phases.step - divided))  # time that the steps have not assigned to a phase
@@ -160,6 +165,7 @@ class TrainerBase:
             self._continue()
         self.iterations_done = self.start_iter
         self.failure = None
+        self._between_steps.clear()
         self.max_iter = self.max_iter if max_iter is None else max_iter
         self.phases = PhaseTimes()
         if self.start_iter > self.max_iter or (self.start_iter == self.max_iter and not self._is_end_pending()):
@@ -202,6 +208,13 @@ class TrainerBase:
         self._before_first_step()
         for hook in self._hooks:
             hook.before_first_step()
+        hooks = [hook for hook in self._hooks if not hook.is_idle]
+        self._before_step = [hook.before_step for hook in hooks if is_overridden(hook, "before_step")]
+        self._after_step = [
+            (hook, hook.after_step, None if decides_itself(hook) else NextCall(hook.due or ()))
+            for hook in hooks
+            if is_overridden(hook, "after_step")
+        ]
         self._stepper, run_step = self._bind_run_step()
         return run_step
 
@@ -224,14 +237,43 @@ class TrainerBase:
             hook.before_train()
 
     def before_step(self) -> None:
-        """Call every hook's ``before_step``. Override it to do more."""
-        for hook in self._hooks:
-            hook.before_step()
+        """Finish the previous iteration, and call every hook's ``before_step``. Override it to do more."""
+        while self._between_steps:
+            self._between_steps.pop(0)()
+        # A train() of the user's own plans no calls.
+        for call in self._before_step if self._stepper is not None else [hook.before_step for hook in self._hooks]:
+            call()
 
     def after_step(self) -> None:
-        """Call every hook's ``after_step``. Override it to do more."""
-        for hook in self._hooks:
-            hook.after_step()
+        """Call the ``after_step`` of every hook that is due. Override it to do more."""
+        if self._stepper is None:  # in a train() of the user's own, which plans no calls
+            for hook in self._hooks:
+                hook.after_step()
+            return
+        done = self.iterations_done
+        for hook, call, next_call in self._after_step:
+            due = hook.due
+            if next_call is not None and due is not None:
+                if due is not next_call.due:
+                    next_call.follow(due)
+                # In most iterations no call is needed to know that a hook is not due.
+                is_new = done >= self.max_iter or next_call.results is not self.last_eval_results
+                if not (is_new or next_call.at <= done) or not next_call.has_come(self):
+                    continue
+            call()
+
+    def call_between_steps(self, call: Callable[[], None]) -> None:
+        """Call ``call`` once, before the next iteration begins: every hook has finished this one then.
+
+        Not called at the end of a training.
+        """
+        self._between_steps.append(call)
+
+    def plan_calls(self) -> None:
+        """Compute again when hooks are due: a period, or the length of the run, has changed."""
+        for _, _, next_call in self._after_step:
+            if next_call is not None:
+                next_call.forget()
 
     def after_train(self) -> None:
         """Call every hook's ``after_train``, then every hook's ``after_end``, even if one of them fails.
@@ -275,12 +317,6 @@ class TrainerBase:
 
     def _before_first_step(self) -> None:
         """Called last before the first iteration, when every hook is ready."""
-
-    def _calls_of(self, moment: str) -> list[Callable[[], None]]:
-        """The calls at one moment of a step. Hooks that do not override it are left out, so they cost nothing."""
-        if is_overridden(self, moment):
-            return [getattr(self, moment)]  # the override decides
-        return [getattr(hook, moment) for hook in self._hooks if is_overridden(hook, moment) and not hook.is_idle]
 
     def _after_failure(self, error: BaseException) -> None:
         self.failure = type(error)  # not the error, whose frames hold tensors

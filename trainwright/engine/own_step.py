@@ -143,6 +143,7 @@ class OwnStep(HookBase):
 
     def before_train(self) -> None:
         own = [name for name in self._methods if self._run.overrides.has(name)]
+        self.due = None if own else ()  # and once the user's code has made a part, see _part_of
         if own:
             name = f"{self._run.overrides.kind}.{' and '.join(own)}"
             self._first = _FirstWindow(self._run, name, has_early_step="run_step" in own)
@@ -171,13 +172,11 @@ class OwnStep(HookBase):
             handle.remove()
         self._averaged = []
 
-    def before_step(self) -> None:
-        for part in self._parts.values():
-            part.begin()
-
     def after_step(self) -> None:
         if self._parts:
             self._update_scale()
+        for part in self._parts.values():
+            part.begin()
         if self._first is not None and self._first.is_over():
             self._first.warn()
             self._stop_watching()
@@ -208,6 +207,7 @@ class OwnStep(HookBase):
             name = "grad_norm" if optimizer is own else name
             part = self._parts[id(optimizer)] = _OptimizerPart(optimizer, update, self._run.model, name)
             update.groups.add(optimizer)
+            self.due = None
         return part
 
     def _make_ready(self, part: "_OptimizerPart") -> None:

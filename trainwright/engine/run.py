@@ -34,9 +34,9 @@ from trainwright.evaluation.prediction import iterate_predictions, predict
 from trainwright.events.formats import RECORD_NAME, read_starts
 from trainwright.events.storage import EventStorage
 from trainwright.hooks import BestCheckpointer, EvalHook, HookBase, PeriodicWriter
-from trainwright.hooks.base import Period
 from trainwright.hooks.callbacks import RunCallbacks
 from trainwright.hooks.callbacks.base import Callback, CallbackList, TrainerControl
+from trainwright.hooks.due import Period
 from trainwright.hooks.method_overrides import Overrides
 from trainwright.hooks.timer import SettingNames
 from trainwright.models.adapters import TrainableNames, adapter_files

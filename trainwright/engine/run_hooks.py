@@ -25,7 +25,7 @@ from trainwright.hooks import (
     IterationTimer,
     PeriodicWriter,
 )
-from trainwright.hooks.base import Period
+from trainwright.hooks.due import Period
 from trainwright.hooks.profile import profile_hook
 from trainwright.hooks.signals import max_time_of
 from trainwright.hooks.stragglers import Stragglers

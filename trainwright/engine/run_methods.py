@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -31,25 +32,16 @@ if TYPE_CHECKING:
     from trainwright.inspect.replay import Replay
 
 
-class _Part:
+class _Part(property):
+    """Read without a call of Python code: hooks read parts in each iteration."""
+
     def __init__(self, name: str) -> None:
+        super().__init__()
         self._name = name
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self._name = self._name or name
-
-    def __get__(self, trainer: Any, kind: type) -> Any:
-        if trainer is None:
-            return self
-        try:
-            return getattr(trainer.run, self._name)
-        except AttributeError as error:
-            if "_hooks" in vars(trainer):
-                raise
-            raise AttributeError(f"{type(trainer).__name__}.__init__ has not called super().__init__(...).") from error
-
-    def __set__(self, trainer: Any, value: Any) -> None:
-        setattr(trainer.run, self._name, value)
+        part = self._name or name
+        super().__init__(attrgetter(f"run.{part}"), lambda trainer, value: setattr(trainer.run, part, value))
 
 
 def part_of_run(name: str = "") -> Any:

@@ -2,7 +2,8 @@
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -35,6 +36,7 @@ from trainwright.engine.extra_parameters import (
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.resumed_settings import KEPT, differences, log_changes, options_of
 from trainwright.hooks.callbacks.logs import EpochMean
+from trainwright.hooks.due import NEVER, Recurring
 from trainwright.optim.named import NamedOptimizers
 
 logger = logging.getLogger("trainwright.engine")
@@ -351,6 +353,19 @@ class StepPlan:
             plan = plan.before
         return plan.start.step + (number - plan.start.epoch) * plan.steps_per_epoch
 
+    def next_passing(self, period: int, updates: int) -> int:
+        """The least number of updates, above ``updates``, that may reach or cross a multiple of ``period`` steps."""
+        return self._next_at((self.steps(updates) // period + 1) * period, updates)
+
+    def next_epoch_end(self, every: int, updates: int) -> int:
+        """The least number of updates, above ``updates``, at which an epoch of each ``every`` may end."""
+        epoch, _ = self.epoch_at(self.steps(updates))
+        return self._next_at(self.end_of_epoch((epoch // every + 1) * every), updates)
+
+    def _next_at(self, steps: int, updates: int) -> int:
+        # Any update beyond the plan: a callback may have made the run longer.
+        return max(updates + 1, min(self.updates(steps), self.num_updates + 1))
+
     @property
     def updates_per_epoch(self) -> int:
         """Updates of a complete epoch."""
@@ -446,6 +461,20 @@ class TrainerState(TrainingState):
     def is_epoch_end(self) -> bool:
         """Whether the latest step is the last of its epoch."""
         return (self.global_step - self.plan.start.step) % self.plan.steps_per_epoch == 0
+
+    def passes(self, period: Callable[[], int], otherwise: Recurring = NEVER) -> Recurring:
+        """Over where :meth:`has_passed`; ``otherwise``, if the period is 0."""
+        return Recurring(
+            lambda: self.has_passed(period()) if period() else otherwise(),
+            lambda done: self.plan.next_passing(period(), done) if period() else otherwise.next_end(done),
+        )
+
+    def epoch_ends(self, every: Callable[[], int] = lambda: 1) -> Recurring:
+        """Over at the end of each ``every`` epochs; 0: never."""
+        return Recurring(
+            lambda: bool(every()) and self.is_epoch_end() and self.epoch % every() == 0,
+            lambda done: self.plan.next_epoch_end(every(), done) if every() else sys.maxsize,
+        )
 
     def epoch_at(self, steps: int) -> tuple[int, int]:
         """As that of the plan; of the current epoch without a further call, since callbacks ask in each step."""

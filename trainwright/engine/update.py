@@ -22,7 +22,7 @@ from trainwright.engine.accumulation import (
 from trainwright.engine.extra_parameters import synchronized
 from trainwright.engine.gradient_sync import GradientSync, Replica
 from trainwright.events.phases import PhaseTimes
-from trainwright.events.storage import get_event_storage, has_event_storage
+from trainwright.events.storage import find_event_storage
 from trainwright.models.targets import LossIgnores, TargetCounter
 from trainwright.optim.clip import gradient_clipper, gradient_norm
 from trainwright.optim.fused import keep_possible_kernels
@@ -326,8 +326,8 @@ def recorded_norm(
 
     def clip_and_put() -> Tensor:
         norm = clip()
-        if has_event_storage():  # not in a user's own loop
-            get_event_storage().put_scalar(name, norm, smoothing_hint=not is_scaled)
+        if (storage := find_event_storage()) is not None:  # not in a user's own loop
+            storage.put_scalar(name, norm, smoothing_hint=not is_scaled)
         return norm
 
     return clip_and_put
@@ -338,8 +338,8 @@ def recorded_step(skip: SkipNonFinite) -> Callable[[Tensor | None], None]:
 
     def step_and_put(norm: Tensor | None) -> None:
         is_skipped = skip.step(norm)
-        if is_skipped is not None and has_event_storage():
-            get_event_storage().put_scalar("skipped_update", is_skipped, smoothing_hint=False)
+        if is_skipped is not None and (storage := find_event_storage()) is not None:
+            storage.put_scalar("skipped_update", is_skipped, smoothing_hint=False)
 
     return step_and_put
 

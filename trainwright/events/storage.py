@@ -60,6 +60,11 @@ def get_event_storage() -> "EventStorage":
     return _storages[-1]
 
 
+def find_event_storage() -> "EventStorage | None":
+    """The storage of this thread's training; None if there is none."""
+    return _storages[-1] if _storages else None
+
+
 def has_event_storage() -> bool:
     """Whether ``get_event_storage`` would find one."""
     return bool(_storages)

@@ -4,6 +4,7 @@ from trainwright.hooks import callbacks
 from trainwright.hooks.base import CallbackHook, HookBase
 from trainwright.hooks.callbacks import *  # noqa: F403  # the names of its __all__
 from trainwright.hooks.checkpoint import BestCheckpointer, PeriodicCheckpointer
+from trainwright.hooks.due import Moment
 from trainwright.hooks.evaluation import EvalHook
 from trainwright.hooks.lr_scheduler import LRScheduler, ReduceOnPlateau
 from trainwright.hooks.nan_check import FiniteCheck, NonFiniteError
@@ -15,6 +16,7 @@ from trainwright.hooks.writers import PeriodicWriter
 
 __all__ = [
     "HookBase",
+    "Moment",
     "CallbackHook",
     "IterationTimer",
     "ProfileHook",

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from trainwright.base.errors import ConfigError
+from trainwright.hooks.due import Due
 from trainwright.hooks.method_overrides import overridable
 
 MOMENTS = ("before_train", "before_first_step", "before_step", "after_step", "after_train", "after_end", "before_save")
@@ -18,9 +19,6 @@ SLOTS = {
     "stop": "End the run on request. The user's hooks are behind it by default.",
 }
 """The slots of hooks, in the order of their calls."""
-Period: TypeAlias = int | Callable[[], int]
-"""When a hook acts: every n iterations (0: never), or after an iteration for which the function returns True, such as
-``trainer.state.is_epoch_end`` of the Python API; the steps of a schedule may be several."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +65,9 @@ class HookBase:
     """Its slot, one of :data:`SLOTS`; None: behind all hooks that are registered before it."""
     place = 0
     """The number of its slot in the list of its trainer, set when it is registered."""
+    due: Due | None = None
+    """After which iterations ``after_step`` is called: periods and moments; None: after each. It may change at any
+    time. A subclass that overrides the ``after_step`` of a hook is called after each one, too."""
     is_state_of_rank = False
     """Whether its state belongs to this process alone, and not to all of them."""
     in_copies = True
@@ -142,6 +143,12 @@ def insert_hook(hooks: list[HookBase], hook: HookBase) -> None:
     hooks.insert(next(later, len(hooks)), hook)
 
 
+def decides_itself(hook: HookBase) -> bool:
+    """Whether its ``after_step`` overrides that of another hook: it may do more, and is called in each iteration."""
+    definitions = [kind for kind in type(hook).__mro__ if "after_step" in vars(kind)]
+    return len(definitions) > 2 or "after_step" in vars(hook)
+
+
 class CallbackHook(HookBase):
     """Calls functions of the trainer at the moments of a hook.
 
@@ -177,13 +184,6 @@ class CallbackHook(HookBase):
             function(self.trainer)
 
         return call
-
-
-def condition(period: Period) -> Callable[[Any], int]:
-    """A function of the trainer that is True if ``period`` is over after the current iteration."""
-    if callable(period):
-        return lambda trainer: period()
-    return lambda trainer: period > 0 and (trainer.iter + 1) % period == 0
 
 
 def has_failed(trainer: Any) -> bool:

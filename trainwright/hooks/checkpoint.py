@@ -1,7 +1,7 @@
 """Save checkpoints during training.
 
-A checkpoint is due *after* an iteration and saved *between* iterations, when every hook has finished that one: in the
-next ``before_step``, or in ``after_train``. So it includes the state of hooks (for example the best metric), whatever
+A checkpoint is due *after* an iteration and saved *between* iterations, when every hook has finished that one: before
+the next one begins, or in ``after_train``. So it includes the state of hooks (for example the best metric), whatever
 their order. It is written asynchronously; ``after_train`` waits for the last ones.
 """
 
@@ -22,7 +22,8 @@ from trainwright.checkpoint.folder import check_name, keep_named, keep_newest
 from trainwright.evaluation.evaluator import flatten_results_dict
 from trainwright.events.phases import PhaseTimes
 from trainwright.events.writers.progress import unit_of
-from trainwright.hooks.base import BestResult, HookBase, Period, condition, has_failed
+from trainwright.hooks.base import BestResult, HookBase, has_failed
+from trainwright.hooks.due import Condition, Moment, Period
 
 logger = logging.getLogger("trainwright.hooks")
 
@@ -79,7 +80,8 @@ class PeriodicCheckpointer(HookBase):
         if max_to_keep is not None and max_to_keep < 1:
             raise ConfigError(f"PeriodicCheckpointer.max_to_keep: got {max_to_keep}; it must be None or at least 1.")
         self._checkpointer = checkpointer
-        self._is_due = condition(period)
+        self._is_due = Condition(period)
+        self.due = (Moment.FIRST, self._is_due)
         self._max_iter = max_iter
         self._max_to_keep = max_to_keep
         check_prefix(file_prefix, "PeriodicCheckpointer.file_prefix")
@@ -95,15 +97,15 @@ class PeriodicCheckpointer(HookBase):
     def after_step(self) -> None:
         if self._is_due(self.trainer):
             self._due = self.trainer.iter
+            self.trainer.call_between_steps(self._save_due)
         if not self._is_prepared:  # an optimizer has its state after its first step
             self._is_prepared = True
             with self.trainer.phases.counting("save"):
                 self._checkpointer.prepare()
 
-    def before_step(self) -> None:
-        if self._due is not None:
-            self._due = None
-            self._save()
+    def _save_due(self) -> None:
+        self._due = None
+        self._save()
 
     def after_train(self) -> None:
         due, self._due = self._due, None
@@ -186,7 +188,8 @@ class BestCheckpointer(HookBase):
     ) -> None:
         if mode not in ("max", "min"):
             raise ConfigError(f"BestCheckpointer.mode: got {mode!r}; it must be 'max' or 'min'.")
-        self._is_check_due = condition(eval_period)
+        self._is_check_due = Condition(eval_period)
+        self.due = (self._is_check_due,)
         self._checkpointer = checkpointer
         self.metric = val_metric
         self._direction = "higher" if mode == "max" else "lower"
@@ -222,11 +225,17 @@ class BestCheckpointer(HookBase):
         self.best_results = state.get("results", {})
         self.top = [(value, at, name) for value, at, name in state.get("top", [])][: self._top_k]
 
+    def before_first_step(self) -> None:
+        if self._due is not None:  # of the run that is continued
+            self.trainer.call_between_steps(self._finish)
+
     def after_step(self) -> None:
         if self._is_check_due(self.trainer) and self.trainer.iter + 1 != self.trainer.max_iter:
             self._is_late = not self._check_metric()
+            self.trainer.call_between_steps(self._finish)
 
-    def before_step(self) -> None:
+    def _finish(self) -> None:
+        """After every hook of the iteration."""
         self._check_again()
         self._save_due()
 
@@ -270,7 +279,6 @@ class BestCheckpointer(HookBase):
         return f"eval_{self.metric}", self.metric
 
     def _check_again(self) -> None:
-        """After every hook of the iteration."""
         is_late, self._is_late = self._is_late, False
         if not is_late or self._check_metric():
             return

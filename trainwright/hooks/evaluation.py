@@ -7,7 +7,8 @@ from typing import Any
 from trainwright.base.errors import ConfigError
 from trainwright.evaluation.evaluator import flatten_results_dict
 from trainwright.events.writers.progress import shown_values
-from trainwright.hooks.base import HookBase, Period, condition, has_failed
+from trainwright.hooks.base import HookBase, has_failed
+from trainwright.hooks.due import Condition, Period
 from trainwright.hooks.signals import stopped_by_signals
 
 logger = logging.getLogger("trainwright.hooks")
@@ -34,7 +35,8 @@ class EvalHook(HookBase):
     def __init__(
         self, eval_period: Period, eval_function: Callable[[], Mapping[str, Any] | None], *, prefix: str = ""
     ) -> None:
-        self._is_due = condition(eval_period)
+        self._is_due = Condition(eval_period)
+        self.due = (self._is_due,)
         self._eval_function = eval_function
         self._prefix = prefix
 

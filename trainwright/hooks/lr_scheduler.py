@@ -11,7 +11,8 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from trainwright._torch_compat.optimizer_import import mark_stepped
 from trainwright.base.errors import ConfigError
-from trainwright.hooks.base import HookBase, Period, condition, has_failed
+from trainwright.hooks.base import HookBase, has_failed
+from trainwright.hooks.due import Condition, Moment, Period
 from trainwright.optim.named import NamedOptimizers
 from trainwright.parallel.pipeline import pipeline_of
 
@@ -42,13 +43,14 @@ class LRScheduler(HookBase):
         name: str = "",
     ) -> None:
         self._period, self._key = period, f"lr/{name}" if name else "lr"
-        self._is_named = bool(name)
+        self._is_named, self._is_own = bool(name), bool(name) or scheduler is not None
         self._each: list[LRScheduler] = []  # one for each of several optimizers
         self._optimizer = optimizer
         self._scheduler = scheduler
-        self._num_due = None if period == 1 else condition(period)  # None: one step in each iteration
+        self._num_due = None if period == 1 else Condition(period)  # None: one step in each iteration
         self._current: Any = None  # the schedule, and
         self._position: int | None = None  # where it is
+        self._steps = False  # whether it is one that this hook steps
         self._group, self._has_rate = 0, False
 
     def before_train(self) -> None:
@@ -75,21 +77,23 @@ class LRScheduler(HookBase):
             for hook in self._each:
                 hook.after_step()
             return
-        scheduler = self.schedule
+        scheduler = self._scheduler if self._is_own else self.trainer.lr_scheduler
         if scheduler is not self._current:  # a callback has set another optimizer
             self._use(scheduler)
         if not self._has_rate:
             return
         optimizer = self._optimizer or self.trainer.optimizer
         self.trainer.storage.put_scalar(self._key, optimizer.param_groups[self._group]["lr"], smoothing_hint=False)
-        self.step(1 if self._num_due is None else self._num_due(self.trainer))
+        if self._num_due is not None:
+            self.step(self._num_due(self.trainer))
+        elif scheduler is not None and self._steps and getattr(scheduler, "last_epoch", None) == self._position:
+            scheduler.step()
         self._position = getattr(scheduler, "last_epoch", None)
 
     def step(self, number: int) -> int:
         """Step the schedule ``number`` times, if it is this hook that steps it; returns how often it did."""
         scheduler = self._current
-        is_left = isinstance(scheduler, ReduceLROnPlateau) or getattr(scheduler, "last_epoch", None) != self._position
-        if scheduler is None or is_left:
+        if not self._steps or getattr(scheduler, "last_epoch", None) != self._position:
             return 0
         for _ in range(number):
             scheduler.step()
@@ -98,10 +102,11 @@ class LRScheduler(HookBase):
 
     @property
     def schedule(self) -> Any:
-        return self._scheduler if self._is_named else self._scheduler or self.trainer.lr_scheduler
+        return self._scheduler if self._is_own else self.trainer.lr_scheduler
 
     def _use(self, scheduler: Any) -> None:
         self._current = scheduler
+        self._steps = scheduler is not None and not isinstance(scheduler, ReduceLROnPlateau)
         optimizer = self._optimizer or getattr(self.trainer, "optimizer", None)
         groups = getattr(optimizer, "param_groups", ())
         self._has_rate = len(groups) > 0 and all("lr" in group for group in groups)
@@ -128,7 +133,8 @@ class ReduceOnPlateau(HookBase):
 
     def __init__(self, read_metric: Callable[[], float | None], period: Period | None = None) -> None:
         self._read_metric = read_metric
-        self._is_due = None if period is None else condition(period)
+        self._is_due = None if period is None else Condition(period)
+        self.due = (Moment.RESULTS if self._is_due is None else self._is_due,)
         self._seen: object = None  # results
 
     def before_first_step(self) -> None:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from trainwright.base.dist import all_gather_object, is_any, is_main_process
 from trainwright.base.errors import ConfigError, UserError
 from trainwright.events.smoothing import HistoryBuffer, median
-from trainwright.hooks.base import HookBase, Period, condition
+from trainwright.hooks.base import HookBase
+from trainwright.hooks.due import Condition, Moment, Period
 
 logger = logging.getLogger("trainwright.hooks")
 
@@ -72,7 +73,8 @@ class FiniteCheck(HookBase):
         if policy not in get_args(NonFinitePolicy):
             raise ConfigError(f"FiniteCheck.policy: got {policy!r}; it must be 'stop', 'skip' or 'warn'.")
         self._policy = policy
-        self._is_due = condition(period)
+        self._is_due = Condition(period)
+        self.due = (self._is_due, Moment.LAST)
         self._next = 0  # the first unchecked iteration
         self._last_bad = -2
         self._has_warned_of_mode = False

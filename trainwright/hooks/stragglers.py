@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from trainwright.base import dist
-from trainwright.hooks.base import HookBase, Period, condition
+from trainwright.hooks.base import HookBase
+from trainwright.hooks.due import Condition, Period
 from trainwright.parallel.data_parallel import unwrap_model
 from trainwright.parallel.mesh import current_mesh
 
@@ -34,7 +35,7 @@ class Stragglers(HookBase):
     in_copies = False
 
     def __init__(self, period: Period, device: torch.device, *, measures_forward: bool = True) -> None:
-        self._is_due = condition(period)
+        self._is_due = Condition(period)
         self._device, self._measures_forward = device, measures_forward
         self._watching = ExitStack()
         self._marks: list[Any] = []  # the starts and ends of the forward passes of a step

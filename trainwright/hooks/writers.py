@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 
 from trainwright.events.writers.base import EventWriter
 from trainwright.events.writers.writer_thread import WriterDispatcher
-from trainwright.hooks.base import HookBase, Period, condition
+from trainwright.hooks.base import HookBase
+from trainwright.hooks.due import Condition, Moment, Period
 
 
 class PeriodicWriter(HookBase):
@@ -32,7 +33,8 @@ class PeriodicWriter(HookBase):
     ) -> None:
         self._build_writers = writers if callable(writers) else None
         self._dispatcher = WriterDispatcher([] if callable(writers) else writers)
-        self._is_due = condition(period)
+        self._is_due = Condition(period)
+        self.due = (self._is_due, Moment.RESULTS, Moment.LAST)
         self._written_results: object = None  # of the latest evaluation that is written
         self._epoch_of = epoch_of
 

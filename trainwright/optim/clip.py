@@ -53,7 +53,7 @@ def gradient_clipper(
         by_setting |= {setting: [] for setting in settings if setting not in by_setting}
         by_value |= {value: [] for value in values if value not in by_value}
     clips: list[Callable[[], Tensor]] = [
-        partial(clip_by_norm, by_setting[setting], *setting[1:]) for setting in _in_order(by_setting)
+        partial(_norm_clipper(), by_setting[setting], *setting[1:]) for setting in _in_order(by_setting)
     ]
     clips += [partial(_clip_by_value, by_value[value], value) for value in _in_order(by_value)]
     if len(clips) < 2:
@@ -88,8 +88,15 @@ def gradient_norm(
 
 def clip_by_norm(params: list[Tensor], max_norm: float, norm_type: float = 2.0) -> Tensor:
     """Clip in place by the norm of all gradients, on all processes; returns the norm before."""
-    if mesh_in_use() is None:
-        return torch.nn.utils.clip_grad_norm_(params, max_norm, norm_type)
+    return _norm_clipper()(params, max_norm, norm_type)
+
+
+def _norm_clipper() -> Callable[[list[Tensor], float, float], Tensor]:
+    """What clips by norm: torch's function, if the model is on one device or each process has a copy."""
+    return torch.nn.utils.clip_grad_norm_ if mesh_in_use() is None else _clip_by_norm_on_mesh
+
+
+def _clip_by_norm_on_mesh(params: list[Tensor], max_norm: float, norm_type: float) -> Tensor:
     norm = total_norm(params, norm_type)
     for parameters in _by_mesh(params):
         torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)

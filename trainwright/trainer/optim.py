@@ -200,7 +200,7 @@ class Schedules:
         for hook in self._hooks:
             every = self._every(hook.schedule)
             within = (self._state.global_step - 1) // every - self._state.step_before // every if every else 0
-            if within:
+            if within and hook.schedule is not None:  # one of several optimizers may have none
                 mark_stepped(hook.schedule.optimizer)  # torch would warn: the first update comes later
                 self._num_within[hook.schedule] = self._state.global_step, hook.step(within)
 

@@ -46,9 +46,9 @@ from trainwright.hooks import (
     PeriodicWriter,
     ReduceOnPlateau,
 )
-from trainwright.hooks.base import Period
 from trainwright.hooks.callbacks import Callback, CallbackList, PrintCallback, RunCallbacks
 from trainwright.hooks.callbacks.progress import EpochProgress, epoch_lines
+from trainwright.hooks.due import Period
 from trainwright.optim.named import NamedOptimizers
 from trainwright.trainer import checks, optim, parts, start
 from trainwright.trainer.checks import Given
@@ -163,7 +163,7 @@ class PythonRun(TrainerRun):
             self.train_metrics = TrainMetrics(
                 lambda: me.trainer.metrics_handler.train_copy(),  # with the first batch
                 self.periods.metrics_are_due,
-                self.state.is_epoch_end,
+                self.state.epoch_ends(),
                 self.evaluation.comparisons.labelled,
                 self.evaluation.find_comparison_in_training,
                 lambda: me.steps.is_padding_batch(),
@@ -305,7 +305,7 @@ class PythonRun(TrainerRun):
         if metric.startswith("eval_"):
             return [ReduceOnPlateau(latest)]
         mean_loss = self.calls.epoch_loss_of_all
-        return [ReduceOnPlateau(mean_loss if metric == "total_loss" else latest, self.state.is_epoch_end)]
+        return [ReduceOnPlateau(mean_loss if metric == "total_loss" else latest, self.state.epoch_ends())]
 
     def name_of_save(self) -> str:
         return self.saving.step_name()
@@ -541,6 +541,7 @@ class PythonRun(TrainerRun):
     def use_plan(self, plan: StepPlan) -> None:
         self.state.plan, self.trainer.max_iter = plan, plan.num_updates
         self.periods.plan(self.spec)
+        self.trainer.plan_calls()
         self.scheduling.follow([self.lr_scheduler, *self.lr_schedulers.values()])
 
     def after_batch(self) -> Callable[[Any, Any], None] | None:

@@ -197,11 +197,24 @@ class Periods:
     Attributes:
         save, log, evaluate, print: the periods.
         common_print: that of printed lines with the metrics of several processes; 0 with one process.
+        log_is_due, eval_is_due: after each period, by default at the end of each epoch.
+        metrics_are_due: when the metrics of the training are logged or printed.
+        check_is_due: when values are checked, and computed over several processes: before anything reads them.
+        save_is_due: when a checkpoint is saved.
     """
 
     def __init__(self, spec: RunSpec, state: TrainerState) -> None:
         self._state = state
         self.plan(spec)
+        epoch_end = state.epoch_ends()
+        self.log_is_due = state.passes(lambda: self.log, otherwise=epoch_end)
+        self.eval_is_due = state.passes(lambda: self.evaluate, otherwise=epoch_end)
+        self.metrics_are_due = self.log_is_due | state.passes(lambda: self.common_print)
+        self.check_is_due = self.metrics_are_due | epoch_end
+        linked_epoch_end = state.epoch_ends(lambda: self._linked_epochs)
+        self.is_linked_epoch_end = linked_epoch_end.is_over  # an epoch whose checkpoint has a link ``epoch_{n}``
+        saves = state.passes(lambda: self.save) | state.passes(lambda: self._saved_steps)
+        self.save_is_due = saves | linked_epoch_end
 
     def plan(self, spec: RunSpec) -> None:
         """Compute the periods for the current length of the run."""
@@ -213,26 +226,3 @@ class Periods:
         saved = spec.model_checkpoint or {}
         self._saved_steps: int = saved.get("every_n_iteration") or 0
         self._linked_epochs: int = saved.get("every_n_epoch") or 0
-
-    def log_is_due(self) -> bool:
-        return self._state.has_passed(self.log) if self.log else self._state.is_epoch_end()
-
-    def eval_is_due(self) -> bool:
-        return self._state.has_passed(self.evaluate) if self.evaluate else self._state.is_epoch_end()
-
-    def metrics_are_due(self) -> bool:
-        """Whether the metrics of the training are logged or printed."""
-        return self.log_is_due() or bool(self.common_print and self._state.has_passed(self.common_print))
-
-    def check_is_due(self) -> bool:
-        """When values are checked, and computed over several processes: before anything reads them."""
-        return self.metrics_are_due() or self._state.is_epoch_end()
-
-    def save_is_due(self) -> bool:
-        is_due = any(self._state.has_passed(period) for period in (self.save, self._saved_steps) if period)
-        return is_due or self.is_linked_epoch_end()
-
-    def is_linked_epoch_end(self) -> bool:
-        """Whether an epoch has ended whose checkpoint has a link ``epoch_{n}``."""
-        state, period = self._state, self._linked_epochs
-        return bool(period) and state.is_epoch_end() and state.epoch % period == 0

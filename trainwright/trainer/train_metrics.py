@@ -43,15 +43,15 @@ class TrainMetrics(HookBase):
     def __init__(
         self,
         make_handler: Callable[[], Any],
-        is_due: Callable[[], bool],
-        is_epoch_end: Callable[[], bool],
+        is_due: Callable[[], int],
+        is_epoch_end: Callable[[], int],
         labelled: Callable[[Any], Any],
         find_comparison: Callable[[Any, Any], Comparison],
         is_padding_batch: Callable[[], bool],
     ) -> None:
         self._make_handler = make_handler
-        self._is_due = is_due
-        self._is_epoch_end = is_epoch_end
+        self._is_due, self._is_epoch_end = is_due, is_epoch_end
+        self.due = (is_due, is_epoch_end)
         self._labelled, self._find_comparison = labelled, find_comparison
         self._comparison: Comparison | None = None  # None until the first batch
         self._outputs: Any = None
@@ -158,7 +158,7 @@ class TrainMetrics(HookBase):
         return next(iter(self.read().values()), float("nan"))
 
     def after_step(self) -> None:
-        is_over = self._is_epoch_end()
+        is_over = bool(self._is_epoch_end())
         self._is_epoch_over = is_over or self._is_epoch_over
         if not (is_over or self._is_due()) or not is_any(self._has_values):
             return

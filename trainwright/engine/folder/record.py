@@ -29,6 +29,7 @@ from trainwright.data.fingerprint import described_data
 from trainwright.engine.folder.run_folder import RunFolder
 from trainwright.events.formats import CURVES_NAME, FORMATS, RECORD_NAME, read_starts
 from trainwright.hooks.base import HookBase, has_failed
+from trainwright.hooks.due import Moment
 from trainwright.hooks.signals import STOPS
 from trainwright.hooks.timer import count_cpus
 from trainwright.models.checkpoint_files import class_name
@@ -48,7 +49,7 @@ class RunRecord(HookBase):
     Only the main process writes ``run.json``.
     """
 
-    slot = "prepare"
+    slot, due = "prepare", (Moment.FIRST,)
     in_copies = False
 
     def __init__(self, folder: RunFolder, facts: Callable[[], Mapping[str, Any]]) -> None:

@@ -146,6 +146,9 @@ class CallbackList:
     """Each of its twelve ``on_*`` methods calls the same method of its callbacks, in order.
 
     Callbacks may be added and removed at any time, also by a callback; this applies from the next call.
+
+    Attributes:
+        sees_batches: whether a callback has methods for training batches.
     """
 
     def __init__(self, callbacks: Iterable[Callback] | None = None) -> None:
@@ -221,6 +224,7 @@ class CallbackList:
             )
             for moment, methods in _METHODS.items()
         }
+        self.sees_batches = bool(self._calls["on_train_batch_begin"] or self._calls["on_train_batch_end"])
 
     def set_model(self, model: Any) -> None:
         self._give("set_model", model)

@@ -78,9 +78,9 @@ class RunCallbacks(HookBase):
         evaluate: Callable[[], object] | None = None,
         log: Callable[[], object] | None = None,
         end_epoch: Callable[[], object] | None = None,
-        is_due: Callable[[], bool] | None = None,
+        is_due: Callable[[], int] | None = None,
         late: list[Callable[[], object]] | None = None,
-        eval_is_due: Callable[[], bool] | None = None,
+        eval_is_due: Callable[[], int] | None = None,
         steps_done: Callable[[], int] | None = None,
         is_optional: bool = False,
         early_stopping: str = "early_stopping",
@@ -97,7 +97,7 @@ class RunCallbacks(HookBase):
         self._save_by = self._save_iteration if save is None else save
         self._actions = {"should_epoch_stop": end_epoch, "should_evaluate": evaluate, "should_log": log}
         self._checkpointers: dict[str, Checkpointer] = {}  # for folders other than the run's own
-        self._is_due: Callable[[], bool] = (lambda: False) if is_due is None else is_due
+        self._is_due: Callable[[], int] = (lambda: False) if is_due is None else is_due
         self._eval_is_due = eval_is_due
         self._steps_done: Callable[[], int] = (lambda: self.trainer.start_iter) if steps_done is None else steps_done
         self._shares_requests = False  # several processes, of which one has callbacks
@@ -111,6 +111,7 @@ class RunCallbacks(HookBase):
         self.planned_end: int | None = None
         self._late = [] if late is None else late
         self._batches = deque[Any]()  # the training batches that have begun and not ended
+        self._batches_done = 0  # training batches that have ended
         self._has_recorded = False  # what belongs to the first of them
         self._losses: list[Any] = []  # of the current update, so far
         self._eval_batch: tuple[Any, ...] = ()  # the current evaluation batch
@@ -125,8 +126,11 @@ class RunCallbacks(HookBase):
 
     def begin_batch(self, batch: Any) -> None:
         """A batch has been read, which its step trains on next; ``end_batch`` or ``after_step`` follows."""
-        self._batches.append(batch)
-        self.callbacks.on_train_batch_begin(batch, self.logs)
+        if self.callbacks.sees_batches:
+            self._batches.append(batch)
+            self.callbacks.on_train_batch_begin(batch, self.logs)
+        else:
+            self._batches.append(())
 
     def end_batch(self) -> None:
         """The oldest batch that has begun and not ended ends; ``after_step`` does this for the last of an iteration."""
@@ -135,6 +139,7 @@ class RunCallbacks(HookBase):
         batch, self._has_recorded = self._batches.popleft(), False
         if not self._is_shown and (self._losses or self.trainer.iterations_done > self.trainer.start_iter):
             self._show_storage()
+        self._batches_done += 1
         self.logs.count("global_step", "epoch_step")
         self.callbacks.on_train_batch_end(tuple(batch) if isinstance(batch, list) else batch, self.logs)
 
@@ -191,7 +196,7 @@ class RunCallbacks(HookBase):
         self._late.clear()
         self._has_recorded, self._eval_batch = False, ()
         self._epoch, self._is_entered, self._is_shown, self._evaluated_at = None, False, False, None
-        steps_done = self._steps_done()
+        steps_done = self._batches_done = self._steps_done()
         self.logs["global_step"] = steps_done
         self.logs["eval_global_step"] = self.logs.get("eval_global_step", 0)
         self.logs["epoch"] = self._epoch_of(max(0, steps_done - 1))
@@ -226,15 +231,24 @@ class RunCallbacks(HookBase):
 
     def after_step(self) -> None:
         self._losses.clear()  # their mean is stored now
-        self._end_batches()
-        is_over = self._epoch is not None and self._epoch_at(int(self.logs["global_step"]))[0] >= self._epoch
+        if self.callbacks.sees_batches or not self._is_shown:
+            self._end_batches()
+        else:
+            number, self._has_recorded = len(self._batches), False
+            self._batches.clear()
+            self._batches_done += number
+            self.logs.count("global_step", "epoch_step", by=number)
+        is_over = self._epoch is not None and self._epoch_at(self._batches_done)[0] >= self._epoch
         is_last = is_over and self.trainer.iter + 1 >= self.trainer.max_iter
         if self.trainer.iter + 1 >= self.trainer.max_iter:
             self.control.is_extra_evaluation = not (is_over if self._eval_is_due is None else self._eval_is_due())
         if is_over and not is_last:  # the last epoch ends after the final evaluation
             self._leave_epoch()
         if self._is_alone:
-            self._apply_requests()
+            control = self.control
+            is_requested = control.should_epoch_stop or control.should_evaluate or control.should_log
+            if is_requested or control.should_training_stop:
+                self._apply_requests()
         elif (
             is_over or self._evaluated_at == self.trainer.iterations_done or (self._shares_requests and self._is_due())
         ):
@@ -272,6 +286,7 @@ class RunCallbacks(HookBase):
         """Also ends a training before the first step if its callbacks have stopped it and still request that."""
         self._epoch = state["epoch"]
         self.logs.update(state["logs"])
+        self._batches_done = int(self.logs["global_step"])
         self._mean_loss.load_state_dict(state["mean_loss"])
         self.callbacks.load_state_dict(state)
         if self.control.should_training_stop:

@@ -106,11 +106,11 @@ class Logs(MutableMapping[str, Any]):
         """The numbers that were set; deferred values are excluded."""
         return {name: value for name in self._values if isinstance(value := self[name], int | float)}
 
-    def count(self, *names: str) -> None:
-        """Add one to counters, which start at 0."""
+    def count(self, *names: str, by: int = 1) -> None:
+        """Add to counters, which start at 0."""
         values = self._values
         for name in names:
-            values[name] = values.get(name, 0) + 1
+            values[name] = values.get(name, 0) + by
 
     def defer(self, name: str, read: Callable[[], Any]) -> None:
         """Read ``name`` by calling ``read`` each time; a value that is set takes precedence."""

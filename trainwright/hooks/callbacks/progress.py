@@ -18,6 +18,7 @@ from trainwright.hooks.base import HookBase, has_failed
 from trainwright.hooks.callbacks.base import Callback
 from trainwright.hooks.callbacks.logs import Logs
 from trainwright.hooks.checkpoint import BestCheckpointer
+from trainwright.hooks.due import Moment, Recurring
 
 logger = logging.getLogger("trainwright.hooks")
 
@@ -149,6 +150,8 @@ class EpochLines(HookBase):
         self._per_epoch, self._every, self._reads, self._unit = iterations_per_epoch, every, reads, unit
         self._log_period, self._best = log_period, best
         self._next = self._last = 0  # iterations done
+        lines = Recurring(lambda: self.trainer.iterations_done >= self._next, lambda done: self._next)
+        self.due = (lines, Moment.LAST)
         self._start = 0.0  # seconds
         self._time_left = TimeLeft()
 
