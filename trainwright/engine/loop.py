@@ -42,6 +42,8 @@ class TrainerBase:
         has_failed: whether the training, or a hook after it, has failed; ``failure``: the class of its error, or None.
             Later hooks can read them.
         evaluates_on_start: whether an :class:`~trainwright.hooks.EvalHook` evaluates the initial weights, too.
+        called_hooks: the classes of the hooks whose ``after_step`` was called in the latest iteration, if a failure or
+            a stop has left out others: a training that continues from there calls these first. None: none is left out.
         is_training: whether ``train`` runs.
         has_trained: whether this object has made steps.
         is_ended: whether the last iteration and every hook's ``after_train`` are done, without a failure.
@@ -58,6 +60,8 @@ class TrainerBase:
         self.step_seconds = 0.0
         self.is_training = self.has_trained = False
         self.failure: type[BaseException] | None = None
+        self.called_hooks: list[str] | None = None
+        self._place: int | None = None  # in `_after_step`, of the hook that is being called
         self.is_ended = self.evaluates_on_start = False
         self._stepper: Any = None  # the object that runs the steps; its ``iter`` is updated
         self._before_step: list[Callable[[], None]] = []  # those of hooks that override it
@@ -163,9 +167,12 @@ class TrainerBase:
         self.iter = self.start_iter = self.start_iter if start_iter is None else start_iter
         if self.has_trained and self.iterations_done == self.start_iter:
             self._continue()
+        if self.iterations_done != self.start_iter:  # not a continued training
+            self.called_hooks = None
         self.iterations_done = self.start_iter
         self.failure = None
-        self._between_steps.clear()
+        if self.called_hooks is None:
+            self._between_steps.clear()
         self.max_iter = self.max_iter if max_iter is None else max_iter
         self.phases = PhaseTimes()
         if self.start_iter > self.max_iter or (self.start_iter == self.max_iter and not self._is_end_pending()):
@@ -180,7 +187,10 @@ class TrainerBase:
                 watch_training(self)
                 meet("train")
                 self.before_train()
-                yield self.prepare_steps()
+                run_step = self.prepare_steps()
+                if self.called_hooks is not None:
+                    self._finish_iteration()
+                yield run_step
                 # From here on self.iter == self.max_iter, which shows after_train that no step failed.
                 self.storage.reduce()
                 self.storage.is_over = True
@@ -251,7 +261,7 @@ class TrainerBase:
                 hook.after_step()
             return
         done = self.iterations_done
-        for hook, call, next_call in self._after_step:
+        for place, (hook, call, next_call) in enumerate(self._after_step):
             due = hook.due
             if next_call is not None and due is not None:
                 if due is not next_call.due:
@@ -260,7 +270,23 @@ class TrainerBase:
                 is_new = done >= self.max_iter or next_call.results is not self.last_eval_results
                 if not (is_new or next_call.at <= done) or not next_call.has_come(self):
                     continue
+            self._place = place
             call()
+        self._place = None
+
+    def _finish_iteration(self) -> None:
+        """Call the hooks that the failure or stop of an earlier training has left out after its last iteration."""
+        hooks, called = self._after_step, list(self.called_hooks or ())
+        self._after_step = []
+        for one in hooks:
+            if (name := type(one[0]).__name__) in called:
+                called.remove(name)
+            else:
+                self._after_step.append(one)
+        self.iter -= 1  # if one of them fails again, it is this iteration that has failed
+        self.storage.iter = self._stepper.iter = self.iter
+        self.after_step()
+        self.iter, self.called_hooks, self._after_step = self.iter + 1, None, hooks
 
     def call_between_steps(self, call: Callable[[], None]) -> None:
         """Call ``call`` once, before the next iteration begins: every hook has finished this one then.
@@ -320,6 +346,10 @@ class TrainerBase:
 
     def _after_failure(self, error: BaseException) -> None:
         self.failure = type(error)  # not the error, whose frames hold tensors
+        if self.iterations_done > self.iter and self._place is not None:  # the one that has failed is called again
+            called = [type(hook).__name__ for hook, _, _ in self._after_step[: self._place]]
+            self.called_hooks = [*(self.called_hooks or ()), *called]
+        self._place = None
         if isinstance(error, RuntimeError | MemoryError) and not self.is_copy:
             from trainwright.engine.out_of_memory import add_memory_note, is_out_of_memory
 

@@ -109,6 +109,7 @@ class TrainingState:
             "options": self._options,
             "layout": _layout(),
             "hooks": hooks,
+            "called_hooks": None if self._is_in_step else self._trainer.called_hooks,
             "metrics": self._trainer.storage.state_dict(),
             "outside": outside_state(*self._trained()),
             "optimizers": extra_state(extra_optimizers(self._trainer), self._trained()[0]),
@@ -136,6 +137,7 @@ class TrainingState:
         with suppress(ConfigError):  # the optimizer or loss may be set later; restore() raises it
             self._load_outside()
         self._trainer.start_iter = self._trainer.iterations_done = state["iterations_done"]
+        self._trainer.called_hooks = state.get("called_hooks")
         self._trainer.samples_done = state["consumed_samples"]
 
     def _settings(self) -> dict[str, Any]:
@@ -153,7 +155,8 @@ class TrainingState:
 
     def continue_here(self) -> bool:
         """Continue after an earlier ``train()`` as a resume from its checkpoint; returns whether steps are left."""
-        if self._loaded is not None or self._trainer.start_iter >= self._trainer.max_iter:
+        is_over = self._trainer.start_iter >= self._trainer.max_iter
+        if self._loaded is not None or (is_over and self._trainer.is_ended):
             return False
         state = self.state_dict()
         self.load_state_dict({**state, "rank": {get_rank(): state["rank"]}})
@@ -196,6 +199,10 @@ class TrainingState:
     def is_complete(self) -> bool:
         """Whether no update is under way, also none that has failed."""
         return not self._trainer.has_failed or self._trainer.iterations_done > self._trainer.iter
+
+    @property
+    def _is_in_step(self) -> bool:
+        return self._trainer.is_training and not self._trainer.has_failed
 
     def _gradients(self) -> dict[str, Any]:
         """Those that a step of the user's own leaves to a later one."""
@@ -524,6 +531,7 @@ class TrainerState(TrainingState):
         super().load_state_dict(state)
         self._mean_loss.load_state_dict(state["mean_loss"])
         self.global_step = step
+        self.step_before = plan.steps(max(0, plan.updates(step) - 1))
         if plan != self.plan:
             self.plan = plan
             self._trainer.max_iter = plan.num_updates

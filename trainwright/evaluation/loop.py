@@ -45,6 +45,7 @@ logger = logging.getLogger("trainwright.evaluation")
 
 LOG_PERIOD_S = 5.0
 _logs_table = ContextVar("_logs_table", default=True)
+_before_batch = ContextVar[Callable[[], object]]("_before_batch", default=bool)
 _Watch = Callable[[Iterable[Any]], Iterable[Any]]
 _watch = ContextVar[_Watch | None]("_watch", default=None)
 
@@ -101,13 +102,14 @@ def run_evaluation(
         weights,
         activity("evaluation", num_batches) as shown,
     ):
-        progress = _Progress(num_batches, shown)
+        progress, before_batch = _Progress(num_batches, shown), _before_batch.get()
         # Ranks that compute a batch together wait for each other within it: an error ends a process, and so the others.
         together = nullcontext() if is_joint or pipeline_of(model) is not None else raised_on_all_ranks()
         with together, around_batches or nullcontext(), EvaluationStorage():
             watch, batches = _watch.get(), read_batches()
             batches = batches if watch is None else watch(batches)
             for batch, is_counted in even_rounds(batches, model) if is_joint else zip(batches, repeat(True)):
+                before_batch()
                 with batch_in_errors(batch):
                     (step if is_counted else without_count)(batch)
                 if is_counted:
@@ -140,6 +142,16 @@ def watched_batches(watch: _Watch) -> Iterator[None]:
         yield
     finally:
         _watch.reset(before)
+
+
+@contextmanager
+def called_before_batches(call: Callable[[], object]) -> Iterator[None]:
+    """Call ``call`` before each batch of an evaluation; its exception ends the evaluation."""
+    before = _before_batch.set(call)
+    try:
+        yield
+    finally:
+        _before_batch.reset(before)
 
 
 @contextmanager

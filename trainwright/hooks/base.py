@@ -119,7 +119,10 @@ class HookBase:
         """Called before each iteration, after every hook has finished the previous one."""
 
     def after_step(self) -> None:
-        """Called after each iteration."""
+        """Called after each iteration.
+
+        If it fails, it and those of later hooks are called when the training continues, before the next step.
+        """
 
     def before_save(self) -> None:
         """Called on every process before a checkpoint is made; an exception prevents it."""

@@ -9,7 +9,7 @@ from trainwright.evaluation.evaluator import flatten_results_dict
 from trainwright.events.writers.progress import shown_values
 from trainwright.hooks.base import HookBase, has_failed
 from trainwright.hooks.due import Condition, Period
-from trainwright.hooks.signals import stopped_by_signals
+from trainwright.hooks.signals import stopped_between_batches, stopped_by_signals
 
 logger = logging.getLogger("trainwright.hooks")
 
@@ -46,7 +46,8 @@ class EvalHook(HookBase):
 
     def after_step(self) -> None:
         if self._is_due(self.trainer) and self.trainer.iter + 1 != self.trainer.max_iter:
-            self.evaluate()
+            with stopped_between_batches():
+                self.evaluate()
 
     def after_train(self) -> None:
         if not has_failed(self.trainer):

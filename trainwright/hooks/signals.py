@@ -65,6 +65,16 @@ def stopped_by_signals() -> AbstractContextManager[None]:
     return _active[-1].stopping_at_once() if _active and dist.get_world_size() == 1 else nullcontext()
 
 
+def stopped_between_batches() -> AbstractContextManager[None]:
+    """A context in which SIGTERM and SIGINT end an evaluation before its next batch, in a single-process training that
+    handles signals. The training is saved, and a resume evaluates."""
+    if not _active or dist.get_world_size() > 1:
+        return nullcontext()
+    from trainwright.evaluation.loop import called_before_batches
+
+    return called_before_batches(_active[-1].stop_evaluation)
+
+
 class Interruptions(HookBase):
     """SIGTERM and SIGINT: finish the iteration, save, and stop. SIGUSR1: save, and continue.
 
@@ -72,7 +82,8 @@ class Interruptions(HookBase):
     ends the process at once. Signals that the program ignores stay ignored. Outside the main thread, where Python
     allows no signal handlers, none are handled.
 
-    After the last iteration, signals stop the final evaluation at once in a training of one process: the training is
+    In a training of one process they also stop the evaluation of an iteration, before its next batch: it changes no
+    weights, and a resume makes it. After the last iteration, they stop the final evaluation at once: the training is
     saved, and a resume evaluates. Everything else is finished.
 
     A save that has failed in the background is repeated with the current state; if that fails too, the training ends.
@@ -109,13 +120,14 @@ class Interruptions(HookBase):
         self._end = math.inf  # time in seconds
         self._received: set[int] = set()
         self._handled: list[int] = []
-        self._stops_at_once = False
+        self._stops_at_once = self._has_stopped_evaluation = False
         self._is_alone = True
         self._next_check = 0  # iteration
         self._last_check: tuple[int, float] = (0, 0.0)  # iteration, time in seconds
 
     def before_train(self) -> None:
         self._received.clear()
+        self._has_stopped_evaluation = False
         _active.append(self)
         self._limit_s = self._max_time_s() if callable(self._max_time_s) else self._max_time_s
         self._end = math.inf if self._limit_s is None else time.perf_counter() + self._limit_s
@@ -137,6 +149,10 @@ class Interruptions(HookBase):
         if time.perf_counter() >= self._end and self.trainer.iter > self.trainer.start_iter:
             self._pause()
 
+    def after_train(self) -> None:
+        if self._has_stopped_evaluation and self.trainer.has_failed:  # after every hook has ended
+            self._save_for(self._received.copy())
+
     def after_end(self) -> None:
         if self in _active:
             _active.remove(self)
@@ -156,6 +172,11 @@ class Interruptions(HookBase):
             raise
         finally:
             self._stops_at_once = False
+
+    def stop_evaluation(self) -> None:
+        """Called before each batch of an evaluation within the training."""
+        self._has_stopped_evaluation = bool(self._received.intersection(_STOPPING))
+        self._stop()
 
     def _stop(self) -> None:
         if self._received.intersection(_STOPPING):
@@ -206,14 +227,20 @@ class Interruptions(HookBase):
         if not received:
             self._wait_for_saves()
             return
-        is_trained = self._save_progress()
+        text = self._save_for(received)
         stopping = [number for number in _STOPPING if number in received]
+        if stopping:
+            raise TrainingTerminated if stopping[0] == signal.SIGTERM else _interrupted(text)
+
+    def _save_for(self, received: set[int]) -> str:
+        """Save, and log what comes then; returns it."""
+        is_trained = self._save_progress()
         names = ", ".join(signal.Signals(number).name for number in sorted(received))
         what = f"saved after iteration {self.trainer.iterations_done}" if is_trained else "nothing was trained yet"
-        then = f"stopped; {self._resume} continues from there" if stopping else "continuing"
+        is_stopped = received.intersection(_STOPPING)
+        then = f"stopped; {self._resume} continues from there" if is_stopped else "continuing"
         logger.info("%s: %s; %s.", names, what, then)
-        if stopping:
-            raise TrainingTerminated if stopping[0] == signal.SIGTERM else _interrupted(f"{what}; {then}.")
+        return f"{what}; {then}."
 
     def _wait_for_saves(self) -> None:
         """Wait for pending saves. If one has failed, save the current state; a second failure is raised."""

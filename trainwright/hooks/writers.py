@@ -86,12 +86,7 @@ class PeriodicWriter(HookBase):
             self._dispatcher.hold_for_files(storage)
 
     def after_train(self) -> None:
-        trainer = self.trainer
-        is_updated = trainer.iterations_done == trainer.iter + 1 and trainer.storage.written != trainer.iter
         try:
-            # An earlier hook has failed after the update, which is not made again.
-            if is_updated and self._is_due(trainer):
-                self.after_step()
             self._write(is_last=True)  # the final evaluation
         finally:
             self._dispatcher.close()

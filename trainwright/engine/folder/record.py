@@ -68,6 +68,10 @@ class RunRecord(HookBase):
         if self._folder.is_open:
             self._write()
 
+    def before_first_step(self) -> None:
+        if self.trainer.called_hooks is not None:  # hooks of the last iteration, which write, are called now
+            self.after_step()
+
     def after_step(self) -> None:
         if not self._folder.is_open:
             self._folder.open()

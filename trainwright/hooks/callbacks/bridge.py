@@ -220,6 +220,11 @@ class RunCallbacks(HookBase):
     def before_first_step(self) -> None:
         if self._mean_loss.name in self.trainer.storage.smoothing_hints():  # of a resumed training
             self._show_storage()
+        if self.trainer.called_hooks is None and self.trainer.start_iter < self.trainer.max_iter:
+            return
+        # Hooks are called before a step: this one perhaps for the last iteration, whose batches it has not ended then.
+        self._batches.extend([()] * int(self._steps_done() - self.logs["global_step"]))
+        self._show_storage()
 
     def before_step(self) -> None:
         if self.control.should_save or self._late:
@@ -334,8 +339,13 @@ class RunCallbacks(HookBase):
         if self._is_train_begun and self.control.should_training_stop and self._evaluated_at == done:
             return self._results
         self._end_batches()
-        self.callbacks.on_eval_begin(self.logs)
-        self._results = evaluate()
+        num_batches = self.logs.get("eval_global_step", 0)
+        try:
+            self.callbacks.on_eval_begin(self.logs)
+            self._results = evaluate()
+        except BaseException:  # it is repeated
+            self.logs["eval_global_step"] = num_batches
+            raise
         self._end_eval_batch()
         self._evaluated_at = done
         if isinstance(self._results, Mapping):  # the hook raises for anything else

@@ -1,0 +1,196 @@
+"""An evaluation or a hook that fails after an iteration, and a training that goes on: each is made once."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.toys import Results, Samples, file_config, quiet
+from trainwright import DefaultTrainer, LazyCall, Trainer
+from trainwright.hooks import Callback, HookBase, PeriodicCheckpointer
+
+SAMPLES, EPOCH = 12, 6  # updates of an epoch
+TIMINGS = {"time", "data_time"}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.linear, self.drop = nn.Linear(3, 1), nn.Dropout(0.1)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        if not self.training:
+            log.num_eval_batches += 1
+            if log.failing == "SIGTERM" and log.num_eval_batches == log.fails_at:
+                os.kill(os.getpid(), signal.SIGTERM)
+        return {"loss": self.linear(self.drop(x)).square().mean()}
+
+
+class Log:
+    """What has happened, and after how many updates the code that asks fails, how often."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[Any, ...]] = []
+        self.failing, self.fails_at, self.times, self.resumes = "", 0, 0, False
+        self.num_eval_batches = 0
+
+    def meet(self, name: str, done: int) -> None:
+        if self.failing == name and done == self.fails_at and self.times:
+            self.times -= 1
+            raise RuntimeError("simulated failure")
+
+    def add(self, name: str, *values: Any) -> None:
+        self.events.append((name, *values))
+
+
+log = Log()
+
+
+class Own(HookBase):
+    """The first of the hooks; in a run that is resumed, behind the one that saves."""
+
+    def after_step(self) -> None:
+        log.meet("hook", self.trainer.iterations_done)
+        log.add("hook", self.trainer.iter, self.trainer.storage.iter)
+
+
+class Events(Callback):
+    def on_epoch_begin(self, epochs: int, logs: Any) -> None:
+        log.add("begin", epochs)
+
+    def on_epoch_end(self, epochs: int, logs: Any) -> None:
+        log.add("end", epochs, logs["global_step"], logs["epoch_loss"], logs["eval_epoch_loss"])
+
+    def on_train_batch_end(self, batch: Any, logs: Any) -> None:
+        log.add("batch", logs["global_step"])
+
+    def on_eval_end(self, logs: Any) -> None:
+        log.add("eval end", logs["eval_global_step"], logs["step_loss"])
+
+
+def with_own(hooks: list[Any]) -> list[Any]:
+    place = next(n for n, hook in enumerate(hooks) if isinstance(hook, PeriodicCheckpointer)) + 1
+    hooks.insert(place if log.resumes else 0, Own())
+    return hooks
+
+
+class OwnTrainer(Trainer):
+    def build_hooks(self) -> list[HookBase]:
+        return with_own(super().build_hooks())
+
+    def evaluate(self, *arguments: Any, **named: Any) -> dict[str, Any]:
+        results = super().evaluate(*arguments, **named)
+        log.meet("evaluation", self.iterations_done)
+        log.add("evaluated", self.iterations_done)
+        return results
+
+
+class OwnDefaultTrainer(DefaultTrainer):
+    def build_hooks(self) -> list[HookBase | None]:
+        return with_own(super().build_hooks())
+
+    def test(self, *arguments: Any, **named: Any) -> dict[str, Any]:  # type: ignore[override]
+        super().test(*arguments, **named)
+        log.meet("evaluation", self.iterations_done)
+        log.add("evaluated", self.iterations_done)
+        return {"acc": float(self.model.linear.weight.detach().sum())}
+
+
+def data() -> Samples:
+    return Samples(x=torch.randn(SAMPLES, 3, generator=torch.Generator().manual_seed(0)))
+
+
+def trainer_of(api: str, folder: Path, *, period: int = 2, **more: Any) -> Any:
+    if api == "Trainer":
+        settings = {
+            "num_epochs": 3,
+            "batch_size": 2,
+            "save_steps": period,
+            "log_steps": 4,
+            "lr_scheduler_type": {"name_": "ReduceLROnPlateau", "patience": 0, "threshold": 1.0},
+        }
+        config = quiet(folder, **settings, eval_strategy="epoch", resume_from_checkpoint=True, **more)
+        return OwnTrainer(Net(), config, data(), data(), callbacks=[Events()])
+    cfg = file_config(
+        folder, Net, data, data, train_micro_batch_size=2, test_micro_batch_size=2, train_iter=3 * EPOCH, **more
+    )
+    cfg.train.update({"eval_period": EPOCH, "log_period": 4, "resume": True})
+    cfg.train.checkpointer.period = period
+    cfg.train.evaluation.evaluator = LazyCall(Results)(acc=[0.1])
+    cfg.train.evaluation.update({"eval_metric": "acc"})
+    return OwnDefaultTrainer(cfg)
+
+
+def rows(folder: Path) -> list[dict[str, float]]:
+    read = [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if name not in TIMINGS} for row in read]
+
+
+def run(api: str, folder: Path, failing: str = "", at: int = 0, times: int = 1, *, resumes: bool = False) -> Any:
+    """The weights, the rows and the events of a run in which ``failing`` fails after update ``at``."""
+    log.events, log.failing, log.fails_at, log.times, log.resumes = [], failing, at, times, resumes
+    trainer = trainer_of(api, folder)
+    for _ in range(times if failing else 0):
+        with pytest.raises(RuntimeError, match="simulated failure"):
+            trainer.train()
+        if resumes:
+            trainer = trainer_of(api, folder)
+    trainer.train()
+    assert not (failing and log.times)
+    events = [event for event in log.events if event[0] != "begin"]  # a resume begins the epoch that it is in
+    weights = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    return weights, rows(folder), events
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+@pytest.mark.parametrize(("failing", "at", "times"), [("evaluation", 6, 1), ("evaluation", 12, 2), ("hook", 6, 1)])
+@pytest.mark.parametrize("api", ["Trainer", "DefaultTrainer"])
+def test_what_a_failure_after_an_iteration_has_left_out_is_made_when_the_run_goes_on(
+    api: str, failing: str, at: int, times: int, resumes: bool, tmp_path: Path
+) -> None:
+    weights, written, events = run(api, tmp_path / "uninterrupted", resumes=resumes)
+    assert [event for event in events if event[0] == "evaluated"] == [("evaluated", done) for done in (6, 12, 18)]
+    found = run(api, tmp_path / "failed", failing, at, times, resumes=resumes)
+    assert found[2] == events
+    assert found[1] == written
+    torch.testing.assert_close(found[0], weights, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+@pytest.mark.parametrize("api", ["Trainer", "DefaultTrainer"])
+def test_a_final_evaluation_that_fails_is_made_by_the_next_train(api: str, resumes: bool, tmp_path: Path) -> None:
+    weights, written, events = run(api, tmp_path / "uninterrupted", resumes=resumes)
+    found = run(api, tmp_path / "failed", "evaluation", 18, resumes=resumes)
+    assert found[2] == events
+    assert found[1] == written
+    torch.testing.assert_close(found[0], weights, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("api", ["Trainer", "DefaultTrainer"])
+def test_sigterm_in_an_evaluation_saves_before_its_next_batch_and_a_resume_evaluates(api: str, tmp_path: Path) -> None:
+    ema = {"decay": 0.9}  # an evaluation has the averaged weights in the model
+    runs = []
+    for folder, at in (("uninterrupted", 0), ("stopped", EPOCH + 2)):  # the second batch of the second evaluation
+        log.__init__()  # type: ignore[misc]
+        log.failing, log.fails_at = "SIGTERM", at
+        trainer = trainer_of(api, tmp_path / folder, period=5, ema=ema)
+        if at:
+            with pytest.raises(SystemExit) as stopped:
+                trainer.train()
+            assert stopped.value.code == 143
+            assert log.num_eval_batches == at, "no further batch"
+            trainer = trainer_of(api, tmp_path / folder, period=5, ema=ema)
+            assert trainer.start_iter == 2 * EPOCH, "saved after the iteration whose evaluation was stopped"
+        trainer.train()
+        weights = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+        runs.append((weights, rows(tmp_path / folder), [event for event in log.events if event[0] != "begin"]))
+    whole, continued = runs
+    assert continued[2] == whole[2]
+    assert continued[1] == whole[1]
+    torch.testing.assert_close(continued[0], whole[0], rtol=0, atol=0)
