@@ -163,7 +163,8 @@ class EpochLines(HookBase):
         done = self.trainer.start_iter
         self._start, self._time_left = time.monotonic(), TimeLeft()
         self._time_left.text(done, self.trainer.max_iter)
-        if self.trainer.called_hooks is not None:
+        called = self.trainer.called_hooks
+        if called is not None and type(self).__name__ not in called:
             done -= 1  # the line of the last iteration may be due
         self._last = math.ceil(done // self._per_epoch * self._per_epoch)  # of a resumed epoch all values
         self._plan_next(done)
