@@ -28,7 +28,7 @@ mine = dict(width=3)
     ("name", "text"),
     [
         ("ema_decay", r"Here: ema=\{'decay': 0.999\}"),
-        ("check_val_every_n_epoch", "Here: eval_strategy='epoch'"),
+        ("val_check_interval", "Here: eval_strategy='step'"),
         ("enable_checkpointing", "Here: save_enabled"),
         ("min_epochs", "of another library; there is no equivalent"),
         ("deepspeed", "Here: zero_stage=1, 2 or 3, with torchrun"),

@@ -17,6 +17,7 @@ from trainwright.base.dist import get_rank
 from trainwright.config import ConfigError
 from trainwright.hooks import HookBase
 from trainwright.hooks.callbacks import Callback
+from trainwright.parallel.pipeline import pipeline_of
 
 
 def samples(number: int = 22, length: int = 10) -> list[dict[str, torch.Tensor]]:
@@ -59,6 +60,7 @@ def train_by_objects(
         "results": results,
         "predictions": trainer.predict(samples(5))["logits"],
         "first batch": next(iter(trainer.predict(samples(5), iterate=True)))["logits"],
+        "stages": getattr(pipeline_of(trainer.model), "layer_stages", None),
     }
 
 
@@ -67,6 +69,7 @@ CASES: dict[str, tuple[type[Trainer], dict[str, Any], float]] = {
     "plain": (Trainer, {}, 1e-5),
     "own loss, skipped updates": (OwnLoss, {"non_finite": "skip"}, 1e-5),
     "bfloat16": (Trainer, {"mixed_precision": "bf16"}, 2e-2),
+    "unequal stages": (Trainer, {"custom_pipeline_stage_id": [0, 0, 0, 1]}, 1e-5),
     "recomputed": (Trainer, {"gradient_checkpointing": True, "max_grad_norm": None, "clip_grad_value": 0.01}, 1e-5),
 }
 
@@ -87,6 +90,7 @@ def test_objects_train_evaluate_and_predict_as_one_process(tmp_path: Path) -> No
             for key, values in alone["history"].items():
                 assert run["history"][key] == pytest.approx(values, abs=tolerance, nan_ok=True), (name, key)
             assert run["results"] == pytest.approx(alone["results"], abs=tolerance), name
+            assert run["stages"] == settings.get("custom_pipeline_stage_id", [0, 0, 1, 1]), name
             for key in ("predictions", "first batch"):
                 torch.testing.assert_close(run[key], alone[key], atol=10 * tolerance, rtol=0)
 

@@ -148,6 +148,31 @@ def test_a_best_model_that_cannot_be_known_is_an_error(api: str, text: str, tmp_
 
 
 @pytest.mark.parametrize("api", APIS)
+def test_evaluations_each_so_many_epochs_and_at_the_end(api: str, tmp_path: Path) -> None:
+    trainer = made(api, tmp_path, evaluator=MeanLoss(), metric_for_best_model="loss", eval_every_n_epoch=2)
+    trainer.train()
+    at = [iteration for _, iteration in trainer.storage.history("eval_loss").values()]
+    assert at == [2 * SAMPLES // MICRO - 1, EPOCHS * SAMPLES // MICRO]
+
+
+def test_an_evaluation_each_so_many_epochs_needs_epochs(tmp_path: Path) -> None:
+    for settings in ({"eval_strategy": "no"}, {"eval_strategy": "step", "eval_steps": 3}):
+        with pytest.raises(ConfigError, match=r"TrainingConfig.eval_every_n_epoch: got 2 with eval_strategy="):
+            quiet(tmp_path, eval_every_n_epoch=2, **settings)
+    assert quiet(tmp_path, check_val_every_n_epoch=2).eval_every_n_epoch == 2
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_the_backend_of_graph_mode(api: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    where = {"Python": "TrainingConfig.graph_backend", "config file": "graph.backend"}[api]
+    with pytest.raises(ConfigError, match=rf"^{where}: got 'inducter'. Did you mean 'inductor'"):
+        made(api, tmp_path, graph=True, graph_backend="inducter")
+    caplog.set_level(logging.INFO, "trainwright")
+    made(api, tmp_path, graph=True, graph_backend="aot_eager").train()
+    assert "compiled by aot_eager" in caplog.text
+
+
+@pytest.mark.parametrize("api", APIS)
 def test_layer_decay_gives_each_layer_its_rate(api: str, tmp_path: Path) -> None:
     trainer = made(api, tmp_path, layer_decay=0.5)
     trainer.train()

@@ -27,7 +27,6 @@ SETTINGS = {
     **dict.fromkeys(("sched", "scheduler"), "lr_scheduler_type, or lr_scheduler"),
     "warmup_epochs": "warmup_ratio, or warmup_steps",
     "gradient_clip_algorithm": "max_grad_norm for 'norm', clip_grad_value for 'value'",
-    "check_val_every_n_epoch": "eval_strategy='epoch', or eval_strategy='step' with eval_steps",
     "val_check_interval": "eval_strategy='step' with eval_steps, a number of steps or a share of all steps",
     "num_sanity_val_steps": "eval_on_start",
     **dict.fromkeys(

@@ -282,6 +282,11 @@ class TrainingConfig(CheckedConfig):
         "The fields of a batch that are its labels, for the loss and metrics, several as a tuple. None: 'labels',"
         " 'label', 'targets' or 'target', or else the labels that forward takes.",
     )
+    eval_every_n_epoch: types.Count | None = setting(
+        None, "train", "Epochs between evaluations, with eval_strategy 'epoch' or 'eval_epoch'. None: 1.",
+        place="train.evaluation.eval_after_n_epoch", names="eval_after_n_epoch check_val_every_n_epoch",
+        dev_run=None, changed="train",
+    )
     evaluate_with_generate: bool = setting(
         True, "train", "Evaluate a generative model by its generated outputs instead of its logits.", changed="train",
     )
@@ -490,6 +495,10 @@ class TrainingConfig(CheckedConfig):
         "1F1B", "device", "In which order the stages work; the micro-batches are those of gradient accumulation.",
         place="train.dist.pipeline_schedule",
     )
+    custom_pipeline_stage_id: types.Stages = setting(
+        None, "device", "The stage of each layer, for example [0, 0, 0, 1]. None: equal numbers of layers.",
+        place="train.dist.custom_pipeline_stage_id",
+    )
     meta_init: bool = setting(
         False, "device",
         "Build the model, a LazyCall, on the meta device: each process allocates only its part.",
@@ -512,6 +521,11 @@ class TrainingConfig(CheckedConfig):
     graph: bool = setting(
         False, "device", "Make each update one compiled program.",
         place="graph.enabled", copy=False,
+    )
+    graph_backend: types.Words = setting(
+        "inductor", "device",
+        "A backend of torch.compile for these programs: 'inductor' (fast), 'aot_eager' (needs no compiler).",
+        place="graph.backend",
     )
 
     # fmt: on
@@ -570,7 +584,6 @@ TrainerConfig.model_rebuild(force=True)
 
 ABSENT: Any = object()  # no default: a run writes the key, or only reads it
 _Stage = Annotated[int, Field(ge=1, le=3), Allowed("1, 2 or 3")]
-_Stages = Annotated[list[int], Allowed("a list of whole numbers")] | None
 _Device = Annotated[
     Annotated[str, Field(pattern=r"^(cpu|cuda|mps|xpu)(:[0-9]+)?$")] | None,
     Allowed("'cpu', 'cuda', 'mps' or 'xpu', with or without a number ('cuda:0'), or None for the one there is"),
@@ -633,7 +646,6 @@ _DIST = (
     Key("elastic", False, None, "A resume on another number of processes keeps the samples per update."),
     Key("pipeline_num_layers", None, types.Count | None, "The number of layers of the model. None: it is counted.",
         resumed=""),
-    Key("custom_pipeline_stage_id", None, _Stages, "The stage of each layer. None: by their number.", resumed=""),
     Key("device_type", None, _Device, "None: the accelerator if there is one, else the CPU.", resumed=""),
     Key("num_nodes", ABSENT, types.Count | None, "Machines. Written by a run.", resumed=""),
     Key("num_gpus_per_node", ABSENT, types.CountOrZero | None, "Processes of a machine. Written by a run.",
@@ -711,8 +723,6 @@ _TRAIN = (
 )
 _GRAPH = (
     Key("enabled", False, copy=False),
-    Key("backend", "inductor", types.Words,
-        'A backend of torch.compile: "inductor" (fast), "aot_eager" (needs no compiler).', resumed=""),
     *(Key(name, ABSENT, types.Anything, has_effect=False)
       for name in ("debug", "auto_parallel", "global_mode", "train_graph", "eval_graph")),
 )

@@ -281,6 +281,7 @@ Lazies = Annotated[Any, AfterValidator(_check_lazies), Allowed("a LazyCall or an
 LazyCalls = Annotated[list[Any], Allowed("a list of lazy calls, for example [LazyCall(Mine)(...)]")] | None
 MatmulPrecision = Literal["highest", "high", "medium"] | None
 PipelineSchedule = Literal["GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"]
+Stages = Annotated[list[CountOrZero], Allowed("a list of whole numbers")] | None
 ZeroStage = Annotated[int, Field(ge=0, le=3), Allowed("0, 1, 2 or 3")]
 NonFinite = Literal["stop", "skip", "warn"]
 LossIgnores = Annotated[

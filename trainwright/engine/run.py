@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from trainwright.base.dist import get_data_parallel_size, get_world_size, is_main_process
 from trainwright.base.errors import ConfigError
+from trainwright.base.lazy_names import ring
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.data.batch_loader import BatchLoader
 from trainwright.data.batches import Batches
@@ -613,6 +614,7 @@ class TrainerRun(Run):
 
 def _check_graph(spec: RunSpec) -> None:
     if spec.graph:
+        ring("graph.compile_graph").check_backend(spec.graph_backend, spec.where("graph_backend"))
         if current_mesh() is not None:
             raise ConfigError(
                 f"{spec.where('graph')}: got True with tensor, pipeline or context parallel, or ZeRO, which are not"

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainwright.base.errors import ConfigError, did_you_mean
+
 # Inductor has its own random numbers; with fallback_random it draws torch's, so that eager and graph mode agree. The
 # guards have already checked the shapes that size_asserts checks at each call.
 INDUCTOR: dict[str, Any] = {"fallback_random": True, "size_asserts": False}
@@ -40,6 +42,15 @@ def refusal_of_compiler() -> str | None:
     except (ImportError, OSError) as error:
         return f"torch's compiler cannot be imported ({type(error).__name__}: {error})"
     return None
+
+
+def check_backend(backend: str, where: str) -> None:
+    """Raise for a name that is no backend. Without a compiler all steps are eager, so any name is accepted."""
+    if backend in ("inductor", "eager", "aot_eager") or refusal_of_compiler() is not None:
+        return
+    known = [*torch.compiler.list_backends(exclude_tags=()), "eager", "aot_eager"]
+    if backend not in known:
+        raise ConfigError(f"{where}: got {backend!r}. {did_you_mean(backend, known)}")
 
 
 def cpp_compilers() -> list[str]:

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainwright.base.errors import ConfigError, did_you_mean
+from trainwright.base.errors import ConfigError
 from trainwright.config_trainer.eager_trainer import EagerTrainer
 from trainwright.engine.loss_fn import sum_losses
 from trainwright.engine.step import Step
-from trainwright.graph.compile_graph import refusal_of_compiler
+from trainwright.graph.compile_graph import check_backend
 from trainwright.graph.step import CompiledStep, batch_size_of, copied_scalars, refusal_of_overrides
 from trainwright.hooks.method_overrides import is_overridden, overridable
 from trainwright.models.outputs import returned_losses
@@ -32,11 +32,7 @@ class GraphBase(nn.Module):
         backend: str = "inductor",
     ) -> None:
         super().__init__()
-        # Without a compiler all steps are eager, so any name is accepted.
-        is_usable = refusal_of_compiler() is None
-        known = [*torch.compiler.list_backends(exclude_tags=()), "eager", "aot_eager"] if is_usable else [backend]
-        if backend not in known:
-            raise ConfigError(f"graph.backend: got {backend!r}. {did_you_mean(backend, known)}")
+        check_backend(backend, "graph.backend")
         self.model = model
         self.optimizer = optimizer
         self.backend = backend

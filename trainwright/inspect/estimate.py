@@ -230,7 +230,8 @@ def with_layout(config: Any, layout: Layout) -> Any:
         "sequence_parallel": layout.sequence_parallel,
     }
     if not isinstance(config, Mapping | DictConfig):
-        return config.copy_with(**sizes, zero_stage=layout.zero_stage)
+        stages = config.custom_pipeline_stage_id if layout.pipeline == config.pipeline_parallel_size else None
+        return config.copy_with(**sizes, zero_stage=layout.zero_stage, custom_pipeline_stage_id=stages)
     cfg = complete(copy.deepcopy(config))
     if layout.pipeline != cfg.train.dist.pipeline_parallel_size:
         cfg.train.dist.custom_pipeline_stage_id = None

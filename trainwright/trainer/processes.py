@@ -34,6 +34,7 @@ logger = logging.getLogger("trainwright.engine")
 LAYOUT_SETTINGS = (
     *("data_parallel_size", "tensor_parallel_size", "pipeline_parallel_size", "replicate_size", "zero_stage"),
     *("zero_offload", "context_parallel_size", "sequence_parallel", "pipeline_schedule"),
+    "custom_pipeline_stage_id",
 )
 
 # A pipeline runs the forward and backward passes of an update at once: these would call the model themselves. In

@@ -315,7 +315,8 @@ class PythonRun(TrainerRun):
         spec, state, plan, periods = self.spec, self.state, self.state.plan, self.periods
         if not spec.progress_bar or spec.print_steps is not None or not is_main_process():
             return []
-        period = plan.updates(periods.evaluate or plan.steps_per_epoch) if self.evaluates else None
+        steps = periods.evaluate or periods.eval_epochs * plan.steps_per_epoch
+        period = plan.updates(steps) if self.evaluates else None
         log_period = plan.updates(periods.log)
         lines = epoch_lines(plan.updates_per_epoch, plan.num_updates, log_period, eval_period=period, best=best)
         if spec.log_steps or bar_stream() is not None:

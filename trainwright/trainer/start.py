@@ -195,7 +195,7 @@ class Periods:
     """The periods of the configuration in steps, 0 for none, and whether they are over after the latest update.
 
     Attributes:
-        save, log, evaluate, print: the periods.
+        save, log, evaluate, print: the periods. ``eval_epochs``: that of evaluations in epochs, if ``evaluate`` is 0.
         common_print: that of printed lines with the metrics of several processes; 0 with one process.
         log_is_due, eval_is_due: after each period, by default at the end of each epoch.
         metrics_are_due: when the metrics of the training are logged or printed.
@@ -208,7 +208,7 @@ class Periods:
         self.plan(spec)
         epoch_end = state.epoch_ends()
         self.log_is_due = state.passes(lambda: self.log, otherwise=epoch_end)
-        self.eval_is_due = state.passes(lambda: self.evaluate, otherwise=epoch_end)
+        self.eval_is_due = state.passes(lambda: self.evaluate, otherwise=state.epoch_ends(lambda: self.eval_epochs))
         self.metrics_are_due = self.log_is_due | state.passes(lambda: self.common_print)
         self.check_is_due = self.metrics_are_due | epoch_end
         linked_epoch_end = state.epoch_ends(lambda: self._linked_epochs)
@@ -223,6 +223,7 @@ class Periods:
             for period in (spec.save_steps, spec.log_steps, spec.eval_steps, spec.print_steps)
         )
         self.common_print = self.print if get_world_size() > 1 else 0
+        self.eval_epochs = spec.eval_every_n_epoch or 1
         saved = spec.model_checkpoint or {}
         self._saved_steps: int = saved.get("every_n_iteration") or 0
         self._linked_epochs: int = saved.get("every_n_epoch") or 0

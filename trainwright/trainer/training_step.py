@@ -454,7 +454,7 @@ class TrainingStep:
             self.update,
             run.optimizer,
             accumulates=spec.gradient_accumulation_steps > 1,
-            backend="inductor",
+            backend=spec.graph_backend,
             names=names,
             batch_size=graph.batch_size_of(run.batches.loader),
             on_compiled=run.trainer.phases.count_compile,

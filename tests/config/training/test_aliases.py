@@ -34,6 +34,8 @@ CASES = [
     ("logging_steps", "log_steps", 3, 3),
     ("log_every_n_steps", "log_steps", 3, 3),
     ("limit_val_batches", "limit_eval_batches", 0.5, 0.5),
+    ("eval_after_n_epoch", "eval_every_n_epoch", 3, 3),
+    ("check_val_every_n_epoch", "eval_every_n_epoch", 3, 3),
     ("filter_bias_and_bn", "decay_norm_and_bias", True, False),
     ("group_by_length", "bucket_by_length", True, True),
     ("metric", "metrics", "F1Score", ["F1Score"]),

@@ -274,6 +274,13 @@ def _evaluation_fault(steps: Any, strategy: str) -> str | None:
     return f"got {steps} with eval_strategy={strategy!r}; eval_steps needs eval_strategy='step'."
 
 
+@_check("eval_every_n_epoch", "eval_strategy")
+def _epochs_fault(epochs: int | None, strategy: str) -> str | None:
+    if epochs is None or strategy in ("epoch", "eval_epoch"):
+        return None
+    return f"got {epochs} with eval_strategy={strategy!r}; it needs eval_strategy='epoch'."
+
+
 _CHECKS += CONTRADICTIONS
 
 
