@@ -57,6 +57,10 @@ class Unbuildable(Callback):
         raise ZeroDivisionError("of a constructor")
 
 
+HOOKS = ("hooks", "hook", "custom_hooks", "build_hooks")
+OF_LISTS = [("callback", "callbacks"), ("callbacks", "callbacks"), *((name, "hooks") for name in HOOKS)]
+
+
 @pytest.fixture(autouse=True)
 def _without_calls() -> None:
     CALLS.clear()
@@ -177,16 +181,37 @@ def test_an_error_of_a_constructor_names_the_call(tmp_path: Path) -> None:
         DefaultTrainer(config(tmp_path, callbacks=[LazyCall(Noted)(), LazyCall(Unbuildable)()]))
 
 
-@pytest.mark.parametrize("name", ["callbacks", "hooks"])
+@pytest.mark.parametrize(("name", "key"), OF_LISTS)
 def test_a_list_outside_of_train_is_reported_with_its_key(
-    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, name: str, key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     cfg = config(tmp_path)
     cfg[name] = [LazyCall(Noted)()]
     with caplog.at_level(logging.WARNING, "trainwright"):
         DefaultTrainer(cfg)
-    assert f"train.{name} = [...]" in caplog.text
+    assert f"{name}: a training does not read this list. Write train.{key} = [...]" in caplog.text
+    assert ("override build_hooks" in caplog.text) == (key == "hooks")
     assert not CALLS
+
+
+@pytest.mark.parametrize("name", HOOKS[1:])
+def test_another_name_of_the_list_of_hooks_is_answered_with_it_and_with_the_method(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"train.{name}: .*Did you mean 'train.hooks'\?.*override build_hooks"):
+        DefaultTrainer(config(tmp_path, **{name: []}))
+
+
+def test_what_a_dict_sets_is_shown_at_the_start_without_secrets(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "trainwright"):
+        given = {"early_stopping": {"patience": 3, "monitor": "epoch_loss"}, "ema": {"decay": 0.5}}
+        DefaultTrainer(config(tmp_path, **given, profile={"wait": 1})).print_info()
+        DefaultTrainer(config(tmp_path, trackers={"wandb": {"api_key": "s3cret"}})).print_info()
+    shown = " ".join(caplog.text.split())
+    for setting in ("train.early_stopping={'patience': 3, 'monitor': 'epoch_loss'}", "train.ema={'decay': 0.5}"):
+        assert setting in shown
+    assert "train.trackers={'wandb':" in shown
+    assert "s3cret" not in shown
 
 
 def test_a_callback_that_fails_ends_the_training_and_is_told_so(tmp_path: Path) -> None:

@@ -92,8 +92,11 @@ KEYS = {
     **dict.fromkeys(("dataset", "train_dataset", "data"), "dataloader.train.dataset"),
     "config": "--config-file",
     **dict.fromkeys(("callback", "callbacks"), "train.callbacks"),
-    **dict.fromkeys(("hook", "hooks", "custom_hooks"), "train.hooks"),
+    **dict.fromkeys(("hook", "hooks", "custom_hooks", "build_hooks"), "train.hooks"),
 }
+
+# What else a user may look for, by the key that a hint names.
+BESIDE = {"train.hooks": " A subclass of DefaultTrainer may override build_hooks, the list of all hooks."}
 
 # Attributes of a trainer.
 ATTRIBUTES = {

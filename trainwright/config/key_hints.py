@@ -30,7 +30,8 @@ def key_hint(name: str) -> str:
     for number, part in enumerate(parts):
         if part in keys:
             rest = parts[number + 1 :] if keys[part] == "optim" else []
-            return f"Did you mean {'.'.join([keys[part], *rest])!r}?"
+            beside = foreign_names.BESIDE.get(keys[part], "")
+            return f"Did you mean {'.'.join([keys[part], *rest])!r}?{beside}"
     is_of_train = any(key.split(".")[:2] == ["train", parts[0]] for key in KEYS)
     return f"Did you mean {'.'.join(['train', *parts])!r}?" if is_of_train else ""
 

@@ -43,7 +43,7 @@ from trainwright.config.schema.sections import (
     total_iterations,
     warmup_iterations,
 )
-from trainwright.config.secrets import redact_command, remember_secrets
+from trainwright.config.secrets import redact_command, remember_secrets, without_secrets
 from trainwright.config.yaml_file import read_mapping
 from trainwright.data.batch_loader import BatchLoader, make_loader
 from trainwright.data.sampler import CyclicSampler, SingleRoundSampler
@@ -397,11 +397,15 @@ def changed_settings(cfg: DictConfig) -> str:
 
 def _leaves(section: Any, path: str) -> Iterator[tuple[str, Any]]:
     """The values of a section by their dotted keys; a lazy call is the name of its target."""
+    from trainwright.config.settings import KEYS  # here: loads pydantic
+
     for key, value in section.items():
         if isinstance(value, DictConfig) and "_target_" in value:
             yield f"{path}.{key}", _name_of_call(value)
         elif isinstance(value, ListConfig) and f"{path}.{key}" in _OWN_CODE:
             yield f"{path}.{key}", [_name_of_call(one) for one in value]
+        elif isinstance(value, DictConfig) and f"{path}.{key}" in KEYS:
+            yield f"{path}.{key}", without_secrets({key: OmegaConf.to_container(value)})[0][key]
         elif isinstance(value, DictConfig):
             yield from _leaves(value, f"{path}.{key}")
         else:

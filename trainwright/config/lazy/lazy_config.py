@@ -20,6 +20,7 @@ from trainwright.base.errors import (
     nearest_name,
 )
 from trainwright.base.notebook import show_type_as_html, tree
+from trainwright.config import foreign_names
 from trainwright.config.lazy.overrides import apply_overrides
 from trainwright.config.lazy.provenance import TARGET, mark, mark_default, set_origin, value_at
 from trainwright.config.lazy.python_file import as_node, load_python
@@ -124,19 +125,21 @@ def section_fault(name: str, value: Any) -> str | None:
 
 def warn_of_unread(found: Mapping[str, Any] | DictConfig) -> None:
     """Log lists of callbacks and hooks beside the section ``train``, which a training reads."""
-    for name in ("callbacks", "hooks"):
-        listed = found[name] if name in found else None  # noqa: SIM401  # for get() None is absent in a config
+    for name, key in foreign_names.KEYS.items():
+        if key not in OWN_CODE or name not in found:
+            continue
+        listed = found[name]
         calls = listed if isinstance(listed, list | ListConfig) else ()
-        if any(isinstance(one, DictConfig) and TARGET in one for one in calls) and not try_get_key(
-            found, f"train.{name}"
-        ):
-            logger.warning("%s: a training does not read this list. Write train.%s = [...].", name, name)
+        if any(isinstance(one, DictConfig) and TARGET in one for one in calls) and not try_get_key(found, key):
+            more = foreign_names.BESIDE.get(key, "")
+            logger.warning("%s: a training does not read this list. Write %s = [...].%s", name, key, more)
 
 
 class MissingConfigError(MissingFileError, RuntimeError):
     """There is no packaged configuration of this name. A RuntimeError, as documented for ``get_config``."""
 
 
+OWN_CODE = ("train.callbacks", "train.hooks")  # lists of lazy calls
 PACKAGED = Path(__file__).parents[1] / "defaults"
 # Packaged defaults that are replaced if the user sets another of them: the length, and the metric with its direction.
 MARKED = ("train.train_iter", "train.train_epoch", "train.evaluation.eval_metric", "train.evaluation.eval_mode")

@@ -22,7 +22,7 @@ from trainwright.base.errors import (
     got,
 )
 from trainwright.config.lazy.instantiation import SPECIAL_KEYS, find_target
-from trainwright.config.lazy.lazy_config import PACKAGED, SECTIONS, call_fault, section_fault, warn_of_unread
+from trainwright.config.lazy.lazy_config import OWN_CODE, PACKAGED, SECTIONS, call_fault, section_fault, warn_of_unread
 from trainwright.config.lazy.provenance import (
     TARGET,
     are_several,
@@ -44,7 +44,7 @@ _REQUIRED = ("model", "dataloader")
 # The nodes that a run instantiates.
 _BUILT = (
     "model", "optim", "dataloader", "tokenization", "train.scheduler", "train.evaluation.evaluator",
-    *(_OWN_CODE := ("train.callbacks", "train.hooks")),
+    *OWN_CODE,
 )  # fmt: skip
 _OPTIMIZER_NUMBERS = ("lr", "weight_decay", "eps", "momentum")
 # Arguments of another backend's AdamW, which the builder of the optimizer removes.
@@ -169,7 +169,7 @@ def _setting_faults(cfg: DictConfig) -> Iterator[Fault]:
 
 def _own_code_faults(cfg: DictConfig) -> Iterator[Fault]:
     """Elements of the lists of callbacks and hooks that are no calls, and such lists outside of ``train``."""
-    for key in _OWN_CODE:
+    for key in OWN_CODE:
         nodes = value_at(cfg, key)
         for place, one in enumerate(nodes if isinstance(nodes, ListConfig) else ()):
             is_call = isinstance(one, DictConfig) and TARGET in one
