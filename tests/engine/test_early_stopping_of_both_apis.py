@@ -161,6 +161,13 @@ def test_what_it_cannot_watch_is_reported_by_the_name_of_the_setting(
     with caplog.at_level(logging.WARNING, "trainwright"), pytest.raises(ConfigKeyError, match="eval_los"):
         made(api, tmp_path / "c", {"monitor": "eval_los", "mode": "min"}).train()
     assert f"{where}: got monitor='eval_los'" in caplog.text
+    caplog.clear()
+    trainer = made(api, tmp_path / "e", None)
+    trainer.add_callback(EarlyStoppingCallback(None, "eval_los", mode="min"))
+    with caplog.at_level(logging.WARNING, "trainwright"), pytest.raises(ConfigKeyError, match="eval_los"):
+        trainer.train()
+    assert "EarlyStoppingCallback: got monitor='eval_los'" in caplog.text
+    assert "Did you mean 'eval_loss'?" in caplog.text
     with pytest.raises(ConfigError, match=rf"{where}\.patienc\b.*patience"):
         made(api, tmp_path / "d", {"patienc": 2})
 
@@ -171,3 +178,18 @@ def test_a_default_metric_that_no_evaluator_computes_is_an_error_in_a_config_fil
     trainer.test = lambda *arguments: {"other": 1.0}
     with pytest.raises(ConfigKeyError, match=r"eval_Acc@1"):
         trainer.train()
+
+
+@pytest.mark.parametrize(
+    ("monitor", "is_known"), [("eval_near/loss", True), ("eval_loss", True), ("eval_near/los", False)]
+)
+def test_a_monitor_of_one_of_several_data_sets(
+    tmp_path: Path, monitor: str, is_known: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = quiet(tmp_path, batch_size=MICRO, num_epochs=1, early_stopping={"monitor": monitor, "mode": "min"})
+    trainer = Trainer(net(), config, data(), {"near": held_out(), "far": held_out()})
+    with caplog.at_level(logging.WARNING, "trainwright"):
+        trainer.run.use_built_in_callbacks()
+    assert ("got monitor=" in caplog.text) != is_known
+    if not is_known:
+        assert "Did you mean 'eval_loss'?" in caplog.text

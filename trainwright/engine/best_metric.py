@@ -85,7 +85,10 @@ class BestMetric:
         The mode "auto" is resolved, unless only the name can decide. If the monitor is also ``metric_for_best_model``,
         the settings of that metric apply. Another mode than the known one is a warning.
         """
-        self._warn_of_unknown_monitor(name)
+        where = self._spec.where("early_stopping")
+        if name.startswith("val") and (hint := self._hint_for(name)):
+            raise ConfigError(f"{where}: got monitor={name!r}; results of an evaluation are called eval_.... {hint}")
+        self.warn_of_unknown_monitor(name, where)
         prefix, key = self._split(name, evaluates=name.startswith("eval"))
         if mode != "auto":
             if self._spec.api == "config file" or self._spec.greater_is_better is None:
@@ -97,34 +100,39 @@ class BestMetric:
         is_complete = not self._datasets or name.startswith(("epoch_", "eval_epoch_"))
         return name if is_complete else f"eval_{self._split(name, evaluates=True)[1]}", mode
 
+    def warn_of_unknown_monitor(self, monitor: str, where: str) -> None:
+        """Log a warning if neither the evaluation nor the metrics of the run have a value that early stopping watches.
+
+        It is no error yet: the model, or a callback, may put the value. ``where`` the monitor was set.
+        """
+        if hint := self._hint_for(monitor):
+            logger.warning(
+                "%s: got monitor=%r, which neither the evaluation nor the metrics of this run have. %s Unless the model"
+                " or a callback puts it, the run ends with an error after its first epoch.", where, monitor, hint,
+            )  # fmt: skip
+
     # Implementation.
+
+    def _hint_for(self, monitor: str) -> str:
+        """The nearest name for a monitor that the run does not have; empty if it has it, or may have it."""
+        known = self._known_results()
+        if known is None:
+            return ""
+        name = re.sub(r"^(eval_|val(id|idation)?_)?(epoch_|step_)?|_\d+$", "", monitor)
+        if self._datasets:  # any of them may be named
+            name = re.sub(r"_\d+$", "", self._with_dataset(name).rpartition("/")[2])
+        is_known = name in {"loss", "metric", "lr", *known} and not monitor.startswith("val")
+        return (
+            ""
+            if is_known or monitor in known
+            else did_you_mean(f"eval_{name}", [f"eval_{n}" for n in ("loss", *known)])
+        )
 
     def _key(self, prefix: str) -> str:
         kind, key = self._split(self._name, evaluates=self._evaluates)
         if kind == "evaluation":
             return prefix + key
         return "total_loss" if key == "loss" else key
-
-    def _warn_of_unknown_monitor(self, monitor: str) -> None:
-        """Log a warning if neither the evaluation nor the metrics of the run have a value that early stopping watches.
-
-        It is no error yet: the model, or a callback, may put the value.
-        """
-        known = self._known_results()
-        if known is None or self._datasets:
-            return
-        name = re.sub(r"^(eval_)?(epoch_|step_)?|_\d+$", "", monitor)
-        if name in {"loss", "metric", "lr", *known} or monitor in known:
-            return
-        results, other = [f"eval_{one}" for one in ("loss", *known)], re.match(r"val(?:id|idation)?_(.+)", monitor)
-        got = f"{self._spec.where('early_stopping')}: got monitor={monitor!r}"
-        hint = did_you_mean(f"eval_{other[1] if other else name}", results)
-        if other:
-            raise ConfigError(f"{got}; results of an evaluation are called eval_.... {hint}")
-        logger.warning(
-            "%s, which neither the evaluation nor the metrics of this run have. %s Unless the model or a callback puts"
-            " it, the run ends with an error after its first epoch.", got, hint,
-        )  # fmt: skip
 
     def _warn_of_mode(self, setting: str, mode: str, key: str) -> None:
         known = self._mode_of(key)
@@ -235,3 +243,10 @@ def early_stopping(spec: RunSpec, control: TrainerControl, best: BestMetric, *, 
     callback.is_default = "monitor" not in given and spec.api == "Python"
     callback.turned_off_by = f"{spec.name_of('early_stopping')}=None turns it off"
     return [callback]
+
+
+def check_monitors(callbacks: Iterable[Callback], best: BestMetric) -> None:
+    """Log a warning for each early stopping of the user's own with a monitor that the run does not have."""
+    for callback in callbacks:
+        if isinstance(callback, EarlyStoppingCallback):
+            best.warn_of_unknown_monitor(callback.monitor, "EarlyStoppingCallback")

@@ -21,7 +21,7 @@ from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.data.batch_loader import BatchLoader
 from trainwright.data.batches import Batches
 from trainwright.data.seeding import kept_generators
-from trainwright.engine.best_metric import BestMetric, early_stopping
+from trainwright.engine.best_metric import BestMetric, check_monitors, early_stopping
 from trainwright.engine.best_weights import BestWeights
 from trainwright.engine.folder.run_folder import RunFolder
 from trainwright.engine.folder.summary import described_model, described_optimizers, described_stages
@@ -226,6 +226,7 @@ class Run:
         built_in = [*early_stopping(self.spec, self.control, self.best_metric, evaluates=self.evaluates)]
         built_in += self.more_callbacks()
         own = {kind.__name__ for callback in self.callbacks for kind in type(callback).__mro__}
+        check_monitors(self.callbacks, self.best_metric)
         added = [c for c in built_in if not own & {kind.__name__ for kind in type(c).__mro__[:-2]}]
         for callback in added:
             self.callbacks.add_callback(callback, singleton=False)
