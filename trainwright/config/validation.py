@@ -27,6 +27,16 @@ from trainwright.base.errors import (
 )
 from trainwright.config.torch_names import TaskType, WarmupSchedule
 
+WORDS_OF_BOOL = {
+    "true": True,
+    "yes": True,
+    "on": True,
+    "1": True,
+    "false": False,
+    "no": False,
+    "off": False,
+    "0": False,
+}
 _MAX_SUGGESTED = 40  # characters of a text that is shown again
 
 
@@ -105,7 +115,7 @@ def _fault(error_type: str, loc: Sequence[int | str], fields: Mapping[str, Any],
     is_type = error_type.endswith("_type") or (error_type == "literal_error" and not isinstance(value, str))
     kind = ConfigTypeError if is_type else ConfigError
     text = f"{got(value)}; it must be {allowed_text(hint, path[-1])}."
-    return Fault(where, text + _as_list(hint, value) + _nearest_word(hint, value), kind)
+    return Fault(where, text + _as_list(hint, value) + _nearest_word(hint, value) + _switch(hint, value, where), kind)
 
 
 def _nearest_word(hint: Any, value: Any) -> str:
@@ -123,6 +133,18 @@ def _as_list(hint: Any, value: Any) -> str:
         return ""
     listed = [value]
     return "" if converted(hint, listed) is listed else f" Write {listed!r}."
+
+
+def _switch(hint: Any, value: Any, where: str) -> str:
+    """What to write for a text that means true or false, and for a section that is switched on, as a sentence."""
+    section, word = _section(hint), WORDS_OF_BOOL.get(str(value).lower())
+    if word is not None and section is not None and "enabled" in get_type_hints(section):
+        return f" Write {where}.enabled={word}."
+    return f" Write {word}." if word is not None and isinstance(value, str) and _takes_bool(hint) else ""
+
+
+def _takes_bool(hint: Any) -> bool:
+    return hint is bool or any(map(_takes_bool, get_args(hint)))
 
 
 def allowed_text(hint: Any, name: str = "") -> str:
@@ -292,7 +314,18 @@ _TorchSchedule = Annotated[dict[str, Any], Allowed('{"name_": one of torch\'s, .
 LRSchedulerKind = WarmupSchedule | _TorchSchedule | None
 _TASKS: dict[str, Any] = {"type": "string", "enum": TaskType.words()}
 Task = Annotated[str, Allowed("the name of a task"), WithJsonSchema(_TASKS)]
-Resume = Annotated[bool | _Name | None, Allowed("None, False, True (the newest checkpoint) or a path")]
+
+
+def _no_word(value: str) -> str:
+    if value.lower() in ("true", "false") and not os.path.exists(value):
+        raise PydanticCustomError("word", "a text for true or false")
+    return value
+
+
+Resume = Annotated[
+    bool | Annotated[str, Field(min_length=1), AfterValidator(_no_word)] | None,
+    Allowed("None, False, True (the newest checkpoint) or a path"),
+]
 Device = Annotated[str, Allowed("a device such as 'cpu' or 'cuda:0'")]
 
 

@@ -232,6 +232,7 @@ _LOADER_OPTIONS = (
     "in_order",
     "persistent_workers",
 )
+_SWITCHES = ("pin_memory", "in_order", "persistent_workers")
 
 
 class BatchLoader(DataLoader[Any]):
@@ -591,6 +592,11 @@ def loader_settings(seed: int, num_workers: int, rank: int, loader_options: Mapp
         if name not in _LOADER_OPTIONS:
             raise ConfigTypeError(
                 f"data loader: {name!r} is not one of its arguments. {did_you_mean(name, _LOADER_OPTIONS)}"
+            )
+    for name in _SWITCHES:
+        if not isinstance(value := loader_options.get(name, True), bool):
+            raise ConfigTypeError(
+                f"data loader: {name}: got {value!r} ({type(value).__name__}); it must be True or False."
             )
     user_init = loader_options.get("worker_init_fn")
     options: dict[str, Any] = {"pin_memory": can_pin_memory(), "persistent_workers": num_workers > 0, **loader_options}

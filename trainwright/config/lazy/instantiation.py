@@ -17,11 +17,12 @@ from trainwright.config.lazy.provenance import (
     is_trusted,
     origin_file,
     origin_of,
+    override_at,
     overrides_of,
     raw_children,
     shown,
 )
-from trainwright.config.lazy.targets import argument_fault, locate, short_name
+from trainwright.config.lazy.targets import argument_fault, locate, short_name, texts_for_bools
 
 RECURSIVE = "_recursive_"
 PARTIAL = "_partial_"
@@ -119,7 +120,7 @@ def _call(node: Mapping[str, Any] | DictConfig, replaced: Mapping[str, Any], pat
     kwargs.update({key: value for key, value in replaced.items() if key not in SPECIAL_KEYS})
 
     partial = bool(node.get(PARTIAL, False))
-    fault = argument_fault(target, kwargs, partial=partial)
+    fault = argument_fault(target, kwargs, partial=partial) or _text_for_bool(node, target, kwargs)
     if fault is not None:
         raise ConfigTypeError(f"{_place(node, path=path)}: {fault}")
     if partial:
@@ -140,6 +141,17 @@ def _call(node: Mapping[str, Any] | DictConfig, replaced: Mapping[str, Any], pat
             error.add_note(message)
             raise
         raise named from error
+
+
+def _text_for_bool(node: Any, target: Callable[..., Any], kwargs: Mapping[str, Any]) -> str | None:
+    """Without an annotation, what a Python file says may be meant so; a text of the command line is not."""
+    for name, is_declared in texts_for_bools(target, kwargs).items():
+        if is_declared or override_at(node, name) is not None:
+            return (
+                f"{short_name(target)} takes true or false as {name}; got {kwargs[name]!r} (str), which would count as"
+                f" true. Write true or false."
+            )
+    return None
 
 
 def _with_message(error: Exception, message: str) -> Exception | None:

@@ -119,7 +119,10 @@ def section_fault(name: str, value: Any) -> str | None:
         )
     is_plain = isinstance(value, bool | int | float | complex | str | bytes)
     if is_plain or name in _ONLY_SETTINGS or (name != "dataloader" and isinstance(value, list | tuple | ListConfig)):
-        return f"got {value!r} ({type(value).__name__}); it must be a section, {example}."
+        switch = (
+            " On the command line: graph.enabled=true." if name == "graph" and isinstance(value, bool | str) else ""
+        )
+        return f"got {value!r} ({type(value).__name__}); it must be a section, {example}.{switch}"
     return None
 
 

@@ -243,6 +243,21 @@ def argument_fault(target: Callable[..., Any], kwargs: Mapping[str, Any], *, par
     return None
 
 
+def texts_for_bools(target: Callable[..., Any], kwargs: Mapping[str, Any]) -> dict[str, bool]:
+    """The arguments that are texts where ``target`` takes true or false, which any text would be: whether it says so
+    by an annotation, or has only a default of this type."""
+    signature = signature_of(target, kwargs)
+    given = {name for name, value in kwargs.items() if isinstance(value, str)}
+    found = [] if signature is None else [one for one in signature.parameters.values() if one.name in given]
+    own = {one.name: one.annotation in _BOOLS for one in found if type(one.default) is bool or one.annotation in _BOOLS}
+    return {
+        one.name: own[one.name] for one in found if one.name in own and (own[one.name] or one.annotation is one.empty)
+    }
+
+
+_BOOLS = (bool, bool | None, "bool", "bool | None", "Optional[bool]", "None | bool")
+
+
 def unknown_arguments(target: Callable[..., Any], names: Iterable[str]) -> dict[str, str]:
     """The arguments in ``names`` that ``target`` does not accept, each with the text of an error.
 
