@@ -133,6 +133,9 @@ def test_options_of_torchs_loader_are_passed_on_and_unknown_ones_named():
     assert build_image_test_loader(Numbers(), 4, num_workers=1, prefetch_factor=5).prefetch_factor == 5
     assert len(labels(build_image_test_loader(Numbers(), 4, num_workers=0, prefetch_factor=5, timeout=9))) == 3
 
+    for name in ("pin_memory", "in_order", "persistent_workers"):
+        with pytest.raises(ConfigTypeError, match=rf"{name}: got 'maybe' \(str\); it must be True or False"):
+            build_image_test_loader(Numbers(), 4, num_workers=0, **{name: "maybe"})
     match = r"'prefetch_facter' is not one of its arguments.*Did you mean 'prefetch_factor'"
     with pytest.raises(ConfigTypeError, match=match):
         build_image_train_loader(Numbers(), 4, prefetch_facter=2)
@@ -198,8 +201,9 @@ def test_data_that_cannot_be_read_by_index_are_refused():
     for num_workers in (-1, True, "4"):
         with pytest.raises(ConfigError, match="num_workers: got"):
             build_image_train_loader(Numbers(), 4, num_workers=num_workers)
-    with pytest.raises(DataError, match="the data set Numbers is empty"):
-        build_image_train_loader(Numbers(0), 4)
+    for build in (build_image_train_loader, build_image_test_loader):
+        with pytest.raises(DataError, match=f"{build.__name__}: dataset: the data set Numbers is empty"):
+            build(Numbers(0), 4)
 
 
 def test_a_ragged_batch_is_explained_from_workers_too():

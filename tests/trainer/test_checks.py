@@ -12,10 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.toys import file_config, quiet
+from tests.toys import Classifier, Samples, file_config, points, quiet
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
 from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.checkpoint import verify
+from trainwright.data import DataError
 from trainwright.evaluation import EvaluationError, TorchMetricsHandler
 from trainwright.hooks import Callback
 from trainwright.optim import get_default_optimizer_params
@@ -551,3 +552,20 @@ def test_a_rate_is_not_searched_while_the_trainer_trains(tmp_path: Path) -> None
     trainer = Trainer(make(), config(tmp_path), DATA, callbacks=[Finds()])
     with pytest.raises(ConfigError, match=r"find_lr .*before.*train\(\)"):
         trainer.train()
+
+
+def test_an_empty_data_set_is_named_as_the_argument_that_it_is(tmp_path: Path) -> None:
+    empty = Samples(inputs=torch.randn(0, 4), length=0)
+    with pytest.raises(DataError, match=r"Trainer.train_dataset: the data set Samples is empty"):
+        Trainer(Classifier(), quiet(tmp_path), empty)
+    for given in (empty, {"a": points(), "b": empty}):
+        with pytest.raises(DataError, match=r"Trainer.eval_dataset: the data set Samples is empty"):
+            Trainer(Classifier(), quiet(tmp_path), points(), given)
+    with pytest.raises(DataError, match=r"Trainer.predict: the data set Samples is empty"):
+        Trainer(Classifier(), quiet(tmp_path), points()).predict(empty)
+
+
+@pytest.mark.parametrize("text", ["True", "false"])
+def test_a_text_that_means_true_is_no_checkpoint(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match=rf"resume_from_checkpoint: got '{text}' \(str\).*Write {text.title()}\."):
+        quiet(tmp_path, resume_from_checkpoint=text)

@@ -32,7 +32,7 @@ from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.data.batch_loader import BatchLoader, make_loader, opened
 from trainwright.data.mixture import mixed, shares
 from trainwright.data.order import sample_lengths
-from trainwright.data.sampler import CyclicSampler, EpochSampler, SingleRoundSampler
+from trainwright.data.sampler import CyclicSampler, EpochSampler, SingleRoundSampler, refuse_empty
 from trainwright.data.streaming import StreamLoader, eval_stream_loader, is_stream, shard_of_rank
 from trainwright.data.wrapped import own_collator
 
@@ -93,6 +93,7 @@ def build_image_train_loader(
     True, or the name of the field that is measured (:func:`~.order.sample_lengths`).
     """
     joined = _joined(dataset, dataset_mixer)
+    refuse_empty("build_image_train_loader: dataset", joined)
     check_stream_arguments(joined, sampler, bucket_by_length, shuffle_buffer)
     if is_stream(joined):
         loader = StreamLoader(
@@ -133,6 +134,7 @@ def build_image_test_loader(
 ) -> Any:
     """A loader of one pass in the data set's order, by default with ``SingleRoundSampler``, unshuffled."""
     joined = _joined(dataset, dataset_mixer)
+    refuse_empty("build_image_test_loader: dataset", joined)
     if is_stream(joined):
         part = shard_of_rank(joined, get_averaging_rank(), get_averaging_size())
         loader = eval_stream_loader(part, test_batch_size, num_workers, _instantiated(collate_fn))

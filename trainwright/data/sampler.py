@@ -550,12 +550,21 @@ def _num_samples(where: str, dataset: Any) -> int:
             f"{where}: the data set {type(dataset).__name__} has no len(). Samplers need data that are read by index: "
             + fix
         ) from error
-    if num_samples == 0:
+    refuse_empty(where, dataset)
+    return num_samples
+
+
+def refuse_empty(where: str, dataset: Any) -> None:
+    """Raise for a data set of no samples. ``where``: the argument or the setting that it is given as."""
+    try:
+        is_empty = len(dataset) == 0
+    except (TypeError, NotImplementedError):  # a stream
+        return
+    if is_empty:
         raise DataError(
             f"{where}: the data set {type(dataset).__name__} is empty (len() is 0). Check its path and split: it "
             "needs at least one sample."
         )
-    return num_samples
 
 
 def _check_counts(where: str, **counts: tuple[Any, int]) -> None:

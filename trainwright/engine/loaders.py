@@ -19,7 +19,7 @@ from trainwright.data.batches import Repeated
 from trainwright.data.loaders import check_stream_arguments
 from trainwright.data.order import sample_lengths
 from trainwright.data.sample_count import SampleCounter
-from trainwright.data.sampler import EpochSampler, SingleRoundSampler
+from trainwright.data.sampler import EpochSampler, SingleRoundSampler, refuse_empty
 from trainwright.data.streaming import StreamLoader, eval_stream_loader, is_stream
 from trainwright.engine.spec import RunSpec
 from trainwright.evaluation.loop import batch_limit
@@ -29,6 +29,7 @@ logger = logging.getLogger("trainwright.engine")
 
 def train_loader(dataset: Any, spec: RunSpec, collator: Callable[[list[Any]], Any] | None, steps_done: int) -> Any:
     """A loader of one epoch's batches after another, starting after ``steps_done`` batches."""
+    refuse_empty("Trainer.train_dataset", dataset)
     check_stream_arguments(dataset, None, spec.bucket_by_length, spec.shuffle_buffer)
     if is_stream(dataset):
         return StreamLoader(
@@ -89,6 +90,7 @@ def eval_loader(
     """A loader of one pass: every sample once, in order, on one of the processes."""
     batch_size = batch_size or spec.eval_batch_size
     assert batch_size is not None, "resolved when the settings were made"
+    refuse_empty("Trainer.eval_dataset", dataset)
     if is_stream(dataset):
         return eval_stream_loader(dataset, batch_size, spec.dataloader_num_workers, collator)
     rank, size = get_averaging_rank(), get_averaging_size()

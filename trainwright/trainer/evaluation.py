@@ -23,6 +23,7 @@ from trainwright.base.dist import (
 from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.data.errors import batch_in_errors, data_fault
 from trainwright.data.instance import Instance
+from trainwright.data.sampler import refuse_empty
 from trainwright.engine import loaders
 from trainwright.engine.loss_fn import forward, used_loss
 from trainwright.engine.run import TrainerRun
@@ -221,6 +222,7 @@ class Evaluation:
         meet("Trainer.predict")
         loader = data
         if loaders.is_dataset(data):
+            refuse_empty("Trainer.predict", data)
             loader = self.loaders_of(data)
         if isinstance(getattr(loader, "sampler", None), RandomSampler):
             logger.warning("Trainer.predict: the loader shuffles, so the outputs are not in the order of the samples.")
