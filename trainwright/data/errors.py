@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -253,12 +253,14 @@ def add_batch_note(error: BaseException, batch: Any) -> None:
 
 
 @contextmanager
-def batch_in_errors(batch: Any) -> Iterator[None]:
-    """Errors inside get a note with the batch."""
+def batch_in_errors(batch: Any, more: Callable[[Exception], str | None] = lambda error: None) -> Iterator[None]:
+    """Errors inside get a note with the batch, and the one that ``more`` returns."""
     try:
         yield
     except Exception as error:
         add_batch_note(error, batch)
+        if note := more(error):
+            error.add_note(note)
         raise
 
 

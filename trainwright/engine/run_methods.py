@@ -18,6 +18,7 @@ from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.data.sample_names import shown_samples
 from trainwright.data.seeding import kept_generators
 from trainwright.engine.folder.summary import table
+from trainwright.engine.label_checks import check_known_labels
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.run import Run
 from trainwright.events.formats import RECORD_NAME, read_starts
@@ -276,6 +277,7 @@ class RunMethods(TrainerBase):
     def before_train(self) -> None:
         self.run.best_weights.undo()
         self.run.use_built_in_callbacks()
+        check_known_labels(self.run)
         folder = self.run.folder
         folder.lock()
         if folder.is_open or folder.resume:  # otherwise the checkpoints in it are moved, not continued

@@ -70,6 +70,8 @@ class ClsEvaluator(DatasetEvaluator):
         self._num_correct = self._num_correct + torch.stack([correct_BK[:, :k].sum() for k in self.topk])
         self._num_samples = self._num_samples + is_counted_B.sum()
         self._add_range(labels_B.where(is_counted_B, 0), num_classes)
+        if labels_B.device.type == "cpu":  # of another device, the values are read at the end
+            self._check_range()
 
     def merge_state(self, others: Sequence[Self]) -> None:
         self._num_correct = sum((other._num_correct for other in others), self._num_correct)
@@ -82,19 +84,21 @@ class ClsEvaluator(DatasetEvaluator):
         num_samples = int(self._num_samples)
         if not num_samples:
             raise EvaluationError("ClsEvaluator has seen no samples.")
-        wrong = (
-            [] if self._labels is None else [one for one in self._labels.tolist() if not 0 <= one < self._num_classes]
-        )
-        if wrong:
-            raise EvaluationError(
-                f"ClsEvaluator: labels hold {' and '.join(map(str, wrong))}, but there are {self._num_classes} classes,"
-                f" from 0 on. Labels of {self.ignore_index} are left out, which ClsEvaluator(ignore_index=...) sets."
-            )
+        self._check_range()
         num_correct = torch.as_tensor(self._num_correct).tolist()
         return {f"Acc@{k}": 100 * count / num_samples for k, count in zip(self.topk, num_correct, strict=True)}
 
     def known_results(self) -> list[str]:
         return [f"Acc@{k}" for k in self.topk]
+
+    def _check_range(self) -> None:
+        found = [] if self._labels is None else self._labels.tolist()
+        wrong = [one for one in found if not 0 <= one < self._num_classes]
+        if wrong:
+            raise EvaluationError(
+                f"ClsEvaluator: labels hold {' and '.join(map(str, wrong))}, but there are {self._num_classes} classes,"
+                f" from 0 on. Labels of {self.ignore_index} are left out, which ClsEvaluator(ignore_index=...) sets."
+            )
 
     def _add_range(self, labels: Tensor, num_classes: int) -> None:
         before = labels.new_zeros(1) if self._labels is None else self._labels.to(labels.device)

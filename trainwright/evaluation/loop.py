@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from functools import partial
 from itertools import islice, repeat
 from typing import Any, TypeVar
 
@@ -31,6 +32,7 @@ from trainwright.evaluation.evaluator import DatasetEvaluator, EvaluationError, 
 from trainwright.evaluation.hardest_samples.search import watched_evaluation
 from trainwright.evaluation.rank_exchange import even_rounds, raised_on_all_ranks
 from trainwright.evaluation.results import EvaluationResults, loss_of_outputs
+from trainwright.evaluation.wrong_label import wrong_sample
 from trainwright.events.phases import Activity, activity
 from trainwright.events.storage import EvaluationStorage
 from trainwright.models.eval_mode import evaluation_mode
@@ -108,9 +110,10 @@ def run_evaluation(
         with together, around_batches or nullcontext(), EvaluationStorage():
             watch, batches = _watch.get(), read_batches()
             batches = batches if watch is None else watch(batches)
-            for batch, is_counted in even_rounds(batches, model) if is_joint else zip(batches, repeat(True)):
+            rounds = even_rounds(batches, model) if is_joint else zip(batches, repeat(True))
+            for number, (batch, is_counted) in enumerate(rounds):
                 before_batch()
-                with batch_in_errors(batch):
+                with batch_in_errors(batch, partial(wrong_sample, loader, name, number, batch)):
                     (step if is_counted else without_count)(batch)
                 if is_counted:
                     progress.update(num_samples(batch))
