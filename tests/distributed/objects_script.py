@@ -93,7 +93,7 @@ def main() -> None:
         "results": results,
         "last": trainer.last_eval_results,
         "model": type(trainer.model).__name__,
-        "wrapped": type(trainer._steps.placement.model).__name__,
+        "wrapped": type(trainer.run.placement.model).__name__,
         "world_size": get_world_size(),
         "accelerate": "accelerate" in sys.modules,
         "consumed": trainer.consumed_samples,

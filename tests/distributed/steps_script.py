@@ -201,7 +201,7 @@ class TwoBackwards(Trainer):
     """The second pass is through the model itself, which is not wrapped."""
 
     def training_step(self, batch: Any) -> Any:
-        losses = [model(**batch)["loss"] for model in (self._steps.placement.model, self.model)]
+        losses = [model(**batch)["loss"] for model in (self.run.placement.model, self.model)]
         for loss in losses:
             self.backward(loss)
         return losses[0].detach()

@@ -67,7 +67,7 @@ def test_in_one_process_an_accelerator_changes_no_bit(tmp_path: Path, precision:
     assert (given.config.mixed_precision or "no") == precision
     assert_equal_weights(plain.model, given.model)
     assert plain.evaluate() == given.evaluate()
-    assert given._steps.placement.model is given.model
+    assert given.run.placement.model is given.model
 
 
 @pytest.mark.usefixtures("fresh")
