@@ -1,5 +1,6 @@
 """What is complete, checked and written before a training from a configuration begins."""
 
+import logging
 import subprocess
 from argparse import Namespace
 from dataclasses import dataclass
@@ -12,8 +13,8 @@ import yaml
 from omegaconf import DictConfig
 
 from tests.fork_server import python
-from tests.toys import Samples, Squares, file_config
-from trainwright import DefaultTrainer, get_config
+from tests.toys import Classifier, Samples, Squares, file_config, points
+from trainwright import DefaultTrainer, LazyCall, get_config
 from trainwright.config import ConfigError, LazyConfig
 from trainwright.config_trainer import setup
 from trainwright.config_trainer.setup import bind_arguments
@@ -209,3 +210,20 @@ def test_no_epochs_warn_where_the_default_number_of_iterations_counts(
     assert len(said) == warns
     if warns:
         assert "the default train.train_iter=10000" in said[0]
+
+
+class Takes(Classifier):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+
+
+def test_what_the_saved_configuration_does_not_restore_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is written by default_setup and, completed, by the trainer."""
+    cfg = file_config(tmp_path / "run", LazyCall(Takes)(function=lambda: None), points, train_iter=1)
+    cfg.train.train_micro_batch_size = 4
+    with caplog.at_level(logging.WARNING, "trainwright"):
+        default_setup(cfg, Namespace(config_file=str(tmp_path / "config.py")))
+        DefaultTrainer(cfg).train()
+    assert caplog.text.count("not restored when a run starts from this file: model.function") == 1

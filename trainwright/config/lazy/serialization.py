@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+import functools
 import logging
 import os
 from pathlib import Path, PurePath
@@ -45,14 +46,19 @@ def to_yaml(cfg: Any, filename: str | os.PathLike[str], *, project_root: str | o
         plain = {**plain, "project_root": relative_path(Path(project_root).resolve(), Path(filename).resolve().parent)}
     warn_of_hidden(hidden, filename)
     if writer.left_out:
-        logger.warning(
-            "%s: not restored when a run starts from this file: %s. Move functions and classes into an importable "
-            "module, describe objects with LazyCall; or start from the Python file.",
-            filename,
-            "; ".join(writer.left_out),
-        )
+        _warn_of_left_out(os.path.abspath(filename), "; ".join(writer.left_out))
     defaults = f"{DEFAULTS} {', '.join(writer.defaults)}\n" if writer.defaults else ""
     return with_format(defaults + to_text(plain, flow=None)).encode()
+
+
+@functools.cache  # a run writes its configuration twice, before and after it is completed
+def _warn_of_left_out(filename: str, values: str) -> None:
+    logger.warning(
+        "%s: not restored when a run starts from this file: %s. Move functions and classes into an importable "
+        "module, describe objects with LazyCall; or start from the Python file.",
+        filename,
+        values,
+    )
 
 
 def to_plain(cfg: Any) -> tuple[Any, list[str]]:
