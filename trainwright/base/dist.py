@@ -9,6 +9,7 @@ import pickle
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -41,6 +42,27 @@ def get_local_rank() -> int:
 def is_main_process() -> bool:
     """Whether this is rank 0: the one that writes files."""
     return get_rank() == 0
+
+
+_warns = ContextVar("_warns", default=False)
+
+
+def warns_here() -> bool:
+    """Whether warnings of this process go to the console: rank 0's, and others' where they compute for it."""
+    return is_main_process() or _warns.get()
+
+
+@contextmanager
+def warning_for_all(is_first: bool = True) -> Iterator[None]:
+    """In this context the process computes what rank 0 does not, such as the last stage of a pipeline.
+
+    ``is_first``: of those that compute the same for other data.
+    """
+    before = _warns.set(is_first)
+    try:
+        yield
+    finally:
+        _warns.reset(before)
 
 
 _mesh: Any = None  # of parallel/mesh.py, which is not imported here

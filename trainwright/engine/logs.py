@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from trainwright.base.dist import get_rank
+from trainwright.base.dist import get_rank, warns_here
 from trainwright.base.files import open_regular
 from trainwright.base.terminal import open_standard_streams, print_line
 from trainwright.config.secrets import RedactingFormatter, redact
@@ -56,7 +56,8 @@ class LogFile(logging.handlers.WatchedFileHandler):
 def log_to_console(rank: int | None = None) -> None:
     """Log to the console: everything of rank 0, errors of the other ranks; above a progress bar, if there is one.
 
-    Python's warnings are those of rank 0, too. ``rank``: of this process, if it has not joined the others yet.
+    Warnings of another rank are logged where it computes what rank 0 does not (`warns_here`), with its number. Python's
+    warnings are those of the same ranks. ``rank``: of this process, if it has not joined the others yet.
 
     If the program has configured logging itself (the root logger has a handler), no handler is added. A level that the
     program has set on the logger "trainwright" is kept.
@@ -64,7 +65,9 @@ def log_to_console(rank: int | None = None) -> None:
     open_standard_streams()
     rank = get_rank() if rank is None else rank
     if rank > 0:
-        warnings.showwarning = lambda message, *_: logger.debug("%s", message)
+        warnings.showwarning = lambda message, *_: logger.log(
+            logging.WARNING if warns_here() else logging.DEBUG, "%s", message
+        )
     library = logging.getLogger("trainwright")
     if library.level == logging.NOTSET:  # else the user has set it
         library.setLevel(logging.INFO)
@@ -73,8 +76,10 @@ def log_to_console(rank: int | None = None) -> None:
         return
     handler = ProgressAwareHandler(sys.stdout)
     handler.setFormatter(_ConsoleFormatter())
-    handler.setLevel(logging.INFO if rank == 0 else logging.ERROR)
+    handler.setLevel(logging.INFO if rank == 0 else logging.WARNING)
     handler.addFilter(lambda record: not getattr(record, "file_only", False))
+    if rank > 0:
+        handler.addFilter(lambda record: record.levelno >= logging.ERROR or warns_here())
     library.addHandler(handler)
     _redact_python_output()
 
@@ -87,6 +92,8 @@ class _ConsoleFormatter(RedactingFormatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         level = f"{record.levelname}: " if record.levelno >= logging.WARNING else ""
+        if record.levelno == logging.WARNING and (rank := get_rank()) > 0:
+            level += f"rank {rank}: "
         return f"{record.asctime} {level}{record.message}"
 
 

@@ -7,6 +7,7 @@ them travel hidden states and their gradients.
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import groupby
 from types import MethodType
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from trainwright.base.batch import parts
-from trainwright.base.dist import gather_over_pipeline, new_cpu_group
+from trainwright.base.dist import gather_over_pipeline, new_cpu_group, warning_for_all
 from trainwright.base.errors import ConfigError
 from trainwright.parallel.batch_comparison import check_same, shapes_of
 from trainwright.parallel.mesh import Mesh
@@ -127,6 +128,18 @@ class Pipeline:
                 setting, length, stages, 4 * stages, more,
             )  # fmt: skip
 
+    def warning_for_all(self) -> AbstractContextManager[None]:
+        """Around what only the last stage computes: its warnings, those of the first data rank, are for all."""
+        mesh = self._mesh
+        return warning_for_all(mesh.averaging_rank == 0 and mesh.tensor_rank == 0)
+
+    def _warning_for_all(self, finish: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Tensor]:
+        def finish_for_all(outputs: Any, batch: Any) -> Tensor:
+            with self.warning_for_all():
+                return finish(outputs, batch)
+
+        return finish_for_all
+
     # Training.
 
     def run(self, batches: Sequence[Any], finish: Callable[[Any, Any], Tensor]) -> None:
@@ -137,6 +150,7 @@ class Pipeline:
                 differentiated.
         """
         self._reshard()
+        finish = self._warning_for_all(finish)
         self.forward_s = self.backward_s = 0.0
         self._num_windows += 1
         if self._num_windows & (self._num_windows - 1) == 0:  # 1, 2, 4, 8 ...: often enough to find what goes apart
@@ -297,8 +311,9 @@ class Pipeline:
             outputs = self.evaluate(batch)
             if not self.is_last:
                 return skip()
-            self.prepare(outputs, batch)
-            return step(batch)
+            with self.warning_for_all():
+                self.prepare(outputs, batch)
+                return step(batch)
 
         return evaluate
 
