@@ -1,4 +1,4 @@
-"""An evaluation or a hook that fails after an iteration, and a training that goes on: each is made once."""
+"""An evaluation or a hook that fails after an iteration, and a training that continues: each is made once."""
 
 import json
 import os
@@ -39,6 +39,7 @@ class Log:
         self.events: list[tuple[Any, ...]] = []
         self.failing, self.fails_at, self.times, self.resumes = "", 0, 0, False
         self.num_eval_batches = 0
+        self.requests_at = 0  # the update after which a callback requests an evaluation
 
     def meet(self, name: str, done: int) -> None:
         if self.failing == name and done == self.fails_at and self.times:
@@ -65,10 +66,13 @@ class Events(Callback):
         log.add("begin", epochs)
 
     def on_epoch_end(self, epochs: int, logs: Any) -> None:
-        log.add("end", epochs, logs["global_step"], logs["epoch_loss"], logs["eval_epoch_loss"])
+        log.meet("end", logs["global_step"])
+        log.add("end", epochs, logs["global_step"], logs["epoch_loss"], logs.get("eval_epoch_loss"))
 
     def on_train_batch_end(self, batch: Any, logs: Any) -> None:
         log.add("batch", logs["global_step"])
+        if logs["global_step"] == log.requests_at:
+            self.trainercontrol.should_evaluate = True
 
     def on_eval_end(self, logs: Any) -> None:
         log.add("eval end", logs["eval_global_step"], logs["step_loss"])
@@ -124,7 +128,9 @@ def trainer_of(api: str, folder: Path, *, period: int = 2, **more: Any) -> Any:
     cfg.train.checkpointer.period = period
     cfg.train.evaluation.evaluator = LazyCall(Results)(acc=[0.1])
     cfg.train.evaluation.update({"eval_metric": "acc"})
-    return OwnDefaultTrainer(cfg)
+    trainer = OwnDefaultTrainer(cfg)
+    trainer.add_callback(Events())
+    return trainer
 
 
 def rows(folder: Path) -> list[dict[str, float]]:
@@ -149,9 +155,11 @@ def run(api: str, folder: Path, failing: str = "", at: int = 0, times: int = 1, 
 
 
 @pytest.mark.parametrize("resumes", [False, True])
-@pytest.mark.parametrize(("failing", "at", "times"), [("evaluation", 6, 1), ("evaluation", 12, 2), ("hook", 6, 1)])
+@pytest.mark.parametrize(
+    ("failing", "at", "times"), [("evaluation", 6, 1), ("evaluation", 12, 2), ("hook", 6, 1), ("end", 6, 1)]
+)
 @pytest.mark.parametrize("api", ["Trainer", "DefaultTrainer"])
-def test_what_a_failure_after_an_iteration_has_left_out_is_made_when_the_run_goes_on(
+def test_what_a_failure_after_an_iteration_has_left_out_is_made_when_the_run_continues(
     api: str, failing: str, at: int, times: int, resumes: bool, tmp_path: Path
 ) -> None:
     weights, written, events = run(api, tmp_path / "uninterrupted", resumes=resumes)
@@ -160,6 +168,45 @@ def test_what_a_failure_after_an_iteration_has_left_out_is_made_when_the_run_goe
     assert found[2] == events
     assert found[1] == written
     torch.testing.assert_close(found[0], weights, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("api", ["Trainer", "DefaultTrainer"])
+def test_an_evaluation_that_a_callback_requests_and_that_fails_is_made_when_the_run_continues(
+    api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "requests_at", 4)
+    weights, _, events = run(api, tmp_path / "uninterrupted")
+    assert [event for event in events if event[0] == "evaluated"] == [("evaluated", done) for done in (4, 6, 12, 18)]
+    found = run(api, tmp_path / "failed", "evaluation", 4)
+    assert found[2] == events
+    torch.testing.assert_close(found[0], weights, rtol=0, atol=0)
+
+
+class Due(HookBase):
+    """Asks a function of the user's when it is due; the function fails once."""
+
+    def __init__(self) -> None:
+        self.due, self.called, self.fails = (self.is_due,), [], True
+
+    def is_due(self) -> bool:
+        if self.fails and self.trainer.iter == 3:
+            self.fails = False
+            raise RuntimeError("simulated failure")
+        return True
+
+    def after_step(self) -> None:
+        self.called.append(self.trainer.iter)
+
+
+@pytest.mark.parametrize("api", ["Trainer", "DefaultTrainer"])
+def test_a_hook_whose_condition_fails_is_asked_again(api: str, tmp_path: Path) -> None:
+    log.__init__()  # type: ignore[misc]
+    trainer, due = trainer_of(api, tmp_path), Due()
+    trainer.register_hooks([due])
+    with pytest.raises(RuntimeError, match="simulated failure"):
+        trainer.train()
+    trainer.train()
+    assert due.called == [*range(3 * EPOCH)]
 
 
 @pytest.mark.parametrize("resumes", [False, True])
@@ -172,13 +219,16 @@ def test_a_final_evaluation_that_fails_is_made_by_the_next_train(api: str, resum
     torch.testing.assert_close(found[0], weights, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("requests_at", [0, 2 * EPOCH - 2])
 @pytest.mark.parametrize("api", ["Trainer", "DefaultTrainer"])
-def test_sigterm_in_an_evaluation_saves_before_its_next_batch_and_a_resume_evaluates(api: str, tmp_path: Path) -> None:
+def test_sigterm_in_an_evaluation_saves_before_its_next_batch_and_a_resume_evaluates(
+    api: str, requests_at: int, tmp_path: Path
+) -> None:
     ema = {"decay": 0.9}  # an evaluation has the averaged weights in the model
     runs = []
     for folder, at in (("uninterrupted", 0), ("stopped", EPOCH + 2)):  # the second batch of the second evaluation
         log.__init__()  # type: ignore[misc]
-        log.failing, log.fails_at = "SIGTERM", at
+        log.failing, log.fails_at, log.requests_at = "SIGTERM", at, requests_at
         trainer = trainer_of(api, tmp_path / folder, period=5, ema=ema)
         if at:
             with pytest.raises(SystemExit) as stopped:
@@ -186,7 +236,9 @@ def test_sigterm_in_an_evaluation_saves_before_its_next_batch_and_a_resume_evalu
             assert stopped.value.code == 143
             assert log.num_eval_batches == at, "no further batch"
             trainer = trainer_of(api, tmp_path / folder, period=5, ema=ema)
-            assert trainer.start_iter == 2 * EPOCH, "saved after the iteration whose evaluation was stopped"
+            assert trainer.start_iter == (requests_at or 2 * EPOCH), (
+                "saved after the iteration whose evaluation was stopped"
+            )
         trainer.train()
         weights = {name: value.clone() for name, value in trainer.model.state_dict().items()}
         runs.append((weights, rows(tmp_path / folder), [event for event in log.events if event[0] != "begin"]))

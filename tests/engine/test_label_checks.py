@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from tests.ranks import on_ranks
 from tests.toys import Classifier, Samples, file_config, pairs, pairs_net, points, quiet
@@ -49,6 +49,7 @@ class Changed(TensorDataset):
     [
         Changed(torch.zeros(2, 2), torch.tensor([1, 2])),  # may give other labels than its tensor has
         TensorDataset(torch.tensor([1, 2])),
+        TensorDataset(torch.zeros(2, 2), torch.tensor([1, 2]), torch.tensor([7, 9])),  # which one has the labels?
         TensorDataset(torch.zeros(2, 2), torch.tensor([0.5, 1])),
         TensorDataset(torch.zeros(2, 2), torch.tensor([[0, 1], [1, 0]])),
         ColumnDataset(inputs=torch.zeros(2, 2)),
@@ -56,7 +57,7 @@ class Changed(TensorDataset):
         points(),
         None,
     ],
-    ids=[str(n) for n in range(8)],
+    ids=[str(n) for n in range(9)],
 )
 def test_labels_that_would_have_to_be_read_are_not_known(data: Dataset[Any] | None) -> None:
     assert known_labels(data) is None
@@ -96,6 +97,67 @@ def test_a_class_that_the_model_does_not_declare_is_refused_before_the_first_ste
 @pytest.mark.parametrize("api", ["Python", "config file"])
 def test_what_a_model_declares_is_no_reason_to_refuse_good_labels(tmp_path: Path, api: str) -> None:
     trainer_of(api, tmp_path, Declared, good, good).train()
+
+
+def from_one() -> ColumnDataset:
+    return columns(1, 2, 1, 2, 2, 1)
+
+
+class FromOne(Declared):
+    """Its classes are counted from 1."""
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        assert labels.min() >= 0, "changed already"
+        assert labels.max() <= 1, "changed already"
+        return super().forward(inputs, labels)
+
+
+def counted_from_0(batch: dict[str, Any]) -> dict[str, Any]:
+    return {**batch, "labels": batch["labels"] - 1}
+
+
+class OwnBatch(Trainer):
+    def prepare_input_batch(self, batch: Any) -> Any:
+        return counted_from_0(super().prepare_input_batch(batch))
+
+
+class OwnLoss(Trainer):
+    def compute_loss(self, model: Any, inputs: Any) -> Any:
+        return model(**counted_from_0(inputs))["loss"]
+
+
+class OwnDefaultTrainer(DefaultTrainer):
+    @classmethod
+    def get_batch(cls, *arguments: Any) -> Any:
+        return counted_from_0(dict(super().get_batch(*arguments)))
+
+
+@pytest.mark.parametrize("kind", [OwnBatch, OwnLoss, Trainer, OwnDefaultTrainer])
+def test_labels_that_the_user_changes_on_the_way_are_not_judged(tmp_path: Path, kind: Any) -> None:
+    if kind is OwnDefaultTrainer:
+        cfg = file_config(tmp_path, FromOne, from_one, train_iter=2, train_micro_batch_size=2)
+        kind(cfg).train()
+        return
+    collator = None
+    if kind is Trainer:
+        collator = lambda samples: counted_from_0(default_collate(samples))  # noqa: E731
+    config = quiet(tmp_path, num_epochs=1, batch_size=2, metrics=None)
+    kind(FromOne(), config, from_one(), data_collator=collator).train()
+
+
+@pytest.mark.parametrize("api", ["Python", "config file"])
+def test_labels_that_count_for_nothing_are_no_classes(tmp_path: Path, api: str) -> None:
+    class Ignores(Declared):
+        def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+            return super().forward(inputs, torch.where(labels == 255, -100, labels))
+
+    data = lambda: columns(0, 1, 255, 1, 0, 255)  # noqa: E731
+    if api == "Python":
+        config = quiet(tmp_path, num_epochs=1, batch_size=2, metrics=None, loss_ignores=255)
+        Trainer(Ignores(), config, data()).train()
+    else:
+        cfg = file_config(tmp_path, Ignores, data, train_iter=2, train_micro_batch_size=2, loss_ignores=255)
+        DefaultTrainer(cfg).train()
 
 
 def test_a_label_that_no_training_sample_has_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -457,8 +457,8 @@ class ConfigRun(Run):
             )
         return setup.settings_of_copy(self.given, self.cfg, folder, changes, **kind)
 
-    def change_copy(self, new: Any, memo: dict[int, Any]) -> None:
-        if not new.run.folder.resume:
+    def change_copy(self, new: "ConfigRun", memo: dict[int, Any]) -> None:
+        if not new.folder.resume:
             new.model.load_state_dict(self.model.state_dict())
         memo[id(self.model)] = new.model
 

@@ -17,8 +17,8 @@ Labels = npt.NDArray[np.int64]
 def known_labels(dataset: Any) -> Labels | None:
     """One class for each sample, (N,); None where they are not known without reading the samples.
 
-    Known are those of a torch TensorDataset (its last tensor), of a `ColumnDataset` (a column such as ``labels``), of
-    data sets of torchvision without a ``target_transform``, and of subsets and joined ones of these.
+    Known are those of a torch TensorDataset of pairs (its second tensor), of a `ColumnDataset` (a column such as
+    ``labels``), of data sets of torchvision without a ``target_transform``, and of subsets and joined ones of these.
     """
     if type(dataset) is Subset:
         inner = known_labels(dataset.dataset)
@@ -32,7 +32,7 @@ def known_labels(dataset: Any) -> Labels | None:
 
 def _own(dataset: Any) -> Any:
     if type(dataset) is TensorDataset:
-        return dataset.tensors[-1] if len(dataset.tensors) > 1 else None
+        return dataset.tensors[1] if len(dataset.tensors) == 2 else None
     if type(dataset) is ColumnDataset:
         return next((dataset.columns[name] for name in _NAMES if name in dataset.columns), None)
     is_plain = getattr(dataset, "target_transform", None) is None and getattr(dataset, "transforms", None) is None

@@ -189,7 +189,7 @@ class BestMetric:
             by_user = objective_by_user(key.rpartition("/")[2], spec.metrics)
             if by_user is not None and MODES[by_user] != mode:
                 raise ConfigError(
-                    f"TrainingConfig.greater_is_better: got {spec.greater_is_better}, but the MetricConfig of"
+                    f"{spec.where('greater_is_better')}: got {spec.greater_is_better}, but the MetricConfig of"
                     f" {key!r} has objective={by_user!r}. Set only one of them."
                 )
             return mode

@@ -4,12 +4,15 @@ import json
 import logging
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from trainwright.base.errors import ConfigError
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.engine.best_metric import FOR_EVALUATIONS
 from trainwright.hooks.checkpoint import BestCheckpointer
+
+if TYPE_CHECKING:
+    from trainwright.engine.run import Run
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -19,8 +22,8 @@ BEST = "model_best"
 class BestWeights:
     """The weights of the best checkpoint, which the model has between two trainings if the settings request it."""
 
-    def __init__(self, run: Any) -> None:
-        self._run = weakref.proxy(run)  # a Run, which has this object
+    def __init__(self, run: "Run") -> None:
+        self._run = weakref.proxy(run)
         self._last_trained: Path | None = None  # the last checkpoint, if the model has the best weights
 
     def check(self) -> None:

@@ -4,6 +4,7 @@ import torch
 
 from trainwright._torch_compat.probing import real_tensors
 from trainwright.base.errors import ConfigError
+from trainwright.engine.best_weights import BestWeights
 from trainwright.engine.run import Run
 from trainwright.engine.run_hooks import run_hooks
 from trainwright.parallel.precision import autocast_and_scaler
@@ -24,6 +25,7 @@ def build_run(run: Run) -> None:
     run.place()
     run.build_optimizers()
     run.build_checkpointer()
+    run.best_weights = BestWeights(run)
     run.build_calls()
     run.build_step()
     run.resume()

@@ -268,7 +268,10 @@ class TrainerBase:
                     next_call.follow(due)
                 # In most iterations no call is needed to know that a hook is not due.
                 is_new = done >= self.max_iter or next_call.results is not self.last_eval_results
-                if not (is_new or next_call.at <= done) or not next_call.has_come(self):
+                if not (is_new or next_call.at <= done):
+                    continue
+                self._place = place
+                if not next_call.has_come(self):
                     continue
             self._place = place
             call()

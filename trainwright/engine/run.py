@@ -22,7 +22,6 @@ from trainwright.data.batch_loader import BatchLoader
 from trainwright.data.batches import Batches
 from trainwright.data.seeding import kept_generators
 from trainwright.engine.best_metric import BestMetric, check_monitors, early_stopping
-from trainwright.engine.best_weights import BestWeights
 from trainwright.engine.folder.run_folder import RunFolder
 from trainwright.engine.folder.summary import described_model, described_optimizers, described_stages
 from trainwright.engine.loop import TrainerBase
@@ -39,6 +38,7 @@ from trainwright.hooks.callbacks import RunCallbacks
 from trainwright.hooks.callbacks.base import Callback, CallbackList, TrainerControl
 from trainwright.hooks.due import Period
 from trainwright.hooks.method_overrides import Overrides
+from trainwright.hooks.signals import stopped_between_batches
 from trainwright.hooks.timer import SettingNames
 from trainwright.models.adapters import TrainableNames, adapter_files
 from trainwright.models.checkpoint_files import checkpoint_files
@@ -101,6 +101,7 @@ class Run:
     average: WeightAverage | None = None
     watching_hardest: Callable[[], AbstractContextManager[Any]] = nullcontext
     own_step: Any  # an OwnStep, which has the run
+    best_weights: Any  # a BestWeights, which has the run
     evaluated_precision: Callable[[], AbstractContextManager[Any]] = nullcontext
     step_methods: tuple[str, ...] = ()
     own_hooks: tuple[HookBase, ...] = ()
@@ -132,7 +133,7 @@ class Run:
     settings_read: Any = None
     keep_settings: Callable[[Mapping[str, Any]], None]  # uses those of the checkpoint that the run resumes from
     settings_of_copy: Callable[..., Any]  # by a folder and changes
-    change_copy: Callable[[Any, dict[int, Any]], None]  # as the user has changed the trainer since it was built
+    change_copy: Callable[[Any, dict[int, Any]], None]  # the run of a copy, as the user has changed this one since
     use_callbacks: Callable[[], None]  # that there are now, also within a training
     evaluates: bool  # whether the training has evaluations
     best_metric: BestMetric  # of the current settings
@@ -172,7 +173,6 @@ class Run:
         self._own_parts: frozenset[str] = frozenset()  # names of checkpointables that are not the user's
         self._model_files: dict[str, bytes] | None = None  # once they are known
         self._spec: RunSpec | None = None
-        self.best_weights = BestWeights(self)
         self._freezes_bn = False  # as the settings of the latest training request
 
     @property
@@ -238,11 +238,13 @@ class Run:
         """Evaluate between two iterations, because a callback or a setting requests it."""
         if self.eval_hook is None:
             raise ConfigError(
-                "A callback has set trainercontrol.should_evaluate, and this training evaluates nothing: it needs"
+                f"A callback (trainercontrol.should_evaluate) or {self.spec.name_of('eval_on_start')} requests an"
+                " evaluation, and this training evaluates nothing: it needs"
                 f" {NEEDED_TO_EVALUATE[self.spec.api]} and the hooks of build_hooks."
             )
         self.eval_hook.trainer = weakref.proxy(self.trainer)  # it is registered only if evaluations are due
-        self.eval_hook.evaluate()
+        with stopped_between_batches():
+            self.eval_hook.evaluate()
 
     def log_now(self) -> None:
         """Write the metrics between two iterations, because a callback requests it."""
@@ -537,7 +539,7 @@ class Run:
             arguments, named = copy.deepcopy((arguments, named), memo)
             new.__init__(*arguments, **named)
             new.is_copy = True
-            self.change_copy(new, memo)
+            self.change_copy(new.run, memo)
             self._copy_later_changes(new, memo)
         except (TypeError, RuntimeError, NotImplementedError) as error:
             if "deepcopy" not in str(error) and "pickle" not in str(error):

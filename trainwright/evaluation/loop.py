@@ -47,7 +47,6 @@ logger = logging.getLogger("trainwright.evaluation")
 
 LOG_PERIOD_S = 5.0
 _logs_table = ContextVar("_logs_table", default=True)
-_before_batch = ContextVar[Callable[[], object]]("_before_batch", default=bool)
 _Watch = Callable[[Iterable[Any]], Iterable[Any]]
 _watch = ContextVar[_Watch | None]("_watch", default=None)
 
@@ -104,7 +103,7 @@ def run_evaluation(
         weights,
         activity("evaluation", num_batches) as shown,
     ):
-        progress, before_batch = _Progress(num_batches, shown), _before_batch.get()
+        progress = _Progress(num_batches, shown)
         # Ranks that compute a batch together wait for each other within it: an error ends a process, and so the others.
         together = nullcontext() if is_joint or pipeline_of(model) is not None else raised_on_all_ranks()
         with together, around_batches or nullcontext(), EvaluationStorage():
@@ -112,7 +111,6 @@ def run_evaluation(
             batches = batches if watch is None else watch(batches)
             rounds = even_rounds(batches, model) if is_joint else zip(batches, repeat(True))
             for number, (batch, is_counted) in enumerate(rounds):
-                before_batch()
                 with batch_in_errors(batch, partial(wrong_sample, loader, name, number, batch)):
                     (step if is_counted else without_count)(batch)
                 if is_counted:
@@ -139,22 +137,16 @@ def _on_stages(
 
 @contextmanager
 def watched_batches(watch: _Watch) -> Iterator[None]:
-    """Evaluate the batches that ``watch`` returns for those of a data set: callbacks see each of them."""
-    before = _watch.set(watch)
+    """Evaluate the batches that ``watch`` returns for those of a data set: callbacks see each of them.
+
+    An exception of ``watch`` ends the evaluation. Within another such context, it gets the batches of that one.
+    """
+    outer = _watch.get()
+    before = _watch.set(watch if outer is None else lambda batches: watch(outer(batches)))
     try:
         yield
     finally:
         _watch.reset(before)
-
-
-@contextmanager
-def called_before_batches(call: Callable[[], object]) -> Iterator[None]:
-    """Call ``call`` before each batch of an evaluation; its exception ends the evaluation."""
-    before = _before_batch.set(call)
-    try:
-        yield
-    finally:
-        _before_batch.reset(before)
 
 
 @contextmanager

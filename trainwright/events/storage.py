@@ -378,6 +378,7 @@ class EventStorage:
             "written": self.written,
             "written_before": self.written_before,
             "epoch": self.epoch_means.state_dict(),
+            "results": sorted(self.results),
             "scalars": {
                 name: {**history.state_dict(_MAX_SAVED), "smoothing_hint": self._hints[name]}
                 for name, history in self._histories.items()
@@ -397,6 +398,7 @@ class EventStorage:
             self._histories[name] = HistoryBuffer()
             self._histories[name].load_state_dict(scalar)
             self._hints[name] = scalar["smoothing_hint"]
+        self.results = self._histories.keys() & set(state.get("results", ()))
         self._restored = set(self._histories)
         self.epoch_means = EpochMeans()
         if "epoch" in state:

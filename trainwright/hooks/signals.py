@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from types import FrameType
@@ -70,9 +70,9 @@ def stopped_between_batches() -> AbstractContextManager[None]:
     handles signals. The training is saved, and a resume evaluates."""
     if not _active or dist.get_world_size() > 1:
         return nullcontext()
-    from trainwright.evaluation.loop import called_before_batches
+    from trainwright.evaluation.loop import watched_batches
 
-    return called_before_batches(_active[-1].stop_evaluation)
+    return watched_batches(_active[-1].until_stopped)
 
 
 class Interruptions(HookBase):
@@ -173,10 +173,12 @@ class Interruptions(HookBase):
         finally:
             self._stops_at_once = False
 
-    def stop_evaluation(self) -> None:
-        """Called before each batch of an evaluation within the training."""
-        self._has_stopped_evaluation = bool(self._received.intersection(_STOPPING))
-        self._stop()
+    def until_stopped(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """The batches of an evaluation within the training; a signal ends it before the next one."""
+        for batch in batches:
+            self._has_stopped_evaluation = bool(self._received.intersection(_STOPPING))
+            self._stop()
+            yield batch
 
     def _stop(self) -> None:
         if self._received.intersection(_STOPPING):

@@ -49,12 +49,23 @@ class PeriodicWriter(HookBase):
     def after_step(self) -> None:
         trainer = self.trainer
         is_last = trainer.iter + 1 == trainer.max_iter
-        if self._is_due(trainer) or trainer.last_eval_results is not self._written_results:
+        if self._is_due(trainer) or self._has_results():
             self._mark_epoch(is_last=is_last)
             self.write()
         elif is_last:
             self._mark_epoch(is_last=True)
             self._write()
+
+    def _has_results(self) -> bool:
+        """Whether there are results of an evaluation that are not written yet.
+
+        Also those of this iteration from before a failure, in a training that continues.
+        """
+        storage = self.trainer.storage
+        is_left_out = self.trainer.called_hooks is not None
+        if is_left_out and any(storage.latest()[name][1] == storage.iter for name in storage.results):
+            return True
+        return self.trainer.last_eval_results is not self._written_results
 
     def _mark_epoch(self, *, is_last: bool) -> None:
         """Have the row that is written now show the means of its epoch, if this iteration ends it."""

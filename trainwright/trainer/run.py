@@ -220,7 +220,7 @@ class PythonRun(TrainerRun):
             epoch_at=state.epoch_at,
             save=self.saving.save_step,
             evaluate=(lambda: me.evaluate_now()) if self.eval_dataloader is not None else None,
-            log=lambda: me.write_hook.write() if is_main_process() else None,
+            log=lambda: me.log_now(),
             is_due=self.periods.check_is_due,
             late=self.saving.late,
             eval_is_due=self.periods.eval_is_due,
@@ -456,11 +456,11 @@ class PythonRun(TrainerRun):
     def settings_of_copy(self, folder: Path, changes: dict[str, Any], **kind: bool) -> "TrainingConfig":
         return parts.settings_of_copy(self.config, folder, changes, **kind)
 
-    def change_copy(self, new: Any, memo: dict[int, Any]) -> None:
+    def change_copy(self, new: "PythonRun", memo: dict[int, Any]) -> None:
         if isinstance(self.spec.optimizer, GivenName) and id(self.optimizer) not in memo:
-            new.set_optimizer(copy.deepcopy(self.optimizer, memo))
+            new.trainer.set_optimizer(copy.deepcopy(self.optimizer, memo))
         if self.criterion is not None and id(self.criterion) not in memo:
-            new.set_loss(copy.deepcopy(self.criterion, memo))
+            new.trainer.set_loss(copy.deepcopy(self.criterion, memo))
 
     def build_writers(self) -> list[EventWriter]:
         """The writers of metrics: the console, ``metrics.json``, ``metrics.csv``, TensorBoard."""

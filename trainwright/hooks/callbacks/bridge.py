@@ -285,7 +285,9 @@ class RunCallbacks(HookBase):
 
     def state_dict(self) -> dict[str, Any]:
         own = {"epoch": self._epoch, "logs": self.logs.numbers()}
-        return {**own, "mean_loss": self._mean_loss.state_dict(self.trainer.storage), **self.callbacks.state_dict()}
+        requests = {"requests": [name for name in self._actions if getattr(self.control, name)]}
+        mean_loss = {"mean_loss": self._mean_loss.state_dict(self.trainer.storage)}
+        return {**own, **requests, **mean_loss, **self.callbacks.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Also ends a training before the first step if its callbacks have stopped it and still request that."""
@@ -294,6 +296,8 @@ class RunCallbacks(HookBase):
         self._batches_done = int(self.logs["global_step"])
         self._mean_loss.load_state_dict(state["mean_loss"])
         self.callbacks.load_state_dict(state)
+        for name in state.get("requests", ()):
+            setattr(self.control, name, True)
         if self.control.should_training_stop:
             logger.info(
                 "Nothing to train: a callback stopped the run after iteration %d. After early stopping, a larger"
@@ -332,7 +336,11 @@ class RunCallbacks(HookBase):
     def _leave_epoch(self) -> None:
         epoch, self._epoch, self._is_entered = self._epoch, None, False
         assert epoch is not None
-        self.callbacks.on_epoch_end(epoch, self.logs)
+        try:
+            self.callbacks.on_epoch_end(epoch, self.logs)
+        except BaseException:  # it is repeated, if the training continues
+            self._epoch = epoch
+            raise
 
     def _evaluate(self, evaluate: Callable[[], _Results]) -> _Results:
         done = self.trainer.iterations_done
@@ -387,7 +395,11 @@ class RunCallbacks(HookBase):
                 setattr(control, name, False)
                 if action is None:
                     raise ConfigError(f"A callback has set trainercontrol.{name}; this training does not support it.")
-                action()
+                try:
+                    action()
+                except BaseException:  # it is repeated, if the training continues
+                    setattr(control, name, True)
+                    raise
         if control.should_training_stop and trainer.iter + 1 < trainer.max_iter:
             self._stop_at(trainer.iter + 1)
             trainer.storage.reduce()  # the last row is written now
