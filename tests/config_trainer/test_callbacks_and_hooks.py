@@ -214,7 +214,7 @@ def test_what_a_dict_sets_is_shown_at_the_start_without_secrets(
     assert "s3cret" not in shown
 
 
-def test_a_callback_that_fails_ends_the_training_and_is_told_so(tmp_path: Path) -> None:
+def test_a_callback_that_fails_ends_the_training_and_is_said_to_have_failed(tmp_path: Path) -> None:
     calls = [LazyCall(Noted)(name="a"), LazyCall(Noted)(name="b", fails_at=2)]
     trainer = DefaultTrainer(config(tmp_path, callbacks=calls))
     with pytest.raises(ZeroDivisionError):

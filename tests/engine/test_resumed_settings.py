@@ -196,3 +196,15 @@ def test_other_callbacks_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixt
     caplog.clear()
     python(tmp_path, **LONGER[python]).train()
     assert "other callbacks than before: Named; now none" in caplog.text
+
+
+@pytest.mark.parametrize(("build", "name"), [(python, "freeze_bn"), (config_file, "train.freeze_bn")])
+def test_a_setting_that_an_older_version_does_not_have_is_no_change_while_it_has_its_default(
+    build: Build, name: str, tmp_path: Path
+) -> None:
+    unchanged = build(tmp_path / "default")
+    before = unchanged.run.recorded_settings()
+    del before[name]
+    assert unchanged.run.resume_with(before) == {}
+    changed = build(tmp_path / "other", **{name: True})
+    assert changed.run.resume_with(before)[name] == TAKEN

@@ -217,15 +217,15 @@ def test_freeze_bn_is_used_by_the_next_training(api: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("api", APIS)
-def test_a_norm_that_is_in_evaluation_mode_is_told_the_setting(
+def test_a_norm_that_is_in_evaluation_mode_names_the_setting(
     api: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for is_frozen in (True, False):
         with caplog.at_level(logging.WARNING, logger="trainwright"):
             made(api, tmp_path, build=with_still_norm, freeze_bn=is_frozen).train()
-        told = [one.getMessage() for one in caplog.records if "is in evaluation mode" in one.getMessage()]
-        assert len(told) == (not is_frozen)
-    assert {"Python": "freeze_bn=True", "config file": "train.freeze_bn=True"}[api] in told[0]
+        messages = [one.getMessage() for one in caplog.records if "is in evaluation mode" in one.getMessage()]
+        assert len(messages) == (not is_frozen)
+    assert {"Python": "freeze_bn=True", "config file": "train.freeze_bn=True"}[api] in messages[0]
 
 
 @pytest.mark.parametrize("api", APIS)

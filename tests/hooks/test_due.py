@@ -71,7 +71,7 @@ def test_a_function_is_asked_after_each_iteration_also_if_another_moment_is_due(
 
 
 def test_a_function_of_a_built_in_hook_is_asked_once_after_each_iteration() -> None:
-    """It may change its state: a timer that begins anew when it has returned True, for example."""
+    """It may change its state: a timer that starts again when it has returned True, for example."""
     asked, evaluated = list[int](), list[int]()
     trainer = Loop()
 
@@ -101,7 +101,7 @@ def test_the_period_of_a_registered_hook_may_change(change: Any) -> None:
     assert hook.at == [1, 5, *later]
 
 
-def test_moments_that_a_property_returns_are_not_begun_anew() -> None:
+def test_moments_that_a_property_returns_are_kept() -> None:
     class Own(Seen):
         @property
         def due(self) -> Any:

@@ -8,7 +8,7 @@ from torch import nn
 
 from tests.toys import file_config, points, quiet
 from trainwright import DefaultTrainer, Trainer
-from trainwright.hooks import HookBase
+from trainwright.hooks import Callback, HookBase
 from trainwright.hooks.base import SLOTS
 
 
@@ -65,3 +65,31 @@ def test_the_order_of_hooks_is_that_of_the_slots(api: str, tmp_path: Path) -> No
     assert names.index("RunRecord") < names.index("First") < names.index("LRScheduler") < names.index("FiniteCheck")
     slots = [[*SLOTS].index(hook.slot) for hook in trainer.hooks if hook.slot is not None]
     assert slots == sorted(slots)
+
+
+@pytest.mark.parametrize("api", ["python", "config"])
+def test_a_list_of_the_users_own_without_the_callbacks_gets_them_before_the_writers(api: str, tmp_path: Path) -> None:
+    ended: list[int] = []
+
+    class Ends(Callback):
+        def on_train_batch_end(self, batch: Any, logs: Any) -> None:
+            ended.append(int(logs["global_step"]))
+
+    def without_callbacks(kind: Any) -> Any:
+        class Own(kind):  # type: ignore[misc]
+            def build_hooks(self) -> list[HookBase | None]:
+                return [hook for hook in super().build_hooks() if type(hook).__name__ != "RunCallbacks"]
+
+        return Own
+
+    if api == "python":
+        config = quiet(tmp_path, num_epochs=1, batch_size=4, max_steps=3)
+        trainer = without_callbacks(Trainer)(Net(), config, points(), callbacks=[Ends()])
+    else:
+        cfg = file_config(tmp_path, Net, points, train_iter=3, train_micro_batch_size=4)
+        trainer = without_callbacks(DefaultTrainer)(cfg)
+        trainer.add_callback(Ends())
+    names = [type(hook).__name__ for hook in trainer.hooks]
+    assert names.index("RunCallbacks") < names.index("PeriodicWriter")
+    trainer.train()
+    assert ended == [1, 2, 3]

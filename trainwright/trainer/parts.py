@@ -13,7 +13,6 @@ from trainwright.data.wrapped import with_inner
 from trainwright.engine.run_methods import RunMethods
 from trainwright.engine.spec import RunSpec
 from trainwright.hooks.callbacks import Callback
-from trainwright.hooks.timer import SettingNames
 from trainwright.trainer.checks import Given
 
 if TYPE_CHECKING:
@@ -98,14 +97,3 @@ def next_commands(spec: RunSpec, total_steps: int, callbacks: Iterable[Callback]
     else:
         longer = f"num_epochs={2 * spec.num_epochs}"
     return [*commands, f"resume_from_checkpoint=True with {longer} trains it longer"]
-
-
-SETTING_NAMES = SettingNames(
-    workers="dataloader_num_workers",
-    no_workers="dataloader_num_workers=0",
-    collate="data_collator=lambda batch: batch",
-    asynchronous="save_asynchronously=True",
-    profile="TrainingConfig(profile=True)",
-    save="a larger save_steps, or every_n_epoch or every_n_iteration of model_checkpoint,",
-    evaluate="eval_strategy='step' with a larger eval_steps",
-)

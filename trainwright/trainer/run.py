@@ -49,13 +49,14 @@ from trainwright.hooks import (
 from trainwright.hooks.callbacks import Callback, CallbackList, PrintCallback, RunCallbacks
 from trainwright.hooks.callbacks.progress import EpochProgress, epoch_lines
 from trainwright.hooks.due import Period
+from trainwright.hooks.timer import SettingNames
 from trainwright.optim.named import NamedOptimizers
 from trainwright.trainer import checks, optim, parts, start
 from trainwright.trainer.checks import Given
 from trainwright.trainer.evaluation import Evaluation
 from trainwright.trainer.model_card import RunCard
 from trainwright.trainer.optim import Schedules
-from trainwright.trainer.parts import SETTING_NAMES, next_commands
+from trainwright.trainer.parts import next_commands
 from trainwright.trainer.processes import Placement, check_pipeline
 from trainwright.trainer.saving import Saving
 from trainwright.trainer.train_metrics import TrainMetrics, after_batch_calls, measures_training
@@ -251,7 +252,15 @@ class PythonRun(TrainerRun):
 
     # The hooks.
 
-    setting_names = SETTING_NAMES
+    setting_names = SettingNames(
+        workers="dataloader_num_workers",
+        no_workers="dataloader_num_workers=0",
+        collate="data_collator=lambda batch: batch",
+        asynchronous="save_asynchronously=True",
+        profile="TrainingConfig(profile=True)",
+        save="a larger save_steps, or every_n_epoch or every_n_iteration of model_checkpoint,",
+        evaluate="eval_strategy='step' with a larger eval_steps",
+    )
     eval_prefix = "eval_"
 
     @property

@@ -158,14 +158,19 @@ def test_a_value_that_cannot_be_had_names_its_key():
 
 class Switched:
     def __init__(
-        self, plain=False, told: bool = False, either: bool | None = None, mode: "bool | str" = False, name: str = "a"
+        self,
+        plain=False,
+        typed: bool = False,
+        either: bool | None = None,
+        mode: "bool | str" = False,
+        name: str = "a",
     ) -> None:
-        self.values = [plain, told, either, mode, name]
+        self.values = [plain, typed, either, mode, name]
 
 
-@pytest.mark.parametrize("argument", ["plain", "told", "either"])
+@pytest.mark.parametrize("argument", ["plain", "typed", "either"])
 def test_a_text_is_no_true_or_false_of_a_call(argument: str) -> None:
-    cfg = OmegaConf.create({"model": LazyCall(Switched)(plain=False, told=True, either=None, mode=False, name="b")})
+    cfg = OmegaConf.create({"model": LazyCall(Switched)(plain=False, typed=True, either=None, mode=False, name="b")})
     LazyConfig.apply_overrides(cfg, ["model.mode=maybe", "model.name=no"])  # may be texts
     assert instantiate(cfg.model).values == [False, True, None, "maybe", "no"]
     LazyConfig.apply_overrides(cfg, [f"model.{argument}=maybe"])
@@ -178,5 +183,5 @@ def test_a_text_is_no_true_or_false_of_a_call(argument: str) -> None:
 
 def test_a_text_in_a_python_file_is_refused_only_where_the_type_is_declared() -> None:
     assert instantiate(LazyCall(Switched)(plain="auto")).values[0] == "auto"
-    with pytest.raises(ConfigTypeError, match="takes true or false as told; got 'auto'"):
-        instantiate(LazyCall(Switched)(told="auto"))
+    with pytest.raises(ConfigTypeError, match="takes true or false as typed; got 'auto'"):
+        instantiate(LazyCall(Switched)(typed="auto"))
