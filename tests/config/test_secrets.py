@@ -17,8 +17,8 @@ from torch.utils.data import TensorDataset
 from trainwright import Trainer
 from trainwright.cli.main import main
 from trainwright.config import ConfigError, ConfigKeyError, LazyCall, LazyConfig
-from trainwright.config.schema.checks import validate
-from trainwright.config.schema.sections import complete
+from trainwright.config.config_file.checks import validate
+from trainwright.config.config_file.sections import complete
 from trainwright.config.secrets import (
     MISSING,
     REDACTED,

@@ -91,7 +91,7 @@ def with_trainer(args: argparse.Namespace, use: "Callable[[DefaultTrainer, str],
     """``use(trainer, output_dir)`` with the trainer of the configuration, which writes into a temporary folder."""
 
     def build_and_use(cfg: "DictConfig") -> int:
-        from trainwright.config.schema.sections import complete
+        from trainwright.config.config_file.sections import complete
         from trainwright.engine import DefaultTrainer
         from trainwright.inspect.check.copies import quiet
 

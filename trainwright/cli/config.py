@@ -135,7 +135,7 @@ def _settings(file: Path, args: argparse.Namespace) -> dict[str, Setting]:
 
 def _loaded(file: Path, args: argparse.Namespace) -> "DictConfig":
     from trainwright.cli.train import load
-    from trainwright.config.schema.sections import complete
+    from trainwright.config.config_file.sections import complete
 
     args.config_file, args.fast_dev_run = str(file), False
     return complete(load(args))

@@ -14,12 +14,13 @@ from trainwright.base.batch import to_batch
 from trainwright.base.dist import get_averaging_size
 from trainwright.base.errors import ConfigError, ConfigKeyError, ConfigTypeError, MissingFileError
 from trainwright.base.lazy_names import ring
+from trainwright.config.config_file.checks import validate
+from trainwright.config.config_file.sections import total_iterations
 from trainwright.config.lazy.instantiation import instantiate
 from trainwright.config.lazy.lazy_config import try_get_key
 from trainwright.config.lazy.serialization import to_plain
-from trainwright.config.schema.checks import validate
-from trainwright.config.schema.sections import total_iterations
 from trainwright.config.secrets import safe_trackers, without_secrets
+from trainwright.config.spec import spec_of_cfg
 from trainwright.config_trainer import setup
 from trainwright.config_trainer.eager_trainer import EagerTrainer
 from trainwright.config_trainer.run import ConfigRun, names_loaders
@@ -31,7 +32,6 @@ from trainwright.engine.extra_parameters import refuse_sparse_gradients, warn_of
 from trainwright.engine.loaders import batches_of_rank, is_dataset, num_rounds
 from trainwright.engine.run_hooks import inner_hooks
 from trainwright.engine.run_methods import RunMethods, part_of_run
-from trainwright.engine.spec import spec_of_cfg
 from trainwright.evaluation.adapters import evaluator_of
 from trainwright.evaluation.evaluator import DatasetEvaluator
 from trainwright.evaluation.loop import evaluate_loaders
@@ -42,6 +42,7 @@ from trainwright.hooks import (
 )
 from trainwright.hooks.method_overrides import is_overridden, overridable
 from trainwright.optim.build import build_lr_scheduler, build_optimizer
+from trainwright.parallel.precision import half_of
 
 if TYPE_CHECKING:
     from trainwright.graph.graph_trainer import GraphBase
@@ -344,7 +345,7 @@ class DefaultTrainer(RunMethods):
             self.max_iter = length
             setup.extend_schedules(self.run, lambda optimizer: self.build_lr_scheduler(self.cfg, optimizer))
         self.evaluates_on_start = bool(train.eval_on_start)
-        self.run.use_spec(spec_of_cfg(self.cfg, self.run.device, self.run.given))
+        self.run.use_spec(spec_of_cfg(self.cfg, self.run.given, half_of(self.run.device)))
 
     def _before_first_step(self) -> None:
         with without_compiler():

@@ -17,6 +17,7 @@ from trainwright.base.lazy_names import ring
 from trainwright.config.lazy.lazy_config import try_get_key
 from trainwright.config.lazy.serialization import to_plain
 from trainwright.config.secrets import without_secrets
+from trainwright.config.spec import spec_of_cfg
 from trainwright.config_trainer import setup
 from trainwright.config_trainer.eager_trainer import EagerTrainer
 from trainwright.data.loaders import set_position as set_loader_position
@@ -31,7 +32,6 @@ from trainwright.engine.own_step import OwnStep
 from trainwright.engine.pipeline_step import refuse_own_step, refuse_unseeded_loader
 from trainwright.engine.resumed_settings import flat
 from trainwright.engine.run import Run
-from trainwright.engine.spec import spec_of_cfg
 from trainwright.engine.state import TrainingState
 from trainwright.engine.step import Step
 from trainwright.evaluation.evaluator import DatasetEvaluator
@@ -47,7 +47,7 @@ from trainwright.models.outputs import returned_losses, scalars_of, total_loss
 from trainwright.optim.named import NamedOptimizers
 from trainwright.parallel.meta_start import built_on
 from trainwright.parallel.pipeline import pipeline_of
-from trainwright.parallel.precision import without_autocast
+from trainwright.parallel.precision import half_of, without_autocast
 from trainwright.parallel.rank_checks import check_same_settings, data_size
 
 logger = logging.getLogger("trainwright.engine")
@@ -114,7 +114,7 @@ class ConfigRun(Run):
         trainer.samples_per_iter, trainer.samples_done = cfg.train.global_batch_size, cfg.train.consumed_train_samples
         trainer.start_iter, trainer.max_iter = cfg.train.start_iter, cfg.train.train_iter
         trainer.evaluates_on_start = bool(cfg.train.eval_on_start)
-        self.use_spec(spec_of_cfg(cfg, self.device, self.given))
+        self.use_spec(spec_of_cfg(cfg, self.given, half_of(self.device)))
 
     def build_model(self) -> None:
         with built_on(meta=bool(self.cfg.train.dist.meta_init)):

@@ -29,12 +29,8 @@ from trainwright.base.dist import (
 from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.base.files import relative_path
 from trainwright.checkpoint.folder import POINTER_NAME
-from trainwright.config.lazy.allowlist import project_roots
-from trainwright.config.lazy.instantiation import instantiate, locate_target
-from trainwright.config.lazy.lazy_config import SECTIONS, get_config, try_get_key
-from trainwright.config.lazy.provenance import are_several, is_set
-from trainwright.config.schema.checks import validate
-from trainwright.config.schema.sections import (
+from trainwright.config.config_file.checks import validate
+from trainwright.config.config_file.sections import (
     complete,
     exact,
     iterations_of_epochs,
@@ -43,6 +39,10 @@ from trainwright.config.schema.sections import (
     total_iterations,
     warmup_iterations,
 )
+from trainwright.config.lazy.allowlist import project_roots
+from trainwright.config.lazy.instantiation import instantiate, locate_target
+from trainwright.config.lazy.lazy_config import SECTIONS, get_config, try_get_key
+from trainwright.config.lazy.provenance import are_several, is_set
 from trainwright.config.secrets import redact_command, remember_secrets, without_secrets
 from trainwright.config.yaml_file import read_mapping
 from trainwright.data.batch_loader import BatchLoader, make_loader

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from trainwright.base.errors import ConfigError, ConfigKeyError, did_you_mean
-from trainwright.engine.spec import RunSpec
+from trainwright.config.spec import RunSpec
 from trainwright.evaluation.objective import MODES, find_objective, objective_by_user
 from trainwright.hooks.callbacks.base import Callback, TrainerControl
 from trainwright.hooks.callbacks.early_stopping import EarlyStoppingCallback

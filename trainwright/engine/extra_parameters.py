@@ -15,8 +15,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from trainwright._torch_compat.norm_layers import BATCH_NORMS
 from trainwright.base.dist import gather_over_pipeline
 from trainwright.base.errors import ConfigError
+from trainwright.config.spec import RunSpec
 from trainwright.engine.gradient_sync import average_gradients
-from trainwright.engine.spec import RunSpec
 from trainwright.optim.named import each_optimizer, load_state, parameters_of
 from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.parallelize import share_tensors

@@ -14,6 +14,7 @@ from trainwright.base.dist import (
     get_data_parallel_size,
 )
 from trainwright.base.errors import ConfigTypeError
+from trainwright.config.spec import RunSpec
 from trainwright.data.batch_loader import can_pin_memory, make_loader, opened
 from trainwright.data.batches import Repeated
 from trainwright.data.loaders import check_stream_arguments
@@ -21,7 +22,6 @@ from trainwright.data.order import sample_lengths
 from trainwright.data.sample_count import SampleCounter
 from trainwright.data.sampler import EpochSampler, SingleRoundSampler, refuse_empty
 from trainwright.data.streaming import StreamLoader, eval_stream_loader, is_stream
-from trainwright.engine.spec import RunSpec
 from trainwright.evaluation.loop import batch_limit
 
 logger = logging.getLogger("trainwright.engine")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainwright.engine.spec import RunSpec
+from trainwright.config.spec import RunSpec
 from trainwright.optim.named import each_optimizer
 
 _SHOWN = 5  # tensors

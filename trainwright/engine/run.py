@@ -18,6 +18,7 @@ from trainwright.base.dist import get_data_parallel_size, get_world_size, is_mai
 from trainwright.base.errors import ConfigError
 from trainwright.base.lazy_names import ring
 from trainwright.checkpoint.checkpointer import Checkpointer
+from trainwright.config.spec import RunSpec
 from trainwright.data.batch_loader import BatchLoader
 from trainwright.data.batches import Batches
 from trainwright.data.seeding import kept_generators
@@ -26,7 +27,6 @@ from trainwright.engine.folder.run_folder import RunFolder
 from trainwright.engine.folder.summary import described_model, described_optimizers, described_stages
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.resumed_settings import TAKEN, Settings, differences
-from trainwright.engine.spec import RunSpec
 from trainwright.engine.state import TrainerState, TrainingState
 from trainwright.engine.update import Update
 from trainwright.evaluation.hardest_samples.table import watch_hardest

@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 from trainwright._torch_compat.probing import real_tensors
 from trainwright.base.dist import get_tensor_parallel_size, use_mesh
 from trainwright.base.errors import ConfigError, UserError
-from trainwright.config.schema.sections import complete
+from trainwright.config.config_file.sections import complete
 from trainwright.engine.logs import logging_only_above
 from trainwright.engine.run import Run
 from trainwright.events.storage import EventStorage

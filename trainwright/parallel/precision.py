@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import MethodType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -18,6 +18,11 @@ def autocast_dtype(device: torch.device) -> torch.dtype:
     if device.type == "cuda" and not torch.cuda.is_bf16_supported():
         return torch.float16
     return torch.bfloat16
+
+
+def half_of(device: torch.device) -> Literal["bf16", "fp16"]:
+    """:func:`autocast_dtype` by the name that settings have for it."""
+    return "bf16" if autocast_dtype(device) is torch.bfloat16 else "fp16"
 
 
 def apply_autocast(model: nn.Module, device: torch.device) -> torch.amp.GradScaler | None:

@@ -16,9 +16,9 @@ from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 from trainwright._torch_compat.optimizer_import import mark_stepped, without_compiler
 from trainwright.base.dist import gather_over_pipeline, get_tensor_parallel_size
 from trainwright.base.errors import ConfigError
+from trainwright.config.spec import RunSpec
 from trainwright.config.torch_names import CUSTOM
 from trainwright.engine.run import TrainerRun
-from trainwright.engine.spec import RunSpec
 from trainwright.engine.state import steps_of
 from trainwright.hooks import HookBase
 from trainwright.hooks import LRScheduler as ScheduleHook

@@ -8,10 +8,10 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainwright.config.spec import RunSpec
 from trainwright.config.torch_names import GivenName
 from trainwright.data.wrapped import with_inner
 from trainwright.engine.run_methods import RunMethods
-from trainwright.engine.spec import RunSpec
 from trainwright.hooks.callbacks import Callback
 from trainwright.trainer.checks import Given
 

@@ -13,12 +13,12 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, Sub
 from trainwright.base.batch import tensors
 from trainwright.base.dist import all_gather_object, get_data_parallel_size, get_world_size, use_mesh
 from trainwright.base.errors import ConfigError, ConfigTypeError
+from trainwright.config.spec import RunSpec
 from trainwright.engine import loaders
 from trainwright.engine.accumulation import TOKENS
 from trainwright.engine.gradient_sync import GradientSync, gradient_sync
 from trainwright.engine.pipeline_step import refuse_own_step, refuse_unseeded_loader
 from trainwright.engine.run import TrainerRun
-from trainwright.engine.spec import RunSpec
 from trainwright.hooks.method_overrides import Overrides
 from trainwright.parallel.data_parallel import leave_at_exit, num_launched, setup_dist_util
 from trainwright.parallel.mesh import current_mesh

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from trainwright.base.dist import get_world_size, is_main_process
 from trainwright.base.errors import ConfigTypeError
 from trainwright.config.secrets import safe_trackers, without_secrets
+from trainwright.config.spec import RunSpec, spec_of_training_config
 from trainwright.config.torch_names import CUSTOM, GivenName, described_loss
 from trainwright.data.batch_loader import BatchLoader
 from trainwright.data.batches import Batches
@@ -30,7 +31,6 @@ from trainwright.engine.loss_fn import forward
 from trainwright.engine.own_step import OwnStep
 from trainwright.engine.resumed_settings import plain
 from trainwright.engine.run import TrainerRun
-from trainwright.engine.spec import RunSpec, spec_of_training_config
 from trainwright.engine.state import StepPlan, TrainerState
 from trainwright.events.formats import CSV_NAME
 from trainwright.events.storage import EventStorage

@@ -21,11 +21,11 @@ from trainwright.base.dist import (
 from trainwright.base.errors import ConfigError, MissingFileError
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.checkpoint.folder import POINTER_NAME, checkpoint_folders, is_checkpoint, resume_candidates
+from trainwright.config.spec import RunSpec, spec_of_training_config
 from trainwright.data.sampler import limited
 from trainwright.engine.folder.run_folder import RunFolder
 from trainwright.engine.loaders import is_own_loader, with_length
 from trainwright.engine.logs import log_to_console
-from trainwright.engine.spec import RunSpec, spec_of_training_config
 from trainwright.engine.state import StepPlan, TrainerState, steps_of
 from trainwright.parallel.data_parallel import launched_rank
 from trainwright.parallel.restarts import is_continued

@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from trainwright.base.dist import get_world_size, is_any
 from trainwright.base.errors import ConfigError, UserError
-from trainwright.engine.spec import RunSpec
+from trainwright.config.spec import RunSpec
 from trainwright.evaluation.comparison import Comparison
 from trainwright.hooks.base import HookBase
 from trainwright.hooks.callbacks import RunCallbacks

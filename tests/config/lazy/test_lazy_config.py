@@ -19,9 +19,9 @@ from trainwright.config import (
     instantiate,
     try_get_key,
 )
+from trainwright.config.config_file.checks import validate
+from trainwright.config.config_file.sections import complete
 from trainwright.config.lazy import lazy_config
-from trainwright.config.schema.checks import validate
-from trainwright.config.schema.sections import complete
 
 
 class Net:

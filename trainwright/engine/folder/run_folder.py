@@ -34,7 +34,7 @@ from trainwright.events.formats import (
 )
 
 if TYPE_CHECKING:
-    from trainwright.engine.spec import RunSpec
+    from trainwright.config.spec import RunSpec
 
 
 logger = logging.getLogger("trainwright.engine")

@@ -9,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from trainwright.config import ConfigError, ConfigTypeError, LazyCall, LazyConfig, get_config, instantiate
-from trainwright.config.schema.sections import (
+from trainwright.config.config_file.sections import (
     complete,
     milestone_iterations,
     resolve_batch_sizes,

@@ -4,10 +4,10 @@ import logging
 
 import pytest
 
-from tests.config.schema.conftest import Anything, fault, loader, whole
+from tests.config.config_file.conftest import Anything, fault, loader, whole
 from trainwright.config import ConfigError, LazyCall, LazyConfig
-from trainwright.config.schema.checks import _log_without_effect, validate
-from trainwright.config.schema.sections import complete
+from trainwright.config.config_file.checks import _log_without_effect, validate
+from trainwright.config.config_file.sections import complete
 
 
 def test_the_defaults_a_small_run_and_ready_made_objects_have_no_faults():

@@ -7,7 +7,7 @@ import pytest
 from tests.toys import Classifier, file_config, points, quiet
 from trainwright import DefaultTrainer, LazyCall, TrainingConfig
 from trainwright.config.settings import PLACES
-from trainwright.engine.spec import RunSpec, spec_of_training_config
+from trainwright.config.spec import RunSpec, spec_of_training_config
 
 
 @pytest.fixture

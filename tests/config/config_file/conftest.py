@@ -4,8 +4,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from trainwright.config import ConfigError, LazyCall
-from trainwright.config.schema.checks import validate
-from trainwright.config.schema.sections import complete
+from trainwright.config.config_file.checks import validate
+from trainwright.config.config_file.sections import complete
 
 
 def net(width=1, depth=1):

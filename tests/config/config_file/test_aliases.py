@@ -5,7 +5,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from trainwright.config import ConfigError, LazyCall, LazyConfig, get_config
-from trainwright.config.schema.sections import complete
+from trainwright.config.config_file.sections import complete
 
 
 def run(**sections):

@@ -6,10 +6,6 @@ The table of settings makes one: of a ``TrainingConfig`` by the names of its row
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-
-from trainwright.parallel.precision import autocast_dtype
-
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
@@ -20,8 +16,7 @@ else:
     _Settings = object
 
 Api = Literal["Python", "config file"]
-
-_NAMES_OF_TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+Half = Literal["bf16", "fp16"]
 
 
 class RunSpec(_Settings):
@@ -83,10 +78,11 @@ def spec_of_training_config(config: "TrainingConfig") -> RunSpec:
     return RunSpec("Python", settings, config.as_set, config.name_of, config.is_set)
 
 
-def spec_of_cfg(cfg: "DictConfig", device: torch.device, given: "DictConfig") -> RunSpec:
-    """The settings of a complete configuration, as ``DefaultTrainer.cfg`` is, for a run on ``device``.
+def spec_of_cfg(cfg: "DictConfig", given: "DictConfig", half: Half = "bf16") -> RunSpec:
+    """The settings of a complete configuration, as ``DefaultTrainer.cfg`` is.
 
     ``given``: the same without the values that depend on the data, which the trainer has written into ``cfg``.
+    ``half``: the type of mixed precision on the device.
     A setting without a place in config files has the value that their runs have.
     """
     from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -106,7 +102,7 @@ def spec_of_cfg(cfg: "DictConfig", device: torch.device, given: "DictConfig") ->
     train = cfg.train
     zero = train.zero_optimization
     settings |= {  # which config files have in another form
-        "mixed_precision": _NAMES_OF_TYPES[autocast_dtype(device)] if train.amp.enabled else None,
+        "mixed_precision": half if train.amp.enabled else None,
         "zero_stage": zero.stage if zero.enabled else 0,
         "eval_strategy": "step" if train.evaluation.enabled else "no",
         "greater_is_better": train.evaluation.eval_mode == "max",

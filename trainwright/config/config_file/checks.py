@@ -21,6 +21,7 @@ from trainwright.base.errors import (
     error_of,
     got,
 )
+from trainwright.config.config_file.sections import milestone_fault
 from trainwright.config.lazy.instantiation import SPECIAL_KEYS, find_target
 from trainwright.config.lazy.lazy_config import OWN_CODE, PACKAGED, SECTIONS, call_fault, section_fault, warn_of_unread
 from trainwright.config.lazy.provenance import (
@@ -35,7 +36,6 @@ from trainwright.config.lazy.provenance import (
     value_at,
 )
 from trainwright.config.lazy.targets import unknown_arguments
-from trainwright.config.schema.sections import milestone_fault
 from trainwright.config.secrets import is_secret_name
 
 logger = logging.getLogger("trainwright.config")
@@ -52,7 +52,7 @@ _ALSO_ACCEPTED = {"do_bias_correction"}
 
 
 def validate(cfg: DictConfig, *, source: str | None = None) -> None:
-    """Check a configuration that :func:`~trainwright.config.schema.sections.complete` has completed.
+    """Check a configuration that :func:`~trainwright.config.config_file.sections.complete` has completed.
 
     ``source`` is its file. A message names the override that set a wrong value. Targets are imported but not called.
     """

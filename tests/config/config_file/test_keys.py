@@ -6,9 +6,9 @@ import re
 import pytest
 from omegaconf import OmegaConf
 
-from tests.config.schema.conftest import Anything, fault, loader, whole
+from tests.config.config_file.conftest import Anything, fault, loader, whole
 from trainwright.config import ConfigError, ConfigKeyError, ConfigTypeError, LazyCall
-from trainwright.config.schema.checks import validate
+from trainwright.config.config_file.checks import validate
 
 
 def test_keys_that_the_documents_readers_use_are_accepted():
