@@ -177,3 +177,21 @@ def test_what_a_killed_writer_has_left_goes_before_the_next_long_write(tmp_path)
     (left / "half").mkdir(parents=True)
     assert not files.clean_sibling(tmp_path / "model").exists()
     assert [*tmp_path.iterdir()] == []
+
+
+def test_a_folder_whose_deletion_cannot_be_synced_keeps_its_name_and_can_be_deleted_later(tmp_path, monkeypatch):
+    path = tmp_path / "model_0000009"
+    path.mkdir()
+    (path / "weights").write_text("x")
+
+    def refuse(_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "fsync", refuse)
+        with pytest.raises(OSError, match="No space left"):
+            files.remove_folder(path)
+    assert (path / "weights").read_text() == "x"
+    assert names(tmp_path) == [path.name]  # no hidden entry, which only the next process would delete
+    files.remove_folder(path)
+    assert names(tmp_path) == []

@@ -183,10 +183,17 @@ def hard_link(source: Path, target: Path) -> bool:
 
 
 def remove_folder(path: PathLike) -> None:
-    """Delete a folder. It is renamed first, so that a crash leaves no partial folder under its name."""
+    """Delete a folder. It is renamed first, so that a crash leaves no partial folder under its name.
+
+    If the rename cannot be synced, the folder keeps its name: another call can delete it.
+    """
     temporary = temporary_sibling(path)
     os.rename(path, temporary)
-    sync_folder(temporary.parent)
+    try:
+        sync_folder(temporary.parent)
+    except BaseException:
+        os.rename(temporary, path)
+        raise
     shutil.rmtree(temporary)
 
 
