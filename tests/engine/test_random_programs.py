@@ -3,7 +3,7 @@
 The number in a test's id is the seed of its program. Each program is trained three times: undisturbed; stopped and
 resumed from its newest checkpoint by another trainer; failed at a random place, the error caught, and continued by
 ``train()`` of the same trainer. Weights, losses and rows of metrics are equal bit for bit. Where nothing is random and
-nothing depends on the sizes of micro-batches, the weights are those of a plain loop, too.
+nothing depends on the sizes of micro-batches, the weights are those of a plain loop, too: on one process bit for bit.
 """
 
 import json
@@ -39,6 +39,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "CosineAnnealingLR": {"T_max": 6},
 }
 OPTIMIZERS: dict[str, dict[str, Any]] = {"SGD": {"momentum": 0.9}, "AdamW": {"weight_decay": 0.1}}
+FUSED = {"objects": False, "config files": True}  # the kernels of an update differ by rounding
 PLACES = ("sample", "forward", "step begin", "step end", "epoch end", "evaluation")
 UPDATE = ("iteration", "total_loss", "lr", "grad_norm")
 MEASURED = re.compile("time|second|memory|_per_s|eta")  # metrics by a clock
@@ -190,7 +191,7 @@ def by_objects(program: Program, folder: Path, breaks: Breaks, *, resume: bool =
         folder, batch_size=program.batch, gradient_accumulation_steps=program.accumulation, num_epochs=program.epochs,
         max_steps=program.limit, dataloader_drop_last=program.drop_last, dataloader_shuffle=program.shuffle,
         dataloader_num_workers=program.workers, lr=0.05,
-        optimizer={"name_": program.optimizer, "fused": False, **OPTIMIZERS[program.optimizer]},
+        optimizer={"name_": program.optimizer, "fused": FUSED["objects"], **OPTIMIZERS[program.optimizer]},
         lr_scheduler_type=schedule, max_grad_norm=program.clip, ema=program.ema and {"decay": program.ema},
         eval_strategy="step" if program.evaluates_every else "no", eval_steps=program.evaluates_every,
         eval_batch_size=4, save_steps=program.saves_every, log_steps=1, resume_from_checkpoint=resume or None,
@@ -214,7 +215,7 @@ def by_config_file(program: Program, folder: Path, breaks: Breaks, *, resume: bo
     cfg.dataloader.train.update(num_workers=program.workers, sampler=partial(CyclicSampler, shuffle=program.shuffle))
     params = {"clip_grad_max_norm": program.clip} if program.clip else {}
     cfg.optim = LazyCall(getattr(torch.optim, program.optimizer))(
-        params=params, lr=0.05, **OPTIMIZERS[program.optimizer]
+        params=params, lr=0.05, fused=FUSED["config files"], **OPTIMIZERS[program.optimizer]
     )
     if program.evaluates_every:
         cfg.dataloader.test = [DataLoader(points(11, seed=1), 4)]
@@ -272,10 +273,15 @@ def trained(program: Program, api: str, base: str) -> dict[str, dict[str, Any]]:
 
 
 def plain_loop(program: Program, api: str) -> nn.Module:
-    """The weights by torch alone: an update takes the mean over the samples of its micro-batches."""
+    """The weights by torch alone: an update takes the mean over the samples of its micro-batches.
+
+    Each operation is that of the library, in its order: where a gradient is nothing but rounding, as before a norm of
+    two samples, AdamW makes steps of full size of it.
+    """
     model = Net(program, Breaks())
     data = [points(program.samples)[number] for number in range(program.samples)]
-    optimizer = getattr(torch.optim, program.optimizer)(model.parameters(), lr=0.05, **OPTIMIZERS[program.optimizer])
+    settings = OPTIMIZERS[program.optimizer] | {"lr": 0.05, "fused": FUSED[api]}
+    optimizer = getattr(torch.optim, program.optimizer)(model.parameters(), **settings)
     make_schedule = getattr(lr_scheduler, program.schedule) if program.schedule else None
     schedule = make_schedule and make_schedule(optimizer, **SCHEDULES[program.schedule or ""])
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(program.ema)) if program.ema else None
@@ -284,7 +290,7 @@ def plain_loop(program: Program, api: str) -> nn.Module:
         for batch in batches:
             inputs = torch.stack([sample["inputs"] for sample in batch])
             labels = torch.tensor([sample["labels"] for sample in batch])
-            (model(inputs, labels)["loss"] * len(batch) / number).backward()
+            (model(inputs, labels)["loss"] / (number / len(batch))).backward()
         if program.clip:
             nn.utils.clip_grad_norm_(model.parameters(), program.clip)
         optimizer.step()
@@ -319,7 +325,8 @@ def updates_of_a_cycle(program: Program, data: list[Any]) -> Iterator[list[list[
         yield [window[at : at + program.batch] for at in range(0, size, program.batch)]
 
 
-SEEDS = [*range(8), *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(8, 800))]
+ALWAYS = [*range(8), 140]  # 140: AdamW after norms of two samples, whose gradients are mostly rounding
+SEEDS = [pytest.param(seed, marks=[] if seed in ALWAYS else pytest.mark.exhaustive) for seed in range(800)]
 
 
 @pytest.mark.parametrize("api", APIS)
@@ -341,4 +348,7 @@ def test_a_program_ends_as_its_undisturbed_run_and_as_a_plain_loop(seed: int, ap
     if program.has_plain_loop:
         expected = plain_loop(program, api).state_dict()
         for name, weight in ranks[0]["whole"]["weights"].items():
-            torch.testing.assert_close(weight, expected[name], rtol=1e-6, atol=1e-6, msg=f"plain loop: {name}")
+            if program.ranks == 1:
+                assert torch.equal(weight, expected[name]), f"plain loop: {name}"
+            else:  # the processes add up gradients in another order: some units in the last place of weights near 1
+                torch.testing.assert_close(weight, expected[name], rtol=1e-6, atol=1e-6, msg=f"plain loop: {name}")
