@@ -4,7 +4,11 @@ The table of settings makes one: of a ``TrainingConfig`` by the names of its row
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
+
+from trainwright.config.named_settings import Api as Api
+from trainwright.config.named_settings import NamedSettings
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -15,21 +19,19 @@ if TYPE_CHECKING:
 else:
     _Settings = object
 
-Api = Literal["Python", "config file"]
 Half = Literal["bf16", "fp16"]
 
 
-class RunSpec(_Settings):
+class RunSpec(NamedSettings, _Settings):
     """The settings as attributes, by their names in ``TrainingConfig``. It is immutable.
 
     Steps are counted as the API counts them: in micro-batches by the Python API, in updates by config files.
 
     Attributes:
-        api: whose settings they are.
         as_set: the settings as the user has set them, without the values that follow from others.
     """
 
-    api: Api
+    as_set: Mapping[str, Any]
 
     def __init__(
         self,
@@ -39,29 +41,7 @@ class RunSpec(_Settings):
         name_of: Callable[[str], str],
         is_set: Callable[[str], bool],
     ) -> None:
-        """
-        Args:
-            as_set: the settings without the values that follow from others.
-            name_of, is_set: of a setting: the name that the user gives it, and whether the user set it.
-        """
-        vars(self).update(settings, api=api, as_set=as_set, _name_of=name_of, _is_set=is_set)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(f"RunSpec.{name}: the settings of a run are immutable.")
-
-    def is_set(self, name: str) -> bool:
-        """Whether the user set the setting; in most keys of a config file, to another value than the default."""
-        is_set: bool = vars(self)["_is_set"](name)
-        return is_set
-
-    def name_of(self, name: str) -> str:
-        """The setting as the user writes it: ``batch_size``, or in a config file ``train.train_micro_batch_size``."""
-        own: str = vars(self)["_name_of"](name)
-        return own
-
-    def where(self, name: str) -> str:
-        """:meth:`name_of`, as the beginning of a message."""
-        return f"TrainingConfig.{self.name_of(name)}" if self.api == "Python" else self.name_of(name)
+        super().__init__(api, {**settings, "as_set": as_set}, name_of, is_set)
 
     def batch_settings(self, batch_size: int, accumulation: int) -> dict[str, int]:
         """The settings of an update of ``accumulation`` micro-batches, by the names that the user gives them."""
@@ -99,16 +79,15 @@ def spec_of_cfg(cfg: "DictConfig", given: "DictConfig", half: Half = "bf16") -> 
             value = OmegaConf.to_container(value)
         if value is not None or place in KEYS:
             settings[name] = value
-    train = cfg.train
-    zero = train.zero_optimization
+    train = partial(value_at, value_at(cfg, "train"))
     settings |= {  # which config files have in another form
-        "mixed_precision": half if train.amp.enabled else None,
-        "zero_stage": zero.stage if zero.enabled else 0,
-        "eval_strategy": "step" if train.evaluation.enabled else "no",
-        "greater_is_better": train.evaluation.eval_mode == "max",
-        "resume_from_checkpoint": bool(train.get("resume")),
-        "init_weights_from": train.load_weight or None,
-        "device_str": train.dist.device_type or train.input_placement_device,
+        "mixed_precision": half if train("amp.enabled") else None,
+        "zero_stage": train("zero_optimization.stage") if train("zero_optimization.enabled") else 0,
+        "eval_strategy": "step" if train("evaluation.enabled") else "no",
+        "greater_is_better": train("evaluation.eval_mode") == "max",
+        "resume_from_checkpoint": bool(train("resume")),
+        "init_weights_from": train("load_weight") or None,
+        "device_str": train("dist.device_type") or train("input_placement_device"),
     }
 
     as_set = settings

@@ -400,15 +400,6 @@ class Ema(TypedDict, total=False):
     buffers: bool
 
 
-def ema_fault(ema: Mapping[str, Any] | bool | None) -> str | None:
-    """The text of the error if settings of an average contradict each other."""
-    for name in ("decay", "buffers"):
-        if isinstance(ema, Mapping) and ema.get("average") == "equal" and ema.get(name):
-            why = "an equal average has no decay" if name == "decay" else "the statistics are computed at the end"
-            return f"got average='equal' with {name}={ema[name]!r}, but {why}. Give one of them."
-    return None
-
-
 class Unfreeze(TypedDict, total=False):
     """Layers that are frozen until a step or an epoch is over."""
 
@@ -416,29 +407,6 @@ class Unfreeze(TypedDict, total=False):
     step: Count | _ShareOfSteps
     epoch: Annotated[int | float, Field(gt=0), Allowed("a number of epochs > 0")]
 
-
-def unfreeze_fault(stages: Sequence[Mapping[str, Any]] | None) -> str | None:
-    """The text of the error if a stage has not one moment."""
-    for number, stage in enumerate(stages or []):
-        if ("step" in stage) == ("epoch" in stage):
-            return f"got {dict(stage)!r} as item {number}; give each one either a step or an epoch."
-    return None
-
-
-def overfit_fault(overfit: int | None, train: float | None, evaluation: float | None) -> str | None:
-    """The text of the error if the batches of a training are limited in two ways."""
-    for name, limit in (("limit_train_batches", train), ("limit_eval_batches", evaluation)):
-        if overfit is not None and limit is not None:
-            return f"got {overfit} with {name}={limit}; it limits training and evaluation. Give one of them."
-    return None
-
-
-# Settings of both APIs that may contradict each other. A message names the first one.
-CONTRADICTIONS: tuple[tuple[tuple[str, ...], Callable[..., str | None]], ...] = (
-    (("ema",), ema_fault),
-    (("unfreeze",), unfreeze_fault),
-    (("overfit_batches", "limit_train_batches", "limit_eval_batches"), overfit_fault),
-)
 
 ModelCheckpointOrNone = Annotated[
     ModelCheckpoint | None, Allowed('{"every_n_epoch": n}, {"every_n_iteration": n} or None')

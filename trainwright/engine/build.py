@@ -1,13 +1,18 @@
 """``build_run``: the only place where the parts of a run are made and joined, for both APIs."""
 
+import logging
+
 import torch
 
 from trainwright._torch_compat.probing import real_tensors
 from trainwright.base.errors import ConfigError
+from trainwright.config.rules import without_effect
 from trainwright.engine.best_weights import BestWeights
 from trainwright.engine.run import Run
 from trainwright.engine.run_hooks import run_hooks
 from trainwright.parallel.precision import autocast_and_scaler
+
+logger = logging.getLogger("trainwright.engine")
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -21,6 +26,8 @@ def build_run(run: Run) -> None:
     with real_tensors():  # in an estimate, too
         run.build_data()
     run.build_model()
+    for sentence in without_effect(run.spec):
+        logger.warning("%s", sentence)
     use_precision(run)
     run.place()
     run.build_optimizers()

@@ -418,7 +418,6 @@ class Run:
             gathered_as = None
         recompute = spec.gradient_checkpointing
         if recompute == "offload" and (spec.graph or spec.compile_blocks):
-            logger.warning("gradient_checkpointing='offload' has the effect of True where blocks are compiled.")
             recompute = True
         recomputed, self._fill = parallelize(
             self.model, self.device, recompute=recompute, autocast=autocast,
@@ -623,5 +622,3 @@ def _check_graph(spec: RunSpec) -> None:
                 f"{spec.where('graph')}: got True with tensor, pipeline or context parallel, or ZeRO, which are not"
                 f" compiled as one program; use {spec.name_of('compile_blocks')}=True."
             )
-        if spec.compile_blocks:
-            logger.warning("compile_blocks=True has no effect in graph mode, which compiles the whole update.")

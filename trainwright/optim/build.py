@@ -18,6 +18,7 @@ from trainwright.base.errors import ConfigError, ConfigKeyError, ConfigTypeError
 from trainwright.config.lazy.instantiation import instantiate, locate_target
 from trainwright.config.lazy.provenance import are_several
 from trainwright.config.lazy.targets import signature_of
+from trainwright.config.rules import both_clippings
 from trainwright.optim.fused import run_fused
 from trainwright.optim.layer_depth import layer_depths, log_layer_rates
 from trainwright.optim.named import NamedOptimizers, check_schedules
@@ -154,10 +155,7 @@ def _given(**settings: float | None) -> dict[str, float]:
 
 def _clipping(max_norm: float | None, norm_type: float | None, value: float | None) -> dict[str, float]:
     if value is not None and max_norm is not None:
-        raise ConfigError(
-            f"clip_grad_value: got {value} with clip_grad_max_norm={max_norm}; set clip_grad_max_norm=None to clip by"
-            " value."
-        )
+        raise ConfigError(f"clip_grad_value: {both_clippings(value, 'clip_grad_max_norm', max_norm)}")
     if value is not None and not value > 0:
         raise ConfigError(f"clip_grad_value: got {value}; it must be > 0, or None for no clipping by value.")
     if max_norm is None:

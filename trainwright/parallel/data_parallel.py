@@ -131,19 +131,22 @@ def setup_dist_util(
     A training that stays at one place for ``timeout_s`` (by default the setting ``hang_timeout_s``, half an hour) ends.
 
     Raises:
-        ConfigError: the layout does not fit the number of processes. Raised before any process waits for another.
+        ConfigError: the layout or the device does not fit the number of processes. Raised before any process waits for
+            another.
     """
     sizes = sizes or {}
     num_processes = num_launched()
     if dist.is_initialized():
         num_processes = dist.get_world_size()
+    device_type = None if sizes.get("device_type") is None else str(sizes["device_type"])
     try:
         layout = Layout.of(sizes, num_processes, name)
+        if num_processes > 1 and device_type is not None:
+            _check_device(device_type, num_processes, name)
     except ConfigError as error:
         leave_to_first(error)
         raise
-    device_type = sizes.get("device_type")
-    device = pick_device(None if device_type is None else str(device_type))
+    device = pick_device(device_type)
     backend = "nccl" if device.type == "cuda" else "gloo"
     if layout.offload and backend == "nccl":  # host memory is exchanged, too
         backend = "cpu:gloo,cuda:nccl"
@@ -158,6 +161,15 @@ def setup_dist_util(
     use_layout(layout, device.type)
     _warn_of_no_effect(sizes, layout, num_processes, name)
     return device
+
+
+def _check_device(device_type: str, num_processes: int, name: Callable[[str], str]) -> None:
+    kind, _, number = device_type.partition(":")
+    if number and kind != "cpu":
+        raise ConfigError(
+            f"{name('device_type')}: got {device_type!r}, one device, for {num_processes} processes; use {kind!r}, of"
+            " which each process uses one, or None."
+        )
 
 
 def _join(backend: str, seconds: float, num_processes: int) -> None:

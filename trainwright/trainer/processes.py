@@ -57,15 +57,14 @@ def join(config: "TrainingConfig", accelerator: Any, given: Mapping[str, Any]) -
         use_mesh(None)
         _check_same(config, given)
         return config, torch.device(accelerator.device)
-    asked = config.device_str
-    if asked is not None and ":" in asked and not asked.startswith("cpu") and num_launched() > 1:
-        raise ConfigError(
-            f"TrainingConfig.device_str: got {asked!r}, one device, for {num_launched()} processes; use"
-            f" {asked.partition(':')[0]!r}, of which each process uses one, or None."
-        )
     sizes = {name: getattr(config, name) for name in (*LAYOUT_SETTINGS, "hang_timeout_s")}
     check = partial(_check_same, config, given)
-    return config, setup_dist_util({**sizes, "device_type": asked}, name="TrainingConfig.{}".format, check=check)
+    sizes["device_type"] = config.device_str
+
+    def name_of(setting: str) -> str:
+        return f"TrainingConfig.{'device_str' if setting == 'device_type' else setting}"
+
+    return config, setup_dist_util(sizes, name=name_of, check=check)
 
 
 def _check_same(config: "TrainingConfig", given: Mapping[str, Any]) -> None:

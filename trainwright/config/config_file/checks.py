@@ -3,7 +3,7 @@
 import difflib
 import functools
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from trainwright.base.errors import (
     error_of,
     got,
 )
+from trainwright.config import rules
 from trainwright.config.config_file.sections import milestone_fault
 from trainwright.config.lazy.instantiation import SPECIAL_KEYS, find_target
 from trainwright.config.lazy.lazy_config import OWN_CODE, PACKAGED, SECTIONS, call_fault, section_fault, warn_of_unread
@@ -37,6 +38,7 @@ from trainwright.config.lazy.provenance import (
 )
 from trainwright.config.lazy.targets import unknown_arguments
 from trainwright.config.secrets import is_secret_name
+from trainwright.config.spec import spec_of_cfg
 
 logger = logging.getLogger("trainwright.config")
 
@@ -57,6 +59,7 @@ def validate(cfg: DictConfig, *, source: str | None = None) -> None:
     ``source`` is its file. A message names the override that set a wrong value. Targets are imported but not called.
     """
     faults = [*_section_faults(cfg), *_setting_faults(cfg), *_optimizer_faults(cfg), *_target_faults(cfg)]
+    faults += _faults_of_rules(cfg, faults)
     if not faults:
         return
     source = source or origin_of(cfg)
@@ -153,7 +156,6 @@ def _setting_faults(cfg: DictConfig) -> Iterator[Fault]:
     without_value = {fault.path for fault in faults}
     faults += [fault for fault in section_faults(type_of_sections(), values, _hint) if fault.path not in without_value]
     yield from faults
-    yield from _faults_together(values.get("train", {}), faults)
     yield from _own_code_faults(cfg)
     milestones = value_at(value_at(sections["train"], "scheduler"), "milestones")
     if milestones is not None:
@@ -181,16 +183,19 @@ def _own_code_faults(cfg: DictConfig) -> Iterator[Fault]:
     warn_of_unread(cfg)
 
 
-def _faults_together(train: Mapping[str, Any], faults: Sequence[Fault]) -> Iterator[Fault]:
-    """Settings that contradict each other, if they have no fault of their own among ``faults``."""
-    from trainwright.config.validation import CONTRADICTIONS  # here: loads pydantic
+def _faults_of_rules(cfg: DictConfig, faults: Sequence[Fault]) -> Iterator[Fault]:
+    """Values that a rule of both APIs refuses, of settings without a fault of their own among ``faults``."""
+    from trainwright.config.settings import PLACES  # here: loads pydantic
 
-    if train.get("train_iter") == 0 and train.get("train_epoch") == 0:
-        yield Fault("train.train_iter", "got 0, and train.train_epoch is 0 too; one of them must be greater than 0.")
-    wrong = {fault.path.split(".")[1] for fault in faults if fault.path.startswith("train.")}
-    for names, fault_of in CONTRADICTIONS:
-        if not wrong.intersection(names) and (text := fault_of(*map(train.get, names))) is not None:
-            yield Fault(f"train.{names[0]}", text)
+    above = {fault.path for fault in faults}
+    refused = [
+        name
+        for name, place in PLACES.items()
+        if any(f"{place}.".startswith(f"{path}.") or path.startswith(f"{place}.") for path in above)
+    ]
+    spec = spec_of_cfg(cfg, cfg)
+    for name, text in list(rules.faults(spec, refused)):
+        yield Fault(spec.name_of(name), text)
 
 
 def _hint(path: Sequence[str], allowed: Iterable[str]) -> str:

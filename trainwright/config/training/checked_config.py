@@ -100,8 +100,7 @@ class CheckedConfig(Table):
 
     def name_of(self, field: str) -> str:
         """The name that the user used for a setting, if its values have the same form."""
-        name = self._names.get(field, field)
-        return name if name == field or self.aliases[name].is_plain else field
+        return self.shown_name(self._names, field)
 
     # Reading as a dict.
 

@@ -1,28 +1,22 @@
 """Resolution of settings: names and aliases are mapped to fields, values are checked, and faults are collected."""
 
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
-from pathlib import PurePosixPath, PureWindowsPath
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import ValidationError
 
-from trainwright.base.errors import ConfigError, ConfigKeyError, Fault, did_you_mean, error_of, got, nearest_of
+from trainwright.base.errors import ConfigError, ConfigKeyError, Fault, error_of, got
+from trainwright.config import rules
 from trainwright.config.foreign_names import setting_hint
+from trainwright.config.named_settings import NamedSettings
 from trainwright.config.torch_names import (
-    CUSTOM,
     GivenName,
-    TaskType,
-    arguments_fault,
     described_loss,
     find_torch_class,
-    split_name,
 )
 from trainwright.config.training.row import UNSPECIFIED, Alias, Table
-from trainwright.config.validation import CONTRADICTIONS, faults_of
-
-_Check = TypeVar("_Check", bound=Callable[..., str | None])
+from trainwright.config.validation import faults_of
 
 
 class Draft:
@@ -86,11 +80,10 @@ class Draft:
         for fields, resolve in _RESOLVED:
             if not self._refused.intersection(fields):
                 resolve(self)
-        for fields, fault_of in _CHECKS:
-            if not self._refused.intersection(fields):
-                text = fault_of(*(self.settings[field] for field in fields))
-                if text is not None:
-                    self.refuse(fields[0], text)
+        shown_name = partial(self.kind.shown_name, self._name_of)
+        settings = NamedSettings("Python", self.settings, shown_name, self.given.__contains__)
+        for field, text in rules.faults(settings, self._refused):
+            self.refuse(field, text)
 
     def raise_faults(self, source: str = "") -> None:
         """Raise one error with all faults, if there are any."""
@@ -204,152 +197,3 @@ _RESOLVED: tuple[tuple[tuple[str, ...], Callable[[Draft], None]], ...] = (
     (("learning_rate", "weight_decay", "optimizer"), _resolve_rates),
     (("lr_scheduler", "lr_scheduler_type"), _resolve_schedule),
 )
-_CHECKS: list[tuple[tuple[str, ...], Callable[..., str | None]]] = []
-
-
-def _check(*fields: str) -> Callable[[_Check], _Check]:
-    """A function of the values of these fields that returns the text of an error about the first one, or None."""
-
-    def register(fault_of: _Check) -> _Check:
-        _CHECKS.append((fields, fault_of))
-        return fault_of
-
-    return register
-
-
-def _torch_fault(kind: str, value: Any, also: Mapping[str, Any] | None = None) -> str | None:
-    if value is None or value == CUSTOM or isinstance(value, GivenName):
-        return None
-    if isinstance(value, dict) and "name_" not in value:
-        return f"got {value!r}, which lacks the key 'name_': {{\"name_\": name, ...}}."
-    found, fault = find_torch_class(kind, value)
-    return fault if found is None else arguments_fault(kind, found, {**split_name(value)[1], **(also or {})})
-
-
-_check("optimizer")(partial(_torch_fault, "optimizer"))
-_check("loss")(partial(_torch_fault, "loss"))
-
-
-@_check("lr_scheduler_kwargs", "lr_scheduler")
-def _arguments_fault(arguments: Any, schedule: Any) -> str | None:
-    if schedule is None and arguments is not None:
-        return f"got {arguments!r} with lr_scheduler=None; these are the arguments of lr_scheduler."
-    twice = sorted(set(arguments or {}).intersection(schedule)) if isinstance(schedule, dict) else []
-    return f"got {', '.join(twice)}, which lr_scheduler has too. Give one of them." if twice else None
-
-
-_check("lr_scheduler", "lr_scheduler_kwargs")(partial(_torch_fault, "lr_scheduler"))
-
-
-@_check("lr_scheduling_steps", "lr_scheduler")
-def _scheduling_fault(steps: Any, schedule: Any) -> str | None:
-    from torch.optim.lr_scheduler import ReduceLROnPlateau
-
-    if None in (steps, schedule) or find_torch_class("lr_scheduler", schedule)[0] is not ReduceLROnPlateau:
-        return None
-    return (
-        f"got {steps} with ReduceLROnPlateau, which is stepped after each evaluation, or without one at the end of"
-        " each epoch. Leave it out; eval_strategy='step' with eval_steps evaluates more often."
-    )
-
-
-@_check("lr_scheduler_type")
-def _type_fault(kind: Any) -> str | None:
-    return _torch_fault("lr_scheduler", kind) if isinstance(kind, dict) else None
-
-
-@_check("lr_scheduler_type", "warmup_steps", "warmup_ratio")
-def _warmup_fault(kind: Any, steps: Any, ratio: float) -> str | None:
-    if not (steps or ratio) or (kind not in (None, "constant") and not isinstance(kind, dict)):
-        return None
-    return f"got {kind!r} with a warm-up; a schedule that has one is needed, for example 'constant_with_warmup'."
-
-
-@_check("eval_steps", "eval_strategy")
-def _evaluation_fault(steps: Any, strategy: str) -> str | None:
-    if (strategy == "step") == (steps is not None):
-        return None
-    if steps is None:
-        return "missing; eval_strategy='step' needs it, for example eval_steps=500."
-    return f"got {steps} with eval_strategy={strategy!r}; eval_steps needs eval_strategy='step'."
-
-
-@_check("eval_every_n_epoch", "eval_strategy")
-def _epochs_fault(epochs: int | None, strategy: str) -> str | None:
-    if epochs is None or strategy in ("epoch", "eval_epoch"):
-        return None
-    return f"got {epochs} with eval_strategy={strategy!r}; it needs eval_strategy='epoch'."
-
-
-_CHECKS += CONTRADICTIONS
-
-
-@_check("model_checkpoint")
-def _checkpoint_fault(periods: Any) -> str | None:
-    if periods is None or len(periods) == 1:
-        return None
-    return f"got {periods!r}; give one of every_n_epoch and every_n_iteration, or None."
-
-
-@_check("clip_grad_value", "max_grad_norm")
-def _clipping_fault(value: Any, norm: Any) -> str | None:
-    if value is None or norm is None:
-        return None
-    return f"got {value} with max_grad_norm={norm}: clip by value or by norm, not by both."
-
-
-_FILES = "training_config.yaml metrics.json metrics.csv losses.csv run.json hardest_samples.csv curves.png log.txt"
-_FILES_OF_RUN = (*_FILES.split(), "README.md")
-
-
-def _folder_fault(example: str, name: str) -> str | None:
-    paths = PurePosixPath(name), PureWindowsPath(name)
-    is_folder = name == "." and example == "logs"  # logs may be in output_dir itself
-    if any(path.anchor or ".." in path.parts or not (path.parts or is_folder) for path in paths):
-        return f"got {name!r}; it must be a path inside output_dir, such as {example!r}."
-    if paths[0].parts[:1] and paths[0].parts[0] in _FILES_OF_RUN:
-        return f"got {name!r}, which is a file of the run; it must be another name, such as {example!r}."
-    return None
-
-
-_check("checkpoints_dir")(partial(_folder_fault, "checkpoints"))
-_check("logs_dir")(partial(_folder_fault, "logs"))
-
-
-@_check("tensorboard")
-def _comment_fault(tensorboard: Mapping[str, Any] | None) -> str | None:
-    comment = (tensorboard or {}).get("comment")
-    if not comment or (fault := _folder_fault("digits", comment)) is None:
-        return None
-    return f"comment: {fault.replace('output_dir', 'logs_dir')}"
-
-
-@_check("logs_dir", "checkpoints_dir")
-def _apart_fault(logs_dir: str, checkpoints_dir: str) -> str | None:
-    logs, checkpoints = PurePosixPath(logs_dir), PurePosixPath(checkpoints_dir)
-    is_above = logs in checkpoints.parents and logs != PurePosixPath(".")
-    if checkpoints not in (logs, *logs.parents) and not is_above:
-        return None
-    return f"got {str(logs)!r}; it must be another folder than checkpoints_dir, and not in it."
-
-
-@_check("task")
-def _task_fault(task: str | None) -> str | None:
-    known = TaskType.words()
-    return None if task is None or task in known else f"got {task!r}. {did_you_mean(task, known)}"
-
-
-@_check("device_str")
-def _device_fault(name: str | None) -> str | None:
-    if name is None:
-        return None
-    import torch
-
-    try:
-        torch.device(name)
-    except RuntimeError:
-        device = name.lower().replace("gpu", "cuda")
-        near = device if re.fullmatch("cuda(:[0-9]+)?", device) else nearest_of(name, ("cpu", "cuda", "mps", "xpu"))
-        hint = "" if near is None else f" Did you mean {near!r}?"
-        return f"got {name!r}; it must be a device such as 'cpu' or 'cuda:0'.{hint}"
-    return None

@@ -127,6 +127,12 @@ class Table(BaseModel):
         """The field that has this name or alias."""
         return cls.aliases[name].field if name in cls.aliases else name
 
+    @classmethod
+    def shown_name(cls, names: Mapping[str, str], field: str) -> str:
+        """A field's name among ``names``, by which the user set them, if the values of both have the same form."""
+        name = names.get(field, field)
+        return name if name == field or cls.aliases[name].is_plain else field
+
 
 # What columns have in common.
 
