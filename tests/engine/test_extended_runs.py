@@ -9,9 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from torch.optim.lr_scheduler import ConstantLR
 
-from tests.toys import pairs, pairs_net, quiet
-from trainwright import Trainer
+from tests.toys import Classifier, file_config, pairs, pairs_net, points, quiet
+from trainwright import DefaultTrainer, LazyCall, Trainer
 from trainwright.hooks import Callback, EvalHook
 from trainwright.hooks.signals import Interruptions
 
@@ -205,3 +206,61 @@ def test_train_again_continues_with_the_latest_weights_not_the_best(ema: Any, is
     again.train()
     trainer("whole", 4).train()
     assert all(torch.equal(value, final("again")[name]) for name, value in final("whole").items())
+
+
+class Means(Callback):
+    """The position and the means of the epoch after each batch, and where epochs end."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, ...]] = []
+
+    def on_train_batch_end(self, batch: Any, logs: Any) -> None:
+        self.seen.append(tuple(logs.get(name) for name in ("epoch", "epoch_step", "epoch_loss", "epoch_metric")))
+
+    def on_epoch_end(self, epochs: int, logs: Any) -> None:
+        self.seen.append(("end", epochs, logs["epoch_loss"]))
+
+
+class Scores(Classifier):
+    """Returns its scores in training, too, for the metric of the epoch."""
+
+    def forward(self, inputs: Any, labels: Any = None) -> dict[str, Any]:
+        scores = self.body(inputs)
+        return {"loss": nn.functional.cross_entropy(scores, labels), "logits": scores}
+
+
+def by_objects(folder: Path, steps: int, callback: Callback, *, resume: bool) -> Any:
+    config = quiet(folder, batch_size=4, num_epochs=9, max_steps=steps, learning_rate=0.1, metrics=["accuracy"],
+                   eval_strategy="no", resume_from_checkpoint=resume or None)  # fmt: skip
+    return Trainer(Scores(seed=0), config, points(16), callbacks=[callback])
+
+
+def by_config_file(folder: Path, steps: int, callback: Callback, *, resume: bool) -> Any:
+    cfg = file_config(folder, lambda: Scores(seed=0), lambda: points(16), train_iter=steps, resume=resume,
+                      train_micro_batch_size=4, scheduler=LazyCall(ConstantLR)(factor=1.0))  # fmt: skip
+    trainer = DefaultTrainer(cfg)
+    trainer.add_callback(callback)
+    return trainer
+
+
+@pytest.mark.parametrize("again", ["train()", "resume"])
+@pytest.mark.parametrize("make", [by_objects, by_config_file])
+@pytest.mark.parametrize("steps", [2, 6])
+def test_a_run_that_ended_within_an_epoch_and_is_longer_now_continues_the_means_of_the_epoch(
+    make: Any, again: str, steps: int, tmp_path: Path
+) -> None:
+    whole, cut = Means(), Means()
+    make(tmp_path / "whole", 9, whole, resume=False).train()
+    trainer = make(tmp_path / "cut", steps, cut, resume=False)
+    trainer.train()
+    ended = cut.seen.pop()  # the end of the shorter run ends its epoch, too
+    assert ended[:2] == ("end", steps // 4 + 1)
+    if again == "resume":
+        trainer = make(tmp_path / "cut", 9, cut, resume=True)
+        trainer.train()
+    elif make is by_objects:
+        trainer.config.max_steps = 9
+        trainer.train()
+    else:
+        trainer.train(steps, 9)
+    assert cut.seen == whole.seen

@@ -165,6 +165,7 @@ class TrainerBase:
             raise RuntimeError("train() was called while this trainer trains, perhaps from a hook.")
         self._use_settings()
         self.iter = self.start_iter = self.start_iter if start_iter is None else start_iter
+        self.max_iter = self.max_iter if max_iter is None else max_iter  # before `_continue`: it may be a longer run
         if self.has_trained and self.iterations_done == self.start_iter:
             self._continue()
         if self.iterations_done != self.start_iter:  # not a continued training
@@ -173,7 +174,6 @@ class TrainerBase:
         self.failure = None
         if self.called_hooks is None:
             self._between_steps.clear()
-        self.max_iter = self.max_iter if max_iter is None else max_iter
         self.phases = PhaseTimes()
         if self.start_iter > self.max_iter or (self.start_iter == self.max_iter and not self._is_end_pending()):
             logger.info("Nothing to train: %d of %d iterations are done.", self.start_iter, self.max_iter)

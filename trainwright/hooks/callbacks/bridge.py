@@ -103,6 +103,7 @@ class RunCallbacks(HookBase):
         self._shares_requests = False  # several processes, of which one has callbacks
         self._mean_loss = EpochMean("total_loss")
         self._epoch: int | None = None  # the epoch that has started and not ended
+        self._cut_epoch: int | None = None  # the one within which a run has ended, which a longer run continues
         self._is_entered = False  # whether this process has called on_epoch_begin for it
         self._is_train_begun = False
         self._is_shown = False  # whether logs reads the stored loss, which exists after the first update
@@ -243,7 +244,7 @@ class RunCallbacks(HookBase):
             self._batches.clear()
             self._batches_done += number
             self.logs.count("global_step", "epoch_step", by=number)
-        is_over = self._epoch is not None and self._epoch_at(self._batches_done)[0] >= self._epoch
+        is_over = self._epoch is not None and self._is_over(self._epoch)
         is_last = is_over and self.trainer.iter + 1 >= self.trainer.max_iter
         if self.trainer.iter + 1 >= self.trainer.max_iter:
             self.control.is_extra_evaluation = not (is_over if self._eval_is_due is None else self._eval_is_due())
@@ -263,6 +264,7 @@ class RunCallbacks(HookBase):
     def after_train(self) -> None:
         if self._is_train_begun and not has_failed(self.trainer):
             if self._epoch is not None:
+                self._cut_epoch = None if self._is_over(self._epoch) else self._epoch
                 self._leave_epoch()
             self._share_requests()
 
@@ -284,14 +286,14 @@ class RunCallbacks(HookBase):
     # State of a resume.
 
     def state_dict(self) -> dict[str, Any]:
-        own = {"epoch": self._epoch, "logs": self.logs.numbers()}
+        own = {"epoch": self._epoch, "cut_epoch": self._cut_epoch, "logs": self.logs.numbers()}
         requests = {"requests": [name for name in self._actions if getattr(self.control, name)]}
         mean_loss = {"mean_loss": self._mean_loss.state_dict(self.trainer.storage)}
         return {**own, **requests, **mean_loss, **self.callbacks.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Also ends a training before the first step if its callbacks have stopped it and still request that."""
-        self._epoch = state["epoch"]
+        self._epoch, self._cut_epoch = state["epoch"], state.get("cut_epoch")
         self.logs.update(state["logs"])
         self._batches_done = int(self.logs["global_step"])
         self._mean_loss.load_state_dict(state["mean_loss"])
@@ -321,6 +323,9 @@ class RunCallbacks(HookBase):
     def _epoch_of(self, steps_before: int) -> int:
         return self._epoch_at(int(steps_before))[0] + 1
 
+    def _is_over(self, epoch: int) -> bool:
+        return self._epoch_at(self._batches_done)[0] >= epoch
+
     def _enter_epoch(self) -> None:
         self._is_entered = True
         epoch = self._epoch_of(self.logs["global_step"])
@@ -329,7 +334,9 @@ class RunCallbacks(HookBase):
             self._epoch = epoch
             done = self.logs["global_step"]
             self.logs["epoch_step"] = done - self._epoch_at(int(done))[1]
-            self._mean_loss.begin(self.trainer.iter)
+            if epoch != self._cut_epoch:
+                self._mean_loss.begin(self.trainer.iter)
+        self._cut_epoch = None
         self.logs["epoch"] = self._epoch
         self.callbacks.on_epoch_begin(self._epoch, self.logs)
 
