@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
+from torch.optim.lr_scheduler import LinearLR, StepLR
 
 from tests.toys import Classifier, file_config, points, quiet
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
 from trainwright.base.errors import ConfigError
 from trainwright.config.rules import RULES
+from trainwright.optim import WarmupCosineLR
 from trainwright.parallel.data_parallel import setup_dist_util
 
 CONTRADICTIONS: list[tuple[dict[str, Any], str, str]] = [
@@ -107,6 +109,30 @@ def test_a_setting_without_effect_is_a_warning_of_the_start(
         DefaultTrainer(of_file(tmp_path / "b", settings))
     rows = TrainingConfig.rows
     assert f"{rows[first].place}: {text}: {rows[second].place}=True" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("schedule", "has_effect"),
+    [
+        (LazyCall(StepLR)(step_size=2), False),
+        (LazyCall(WarmupCosineLR)(warmup_factor=0.1), True),
+        (LazyCall(LinearLR)(total_iters=4, start_factor="${train.warmup_ratio}"), True),
+    ],
+)
+def test_a_warm_up_of_a_schedule_that_has_none_is_a_warning(
+    schedule: Any, has_effect: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cfg = file_config(tmp_path, Classifier, points, train_iter=4, train_micro_batch_size=4, warmup_ratio=0.5)
+    cfg.train.scheduler = schedule
+    with caplog.at_level(logging.WARNING, logger="trainwright"):
+        trainer = DefaultTrainer(cfg)
+    assert ("train.warmup_ratio: 0.5 has no effect: train.scheduler" in caplog.text) is not has_effect
+    first = [trainer.optimizer.param_groups[0]["lr"]]
+    for _ in range(2):
+        trainer.lr_scheduler.optimizer.step()
+        trainer.lr_scheduler.step()
+        first.append(trainer.optimizer.param_groups[0]["lr"])
+    assert (first[0] < first[1] < first[2]) is has_effect
 
 
 def test_one_device_for_several_processes_is_refused_before_they_meet(monkeypatch: pytest.MonkeyPatch) -> None:

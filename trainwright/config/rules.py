@@ -60,6 +60,17 @@ def without_effect(spec: NamedSettings) -> Iterator[str]:
     if compiled is not None and spec.gradient_checkpointing == "offload":
         why = f"{spec.name_of(compiled)}=True compiles the blocks"
         yield f"{spec.where('gradient_checkpointing')}: 'offload' has the effect of True: {why}."
+    if spec.api == "config file" and spec.warmup_ratio and not _has_warmup(spec.lr_scheduler):
+        name = spec.name_of("lr_scheduler")
+        yield (
+            f"{spec.where('warmup_ratio')}: {spec.warmup_ratio} has no effect: {name} has no warm-up. Schedules"
+            " of trainwright.optim have one, and so has a class of yours with an argument warmup_iter."
+        )
+
+
+def _has_warmup(schedule: object) -> bool:
+    """Whether a schedule of a config file gets the number of warm-up iterations; it may be a user's method's."""
+    return schedule is None or re.search("warmup_(iter|ratio)", repr(schedule)) is not None
 
 
 # Settings of both APIs.
