@@ -94,7 +94,7 @@ class SavedGenerators:
         for one, known, _ in self._watched:
             if one.draw() != known.second:
                 return True
-        return torch.default_generator.get_state().numpy().tobytes() != self._torch.numpy().tobytes()
+        return not torch.equal(torch.default_generator.get_state(), self._torch)
 
     def restore(self) -> None:
         torch.default_generator.set_state(self._torch)
