@@ -245,6 +245,9 @@ class Run:
         self.eval_hook.trainer = weakref.proxy(self.trainer)  # it is registered only if evaluations are due
         with stopped_between_batches():
             self.eval_hook.evaluate()
+        if self.trainer.iterations_done:  # the initial weights are no result of the training
+            for hook in self.hooks:
+                hook.use_results()
 
     def log_now(self) -> None:
         """Write the metrics between two iterations, because a callback requests it."""

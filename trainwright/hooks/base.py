@@ -124,6 +124,12 @@ class HookBase:
         If it fails, it and those of later hooks are called when the training continues, before the next step.
         """
 
+    def use_results(self) -> None:
+        """Called after an evaluation that a callback has requested, between its period and the next one.
+
+        ``trainer.last_eval_results`` has the results. After the evaluations of a period ``after_step`` is called.
+        """
+
     def before_save(self) -> None:
         """Called on every process before a checkpoint is made; an exception prevents it."""
 

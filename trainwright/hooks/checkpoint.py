@@ -231,8 +231,11 @@ class BestCheckpointer(HookBase):
 
     def after_step(self) -> None:
         if self._is_check_due(self.trainer) and self.trainer.iter + 1 != self.trainer.max_iter:
-            self._is_late = not self._check_metric()
-            self.trainer.call_between_steps(self._finish)
+            self.use_results()
+
+    def use_results(self) -> None:
+        self._is_late = not self._check_metric()
+        self.trainer.call_between_steps(self._finish)
 
     def _finish(self) -> None:
         """After every hook of the iteration."""

@@ -151,6 +151,10 @@ class ReduceOnPlateau(HookBase):
             for scheduler in schedulers:
                 scheduler.step(value)
 
+    def use_results(self) -> None:
+        if self._is_due is None:
+            self.after_step()
+
     def after_train(self) -> None:
         # Use the final evaluation, as a longer run would at this point.
         if self._is_due is None and not has_failed(self.trainer):
