@@ -40,6 +40,7 @@ class Log:
         self.failing, self.fails_at, self.times, self.resumes = "", 0, 0, False
         self.num_eval_batches = 0
         self.requests_at = 0  # the update after which a callback requests an evaluation
+        self.stops_at, self.stops_by = 0, ""  # the update after which a callback or a hook stops the training
 
     def meet(self, name: str, done: int) -> None:
         if self.failing == name and done == self.fails_at and self.times:
@@ -57,6 +58,8 @@ class Own(HookBase):
     """The first of the hooks; in a run that is resumed, behind the one that saves."""
 
     def after_step(self) -> None:
+        if log.stops_by == "hook" and self.trainer.iterations_done == log.stops_at:
+            self.trainer.stop("enough")
         log.meet("hook", self.trainer.iterations_done)
         log.add("hook", self.trainer.iter, self.trainer.storage.iter)
 
@@ -73,6 +76,8 @@ class Events(Callback):
         log.add("batch", logs["global_step"])
         if logs["global_step"] == log.requests_at:
             self.trainercontrol.should_evaluate = True
+        if log.stops_by == "callback" and logs["global_step"] == log.stops_at:
+            self.trainercontrol.should_training_stop, self.trainercontrol.stop_reason = True, "enough"
 
     def on_eval_end(self, logs: Any) -> None:
         log.add("eval end", logs["eval_global_step"], logs["step_loss"])
@@ -180,6 +185,27 @@ def test_an_evaluation_that_a_callback_requests_and_that_fails_is_made_when_the_
     found = run(api, tmp_path / "failed", "evaluation", 4)
     assert found[2] == events
     torch.testing.assert_close(found[0], weights, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+@pytest.mark.parametrize("failing", ["evaluation", "end"])
+@pytest.mark.parametrize("stops_by", ["callback", "hook"])
+@pytest.mark.parametrize("api", ["Trainer", "DefaultTrainer"])
+def test_a_stop_before_a_failure_is_kept(
+    api: str, stops_by: str, failing: str, resumes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "stops_at", EPOCH)
+    monkeypatch.setattr(log, "stops_by", stops_by)
+    weights, written, events = run(api, tmp_path / "uninterrupted", resumes=resumes)
+    assert events[-1][:3] == ("end", 1, EPOCH)
+    found = run(api, tmp_path / "failed", failing, EPOCH, resumes=resumes)
+    is_compared = {event[0] for event in events} - ({"evaluated", "eval end"} if failing == "end" else set())
+    assert found[1] == written
+    for name in is_compared:  # after a failure behind it, the final evaluation is repeated
+        assert [event for event in found[2] if event[0] == name] == [event for event in events if event[0] == name]
+    torch.testing.assert_close(found[0], weights, rtol=0, atol=0)
+    ends = [json.loads((tmp_path / name / "run.json").read_text()) for name in ("uninterrupted", "failed")]
+    assert [end["starts"][-1]["reason"] for end in ends] == ["enough"] * 2
 
 
 class Due(HookBase):

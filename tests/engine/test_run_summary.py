@@ -29,8 +29,8 @@ def test_lines_of_one_iteration_agree_on_its_number(tmp_path: Path, caplog: pyte
     settings = TrainingConfig(output_dir=tmp_path, batch_size=4, num_epochs=3, progress_bar=False, lr=1e-2)
     Trainer(nn.Linear(4, 2), settings, DATA, DATA, callbacks=[Stop()]).train()
     lines = [record.getMessage() for record in caplog.records]
-    (stop,) = [line for line in lines if line.startswith("A callback stops")]
-    assert stop == "A callback stops the training after iteration 10."
+    (stop,) = [line for line in lines if line.startswith("Stopping after")]
+    assert stop == "Stopping after iteration 10: a callback has set should_training_stop."
     assert lines[-1].startswith("Finished after iteration 10\n")
     found = re.findall(r"iteration (\d+)/15", "\n".join(lines))
     assert found == ["5", "5", "10", "10"]  # values of the training, and of the evaluation

@@ -33,6 +33,7 @@ class Run:
     name: str
     path: str
     state: str
+    reason: str | None = None  # what has ended it before its planned end
     iteration: int | None = None
     max_iteration: int | None = None
     metric: str | None = None
@@ -77,6 +78,7 @@ def read_run(path: Path, base: Path) -> Run:
         name=path.resolve().name if name == "." else name,
         path=str(path),
         state=state,
+        reason=last.get("reason"),
         iteration=last.get("iterations_done") or max(measured, default=None),
         max_iteration=last.get("last_iteration"),
         metric=best.get("metric"),

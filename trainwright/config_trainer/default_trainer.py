@@ -361,5 +361,4 @@ class DefaultTrainer(RunMethods):
         try:
             super().after_train()
         finally:
-            self.run.step, planned = None, self.run.calls.planned_end
-            self.max_iter = self.max_iter if planned is None else planned
+            self.run.step = None

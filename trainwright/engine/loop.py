@@ -28,9 +28,9 @@ class TrainerBase:
     """Iterations with hooks around them. A subclass defines an iteration in ``run_step``.
 
     Attributes:
-        iter: the current 0-based iteration. After a training without failure it equals ``max_iter``, after a
+        iter: the current 0-based iteration. At the end of a training without failure it equals ``max_iter``, after a
             failure it is the failed iteration.
-        start_iter, max_iter: the first iteration, and the end (exclusive).
+        start_iter, max_iter: the first iteration, and the end (exclusive); a stop lowers it until ``train`` returns.
         iterations_done: updates that the weights have had; a checkpoint saved now continues from there. Between two
             iterations it equals ``iter``, in ``after_step`` it is ``iter + 1``.
         samples_per_iter: samples that one iteration consumes; 0 if unknown.
@@ -41,6 +41,9 @@ class TrainerBase:
         last_eval_results: results of the latest evaluation.
         has_failed: whether the training, or a hook after it, has failed; ``failure``: the class of its error, or None.
             Later hooks can read them.
+        stop_reason: what has stopped the training before its end; None: nothing.
+        unfinished_stop: the reason and the end, in iterations, of a :meth:`stop`, until the training has ended there. A
+            training that continues after a failure ends there, too.
         evaluates_on_start: whether an :class:`~trainwright.hooks.EvalHook` evaluates the initial weights, too.
         called_hooks: the classes of the hooks whose ``after_step`` was called in the latest iteration, if a failure or
             a stop has left out others: a training that continues from there calls these first. None: none is left out.
@@ -60,6 +63,9 @@ class TrainerBase:
         self.step_seconds = 0.0
         self.is_training = self.has_trained = False
         self.failure: type[BaseException] | None = None
+        self.stop_reason: str | None = None
+        self.unfinished_stop: tuple[str, int] | None = None
+        self._planned_end: int | None = None  # max_iter before a stop
         self.called_hooks: list[str] | None = None
         self._place: int | None = None  # in `_after_step`, of the hook that is being called
         self.is_ended = self.evaluates_on_start = False
@@ -169,11 +175,12 @@ class TrainerBase:
         if self.has_trained and self.iterations_done == self.start_iter:
             self._continue()
         if self.iterations_done != self.start_iter:  # not a continued training
-            self.called_hooks = None
+            self.called_hooks = self.unfinished_stop = None
         self.iterations_done = self.start_iter
-        self.failure = None
+        self.failure = self.stop_reason = None
         if self.called_hooks is None:
             self._between_steps.clear()
+        self._stop_again()
         self.phases = PhaseTimes()
         if self.start_iter > self.max_iter or (self.start_iter == self.max_iter and not self._is_end_pending()):
             logger.info("Nothing to train: %d of %d iterations are done.", self.start_iter, self.max_iter)
@@ -182,7 +189,7 @@ class TrainerBase:
 
         self.is_ended, self.is_training = False, True
         with ExitStack() as end, EventStorage(self.start_iter) as self.storage:
-            end.callback(setattr, self, "is_training", False)  # after the last hook
+            end.callback(self._end_training)  # after the last hook
             try:
                 watch_training(self)
                 meet("train")
@@ -291,6 +298,52 @@ class TrainerBase:
         self.after_step()
         self.iter, self.called_hooks, self._after_step = self.iter + 1, None, hooks
 
+    def stop(self, reason: str, *, error: BaseException | None = None) -> None:
+        """End the training after the current iteration, as after its last one: with the final evaluation and save.
+
+        A training that is resumed ends before its first iteration. Outside of a training, nothing happens. With several
+        processes, each of them calls it in the same iteration; the flags of a callback need only one.
+
+        Args:
+            reason: for the log, the summary and ``run.json``.
+            error: raised at once: the training is interrupted, and a resume continues it. What has happened since the
+                last save is lost, so that callers save first.
+        """
+        if error is not None:
+            self.stop_reason = reason
+            raise error
+        if not self.is_training or self._planned_end is not None:
+            return
+        has_begun = self._stepper is not None
+        end = self.iter + (has_begun or self.iter == 0)
+        if end >= self.max_iter:
+            return
+        self._stop_after(reason, end)
+        if has_begun:
+            self.storage.reduce()  # the last row is written now
+            if not self.is_copy:
+                logger.info("Stopping after iteration %d: %s.", end, reason)
+
+    def _stop_again(self) -> None:
+        """End where an earlier training, which this one continues, was stopped before it failed."""
+        stop, self.unfinished_stop = self.unfinished_stop, None
+        if stop is None:
+            return
+        reason, end = stop
+        if self.start_iter < end < self.max_iter or (end == self.start_iter and self._is_end_pending()):
+            self._stop_after(reason, end)
+
+    def _stop_after(self, reason: str, end: int) -> None:
+        self.stop_reason, self.unfinished_stop = reason, (reason, end)
+        self._planned_end, self.max_iter = self.max_iter, end
+
+    def plan_end(self, max_iter: int) -> None:
+        """Set the end of the training; if it is being stopped, of the next one."""
+        if self._planned_end is None:
+            self.max_iter = max_iter
+        else:
+            self._planned_end = max_iter
+
     def call_between_steps(self, call: Callable[[], None]) -> None:
         """Call ``call`` once, before the next iteration begins: every hook has finished this one then.
 
@@ -324,6 +377,8 @@ class TrainerBase:
                         name = f"{moment} of {type(hook).__name__}"
                         logger.error("%s failed as well: %s", name, error, exc_info=trace)
             self.is_ended = not self.has_failed
+            if self.is_ended:
+                self.unfinished_stop = None
         if first_error is not None:
             announce(first_error)
         watch_training(None)
@@ -334,9 +389,14 @@ class TrainerBase:
         """The object that runs the steps, whose ``iter`` is updated, and the call that makes a step; resolved once."""
         return self, self.run_step
 
+    def _end_training(self) -> None:
+        self.is_training = False
+        if self._planned_end is not None:
+            self.max_iter, self._planned_end = self._planned_end, None
+
     def _is_end_pending(self) -> bool:
         """Whether a run was killed after its last iteration; then only the ``after_train`` hooks run."""
-        return False
+        return self.called_hooks is not None
 
     def _use_settings(self) -> None:
         """Called first: the settings may have been changed."""

@@ -98,10 +98,10 @@ class TrainingLoop(TrainerBase):
                 self._has_stepped = False
                 try:
                     yield self.batches.next()
-                except GeneratorExit:  # the body has ended the loop
+                except GeneratorExit as end:  # the body has ended the loop
                     if self._has_stepped:
                         self._end_iteration()
-                    raise
+                    self.stop("the loop was left", error=end)
 
     def _end_iteration(self) -> None:
         """Count an iteration whose update was made, as the loop does behind its body."""

@@ -234,6 +234,10 @@ class Run:
             self.use_callbacks()
         self.built_in_callbacks = added
 
+    def stop(self, reason: str) -> None:
+        """End the training after the current iteration: see :meth:`TrainerBase.stop`."""
+        self.trainer.stop(reason)
+
     def evaluate_now(self) -> None:
         """Evaluate between two iterations, because a callback or a setting requests it."""
         if self.eval_hook is None:

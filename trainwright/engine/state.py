@@ -110,6 +110,7 @@ class TrainingState:
             "layout": _layout(),
             "hooks": hooks,
             "called_hooks": None if self._is_in_step else self._trainer.called_hooks,
+            "unfinished_stop": self._trainer.unfinished_stop,
             "metrics": self._trainer.storage.state_dict(),
             "outside": outside_state(*self._trained()),
             "optimizers": extra_state(extra_optimizers(self._trainer), self._trained()[0]),
@@ -138,6 +139,7 @@ class TrainingState:
             self._load_outside()
         self._trainer.start_iter = self._trainer.iterations_done = state["iterations_done"]
         self._trainer.called_hooks = state.get("called_hooks")
+        self._trainer.unfinished_stop = state.get("unfinished_stop")
         self._trainer.samples_done = state["consumed_samples"]
 
     def _settings(self) -> dict[str, Any]:
@@ -534,7 +536,7 @@ class TrainerState(TrainingState):
         self.step_before = plan.steps(max(0, plan.updates(step) - 1))
         if plan != self.plan:
             self.plan = plan
-            self._trainer.max_iter = plan.num_updates
+            self._trainer.plan_end(plan.num_updates)
 
     def _plan_of(self, state: dict[str, Any]) -> tuple[StepPlan, int, dict[str, Any]]:
         """The plan that continues ``state``, the steps done by it, and the state by its sizes of batches."""

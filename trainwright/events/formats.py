@@ -61,7 +61,7 @@ def _is_start(start: Any) -> bool:
 
 # What is read of a start. A tuple: it may be missing; ``"*"``: all entries.
 _START: dict[str, Any] = {
-    **dict.fromkeys(("started", "ended", "status", "device", "command", "working_folder"), ("",)),
+    **dict.fromkeys(("started", "ended", "status", "reason", "device", "command", "working_folder"), ("",)),
     **dict.fromkeys(("seconds", "iterations_per_epoch"), (0.0,)),
     **dict.fromkeys(("first_iteration", "last_iteration", "iterations_done", "processes"), (0,)),
     **dict.fromkeys(("samples_per_iteration", "peak_memory_bytes"), (0,)),

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from types import FrameType
@@ -164,11 +164,11 @@ class Interruptions(HookBase):
         """The context is ended by SIGTERM and SIGINT at once, also by one received before."""
         self._stops_at_once = True
         try:
-            self._stop()
+            self._stop(self._received)
             yield
-        except (TrainingTerminated, KeyboardInterrupt) as stop:
-            name = "SIGTERM" if isinstance(stop, TrainingTerminated) else "SIGINT"
-            logger.info("%s: the final evaluation is stopped. The training is saved; %s evaluates.", name, self._resume)
+        except (TrainingTerminated, KeyboardInterrupt):
+            text = "%s: the final evaluation is stopped. The training is saved; %s evaluates."
+            logger.info(text, self.trainer.stop_reason, self._resume)
             raise
         finally:
             self._stops_at_once = False
@@ -177,12 +177,15 @@ class Interruptions(HookBase):
         """The batches of an evaluation within the training; a signal ends it before the next one."""
         for batch in batches:
             self._has_stopped_evaluation = bool(self._received.intersection(_STOPPING))
-            self._stop()
+            self._stop(self._received)
             yield batch
 
-    def _stop(self) -> None:
-        if self._received.intersection(_STOPPING):
-            raise TrainingTerminated if signal.SIGTERM in self._received else _interrupted()
+    def _stop(self, received: Collection[int], text: str = "") -> None:
+        """End the training, if one of the received signals does."""
+        stopping = [number for number in _STOPPING if number in received]
+        if stopping:
+            error = TrainingTerminated() if stopping[0] == signal.SIGTERM else _interrupted(text)
+            self.trainer.stop(stopping[0].name, error=error)
 
     def _check_together(self) -> None:
         iteration = self.trainer.iter
@@ -211,7 +214,7 @@ class Interruptions(HookBase):
         self._save_progress()
         text = "max_time: %s have passed; stopped after iteration %d; %s continues the training."
         logger.info(text, timedelta(seconds=self._limit_s or 0), self.trainer.iterations_done, self._resume)
-        raise TrainingPaused
+        self.trainer.stop("max_time", error=TrainingPaused())
 
     def _save_progress(self) -> bool:
         """Save, unless the checkpoint that this run resumed from is current; returns whether it was trained."""
@@ -229,10 +232,7 @@ class Interruptions(HookBase):
         if not received:
             self._wait_for_saves()
             return
-        text = self._save_for(received)
-        stopping = [number for number in _STOPPING if number in received]
-        if stopping:
-            raise TrainingTerminated if stopping[0] == signal.SIGTERM else _interrupted(text)
+        self._stop(received, self._save_for(received))
 
     def _save_for(self, received: set[int]) -> str:
         """Save, and log what comes then; returns it."""
@@ -256,7 +256,7 @@ class Interruptions(HookBase):
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._stops_at_once:
             self._received.add(number)
-            self._stop()
+            self._stop(self._received)
             return
         if number == signal.SIGINT:
             # The second one ends a program, and a cell of a notebook: the kernel keeps its variables.

@@ -36,6 +36,7 @@ class Stragglers(HookBase):
 
     def __init__(self, period: Period, device: torch.device, *, measures_forward: bool = True) -> None:
         self._is_due = Condition(period)
+        self.due = self._periods = (self._is_due,)
         self._device, self._measures_forward = device, measures_forward
         self._watching = ExitStack()
         self._marks: list[Any] = []  # the starts and ends of the forward passes of a step
@@ -48,6 +49,7 @@ class Stragglers(HookBase):
 
     def after_step(self) -> None:
         self._watching.close()
+        self.due = self._periods
         if not self._is_due(self.trainer):
             return
         trainer, row = self.trainer, [0] * dist.get_world_size()
@@ -59,6 +61,7 @@ class Stragglers(HookBase):
             model = unwrap_model(trainer.model)
             self._watching.enter_context(model.register_forward_pre_hook(self._mark))
             self._watching.enter_context(model.register_forward_hook(self._mark))
+            self.due = None  # at the end of the step that is watched
 
     def after_train(self) -> None:
         self._watching.close()

@@ -549,7 +549,8 @@ class PythonRun(TrainerRun):
         self.criterion = loss.to(self.device) if isinstance(loss, nn.Module) else loss
 
     def use_plan(self, plan: StepPlan) -> None:
-        self.state.plan, self.trainer.max_iter = plan, plan.num_updates
+        self.state.plan = plan
+        self.trainer.plan_end(plan.num_updates)
         self.periods.plan(self.spec)
         self.trainer.plan_calls()
         self.scheduling.follow([self.lr_scheduler, *self.lr_schedulers.values()])

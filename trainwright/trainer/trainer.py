@@ -464,7 +464,6 @@ class Trainer(RunMethods):
         try:
             super().after_train()
         finally:
-            self.max_iter = self.state.plan.num_updates
             self.run.steps.close()
 
     def _apply_settings(self, names: set[str]) -> None:

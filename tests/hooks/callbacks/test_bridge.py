@@ -108,7 +108,7 @@ def test_a_stop_inside_an_epoch_ends_the_training_as_any_end_does() -> None:
     recorder = Recorder()
     trainer = SmallTrainer([Wishing("should_training_stop", 4), recorder])
     assert trainer.train(0, 30) == {"loss": 1.0, "accuracy": 0.1}
-    assert (trainer.iter, trainer.max_iter) == (4, 4)
+    assert (trainer.iter, trainer.max_iter) == (4, 30)  # the end that was planned, for a longer training
     assert recorder.calls[-8:] == [*EVALUATION, "epoch_end 2", "train_end"]
     assert not trainer.bridge.control.has_failed
 

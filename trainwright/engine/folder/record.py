@@ -139,9 +139,11 @@ class RunRecord(HookBase):
     def _end(self) -> dict[str, Any]:
         trainer = self.trainer
         is_stopped = trainer.failure is None or issubclass(trainer.failure, STOPS)
+        error = None if trainer.failure is None else trainer.failure.__name__
         return {
             "ended": _now(),
             "status": "finished" if not has_failed(trainer) else "interrupted" if is_stopped else "failed",
+            "reason": (trainer.stop_reason or error) if is_stopped else error,
             "iterations_done": trainer.iterations_done,
             "seconds": time.perf_counter() - self._began,
             "phases": dataclasses.asdict(trainer.phases),

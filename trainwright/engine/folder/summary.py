@@ -99,6 +99,7 @@ class RunSummary(HookBase):
             return
         rows = {
             **_results(trainer.hooks, trainer.storage),
+            "Stopped": trainer.stop_reason,
             "Skipped": _skipped(trainer.storage, trainer.iterations_done),
             "Folder": self._folder,
             "Next": list(self._commands()),

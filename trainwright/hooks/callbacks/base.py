@@ -18,6 +18,7 @@ class TrainerControl:
 
     Attributes:
         should_training_stop: this iteration is the last one. The end of the training follows.
+        stop_reason: why, for the log and ``run.json``.
         should_epoch_stop: skip the rest of the epoch, if the trainer supports it.
         should_save: save a checkpoint, between this iteration and the next.
         should_evaluate: evaluate now.
@@ -29,6 +30,7 @@ class TrainerControl:
     """
 
     should_training_stop: bool = False
+    stop_reason: str = ""
     should_epoch_stop: bool = False
     should_save: bool = False
     should_evaluate: bool = False

@@ -23,6 +23,7 @@ from trainwright.hooks.callbacks.logs import EpochMean, Logs
 logger = logging.getLogger("trainwright.hooks")
 
 _REQUESTS = ("should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log")
+_STOP_REASON = "a callback has set should_training_stop"
 _Results = Mapping[str, Any] | None
 
 
@@ -62,7 +63,6 @@ class RunCallbacks(HookBase):
     Attributes:
         callbacks, control, logs: the passed callbacks, their control and their logs.
         is_fed: whether ``begin_batch`` is called for each batch; set before the first.
-        planned_end: ``max_iter`` of the trainer before a callback has stopped the training; None: none has.
     """
 
     slot = "evaluate"
@@ -109,7 +109,6 @@ class RunCallbacks(HookBase):
         self._is_shown = False  # whether logs reads the stored loss, which exists after the first update
         self._is_alone = True  # the only process
         self.is_fed = False
-        self.planned_end: int | None = None
         self._late = [] if late is None else late
         self._batches = deque[Any]()  # the training batches that have begun and not ended
         self._batches_done = 0  # training batches that have ended
@@ -191,7 +190,6 @@ class RunCallbacks(HookBase):
     def before_train(self) -> None:
         trainer, control = self.trainer, self.control
         control.reset()
-        self.planned_end = None
         self._batches.clear()
         self._losses.clear()
         self._late.clear()
@@ -267,6 +265,7 @@ class RunCallbacks(HookBase):
                 self._cut_epoch = None if self._is_over(self._epoch) else self._epoch
                 self._leave_epoch()
             self._share_requests()
+            self.control.should_training_stop, self.control.stop_reason = False, ""  # it has ended
 
     def after_end(self) -> None:
         if not self._is_train_begun:
@@ -287,7 +286,11 @@ class RunCallbacks(HookBase):
 
     def state_dict(self) -> dict[str, Any]:
         own = {"epoch": self._epoch, "cut_epoch": self._cut_epoch, "logs": self.logs.numbers()}
-        requests = {"requests": [name for name in self._actions if getattr(self.control, name)]}
+        names = ("should_training_stop", *self._actions)
+        requests = {
+            "requests": [name for name in names if getattr(self.control, name)],
+            "stop_reason": self.control.stop_reason,
+        }
         mean_loss = {"mean_loss": self._mean_loss.state_dict(self.trainer.storage)}
         return {**own, **requests, **mean_loss, **self.callbacks.state_dict()}
 
@@ -298,14 +301,15 @@ class RunCallbacks(HookBase):
         self._batches_done = int(self.logs["global_step"])
         self._mean_loss.load_state_dict(state["mean_loss"])
         self.callbacks.load_state_dict(state)
-        for name in state.get("requests", ()):
-            setattr(self.control, name, True)
-        if self.control.should_training_stop:
+        if self.control.should_training_stop and self.trainer.called_hooks is None:
             logger.info(
                 "Nothing to train: a callback stopped the run after iteration %d. After early stopping, a larger"
                 " patience or %s=None continues it.", self.trainer.iter, self._early_stopping,
             )  # fmt: skip
-            self._stop_at(self.trainer.iter)
+            self._stop(self.control.stop_reason)
+        for name in state.get("requests", ()):  # those that have not been applied
+            setattr(self.control, name, True)
+        self.control.stop_reason = self.control.stop_reason or state.get("stop_reason", "")
 
     # Batches, epochs, evaluations.
 
@@ -351,7 +355,7 @@ class RunCallbacks(HookBase):
 
     def _evaluate(self, evaluate: Callable[[], _Results]) -> _Results:
         done = self.trainer.iterations_done
-        if self._is_train_begun and self.control.should_training_stop and self._evaluated_at == done:
+        if self._is_train_begun and self.trainer.stop_reason is not None and self._evaluated_at == done:
             return self._results
         self._end_batches()
         num_batches = self.logs.get("eval_global_step", 0)
@@ -396,7 +400,7 @@ class RunCallbacks(HookBase):
 
     def _apply_requests(self) -> None:
         """Apply every request and clear it, except a save, which :meth:`_save` handles between two iterations."""
-        trainer, control = self.trainer, self.control
+        control = self.control
         for name, action in self._actions.items():
             if getattr(control, name):
                 setattr(control, name, False)
@@ -407,13 +411,13 @@ class RunCallbacks(HookBase):
                 except BaseException:  # it is repeated, if the training continues
                     setattr(control, name, True)
                     raise
-        if control.should_training_stop and trainer.iter + 1 < trainer.max_iter:
-            self._stop_at(trainer.iter + 1)
-            trainer.storage.reduce()  # the last row is written now
-            logger.info("A callback stops the training after iteration %d.", trainer.iter + 1)
+        if control.should_training_stop:
+            reasons = [control.stop_reason] if self._is_alone else all_gather_object(control.stop_reason)
+            self._stop(next(filter(None, reasons), ""))
 
-    def _stop_at(self, iteration: int) -> None:
-        self.planned_end, self.trainer.max_iter = self.trainer.max_iter, iteration
+    def _stop(self, reason: str) -> None:
+        self.control.should_training_stop, self.control.stop_reason = False, ""
+        self.trainer.stop(reason or _STOP_REASON)
 
     def _save(self) -> None:
         while self._late:

@@ -168,6 +168,7 @@ class EarlyStoppingCallback(Callback):
         if self.trainercontrol is None:
             raise ConfigError("EarlyStoppingCallback.trainercontrol: got None; pass the trainer's trainercontrol.")
         self.trainercontrol.should_training_stop = True
+        self.trainercontrol.stop_reason = f"early stopping: {self.monitor} was no better for {self.wait} {self._unit}"
         return True
 
     def _watch(self, monitor: str) -> None:

@@ -146,9 +146,10 @@ def _throughput(run: RunData) -> tuple[str, str] | None:
 
 
 def _status_note(run: RunData) -> str:
-    """How often it was resumed, and when a killed run wrote for the last time."""
+    """What has ended it, how often it was resumed, and when a killed run wrote for the last time."""
     resumed, last = len(run.starts) - 1, run.last_sign
-    notes = [f"resumed {resumed} {'time' if resumed == 1 else 'times'}"] if resumed > 0 else []
+    notes = [reason] if (reason := run.latest.get("reason")) else []
+    notes += [f"resumed {resumed} {'time' if resumed == 1 else 'times'}"] if resumed > 0 else []
     notes += [f"no end; last sign of life {local_time(datetime.fromtimestamp(last).astimezone())}"] if last else []
     return "; ".join(notes)
 
