@@ -180,7 +180,8 @@ def test_clipping_by_value_in_config_files(tmp_path: Path) -> None:
     optim.params.clip_grad_value = 0.01
     with pytest.raises(ConfigError, match=r"clip_grad_value: got 0.5 with max_grad_norm=1.0"):
         TrainingConfig(clip_grad_value=0.5, max_grad_norm=1.0)
-    with pytest.raises(ConfigError, match=r"optim.params.clip_grad_value: got 0.01 with optim.params.clip_grad_max_norm=1.0"):
+    match = r"optim.params.clip_grad_value: got 0.01 with optim.params.clip_grad_max_norm=1.0"
+    with pytest.raises(ConfigError, match=match):
         by_config(tmp_path, lazy_optim=optim)
     optim.params.clip_grad_max_norm = None
     trainer = by_config(tmp_path, lazy_optim=optim, max_time=1e-6)
