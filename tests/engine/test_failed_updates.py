@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.toys import Samples, Stream, assert_equal_weights, file_config, quiet
 from trainwright import DefaultTrainer, LazyCall, Trainer
-from trainwright.data import ColumnDataset, build_image_train_loader
+from trainwright.data import ColumnDataset, CyclicSampler, build_image_train_loader
 from trainwright.engine import TrainingLoop
 
 INPUTS_BF, BATCH = torch.randn(24, 3, generator=torch.Generator().manual_seed(0)), 2
@@ -182,3 +182,59 @@ def test_a_loop_that_is_left_counts_an_iteration_if_the_optimizer_has_stepped(is
     assert rows == [12, 12]
     checkpoints = [sorted(path.name for path in (tmp_path / name).glob("model_*")) for name in ("whole", "cut")]
     assert checkpoints[0] == checkpoints[1]
+
+
+class Drawing(nn.Module):
+    """Dropout and running statistics, of which the second micro-batch of an update may fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.norm, self.dropout, self.last = nn.BatchNorm1d(3), nn.Dropout(0.5), nn.Linear(3, 1)
+        self.calls = self.fails_at = 0
+
+    def forward(self, x: Tensor, index: Tensor) -> dict[str, Tensor]:
+        self.calls += 1
+        scores = self.last(self.dropout(self.norm(x)))
+        if self.calls == self.fails_at:
+            raise RuntimeError("simulated failure")
+        return {"loss": (scores - x[:, :1]).square().mean()}
+
+
+@pytest.mark.parametrize("api", ["Trainer", "config file"])
+def test_what_a_failed_attempt_has_drawn_and_added_to_running_statistics_stays_as_in_a_plain_loop(
+    api: str, tmp_path: Path
+) -> None:
+    plain = Drawing()
+    plain.fails_at = 6
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    torch.manual_seed(7)
+    updates = [[INPUTS_BF[at : at + 2], INPUTS_BF[at + 2 : at + 4]] for at in range(0, 24, 4)]
+    while updates:
+        try:
+            for x in updates[0]:
+                (plain(x, x)["loss"] / 2).backward()
+            optimizer.step()
+            del updates[0]
+        except RuntimeError:
+            pass
+        optimizer.zero_grad()
+
+    if api == "Trainer":
+        config = quiet(
+            tmp_path, batch_size=2, gradient_accumulation_steps=2, num_epochs=1, seed=7, metrics=[], eval_strategy="no",
+            optimizer={"name_": "SGD", "fused": False}, learning_rate=0.1, dataloader_shuffle=False,
+        )  # fmt: skip
+        trainer: Any = Trainer(Drawing(), config, samples())
+    else:
+        cfg = file_config(tmp_path, Drawing, samples, train_micro_batch_size=2, num_accumulation_steps=2, train_iter=6)
+        cfg.train.update({"seed": 7, "scheduler": LazyCall(torch.optim.lr_scheduler.ConstantLR)(factor=1.0)})
+        cfg.optim = LazyCall(torch.optim.SGD)(params={}, lr=0.1, fused=False)
+        cfg.dataloader.train.sampler = LazyCall(CyclicSampler)(shuffle=False)
+        trainer = DefaultTrainer(cfg)
+    trainer.model.fails_at = 6
+    with pytest.raises(RuntimeError, match="simulated failure"):
+        trainer.train()
+    trainer.train()
+    assert trainer.model.norm.num_batches_tracked == 14  # two more than 12
+    assert_equal_weights(trainer.model, plain)

@@ -108,12 +108,12 @@ class Program:
     def continues_exactly(self, api: str) -> bool:
         """Whether the failure takes nothing with it that a second try of the update does not take back.
 
-        The update is made again from its first sample and without the gradients of the first try. What its samples and
-        its dropout have drawn, and what its batches have added to running statistics, remains.
+        The update is made again from its first sample and without the gradients of the first try. What its dropout has
+        drawn, and what its batches have added to running statistics, remains. Samples draw the same again.
         """
         is_of_update = api == "config files" or self.accumulation == 1
         between = ("epoch end", "evaluation", *(["step end"] if is_of_update else []))
-        return self.place in between or not (self.noise or self.dropout or self.norm)
+        return self.place in between or not (self.dropout or self.norm)
 
     @property
     def has_plain_loop(self) -> bool:
