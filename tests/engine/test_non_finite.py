@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from tests.toys import Classifier, NanGradient, Samples, assert_equal_weights, file_config, points, quiet
+from tests.toys import Classifier, NanGradient, Samples, Stream, assert_equal_weights, file_config, points, quiet
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
 from trainwright.base.errors import ConfigError
 from trainwright.checkpoint import verify
@@ -342,3 +342,27 @@ def test_labels_that_are_all_ignored_excuse_no_weight_that_is_nan(api: str, coun
     trainer = tagged(api, tmp_path, Tagger(counts=counts, spoils=True), torch.arange(20) % 2)
     with pytest.raises(NonFiniteError, match=r"Now \d parameters .* are not finite"):
         trainer.train()
+
+
+@pytest.mark.parametrize("api", ["model", "config file"])
+@pytest.mark.parametrize("counts", [False, True])
+def test_of_a_stream_the_model_says_how_many_labels_count_and_the_error_asks_for_it(
+    api: str, counts: bool, tmp_path: Path
+) -> None:
+    labels = (torch.arange(20) % 2).index_fill(0, torch.arange(4, 6), -100)
+    rows = Samples(inputs=torch.randn(20, 4), labels=labels)
+    data = Stream([rows[number] for number in range(20)])
+    model = Tagger(counts=counts)
+    if api == "config file":
+        cfg = file_config(tmp_path, lambda: model, lambda: data, train_iter=10, train_micro_batch_size=2)
+        cfg.optim = LazyCall(torch.optim.SGD)(params={}, lr=0.1)
+        trainer: Any = DefaultTrainer(cfg)
+    else:
+        config = quiet(tmp_path, optimizer="SGD", learning_rate=0.1, max_grad_norm=None, batch_size=2, max_steps=10)
+        trainer = Trainer(model, config, data)
+    if counts:
+        trainer.train()
+        assert trainer.iterations_done == 10
+    else:
+        with pytest.raises(NonFiniteError, match=r"Iteration 3: total_loss is nan.*ignored, let the model.*num_tokens"):
+            trainer.train()

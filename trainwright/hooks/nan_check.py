@@ -29,6 +29,10 @@ _HELP = (
     "Try a smaller learning rate or gradient clipping, and check the data of that iteration; non_finite='skip'"
     " skips such updates. Checkpoints are checked before they are saved, so the newest one, if there is one, is valid."
 )
+_COUNT = (
+    "If all labels of that update are ignored, let the model return 'num_tokens', how many labels count: a batch of a"
+    " stream or of a loader of your own cannot be read again to count them."
+)
 
 
 class NonFiniteError(UserError, FloatingPointError):
@@ -121,6 +125,8 @@ class FiniteCheck(HookBase):
             first = min(found)
             names = self._non_finite_parameters()
             now = f"Now {_listed(names)} not finite." if names else "All parameters are still finite."
+            if not names and _is_mean(found[first]) and self._cannot_count(first):
+                now += f" {_COUNT}"
             raise NonFiniteError(f"{_iterations(found)}: {_values(found)}. {now}{self._samples(first)} {_HELP}")
 
     def _check_metrics(self) -> None:
@@ -148,8 +154,8 @@ class FiniteCheck(HookBase):
         """Those of ``found`` that are not the mean over no targets. After the first one all are kept."""
         new: list[int] = []
         for iteration, values in sorted(found.items()):
-            is_mean = "grad_norm" not in values and all(map(math.isnan, values.values()))
-            if iteration not in self._without_targets and not (is_mean and self._num_targets(iteration) == 0):
+            has_none = _is_mean(values) and self._num_targets(iteration) == 0
+            if iteration not in self._without_targets and not has_none:
                 break
             new += [] if iteration in self._without_targets else [iteration]
         if new and self._non_finite_parameters():
@@ -170,6 +176,12 @@ class FiniteCheck(HookBase):
         except Exception as error:  # of the data set's own code: the message is about something else
             logger.debug("The batch of iteration %d could not be read again: %r", iteration + 1, error)
             return None
+
+    def _cannot_count(self, iteration: int) -> bool:
+        """Whether the run would count the targets of an update, and cannot read its batch again."""
+        run = getattr(self.trainer, "run", None)
+        is_of_one = run is not None and not run.update.is_weighed
+        return is_of_one and self._num_targets(iteration) is None and self.trainer.sample_ids(iteration + 1) is None
 
     def _found_on_any_rank(self) -> Found:
         here = self._found_here()
@@ -222,6 +234,11 @@ class FiniteCheck(HookBase):
             " Call model.train() before the training, and after every model.eval() of your own.",
             self.trainer.iter + 1, type(model).__name__,
         )  # fmt: skip
+
+
+def _is_mean(values: dict[str, float]) -> bool:
+    """Whether they may be means over nothing, 0 / 0, whose gradient is 0."""
+    return "grad_norm" not in values and all(map(math.isnan, values.values()))
 
 
 def non_finite_parameters(model: nn.Module) -> list[str]:
