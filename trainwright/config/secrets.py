@@ -128,18 +128,15 @@ def without_secrets(tree: Any) -> tuple[Any, list[str]]:
 
     def masked(value: Any, path: str = "", is_secret: bool = False) -> Any:
         """``is_secret``: the name of the key, or of a key above it, is that of a secret."""
-        if isinstance(value, Mapping):
-            return mapping(value, path, is_secret)
         if isinstance(value, list | tuple):
             return [masked(child, f"{path}.{index}", is_secret) for index, child in enumerate(value)]
-        if _is_secret(value, path, is_secret, environment):
+        if not isinstance(value, Mapping):
+            if not _is_secret(value, path, is_secret, environment):
+                return value
             hidden.append(path)
             return MISSING
-        return value
-
-    def mapping(value: Mapping[Any, Any], path: str, is_secret: bool) -> dict[Any, Any]:
         # The arguments of a call under a secret name describe how to get the secret: each is checked by its own name.
-        below, found = is_secret and "_target_" not in value, {}
+        below, found = is_secret and "_target_" not in value, dict[Any, Any]()
         for key, child in value.items():
             name = str(key)
             # A list of ``tokens`` is secret; text under this name is that of a column.

@@ -63,8 +63,9 @@ def total_loss(outputs: Mapping[str, Any]) -> Any:
     """
     total = outputs.get("loss")
     if total is None:
-        losses = [value for name, value in outputs.items() if "loss" in name and value is not None]
-        total = losses[0] if len(losses) == 1 else sum(losses) if losses else None
+        for name, value in outputs.items():
+            if "loss" in name and value is not None:
+                total = value if total is None else total + value
     return total
 
 

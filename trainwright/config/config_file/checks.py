@@ -216,7 +216,7 @@ def _plain(value: Any, path: str, faults: list[Fault]) -> Any:
     for key in raw_children(value):
         where = f"{path}.{key}"
         child, fault = _value(value, key, where)
-        plain[key] = _plain(child, where, faults)
+        plain[key] = _plain(child, where, faults) if isinstance(child, DictConfig | ListConfig) else child
         if fault is not None:
             faults.append(fault)
     return list(plain.values()) if isinstance(value, ListConfig) else {str(key): item for key, item in plain.items()}
@@ -282,7 +282,7 @@ def _node_faults(node: Any, path: str, also: set[str] | frozenset[str] = frozens
         value, fault = _value(node, key, where)
         if fault is not None:
             yield fault
-        else:
+        elif isinstance(value, DictConfig | ListConfig):
             yield from _node_faults(value, where)
 
 

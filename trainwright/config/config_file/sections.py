@@ -162,8 +162,9 @@ def _is_section(node: Any) -> TypeGuard[DictConfig]:
 
 
 def _fill(node: DictConfig, defaults: DictConfig) -> None:
+    children = raw_children(node)
     for key, default in raw_children(defaults).items():
-        there = raw_children(node).get(key)
+        there = children.get(key)
         if there is None or (there._is_none() and node is node._get_root()):
             put(node, key, default)
             continue
