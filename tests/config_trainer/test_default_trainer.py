@@ -307,6 +307,29 @@ def test_an_optimizer_of_another_model_is_refused_before_the_first_step(tmp_path
         trainer.train()
 
 
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_cycle_that_is_shorter_than_the_run_is_refused_before_the_first_step(is_named: bool, tmp_path: Path) -> None:
+    cfg = config(tmp_path)
+    cfg.train.scheduler = LazyCall(torch.optim.lr_scheduler.OneCycleLR)(max_lr=0.1, total_steps=4)
+    if is_named:
+        cfg.optim = {"all": LazyCall(torch.optim.SGD)(params={}, lr=0.1)}
+        cfg.train.scheduler = {"all": cfg.train.scheduler}
+    trainer = DefaultTrainer(cfg)
+    with pytest.raises(ConfigError, match=r"total_steps=4, but this run steps it 6 times .* Set total_steps=6"):
+        trainer.train()
+    assert trainer.iterations_done == 0
+
+
+def test_a_line_says_that_a_schedule_of_torch_is_stepped_after_each_iteration(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "trainwright")
+    cfg = config(tmp_path)
+    cfg.train.scheduler = LazyCall(torch.optim.lr_scheduler.StepLR)(step_size=30)
+    DefaultTrainer(cfg).train()
+    assert any("StepLR is stepped after each iteration" in r.getMessage() for r in caplog.records)
+
+
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_first_step_that_fails_late_leaves_the_earlier_run_as_it_was(tmp_path: Path, resume: bool) -> None:
     """After the loss was measured and before the step was over: the optimizer raises."""

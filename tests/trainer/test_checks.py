@@ -398,13 +398,41 @@ def test_labels_that_do_not_count_have_no_weight_in_the_loss(kind: type[Tagger],
     assert trainer.evaluate()["loss"] == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("name", ["model", "optimizer"])
+@pytest.mark.parametrize("name", ["model", "optimizer", "loss", "train_dataset", "eval_dataset"])
 def test_a_part_that_is_assigned_is_no_part_of_the_steps(name: str, tmp_path: Path) -> None:
-    trainer = Trainer(make(), config(tmp_path), DATA)
-    other = {"model": make(), "optimizer": torch.optim.SGD(trainer.model.parameters(), lr=0.5)}
-    setattr(trainer, name, other[name])
+    trainer = Trainer(make(), config(tmp_path), DATA, DATA)
+    other = {"model": make(), "optimizer": torch.optim.SGD(trainer.model.parameters(), lr=0.5), "loss": nn.MSELoss()}
+    setattr(trainer, name, other.get(name, TensorDataset(INPUTS[:8], LABELS[:8])))
     with pytest.raises(ConfigError, match=rf"Trainer.{name} was assigned, without effect"):
-        trainer.train()
+        trainer.evaluate() if name == "eval_dataset" else trainer.train()
+    if name == "eval_dataset":
+        with pytest.raises(ConfigError, match=rf"Trainer.{name} was assigned, without effect"):
+            trainer.train()
+
+
+def test_data_that_are_assigned_with_their_loader_or_read_by_an_override_are_used(tmp_path: Path) -> None:
+    class Growing(Trainer):
+        def create_train_dataloader(self, dataset: Any) -> Any:
+            return DataLoader(dataset, batch_size=4)
+
+    few = TensorDataset(INPUTS[:8], LABELS[:8])
+    trainer = Trainer(make(), config(tmp_path / "a", num_epochs=1, dataloader_drop_last=False), DATA, DATA)
+    trainer.train_dataset, trainer.train_dataloader = few, DataLoader(few, batch_size=4)
+    trainer.eval_dataset, trainer.eval_dataloader = few, DataLoader(few, batch_size=4)
+    trainer.train()
+    assert trainer.state.global_step == 2
+    growing = Growing(make(), config(tmp_path / "b", num_epochs=2), DATA)
+    growing.train_dataset = few  # for the next epochs
+    growing.train()
+
+
+def test_an_assigned_schedule_is_stepped_as_a_line_says(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "trainwright")
+    trainer = Trainer(make(), config(tmp_path, num_epochs=2), DATA)
+    trainer.lr_scheduler = torch.optim.lr_scheduler.StepLR(trainer.optimizer, 1)
+    trainer.train()
+    lines = [r.getMessage() for r in caplog.records if "StepLR" in r.getMessage()]
+    assert [line for line in lines if "assigned StepLR is stepped after each update" in line]
 
 
 @pytest.mark.parametrize("kind", ["pairs", "fields"])

@@ -348,6 +348,8 @@ class DefaultTrainer(RunMethods):
         self.run.use_spec(spec_of_cfg(self.cfg, self.run.given, half_of(self.run.device)))
 
     def _before_first_step(self) -> None:
+        if not self.is_copy:
+            self.run.check_schedules()
         with without_compiler():
             self.optimizer.zero_grad()
         self.run.state.restore()

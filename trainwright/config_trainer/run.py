@@ -10,6 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ConstantLR, ReduceLROnPlateau
 
 from trainwright.base.dist import get_averaging_rank, get_data_parallel_size
 from trainwright.base.errors import ConfigError, nearest_of
@@ -45,6 +46,7 @@ from trainwright.hooks.method_overrides import is_overridden
 from trainwright.hooks.timer import SettingNames
 from trainwright.models.outputs import returned_losses, scalars_of, total_loss
 from trainwright.optim.named import NamedOptimizers
+from trainwright.optim.schedules import FormulaLR, check_cycle
 from trainwright.parallel.meta_start import built_on
 from trainwright.parallel.pipeline import pipeline_of
 from trainwright.parallel.precision import half_of, without_autocast
@@ -417,6 +419,14 @@ class ConfigRun(Run):
     def schedule_length(self, schedule: Any) -> int:
         length: int = self.trainer.max_iter
         return length
+
+    def check_schedules(self) -> None:
+        """Before a training: refuse a schedule that does not fit its length, and say when torch's are stepped."""
+        for schedule in self.schedules():
+            planned = self.schedule_length(schedule)
+            check_cycle(schedule, planned, "after each iteration", f"Set total_steps={planned}")
+            if not isinstance(schedule, FormulaLR | ReduceLROnPlateau | ConstantLR):
+                logger.info("%s is stepped after each iteration, not once an epoch.", type(schedule).__name__)
 
     def use_learning_rate(self, rate: float) -> None:
         self.cfg.optim.update({"lr": rate})

@@ -14,15 +14,18 @@ They all take ``max_iter``, ``warmup_factor`` and ``warmup_iter``, so that a con
 knowing which schedule it is. Curves that do not depend on the length of the run say so.
 """
 
+import logging
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
 from trainwright.base.errors import ConfigError, did_you_mean
+
+logger = logging.getLogger("trainwright.optim")
 
 # (optimizer steps taken, the group's first learning rate) -> learning rate of the next step
 Formula = Callable[[int, float], float]
@@ -305,6 +308,27 @@ def _after_warmup(formula: Formula, num_warmup_steps: int) -> Formula:
     return lambda step, base_lr: (
         base_lr * step / num_warmup_steps if step < num_warmup_steps else formula(step, base_lr)
     )
+
+
+def check_cycle(schedule: Any, planned: int, often: str, fix: str) -> None:
+    """Compare the length of a OneCycleLR, which torch refuses to exceed in the middle of a run, with the run.
+
+    Args:
+        planned: how many times the run steps it. ``often``: when.
+        fix: what a message says to do.
+    """
+    if not isinstance(schedule, OneCycleLR):
+        return
+    length = schedule.total_steps
+    if length < planned:
+        raise ConfigError(
+            f"OneCycleLR: got total_steps={length}, but this run steps it {planned} times ({often}). {fix}."
+        )
+    if length > planned:
+        logger.warning(
+            "OneCycleLR: got total_steps=%d, but this run steps it only %d times (%s), so the learning rate does not"
+            " complete its cycle. %s.", length, planned, often, fix,
+        )  # fmt: skip
 
 
 def extend_schedule(schedule: LRScheduler, longer: Callable[[Optimizer], Any]) -> None:

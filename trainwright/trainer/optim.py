@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from trainwright._torch_compat.optimizer_import import mark_stepped, without_compiler
 from trainwright.base.dist import gather_over_pipeline, get_tensor_parallel_size
@@ -25,7 +25,7 @@ from trainwright.hooks import LRScheduler as ScheduleHook
 from trainwright.optim import schedules as configured
 from trainwright.optim.fused import run_fused
 from trainwright.optim.named import NamedOptimizers, by_name
-from trainwright.optim.schedules import FormulaLR, extend_schedule
+from trainwright.optim.schedules import FormulaLR, check_cycle, extend_schedule
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -126,6 +126,7 @@ class Schedules:
         self._run, self._given, self._state, self._plateau_mode = weakref.proxy(run), given, run.state, plateau_mode
         self._first = self._planned = 0  # the update that the schedules start at, and the length they have
         self._hooks: list[ScheduleHook] = []
+        self._known: set[LRScheduler] = set()  # built, passed, or checked before
         self._num_within: dict[Any, tuple[int, int]] = {}  # the steps before the update that ended at a global step
         every = run.spec.lr_scheduling_steps
         for one in (given or {}).values():
@@ -140,12 +141,15 @@ class Schedules:
         if self._given is None:
             built = {name: self._build(one, self._state.plan.num_updates) for name, one in by_name(optimizer).items()}
             found = {name: schedule for name, schedule in built.items() if schedule is not None}
+        self._known |= set(found.values())
         return (None, found) if isinstance(optimizer, NamedOptimizers) else (found.get("optimizer"), {})
 
     def replace(self, optimizer: Optimizer) -> LRScheduler | None:
         """A schedule of the configuration over the updates that are left, also in place of the user's."""
         self._given, self._first = None, self._state.updates_done
-        return self._build(optimizer, self._num_updates())
+        built = self._build(optimizer, self._num_updates())
+        self._known |= set() if built is None else {built}
+        return built
 
     def follow(self, schedules: Iterable[LRScheduler | None]) -> None:
         """Let those that the configuration has set follow the current length of the run, if it has changed."""
@@ -176,24 +180,20 @@ class Schedules:
         plan, every = self._state.plan, self._every(schedule)
         return plan.total_steps // every if every else plan.num_updates
 
-    def check(self, schedule: Any) -> None:
-        """Compare the length of a OneCycleLR, which torch refuses to exceed in the middle of a run, with the run."""
-        if not isinstance(schedule, OneCycleLR):
-            return
-        every, planned = self._every(schedule), self.length(schedule)
-        length, often = schedule.total_steps, f"every {every} steps" if every else "after each update"
-        fix = f"Set total_steps={planned}"
-        if every not in (None, 1):
-            fix += f", or lr_scheduling_steps=1 and total_steps={self._state.plan.total_steps}"
-        if length < planned:
-            raise ConfigError(
-                f"OneCycleLR: got total_steps={length}, but this run steps it {planned} times ({often}). {fix}."
-            )
-        if length > planned:
-            logger.warning(
-                "OneCycleLR: got total_steps=%d, but this run steps it only %d times (%s), so the learning rate does"
-                " not complete its cycle. %s.", length, planned, often, fix,
-            )  # fmt: skip
+    def check(self, schedules: Iterable[LRScheduler]) -> None:
+        """Before a training: refuse what does not fit its length, and say when one is stepped that was assigned."""
+        for schedule in schedules:
+            every, planned = self._every(schedule), self.length(schedule)
+            often, fix = f"every {every} steps" if every else "after each update", f"Set total_steps={planned}"
+            if every not in (None, 1):
+                fix += f", or lr_scheduling_steps=1 and total_steps={self._state.plan.total_steps}"
+            check_cycle(schedule, planned, often, fix)
+            if schedule not in self._known and not isinstance(schedule, FormulaLR | ReduceLROnPlateau):
+                instead = (
+                    "; passed to the Trainer as lr_scheduler=, it is stepped once an epoch" if every is None else ""
+                )
+                logger.info("The assigned %s is stepped %s%s.", type(schedule).__name__, often, instead)
+            self._known.add(schedule)
 
     def step_within_window(self) -> None:
         """Before an update of several batches: the steps that are due before its last batch."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from trainwright.base.dist import get_world_size, is_main_process
-from trainwright.base.errors import ConfigTypeError
+from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.config.secrets import safe_trackers, without_secrets
 from trainwright.config.spec import RunSpec, spec_of_training_config
 from trainwright.config.torch_names import CUSTOM, GivenName, described_loss
@@ -589,6 +589,25 @@ class PythonRun(TrainerRun):
         finally:
             self.model, steps.loss, placement.model = own
             model.to(place)
+
+    def check_data_assigned(self) -> None:
+        """Raise if a data set was assigned to the trainer, and neither its loader nor an override reads that one."""
+        given, overrides = self.given, self.overrides
+        readers = {"train": ("create_train_dataloader", "inner_training_loop", "run_step"), "eval": ("evaluate",)}
+        for part, methods in readers.items():
+            now, loader = getattr(self, f"{part}_dataset"), getattr(self, f"{part}_dataloader")
+            read = [
+                None,
+                getattr(given, f"{part}_dataset"),
+                *(getattr(one, "dataset", None) for one in loaders.each(loader)),
+            ]
+            if any(now is one for one in read) or overrides.has(*methods):
+                continue
+            use = "pass it to evaluate(...), or " if part == "eval" else ""
+            raise ConfigError(
+                f"Trainer.{part}_dataset was assigned, without effect on {part}_dataloader: {use}build a Trainer of it,"
+                f" or assign a loader of it to {part}_dataloader."
+            )
 
     def loader_of_epoch(self) -> Any:
         """The loader that the user's ``create_train_dataloader`` returns for an epoch that begins."""

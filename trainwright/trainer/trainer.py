@@ -238,6 +238,8 @@ class Trainer(RunMethods):
         Raises:
             ConfigError: there is no evaluation data.
         """
+        if dataset is None:
+            self.run.check_data_assigned()
         return self.run.evaluation.evaluate(dataset, logs, self.eval_dataloader)
 
     def create_eval_dataloader(self, dataset: Any) -> Any:
@@ -437,7 +439,7 @@ class Trainer(RunMethods):
         run.folder.prepare(self.config)
         if self.config.is_by_its_page:  # the page documents this list
             logger.log(logging.WARNING if is_main_process() else logging.INFO, "%s", repr(self.config))  # once
-        self.run.scheduling.check(self.lr_scheduler)
+        run.scheduling.check(run.schedules())
         super().before_train()
 
     def _before_first_step(self) -> None:
@@ -448,6 +450,7 @@ class Trainer(RunMethods):
             self.optimizer.zero_grad()
         self.state.restore(in_place=self.run.folder.resume)
         self.run.steps.check_assigned()
+        self.run.check_data_assigned()
         self.run.update.clear_also(warn_of_untrained(self, self.loss))
         refuse_sparse_gradients(self.run)
         warn_unsharded_loader(self.train_dataloader)

@@ -63,6 +63,7 @@ class BatchLoss:
         label_names: Sequence[str] | None = None,
     ) -> None:
         self.of_model = getattr(model, "compute_loss", None)
+        self.given = criterion
         self.criterion, self.own_loss = optim.losses(criterion, self.of_model, autocast)
         self._model, self._recorders, self._record_scalars = model, recorders, record_scalars
         self._label_names = label_names
@@ -197,6 +198,8 @@ class TrainingStep:
         assigned = {"optimizer": (run.optimizer, "call set_optimizer(...)")}
         assigned["model"] = run.model, "build a Trainer of this model"
         self.builder.check_assigned("Trainer", assigned)
+        if run.criterion is not self.loss.given:
+            raise ConfigError("Trainer.loss was assigned, without effect on the steps: call set_loss(...).")
 
     def _differentiate(self, loss: Tensor, **options: Any) -> None:
         # The accelerator divides by this number itself; the shares of a window are weighted already.
