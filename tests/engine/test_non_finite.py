@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from tests.toys import Classifier, NanGradient, Samples, Stream, assert_equal_weights, file_config, points, quiet
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
@@ -344,25 +344,60 @@ def test_labels_that_are_all_ignored_excuse_no_weight_that_is_nan(api: str, coun
         trainer.train()
 
 
-@pytest.mark.parametrize("api", ["model", "config file"])
-@pytest.mark.parametrize("counts", [False, True])
-def test_of_a_stream_the_model_says_how_many_labels_count_and_the_error_asks_for_it(
-    api: str, counts: bool, tmp_path: Path
-) -> None:
+def over_unknown_order(api: str, data: str, folder: Path, model: nn.Module, kind: Any = None, **settings: Any) -> Any:
+    """Ten updates of two samples, whose batches cannot be read again. The labels of the third are all ignored."""
     labels = (torch.arange(20) % 2).index_fill(0, torch.arange(4, 6), -100)
-    rows = Samples(inputs=torch.randn(20, 4), labels=labels)
-    data = Stream([rows[number] for number in range(20)])
-    model = Tagger(counts=counts)
+    inputs = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+    rows = Samples(inputs=inputs, labels=labels)
+    stream = Stream([rows[number] for number in range(20)])
     if api == "config file":
-        cfg = file_config(tmp_path, lambda: model, lambda: data, train_iter=10, train_micro_batch_size=2)
+        cfg = file_config(folder, lambda: model, lambda: stream, train_iter=10, train_micro_batch_size=2, **settings)
+        cfg._set_flag("allow_objects", True)
+        if data == "own loader":
+            cfg.dataloader.train = DataLoader(rows, 2)
         cfg.optim = LazyCall(torch.optim.SGD)(params={}, lr=0.1)
-        trainer: Any = DefaultTrainer(cfg)
-    else:
-        config = quiet(tmp_path, optimizer="SGD", learning_rate=0.1, max_grad_norm=None, batch_size=2, max_steps=10)
-        trainer = Trainer(model, config, data)
-    if counts:
+        cfg.train.scheduler = LazyCall(torch.optim.lr_scheduler.ConstantLR)(factor=1.0)
+        return (kind or DefaultTrainer)(cfg)
+    plain = {"optimizer": "SGD", "learning_rate": 0.1, "max_grad_norm": None, "batch_size": 2, "max_steps": 10}
+    given = {"train_dataloader": DataLoader(rows, 2)} if data == "own loader" else {"train_dataset": stream}
+    return (kind or Trainer)(model, quiet(folder, **plain, **settings), **given)
+
+
+@pytest.mark.parametrize("data", ["stream", "own loader"])
+@pytest.mark.parametrize("api", ["model", "config file"])
+def test_labels_that_are_all_ignored_are_counted_where_no_batch_can_be_read_again(
+    api: str, data: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    known, unknown = Tagger(counts=True), Tagger()
+    over_unknown_order(api, data, tmp_path / "known", known).train()
+    caplog.clear()
+    trainer = over_unknown_order(api, data, tmp_path / "unknown", unknown)
+    trainer.train()
+    assert trainer.iterations_done == 10
+    (text,) = [text for text in warnings_of(caplog) if "is nan" in text]
+    assert text.startswith("Iteration 3: the loss is nan, as none of the labels counts")
+    assert_equal_weights(unknown, known)
+
+
+@pytest.mark.parametrize("data", ["stream", "own loader"])
+def test_a_loss_of_nan_is_an_error_where_labels_count_that_cannot_be_read_again(data: str, tmp_path: Path) -> None:
+    class Broken(Tagger):
+        def forward(self, inputs: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+            outputs = super().forward(inputs, labels)
+            return outputs | {"loss": outputs["loss"] * (1 if self.training and (labels == -100).all() else math.nan)}
+
+    trainer = over_unknown_order("model", data, tmp_path, Broken())
+    with pytest.raises(NonFiniteError, match=r"Iterations? 1"):
         trainer.train()
-        assert trainer.iterations_done == 10
-    else:
-        with pytest.raises(NonFiniteError, match=r"Iteration 3: total_loss is nan.*ignored, let the model.*num_tokens"):
-            trainer.train()
+
+
+def test_the_error_of_a_step_of_the_users_own_over_a_stream_asks_for_the_number_of_labels(tmp_path: Path) -> None:
+    class Own(Trainer):
+        def train_step(self, model: nn.Module, inputs: Any) -> dict[str, Tensor]:
+            loss = model(**inputs)["loss"]
+            loss.backward()
+            return {"step_loss": loss}
+
+    trainer = over_unknown_order("model", "stream", tmp_path, Tagger(), Own)
+    with pytest.raises(NonFiniteError, match=r"Iteration 3: total_loss is nan.*ignored, let the model.*num_tokens"):
+        trainer.train()

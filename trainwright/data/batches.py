@@ -161,6 +161,12 @@ class Batches(Iterator[Any]):
         """The samples that the sampler has planned for the batch after which ``done`` are done; None: unknown."""
         return self._counter.planned(None if self._epoch_start is None else done - self._epoch_start - 1)
 
+    @property
+    def can_read_again(self) -> bool:
+        """Whether an earlier batch can be read again: the loader is ours, and its sampler knows all orders."""
+        sampler = getattr(self.loader, "batch_sampler", None)
+        return isinstance(self.loader, BatchLoader) and isinstance(sampler, EpochSampler | CyclicSampler)
+
     def first(self, number: int) -> list[Any]:
         """The first batches of the loader, as it gives them."""
         found = list(islice(opened(self.loader), number))

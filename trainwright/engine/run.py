@@ -503,14 +503,17 @@ class Run:
     def num_targets(self, update: int) -> Any:
         """How many labels count in the mean loss of an update (from 1), by what is declared; None: unknown.
 
-        It is the ``num_tokens`` that the model has returned, or a number found in the batch, which is read again.
-        Unknown for updates of several batches or processes: without targets their loss is 0 already.
+        It is the ``num_tokens`` that the model has returned, or a number found in the batch: when the loss was
+        computed, or if the batch can be read again, now. Unknown for updates of several batches or processes: without
+        targets their loss is 0 already.
         """
         if self.update.is_weighed:
             return None
         tokens = self.trainer.storage.histories().get(TOKENS)
         if tokens is not None:
             return next((value for value, at in tokens.values_since(update - 1) if at == update - 1), None)
+        if self.update.counted_targets is not None:
+            return self.update.counted_targets.get(update - 1)
         if self.trainer.sample_ids(update) is None:
             return None
         first, _ = self.position_of(update) or (0, 0)

@@ -103,6 +103,8 @@ class StepBuilder:
         mixup_func = None if own_mixes else getattr(batches.loader, "mixup_func", None)
         batches.prepare = prepare if mixup_func is None else lambda batch: mixed(mixup_func, prepare(batch))
         batches.divide = sequence_parts(self.model)
+        if not batches.can_read_again:
+            self.update.count_targets()
 
     def build(
         self,

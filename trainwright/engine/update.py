@@ -1,5 +1,6 @@
 """One update of the weights, composed before the first step: from losses to gradients, clipping, and the step."""
 
+import copy
 import inspect
 import time
 import weakref
@@ -32,6 +33,7 @@ from trainwright.parallel.mesh import computing_device
 from trainwright.parallel.sharding import check_steps_of_parts
 
 Reader = Callable[[], Any]  # returns the next batch
+_MAX_COUNTS = 10_000  # far more than the iterations between two checks of the losses
 
 
 class Update:
@@ -69,6 +71,7 @@ class Update:
         device: of the means over several processes; None: there is one.
         untrained: trainable parameters that no optimizer holds; their gradients do not outlive an update either.
         is_prepared, is_stepping: whether ``prepare`` has run for the next ``finish``, and whether ``finish`` runs.
+        counted_targets: by iteration, of the latest ones; None: :meth:`count_targets` was not called.
     """
 
     def __init__(
@@ -103,6 +106,7 @@ class Update:
         self.skips, self._is_staged = skip_non_finite, is_staged
         self._plain_step, self._zero_grad, self.sync = step, zero_grad, replica
         self.untrained: Sequence[Tensor] = ()
+        self.counted_targets: dict[int, Any] | None = None
         self.device = computing_device(model) if replica is not None else None
         self.is_weighed = accumulates or replica is not None
         is_plain = not (self.is_weighed or grad_scaler or differentiate)
@@ -192,6 +196,27 @@ class Update:
     def _add_share(self, loss: Tensor, batch: Any) -> None:
         self.differentiate(self.mean.share(loss, batch))
 
+    def count_targets(self) -> None:
+        """Record from now on how many targets each update of one batch has: the batch cannot be read again for it."""
+        if self.counted_targets is not None or self.is_weighed or self.skips:  # a weighed loss without targets is 0
+            return
+        found, add, counter = dict[int, Any](), self._add, copy.copy(self.mean.counter)
+
+        def count_and_add(loss: Tensor, batch: Any) -> None:
+            storage = find_event_storage()
+            if storage is not None:
+                if not counter.is_decided:
+                    counter.decide(None, batch)
+                found[storage.iter] = counter.count(batch, 1)
+                if len(found) > _MAX_COUNTS:
+                    del found[next(iter(found))]
+            if add is None:
+                loss.backward()  # type: ignore[no-untyped-call]
+            else:
+                add(loss, batch)
+
+        self._add, self.counted_targets = count_and_add, found
+
     def finish_window(self) -> None:
         """Divide the gradients by the tokens of the window, if these are known after it only."""
         self.mean.finish(self.groups)
@@ -216,6 +241,8 @@ class Update:
     def continue_window(self, other: "Update") -> None:
         """Continue the window of another update, whose optimizer was replaced."""
         self.clear_also(other.untrained)
+        if other.counted_targets is not None:
+            self.count_targets()
         self.is_window_end, self.batch = other.is_window_end, other.batch
 
     def release(self) -> None:
