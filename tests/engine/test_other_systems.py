@@ -78,5 +78,5 @@ def test_a_path_on_another_drive_is_outside(monkeypatch: pytest.MonkeyPatch, tmp
     assert relative_path("/elsewhere/a", "/here") == "/elsewhere/a"
     config = TrainingConfig(output_dir=tmp_path, tensorboard={"log_dir": "/elsewhere/events"})
     folder = TrainerFolder(tmp_path, config)
-    assert folder.layout.event_folders == ()
+    assert folder.file_names.event_folders == ()
     assert not folder.contains("/elsewhere/events")

@@ -263,7 +263,7 @@ def move_aside(root: Path, left: int) -> None:
 
     for name in ("rename", "replace", "mkdir", "rmdir", "fsync", "open", "unlink"):
         setattr(os, name, counted(getattr(os, name)))
-    RunFiles(root, RunFolder.layout).move_aside()
+    RunFiles(root, RunFolder.file_names).move_aside()
     os._exit(0)
 
 

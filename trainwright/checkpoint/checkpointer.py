@@ -61,8 +61,8 @@ from trainwright.checkpoint.state_files import (
     Stateful,
     check_state,
     read_model_state,
-    read_rows,
     read_state,
+    read_states_of_ranks,
     state_names,
 )
 from trainwright.checkpoint.verify import identity, read_unchanged
@@ -508,7 +508,7 @@ class Checkpointer:
                 check_state(states[name], target, str(folder / f"{name}.json"))
                 if hasattr(target, "ranks_to_load"):
                     chosen = partial(target.ranks_to_load, states[name])
-                    states[name] = {**states[name], "rank": read_rows(folder, manifest, name, chosen)}
+                    states[name] = {**states[name], "rank": read_states_of_ranks(folder, manifest, name, chosen)}
         if is_shared:
             weights = weights_of_stage(weights, own, self._mesh())
         return _Contents(held, extra, weights, states, is_shared or manifest.layout is not None)

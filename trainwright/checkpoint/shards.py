@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PIPELINE = "pp"  # the dimension of a mesh along which processes hold different modules
 
 
-class Layout(NamedTuple):
+class Division(NamedTuple):
     """How a tensor is divided."""
 
     key: str  # equal on the processes of a stage
@@ -54,36 +54,38 @@ class Grid:
         # This process writes what all processes of its stage have, apart from tensors.
         self.is_first_of_stage = self.rank == self._ranks[0]
         self._places = dict(zip(self._ranks, itertools.product(*map(range, stage.shape)), strict=True))
-        self._layouts: dict[Any, Layout] = {}
+        self._divisions: dict[Any, Division] = {}
 
-    def layout_of(self, tensor: Any) -> Layout:
+    def division_of(self, tensor: Any) -> Division:
         """How a tensor is divided over the processes of this stage. Computed once for all tensors of a shape."""
         known = (tensor.device_mesh, tensor.placements, tensor.shape) if is_dtensor(tensor) else tensor.shape
-        if known not in self._layouts:
-            self._layouts[known] = self._new_layout(tensor)
-        return self._layouts[known]
+        if known not in self._divisions:
+            self._divisions[known] = self._new_division(tensor)
+        return self._divisions[known]
 
     def blocks(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Offset and shape of this process's block in each layout, by its key."""
-        return {one.key: (one.offset, one.shape) for one in self._layouts.values() if math.prod(one.shape)}
+        """Offset and shape of this process's block in each division, by its key."""
+        return {one.key: (one.offset, one.shape) for one in self._divisions.values() if math.prod(one.shape)}
 
     def in_index(self, states: Mapping[str, Mapping[str, Tensor]]) -> "States":
         """The tensors of each state as the index has them."""
         return {
-            state: {name: (DTYPE_NAMES[t.dtype], tuple(t.shape), self.layout_of(t).key) for name, t in tensors.items()}
+            state: {
+                name: (DTYPE_NAMES[t.dtype], tuple(t.shape), self.division_of(t).key) for name, t in tensors.items()
+            }
             for state, tensors in states.items()
         }
 
-    def _new_layout(self, tensor: Any) -> Layout:
+    def _new_division(self, tensor: Any) -> Division:
         shape = tuple(tensor.shape)
         if not is_dtensor(tensor):
-            return Layout(self._key(shape), (0,) * len(shape), shape, self._ranks)
+            return Division(self._key(shape), (0,) * len(shape), shape, self._ranks)
         offset, local = chunk_of(tensor)
         mesh: DeviceMesh = tensor.device_mesh
         ranks = mesh.mesh.flatten().tolist()
         steps = [rank - ranks[0] for rank in ranks]  # alike in the meshes of one kind
         key = self._key(shape, tensor.placements, tuple(mesh.shape), steps)
-        return Layout(key, offset, tuple(local.shape), self._holders(tensor))
+        return Division(key, offset, tuple(local.shape), self._holders(tensor))
 
     def _key(self, *parts: Any) -> str:
         return f"{self.stage}.{xxhash.xxh3_64_hexdigest(repr(parts).encode())}"
@@ -108,12 +110,12 @@ def share_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], grid: G
     parts: dict[str, Tensor] = {}
     offsets: dict[str, dict[str, list[int]]] = {}
     for name, tensor in tensors.items():
-        layout = grid.layout_of(tensor)
-        if writer_among(layout.holders, name) != grid.rank:
+        division = grid.division_of(tensor)
+        if writer_among(division.holders, name) != grid.rank:
             continue
         local = chunk_of(tensor)[1] if is_dtensor(tensor) else tensor
         if local.numel() or not math.prod(tensor.shape):
-            parts[name], offsets[name] = local, {"saved_offsets": list(layout.offset)}
+            parts[name], offsets[name] = local, {"saved_offsets": list(division.offset)}
     if not parts:
         return None
     shapes = {name: list(tensors[name].shape) for name in parts}
@@ -121,7 +123,7 @@ def share_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], grid: G
 
 
 Blocks = Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]  # as of Grid.blocks
-States = dict[str, dict[str, tuple[str, Sequence[int], str]]]  # {state: {name: (dtype, shape, key of layout)}}
+States = dict[str, dict[str, tuple[str, Sequence[int], str]]]  # {state: {name: (dtype, shape, key of division)}}
 
 
 def index_file(blocks: Sequence[Blocks], states: States, metadata: Mapping[str, str]) -> TensorFile:
@@ -148,7 +150,7 @@ def index_file(blocks: Sequence[Blocks], states: States, metadata: Mapping[str, 
     return TensorFile(tables, {**metadata, STATES: json.dumps(states), "world_size": str(len(blocks))})
 
 
-def in_order(tensor: Tensor, order: Sequence[int]) -> Tensor:
+def with_memory_order(tensor: Tensor, order: Sequence[int]) -> Tensor:
     """The values of a tensor, with its dimensions in this order in memory."""
     inverse = sorted(range(len(order)), key=lambda dim: order[dim])
     return tensor.permute(*order).contiguous().permute(*inverse)
@@ -188,7 +190,7 @@ class StoredTensor:
         offset, local = chunk_of(own)
         return with_chunk(own, self.block(offset, tuple(local.shape), is_mapped=is_mapped))
 
-    def in_order(self, order: Sequence[int]) -> "StoredTensor":
+    def with_memory_order(self, order: Sequence[int]) -> "StoredTensor":
         """The same tensor, whose dimensions will have this order in memory where all of it is read."""
         other = StoredTensor(self.reader, self._name, self.entry)
         other._order = order
@@ -197,7 +199,7 @@ class StoredTensor:
     def whole(self, *, is_mapped: bool = False) -> Tensor:
         """All values, on the CPU."""
         block = self.block((0,) * len(self.shape), tuple(self.shape), is_mapped=is_mapped)
-        return block if self._order is None else in_order(block, self._order)
+        return block if self._order is None else with_memory_order(block, self._order)
 
     def meta(self) -> Tensor:
         """A tensor of the same shape and dtype without values."""

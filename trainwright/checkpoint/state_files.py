@@ -33,7 +33,7 @@ from trainwright.checkpoint.errors import CheckpointError, CheckpointTypeError
 from trainwright.checkpoint.folder import WEIGHTS_NAME
 from trainwright.checkpoint.manifest import MANIFEST_NAME, Manifest
 from trainwright.checkpoint.safetensors_file import TensorFile, check_tensor, tensor_key
-from trainwright.checkpoint.shards import ShardReader, StoredTensor, in_order
+from trainwright.checkpoint.shards import ShardReader, StoredTensor, with_memory_order
 
 MODEL = "model"  # the state of the module itself
 TRAINING_WEIGHTS = "training_weights"  # state: beside an average of them
@@ -92,7 +92,9 @@ def encode_row(state: object, name: str) -> bytes:
     return len(file.getvalue()).to_bytes(8) + file.getvalue()
 
 
-def read_rows(folder: Path, manifest: Manifest, name: str, ranks: Callable[[int], Iterable[int]]) -> dict[int, Any]:
+def read_states_of_ranks(
+    folder: Path, manifest: Manifest, name: str, ranks: Callable[[int], Iterable[int]]
+) -> dict[int, Any]:
     """What single processes have saved of the state ``name``, by rank; ``ranks``: which, of how many."""
     stored = ShardReader(folder, f"{name}{OF_RANKS}", manifest.files).stored().get("rows")
     if stored is None:
@@ -246,8 +248,8 @@ def _laid_out(tensor: Any, order: list[int]) -> Any:
     if sorted(order) != [*range(len(tensor.shape))]:
         raise ValueError(f"the dimensions {order} of a tensor of shape {tuple(tensor.shape)}")
     if isinstance(tensor, StoredTensor):
-        return tensor.in_order(order)
-    return in_order(tensor, order)
+        return tensor.with_memory_order(order)
+    return with_memory_order(tensor, order)
 
 
 def _shown(path: tuple[str, ...]) -> str:

@@ -102,7 +102,7 @@ def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return values ^ (values >> np.uint64(31))
 
 
-def in_order(_seed: int, _epoch: int, start: int, stop: int) -> Indices:
+def sequential_order(_seed: int, _epoch: int, start: int, stop: int) -> Indices:
     """The order of the data set."""
     return np.arange(start, stop)
 

@@ -19,7 +19,7 @@ from torch.utils.data import Sampler
 
 from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.data.errors import DataError, data_fault
-from trainwright.data.order import LengthGroups, Order, first_epoch, in_order, shuffled_order
+from trainwright.data.order import LengthGroups, Order, first_epoch, sequential_order, shuffled_order
 
 _RANKS = ("data_parallel_rank", "data_parallel_size")
 _BLOCK = 65536  # indices turned into Python ints at a time: a whole epoch at once would delay the first batch
@@ -532,7 +532,7 @@ def _order_of(dataset: Any, length: int, shuffle: bool) -> Order:
     if hasattr(dataset, "sample_order"):
         order: Order = dataset.sample_order(shuffle=shuffle)
         return order
-    return shuffled_order(length) if shuffle else in_order
+    return shuffled_order(length) if shuffle else sequential_order
 
 
 def _num_samples(where: str, dataset: Any) -> int:

@@ -19,7 +19,7 @@ from trainwright.data.sample_count import SampleCounter
 from trainwright.evaluation.evaluator import DatasetEvaluator, EvaluationError, required
 from trainwright.evaluation.metrics.metric import load_package
 from trainwright.evaluation.metrics.torchmetrics_factory import IGNORED_LABEL
-from trainwright.evaluation.rank_exchange import in_order
+from trainwright.evaluation.rank_exchange import in_data_order
 from trainwright.models.outputs import scalars_of
 
 logger = logging.getLogger("trainwright.evaluation")
@@ -141,7 +141,7 @@ class RegEvaluator(DatasetEvaluator):
         self._batches.append((predictions.detach().flatten(), labels.detach().flatten()))
 
     def merge_state(self, others: Sequence[Self]) -> None:
-        self._batches = in_order([one._batches for one in (self, *others)])
+        self._batches = in_data_order([one._batches for one in (self, *others)])
 
     def known_results(self) -> list[str]:
         return ["pearson", "spearman", "corr"]
@@ -249,7 +249,7 @@ class PPLEvaluator(DatasetEvaluator):
         self._batches.append((wide, samples))
 
     def merge_state(self, others: Sequence[Self]) -> None:
-        self._batches = in_order([one._batches for one in (self, *others)])  # summed in the order of a single rank
+        self._batches = in_data_order([one._batches for one in (self, *others)])  # summed in the order of a single rank
 
     def evaluate(self) -> dict[str, float]:
         if not self._batches:

@@ -32,7 +32,7 @@ from trainwright.evaluation.metrics.metric import Metric
 from trainwright.evaluation.metrics.task_inference import scores_of, shape_and_type
 from trainwright.evaluation.metrics.tm_metrics import TMMetrics, put_joined_states, take_state
 from trainwright.evaluation.metrics.torchmetrics_factory import IGNORED_LABEL as IGNORED_LABEL
-from trainwright.evaluation.rank_exchange import computed_over_ranks, in_order
+from trainwright.evaluation.rank_exchange import computed_over_ranks, in_data_order
 
 logger = logging.getLogger("trainwright.evaluation")
 
@@ -130,7 +130,7 @@ class MetricsHandler:
         return computed_over_ranks(own, self._computed)
 
     def _computed(self, ranks: Sequence[list[tuple[Any, Any]]]) -> dict[str, float]:
-        batches = in_order(ranks)
+        batches = in_data_order(ranks)
         if not batches:
             raise EvaluationError(f"{type(self).__name__} has seen no samples.")
         predictions, labels = [one for one, _ in batches], [other for _, other in batches]

@@ -13,7 +13,7 @@ from trainwright.base.errors import ConfigError
 from trainwright.data.errors import batch_in_errors
 from trainwright.data.seeding import kept_generators, rng_state, set_random_state
 from trainwright.evaluation.loop import run_evaluation
-from trainwright.evaluation.rank_exchange import even_rounds, gather_values, in_order
+from trainwright.evaluation.rank_exchange import even_rounds, gather_values, in_data_order
 from trainwright.events.storage import EvaluationStorage
 from trainwright.models.eval_mode import evaluation_mode
 from trainwright.parallel.pipeline import pipeline_of
@@ -39,7 +39,7 @@ def predict(
     def joined() -> Any:
         if get_tensor_parallel_rank() > 0:
             outputs.clear()  # the first of these ranks has the same
-        return join(in_order([read() or [] for read in gather_values(outputs, to_all=True) or ()]))
+        return join(in_data_order([read() or [] for read in gather_values(outputs, to_all=True) or ()]))
 
     return run_evaluation(
         model,

@@ -112,7 +112,7 @@ def even_rounds(batches: Iterable[T], model: nn.Module) -> Iterator[tuple[T, boo
             handle.remove()
 
 
-def in_order(ranks: Sequence[Sequence[T]]) -> list[T]:
+def in_data_order(ranks: Sequence[Sequence[T]]) -> list[T]:
     """The batches of all ranks in the order of the data set: rank r has the r-th batch of each round."""
     absent: Any = object()
     rounds = zip_longest(*ranks, fillvalue=absent)

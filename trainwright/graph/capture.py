@@ -81,15 +81,15 @@ def _operation(error: BaseException) -> str:
 _PLAIN = (bool, int, float, str, type(None))
 
 
-class Layout(NamedTuple):
+class BatchStructure(NamedTuple):
     """How a batch is taken apart, and rebuilt inside a program."""
 
     take: Callable[[Any], Sequence[Any] | None]  # the tensors of a batch; None for a batch of another structure
     rebuild: Callable[[Sequence[Tensor]], Any]  # the inverse
 
 
-def layout_of(batch: Any, names: Iterable[str] | None = None) -> Layout:
-    """The layout of batches like this one.
+def structure_of(batch: Any, names: Iterable[str] | None = None) -> BatchStructure:
+    """The structure of batches like this one.
 
     ``names``: the fields that are read; of others only tensors are included. None: all.
 
@@ -112,14 +112,14 @@ def shapes_of(tensors: Iterable[Any]) -> tuple[Any, ...]:
     return tuple((value.shape, value.dtype, value.device) if isinstance(value, Tensor) else None for value in tensors)
 
 
-def _listed(kind: type[Any], length: int) -> Layout:
+def _listed(kind: type[Any], length: int) -> BatchStructure:
     def take(batch: Any) -> Sequence[Any] | None:
         return [*batch] if batch.__class__ is kind and len(batch) == length else None
 
-    return Layout(take, tuple if kind is tuple else list)
+    return BatchStructure(take, tuple if kind is tuple else list)
 
 
-def _named(names: tuple[str, ...], known: Set[str], *, is_all: bool) -> Layout:
+def _named(names: tuple[str, ...], known: Set[str], *, is_all: bool) -> BatchStructure:
     """``known``: the fields that a batch may have, if it may have others than ``names``."""
 
     def take_all(batch: Any) -> Sequence[Any] | None:
@@ -136,10 +136,10 @@ def _named(names: tuple[str, ...], known: Set[str], *, is_all: bool) -> Layout:
     def rebuild(tensors: Sequence[Tensor]) -> Any:
         return dict(zip(names, tensors, strict=True))
 
-    return Layout(take_all if is_all else take, rebuild)
+    return BatchStructure(take_all if is_all else take, rebuild)
 
 
-def _tree(batch: Any, names: tuple[str, ...] | None, known: Set[str]) -> Layout:
+def _tree(batch: Any, names: tuple[str, ...] | None, known: Set[str]) -> BatchStructure:
     leaves, structure = tree_flatten(batch)
     is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
     constants = _constants(leaves)
@@ -165,7 +165,7 @@ def _tree(batch: Any, names: tuple[str, ...] | None, known: Set[str]) -> Layout:
         parts, fixed = iter(tensors), iter(constants)
         return tree_unflatten([next(parts) if is_one else next(fixed) for is_one in is_tensor], structure)
 
-    return Layout(take, rebuild)
+    return BatchStructure(take, rebuild)
 
 
 def _constants(leaves: Iterable[Any]) -> list[Any]:
@@ -204,14 +204,14 @@ class Capture:
         known: the other arguments, in their places: parameters, buffers and other tensors of the model.
     """
 
-    def __init__(self, loss_of: LossOf, layout: Layout, tensors: Sequence[Any]) -> None:
+    def __init__(self, loss_of: LossOf, structure: BatchStructure, tensors: Sequence[Any]) -> None:
         """Capture ``loss_of``. Computes nothing, and draws no random numbers.
 
         Raises:
             NotCapturable: the Python code cannot be represented as a graph.
         """
-        self._layout = layout
-        self._forward = _forward_of(loss_of, layout.rebuild)
+        self._structure = structure
+        self._forward = _forward_of(loss_of, structure.rebuild)
         self._scope = _scope_of(self._forward)
         self._found = found = dict[str, Any]()
 

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from trainwright._torch_compat.optimizer_import import mark_stepped
 from trainwright.engine.accumulation import TOKENS, WindowMean
-from trainwright.graph.capture import Capture, Layout, LossOf, shapes_of
+from trainwright.graph.capture import BatchStructure, Capture, LossOf, shapes_of
 from trainwright.graph.optimizer import OptimizerInputs, TrainedParameters
 from trainwright.graph.program import Part, Program, Results
 
@@ -38,12 +38,18 @@ class Programs:
     """
 
     def __init__(
-        self, loss_of: LossOf, layout: Layout, batch: Any, optimizer: Optimizer, parts: Sequence[Part], backend: str
+        self,
+        loss_of: LossOf,
+        structure: BatchStructure,
+        batch: Any,
+        optimizer: Optimizer,
+        parts: Sequence[Part],
+        backend: str,
     ) -> None:
-        tensors = layout.take(batch)
+        tensors = structure.take(batch)
         assert tensors is not None
-        self._layout, self._shapes = layout, shapes_of(tensors)
-        self._capture = capture = Capture(loss_of, layout, tensors)
+        self._structure, self._shapes = structure, shapes_of(tensors)
+        self._capture = capture = Capture(loss_of, structure, tensors)
         self.steps, self._adds = parts[0].steps, parts[0].adds
         self._inputs = OptimizerInputs(optimizer) if self.steps else TrainedParameters(optimizer)
         arguments = capture.arguments(tensors)
@@ -66,14 +72,14 @@ class Programs:
 
     def inputs_of(self, batch: Any) -> Inputs | None:
         """The programs' inputs; None if they do not apply to this batch, or to the current model."""
-        tensors = self._layout.take(batch)
+        tensors = self._structure.take(batch)
         arguments = None if tensors is None else self._capture.arguments(tensors)
         states = None if arguments is None else self._inputs.tensors()
         return None if arguments is None or states is None else (arguments, states)
 
     def fit(self, batch: Any) -> bool:
         """Whether the batch has the shapes of the programs."""
-        tensors = self._layout.take(batch)
+        tensors = self._structure.take(batch)
         return tensors is not None and shapes_of(tensors) == self._shapes
 
     def run(self, batch: Any, inputs: Inputs, mean: WindowMean | None, *, is_last: bool) -> Results | None:

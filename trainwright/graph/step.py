@@ -27,7 +27,7 @@ from trainwright.engine.update import Update
 from trainwright.events.phases import activity
 from trainwright.events.storage import get_event_storage, has_event_storage
 from trainwright.graph import dynamo, traced_step
-from trainwright.graph.capture import LossOf, NotCapturable, NotReady, layout_of, reason
+from trainwright.graph.capture import LossOf, NotCapturable, NotReady, reason, structure_of
 from trainwright.graph.compile_graph import cpp_compilers, refusal_of_compiler
 from trainwright.graph.optimizer import has_state, reason_outside, refusal
 from trainwright.graph.program import Part
@@ -182,8 +182,8 @@ class CompiledStep:
                 if not is_weighed or (why_outside is None and not has_state(optimizer)):
                     raise NotReady
                 self._backend = _usable_backend(self._backend, optimizer.param_groups[0]["params"][0].device)
-                layout, parts = layout_of(batch, self._names), self._parts(steps=why_outside is None)
-                programs = Programs(self._losses_of, layout, batch, optimizer, parts, self._backend)
+                structure, parts = structure_of(batch, self._names), self._parts(steps=why_outside is None)
+                programs = Programs(self._losses_of, structure, batch, optimizer, parts, self._backend)
         finally:
             seconds = time.perf_counter() - start
             self._on_compiled(seconds)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from trainwright.events.formats import LOSSES_NAME
-from trainwright.inspect.report.run_data import RunData, in_order, read_loss_table
+from trainwright.inspect.report.run_data import RunData, read_loss_table, sorted_by_x
 
 _OF_THE_PLACE = ("output_dir", "train.output_dir", "resume_from_checkpoint")  # differ without an effect
 _START = {"api": "API", "trainer": "trainer", "seed": "seed", "precision": "precision", "device": "device"}
@@ -66,7 +66,7 @@ def compare_losses(a: RunData, b: RunData) -> Losses:
     for run, table in zip((a, b), tables, strict=True):
         if table is None or not len(table):
             return Losses(fault=f"{run.name} has no {LOSSES_NAME}")
-    first, second = (in_order(*table.T) for table in tables if table is not None)
+    first, second = (sorted_by_x(*table.T) for table in tables if table is not None)
     common, in_first, in_second = np.intersect1d(first[0], second[0], return_indices=True)
     if not len(common):
         return Losses(fault="the runs have no update in common")

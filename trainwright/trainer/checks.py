@@ -60,7 +60,7 @@ class Given:
     ) -> "Given":
         """The arguments, or an error that names everything wrong with them."""
         refuse_arguments("Trainer", unknown, ARGUMENTS)
-        model, config = in_order(model, config, training_config)
+        model, config = model_and_config(model, config, training_config)
         model = built(model, config)
         check_parts(model, config, given)
         names = "optimizer", "lr_scheduler", "optimizers", "lr_schedulers"
@@ -82,7 +82,7 @@ class Given:
         return {name: getattr(self, name) for name in names}
 
 
-def in_order(model: Any, config: Any, training_config: Any) -> tuple[Any, Any]:
+def model_and_config(model: Any, config: Any, training_config: Any) -> tuple[Any, Any]:
     """Model and config, which may come in either order; ``training_config`` is an alias of ``config``."""
     from trainwright.config.settings import TrainingConfig
 

@@ -30,7 +30,7 @@ _HIDDEN_CHECKPOINT = re.compile(r"\..+-(\d{7,}|none)(-\d+)?", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class FileNames:
     """Where the runs of an API write, relative to the output folder, with ``/`` as separator."""
 
     config_file: str
@@ -63,9 +63,9 @@ class Layout:
 class RunFiles:
     """The files in ``folder`` that runs wrote. Names are relative to it, with ``/`` as separator."""
 
-    def __init__(self, folder: Path, layout: Layout) -> None:
+    def __init__(self, folder: Path, file_names: FileNames) -> None:
         self.folder = folder
-        self.layout = layout
+        self.file_names = file_names
 
     def is_own(self, name: str) -> bool:
         """Whether ``name`` is unused, empty, or written by a run."""
@@ -87,7 +87,7 @@ class RunFiles:
     def event_names(self) -> list[str]:
         """The patterns of the TensorBoard files that this process writes."""
         own = f"events.out.tfevents.*.{glob.escape(socket.gethostname())}.{os.getpid()}.*"
-        return [_join(glob.escape(folder), own) for folder in self.layout.event_folders]
+        return [_join(glob.escape(folder), own) for folder in self.file_names.event_folders]
 
     def entries(self) -> list[str]:
         """Everything that runs wrote: files, links, and checkpoints, which are folders."""
@@ -156,7 +156,7 @@ class RunFiles:
         """The listed names; where the list is lost, those of files that a run may write."""
         files: list[str] | None = self._read().get("files")
         if files is None and self.has_checkpoints():
-            return self._existing(self.layout.patterns)
+            return self._existing(self.file_names.patterns)
         return files or []
 
     def _write(self, content: dict[str, Any]) -> None:
@@ -176,7 +176,7 @@ class RunFiles:
         return sorted(found)
 
     def _checkpoints(self) -> Iterator[str]:
-        folder, shape = self.layout.checkpoints, self.layout.checkpoint_name
+        folder, shape = self.file_names.checkpoints, self.file_names.checkpoint_name
         for name in _names_in(self.folder / folder):
             path = self.folder / folder / name
             is_named_so = shape.fullmatch(name) or _HIDDEN_CHECKPOINT.fullmatch(name)
@@ -185,7 +185,9 @@ class RunFiles:
 
     def _links(self) -> Iterator[str]:
         """Links to checkpoints: in the output folder, and in the folder of checkpoints."""
-        places = dict.fromkeys([(".", self.layout.link_name), (self.layout.checkpoints, self.layout.checkpoint_name)])
+        places = dict.fromkeys(
+            [(".", self.file_names.link_name), (self.file_names.checkpoints, self.file_names.checkpoint_name)]
+        )
         for folder, shape in places:
             for name in _names_in(self.folder / folder):
                 if shape.fullmatch(name) and self.is_own_link(_join(folder, name)):
@@ -199,7 +201,7 @@ class RunFiles:
         if not path.is_symlink() or os.path.isabs(os.readlink(path)):
             return False
         # Not Path.resolve, which raises for circular links.
-        return os.path.dirname(os.path.realpath(path)) == os.path.realpath(self.folder / self.layout.checkpoints)
+        return os.path.dirname(os.path.realpath(path)) == os.path.realpath(self.folder / self.file_names.checkpoints)
 
 
 def _encode(content: dict[str, Any]) -> bytes:

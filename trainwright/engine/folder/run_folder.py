@@ -21,7 +21,7 @@ from trainwright.base.dist import get_rank, get_world_size, is_main_process, rai
 from trainwright.base.errors import ConfigError
 from trainwright.base.files import atomic_write, held_locks, irregular, is_left_out, make_folders, relative_path
 from trainwright.config.secrets import RedactingFormatter, remember_secrets
-from trainwright.engine.folder.files import EARLIER_RUNS, Layout, RunFiles
+from trainwright.engine.folder.files import EARLIER_RUNS, FileNames, RunFiles
 from trainwright.engine.logs import LOG_FORMAT, LogFile
 from trainwright.events.formats import (
     CSV_NAME,
@@ -48,7 +48,7 @@ class RunFolder:
     Files that no run wrote are never replaced or moved (see :mod:`trainwright.engine.folder.files`).
     """
 
-    layout = Layout("config.yaml")
+    file_names = FileNames("config.yaml")
     setting = "train.output_dir"  # in messages
 
     def __init__(self, path: str | Path, *, resume: bool) -> None:
@@ -56,7 +56,7 @@ class RunFolder:
         self.resume = resume
         self.is_open = False
         self.on_open: Callable[[], None] | None = None  # called once, by all ranks
-        self.files = RunFiles(self.path, self.layout)
+        self.files = RunFiles(self.path, self.file_names)
         self._config: Any = None
         self._lock: int | None = None
         self._collect_records()
@@ -148,11 +148,11 @@ class RunFolder:
         Raises:
             ConfigError: lists all of them.
         """
-        layout, path = self.layout, self.path
-        names = [*layout.names(get_world_size()), *([layout.card] if layout.card else [])]
+        file_names, path = self.file_names, self.path
+        names = [*file_names.names(get_world_size()), *([file_names.card] if file_names.card else [])]
         foreign = [name for name in names if irregular(path / name) is None and not self.files.is_own(name)]
         links = [entry.name for entry in path.iterdir() if entry.is_symlink()] if path.is_dir() else []
-        foreign += [name for name in links if layout.link_name.fullmatch(name) and not self.files.is_own_link(name)]
+        foreign += [name for name in links if file_names.link_name.fullmatch(name) and not self.files.is_own_link(name)]
         if os.path.lexists(path / EARLIER_RUNS) and not (path / EARLIER_RUNS).is_dir() and not self.resume:
             foreign.append(EARLIER_RUNS)
         if foreign:
@@ -186,7 +186,7 @@ class RunFolder:
                 logger.info(
                     "%s held an earlier run, which is now in %s. (Resuming would continue it.)", self.path, target
                 )
-            self.files.add([*self.layout.names(get_world_size()), *self.files.event_names()])
+            self.files.add([*self.file_names.names(get_world_size()), *self.files.event_names()])
             if self._config is not None:
                 self.write_config(self._config)
         synchronize()
@@ -204,20 +204,20 @@ class RunFolder:
         config = copy.deepcopy(config)  # objects in it are shared
         with open_dict(config):
             config.train.pop("resume", None)
-        path = self.path / self.layout.config_file
+        path = self.path / self.file_names.config_file
         if not is_left_out(path):
             self._keep_other_version(path, to_yaml(config, path))
 
     def write_card(self, text: str) -> None:
         """Write the model card, unless a file that no run wrote has its name."""
-        assert self.layout.card is not None
-        path = self.path / self.layout.card
+        assert self.file_names.card is not None
+        path = self.path / self.file_names.card
         if is_left_out(path):
             return
-        if not self.files.is_own(self.layout.card):
+        if not self.files.is_own(self.file_names.card):
             logger.warning("%s: not written by a run, so it is kept, and the model card is not written.", path)
         else:
-            self.files.add([self.layout.card])
+            self.files.add([self.file_names.card])
             atomic_write(path, text.encode())
 
     def _keep_other_version(self, path: Path, content: bytes) -> None:
@@ -297,7 +297,7 @@ class TrainerFolder(RunFolder):
         events = spec.tensorboard or {"log_dir": None, "comment": ""}
         event_folder = relative_path(events["log_dir"] or Path(path, spec.logs_dir, events["comment"]), path)
         is_outside = os.path.isabs(event_folder) or event_folder.startswith(os.pardir)
-        self.layout = Layout(
+        self.file_names = FileNames(
             "training_config.yaml",
             tables=(METRICS_NAME, LOSSES_NAME, (Path(spec.logs_dir) / CSV_NAME).as_posix()),
             event_folders=() if is_outside else (event_folder,),
@@ -310,7 +310,7 @@ class TrainerFolder(RunFolder):
 
     def write_config(self, config: Any) -> None:
         """Create the folder and write ``training_config.yaml`` into it."""
-        path = self.path / self.layout.config_file
+        path = self.path / self.file_names.config_file
         if not is_left_out(path):
             make_folders(self.path)
             config.save_to_yaml(path)

@@ -27,7 +27,7 @@ from trainwright.base.dist import (
 from trainwright.data.sample_count import SampleCounter
 from trainwright.data.sample_names import index_of_place, sample_name
 from trainwright.evaluation.prediction_table import ID_FIELDS
-from trainwright.evaluation.rank_exchange import in_order
+from trainwright.evaluation.rank_exchange import in_data_order
 from trainwright.evaluation.sample_losses import LossesOfTorch, losses_of_samples, scores_of
 from trainwright.events.formats import HARDEST_COLUMNS
 
@@ -115,7 +115,7 @@ class WatchedEvaluation:
         ranks = sorted((one for one in gathered if one[1]), key=lambda one: one[0])
         if not is_main_process():
             return
-        sizes = in_order([[(rank, *one) for one in enumerate(of_rank)] for rank, of_rank, _ in ranks])
+        sizes = in_data_order([[(rank, *one) for one in enumerate(of_rank)] for rank, of_rank, _ in ranks])
         starts = accumulate((size for *_, size in sizes), initial=0)  # of each batch, its first sample's place
         firsts = {(rank, batch): start for (rank, batch, _), start in zip(sizes, starts, strict=False)}
         found = [(firsts[rank, batch] + place, *rest) for rank, _, rows in ranks for batch, place, *rest in rows]

@@ -212,7 +212,7 @@ class JSONWriter(RowWriter):
         return max(kept, default=-1)
 
 
-def read_rows(path: Path) -> dict[int, Row]:
+def read_metric_rows(path: Path) -> dict[int, Row]:
     """The complete rows of a file of a JSONWriter in order, without values that are not finite; {}: no such file."""
     rows: dict[int, Row] = {}
     for row in parse_rows(path.read_bytes().splitlines() if path.is_file() else ()):

@@ -22,7 +22,7 @@ from trainwright.base.files import atomic_write
 from trainwright.events.formats import METRICS_NAME
 from trainwright.events.storage import EventStorage, get_event_storage
 from trainwright.events.writers.base import EventWriter
-from trainwright.events.writers.rows import Row, read_rows, rows_after
+from trainwright.events.writers.rows import Row, read_metric_rows, rows_after
 
 logger = logging.getLogger("trainwright.events")
 
@@ -106,7 +106,7 @@ class Tracker(EventWriter):
             )  # fmt: skip
         if not storage.start_iter:
             return {}
-        known = read_rows(self._folder / METRICS_NAME).items()
+        known = read_metric_rows(self._folder / METRICS_NAME).items()
         return {iteration: row for iteration, row in known if there < iteration < storage.first_unwritten}
 
     def close(self) -> None:

@@ -200,7 +200,7 @@ def read_loss_table(path: Path) -> Array | None:
     return table[(table[:, 0] >= 0) & (table[:, 0] < _MAX_ITERATION)]
 
 
-def in_order(x: Array, y: Array) -> tuple[Array, Array]:
+def sorted_by_x(x: Array, y: Array) -> tuple[Array, Array]:
     """Sorted by ``x``; of two values of one ``x`` the later one."""
     order = np.argsort(x, kind="stable")
     x, y = x[order], y[order]
@@ -209,6 +209,6 @@ def in_order(x: Array, y: Array) -> tuple[Array, Array]:
 
 
 def _curve(x: Array, y: Array) -> Curve:
-    x, y = in_order(x, y)
+    x, y = sorted_by_x(x, y)
     is_finite = np.isfinite(y)
     return Curve(x[is_finite], y[is_finite], int((~is_finite).sum()))
