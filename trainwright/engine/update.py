@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import math
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -31,6 +32,7 @@ from trainwright.optim.named import NamedOptimizers, each_optimizer
 from trainwright.optim.skip import ScaledStep, SkipNonFinite
 from trainwright.parallel.mesh import computing_device
 from trainwright.parallel.sharding import check_steps_of_parts
+from trainwright.parallel.simulated import simulation
 
 Reader = Callable[[], Any]  # returns the next batch
 _MAX_COUNTS = 10_000  # far more than the iterations between two checks of the losses
@@ -197,14 +199,14 @@ class Update:
         self.differentiate(self.mean.share(loss, batch))
 
     def count_targets(self) -> None:
-        """Record from now on how many targets each update of one batch has: the batch cannot be read again for it."""
+        """Record how many targets an update of one batch has, if its loss may be NaN: nothing can read it again."""
         if self.counted_targets is not None or self.is_weighed or self.skips:  # a weighed loss without targets is 0
             return
         found, add, counter = dict[int, Any](), self._add, copy.copy(self.mean.counter)
 
         def count_and_add(loss: Tensor, batch: Any) -> None:
-            storage = find_event_storage()
-            if storage is not None:
+            may_be_nan = simulation() is None and (not loss.is_cpu or math.isnan(loss.item()))  # a device is not read
+            if may_be_nan and (storage := find_event_storage()) is not None:
                 if not counter.is_decided:
                     counter.decide(None, batch)
                 found[storage.iter] = counter.count(batch, 1)
