@@ -190,6 +190,32 @@ def test_gradients_of_fp16_that_were_not_scaled_are_an_error_that_says_how_to_sc
         trained(PlainBackward, tmp_path, mixed_precision="fp16")
 
 
+class Emptied(Trainer):
+    """Gradients are set to None after the backward pass."""
+
+    def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+        loss = F.cross_entropy(model(inputs[0]), inputs[1])
+        loss.backward()
+        self.optimizer.zero_grad()
+        self.optimizer.step()
+        return {"step_loss": loss.detach()}
+
+
+class Unstepped(Trainer):
+    def optimization_step(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("kind", "text"), [(Emptied, "without a gradient"), (Unstepped, "no optimizer step in 2 it")])
+def test_a_short_training_whose_step_changes_no_weight_is_warned_of(
+    kind: type[Trainer], text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kind(make(), config(tmp_path, batch_size=16, max_steps=2, lr_scheduler_type=None), PAIRS).train()
+    (warning,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert text in warning
+    assert f"{kind.__name__}." in warning
+
+
 def test_an_optimizer_may_step_twice_in_an_update(tmp_path: Path) -> None:
     class Twice(Trainer):
         def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:

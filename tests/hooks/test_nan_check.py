@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from tests.toys import Classifier, Samples, file_config
-from trainwright import DefaultTrainer, Trainer, TrainingConfig
+from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
 from trainwright.base.errors import ConfigError, UserError
 from trainwright.engine.loop import TrainerBase
 from trainwright.hooks import Callback, CallbackHook, FiniteCheck, NonFiniteError
@@ -233,6 +233,40 @@ def test_a_callback_that_leaves_evaluation_mode_is_one_warning(
     (warning,) = mode_warnings(caplog)
     assert "Sequential is trained in evaluation mode" in warning
     assert "Call model.train()" in warning
+
+
+class Cut(nn.Module):
+    """The first layer gets no gradient before ``iterations`` forward passes."""
+
+    def __init__(self, iterations: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+        self.iterations, self.passes = iterations, 0
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        self.passes += 1
+        hidden = self.first(inputs)
+        hidden = hidden.detach() if self.passes <= self.iterations else hidden
+        return {"loss": nn.functional.cross_entropy(self.last(hidden), labels)}
+
+
+@pytest.mark.parametrize("api", ["python", "config file"])
+@pytest.mark.parametrize(("iterations", "optimizer"), [(99, "Adam"), (3, "Adam"), (99, "LBFGS")])
+def test_a_layer_without_a_gradient_in_any_update_is_one_warning(
+    iterations: int, optimizer: str, api: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, data = Cut(iterations), Samples(inputs=torch.ones(16, 4), labels=torch.arange(16) % 2)
+    if api == "python":
+        settings = {"eval_strategy": "no", "save_enabled": False, "progress_bar": False, "device": "cpu"}
+        settings |= {"optimizer": optimizer, "batch_size": 4, "num_epochs": 2}
+        Trainer(model, TrainingConfig(output_dir=tmp_path, **settings), data).train()
+    else:
+        cfg = file_config(tmp_path, lambda: model, lambda: data, train_iter=8, train_micro_batch_size=4, log_period=1)
+        cfg.optim = LazyCall(getattr(torch.optim, optimizer))(params={}, lr=0.01)
+        DefaultTrainer(cfg).train()
+    found = [text for text in warnings_of(caplog) if "without a gradient in every update" in text]
+    assert len(found) == (iterations == 99 and optimizer == "Adam")
+    assert not found or "2 parameters (first.weight, first.bias)" in found[0]
 
 
 @pytest.mark.exhaustive(every=2)

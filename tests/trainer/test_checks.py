@@ -122,6 +122,42 @@ def test_a_part_of_the_model_that_is_replaced_later_is_a_warning(
     assert "The optimizer holds no 1.weight, 1.bias of the model" in weights
 
 
+@pytest.mark.parametrize("kind", [list, tuple, dict])
+@pytest.mark.parametrize("api", ["python", "config file"])
+def test_layers_that_torch_does_not_find_are_a_warning(
+    kind: type[Any], api: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Stack(nn.Module):
+        def __init__(self, requires_grad: bool) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 2)
+            first = nn.Linear(4, 4).requires_grad_(requires_grad)
+            self.layers = {"a": first} if kind is dict else kind([first, self.head])
+
+        def forward(self, inputs: Tensor, labels: Tensor) -> Any:
+            layers = self.layers.values() if kind is dict else self.layers[:1]
+            for layer in layers:
+                inputs = layer(inputs)
+            return {"loss": F.cross_entropy(self.head(inputs), labels)}
+
+    def warnings_of(requires_grad: bool) -> list[str]:
+        caplog.clear()
+        model, data = Stack(requires_grad), Samples(inputs=INPUTS, labels=LABELS)
+        if api == "python":
+            Trainer(model, config(tmp_path, num_epochs=1), data).train()
+        else:
+            DefaultTrainer(
+                file_config(tmp_path, lambda: model, lambda: data, train_iter=2, train_micro_batch_size=4)
+            ).train()
+        return [r.getMessage() for r in caplog.records if r.levelname == "WARNING" and r.name == "trainwright.engine"]
+
+    (warning,) = warnings_of(True)
+    assert "Stack.layers" in warning
+    assert "its 2 parameters are not trained" in warning
+    assert ("nn.ModuleDict" if kind is dict else "nn.ModuleList") in warning
+    assert not warnings_of(False)
+
+
 def test_settings_beside_a_part_that_is_given_are_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)

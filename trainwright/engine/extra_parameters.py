@@ -5,6 +5,7 @@ The further optimizers and schedules are attributes of the user's own trainer cl
 
 import logging
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from trainwright.parallel.wrappers import plain_name, unwrap
 
 logger = logging.getLogger("trainwright.engine")
 
+_MANY_ITEMS = 1000  # looked at, of a list that a module has
 _CONSTANTS_OF = "torch.nn.modules.loss"  # buffers of torch's losses are settings, such as class weights
 
 
@@ -158,6 +160,7 @@ def warn_of_untrained(trainer: Any, loss: Any = None) -> list[nn.Parameter]:
             " them. Build it with model.parameters() of this model, after the model is complete."
         )
     of_loss = _trainable_of(loss)
+    _warn_of_unregistered(model, known | own)
     if untrained:
         names = [*untrained]
         is_replaced = not trained <= own.union(map(id, of_loss))
@@ -175,6 +178,28 @@ def warn_of_untrained(trainer: Any, loss: Any = None) -> list[nn.Parameter]:
             type(loss).__name__, len(of_loss_only),
         )  # fmt: skip
     return [*untrained.values()]
+
+
+def _warn_of_unregistered(model: nn.Module, known: set[int]) -> None:
+    """Warn of layers and parameters in a list, tuple or dict of a module, where torch does not find them."""
+    for name, module in model.named_modules():
+        for attribute, value in vars(module).items():
+            if attribute.startswith("_") or not isinstance(value, list | tuple | dict):
+                continue
+            inside = [*islice(value.values() if isinstance(value, dict) else value, _MANY_ITEMS)]
+            found = [p for one in inside if isinstance(one, nn.Module) for p in one.parameters()]
+            found += [one for one in inside if isinstance(one, nn.Parameter)]
+            if number := len({id(p) for p in found if p.requires_grad and id(p) not in known}):
+                kind, parts = (
+                    ("Dict" if isinstance(value, dict) else "List"),
+                    any(isinstance(i, nn.Module) for i in inside),
+                )
+                logger.warning(
+                    "%s is a %s, in which torch finds no %s: its %d parameters are not trained, saved or moved to the"
+                    " device. Use an nn.%s%s; requires_grad=False on them says that it is meant.",
+                    f"{name}.{attribute}" if name else f"{type(module).__name__}.{attribute}", type(value).__name__,
+                    "layers" if parts else "parameters", number, "Module" if parts else "Parameter", kind,
+                )  # fmt: skip
 
 
 def _trainable_of(loss: Any) -> list[Tensor]:

@@ -27,7 +27,7 @@ from trainwright.engine.gradient_sync import (
     share_buffers_next,
 )
 from trainwright.engine.update import Update, needs_closure, optimizer_calls, recorded_norm, recorded_step
-from trainwright.hooks.base import HookBase
+from trainwright.hooks.base import HookBase, has_failed
 from trainwright.optim.clip import clip_by_norm, gradient_clipper, gradient_norm
 from trainwright.optim.named import NamedOptimizers, by_name, each_optimizer, parameters_of
 from trainwright.optim.skip import ScaledStep, SkipNonFinite
@@ -150,6 +150,8 @@ class OwnStep(HookBase):
             self.watch_optimizers()
 
     def after_train(self) -> None:
+        if self._first is not None and not has_failed(self._run.trainer):
+            self._first.end()
         self._stop_watching()
         self._forget_optimizers()
         self._parts.clear()
@@ -303,6 +305,7 @@ class _FirstWindow:
         self._run, self._name = run, name
         self._parameters = {id(parameter) for parameter in run.model.parameters()}
         self._has_raw_step = self._has_lost_gradients = self._lacks_gradients = False
+        self._lacks_raw_gradients = False
         self._num_without_step = 0
         self._has_early_step = has_early_step  # within an accumulation window
         run.update.has_differentiated = run.update.has_finished = False
@@ -317,17 +320,24 @@ class _FirstWindow:
         self._has_lost_gradients |= not (self._run.update.is_window_begin or self._has_gradients())
 
     def _has_gradients(self) -> bool:
-        groups = self._run.update.groups.param_groups
-        return any(parameter.grad is not None for group in groups for parameter in group["params"])
+        return _has_gradients(self._run.update.groups)
 
     def count_without_step(self) -> None:
         """Warn of a step that never steps an optimizer; some do so in some iterations only."""
         self._num_without_step += 1
         if self._num_without_step == _MANY_WITHOUT_STEP:
-            logger.warning(
-                "%s has made no optimizer step in %d iterations: no parameter has changed. Call self.backward(loss) and"
-                " self.step(optimizer).", self._name, _MANY_WITHOUT_STEP,
-            )  # fmt: skip
+            self._warn_of_no_step()
+
+    def end(self) -> None:
+        """At the end of a training of fewer iterations."""
+        if 0 < self._num_without_step < _MANY_WITHOUT_STEP:
+            self._warn_of_no_step()
+
+    def _warn_of_no_step(self) -> None:
+        logger.warning(
+            "%s has made no optimizer step in %d iterations: no parameter has changed. Call self.backward(loss) and"
+            " self.step(optimizer).", self._name, self._num_without_step,
+        )  # fmt: skip
 
     def warn(self) -> None:
         settings, update = _settings_of_step(self._run), self._run.update
@@ -336,6 +346,11 @@ class _FirstWindow:
                 f"{self._name} has left no gradient in the first update: no parameter would change. It must call"
                 " self.backward(loss), also where it returns the loss."
             )
+        if self._lacks_raw_gradients:
+            logger.warning(
+                "%s has called optimizer.step() without a gradient: it changes no parameter. Call zero_grad() before"
+                " the backward pass or after the step, not between them.", self._name,
+            )  # fmt: skip
         if self._has_lost_gradients:
             logger.warning(
                 "%s sets gradients to None within an accumulation window (%s): only its last batch counts. Call"
@@ -362,14 +377,21 @@ class _FirstWindow:
     def close(self) -> None:
         self._handle.remove()
 
-    def _see_step(self, optimizer: Optimizer, *_: Any) -> None:
+    def _see_step(self, optimizer: Optimizer, *given: Any) -> None:
         update = self._run.update
         if update.is_stepping:
             self._lacks_gradients |= not self._has_gradients()
         elif any(id(one) in self._parameters for group in optimizer.param_groups for one in group["params"]):
             # Not that of an optimizer of something else, such as the trial step of a fused optimizer.
+            arguments, named = given
+            needs_them = type(optimizer).__module__.startswith("torch.") and not named and len(arguments) == 1  # itself
+            self._lacks_raw_gradients |= needs_them and not _has_gradients(optimizer)
             self._has_raw_step = True
             self._has_early_step |= not update.is_window_end
+
+
+def _has_gradients(optimizer: Any) -> bool:
+    return any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
 
 
 def _settings_of_step(run: "Run") -> dict[str, str]:

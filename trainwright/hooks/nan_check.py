@@ -9,12 +9,15 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.optim import LBFGS
 
 from trainwright.base.dist import all_gather_object, is_any, is_main_process
 from trainwright.base.errors import ConfigError, UserError
 from trainwright.events.smoothing import HistoryBuffer, median
 from trainwright.hooks.base import HookBase
 from trainwright.hooks.due import Condition, Moment, Period
+from trainwright.optim.named import each_optimizer, parameters_of
+from trainwright.parallel.mesh import current_mesh
 
 logger = logging.getLogger("trainwright.hooks")
 
@@ -33,6 +36,9 @@ _COUNT = (
     "If all labels of that update are ignored, let the model return 'num_tokens', how many labels count: a batch of a"
     " stream or of a loader of your own cannot be read again to count them."
 )
+
+
+_MANY_ITERATIONS = 20  # a parameter may take part in some updates only
 
 
 class NonFiniteError(UserError, FloatingPointError):
@@ -64,6 +70,7 @@ class FiniteCheck(HookBase):
 
     The first check that finds the model in evaluation mode warns: without dropout, and with fixed running statistics.
     Trainers set training mode before the first step, so this finds a ``model.eval()`` in a user's step or callback.
+    One warning, after 20 iterations or at the end, names trainable parameters that had no gradient in any of them.
     """
 
     slot = "check"
@@ -81,7 +88,7 @@ class FiniteCheck(HookBase):
         self.due = (self._is_due, Moment.LAST)
         self._next = 0  # the first unchecked iteration
         self._last_bad = -2
-        self._has_warned_of_mode = False
+        self._has_warned_of_mode = self._has_looked_for_gradients = False
         self._num_spikes = 0
         self._without_targets: set[int] = set()  # the iterations that are left out
 
@@ -94,6 +101,7 @@ class FiniteCheck(HookBase):
             self._find_spikes()
             self._check_metrics()
             self._check_mode()
+            self._check_gradients()
 
     def before_save(self) -> None:
         self.check()
@@ -234,6 +242,34 @@ class FiniteCheck(HookBase):
             " Call model.train() before the training, and after every model.eval() of your own.",
             self.trainer.iter + 1, type(model).__name__,
         )  # fmt: skip
+
+    def _check_gradients(self) -> None:
+        number, is_last = self.trainer.iter + 1, self.trainer.iter + 1 == self.trainer.max_iter
+        model, optimizer = getattr(self.trainer, "model", None), getattr(self.trainer, "optimizer", None)
+        if self._has_looked_for_gradients or model is None or not (is_last or number >= _MANY_ITERATIONS):
+            return
+        self._has_looked_for_gradients = True
+        if names := parameters_without_gradient(model, optimizer):
+            logger.warning(
+                "After iteration %d: %s without a gradient in every update: the loss does not depend on %s. Look for"
+                " detach(), torch.no_grad() and argmax() in the forward pass, or set requires_grad=False.",
+                number, _listed(names), "it" if len(names) == 1 else "them",
+            )  # fmt: skip
+
+
+def parameters_without_gradient(model: nn.Module, optimizer: Any) -> list[str]:
+    """The names of trainable parameters that an optimizer of torch holds and has never changed.
+
+    An optimizer of torch has a state for each parameter that had a gradient. Empty where that says nothing: without
+    states (SGD without momentum), with LBFGS, and where each process has the states of a part.
+    """
+    if current_mesh() is not None:
+        return []
+    untouched: set[int] = set()
+    for one in each_optimizer(optimizer) if optimizer is not None else ():
+        if type(one).__module__.startswith("torch.optim.") and not isinstance(one, LBFGS) and one.state:
+            untouched |= {id(p) for p in parameters_of(one) if p.requires_grad and p not in one.state}
+    return [name for name, parameter in model.named_parameters() if id(parameter) in untouched]
 
 
 def _is_mean(values: dict[str, float]) -> bool:
