@@ -118,7 +118,6 @@ def test_a_failure_that_all_processes_catch_does_not_end_the_next_training_nor_d
     assert output.count("trained again") == 2, output
 
 
-@pytest.mark.exhaustive
 def test_a_rate_that_is_changed_on_one_stage_only_is_refused(tmp_path: Path) -> None:
     _, output = run(tmp_path / "run", "rates", "pipeline")
     assert re.search(r"lr of the group with .*: [0-9.e-]+ on rank 0, but [0-9.e-]+ on rank 1", output), output

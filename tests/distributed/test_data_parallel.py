@@ -80,7 +80,6 @@ def test_each_rank_has_a_log_and_only_one_writes_the_rest(together: Run) -> None
     assert names.count("metrics.json") == 1
 
 
-@pytest.mark.exhaustive
 def test_accumulation_on_two_processes_takes_the_samples_of_a_bigger_update(base: Path) -> None:
     sizes = ("train.train_micro_batch_size=2", "train.num_accumulation_steps=2", "train.train_iter=4")
     two = train(base / "accumulate2", *sizes, processes=2)

@@ -77,7 +77,6 @@ def resume_by_objects(folder: Path, epochs: int) -> list[dict[str, Any]]:
     return train_by_objects(folder, epochs, 2, resume_from_checkpoint=True, elastic=True)
 
 
-@pytest.mark.exhaustive
 def test_objects_keep_the_samples_of_an_update(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "trainwright")
     whole = train_by_objects(tmp_path / "whole", 3, 4)

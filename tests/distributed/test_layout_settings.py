@@ -105,8 +105,7 @@ def train_all(folder: Path, world_size: int) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("world_size", CASES)
-@pytest.mark.exhaustive
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
 def test_settings_have_the_effect_of_one_process(world_size: int, tmp_path: Path) -> None:
     ranks = on_ranks(train_all, tmp_path / "ranks", world_size, world_size=world_size, timeout=200)
     for number, (_, kind, settings) in enumerate(CASES[world_size]):
@@ -121,7 +120,6 @@ def resume(folder: Path, layout: dict[str, Any]) -> list[float]:
     return list(train(folder, layout, **settings)["losses"])
 
 
-@pytest.mark.exhaustive
 def test_sgd_of_one_process_continues_on_two(tmp_path: Path) -> None:
     for folder in ("alone", "two"):
         train(tmp_path / folder, {}, save_enabled=True, **SGD)

@@ -72,7 +72,6 @@ def test_numbers_that_a_model_returns_are_means_over_the_samples_of_both_process
 
 
 @pytest.mark.parametrize("case", ["python", "config files", "own loop"])
-@pytest.mark.exhaustive
 def test_killed_and_resumed_is_uninterrupted(streams: dict[str, Any], case: str) -> None:
     assert streams[case]["is_exact"]
     assert streams[case]["is_equal_on_ranks"]

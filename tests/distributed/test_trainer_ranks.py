@@ -77,7 +77,6 @@ def test_other_ways_to_make_an_update_come_to_the_same(
     assert {i: sorted(set(n)) for i, n in one.seen().items()} == {i: sorted(set(n)) for i, n in two.seen().items()}
 
 
-@pytest.mark.exhaustive
 def test_early_stopping_and_the_best_checkpoint_are_agreed_on(tmp_path: Path) -> None:
     stopping = {"monitor": "eval_epoch_loss", "patience": 1, "mode": "min"}
     config = {"num_epochs": 6, "early_stopping": stopping, "load_best_model_at_end": True, "print_steps": 2}
@@ -105,7 +104,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run(base / "whole", launcher=TORCHRUN, config=RESUMABLE, model={"dropout": 0.3})
 
 
-@pytest.mark.exhaustive
 def test_max_time_stops_two_processes_at_the_same_iteration(tmp_path: Path, uneven: tuple[Run, Run]) -> None:
     config = {**CONFIG, "batch_size": 4, "resume_from_checkpoint": True}
     first = run(tmp_path / "run", launcher=TORCHRUN, config={**config, "max_time": 1e-6}, part="first")

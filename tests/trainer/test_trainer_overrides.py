@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.toys import Samples, assert_equal_weights, pairs, pairs_net, quiet
 from trainwright import Trainer, TrainingConfig
+from trainwright.base.errors import ConfigError
 
 # B batch, F features, C classes.
 PAIRS = pairs()
@@ -366,3 +367,19 @@ def test_update_metrics_gives_the_means_of_the_epoch_to_a_step_of_ones_own(tmp_p
             assert mean == pytest.approx(sum(losses[:count]) / count)
             assert 0 <= metric <= 1
     assert shown[6][2] * 50 == pytest.approx(round(shown[6][2] * 50), abs=1e-4)  # of all 50 samples
+
+
+def test_a_loop_of_the_programs_own_ends_where_the_training_does_and_follows_its_settings(tmp_path: Path) -> None:
+    trainer = Trainer(pairs_net(), config(tmp_path, num_epochs=1), PAIRS)
+    with pytest.raises(ConfigError, match=r"run_step: the step is built when the training starts. Call train"):
+        trainer.run_step()
+    trainer.config.num_epochs = 3
+    for epoch in (1, 2, 3, 4):
+        assert trainer.inner_training_loop(epoch)["loss"] > 0
+        assert trainer.state.epoch == min(epoch, 3)
+    whole = Trainer(pairs_net(), config(tmp_path / "whole", num_epochs=3), PAIRS)
+    whole.train()
+    assert trainer.iterations_done == whole.iterations_done == trainer.max_iter
+    assert all(map(torch.equal, trainer.model.state_dict().values(), whole.model.state_dict().values()))
+    trainer.train()
+    assert trainer.inner_training_loop(1)["loss"] > 0  # nothing is left

@@ -34,7 +34,7 @@ class TrainerBase:
         iterations_done: updates that the weights have had; a checkpoint saved now continues from there. Between two
             iterations it equals ``iter``, in ``after_step`` it is ``iter + 1``.
         samples_per_iter: samples that one iteration consumes; 0 if unknown.
-        samples_done: samples consumed so far.
+        samples_done: samples consumed so far, where one consumes a known number (else see ``consumed_samples``).
         storage: the metrics of this training, an :class:`~trainwright.events.EventStorage`.
         phases: the time of each phase of this training, a :class:`~trainwright.events.PhaseTimes`.
         step_seconds: duration of the latest step, without hooks.

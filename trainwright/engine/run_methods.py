@@ -275,6 +275,7 @@ class RunMethods(TrainerBase):
             self.run.best_weights.use()
 
     def before_train(self) -> None:
+        self.run.best_weights.check()  # the settings may have been changed
         self.run.best_weights.undo()
         self.run.use_built_in_callbacks()
         check_known_labels(self.run)

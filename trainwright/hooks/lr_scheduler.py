@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler as Scheduler
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from trainwright._torch_compat.optimizer_import import mark_stepped
+from trainwright.base.dist import get_world_size
 from trainwright.base.errors import ConfigError
 from trainwright.hooks.base import HookBase, has_failed
 from trainwright.hooks.due import Condition, Moment, Period
@@ -52,6 +53,9 @@ class LRScheduler(HookBase):
         self._position: int | None = None  # where it is
         self._steps = False  # whether it is one that this hook steps
         self._group, self._has_rate = 0, False
+        # The rates of the latest update by name, if other processes have to have the same.
+        self._rates: Callable[[], dict[str, float]] | None = None
+        self._used: dict[str, float] = {}
 
     def before_train(self) -> None:
         several = self.trainer.optimizer if self._optimizer is None and self._scheduler is None else None
@@ -84,6 +88,8 @@ class LRScheduler(HookBase):
             return
         optimizer = self._optimizer or self.trainer.optimizer
         self.trainer.storage.put_scalar(self._key, optimizer.param_groups[self._group]["lr"], smoothing_hint=False)
+        if self._rates is not None:
+            self._used = self._rates()
         if self._num_due is not None:
             self.step(self._num_due(self.trainer))
         elif scheduler is not None and self._steps and getattr(scheduler, "last_epoch", None) == self._position:
@@ -116,7 +122,10 @@ class LRScheduler(HookBase):
             names[self._group] = self._key
             if pipeline_of(getattr(self.trainer, "model", None)) is not None:  # each stage has the groups of its layers
                 names = [f"{self._key} of the group with {_settings(group)}" for group in groups]
-            self.trainer.storage.alike[self._key] = partial(_rates, optimizer, names)
+            if get_world_size() > 1:
+                self._rates = partial(_rates, optimizer, names)
+                self._used = self._rates()
+                self.trainer.storage.alike[self._key] = lambda: self._used
             self._position = getattr(scheduler, "last_epoch", None)
             if self._is_named:  # a step of the user's own may leave it out for some iterations: torch would warn
                 mark_stepped(optimizer)

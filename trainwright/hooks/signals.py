@@ -84,7 +84,8 @@ class Interruptions(HookBase):
 
     In a training of one process they also stop the evaluation of an iteration, before its next batch: it changes no
     weights, and a resume makes it. After the last iteration, they stop the final evaluation at once: the training is
-    saved, and a resume evaluates. Everything else is finished.
+    saved, and a resume evaluates. Everything else is finished: a signal of the last iteration that finds no evaluation
+    ends nothing, and ``train`` returns a complete run.
 
     A save that has failed in the background is repeated with the current state; if that fails too, the training ends.
 

@@ -47,7 +47,7 @@ from trainwright.hooks import (
     ReduceOnPlateau,
 )
 from trainwright.hooks.callbacks import Callback, CallbackList, PrintCallback, RunCallbacks
-from trainwright.hooks.callbacks.progress import EpochProgress, epoch_lines
+from trainwright.hooks.callbacks.progress import EpochLines, EpochProgress, LinePlan, line_plan
 from trainwright.hooks.due import Period
 from trainwright.hooks.timer import SettingNames
 from trainwright.optim.named import NamedOptimizers
@@ -108,7 +108,9 @@ class PythonRun(TrainerRun):
 
     def start(self, given: Given) -> None:
         """Join the launcher's processes, and use what the user has passed."""
+        me = weakref.proxy(self)
         self.given = given
+        self._given_settings = given.config.as_set
         self.config, self.device = start.start(given, self.trainer)
         self.output_dir = Path(os.path.abspath(self.spec.output_dir))
         self.model, self.accelerator, self.model_card = given.model, given.accelerator, given.model_card
@@ -116,7 +118,7 @@ class PythonRun(TrainerRun):
         self.callbacks = CallbackList(given.callbacks)
         self.trainer.storage = EventStorage()
         self.state = TrainerState(self.trainer, is_elastic=self.spec.elastic)
-        self.folder = TrainerFolder(self.output_dir, self.spec)
+        self.folder = TrainerFolder(self.output_dir, lambda: me.spec)
         self.step_methods = (*OWN_STEP_METHODS, "inner_training_loop", "compute_loss")
 
     def build_data(self) -> None:
@@ -321,17 +323,31 @@ class PythonRun(TrainerRun):
 
     def progress_lines(self, best: BestCheckpointer | None) -> list[HookBase | None]:
         """A line per epoch; without a bar and lines by steps also one every half minute."""
-        spec, state, plan, periods = self.spec, self.state, self.state.plan, self.periods
-        if not spec.progress_bar or spec.print_steps is not None or not is_main_process():
+        me, state = weakref.proxy(self), self.state
+        if not is_main_process():
             return []
+
+        def shows_progress() -> bool:
+            return me.has_lines and not me.spec.log_steps and bar_stream() is None
+
+        def position() -> tuple[int, int, int, int, int]:
+            plan = state.plan
+            return state.epoch, plan.num_epochs, state.epoch_step, plan.steps_per_epoch, plan.accumulation
+
+        return [EpochProgress(shows_progress, position), EpochLines(lambda: me.line_plan(), best)]
+
+    @property
+    def has_lines(self) -> bool:
+        """Whether the log has lines of epochs."""
+        return self.spec.progress_bar and self.spec.print_steps is None
+
+    def line_plan(self) -> LinePlan | None:
+        if not self.has_lines:
+            return None
+        plan, periods = self.state.plan, self.periods
         steps = periods.evaluate or periods.eval_epochs * plan.steps_per_epoch
         period = plan.updates(steps) if self.evaluates else None
-        log_period = plan.updates(periods.log)
-        lines = epoch_lines(plan.updates_per_epoch, plan.num_updates, log_period, eval_period=period, best=best)
-        if spec.log_steps or bar_stream() is not None:
-            return [lines]
-        position = lambda: (state.epoch, state.epoch_step, state.plan.steps_per_epoch)  # noqa: E731
-        return [EpochProgress(spec.num_epochs, position, steps_per_update=plan.accumulation), lines]
+        return line_plan(plan.updates_per_epoch, plan.num_updates, plan.updates(periods.log), eval_period=period)
 
     def more_hooks(self) -> list[HookBase | None]:
         return [CallbackHook(after_end=lambda trainer: trainer.run.finish())]
@@ -415,7 +431,7 @@ class PythonRun(TrainerRun):
         }
 
     def next_commands(self) -> list[str]:
-        return next_commands(self.spec, self.trainer.total_steps, self.trainer.callbacks)
+        return next_commands(self.spec, self.trainer.total_steps, self.built_in_callbacks)
 
     def schedule_length(self, schedule: Any) -> int:
         return self.scheduling.length(schedule)
@@ -427,6 +443,13 @@ class PythonRun(TrainerRun):
     def settings_now(self) -> Mapping[str, Any]:
         settings: Mapping[str, Any] = self.trainer.config.as_set
         return settings
+
+    def follow_given(self) -> None:
+        """Take over what the user has changed in the configuration that was passed, if this run has a copy of it."""
+        before, now = self._given_settings, self.given.config.as_set
+        self._given_settings = now
+        if self.config is not self.given.config and now is not before:
+            self.config.update({name: value for name, value in now.items() if value != before[name]})
 
     def late_changes(self) -> set[str]:
         rows = self.config.rows

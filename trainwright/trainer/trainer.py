@@ -349,7 +349,6 @@ class Trainer(RunMethods):
         if resume_checkpoint_path is not None:
             self.load(resume_checkpoint_path)
             self.run.saving.continue_from(resume_checkpoint_path)
-        self.run.plan_again()
         with self._training() as run_step:
             if is_overridden(self, "inner_training_loop"):
                 self._run_own_epochs()
@@ -367,22 +366,28 @@ class Trainer(RunMethods):
         def until() -> int:  # the epoch may get another length when it is opened
             return self.state.plan.updates(self.state.plan.end_of_epoch(epoch_num))
 
-        if not self.is_training:
-            whole = self.max_iter
-            try:
-                with self._training(max_iter=min(until(), whole)):
-                    logs = self.inner_training_loop(epoch_num)
+        if self.is_training:
+            for _ in self._iterations(until):
+                self.run_step()
+            return {"loss": self.state.mean_loss()}
+        self._use_settings()
+        try:
+            with self._training(max_iter=min(until(), self.max_iter)):
+                if self.is_training:  # there was something left to train
+                    for _ in self._iterations(until):
+                        self.run_step()
                     self.max_iter = self.iter
-                    return logs
-            finally:
-                self.max_iter = self.state.plan.num_updates
-        for _ in self._iterations(until):
-            self.run_step()
+        finally:
+            self.max_iter = self.state.plan.num_updates
         return {"loss": self.state.mean_loss()}
 
     def run_step(self) -> None:
         """One update: ``train_step`` for each micro-batch. ``train`` does not call it unless it is overridden."""
-        assert self.run.steps.step is not None, "built before the first step"
+        if self.run.steps.step is None:
+            raise ConfigError(
+                "Trainer.run_step: the step is built when the training starts. Call train(), or inner_training_loop(n)"
+                " for the steps up to the end of epoch n."
+            )
         self.run.steps.step.run()
 
     def prepare_input_batch(self, batch: Any) -> Any:
@@ -468,6 +473,11 @@ class Trainer(RunMethods):
             super().after_train()
         finally:
             self.run.steps.close()
+
+    def _use_settings(self) -> None:
+        self.run.follow_given()
+        super()._use_settings()
+        self.run.plan_again()
 
     def _apply_settings(self, names: set[str]) -> None:
         if names & {"max_grad_norm", "clip_grad_value", "lr_scheduling_steps"}:

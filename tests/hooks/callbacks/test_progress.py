@@ -18,7 +18,7 @@ from trainwright.engine.loop import TrainerBase
 from trainwright.events import EventStorage
 from trainwright.events.writers.progress import live_bars
 from trainwright.hooks import CallbackHook, HookBase, PrintCallback, ProgressBarCallback
-from trainwright.hooks.callbacks.progress import epoch_lines
+from trainwright.hooks.callbacks.progress import EpochLines, line_plan
 
 DATA = TensorDataset(torch.randn(400, 4), torch.randint(2, (400,)))
 
@@ -129,9 +129,9 @@ class Counts(TrainerBase):
 def test_a_line_after_each_epoch_log_period_or_evaluation(
     log_period: int, eval_period: int, expected: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert epoch_lines(5, 5, log_period) is None  # of a single epoch
+    assert line_plan(5, 5, log_period) is None  # of a single epoch
     trainer = Counts()
-    trainer.register_hooks([epoch_lines(2, 5, log_period, **({"eval_period": eval_period} if eval_period else {}))])
+    trainer.register_hooks([EpochLines(lambda: line_plan(2, 5, log_period, eval_period=eval_period or None))])
     with caplog.at_level(logging.INFO):
         trainer.train(0, 5)
     assert epochs(caplog) == expected
@@ -139,7 +139,9 @@ def test_a_line_after_each_epoch_log_period_or_evaluation(
 
 def test_epochs_that_end_within_an_iteration(caplog: pytest.LogCaptureFixture) -> None:
     trainer = Counts()
-    trainer.register_hooks([epoch_lines(Fraction(5, 2), 8, 0)])  # ends after 2.5, 5 and 7.5 iterations
+    trainer.register_hooks(
+        [EpochLines(lambda: line_plan(Fraction(5, 2), 8, 0))]
+    )  # ends after 2.5, 5 and 7.5 iterations
     ends = []
     trainer.register_hooks([CallbackHook(after_step=lambda trainer: ends.append(len(epochs(caplog))))])
     with caplog.at_level(logging.INFO):
@@ -166,7 +168,7 @@ def test_the_line_of_a_resumed_epoch_has_the_mean_of_all_of_it(caplog: pytest.Lo
     first.train(0, 3)
     second.storage = EventStorage(3)
     second.register_hooks([CallbackHook(before_train=lambda t: t.storage.load_state_dict(first.storage.state_dict()))])
-    second.register_hooks([epoch_lines(4, 8, 0)])
+    second.register_hooks([EpochLines(lambda: line_plan(4, 8, 0))])
     with caplog.at_level(logging.INFO):
         second.train(3, 8)
     assert epochs(caplog) == ["Epoch 1/2  total_loss 1.500", "Epoch 2/2  total_loss 5.500"]

@@ -56,10 +56,13 @@ class RunFolder:
         self.resume = resume
         self.is_open = False
         self.on_open: Callable[[], None] | None = None  # called once, by all ranks
-        self.files = RunFiles(self.path, self.file_names)
         self._config: Any = None
         self._lock: int | None = None
         self._collect_records()
+
+    @property
+    def files(self) -> RunFiles:
+        return RunFiles(self.path, self.file_names)
 
     def _collect_records(self) -> None:
         self._early_records = _Records()
@@ -293,11 +296,18 @@ class TrainerFolder(RunFolder):
 
     setting = "TrainingConfig.output_dir"
 
-    def __init__(self, path: str | Path, spec: "RunSpec") -> None:
+    def __init__(self, path: str | Path, spec: "Callable[[], RunSpec]") -> None:
+        """``spec`` returns the settings, some of which may be changed between two trainings."""
+        self._spec = spec
+        super().__init__(path, resume=False)
+
+    @property
+    def file_names(self) -> FileNames:  # type: ignore[override]
+        spec = self._spec()
         events = spec.tensorboard or {"log_dir": None, "comment": ""}
-        event_folder = relative_path(events["log_dir"] or Path(path, spec.logs_dir, events["comment"]), path)
+        event_folder = relative_path(events["log_dir"] or Path(self.path, spec.logs_dir, events["comment"]), self.path)
         is_outside = os.path.isabs(event_folder) or event_folder.startswith(os.pardir)
-        self.file_names = FileNames(
+        return FileNames(
             "training_config.yaml",
             tables=(METRICS_NAME, LOSSES_NAME, (Path(spec.logs_dir) / CSV_NAME).as_posix()),
             event_folders=() if is_outside else (event_folder,),
@@ -306,7 +316,6 @@ class TrainerFolder(RunFolder):
             link_name=re.compile(r"epoch_\d+|final_epoch"),
             card="README.md" if spec.save_enabled else None,
         )
-        super().__init__(path, resume=False)
 
     def write_config(self, config: Any) -> None:
         """Create the folder and write ``training_config.yaml`` into it."""

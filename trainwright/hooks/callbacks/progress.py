@@ -5,6 +5,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sized
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
 
@@ -127,28 +128,35 @@ PrintCallBack = PrintCallback  # Towhee's spelling
 ProgressBarCallBack = ProgressBarCallback
 
 
-class EpochLines(HookBase):
-    """Log a line after every ``every`` epochs: the means of the losses, metrics, results of the evaluation, time.
+@dataclass(frozen=True, slots=True)
+class LinePlan:
+    """When there is a line after an epoch, and what it shows.
 
-    ``reads``: read the current values, which synchronizes; else the means are those up to the last log line.
-    ``log_period``: the iterations between rows, which read them. ``best``: its metric is marked in the epoch of a new
-    best value. ``unit``: what the lines are numbered by.
+    Attributes:
+        every: the epochs between two lines.
+        reads: read the current values, which synchronizes; else the means are those up to the last log line.
+        log_period: the iterations between rows, which read them.
+        unit: what the lines are numbered by.
+    """
+
+    iterations_per_epoch: int | Fraction
+    every: int = 1
+    reads: bool = True
+    log_period: int = 0
+    unit: Literal["epoch", "iteration"] = "epoch"
+
+
+class EpochLines(HookBase):
+    """Log a line after epochs: the means of the losses, metrics, results of the evaluation, time.
+
+    ``plan`` is called at the start of each training; None: no lines. ``best``: its metric is marked in the epoch of a
+    new best value.
     """
 
     slot = "show"
 
-    def __init__(
-        self,
-        iterations_per_epoch: int | Fraction,
-        *,
-        every: int = 1,
-        reads: bool = True,
-        log_period: int = 0,
-        best: BestCheckpointer | None = None,
-        unit: Literal["epoch", "iteration"] = "epoch",
-    ) -> None:
-        self._per_epoch, self._every, self._reads, self._unit = iterations_per_epoch, every, reads, unit
-        self._log_period, self._best = log_period, best
+    def __init__(self, plan: Callable[[], LinePlan | None], best: BestCheckpointer | None = None) -> None:
+        self._plan, self._best = plan, best
         self._next = self._last = 0  # iterations done
         lines = Recurring(lambda: self.trainer.iterations_done >= self._next, lambda done: self._next)
         self.due = (lines, Moment.LAST)
@@ -157,9 +165,15 @@ class EpochLines(HookBase):
 
     @property
     def shows_results(self) -> bool:
-        return bool(self.trainer.iterations_done >= min(self._next, self.trainer.max_iter))
+        is_shown = self.trainer.iterations_done >= min(self._next, self.trainer.max_iter)
+        return bool(is_shown and not self.is_idle)
 
     def before_train(self) -> None:
+        plan = self._plan()
+        self.is_idle = plan is None
+        if plan is None:
+            return
+        self._lines, self._per_epoch = plan, plan.iterations_per_epoch
         done = self.trainer.start_iter
         self._start, self._time_left = time.monotonic(), TimeLeft()
         self._time_left.text(done, self.trainer.max_iter)
@@ -172,17 +186,18 @@ class EpochLines(HookBase):
     def after_step(self) -> None:
         done = self.trainer.iterations_done
         if done >= self._next:
-            self._log(reads=self._reads)
+            self._log(reads=self._lines.reads)
         elif done >= self.trainer.max_iter:
             self.trainer.storage.line_at = done  # that of after_train
 
     def after_train(self) -> None:
         trainer = self.trainer
-        if not has_failed(trainer) and trainer.iterations_done > max(self._last, trainer.start_iter):
+        is_open = trainer.iterations_done > max(self._last, trainer.start_iter)
+        if is_open and not (self.is_idle or has_failed(trainer)):
             self._log(reads=True)  # with the final evaluation
 
     def _plan_next(self, done: int) -> None:
-        period = self._per_epoch * self._every
+        period = self._per_epoch * self._lines.every
         self._next = math.ceil((done // period + 1) * period)
         if self._next >= self.trainer.max_iter:
             self._next = sys.maxsize  # after_train logs the last epoch
@@ -191,8 +206,9 @@ class EpochLines(HookBase):
         trainer, now, storage, best = self.trainer, time.monotonic(), self.trainer.storage, self._best
         first, following = epoch_around(self._per_epoch, trainer.iterations_done - 1)
         # Where values are read, those of the rows; a line of several epochs without them has the means since the last.
-        is_written = self._log_period > 0 and trainer.iterations_done % self._log_period == 0
-        if self._unit == "epoch" and (reads or is_written):
+        log_period, unit = self._lines.log_period, self._lines.unit
+        is_written = log_period > 0 and trainer.iterations_done % log_period == 0
+        if unit == "epoch" and (reads or is_written):
             storage.end_epoch(first, following if trainer.iterations_done >= following else first)
             found = {n: one for n, one in storage.latest_with_smoothing_hint().items() if one[1] >= first}
         else:
@@ -205,63 +221,54 @@ class EpochLines(HookBase):
         if best is not None and best.best_iter is not None and best.best_iter >= self._last:
             values |= {n: f"{values[n]} (best)" for n in best.names if n in found and found[n][0] == best.best}
         at = Position(trainer.iterations_done, trainer.max_iter, per_epoch=self._per_epoch)
-        number, total = (at.epoch, at.num_epochs) if self._unit == "epoch" else (at.done, at.total)
+        number, total = (at.epoch, at.num_epochs) if unit == "epoch" else (at.done, at.total)
         seconds = f"{now - self._start:.1f} s"
-        row = {self._unit: str(number), **values, "time": seconds}
+        row = {unit: str(number), **values, "time": seconds}
         is_in_table = any(bar.add_row(row) for bar in live_bars)
         left = "" if live_bars else self._time_left.text(at.done, at.total)
         shown = [f"{n} {value}" for n, value in values.items() if n != "lr"] or [f"{at.done} iterations"]
-        head = f"{self._unit.capitalize()} {number:{len(str(total))}}/{total}"
+        head = f"{unit.capitalize()} {number:{len(str(total))}}/{total}"
         text = "  ".join(filter(None, [head, *shown, seconds, left]))
         logger.info("%s", text, extra={"progress": is_in_table})
         storage.line_at, self._start, self._last = at.done, now, at.done
         self._plan_next(at.done)
 
 
-def epoch_lines(
-    iterations_per_epoch: int | Fraction | None,
-    max_iter: int,
-    log_period: int,
-    *,
-    eval_period: int | None = None,
-    best: BestCheckpointer | None = None,
-) -> EpochLines | None:
+def line_plan(
+    iterations_per_epoch: int | Fraction | None, max_iter: int, log_period: int, *, eval_period: int | None = None
+) -> LinePlan | None:
     """The lines of a run of several epochs; None for one epoch.
 
     At most one line per ``log_period`` iterations (0: any), or per evaluation where those are more frequent. The table
     of a notebook has all epochs, and of one epoch the evaluations.
     """
-    if not is_main_process():
-        return None
     if not iterations_per_epoch or iterations_per_epoch >= max_iter:
         if not is_kernel() or not eval_period or eval_period >= max_iter:
             return None
-        return EpochLines(eval_period, best=best, unit="iteration")
+        return LinePlan(eval_period, unit="iteration")
     period = 0 if is_kernel() else min(log_period, eval_period or log_period)
     every = max(1, math.ceil(period / iterations_per_epoch))
-    return EpochLines(
-        iterations_per_epoch, every=every, reads=not period or bool(eval_period), log_period=log_period, best=best
-    )
+    reads = not period or bool(eval_period)
+    return LinePlan(iterations_per_epoch, every=every, reads=reads, log_period=log_period)
 
 
 class EpochProgress(HookBase):
     """Log a line every 30 seconds: the latest values, and the time left in the epoch. Shorter epochs log none.
 
-    ``position()`` returns the epoch, the steps done in it, and its number of steps.
+    ``is_shown`` is called at the start of each training. ``position()`` returns the epoch, the number of epochs, the
+    steps done in the epoch, its number of steps, and those of an update.
     """
 
     slot = "show"
     in_copies = False
 
-    def __init__(
-        self, num_epochs: int, position: Callable[[], tuple[int, int, int]], *, steps_per_update: int = 1
-    ) -> None:
-        self._num_epochs, self._steps_per_update = num_epochs, steps_per_update
-        self._position = position
+    def __init__(self, is_shown: Callable[[], bool], position: Callable[[], tuple[int, int, int, int, int]]) -> None:
+        self._is_shown, self._position = is_shown, position
         self._last = 0  # iterations done
         self._last_time = 0.0
 
     def before_train(self) -> None:
+        self.is_idle = not self._is_shown()
         self._last, self._last_time = self.trainer.start_iter, time.monotonic()
 
     def after_step(self) -> None:
@@ -272,13 +279,13 @@ class EpochProgress(HookBase):
             self._last, self._last_time = done, time.monotonic()
 
     def _log(self, seconds_each: float) -> None:
-        epoch, step, num_steps = self._position()
+        epoch, num_epochs, step, num_steps, steps_per_update = self._position()
         if step >= num_steps:  # the line of the completed epoch follows
             return
         found = self.trainer.storage.latest_with_smoothing_hint()
         values = (f"{name} {value}" for name, value in shown_values(found).items())
-        left = clock(round((num_steps - step) / self._steps_per_update * seconds_each))
-        fields = [f"Epoch {epoch}/{self._num_epochs}", f"step {step}/{num_steps}", *values, f"ETA of the epoch {left}"]
+        left = clock(round((num_steps - step) / steps_per_update * seconds_each))
+        fields = [f"Epoch {epoch}/{num_epochs}", f"step {step}/{num_steps}", *values, f"ETA of the epoch {left}"]
         logger.info("%s", "  ".join(fields), extra={"progress": True})
 
 
