@@ -1,5 +1,7 @@
 """A worker of the user's own loader that cannot send what it read ends a run of either API with an error."""
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -69,3 +71,34 @@ def test_a_run_of_a_config_file_ends_with_an_error(tmp_path: Path, kind: str, pl
     trainer = DefaultTrainer(cfg)
     with pytest.raises(DataError, match=place):
         trainer.train() if kind == "train" else DefaultTrainer.test(trainer.cfg, trainer.test_loader, trainer.model)
+
+
+def leaving(index: int) -> torch.Tensor:
+    return sys.exit("no licence") if index == 5 else torch.full((4,), float(index))
+
+
+def test_a_worker_that_leaves_is_the_error_also_where_its_last_tensors_cannot_be_received(tmp_path: Path) -> None:
+    config = quiet(tmp_path, num_epochs=1, batch_size=2, dataloader_num_workers=1, metrics=None)
+    data = Samples(inputs=leaving, labels=lambda index: index % 2, length=8)
+    with pytest.raises((DataError, RuntimeError), match=r"worker .*(ended|exited unexpectedly).*exit code 1"):
+        Trainer(Classifier(), config, data).train()
+
+
+UNGUARDED = """
+import multiprocessing, sys, torch
+from trainwright import Trainer, TrainingConfig
+multiprocessing.set_start_method("spawn", force=True)
+data = torch.utils.data.TensorDataset(torch.ones(8, 4), torch.zeros(8, dtype=torch.int64))
+config = TrainingConfig(output_dir=sys.argv[1], batch_size=4, dataloader_num_workers=1, tensorboard=None)
+Trainer(torch.nn.Linear(4, 2), config, data).train()
+"""
+
+
+def test_a_program_that_its_workers_import_and_that_trains_in_them_is_told_of_the_guard(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(UNGUARDED)
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "out")], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 1
+    assert 'Put the training below `if __name__ == "__main__":`' in done.stderr

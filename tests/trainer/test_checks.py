@@ -471,6 +471,34 @@ def test_an_assigned_schedule_is_stepped_as_a_line_says(tmp_path: Path, caplog: 
     assert [line for line in lines if "assigned StepLR is stepped after each update" in line]
 
 
+class Losing(nn.Linear):
+    def forward(self, x: Tensor, labels: Tensor) -> Any:  # type: ignore[override]
+        return {"loss": F.cross_entropy(super().forward(x), labels)}
+
+
+@pytest.mark.parametrize("call", ["train", "evaluate", "predict"])
+def test_a_pair_for_a_model_that_takes_fields_is_refused_with_the_fields(call: str, tmp_path: Path) -> None:
+    trainer = Trainer(Losing(4, 2), config(tmp_path), DATA, DATA)
+    with pytest.raises(ConfigTypeError, match=r"forward\(x: .*the model gets the first item.*'x': …, 'labels': …"):
+        trainer.predict(DATA) if call == "predict" else getattr(trainer, call)()
+
+
+@pytest.mark.parametrize("data", [INPUTS, INPUTS.numpy()], ids=["tensor", "array"])
+def test_evaluation_data_of_inputs_alone_are_no_pairs(data: Any, tmp_path: Path) -> None:
+    trainer = Trainer(make(), config(tmp_path, batch_size=2), DATA)
+    with pytest.raises(ConfigError, match=r"eval_dataset: its samples have no target"):
+        trainer.evaluate(data)
+
+
+def test_test_data_of_a_config_file_without_a_field_of_the_model_are_refused_with_the_field(tmp_path: Path) -> None:
+    cfg = file_config(
+        tmp_path, lambda: Losing(4, 2), lambda: Samples(x=INPUTS, labels=LABELS), lambda: Samples(x=INPUTS),
+        train_iter=2, train_micro_batch_size=4,
+    )  # fmt: skip
+    with pytest.raises(ConfigTypeError, match=r"does not take the batch with the fields \['x'\]: .*'labels'"):
+        DefaultTrainer(cfg).train()
+
+
 @pytest.mark.parametrize("kind", ["pairs", "fields"])
 def test_evaluation_data_without_targets_are_named(kind: str, tmp_path: Path) -> None:
     class Net(nn.Linear):

@@ -19,10 +19,13 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from trainwright.base.errors import ConfigTypeError, did_you_mean
+
 # Losses need class labels as int64. uint8 stays: torch's losses accept it.
 _PROMOTED = frozenset({torch.int8, torch.int16, torch.int32, torch.uint16, torch.uint32, torch.uint64})
 _LABELS = frozenset({"y", "class", "classes", "class_id", "class_ids", "tags"})
 _WRAPPER = "placement_idx"  # an attribute of the class DistTensorData
+WRONG_FIELDS_HELP = "A sample's field names must be the parameter names of the model's forward."
 _MAX_PARTS = 8  # longer lists are described by their length
 
 
@@ -81,6 +84,44 @@ def parameter_names(function: Callable[..., Any]) -> Collection[str] | None:
     """The names of the arguments that a function takes; None: any name."""
     parameters = inspect.signature(function).parameters
     return None if any(one.kind is one.VAR_KEYWORD for one in parameters.values()) else parameters
+
+
+def write_forward_help(error: TypeError, model: Any, batch: Any, shown: list[str] | None = None) -> None:
+    """Raise a clear error in place of ``error`` if it comes from calling ``model`` with a batch that does not fit.
+
+    ``shown``: the fields to list in the message, if ``batch`` is a part of them.
+    """
+    if not isinstance(batch, Mapping):
+        raise ConfigTypeError(
+            f"The loader yields {type(batch).__name__}; DefaultTrainer needs named fields: an Instance or a dict"
+            f" for each sample. {WRONG_FIELDS_HELP}"
+        ) from error
+    signature = inspect.signature(model.forward)
+    try:
+        signature.bind(**batch)
+    except TypeError as mismatch:
+        fields, parameters = shown or list(batch), list(signature.parameters)
+        near = " ".join(
+            f"{name!r} is no parameter. {did_you_mean(name, parameters)}" for name in fields if name not in parameters
+        )
+        raise ConfigTypeError(
+            f"{type(model).__name__}.forward{signature} does not take the batch with the fields {fields}: {mismatch}."
+            f" {WRONG_FIELDS_HELP}{' ' + near if near else ''}"
+        ) from error
+
+
+def write_pair_help(error: TypeError, model: Any) -> None:
+    """The same for a pair, of which ``forward`` gets the first item alone."""
+    signature = inspect.signature(model.forward)
+    try:
+        signature.bind(None)
+    except TypeError as mismatch:
+        names = ", ".join(f"{name!r}: …" for name in signature.parameters)
+        raise ConfigTypeError(
+            f"{type(model).__name__}.forward{signature} does not take the inputs of a pair alone: {mismatch}. Of a pair"
+            f" (inputs, target) the model gets the first item. Give samples with named fields, {{{names}}}, for example"
+            " a trainwright.data.ColumnDataset."
+        ) from error
 
 
 def is_label(name: Any) -> bool:

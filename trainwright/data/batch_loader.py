@@ -6,6 +6,7 @@ Workers are torch's. Without workers, batches are read directly: from the indice
 import functools
 import logging
 import multiprocessing
+import multiprocessing.connection
 import operator
 import os
 import pickle
@@ -49,6 +50,7 @@ from trainwright.data.seeding import (
 )
 from trainwright.data.wrapped import inner_datasets, own_collator
 
+_ENDING_S = 2.0  # in which a worker that sends nothing any more has ended
 _SHOWN = 64  # indices that a message names at most
 
 
@@ -470,8 +472,10 @@ class WorkerBatches(Iterator[Any]):
             batch = next(self._batches)
         except Exception as error:
             error = error.with_traceback(None)  # the worker's traceback is in its message
-            codes = _workers.exit_codes()
-            if not codes or not isinstance(error, RuntimeError | OSError | EOFError) or str(error).startswith("Caught"):
+            if not isinstance(error, RuntimeError | OSError | EOFError) or str(error).startswith("Caught"):
+                raise error
+            codes = _workers.exit_codes(wait=isinstance(error, OSError | EOFError))
+            if not codes:
                 raise error
             raise DataError(
                 f"data: a worker of the loader ended (exit code {', '.join(map(str, codes))}; -9 is often a lack of"
@@ -681,8 +685,13 @@ class _Workers:
             self._at_exit = Finalize(None, self._kill, exitpriority=0)
         self._alive = {worker for worker in self._alive if worker.is_alive()} | workers
 
-    def exit_codes(self) -> list[int]:
-        """Those of workers that were killed or failed."""
+    def exit_codes(self, *, wait: bool = False) -> list[int]:
+        """Those of workers that were killed or failed. ``wait``: one may be ending, and sends no tensors any more."""
+        if wait:
+            try:
+                multiprocessing.connection.wait([worker.sentinel for worker in self._alive], timeout=_ENDING_S)
+            except RuntimeError as error:  # of torch's handler of the signal that a worker has ended
+                logger.debug("%s", error)
         return sorted({worker.exitcode for worker in self._alive if worker.exitcode})
 
     def _kill(self) -> None:

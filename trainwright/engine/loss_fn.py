@@ -15,16 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainwright.base.batch import arguments, parameter_names
-from trainwright.base.errors import ConfigError, ConfigTypeError, did_you_mean
+from trainwright.base.batch import arguments, parameter_names, write_forward_help, write_pair_help
+from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.data.errors import GRADIENTS_OFF, add_batch_note
 from trainwright.models.outputs import TOKENS, losses_of, named_outputs, predictions_of, total_loss
 from trainwright.models.targets import LABEL_NAMES, loss_inside, target_of
 from trainwright.parallel.simulated import simulation
 
 logger = logging.getLogger("trainwright.engine")
-
-WRONG_FIELDS_HELP = "A sample's field names must be the parameter names of the model's forward."
 
 
 def sum_losses(outputs: Any, batch: Any = None) -> Tensor:
@@ -124,30 +122,6 @@ def add_notes(error: BaseException, batch: Any, model: nn.Module) -> None:
     add_batch_note(error, batch)
 
 
-def write_forward_help(error: TypeError, model: nn.Module, batch: Any, shown: list[str] | None = None) -> None:
-    """Raise a clear error in place of ``error`` if it comes from calling ``model`` with a batch that does not fit.
-
-    ``shown``: the fields to list in the message, if ``batch`` is a part of them.
-    """
-    if not isinstance(batch, Mapping):
-        raise ConfigTypeError(
-            f"The loader yields {type(batch).__name__}; DefaultTrainer needs named fields: an Instance or a dict"
-            f" for each sample. {WRONG_FIELDS_HELP}"
-        ) from error
-    signature = inspect.signature(model.forward)
-    try:
-        signature.bind(**batch)
-    except TypeError as mismatch:
-        fields, parameters = shown or list(batch), list(signature.parameters)
-        near = " ".join(
-            f"{name!r} is no parameter. {did_you_mean(name, parameters)}" for name in fields if name not in parameters
-        )
-        raise ConfigTypeError(
-            f"{type(model).__name__}.forward{signature} does not take the batch with the fields {fields}: {mismatch}."
-            f" {WRONG_FIELDS_HELP}{' ' + near if near else ''}"
-        ) from error
-
-
 def _refusal(outputs: Mapping[str, Any]) -> ConfigError | ConfigTypeError:
     losses = {name: value for name, value in outputs.items() if "loss" in name and value is not None}
     if not losses:
@@ -198,7 +172,7 @@ def contract_for(
     """
     is_pair = isinstance(inputs, tuple | list) and len(inputs) == 2
     if not is_pair and not isinstance(inputs, Mapping):
-        raise _refused_batch(inputs)
+        raise refused_batch(inputs)
     own_loss = used_loss(own_loss, inputs)
     criterion = _no_criterion if criterion is None else criterion  # one in the wrapper of torch.compile has no truth
     undecided = _Undecided(criterion, record_scalars, label_names or ())
@@ -225,7 +199,7 @@ def used_loss(own_loss: Callable[..., Tensor] | None, inputs: Any) -> Callable[.
     return None if own_loss is None or (is_pair and not _takes_two(own_loss)) else own_loss
 
 
-def _refused_batch(inputs: Any) -> ConfigTypeError:
+def refused_batch(inputs: Any) -> ConfigTypeError:
     parts = f" of {len(inputs)} parts" if isinstance(inputs, tuple | list) else ""
     return ConfigTypeError(
         f"The loader yields {type(inputs).__name__}{parts}; the Trainer takes pairs (inputs, target), or batches"
@@ -243,7 +217,9 @@ def forward(model: Any, batch: Any, *, takes_all: bool = False) -> Any:
     try:
         return model(*positional, **taken)
     except TypeError as error:
-        if not positional:
+        if positional:
+            write_pair_help(error, model)
+        else:
             write_forward_help(error, model, taken, list(batch))
         raise
 
@@ -260,7 +236,11 @@ def _of_pair(
 
     def compute_loss(model: Any, inputs: Any) -> Any:
         nonlocal is_checked, is_of_training
-        outputs = model(inputs[0])
+        try:
+            outputs = model(inputs[0])
+        except TypeError as error:
+            write_pair_help(error, model)
+            raise
         if record_outputs is not None:
             record_outputs(outputs)
         if outputs.__class__ is Tensor and outputs.dim():

@@ -1,6 +1,7 @@
 """The public methods and parts that the trainers of both APIs have, each over ``self.run``."""
 
 import logging
+import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -267,6 +268,11 @@ class RunMethods(TrainerBase):
 
     @contextmanager
     def _training(self, start_iter: int | None = None, max_iter: int | None = None) -> Iterator[Callable[[], None]]:
+        if getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing itself looks at it
+            raise ConfigError(
+                "This process is a worker that has only begun: multiprocessing (spawn or forkserver) imports the"
+                ' program in it, which would train again. Put the training below `if __name__ == "__main__":`.'
+            )
         with super()._training(start_iter, max_iter) as run_step:
             is_done = max_iter is None and self.start_iter >= self.max_iter
             yield run_step

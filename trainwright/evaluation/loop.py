@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from trainwright.base import dist
-from trainwright.base.batch import described
+from trainwright.base.batch import described, write_forward_help
 from trainwright.base.dist import broadcast_over_data, is_any, is_main_process
 from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.data.batch_loader import opened
@@ -331,7 +331,11 @@ def _evaluate_loader(
 
     def step(inputs: Mapping[str, Any]) -> None:
         results.begin_batch(inputs)
-        outputs = model(**inputs)
+        try:
+            outputs = model(**inputs)
+        except TypeError as error:
+            write_forward_help(error, model, inputs)
+            raise
         loss = loss_of_outputs(outputs) if has_loss else None
         if loss is not None:
             results.weigh(inputs, outputs)

@@ -16,7 +16,7 @@ from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.base.lazy_names import ring
 from trainwright.data.sample_count import keeps_samples
 from trainwright.engine import loaders
-from trainwright.engine.loss_fn import Loss, add_notes, contract_for, used_loss
+from trainwright.engine.loss_fn import Loss, add_notes, contract_for, refused_batch, used_loss
 from trainwright.engine.pipeline_step import refuse_own_step
 from trainwright.engine.run import TrainerRun
 from trainwright.engine.state import StepPlan
@@ -72,6 +72,8 @@ class BatchLoss:
     def chosen(self, inputs: Any) -> Loss:
         """``compute_loss`` for batches like ``inputs``, without a frame of this class."""
         has_names = isinstance(inputs, Mapping)
+        if not isinstance(inputs, Mapping | tuple | list):  # also of evaluation data, where others were trained on
+            raise refused_batch(inputs)
         if has_names not in self._chosen:  # data to evaluate may have names where those to train have none
             record = in_turn([one for one in self._recorders if one is not None])
             own_loss = used_loss(self.own_loss, inputs)
