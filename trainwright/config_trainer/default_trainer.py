@@ -293,14 +293,9 @@ class DefaultTrainer(RunMethods):
         self._trainer.phases, self.run.batches = self.phases, self.run.built_stepper.batches
         if isinstance(self._trainer, EagerTrainer):
             self.run.update = self._trainer.steps.update
-        has_own_batch = is_overridden(self, "get_batch")
-        is_own = is_overridden(self, "run_step")
-        has_own = is_own or has_own_batch or is_overridden(self.run.built_stepper, "run_step")
-        # Not if a method of the user's may draw random numbers.
-        self.run.batches.prefetches_to = None if has_own else self.device
         self._warn_of_replaced_stepper()
         step = self._step_of_stepper()
-        return self._trainer, self.run_step if is_own else step
+        return self._trainer, self.run_step if is_overridden(self, "run_step") else step
 
     def _warn_of_replaced_stepper(self) -> None:
         """Settings that ``self._trainer``, perhaps the user's replacement, was not built with."""
@@ -326,7 +321,9 @@ class DefaultTrainer(RunMethods):
         if isinstance(stepper, EagerTrainer) and not stepper.has_own_run_step():
             get_batch, run = self.run.prepare if is_overridden(self, "get_batch") else None, self.run
             stepper.callbacks = run.calls if run.calls.is_fed else None
-            run.step = stepper.new_step(get_batch, self.device, self.train_step if self.run.has_own_step else None)
+            own_step = self.train_step if run.has_own_step else None
+            reads_ahead = not is_overridden(self, "run_step")  # which may read batches itself
+            run.step = stepper.new_step(get_batch, self.device, own_step, reads_ahead=reads_ahead)
             stepper.steps.use_after_batch(run.step, run.after_batch())
             return run.step.run
         return setup.bind_arguments(stepper.run_step, self.run.prepare, self.device)

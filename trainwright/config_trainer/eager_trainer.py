@@ -99,6 +99,7 @@ class EagerTrainer(TrainerBase):
             sync=self._replica,
             pipeline=self._pipeline,
             accumulates=grad_acc_steps > 1,
+            explain=lambda error, batch: explain_forward(error, self._plain_model, batch),
             find_unused_setting="train.dist.find_unused_parameters",
             recompute=lambda batch: self.train_micro_batch(self.model, batch),
             skip_non_finite=skip_non_finite,
@@ -172,10 +173,13 @@ class EagerTrainer(TrainerBase):
 
     # Implementation.
 
-    def new_step(self, get_batch: Any = None, device: Any = None, train_step: Any = None) -> Step:
+    def new_step(
+        self, get_batch: Any = None, device: Any = None, train_step: Any = None, *, reads_ahead: bool = False
+    ) -> Step:
         """The step, with the arguments of ``run_step``; it calls no method that may be overridden.
 
         ``train_step(model, batch)``: a step of the user's own, which also steps the optimizers at a window's end.
+        ``reads_ahead``: see :meth:`StepBuilder.prepare_batches`.
         """
         steps, has_own_step, writes = self.steps, train_step is not None, is_overridden(self, "write_metrics")
         update, metrics = steps.update, steps.metrics
@@ -185,7 +189,7 @@ class EagerTrainer(TrainerBase):
             update.check_closure()
         place = self._device if device is None else device
         own = None if get_batch is None else lambda data: get_batch(data, place)
-        steps.prepare_batches(place, own, own_mixes=own is not None)
+        steps.prepare_batches(place, own, own_mixes=own is not None, reads_ahead=reads_ahead)
         self._backward = self._own_backward if is_overridden(self, "backward") else update.backward
         step = steps.build(
             self.model,
@@ -193,9 +197,7 @@ class EagerTrainer(TrainerBase):
             finish=None if has_own_step else self.update if is_overridden(self, "update") else update.finish,
             length=self.grad_acc_steps,
             keep=partial(metrics.of_outputs, keeps_all=writes) if has_own_step or writes else metrics.of_recorded,
-            storage=get_event_storage(),
             phases=self.phases,
-            explain=lambda error, batch: explain_forward(error, self._plain_model, batch),
             record=self._write_rows if writes else None,
             records_first=writes and not has_own_step,
             begin_batch=None if self.callbacks is None else self.callbacks.begin_batch,

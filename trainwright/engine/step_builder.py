@@ -19,7 +19,7 @@ from trainwright.engine.step import Step
 from trainwright.engine.step_metrics import StepMetrics
 from trainwright.engine.update import Update, optimizer_calls
 from trainwright.events.phases import PhaseTimes
-from trainwright.events.storage import EventStorage
+from trainwright.events.storage import get_event_storage
 from trainwright.parallel.pipeline import Pipeline
 
 
@@ -31,6 +31,7 @@ class StepBuilder:
         batches: returns those of the training.
         sync: averages the gradients of several processes; ``pipeline``: runs the stages of the model.
         accumulates: whether windows have more than one micro-batch.
+        explain: called with an error of a step and the batch, to add what the user needs to know.
         find_unused_setting: the name of ``find_unused_parameters`` in messages.
         recompute: forward and backward pass of a batch, for an optimizer that takes a closure.
         accelerator: makes the step of the optimizer.
@@ -50,13 +51,15 @@ class StepBuilder:
         sync: GradientSync | None,
         pipeline: Pipeline | None,
         accumulates: bool,
+        explain: Callable[[Exception, Any], None],
         find_unused_setting: str,
         recompute: Callable[[Any], object],
         accelerator: Any = None,
         **settings: Any,
     ) -> None:
         self.model, self.optimizer, self._batches, self._pipeline = model, optimizer, batches, pipeline
-        self._find_unused_setting, self._recompute, self._accelerator = find_unused_setting, recompute, accelerator
+        self._explain = explained(explain, model, find_unused_setting)
+        self._recompute, self._accelerator = recompute, accelerator
         self._stages: TrainStages | None = None
         self._settings: dict[str, Any] = {
             "replica": sync,
@@ -93,13 +96,22 @@ class StepBuilder:
                 raise ConfigError(f"{kind}.{name} was assigned, without effect on the steps: {instead}.")
 
     def prepare_batches(
-        self, device: torch.device, own: Callable[[Any], Any] | None = None, *, own_mixes: bool = False
+        self,
+        device: torch.device,
+        own: Callable[[Any], Any] | None = None,
+        *,
+        own_mixes: bool = False,
+        reads_ahead: bool = True,
     ) -> None:
         """Choose what the training's batches become: moved to the device, or what a method of the user's returns.
 
-        ``own_mixes``: it also applies the loader's ``mixup_func``.
+        Args:
+            own: that method, which gets batches as the loader gives them, and when the step needs them.
+            own_mixes: it also applies the loader's ``mixup_func``.
+            reads_ahead: without ``own``, each batch is read and copied while the previous step computes.
         """
         batches, prepare = self._batches(), own or partial(to_batch, device=device)
+        batches.prefetches_to = device if reads_ahead and own is None else None
         mixup_func = None if own_mixes else getattr(batches.loader, "mixup_func", None)
         batches.prepare = prepare if mixup_func is None else lambda batch: mixed(mixup_func, prepare(batch))
         batches.divide = sequence_parts(self.model)
@@ -114,23 +126,20 @@ class StepBuilder:
         finish: Callable[[], object] | None,
         length: int | Callable[[], int],
         keep: Callable[[Any], Any],
-        storage: EventStorage,
         phases: PhaseTimes,
-        explain: Callable[[Exception, Any], None],
         record: Callable[[list[Any], float], object] | None = None,
         records_first: bool = False,
         begin_batch: Callable[[Any], None] | None = None,
         end_batch: Callable[[], None] | None = None,
-        after_batch: Callable[[Any, Any], None] | None = None,
         after_output: Callable[[Any, Any], None] | None = None,
     ) -> Step:
-        """The step, with the arguments of :class:`~trainwright.engine.step.Step`.
+        """The step within a training, with the arguments of :class:`~trainwright.engine.step.Step`.
 
         ``called``: the model, perhaps wrapped. ``record``: what is called with the rows of an update in place of
-        :class:`~trainwright.engine.step_metrics.StepMetrics`. Stages call ``after_batch`` and ``after_output`` as
+        :class:`~trainwright.engine.step_metrics.StepMetrics`. Stages call ``after_output`` as
         :class:`~trainwright.engine.pipeline_step.TrainStages` says.
         """
-        put: Callable[[list[Any], float], object] = partial(self.metrics.put, storage) if record is None else record
+        put: Callable[[list[Any], float], object] = record or partial(self.metrics.put, get_event_storage())
         options: dict[str, Any] = {"keep": keep, "record": put, "end_batch": end_batch}
         if self._pipeline is not None:
             stages = self._stages = TrainStages(
@@ -144,7 +153,7 @@ class StepBuilder:
             train = stages
             # They end batches themselves, and have the rows of a window after it.
             options = {"keep": lambda _: None, "record": lambda _, data_time: put(stages.rows, data_time)}
-        step = Step(
+        return Step(
             self.update,
             self._batches(),
             called,
@@ -154,11 +163,9 @@ class StepBuilder:
             phases=phases,
             records_first=records_first,
             begin_batch=begin_batch,
-            explain=explained(explain, self.model, self._find_unused_setting),
+            explain=self._explain,
             **options,
         )
-        self.use_after_batch(step, after_batch)
-        return step
 
     def use_train(self, step: Step, train: Callable[[Any, Any], Any]) -> None:
         """Train each micro-batch with ``train`` from now on."""

@@ -136,6 +136,7 @@ class TrainingStep:
             sync=placement.sync,
             pipeline=placement.pipeline,
             accumulates=spec.gradient_accumulation_steps > 1,
+            explain=partial(add_notes, model=self.model),
             find_unused_setting="TrainingConfig.find_unused_parameters",
             recompute=lambda batch: self._overrides.of("training_step", self.training_step)(batch),
             accelerator=accelerator,
@@ -214,7 +215,6 @@ class TrainingStep:
         batches, builder, metrics = run.batches, self.builder, self.builder.metrics
         prepares = overrides.has("prepare_input_batch")
         builder.prepare_batches(run.device, run.trainer.prepare_input_batch if prepares else None)
-        batches.prefetches_to = None if prepares else run.device  # it may draw numbers
         batches.length = self._state.plan.steps_per_epoch
         self._epoch_end = self._state.global_step  # the first step opens the epoch
         run.set_position()
@@ -229,14 +229,12 @@ class TrainingStep:
             finish=self.update.finish,
             length=self._begin_update if self._state.plan.accumulation == 1 else self._begin_window,
             keep=metrics.of_logs,
-            storage=run.storage,
             phases=run.trainer.phases,
-            explain=partial(add_notes, model=self.model),
             begin_batch=self._begin_batch,
             end_batch=self._callbacks.end_batch,
-            after_batch=self._after_batch(),  # all callbacks are registered now
             after_output=None if self._metrics is None else self._metrics.add,
         )
+        builder.use_after_batch(step, self._after_batch())  # all callbacks are registered now
         self.placement.on_wrap = partial(setattr, step, "model")
         if overrides.has(*STEP_METHODS):
             if self._metrics is not None:
