@@ -229,6 +229,20 @@ def test_a_step_of_the_users_own_is_not_passed_over(caplog: pytest.LogCaptureFix
     assert "Own has its own update" in refusals(caplog)[0]
 
 
+def test_a_micro_batch_of_the_users_own_is_not_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[Any] = []
+
+    class Own(GraphTrainer):
+        def train_micro_batch(self, model: Any, batch: Any) -> Any:
+            seen.append(batch)
+            return super().train_micro_batch(model, batch)
+
+    model = Net()
+    Own(GraphBase(model, adamw(model.parameters()), backend="aot_eager"), batches(3)).train(0, 3)
+    assert len(seen) == 3
+    assert "Own has its own train_micro_batch" in refusals(caplog)[0]
+
+
 def test_without_a_compiler_the_operations_run_one_by_one(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

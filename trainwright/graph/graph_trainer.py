@@ -71,7 +71,8 @@ class GraphTrainer(EagerTrainer):
         self, get_batch: Any = None, device: Any = None, train_step: Any = None, *, reads_ahead: bool = False
     ) -> Step:
         step = super().new_step(get_batch, device, train_step, reads_ahead=reads_ahead)
-        own = refusal_of_overrides([n for n in ("backward", "update") if is_overridden(self, n)], type(self).__name__)
+        called = [name for name in ("train_micro_batch", "backward", "update") if is_overridden(self, name)]
+        own = refusal_of_overrides(called, type(self).__name__)
         self._compiled.use_in(step, own if train_step is None else "the trainer has its own train_step")
         return step
 
