@@ -462,3 +462,30 @@ def test_an_optimizer_without_gradients_may_step_in_float16(non_finite: str, tmp
     every, one = trained((None, "body"), 2), trained(("body",), 2)
     assert_equal_weights(every.model, one.model)
     assert every.run.grad_scaler.state_dict() == one.run.grad_scaler.state_dict()
+
+
+def with_clipping(folder: Path, iterations: int = 4, *, by_norm: float | None = None, **settings: Any) -> DictConfig:
+    cfg = configured(folder, iterations, checkpointer={"period": 4}, **settings)
+    cfg.optim.body.params.update({"clip_grad_value": 0.1, "clip_grad_max_norm": by_norm})
+    return cfg
+
+
+def test_a_resume_records_the_clipping_of_an_optimizer_that_trains_now(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    DefaultTrainer(with_clipping(tmp_path)).train()
+    cfg = with_clipping(tmp_path, 8, resume=True)
+    cfg.optim.body.params.clip_grad_value = 0.2
+    trainer = DefaultTrainer(cfg)
+    assert trainer.optimizers["body"].param_groups[0]["clip_grad_value"] == 0.2
+    assert trainer.cfg.optim.body.params.clip_grad_value == 0.2
+    (line,) = [line for line in caplog.text.splitlines() if "optim.body.params.clip_grad_value" in line]
+    assert line.endswith("0.1     0.2  taken now")
+
+
+def test_both_clippings_of_an_optimizer_are_refused_with_its_key(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"^optim\.body\.params\.clip_grad_value.*: got 0\.1 with optim\.body\.params\.clip_grad_max_norm=1\.0",
+    ):
+        DefaultTrainer(with_clipping(tmp_path, by_norm=1.0))

@@ -778,7 +778,7 @@ def source_of_key(path: str) -> str:
         return TrainingConfig.rows[_FIELD_AT[path]].source
     for section, part in (("optim", "optimizer"), ("train.scheduler", "lr_scheduler")):
         if path.startswith(f"{section}."):
-            return "now" if path.endswith("clip_grad_norm_type") else part
+            return "now" if path.rpartition(".")[2].startswith("clip_grad_") else part
     return KEYS[path].resumed if path in KEYS else "now"
 
 

@@ -234,6 +234,10 @@ def _optimizer_faults(cfg: DictConfig) -> Iterator[Fault]:
             given = {name: value_at(params, name) for name in kind.__annotations__}
             for fault in section_faults(kind, {name: value for name, value in given.items() if value is not None}):
                 yield replace(fault, path=f"{path}.params.{fault.path}")
+            value, norm = given.get("clip_grad_value"), given.get("clip_grad_max_norm")
+            if path != "optim" and value is not None and norm is not None:  # the rules know a single optimizer
+                text = rules.both_clippings(value, f"{path}.params.clip_grad_max_norm", norm)
+                yield Fault(f"{path}.params.clip_grad_value", text)
         for name in _OPTIMIZER_NUMBERS:
             value = value_at(optim, name)
             if isinstance(value, str | bool | ListConfig | DictConfig):
