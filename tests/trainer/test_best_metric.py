@@ -15,7 +15,7 @@ from tests.toys import Classifier, Results, Samples, quiet
 from tests.toys import file_config as config_of
 from tests.trainer.conftest import INPUTS as STOPPING_INPUTS
 from tests.trainer.conftest import PAIRS, Scripted, config, events_in, make
-from trainwright import DefaultTrainer, Trainer, TrainerConfig, TrainingConfig
+from trainwright import DefaultTrainer, LazyConfig, Trainer, TrainerConfig, TrainingConfig
 from trainwright.base.errors import ConfigError
 from trainwright.config import MetricConfig
 from trainwright.engine import default_setup
@@ -146,6 +146,24 @@ def test_an_eval_metric_without_a_mode_is_judged(tmp_path: Path) -> None:
     given = DefaultTrainer(file_config(tmp_path / "b", evaluator=falling(), eval_metric="1_PPL", eval_mode="max"))
     assert given.cfg.train.evaluation.eval_mode == "max"
     assert DefaultTrainer(file_config(tmp_path / "c")).cfg.train.evaluation.eval_mode == "max"
+
+
+@pytest.mark.parametrize(("metric", "other", "mode"), [("Acc@1", "loss", "min"), ("loss", "Acc@1", "max")])
+def test_a_mode_that_was_judged_follows_another_metric_of_a_saved_configuration(
+    metric: str, other: str, mode: str, tmp_path: Path
+) -> None:
+    trainer = DefaultTrainer(file_config(tmp_path, eval_metric=metric))
+    assert not trainer.run.spec.is_set("greater_is_better")
+    saved = LazyConfig.load(tmp_path / "config.yaml")
+    assert DefaultTrainer(saved).cfg.train.evaluation.eval_mode == ("max" if mode == "min" else "min")
+    text = (tmp_path / "config.yaml").read_text()
+    (tmp_path / "edited.yaml").write_text(text.replace(f"eval_metric: {metric}", f"eval_metric: {other}"))
+    edited = LazyConfig.load(tmp_path / "edited.yaml")
+    saved.train.evaluation.eval_metric = other
+    for cfg in (saved, edited):
+        assert DefaultTrainer(cfg).cfg.train.evaluation.eval_mode == mode
+    saved.train.evaluation.eval_mode = "max" if mode == "min" else "min"
+    assert DefaultTrainer(saved).cfg.train.evaluation.eval_mode != mode
 
 
 def test_an_eval_metric_that_no_evaluator_gives_is_refused_at_the_start(tmp_path: Path) -> None:

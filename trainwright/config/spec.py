@@ -95,9 +95,9 @@ def spec_of_cfg(cfg: "DictConfig", given: "DictConfig", half: Half = "bf16") -> 
 
     def is_set_by_user(name: str) -> bool:
         place = place_of(name)
-        if place not in KEYS or value_at(given, place) != KEYS[place].default:
-            return place in KEYS
         section, _, key = place.rpartition(".")
-        return place in MARKED and is_set(value_at(given, section), key)
+        if place in MARKED:
+            return is_set(value_at(given, section), key)
+        return place in KEYS and bool(value_at(given, place) != KEYS[place].default)
 
     return RunSpec("config file", settings, as_set, place_of, is_set_by_user)

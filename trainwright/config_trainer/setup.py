@@ -42,7 +42,7 @@ from trainwright.config.config_file.sections import (
 from trainwright.config.lazy.allowlist import project_roots
 from trainwright.config.lazy.instantiation import instantiate, locate_target
 from trainwright.config.lazy.lazy_config import SECTIONS, get_config, try_get_key
-from trainwright.config.lazy.provenance import are_several, is_set
+from trainwright.config.lazy.provenance import are_several, is_set, mark_default
 from trainwright.config.secrets import redact_command, remember_secrets, without_secrets
 from trainwright.config.yaml_file import read_mapping
 from trainwright.data.batch_loader import BatchLoader, make_loader
@@ -452,6 +452,7 @@ def resolve_eval_mode(cfg: DictConfig) -> None:
     objective = objective_of_name(evaluation.eval_metric)
     if objective is not None:
         evaluation.eval_mode = MODES[objective]
+        mark_default(evaluation, "eval_mode", is_derived=True)  # it follows another metric that is set later
     elif evaluation.enabled and try_get_key(cfg, "dataloader.test"):
         raise ConfigError(
             f"train.evaluation.eval_metric: got {evaluation.eval_metric!r}, and it is unknown whether higher is"

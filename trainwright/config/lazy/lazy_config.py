@@ -218,13 +218,16 @@ class LazyConfig:
 
 
 def _mark_defaults(cfg: DictConfig, filename: str | os.PathLike[str]) -> None:
-    """Mark those values of a saved file that are packaged defaults and were set neither before nor in the file."""
+    """Mark those values of a saved file that the user set neither before nor in the file."""
     first, _, _ = Path(filename).read_text(encoding="utf-8").partition("\n")
-    for path in first.removeprefix(DEFAULTS).replace(",", " ").split() if first.startswith(DEFAULTS) else ():
+    for entry in first.removeprefix(DEFAULTS).replace(",", " ").split() if first.startswith(DEFAULTS) else ():
+        path, is_derived, value = entry.partition("=")
         above, _, key = path.rpartition(".")
-        section, packaged = value_at(cfg, above), value_at(get_config("common/defaults.py"), path)
-        if isinstance(section, DictConfig) and key in section and section[key] == packaged:
-            mark_default(section, key)
+        section = value_at(cfg, above)
+        if not is_derived:
+            value = str(value_at(get_config("common/defaults.py"), path))
+        if isinstance(section, DictConfig) and key in section and str(section[key]) == value:
+            mark_default(section, key, is_derived=bool(is_derived))
 
 
 def html_of(cfg: DictConfig) -> str | None:

@@ -84,26 +84,26 @@ def shown(origin: str) -> str:
 
 
 class DefaultNode(AnyNode):
-    """A packaged default. After any assignment, also of an equal value, it is no longer one."""
+    """A packaged default, or a value that follows from others. After any assignment it is the user's, also if equal."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Any, *, is_derived: bool = False) -> None:
         super().__init__(value)
-        self.__dict__["is_default"] = True
+        self.__dict__.update({"is_default": True, "is_derived": is_derived})
 
     def _set_value(self, value: Any, flags: dict[str, bool] | None = None) -> None:
         super()._set_value(value, flags)
         self.__dict__["is_default"] = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        copied = type(self)(self._value())
+        copied = type(self)(self._value(), is_derived=self.__dict__["is_derived"])
         self._deepcopy_impl(copied, memo)
         copied.__dict__["is_default"] = self.__dict__["is_default"]
         return copied
 
 
-def mark_default(section: DictConfig, key: str) -> None:
-    """Record that the value of ``key`` is a packaged default."""
-    put(section, key, DefaultNode(section[key]))
+def mark_default(section: DictConfig, key: str, *, is_derived: bool = False) -> None:
+    """Record that the value of ``key`` is a packaged default; or ``is_derived``: it follows from other settings."""
+    put(section, key, DefaultNode(section[key], is_derived=is_derived))
 
 
 def put(section: DictConfig, key: Any, node: Node) -> None:

@@ -22,7 +22,8 @@ logger = logging.getLogger("trainwright.config")
 _PLAIN = (bool, int, float, str, bytes)
 _MAX_SHOWN = 200  # characters of the text that stands for an object
 _LINE_LENGTH = 88  # of to_py
-DEFAULTS = "# Defaults:"  # the first line of a file: the keys that were not set by the user, where that matters
+# The first line of a file: the keys that were not set by the user, where that matters; of derived ones with the value.
+DEFAULTS = "# Defaults:"
 
 
 def save(cfg: Any, filename: str | os.PathLike[str], *, project_root: str | os.PathLike[str] | None = None) -> None:
@@ -106,7 +107,7 @@ class _Writer:
             else:
                 plain[key if type(key) is str else _key(key)] = self.plain(child, where, in_call=in_call or is_call)
                 if isinstance(child, DefaultNode) and isinstance(key, str) and is_default(child):
-                    self.defaults.append(where)
+                    self.defaults.append(f"{where}={plain[key]}" if child.__dict__["is_derived"] else where)
         if plain.get("_target_") in PLAIN_CONTAINERS and plain.get("_partial_"):
             self._refused(plain["_target_"], path)
         return plain
