@@ -301,10 +301,27 @@ def test_an_optimizer_of_another_model_is_refused_before_the_first_step(tmp_path
     cfg.model = Model()
     with pytest.raises(ConfigError, match="SGD holds none of the model's parameters"):
         DefaultTrainer(cfg).train()
+
+
+@pytest.mark.parametrize(
+    ("name", "made", "instead"),
+    [
+        ("optimizer", lambda trainer: torch.optim.SGD(trainer.model.parameters(), lr=0.1), "set cfg.optim before"),
+        ("model", lambda trainer: Model(), "set cfg.model before"),
+        ("train_loader", lambda trainer: DataLoader(data(), batch_size=8), "set cfg.dataloader.train before"),
+    ],
+)
+def test_a_part_that_is_assigned_without_effect_is_refused(name: str, made: Any, instead: str, tmp_path: Path) -> None:
     trainer = DefaultTrainer(config(tmp_path))
-    trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.1)
-    with pytest.raises(ConfigError, match="optimizer was assigned, without effect"):
+    before = getattr(trainer, name)
+    setattr(trainer, name, made(trainer))
+    with pytest.raises(
+        ConfigError, match=rf"{name} was assigned, without effect .* override build_{name}, or {instead}"
+    ):
         trainer.train()
+    assert trainer.iterations_done == 0
+    setattr(trainer, name, before)
+    trainer.train()
 
 
 @pytest.mark.parametrize("is_named", [False, True])

@@ -301,9 +301,6 @@ class DefaultTrainer(RunMethods):
         """Settings that ``self._trainer``, perhaps the user's replacement, was not built with."""
         stepper, steps = self._trainer, self.cfg.train.num_accumulation_steps
         kind, own_steps = type(stepper).__name__, getattr(stepper, "grad_acc_steps", None)
-        if stepper is self.run.built_stepper:
-            instead = "override build_optimizer, or set cfg.optim"
-            stepper.steps.check_assigned("DefaultTrainer", {"optimizer": (self.optimizer, instead)})
         if is_overridden(self, "train_step") and not self.run.has_own_step:
             raise ConfigError("DefaultTrainer.train_step: was assigned after __init__; override it in a subclass.")
         if self.run.has_own_step and getattr(stepper, "has_own_run_step", lambda: True)():
@@ -345,6 +342,7 @@ class DefaultTrainer(RunMethods):
         self.run.use_spec(spec_of_cfg(self.cfg, self.run.given, half_of(self.run.device)))
 
     def _before_first_step(self) -> None:
+        self.run.check_assigned()
         if not self.is_copy:
             self.run.check_schedules()
         with without_compiler():

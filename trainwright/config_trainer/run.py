@@ -178,8 +178,19 @@ class ConfigRun(Run):
             graph = self.trainer.build_graph(self.cfg, self.model, self.optimizer, self.lr_scheduler)
             self.stepper = ring("graph.graph_trainer").GraphTrainer(graph, self.train_loader, steps, **settings)
         self.built_stepper = self.stepper
+        self._built = {"model": self.model, "optimizer": self.optimizer, "train_loader": self.train_loader}
         self.batches, self.update = self.stepper.batches, self.stepper.steps.update
         self.own_step = OwnStep(self, ["train_step"])
+
+    def check_assigned(self) -> None:
+        """Raise if a part was assigned to the trainer, and its step, which is not the user's, has the one before."""
+        sections = {"model": "model", "optimizer": "optim", "train_loader": "dataloader.train"}
+        for name, part in self._built.items() if self.stepper is self.built_stepper else ():
+            if getattr(self, name) is not part:
+                raise ConfigError(
+                    f"DefaultTrainer.{name} was assigned, without effect on the steps: override build_{name}, or set"
+                    f" cfg.{sections[name]} before the trainer is built."
+                )
 
     def resume(self) -> None:
         self.trainer.resume_or_load(self.folder.resume)
