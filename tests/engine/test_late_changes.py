@@ -1,6 +1,7 @@
 """A setting that is changed after the trainer was built is used by the next train(), or refused: in both APIs."""
 
 import csv
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.toys import Classifier, file_config, pairs, points, quiet
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
 from trainwright.base.errors import ConfigError
 from trainwright.config.settings import KEYS, changed_of_key
+from trainwright.inspect.find.learning_rate import use_learning_rate
 
 DATA = pairs(24)
 REFUSED = [name for name, row in TrainingConfig.rows.items() if row.changed == "build"]
@@ -123,14 +125,94 @@ def of_file(folder: Path, changed: dict[str, Any], **train: Any) -> tuple[Any, .
     return trainer.iterations_done, weights.tolist(), repr({k: v for k, v in results.items() if "throughput" not in k})
 
 
+EARLY = {"monitor": "epoch_loss", "patience": 0, "mode": "max"}
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("train_iter", 6), ("train_epoch", 4), ("max_time", 1e-6), ("eval_on_start", True), ("limit_eval_batches", 1)],
+    [
+        ("train_iter", 6),
+        ("train_epoch", 4),
+        ("max_time", 1e-6),
+        ("eval_on_start", True),
+        ("limit_eval_batches", 1),
+        ("early_stopping", EARLY),
+    ],
 )
 def test_used_by_the_next_training_of_a_config_file(key: str, value: Any, tmp_path: Path) -> None:
-    late = of_file(tmp_path / "late", {f"train.{key}": value})
-    assert late == of_file(tmp_path / "then", {}, **{key: value})
-    assert late != of_file(tmp_path / "without", {})
+    late = of_file(tmp_path / "late", {f"train.{key}": value}, iter_per_epoch=1)
+    assert late == of_file(tmp_path / "then", {}, **{"iter_per_epoch": 1, key: value})
+    assert late != of_file(tmp_path / "without", {}, iter_per_epoch=1) or key == "train_epoch"  # which is as long
+
+
+def test_early_stopping_watches_the_training_also_without_an_evaluation(tmp_path: Path) -> None:
+    without_test = cfg(tmp_path, iter_per_epoch=1)
+    del without_test.dataloader.test
+    trainer = DefaultTrainer(without_test)
+    trainer.cfg.train.early_stopping = EARLY
+    trainer.train()
+    assert trainer.iterations_done < 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "iterations"),
+    [
+        ({"train_epoch": 2}, 4),
+        ({"train_epoch": 5}, 10),
+        ({"train_epoch": 0, "train_iter": 3}, 3),
+        ({"train_iter": 3}, 8),
+        ({"train_iter": 10}, 10),
+    ],
+)
+def test_a_new_length_is_compared_with_the_length_that_was_given(
+    changes: dict[str, int], iterations: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = DefaultTrainer(cfg(tmp_path, train_iter=0, train_epoch=4, log_period=0.5))
+    trainer.cfg.train.update(changes)
+    with caplog.at_level("INFO", "trainwright"):
+        trainer.train()
+    assert (trainer.iterations_done, trainer.cfg.train.train_iter) == (iterations, iterations)
+    assert ("the larger counts" in caplog.text) == ("train_iter" in changes and "train_epoch" not in changes)
+
+
+def test_periods_that_are_shares_follow_a_new_length(tmp_path: Path) -> None:
+    def rows(folder: str, late: dict[str, int], **train: Any) -> list[Any]:
+        given = cfg(tmp_path / folder, log_period=0.25, **train)
+        given.train.evaluation.eval_period = given.train.checkpointer.period = 0.5
+        trainer = DefaultTrainer(given)
+        trainer.cfg.train.update(late)
+        trainer.train()
+        lines = [json.loads(line) for line in (tmp_path / folder / "metrics.json").read_text().splitlines()]
+        saved = sorted(path.name for path in (tmp_path / folder).glob("model_*"))
+        return [saved, [(line["iteration"], [name for name in line if "Acc" in name]) for line in lines]]
+
+    assert rows("late", {"train_iter": 12}) == rows("then", {}, train_iter=12)
+
+
+@pytest.mark.parametrize("has_trained", [False, True])
+def test_a_late_setting_is_recorded_and_saved_as_one_that_was_given(
+    has_trained: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = DefaultTrainer(cfg(tmp_path))
+    if has_trained:
+        trainer.train()
+        trainer.cfg.train.train_iter = 6
+    trainer.cfg.train.freeze_bn = True
+    with caplog.at_level("INFO", "trainwright"):
+        trainer.train()
+    assert "train.freeze_bn=True" in caplog.text
+    assert trainer.run.recorded_settings()["train.freeze_bn"] is True
+    newest = tmp_path / (tmp_path / "last_checkpoint").read_text()
+    assert '"train.freeze_bn":true' in (newest / "trainer.json").read_text()
+    assert OmegaConf.load(tmp_path / "config.yaml").train.freeze_bn is True
+
+
+def test_a_rate_that_was_found_is_recorded_and_saved(tmp_path: Path) -> None:
+    trainer = DefaultTrainer(cfg(tmp_path))
+    use_learning_rate(trainer.run, 0.033)
+    assert (trainer.run.spec.learning_rate, trainer.run.recorded_settings()["optim.lr"]) == (0.033, 0.033)
+    trainer.train()
+    assert OmegaConf.load(tmp_path / "config.yaml").optim.lr == 0.033
 
 
 @pytest.mark.parametrize(

@@ -787,11 +787,17 @@ def default_of_key(path: str) -> Any:
     return KEYS[path].default if path in KEYS else ABSENT
 
 
-def changed_of_key(path: str) -> Changed:
-    """:attr:`Row.changed` of a key of config files, or of a key inside its value; also of sections without a table."""
+def key_above(path: str) -> str:
+    """The key of the table that ``path`` is, or whose value it is in; "" if there is none."""
     while path and path not in KEYS:
         path = path.rpartition(".")[0]
-    return KEYS[path].changed if path else "build"
+    return path
+
+
+def changed_of_key(path: str) -> Changed:
+    """:attr:`Row.changed` of a key of config files, or of a key inside its value; also of sections without a table."""
+    key = key_above(path)
+    return KEYS[key].changed if key else "build"
 
 
 @functools.cache

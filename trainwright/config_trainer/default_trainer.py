@@ -14,13 +14,10 @@ from trainwright.base.batch import to_batch
 from trainwright.base.dist import get_averaging_size
 from trainwright.base.errors import ConfigError, ConfigKeyError, ConfigTypeError, MissingFileError
 from trainwright.base.lazy_names import ring
-from trainwright.config.config_file.checks import validate
-from trainwright.config.config_file.sections import total_iterations
 from trainwright.config.lazy.instantiation import instantiate
 from trainwright.config.lazy.lazy_config import try_get_key
 from trainwright.config.lazy.serialization import to_plain
 from trainwright.config.secrets import safe_trackers, without_secrets
-from trainwright.config.spec import spec_of_cfg
 from trainwright.config_trainer import setup
 from trainwright.config_trainer.eager_trainer import EagerTrainer
 from trainwright.config_trainer.run import ConfigRun, names_loaders
@@ -42,7 +39,6 @@ from trainwright.hooks import (
 )
 from trainwright.hooks.method_overrides import is_overridden, overridable
 from trainwright.optim.build import build_lr_scheduler, build_optimizer
-from trainwright.parallel.precision import half_of
 
 if TYPE_CHECKING:
     from trainwright.graph.graph_trainer import GraphBase
@@ -326,20 +322,7 @@ class DefaultTrainer(RunMethods):
         return setup.bind_arguments(stepper.run_step, self.run.prepare, self.device)
 
     def _apply_settings(self, names: set[str]) -> None:
-        train = self.cfg.train
-        validate(self.cfg)
-        if names & {"train.train_iter", "train.train_epoch"}:
-            length = total_iterations(train, self.run.num_samples(), train.global_batch_size)
-            longer = copy.deepcopy(self.run.given)
-            longer.train.update({"train_iter": length, "train_epoch": 0})
-            longer.train.update({name: train[name] for name in setup.BATCH_SIZES})
-            self.auto_scale_hyperparams(longer, self.train_loader)
-            train.update({"train_iter": length, "scheduler": longer.train.scheduler})
-            train.warmup_iter = longer.train.warmup_iter
-            self.max_iter = length
-            setup.extend_schedules(self.run, lambda optimizer: self.build_lr_scheduler(self.cfg, optimizer))
-        self.evaluates_on_start = bool(train.eval_on_start)
-        self.run.use_spec(spec_of_cfg(self.cfg, self.run.given, half_of(self.run.device)))
+        self.run.use_late_changes(names)
 
     def _before_first_step(self) -> None:
         self.run.check_assigned()

@@ -1,5 +1,6 @@
 """The run of a ``DefaultTrainer``: its parts, made of a configuration and by the methods that a user overrides."""
 
+import copy
 import logging
 import weakref
 from collections.abc import Callable, Mapping
@@ -15,9 +16,11 @@ from torch.optim.lr_scheduler import ConstantLR, ReduceLROnPlateau
 from trainwright.base.dist import get_averaging_rank, get_data_parallel_size, is_main_process
 from trainwright.base.errors import ConfigError, nearest_of
 from trainwright.base.lazy_names import ring
+from trainwright.config.config_file.checks import validate
 from trainwright.config.lazy.lazy_config import try_get_key
+from trainwright.config.lazy.provenance import value_at
 from trainwright.config.lazy.serialization import to_plain
-from trainwright.config.secrets import without_secrets
+from trainwright.config.secrets import remember_secrets, without_secrets
 from trainwright.config.spec import spec_of_cfg
 from trainwright.config_trainer import setup
 from trainwright.config_trainer.eager_trainer import EagerTrainer
@@ -116,7 +119,11 @@ class ConfigRun(Run):
         trainer.samples_per_iter, trainer.samples_done = cfg.train.global_batch_size, cfg.train.consumed_train_samples
         trainer.start_iter, trainer.max_iter = cfg.train.start_iter, cfg.train.train_iter
         trainer.evaluates_on_start = bool(cfg.train.eval_on_start)
-        self.use_spec(spec_of_cfg(cfg, self.given, half_of(self.device)))
+        self.read_settings()
+
+    def read_settings(self) -> None:
+        """Use the current configuration."""
+        self.use_spec(spec_of_cfg(self.cfg, self.given, half_of(self.device)))
 
     def build_model(self) -> None:
         with built_on(meta=bool(self.cfg.train.dist.meta_init)):
@@ -221,23 +228,30 @@ class ConfigRun(Run):
         evaluator: DatasetEvaluator = self.trainer.build_evaluator(self.cfg)
         return evaluator
 
-    @property
+    @cached_property
     def log_is_due(self) -> Period:  # type: ignore[override]
-        period: Period = self.cfg.train.log_period
-        return period
+        return self._period("train.log_period")
 
-    check_is_due = log_is_due
+    @property
+    def check_is_due(self) -> Period:  # type: ignore[override]
+        return self.log_is_due
 
     @cached_property
     def eval_is_due(self) -> Period:  # type: ignore[override]
-        evaluation = self.cfg.train.evaluation
-        return self._period(evaluation.eval_period, evaluation.get("eval_after_n_epoch"))
+        return self._period("train.evaluation.eval_period", self.cfg.train.evaluation.get("eval_after_n_epoch"))
 
-    def _period(self, iterations: int, epochs: int | None) -> Period:
-        """``iterations``, or the ends of each ``epochs`` epochs, which may lie within an iteration."""
+    def _period(self, key: str, epochs: int | None = None) -> Period:
+        """The iterations at ``key``, or the ends of each ``epochs`` epochs, which may lie within an iteration."""
         per_epoch, trainer = self.iterations_per_epoch(), weakref.proxy(self.trainer)
         if epochs is None or per_epoch is None:
-            return iterations
+            if not isinstance(value_at(self.given, key), float):
+                iterations: int = value_at(self.cfg, key)
+                return iterations
+            # A share of all iterations, which may become more or fewer before the next training.
+            return Recurring(
+                lambda: (trainer.iter + 1) % value_at(trainer.cfg, key) == 0,
+                lambda done: (done // value_at(trainer.cfg, key) + 1) * value_at(trainer.cfg, key),
+            )
         whole, parts = (per_epoch * epochs).as_integer_ratio()
 
         def is_over() -> bool:
@@ -268,7 +282,7 @@ class ConfigRun(Run):
 
     def save_hook(self) -> HookBase | None:
         saving = self.cfg.train.checkpointer
-        period = self._period(saving.period, saving.get("save_model_after_n_epoch"))
+        period = self._period("train.checkpointer.period", saving.get("save_model_after_n_epoch"))
         return PeriodicCheckpointer(self.checkpointer, period, max_to_keep=saving.max_to_keep)
 
     def progress_lines(self, best: BestCheckpointer | None) -> list[HookBase | None]:
@@ -444,7 +458,7 @@ class ConfigRun(Run):
                 logger.info("%s is stepped after each iteration, not once an epoch.", type(schedule).__name__)
 
     def use_learning_rate(self, rate: float) -> None:
-        self.cfg.optim.update({"lr": rate})
+        self.keep_settings({"optim.lr": rate})
         self.settings_read["optim"]["lr"] = rate
 
     def settings_now(self) -> dict[str, Any]:
@@ -473,7 +487,32 @@ class ConfigRun(Run):
     def keep_settings(self, settings: Mapping[str, Any]) -> None:
         for cfg in (self.given, self.cfg):
             for name, value in settings.items():
-                OmegaConf.update(cfg, name, value)
+                OmegaConf.update(cfg, name, value, merge=False)
+        self.read_settings()
+        if self.folder.is_open and is_main_process():
+            self.folder.write_config(self.given)
+
+    def use_late_changes(self, names: set[str]) -> None:
+        """Use settings that the user has changed in ``cfg`` after the trainer was built."""
+        from trainwright.config.settings import key_above  # imports pydantic, which most runs do not need
+
+        validate(self.cfg)
+        self.keep_settings({key: value_at(self.cfg, key) for key in map(key_above, names)})
+        remember_secrets(self.given)
+        self.trainer.evaluates_on_start = bool(self.cfg.train.eval_on_start)
+        if names & {"train.train_iter", "train.train_epoch"}:
+            self.change_length()
+
+    def change_length(self) -> None:
+        """Compute again what depends on the length of the run, from what is given."""
+        trainer, planned = self.trainer, copy.deepcopy(self.given)
+        trainer.auto_scale_hyperparams(planned, self.train_loader)
+        setup.scale_shares(planned.train)
+        for key in setup.BY_LENGTH:
+            OmegaConf.update(self.cfg, key, value_at(planned, key), merge=False)
+        trainer.max_iter = self.cfg.train.train_iter
+        setup.extend_schedules(self, lambda optimizer: trainer.build_lr_scheduler(self.cfg, optimizer))
+        self.read_settings()
 
     def settings_of_copy(self, folder: Path, changes: dict[str, Any], **kind: bool) -> DictConfig:
         if self.stepper is not self.built_stepper:

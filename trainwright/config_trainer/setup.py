@@ -61,6 +61,11 @@ from trainwright.parallel.restarts import is_continued
 
 logger = logging.getLogger("trainwright.engine")
 
+# What follows from the length of a run.
+BY_LENGTH = (
+    *("train.train_iter", "train.warmup_iter", "train.scheduler"),
+    *("train.log_period", "train.checkpointer.period", "train.evaluation.eval_period"),
+)
 BATCH_SIZES = ("train_micro_batch_size", "global_batch_size", "num_accumulation_steps")
 
 # Settings that the start of a run shows by other names.
