@@ -20,7 +20,7 @@ from trainwright.base.errors import ConfigError
 from trainwright.checkpoint import Checkpointer, CheckpointError
 from trainwright.data import CyclicSampler
 from trainwright.evaluation import DatasetEvaluator
-from trainwright.hooks import CallbackHook
+from trainwright.hooks import Callback, CallbackHook
 
 BATCH, STEPS = 4, 6
 Weights = dict[str, Tensor]
@@ -391,6 +391,24 @@ def test_an_equal_average_computes_the_statistics_of_batch_norms_at_the_end(api:
     final = Path(trainer.checkpointer.save_dir, "model_final")
     final = final if final.exists() else tmp_path / "final_epoch"
     assert equal(saved_weights(final)[0], expected.state_dict())
+
+
+@APIS
+def test_a_run_that_stops_at_an_evaluation_has_the_results_of_its_final_statistics(api: Api, tmp_path: Path) -> None:
+    average, length = {"average": "equal", "start": 2}, {"max_steps": 4} if api is objects else {"train_iter": 4}
+    expected = api(tmp_path / "short", average, **length).train()
+    trainer = api(tmp_path / "stopped", average)
+    trainer.add_callback(StopsAt(4))
+    assert trainer.train() == expected
+
+
+class StopsAt(Callback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_eval_end(self, logs: Any) -> None:
+        if logs["global_step"] == self.step:
+            self.trainercontrol.should_training_stop = True
 
 
 def test_a_frozen_batch_norm_keeps_its_statistics(tmp_path: Path) -> None:

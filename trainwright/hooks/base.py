@@ -80,6 +80,8 @@ class HookBase:
     """Whether it steps a schedule of learning rates,"""
     uses_results = False
     """and does so with a metric, as a ``ReduceLROnPlateau`` needs it."""
+    changes_final_weights = False
+    """Whether its ``after_train`` changes the model before the final evaluation."""
     is_idle = False
     """Whether it has nothing to do in this training: steps do not call it, and checkpoints have no state of it."""
 

@@ -31,6 +31,7 @@ class WeightAveraging(HookBase):
         at_end: Callable[[WeightAverage], None] | None = None,
     ) -> None:
         self._average, self._is_due, self._at_end = average, is_due, at_end
+        self.changes_final_weights = at_end is not None
 
     def before_train(self) -> None:
         self._average.restore()

@@ -355,7 +355,8 @@ class RunCallbacks(HookBase):
 
     def _evaluate(self, evaluate: Callable[[], _Results]) -> _Results:
         done = self.trainer.iterations_done
-        if self._is_train_begun and self.trainer.stop_reason is not None and self._evaluated_at == done:
+        is_evaluated = self._evaluated_at == done and not any(hook.changes_final_weights for hook in self.trainer.hooks)
+        if is_evaluated and self._is_train_begun and self.trainer.stop_reason is not None:
             return self._results
         self._end_batches()
         num_batches = self.logs.get("eval_global_step", 0)
