@@ -324,6 +324,18 @@ def test_a_part_that_is_assigned_without_effect_is_refused(name: str, made: Any,
     trainer.train()
 
 
+def test_a_setting_of_a_loader_that_another_key_sets_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cfg = config(tmp_path)
+    cfg.dataloader.train.train_batch_size = 16
+    cfg.dataloader.test[0].test_batch_size = cfg.train.test_micro_batch_size  # the same
+    DefaultTrainer(cfg)
+    (warning,) = [r.getMessage() for r in caplog.records if "of a loader" in r.getMessage()]
+    assert "train_batch_size=16" in warning
+    assert "has no effect: train.train_micro_batch_size=8 sets it" in warning
+
+
 @pytest.mark.parametrize("is_named", [False, True])
 def test_a_cycle_that_is_shorter_than_the_run_is_refused_before_the_first_step(is_named: bool, tmp_path: Path) -> None:
     cfg = config(tmp_path)

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.toys import Classifier, Samples, file_config, points, quiet
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
-from trainwright.base.errors import ConfigError, ConfigTypeError
+from trainwright.base.errors import ConfigError, ConfigTypeError, MissingFileError
 from trainwright.checkpoint import verify
 from trainwright.data import DataError
 from trainwright.evaluation import EvaluationError, TorchMetricsHandler
@@ -481,6 +481,91 @@ def test_a_pair_for_a_model_that_takes_fields_is_refused_with_the_fields(call: s
     trainer = Trainer(Losing(4, 2), config(tmp_path), DATA, DATA)
     with pytest.raises(ConfigTypeError, match=r"forward\(x: .*the model gets the first item.*'x': …, 'labels': …"):
         trainer.predict(DATA) if call == "predict" else getattr(trainer, call)()
+
+
+class NoBatch(Trainer):
+    def prepare_input_batch(self, batch: Any) -> Any:
+        super().prepare_input_batch(batch)
+
+
+class NoLoader(Trainer):
+    def create_train_dataloader(self, dataset: Any) -> Any:
+        super().create_train_dataloader(dataset)
+
+
+class NoHooks(Trainer):
+    def build_hooks(self) -> Any:
+        super().build_hooks()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(NoBatch, "prepare_input_batch"), (NoLoader, "create_train_dataloader"), (NoHooks, "build_hooks")],
+)
+def test_an_override_without_a_return_is_named(kind: type[Trainer], name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigTypeError, match=rf"{kind.__name__}\.{name} returned None"):
+        kind(make(), config(tmp_path), DATA).train()
+
+
+def test_arguments_of_a_wrong_type_are_named(tmp_path: Path) -> None:
+    trainer = Trainer(make(), config(tmp_path), DATA)
+    weights = tmp_path / "model.pt"
+    torch.save(trainer.model.state_dict(), weights)
+    with pytest.raises(ConfigTypeError, match=r"predict: got None"):
+        trainer.predict(None)
+    with pytest.raises(ConfigTypeError, match=r"train: got resume_checkpoint_path=5"):
+        trainer.train(5)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"model.pt is a file.*init_weights\(model, path\)"):
+        trainer.load(weights)
+    with pytest.raises(ConfigTypeError, match="metrics_handler"):
+        config(tmp_path, metrics=[nn.Identity()])
+
+
+def test_a_checkpoint_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path) -> None:
+    Trainer(make(), config(tmp_path, num_epochs=2), DATA).train()
+    missing = tmp_path / "checkpoints" / "0099"
+    with pytest.raises(MissingFileError, match=r"0099: there is no such file or folder; .* there are .*10"):
+        Trainer(make(), config(tmp_path / "other", resume_from_checkpoint=str(missing)), DATA)
+
+
+def test_other_groups_of_parameters_than_in_the_checkpoint_are_refused_with_both(tmp_path: Path) -> None:
+    Trainer(make(), config(tmp_path, num_epochs=1), DATA).train()
+    model = make()
+    optimizer = torch.optim.Adam([{"params": [model.weight]}, {"params": [model.bias]}], lr=0.01)
+    settings = config(tmp_path, num_epochs=2, resume_from_checkpoint=True)
+    with pytest.raises(ConfigError, match=r"Adam for groups of 2 parameters; this run has groups of 1 and 1"):
+        Trainer(model, settings, DATA, optimizer=optimizer).train()
+
+
+def test_a_metric_that_cannot_count_the_training_batches_is_said_to_end_the_evaluation(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(EvaluationError, match="MeanSquaredError"):
+        Trainer(make(), config(tmp_path, num_epochs=1, metrics=["MeanSquaredError"]), DATA, DATA).train()
+    (warning,) = [r.getMessage() for r in caplog.records if "No training metric" in r.getMessage()]
+    assert "ends the first evaluation, too" in warning
+
+
+@pytest.mark.parametrize("api", ["python", "config file"])
+def test_an_evaluation_whose_loss_is_nan_is_one_warning(
+    api: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Distance(nn.Linear):
+        def forward(self, x: Tensor, labels: Tensor) -> Any:  # type: ignore[override]
+            return {"loss": F.mse_loss(super().forward(x).sum(1), labels), "prediction_scores": x}
+
+    good = Samples(x=INPUTS, labels=LABELS.float())
+    bad = Samples(x=INPUTS, labels=LABELS.float() * float("nan"))
+    if api == "python":
+        Trainer(Distance(4, 2), config(tmp_path, num_epochs=3, metrics=None), good, bad).train()
+    else:
+        cfg = file_config(
+            tmp_path, lambda: Distance(4, 2), lambda: good, lambda: bad, train_iter=6, train_micro_batch_size=4
+        )
+        cfg.train.evaluation.update({"evaluator": [], "eval_period": 2, "eval_metric": "loss", "eval_mode": "min"})
+        DefaultTrainer(cfg).train()
+    (warning,) = [r.getMessage() for r in caplog.records if "eval_loss=nan" in r.getMessage()]
+    assert "Look for NaN in the evaluation data" in warning
 
 
 @pytest.mark.parametrize("data", [INPUTS, INPUTS.numpy()], ids=["tensor", "array"])

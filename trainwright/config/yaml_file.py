@@ -201,7 +201,9 @@ def regular_file(filename: str | os.PathLike[str]) -> Path:
         return path
     if path.exists():
         kind = "a folder" if path.is_dir() else "a pipe, a socket or a device"
-        raise ConfigError(f"{filename}: this is {kind}; a configuration is read from a regular file.")
+        inside = path / "config.yaml"  # of a run
+        hint = f" Did you mean {str(inside)!r}?" if inside.is_file() else ""
+        raise ConfigError(f"{filename}: this is {kind}; a configuration is read from a regular file.{hint}")
     try:
         working_folder = os.getcwd()
     except FileNotFoundError:

@@ -178,7 +178,7 @@ def default_setup(cfg: DictConfig, args: argparse.Namespace | None = None) -> No
 
 
 def call_with_known(node: Any, given: Mapping[str, Any]) -> Any:
-    """Instantiate a config node with the arguments of ``given`` that its target takes and the node does not set.
+    """Instantiate a config node with the arguments of ``given`` that its target takes, in place of those that it sets.
 
     Anything but a node with a ``_target_`` (for example a loader object) is returned unchanged.
     """
@@ -186,7 +186,21 @@ def call_with_known(node: Any, given: Mapping[str, Any]) -> Any:
         return node
     parameters = inspect.signature(locate_target(node)).parameters
     known = {name: value for name, value in given.items() if name in parameters and value is not None}
+    for name, value in known.items():
+        own = node.get(name, value)
+        if own not in (None, value) and (key := _KEY_OF.get(name)) is not None:
+            logger.warning(
+                "%s of a loader (%s) has no effect: %s=%s sets it. Remove it, or set that key.", f"{name}={own}",
+                getattr(locate_target(node), "__name__", "its target"), key, value,
+            )  # fmt: skip
     return instantiate(node, **known)
+
+
+_KEY_OF = {
+    "train_batch_size": "train.train_micro_batch_size",
+    "test_batch_size": "train.test_micro_batch_size",
+    "seed": "train.seed",
+}
 
 
 _OWN_CODE: dict[str, type[Callback | HookBase]] = {"train.callbacks": Callback, "train.hooks": HookBase}

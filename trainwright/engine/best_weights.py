@@ -46,7 +46,7 @@ class BestWeights:
         best = Path(run.checkpointer.save_dir, BEST)
         if not best.exists():
             name = run.spec.metric_for_best_model
-            logger.warning("There is no best checkpoint to load: no evaluation computed %r.", name)
+            logger.warning("There is no best checkpoint to load: no evaluation computed a finite %r.", name)
             return
         loaded = run.checkpointer.loaded_from
         self._last_trained = Path(run.checkpointer.get_checkpoint_file()) if loaded is None else loaded[0]

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import Subset, TensorDataset
 
 from trainwright.base.dist import get_world_size, is_main_process
+from trainwright.base.errors import ConfigTypeError
 from trainwright.data.columns import ColumnDataset
 from trainwright.engine.best_metric import raise_missing
 from trainwright.engine.folder.record import RunRecord
@@ -52,6 +53,12 @@ def run_hooks(run: Run) -> list[HookBase | None]:
     total_steps, steps_per_epoch = run.planned_length()
     lengths: dict[str, Any] = {"total_steps": total_steps, "steps_per_epoch": steps_per_epoch}
     resume = "--resume" if spec.api == "config file" else "resume_from_checkpoint=True"
+    hooks = run.trainer.build_hooks()
+    if not isinstance(hooks, list | tuple):
+        raise ConfigTypeError(
+            f"{run.overrides.kind}.build_hooks returned {type(hooks).__name__}; it must return a list of hooks, for"
+            " example [*super().build_hooks(), MyHook()]."
+        )
     return [
         None if precision is None else Float32MatmulPrecision(precision),
         deterministic_hook(spec.deterministic),
@@ -61,7 +68,7 @@ def run_hooks(run: Run) -> list[HookBase | None]:
         run.own_step_hook(),
         _throughput(run) if spec.log_throughput else None,
         averaging_hook(run.average, spec.ema, lambda *given: me.has_passed(*given), run.update_statistics, total_steps),
-        *with_parts(run.trainer.build_hooks(), [run.calls, *run.listed_hooks]),
+        *with_parts(hooks, [run.calls, *run.listed_hooks]),
         CallbackHook(after_end=lambda trainer: None if trainer.has_failed else me.best_weights.use()),
         FiniteCheck(run.check_is_due, spec.non_finite),
         _stragglers(run, run.check_is_due),

@@ -1,6 +1,7 @@
 """Evaluate during training."""
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -37,6 +38,7 @@ class EvalHook(HookBase):
     ) -> None:
         self._is_due = Condition(eval_period)
         self.due = (self._is_due,)
+        self._has_warned = False
         self._eval_function = eval_function
         self._prefix = prefix
 
@@ -53,6 +55,16 @@ class EvalHook(HookBase):
         if not has_failed(self.trainer):
             with stopped_by_signals():  # the training is saved; a resume evaluates
                 self.evaluate()
+
+    def _warn_of_nan(self, losses: dict[str, float]) -> None:
+        found = [f"{name}={value}" for name, value in losses.items() if not math.isfinite(value)]
+        if found and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "The evaluation after iteration %d computed %s: no checkpoint is the best by such a value. Look for NaN"
+                " in the evaluation data, and in the model's outputs for them.",
+                self.trainer.iterations_done, ", ".join(found),
+            )  # fmt: skip
 
     def evaluate(self) -> None:
         with self.trainer.phases.counting("evaluation"):
@@ -74,6 +86,7 @@ class EvalHook(HookBase):
         trained = {"loss"} | {name for name, is_trained in storage.smoothing_hints().items() if is_trained}
         is_trained = {name: not trained.isdisjoint((name, name.rpartition("/")[2])) for name in scalars}
         scalars = {f"{self._prefix or 'eval_' * is_trained[name]}{name}": value for name, value in scalars.items()}
+        self._warn_of_nan({name: value for name, value in scalars.items() if "loss" in name})
         storage.put_scalars(**scalars, smoothing_hint=False)
         storage.results |= scalars.keys()
         if not any(hook.shows_results for hook in self.trainer.hooks):

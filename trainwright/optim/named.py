@@ -2,7 +2,7 @@
 
 import copy
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -89,6 +89,15 @@ def load_state(optimizer: Optimizer, state: Any) -> None:
     like their parameters, unless they were saved with a layout of their own. Groups keep how they are clipped, which is
     a setting of the run and not state.
     """
+    is_torchs = type(optimizer).load_state_dict is Optimizer.load_state_dict  # another may take other groups
+    sizes = _group_sizes(state) if is_torchs else None
+    here = [len(group["params"]) for group in optimizer.param_groups]
+    if sizes not in (None, here):
+        raise ConfigError(
+            f"The checkpoint has the state of {type(optimizer).__name__} for groups of {_listed(sizes)} parameters;"
+            f" this run has groups of {_listed(here)}. Build the same groups in the same order, or start a new run with"
+            " the weights only."
+        )
     clipping = [{key: group[key] for key in group if key.startswith(CLIPPING)} for group in optimizer.param_groups]
     optimizer.load_state_dict(state)
     for group, own in zip(optimizer.param_groups, clipping, strict=False):
@@ -104,6 +113,18 @@ def load_state(optimizer: Optimizer, state: Any) -> None:
             if isinstance(value, Tensor) and isinstance(loaded.get(key), Tensor) and value.dtype != loaded[key].dtype:
                 loaded[key] = value.to(loaded[key].device, copy=True)
     _lay_out_as_parameters(optimizer)
+
+
+def _group_sizes(state: Any) -> list[int] | None:
+    """The numbers of parameters of the groups in a saved state; None: it has a format of its own."""
+    groups = state.get("param_groups") if isinstance(state, Mapping) else None
+    if not isinstance(groups, list) or not all(isinstance(group, Mapping) and "params" in group for group in groups):
+        return None
+    return [len(group["params"]) for group in groups]
+
+
+def _listed(sizes: Sequence[int] | None) -> str:
+    return " and ".join(map(str, sizes or ()))
 
 
 def laid_out_as_parameters(optimizer: Optimizer) -> set[int]:

@@ -178,6 +178,12 @@ def _join(backend: str, seconds: float, num_processes: int) -> None:
     try:
         with siblings_awaited():
             dist.init_process_group(backend, timeout=timedelta(seconds=seconds + 60), **_store_of_attempt())
+    except ValueError as error:  # of the launcher's environment
+        raise ConfigError(
+            f"{error}. The environment has WORLD_SIZE={os.environ.get('WORLD_SIZE')}, as a launcher sets it, but the"
+            " rest does not fit. Start the processes with `trainwright launch` or torchrun; for one process, unset"
+            " WORLD_SIZE."
+        ) from error
     except dist.DistStoreError as error:
         error.add_note(
             f"Rank {os.environ.get('RANK', 0)} has waited for {num_processes} processes to meet. Another one has"

@@ -207,6 +207,8 @@ class Evaluation:
     # Prediction.
 
     def predict(self, data: Any, *, iterate: bool) -> Any:
+        if data is None:
+            raise ConfigTypeError("Trainer.predict: got None; pass a data set, a loader, or samples in a list.")
         step = self._overrides.of("predict_step", self.predict_step)
         if isinstance(data, Tensor | Mapping | tuple | Instance | np.ndarray) or hasattr(data, "to"):
             if type(data) is tuple and len(data) > 2:

@@ -139,6 +139,10 @@ class PythonRun(TrainerRun):
         train, tests = given.train_dataloader, given.eval_dataloader
         if train is None:  # not `or`: that calls len(loader), and a loader may have none
             train = trainer.create_train_dataloader(given.train_dataset)
+            if train is None:
+                raise ConfigTypeError(
+                    f"{self.overrides.kind}.create_train_dataloader returned None: is a return missing?"
+                )
         if spec.overfit_batches is not None:
             tests = loaders.overfit_loader(train, given.train_dataset, spec, given.data_collator)
         elif tests is None and given.eval_dataset is not None:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from trainwright.base.dist import broadcast_object, is_main_process, raised_together
-from trainwright.base.errors import MissingFileError
+from trainwright.base.errors import ConfigError, MissingFileError
 from trainwright.base.files import has_links, point_at
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.checkpoint.folder import is_checkpoint, keep_newest
@@ -51,7 +51,13 @@ class Saving:
         there.save(path.name, tag_last=False, iteration=max(0, self._run.trainer.iterations_done - 1))
 
     def load(self, path: str | Path) -> None:
-        self._checkpointer.load(Path(path).expanduser())
+        path = Path(path).expanduser()
+        if path.is_file():
+            raise ConfigError(
+                f"Trainer.load: {path} is a file, which holds weights alone; it takes a checkpoint folder. Load weights"
+                " with trainwright.models.init_weights(model, path), before the Trainer is built."
+            )
+        self._checkpointer.load(path)
         self._run.best_weights.forget()
 
     def continue_from(self, path: str | Path) -> None:

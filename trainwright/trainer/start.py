@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("trainwright.engine")
 
+_SHOWN = 5  # checkpoints that a message names
+
 
 def start(given: Given, owner: object) -> "tuple[TrainingConfig, torch.device]":
     """Join the launcher's processes; return the settings and the device of this process.
@@ -129,8 +131,11 @@ def _resumed_folder(spec: RunSpec, own: Path) -> Path | None:
     for folder in (Path(asked), Path(asked, spec.checkpoints_dir)):
         if is_checkpoint(folder) or checkpoint_folders(folder):
             return folder
+    fault = "holds no checkpoint" if Path(asked).exists() else "there is no such file or folder"
+    beside = [path.name for path in checkpoint_folders(Path(asked).parent)]
+    shown = f" In {Path(asked).parent} there are {', '.join(beside[-_SHOWN:])}." if beside else ""
     raise MissingFileError(
-        f"TrainingConfig.resume_from_checkpoint: {Path(asked)} holds no checkpoint; give a checkpoint or a run folder."
+        f"TrainingConfig.resume_from_checkpoint: {Path(asked)}: {fault}; give a checkpoint or a run folder.{shown}"
     )
 
 

@@ -134,7 +134,8 @@ class TrainMetrics(HookBase):
         except UserError as error:  # soft labels of mixup, for example; evaluations raise it for theirs
             self._handler.reset()
             self._has_values = False
-            self._turn_off(str(error), logging.WARNING)
+            why = str(error).removesuffix(".")
+            self._turn_off(f"{why}. It ends the first evaluation, too, unless its labels differ", logging.WARNING)
             return
         self._has_values = True
 

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from contextlib import AbstractContextManager
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
 
@@ -340,9 +341,9 @@ class Trainer(RunMethods):
         With ``load_best_model_at_end`` those of the best weights, which the model has then.
         """
         checks.refuse_arguments("train", unknown, TRAIN_ARGUMENTS)
-        if isinstance(resume_checkpoint_path, bool):
+        if not isinstance(resume_checkpoint_path, str | PathLike | None):
             raise ConfigTypeError(
-                f"Trainer.train: got resume_checkpoint_path={resume_checkpoint_path}, which is no path. For"
+                f"Trainer.train: got resume_checkpoint_path={resume_checkpoint_path!r}, which is no path. For"
                 " the latest checkpoint set TrainingConfig(resume_from_checkpoint=True)."
             )
         self._use_settings()

@@ -254,6 +254,8 @@ class TrainingStep:
         step, overrides = self.step, self._overrides
         assert step is not None, "it calls this"
         if batch is None:
+            if overrides.has("prepare_input_batch"):
+                raise ConfigTypeError(f"{overrides.kind}.prepare_input_batch returned None: is a return missing?")
             kind = type(self._run.batches.loader).__name__
             raise ConfigTypeError(f"{kind} gave None for a batch: is a return missing in its collate function?")
         self._choose(step, batch)

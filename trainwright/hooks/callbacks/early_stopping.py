@@ -124,7 +124,7 @@ class EarlyStoppingCallback(Callback):
             logger.info(
                 "Early stopping: %s was no better than its best, %s, for %d %s (patience=%d): stopping in epoch %s;"
                 " %s.",
-                self.monitor, "none yet" if self.best is None else f"{self.best:.5g}", self.wait, self._unit,
+                self.monitor, "none that is finite" if self.best is None else f"{self.best:.5g}", self.wait, self._unit,
                 self.patience, epoch, self.turned_off_by,
             )  # fmt: skip
 
