@@ -120,3 +120,30 @@ def test_a_step_cannot_be_assigned_after_the_stepper_is_built(tmp_path: Path) ->
     trainer.train_step = lambda model, inputs: {}
     with pytest.raises(ConfigError, match="was assigned after __init__"):
         trainer.train()
+
+
+@pytest.mark.parametrize("place", ["trainer", "stepper"])
+def test_a_run_step_that_calls_that_of_the_base_builds_one_step_a_training(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[Any] = []
+    new_step = EagerTrainer.new_step
+    monkeypatch.setattr(EagerTrainer, "new_step", lambda *given, **named: built.append(1) or new_step(*given, **named))
+
+    class OwnTrainer(DefaultTrainer):
+        def run_step(self) -> None:
+            super().run_step()
+
+    class OwnStepper(EagerTrainer):
+        def run_step(self, get_batch: Any = None, input_placement_device: Any = None) -> None:
+            super().run_step(get_batch, input_placement_device)
+
+    trainer = (OwnTrainer if place == "trainer" else DefaultTrainer)(config(tmp_path))
+    if place == "stepper":
+        trainer._trainer = OwnStepper(trainer.model, trainer.train_loader, trainer.optimizer)
+    trainer.train()
+    assert len(built) == 1
+    first = trainer.storage
+    trainer.train(max_iter=9)
+    assert len(built) == 2
+    assert (len(first.history("total_loss").values()), len(trainer.storage.history("total_loss").values())) == (6, 9)

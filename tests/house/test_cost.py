@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.toys import Samples
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
 from trainwright.data import ColumnDataset, build_image_train_loader, order
-from trainwright.hooks import CallbackHook, HookBase
+from trainwright.hooks import Callback, CallbackHook, HookBase
 from trainwright.models import targets
 
 BATCH, FEATURES, CLASSES = 32, 32, 10
@@ -71,7 +71,12 @@ def config_files(folder: Path, model: nn.Module, dataset: Any, **train: Any) -> 
 
 
 def config_files_with_clipping(
-    folder: Path, model: nn.Module, dataset: Any, optim: Any = None, **train: Any
+    folder: Path,
+    model: nn.Module,
+    dataset: Any,
+    optim: Any = None,
+    kind: type[DefaultTrainer] = DefaultTrainer,
+    **train: Any,
 ) -> DefaultTrainer:
     """A trainer of config files with all of its defaults: AdamW in groups, whose gradients are clipped."""
     cfg = get_config("common/defaults.py")
@@ -81,7 +86,7 @@ def config_files_with_clipping(
     loader, _, _ = build_image_train_loader(dataset, BATCH, num_workers=0)
     cfg.dataloader = LazyCall(dict)(train=loader)
     cfg.train.update({"output_dir": str(folder), "train_iter": STEPS, "log_period": LOG_EVERY, **train})
-    return DefaultTrainer(cfg)
+    return kind(cfg)
 
 
 class TestCalls:
@@ -100,6 +105,17 @@ class TestCalls:
     def test_tensors_by_name(self, api: Callable[..., Any], most: int, tmp_path: Path) -> None:
         trainer = api(tmp_path, WithLoss(), columns())
         assert calls_of_a_step(trainer.train, WithLoss) <= most
+
+    def test_a_callback_and_a_run_step_of_the_users_own(self, tmp_path: Path) -> None:
+        class Own(DefaultTrainer):
+            def run_step(self) -> None:
+                super().run_step()
+
+        trainer = config_files(tmp_path / "callback", WithLoss(), columns())
+        trainer.add_callback(Callback())
+        assert calls_of_a_step(trainer.train, WithLoss) <= 128
+        trainer = config_files(tmp_path / "step", WithLoss(), columns(), kind=Own)
+        assert calls_of_a_step(trainer.train, WithLoss) <= 108
 
     def test_clipping(self, tmp_path: Path) -> None:
         trainer = config_files_with_clipping(tmp_path, WithLoss(), columns())

@@ -283,12 +283,16 @@ class DefaultTrainer(RunMethods):
     def run_step(self) -> None:
         """One iteration of ``self._trainer``, whose step ``train`` calls directly unless this method is overridden."""
         self._trainer.iter = self.iter
-        self._step_of_stepper()()
+        if self._stepper is None or self.run.step is None:  # in a train() of the user's own, or with another stepper
+            self._step_of_stepper()()
+        else:
+            self.run.step.run()
 
     def _bind_run_step(self) -> tuple[Any, Any]:
         self._trainer.phases, self.run.batches = self.phases, self.run.built_stepper.batches
         if isinstance(self._trainer, EagerTrainer):
             self.run.update = self._trainer.steps.update
+            self._trainer.prepare_own_steps()
         self._warn_of_replaced_stepper()
         step = self._step_of_stepper()
         return self._trainer, self.run_step if is_overridden(self, "run_step") else step
@@ -323,6 +327,10 @@ class DefaultTrainer(RunMethods):
 
     def _apply_settings(self, names: set[str]) -> None:
         self.run.use_late_changes(names)
+
+    def before_train(self) -> None:
+        self.run.see_stepper()
+        super().before_train()
 
     def _before_first_step(self) -> None:
         self.run.check_assigned()

@@ -59,6 +59,7 @@ class EagerTrainer(TrainerBase):
 
     callbacks: RunCallbacks | None = None  # which see each batch
     _step: "weakref.ref[Step] | None" = None  # the latest one
+    _own: tuple[Any, Step] | None = None  # that of run_step, and what it was built for
 
     def __init__(
         self,
@@ -149,7 +150,10 @@ class EagerTrainer(TrainerBase):
         ``get_batch(data, device)`` turns an item of the loader into the arguments of the model; by default
         :func:`trainwright.data.to_batch` on the model's device.
         """
-        self.new_step(get_batch, input_placement_device).run()
+        wanted = get_batch, input_placement_device, self.batches, get_event_storage()
+        if self._own is None or self._own[0] != wanted:
+            self._own = wanted, self.new_step(get_batch, input_placement_device)
+        self._own[1].run()
 
     def backward(self, loss: Tensor) -> None:
         """Backward pass: add the gradients of ``loss``."""
@@ -207,19 +211,26 @@ class EagerTrainer(TrainerBase):
         return step
 
     def _bind_run_step(self) -> tuple[Any, Callable[[], None]]:
+        self.prepare_own_steps()
         return self, self.run_step if self.has_own_run_step() else self.new_step().run
 
     def has_own_run_step(self) -> bool:
-        """Whether ``run_step`` is the user's. Gradients are averaged before each step that the user's code makes."""
-        is_own = is_overridden(self, "run_step")
-        refuse_own_step(self._pipeline, type(self).__name__, [n for n in _OWN_STEPS if is_overridden(self, n)])
-        may_step = is_own or is_overridden(self, "update")
-        if may_step and self._replica is not None and not self._has_own_steps_averaged:
+        """Whether ``run_step`` is the user's."""
+        return is_overridden(self, "run_step")
+
+    def prepare_own_steps(self) -> None:
+        """Before a training: average the gradients before each step that the user's code makes.
+
+        Raises:
+            ConfigError: there are pipeline stages, whose gradients it cannot use.
+        """
+        own = [name for name in _OWN_STEPS if is_overridden(self, name)]
+        refuse_own_step(self._pipeline, type(self).__name__, own)
+        if own and self._replica is not None and not self._has_own_steps_averaged:
             self._has_own_steps_averaged, update = True, self.steps.update
             average_before_own_steps(
                 self.optimizer, lambda: update.is_stepping, update.finish_window, lambda: update.sync
             )
-        return is_own
 
     def train_micro_batch(self, model: Any, batch: Mapping[str, Any]) -> Mapping[str, Any]:
         """Forward and backward of one micro-batch; returns the model's outputs by name."""

@@ -67,6 +67,8 @@ class ConfigRun(Run):
         stepper: what makes the steps; ``built_stepper`` is the one that was built, which the user may have replaced.
         step: of a training whose steps are those of an EagerTrainer.
         planned_epoch: the iterations of an epoch, as they were at the start.
+        feeds_callbacks: whether callbacks see each batch; in a run_step of the user's own, an iteration is one.
+        batches_per_update: as callbacks count them.
     """
 
     given: DictConfig
@@ -79,6 +81,8 @@ class ConfigRun(Run):
     built_stepper: Any
     step: Step | None = None
     planned_epoch: int | Fraction | None
+    feeds_callbacks: bool
+    batches_per_update: int
 
     # The parts, as build_run calls these.
 
@@ -188,6 +192,7 @@ class ConfigRun(Run):
         self._built = {"model": self.model, "optimizer": self.optimizer, "train_loader": self.train_loader}
         self.batches, self.update = self.stepper.batches, self.stepper.steps.update
         self.own_step = OwnStep(self, ["train_step"])
+        self.see_stepper()
 
     def check_assigned(self) -> None:
         """Raise if a part was assigned to the trainer, and its step, which is not the user's, has the one before."""
@@ -412,11 +417,6 @@ class ConfigRun(Run):
         epoch, first = epoch_at(self.planned_epoch, steps // self.batches_per_update)
         return epoch, first * self.batches_per_update
 
-    @property
-    def batches_per_update(self) -> int:
-        """As callbacks count them."""
-        return self.spec.gradient_accumulation_steps if self.feeds_callbacks else 1
-
     def num_samples(self) -> int | None:
         """Those of an epoch."""
         return setup.num_samples(self.batches.loader, self.spec.batch_size)
@@ -530,12 +530,12 @@ class ConfigRun(Run):
         model: nn.Module = self.trainer.build_model(self.cfg)
         return model
 
-    @property
-    def feeds_callbacks(self) -> bool:
-        """Whether callbacks see each batch; in a run_step of the user's own, an iteration is one."""
+    def see_stepper(self) -> None:
+        """Find out what the steps are; before a training again, because the user may have replaced what makes them."""
         stepper = self.stepper
         has_own = not isinstance(stepper, EagerTrainer) or stepper.has_own_run_step()
-        return not (has_own or is_overridden(self.trainer, "run_step"))
+        self.feeds_callbacks = not (has_own or is_overridden(self.trainer, "run_step"))
+        self.batches_per_update = self.spec.gradient_accumulation_steps if self.feeds_callbacks else 1
 
 
 def names_loaders(cfg: DictConfig) -> bool:
