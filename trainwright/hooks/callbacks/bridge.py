@@ -242,7 +242,7 @@ class RunCallbacks(HookBase):
             self._batches.clear()
             self._batches_done += number
             self.logs.count("global_step", "epoch_step", by=number)
-        is_over = self._epoch is not None and self._is_over(self._epoch)
+        is_over = self._epoch is not None and self._epoch_at(self._batches_done)[0] >= self._epoch
         is_last = is_over and self.trainer.iter + 1 >= self.trainer.max_iter
         if self.trainer.iter + 1 >= self.trainer.max_iter:
             self.control.is_extra_evaluation = not (is_over if self._eval_is_due is None else self._eval_is_due())
@@ -262,7 +262,8 @@ class RunCallbacks(HookBase):
     def after_train(self) -> None:
         if self._is_train_begun and not has_failed(self.trainer):
             if self._epoch is not None:
-                self._cut_epoch = None if self._is_over(self._epoch) else self._epoch
+                is_over = self._epoch_at(self._batches_done)[0] >= self._epoch
+                self._cut_epoch = None if is_over else self._epoch
                 self._leave_epoch()
             self._share_requests()
             self.control.should_training_stop, self.control.stop_reason = False, ""  # it has ended
@@ -326,9 +327,6 @@ class RunCallbacks(HookBase):
 
     def _epoch_of(self, steps_before: int) -> int:
         return self._epoch_at(int(steps_before))[0] + 1
-
-    def _is_over(self, epoch: int) -> bool:
-        return self._epoch_at(self._batches_done)[0] >= epoch
 
     def _enter_epoch(self) -> None:
         self._is_entered = True
