@@ -450,6 +450,8 @@ class PythonRun(TrainerRun):
 
     def follow_given(self) -> None:
         """Take over what the user has changed in the configuration that was passed, if this run has a copy of it."""
+        if not hasattr(self, "given"):
+            return  # the trainer's __init__ has not called super().__init__(), which the next read of a part says
         before, now = self._given_settings, self.given.config.as_set
         self._given_settings = now
         if self.config is not self.given.config and now is not before:
