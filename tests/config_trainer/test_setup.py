@@ -172,6 +172,9 @@ def test_a_warning_of_the_start_is_logged_once_with_its_level(arguments: tuple[s
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     (line,) = [line for line in (done.stdout + done.stderr).splitlines() if "zero_optimization.stage" in line]
     assert "WARNING" in line
+    in_file = (tmp_path / "run" / "log.txt").read_text()
+    assert in_file.count("WARNING] train.zero_optimization.stage=2 has no effect") == 1
+    assert in_file.splitlines()[0].endswith("train.zero_optimization.enabled is False.")
 
 
 def test_the_trainer_repeats_nothing_that_default_setup_has_done(

@@ -197,7 +197,7 @@ def build_evaluation(
     from trainwright.config_trainer.setup import started
     from trainwright.parallel.precision import apply_autocast
 
-    cfg, device = started(cfg)
+    cfg, device, _ = started(cfg)
     loaders = trainer_class.build_test_loader(cfg)
     if not loaders:
         raise ConfigError("dataloader.test: no loader to evaluate on; it must be a list with at least one.")

@@ -72,8 +72,8 @@ class DefaultTrainer(RunMethods):
 
     def __init__(self, cfg: DictConfig) -> None:
         super().__init__()
-        given, self.run.device = setup.started(cfg)
-        self.run.start(given, copy.deepcopy(given))
+        given, self.run.device, records = setup.started(cfg)
+        self.run.start(given, copy.deepcopy(given), records)
         build_run(self.run)
 
     # Parts that a subclass may build differently.

@@ -86,10 +86,11 @@ class ConfigRun(Run):
 
     # The parts, as build_run calls these.
 
-    def start(self, given: DictConfig, cfg: DictConfig) -> None:
+    def start(self, given: DictConfig, cfg: DictConfig, records: list[logging.LogRecord]) -> None:
         """Use a configuration: as it was ``given``, and a copy into which values that depend on the data are written.
 
-        The callbacks and hooks that it lists are made first: an error in one of them costs no other work.
+        The callbacks and hooks that it lists are made first: an error in one of them costs no other work. ``records``:
+        what was logged before.
         """
         self.given, self.cfg = given, cfg
         seed_everything(cfg.train.seed)  # equal on all ranks, for equal initial weights
@@ -98,7 +99,8 @@ class ConfigRun(Run):
         for callback in self.listed_callbacks:
             self.callbacks.add_callback(callback, singleton=False)
         seed_everything(cfg.train.seed)  # callbacks may have drawn numbers
-        self.folder = RunFolder(cfg.train.output_dir, resume=bool(try_get_key(cfg, "train.resume", default=False)))
+        resume = bool(try_get_key(cfg, "train.resume", default=False))
+        self.folder = RunFolder(cfg.train.output_dir, resume=resume, records=records)
         self.state = TrainingState(self.trainer)
         self.has_own_step, self.step_methods = is_overridden(self.trainer, "train_step"), ("run_step", "train_step")
 

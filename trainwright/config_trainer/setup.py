@@ -48,7 +48,7 @@ from trainwright.config.yaml_file import read_mapping
 from trainwright.data.batch_loader import BatchLoader, make_loader
 from trainwright.data.sampler import CyclicSampler, SingleRoundSampler
 from trainwright.engine.folder.run_folder import RunFolder, make_folder
-from trainwright.engine.logs import log_to_console
+from trainwright.engine.logs import kept_records, log_to_console
 from trainwright.engine.run import Run
 from trainwright.evaluation.objective import MODES, objective_of_name
 from trainwright.hooks import HookBase
@@ -152,8 +152,13 @@ def default_setup(cfg: DictConfig, args: argparse.Namespace | None = None) -> No
     Raises:
         ConfigError: the configuration cannot run; the message lists every fault.
     """
-    source: str | None = getattr(args, "config_file", None) or None
     log_to_console(launched_rank())  # before the first warning
+    with kept_records() as records:
+        _default_setup(cfg, args, records)
+
+
+def _default_setup(cfg: DictConfig, args: argparse.Namespace | None, records: list[logging.LogRecord]) -> None:
+    source: str | None = getattr(args, "config_file", None) or None
     whole = checked(cfg, source=source)
     with open_dict(cfg):
         for section in whole:
@@ -166,7 +171,7 @@ def default_setup(cfg: DictConfig, args: argparse.Namespace | None = None) -> No
 
     device = join_ranks(cfg)
     complete_batch_sizes(cfg)
-    vars(cfg._metadata)[_STARTED] = _Started(_containers(cfg), device)
+    vars(cfg._metadata)[_STARTED] = _Started(_containers(cfg), device, records)
     folder = RunFolder(cfg.train.output_dir, resume=cfg.train.resume)
     folder.recover()
     if is_main_process() and not getattr(args, "eval_only", False):
@@ -251,11 +256,12 @@ _STARTED = "trainwright_started"  # in omegaconf's metadata of a configuration
 
 
 class _Started:
-    """What ``default_setup`` has made of a configuration, in this process."""
+    """What ``default_setup`` has made of a configuration, in this process, and what it has logged."""
 
-    def __init__(self, content: Any, device: torch.device) -> None:
+    def __init__(self, content: Any, device: torch.device, records: list[logging.LogRecord]) -> None:
         self.content = content
         self.device = device
+        self.records = records
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:  # a copy of the configuration is as complete
         return self
@@ -264,8 +270,8 @@ class _Started:
         return type(None), ()
 
 
-def started(cfg: DictConfig) -> tuple[DictConfig, torch.device]:
-    """A complete and checked copy of ``cfg``, with all batch sizes, and the device of the run.
+def started(cfg: DictConfig) -> tuple[DictConfig, torch.device, list[logging.LogRecord]]:
+    """A complete and checked copy of ``cfg``, with all batch sizes, the device of the run, and what was logged.
 
     The processes are joined, and logging is started. What ``default_setup`` has done is not repeated, unless the
     configuration has been changed since.
@@ -273,12 +279,13 @@ def started(cfg: DictConfig) -> tuple[DictConfig, torch.device]:
     before = vars(cfg._metadata).get(_STARTED) if isinstance(cfg, DictConfig) else None
     if before is not None and (content := _containers(cfg)) == before.content:
         check_same_settings(content)  # every process is here, also those where the configuration was changed
-        return copy.deepcopy(cfg), before.device
+        return copy.deepcopy(cfg), before.device, before.records
     log_to_console(launched_rank())  # before the first warning
-    whole = checked(cfg)
-    device = join_ranks(whole)
-    complete_batch_sizes(whole)
-    return whole, device
+    with kept_records() as records:
+        whole = checked(cfg)
+        device = join_ranks(whole)
+        complete_batch_sizes(whole)
+    return whole, device, records
 
 
 def checked(cfg: DictConfig, *, source: str | None = None) -> DictConfig:

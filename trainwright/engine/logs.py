@@ -84,6 +84,18 @@ def log_to_console(rank: int | None = None) -> None:
     _redact_python_output()
 
 
+@contextmanager
+def kept_records() -> Iterator[list[logging.LogRecord]]:
+    """The log records until the end of this context, for the log file of a folder that is not known yet."""
+    handler, library = logging.handlers.MemoryHandler(capacity=100_000), logging.getLogger("trainwright")
+    library.addHandler(handler)
+    try:
+        yield handler.buffer
+    finally:
+        library.removeHandler(handler)
+        handler.close()
+
+
 class _ConsoleFormatter(RedactingFormatter):
     """``12:30:01 Training``: short, as a person reads it; warnings and errors with their level."""
 

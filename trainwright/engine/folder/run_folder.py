@@ -12,7 +12,7 @@ import logging.handlers
 import os
 import re
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,7 +51,8 @@ class RunFolder:
     file_names = FileNames("config.yaml")
     setting = "train.output_dir"  # in messages
 
-    def __init__(self, path: str | Path, *, resume: bool) -> None:
+    def __init__(self, path: str | Path, *, resume: bool, records: Iterable[logging.LogRecord] = ()) -> None:
+        """``records``: logged before, and written into ``log.txt``, too."""
         self.path = Path(path).absolute()  # a program may change its working folder while it trains
         self.resume = resume
         self.is_open = False
@@ -59,6 +60,7 @@ class RunFolder:
         self._config: Any = None
         self._lock: int | None = None
         self._collect_records()
+        self._early_records.buffer.extend(records)
 
     @property
     def files(self) -> RunFiles:
