@@ -16,6 +16,7 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 from tests.toys import Classifier, Results, Samples, file_config, points
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
 from trainwright.base.errors import ConfigError, ConfigTypeError, MissingFileError
+from trainwright.config.yaml_file import regular_file
 from trainwright.data import CyclicSampler, SingleRoundSampler
 from trainwright.hooks import HookBase
 
@@ -322,6 +323,22 @@ def test_a_part_that_is_assigned_without_effect_is_refused(name: str, made: Any,
     assert trainer.iterations_done == 0
     setattr(trainer, name, before)
     trainer.train()
+
+
+def test_a_run_folder_in_place_of_a_config_file_is_answered_with_its_file(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("train: {}\n")
+    with pytest.raises(ConfigError, match=r"this is a folder; .*Did you mean '.*config.yaml'"):
+        regular_file(tmp_path)
+
+
+def test_a_part_of_a_launchers_environment_is_an_error_that_says_what_to_unset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match=r"RANK expected, but not set\. .*for one process, unset WORLD_SIZE"):
+        DefaultTrainer(config(tmp_path))
 
 
 def test_a_setting_of_a_loader_that_another_key_sets_is_a_warning(

@@ -132,7 +132,7 @@ def _resumed_folder(spec: RunSpec, own: Path) -> Path | None:
         if is_checkpoint(folder) or checkpoint_folders(folder):
             return folder
     fault = "holds no checkpoint" if Path(asked).exists() else "there is no such file or folder"
-    beside = [path.name for path in checkpoint_folders(Path(asked).parent)]
+    beside = [path.name for path in checkpoint_folders(Path(asked).parent) if not path.name.startswith(".")]
     shown = f" In {Path(asked).parent} there are {', '.join(beside[-_SHOWN:])}." if beside else ""
     raise MissingFileError(
         f"TrainingConfig.resume_from_checkpoint: {Path(asked)}: {fault}; give a checkpoint or a run folder.{shown}"
