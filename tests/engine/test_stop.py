@@ -69,6 +69,20 @@ def test_a_stop_ends_a_training_as_its_last_iteration_does(
 
 
 @APIS
+def test_a_stop_before_the_first_iteration_of_a_new_run_is_after_one(
+    build: Build, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "trainwright")
+    trainer = build(tmp_path)
+    trainer.register_hooks([CallbackHook(before_train=lambda trainer: trainer.stop("enough"))])
+    trainer.train()
+    assert trainer.iterations_done == 1
+    assert "Stopping after iteration 1: enough." in caplog.messages
+    trainer.train()  # it would go on: no iteration is made
+    assert trainer.iterations_done == 1
+
+
+@APIS
 @pytest.mark.parametrize("resumes", [False, True])
 def test_a_stopped_training_goes_on_as_one_that_was_not_stopped(resumes: bool, build: Build, tmp_path: Path) -> None:
     whole = build(tmp_path / "whole")

@@ -40,6 +40,11 @@ _PAUSE_S = 1.0  # before a second try
 T = TypeVar("T")
 
 
+def numbered_name(iteration: int, prefix: str = "model") -> str:
+    """The name of the checkpoint of an iteration, counted from 0."""
+    return f"{prefix}_{iteration:07d}"
+
+
 def check_name(name: str) -> None:
     """Check a checkpoint's name: it must stay inside the folder and differ from the folder's own entries."""
     is_plain = bool(name) and name[0] != "." and not set(name) & set("/\\\0") and name != POINTER_NAME

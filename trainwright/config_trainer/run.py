@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import ConstantLR, ReduceLROnPlateau
 from trainwright.base.dist import get_averaging_rank, get_data_parallel_size, is_main_process
 from trainwright.base.errors import ConfigError, nearest_of
 from trainwright.base.lazy_names import ring
+from trainwright.checkpoint.folder import numbered_name
 from trainwright.config.config_file.checks import validate
 from trainwright.config.lazy.lazy_config import try_get_key
 from trainwright.config.lazy.provenance import value_at
@@ -370,8 +371,8 @@ class ConfigRun(Run):
         batches.begin_epoch = log_length
 
     def save(self) -> None:
-        done = self.trainer.iterations_done
-        self.checkpointer.save(f"model_{done - 1:07d}", iteration=done - 1)
+        iteration = self.trainer.iterations_done - 1
+        self.checkpointer.save(numbered_name(iteration), iteration=iteration)
 
     @property
     def best_metric(self) -> BestMetric:  # type: ignore[override]

@@ -1,4 +1,4 @@
-"""Prepare a run: check its configuration and join its processes."""
+"""Prepare a run: check its configuration, join its processes, and write what follows from these and from the data."""
 
 import argparse
 import copy

@@ -301,8 +301,9 @@ class TrainerBase:
     def stop(self, reason: str, *, error: BaseException | None = None) -> None:
         """End the training after the current iteration, as after its last one: with the final evaluation and save.
 
-        A training that is resumed ends before its first iteration. Outside of a training, nothing happens. With several
-        processes, each of them calls it in the same iteration; the flags of a callback need only one.
+        Before the first iteration, as in ``before_train``, a training that is resumed ends without one, and a new run
+        after one. Outside of a training, nothing happens. With several processes, each of them calls it in the same
+        iteration; the flags of a callback need only one.
 
         Args:
             reason: for the log, the summary and ``run.json``.
@@ -321,8 +322,8 @@ class TrainerBase:
         self._stop_after(reason, end)
         if has_begun:
             self.storage.reduce()  # the last row is written now
-            if not self.is_copy:
-                logger.info("Stopping after iteration %d: %s.", end, reason)
+        if end > self.iter and not self.is_copy:
+            logger.info("Stopping after iteration %d: %s.", end, reason)
 
     def _stop_again(self) -> None:
         """End where an earlier training, which this one continues, was stopped before it failed."""

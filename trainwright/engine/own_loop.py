@@ -13,6 +13,7 @@ from trainwright.base.batch import to_batch
 from trainwright.base.dist import get_data_parallel_size, is_main_process
 from trainwright.base.files import make_folders
 from trainwright.checkpoint.checkpointer import Checkpointer
+from trainwright.checkpoint.folder import numbered_name
 from trainwright.data.batches import Batches
 from trainwright.data.loaders import set_position
 from trainwright.engine.logs import log_to_console
@@ -128,4 +129,5 @@ class TrainingLoop(TrainerBase):
             self.start_iter = self.iterations_done
 
     def _save(self) -> None:
-        self.checkpointer.save(f"model_{self.iterations_done - 1:07d}", iteration=self.iterations_done - 1)
+        iteration = self.iterations_done - 1
+        self.checkpointer.save(numbered_name(iteration), iteration=iteration)

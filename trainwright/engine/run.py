@@ -80,10 +80,9 @@ class Run:
         callbacks, control: the callbacks of the training, and what they request.
         calls: calls the callbacks.
         eval_hook, write_hook: of evaluations and writers; None if a user's build_hooks makes its own list.
-        listed_hooks: those that the user lists in the settings.
+        listed_hooks, listed_callbacks: those that the user lists in the settings; ``built_in_callbacks`` are those that
+            the settings of the current training make.
         preprocessor: saved with the model.
-        built_in_callbacks: those among them that the settings of the current training make.
-        listed_callbacks: those that the user lists in the settings.
         best_weights: those of the best checkpoint, which the model may get at the end of a training.
     """
 

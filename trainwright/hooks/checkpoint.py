@@ -18,7 +18,7 @@ from trainwright.base.errors import ConfigError
 from trainwright.base.files import relative_path
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.checkpoint.errors import CheckpointError
-from trainwright.checkpoint.folder import check_name, keep_named, keep_newest
+from trainwright.checkpoint.folder import check_name, keep_named, keep_newest, numbered_name
 from trainwright.evaluation.evaluator import flatten_results_dict
 from trainwright.events.phases import PhaseTimes
 from trainwright.events.writers.progress import unit_of
@@ -142,7 +142,7 @@ class PeriodicCheckpointer(HookBase):
                 folder = self._checkpointer.save_dir
                 delete_older = partial(_delete, keep_newest, folder, self._prefix, self._max_to_keep)
             iteration = self.trainer.iterations_done - 1
-            name = f"{self._prefix}_final" if is_final else f"{self._prefix}_{iteration:07d}"
+            name = f"{self._prefix}_final" if is_final else numbered_name(iteration, self._prefix)
             self._checkpointer.save(name, on_commit=delete_older, iteration=iteration, **settings)
 
 

@@ -14,6 +14,7 @@ from trainwright.base import dist
 from trainwright.base.dist import all_gather_object, get_world_size, is_any
 from trainwright.base.errors import ConfigError
 from trainwright.checkpoint.checkpointer import Checkpointer
+from trainwright.checkpoint.folder import numbered_name
 from trainwright.evaluation.evaluator import flatten_results_dict
 from trainwright.events.storage import EventStorage
 from trainwright.hooks.base import HookBase, has_failed
@@ -388,7 +389,7 @@ class RunCallbacks(HookBase):
 
     def _save_iteration(self, checkpointer: Checkpointer) -> None:
         iteration = self.trainer.iterations_done - 1
-        checkpointer.save(f"model_{iteration:07d}", iteration=iteration)
+        checkpointer.save(numbered_name(iteration), iteration=iteration)
 
     # Requests.
 
