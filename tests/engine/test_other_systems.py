@@ -9,6 +9,7 @@ import pytest
 
 from trainwright import TrainingConfig
 from trainwright.base.files import relative_path
+from trainwright.config.spec import spec_of_training_config
 from trainwright.engine.folder.run_folder import TrainerFolder
 
 MISSING = """
@@ -77,6 +78,6 @@ def test_a_path_on_another_drive_is_outside(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(os.path, "relpath", relpath)
     assert relative_path("/elsewhere/a", "/here") == "/elsewhere/a"
     config = TrainingConfig(output_dir=tmp_path, tensorboard={"log_dir": "/elsewhere/events"})
-    folder = TrainerFolder(tmp_path, config)
+    folder = TrainerFolder(tmp_path, lambda: spec_of_training_config(config))
     assert folder.file_names.event_folders == ()
     assert not folder.contains("/elsewhere/events")

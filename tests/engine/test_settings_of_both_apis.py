@@ -228,6 +228,25 @@ def test_a_norm_that_is_in_evaluation_mode_names_the_setting(
     assert {"Python": "freeze_bn=True", "config file": "train.freeze_bn=True"}[api] in messages[0]
 
 
+def with_frozen_norm() -> nn.Module:
+    model = with_still_norm()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm1d):
+            module.requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_a_frozen_norm_in_evaluation_mode_stays_so_without_a_warning(
+    api: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="trainwright"):
+        trainer = made(api, tmp_path, build=with_frozen_norm)
+        trainer.train()
+    assert trainer.model.body[1].num_batches_tracked == 0
+    assert "is in evaluation mode" not in caplog.text
+
+
 @pytest.mark.parametrize("api", APIS)
 def test_a_users_own_freeze_bn_stays(api: str, tmp_path: Path) -> None:
     trainer = made(api, tmp_path)

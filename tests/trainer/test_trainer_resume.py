@@ -176,7 +176,7 @@ def test_a_resume_that_would_train_on_other_batches_is_refused(tmp_path: Path) -
         Trainer(pairs_net(), config(tmp_path, resume_from_checkpoint=True, batch_size=4), DATA)
     with pytest.raises(ConfigError, match="within an accumulation window, at step 10"):
         Trainer(pairs_net(), config(tmp_path, resume_from_checkpoint=True, gradient_accumulation_steps=4), DATA)
-    with pytest.raises(MissingFileError, match="holds no checkpoint"):
+    with pytest.raises(MissingFileError, match="nowhere: there is no such file or folder"):
         Trainer(pairs_net(), config(tmp_path, resume_from_checkpoint=tmp_path / "nowhere"), DATA)
 
 

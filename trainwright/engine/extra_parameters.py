@@ -18,6 +18,7 @@ from trainwright.base.dist import gather_over_pipeline
 from trainwright.base.errors import ConfigError
 from trainwright.config.spec import RunSpec
 from trainwright.engine.gradient_sync import average_gradients
+from trainwright.models.eval_mode import kept_in_evaluation
 from trainwright.optim.named import each_optimizer, load_state, parameters_of
 from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.parallelize import share_tensors
@@ -211,7 +212,9 @@ _SETS_MODES = {"Python": "set_train_mode", "config file": "the method train of t
 
 def log_modes(model: nn.Module, spec: RunSpec) -> None:
     """Log layers of a model in training mode that are in evaluation mode: the training sets all to training mode."""
-    layers = [(n, m) for n, m in model.named_modules() if not m.training and not next(m.children(), None)]
+    kept = {*kept_in_evaluation(model)}
+    leaves = [(n, m) for n, m in model.named_modules() if not next(m.children(), None)]
+    layers = [(n, m) for n, m in leaves if not m.training and m not in kept]
     layers = [(n, m) for n, m in layers if not (spec.freeze_bn and isinstance(m, BATCH_NORMS))]
     if model.training and layers:
         logger.warning(

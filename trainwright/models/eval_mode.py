@@ -28,11 +28,16 @@ def set_training_mode(model: nn.Module) -> None:
     ``backbone.requires_grad_(False).eval()`` is on purpose: its running statistics and its dropout stay off. In a model
     that is in evaluation mode itself, as pretrained ones are, the mode of a part means nothing.
     """
-    kept = [*_frozen_in_evaluation(model)] if model.training else []
-    modes = [(module, module.training) for part in kept for module in part.modules()]
+    modes = [(module, module.training) for module in kept_in_evaluation(model)]
     model.train()
     for module, training in modes:
         module.training = training
+
+
+def kept_in_evaluation(model: nn.Module) -> list[nn.Module]:
+    """The modules that :func:`set_training_mode` leaves in their modes."""
+    parts = _frozen_in_evaluation(model) if model.training else ()
+    return [module for part in parts for module in part.modules()]
 
 
 def _frozen_in_evaluation(module: nn.Module) -> Iterator[nn.Module]:
