@@ -1,4 +1,4 @@
-"""One way to stop a training, whoever asks for it: the run says the reason, in both APIs and on all processes."""
+"""One way to stop a training, whoever asks for it: the run records the reason, in both APIs and on all processes."""
 
 import json
 import os

@@ -16,7 +16,7 @@ from tests.toys import Classifier, Samples, file_config
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
 from trainwright.base.errors import ConfigError, UserError
 from trainwright.engine.loop import TrainerBase
-from trainwright.hooks import Callback, CallbackHook, FiniteCheck, NonFiniteError
+from trainwright.hooks import Callback, CallbackHook, FiniteCheck, HookBase, NonFiniteError
 
 NAN, INF = math.nan, math.inf
 
@@ -267,6 +267,27 @@ def test_a_layer_without_a_gradient_in_any_update_is_one_warning(
     found = [text for text in warnings_of(caplog) if "without a gradient in every update" in text]
     assert len(found) == (iterations == 99 and optimizer == "Adam")
     assert not found or "2 parameters (first.weight, first.bias)" in found[0]
+
+
+def test_a_layer_that_is_unfrozen_at_the_look_is_no_layer_without_gradients(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Unfreeze(HookBase):
+        slot = "step"  # before the check
+
+        def after_step(self) -> None:
+            if self.trainer.iterations_done == self.trainer.max_iter:
+                self.trainer.model.first.requires_grad_(True)
+
+    model, data = Cut(0), Samples(inputs=torch.ones(16, 4), labels=torch.arange(16) % 2)
+    model.first.requires_grad_(False)
+    settings = {"eval_strategy": "no", "save_enabled": False, "progress_bar": False, "device": "cpu"}
+    settings |= {"optimizer": "Adam", "batch_size": 4, "num_epochs": 2}
+    trainer = Trainer(model, TrainingConfig(output_dir=tmp_path, **settings), data)
+    trainer.register_hooks([Unfreeze()])
+    trainer.train()
+    assert model.first.weight.requires_grad
+    assert "without a gradient" not in caplog.text
 
 
 @pytest.mark.exhaustive(every=2)

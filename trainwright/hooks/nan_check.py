@@ -89,11 +89,16 @@ class FiniteCheck(HookBase):
         self._next = 0  # the first unchecked iteration
         self._last_bad = -2
         self._has_warned_of_mode = self._has_looked_for_gradients = False
+        self._always_trainable: set[int] = set()
         self._num_spikes = 0
         self._without_targets: set[int] = set()  # the iterations that are left out
 
     def before_train(self) -> None:
         self._next = self.trainer.start_iter
+        model = getattr(self.trainer, "model", None)
+        trainable = () if model is None or self._has_looked_for_gradients else model.parameters()
+        # One that is unfrozen later may have had no update when they are looked at.
+        self._always_trainable = {id(parameter) for parameter in trainable if parameter.requires_grad}
 
     def after_step(self) -> None:
         if self._is_due(self.trainer) or self.trainer.iter + 1 == self.trainer.max_iter:
@@ -249,27 +254,28 @@ class FiniteCheck(HookBase):
         if self._has_looked_for_gradients or model is None or not (is_last or number >= _MANY_ITERATIONS):
             return
         self._has_looked_for_gradients = True
-        if names := parameters_without_gradient(model, optimizer):
+        untouched = parameters_without_gradient(model, optimizer)
+        if names := [name for name, parameter in untouched.items() if id(parameter) in self._always_trainable]:
             logger.warning(
-                "After iteration %d: %s without a gradient in every update: the loss does not depend on %s. Look for"
+                "After iteration %d: %s without a gradient in every update: no loss so far depends on %s. Look for"
                 " detach(), torch.no_grad() and argmax() in the forward pass, or set requires_grad=False.",
                 number, _listed(names), "it" if len(names) == 1 else "them",
             )  # fmt: skip
 
 
-def parameters_without_gradient(model: nn.Module, optimizer: Any) -> list[str]:
-    """The names of trainable parameters that an optimizer of torch holds and has never changed.
+def parameters_without_gradient(model: nn.Module, optimizer: Any) -> dict[str, nn.Parameter]:
+    """The trainable parameters, by name, that an optimizer of torch holds and has never changed.
 
     An optimizer of torch has a state for each parameter that had a gradient. Empty where that says nothing: without
     states (SGD without momentum), with LBFGS, and where each process has the states of a part.
     """
     if current_mesh() is not None:
-        return []
+        return {}
     untouched: set[int] = set()
     for one in each_optimizer(optimizer) if optimizer is not None else ():
         if type(one).__module__.startswith("torch.optim.") and not isinstance(one, LBFGS) and one.state:
             untouched |= {id(p) for p in parameters_of(one) if p.requires_grad and p not in one.state}
-    return [name for name, parameter in model.named_parameters() if id(parameter) in untouched]
+    return {name: parameter for name, parameter in model.named_parameters() if id(parameter) in untouched}
 
 
 def _is_mean(values: dict[str, float]) -> bool:
