@@ -60,7 +60,7 @@ _PAIR = re.compile(
     r"""(?<![\w.-])(?P<name>[\w.-]++)(?P<between>["']?\s*=\s*|["']?\s*:\s*(?=["']))"""
     r"""(?:(?P<quote>["'])(?P<quoted>.*?)(?P=quote)|(?P<plain>[^\s"',;)}\]]+))"""
 )
-# Each match of _PAIR, and each of _FORMS, contains one of these: searching them first is faster.
+# Each secret name and match of _PAIR, and each of _FORMS, contains one of these: searching them first is faster.
 _HINTS = re.compile(r"(?i:pass|secret|token|key|credential|pwd)")
 _MARKS = re.compile(r"hf_|sk-|gh[opsur]_|github_pat_|glpat-|AKIA|ASIA|AIza|xox|eyJ|-----BEGIN|:/|earer ")
 _INDEX = re.compile(r"(?i)tokens?(\.\d+)*$")  # the path of a number that is a token's index in a vocabulary
@@ -140,9 +140,11 @@ def without_secrets(tree: Any) -> tuple[Any, list[str]]:
         for key, child in value.items():
             name = str(key)
             # A list of ``tokens`` is secret; text under this name is that of a column.
-            inner = below or is_secret_name(name) or (name.lower() == "tokens" and not isinstance(child, str))
-            if inner or isinstance(child, _HOLDING):
-                child = masked(child, f"{path}.{name}" if path else name, inner)
+            named = _HINTS.search(name) and (
+                is_secret_name(name) or (name.lower() == "tokens" and not isinstance(child, str))
+            )
+            if below or named or isinstance(child, _HOLDING):
+                child = masked(child, f"{path}.{name}" if path else name, bool(below or named))
             found[key] = child
         return found
 
@@ -239,5 +241,6 @@ def _redact_pair(match: re.Match[str]) -> str:
 
 def _of_environment() -> list[str]:
     """The values of environment variables with secret names, the longest first: one may be a part of another."""
-    values = {value for name, value in os.environ.items() if is_secret_name(name, environment=True)}
+    names = [name for name in os.environ if _HINTS.search(name) and is_secret_name(name, environment=True)]
+    values = {os.environ[name] for name in names}
     return sorted((v for v in values if len(v) >= _MIN_LENGTH and not os.path.exists(v)), key=len, reverse=True)

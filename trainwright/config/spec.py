@@ -4,7 +4,6 @@ The table of settings makes one: of a ``TrainingConfig`` by the names of its row
 """
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from trainwright.config.named_settings import Api as Api
@@ -20,6 +19,15 @@ else:
     _Settings = object
 
 Half = Literal["bf16", "fp16"]
+
+_OTHER_FORMS = (  # keys of config files that have a setting in another form
+    "train.amp.enabled",
+    "train.zero_optimization.enabled",
+    "train.evaluation.enabled",
+    "train.evaluation.eval_mode",
+    "train.resume",
+    "train.input_placement_device",
+)
 
 
 class RunSpec(NamedSettings, _Settings):
@@ -68,26 +76,26 @@ def spec_of_cfg(cfg: "DictConfig", given: "DictConfig", half: Half = "bf16") -> 
     from omegaconf import DictConfig, ListConfig, OmegaConf
 
     from trainwright.config.lazy.lazy_config import MARKED
-    from trainwright.config.lazy.provenance import is_set, value_at
+    from trainwright.config.lazy.provenance import is_set, value_at, values_at
     from trainwright.config.settings import KEYS, PLACES, place_of, values_of_files
     from trainwright.config.training.row import complete_early_stopping
 
     settings = values_of_files()
+    values = values_at(cfg, [*PLACES.values(), *_OTHER_FORMS])
     for name, place in PLACES.items():
-        value = value_at(cfg, place)
+        value = values[place]
         if isinstance(value, DictConfig | ListConfig):
             value = OmegaConf.to_container(value)
         if value is not None or place in KEYS:
             settings[name] = value
-    train = partial(value_at, value_at(cfg, "train"))
-    settings |= {  # which config files have in another form
-        "mixed_precision": half if train("amp.enabled") else None,
-        "zero_stage": train("zero_optimization.stage") if train("zero_optimization.enabled") else 0,
-        "eval_strategy": "step" if train("evaluation.enabled") else "no",
-        "greater_is_better": train("evaluation.eval_mode") == "max",
-        "resume_from_checkpoint": bool(train("resume")),
-        "init_weights_from": train("load_weight") or None,
-        "device_str": train("dist.device_type") or train("input_placement_device"),
+    settings |= {
+        "mixed_precision": half if values["train.amp.enabled"] else None,
+        "zero_stage": settings["zero_stage"] if values["train.zero_optimization.enabled"] else 0,
+        "eval_strategy": "step" if values["train.evaluation.enabled"] else "no",
+        "greater_is_better": values["train.evaluation.eval_mode"] == "max",
+        "resume_from_checkpoint": bool(values["train.resume"]),
+        "init_weights_from": settings["init_weights_from"] or None,
+        "device_str": settings["device_str"] or values["train.input_placement_device"],
     }
 
     as_set = settings

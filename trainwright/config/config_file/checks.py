@@ -190,8 +190,9 @@ def _faults_of_rules(cfg: DictConfig, faults: Sequence[Fault]) -> Iterator[Fault
     above = {fault.path for fault in faults}
     refused = [
         name
+        for path in above
         for name, place in PLACES.items()
-        if any(f"{place}.".startswith(f"{path}.") or path.startswith(f"{place}.") for path in above)
+        if f"{place}.".startswith(f"{path}.") or path.startswith(f"{place}.")
     ]
     spec = spec_of_cfg(cfg, cfg)
     for name, text in list(rules.faults(spec, refused)):

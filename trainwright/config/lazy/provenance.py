@@ -7,8 +7,8 @@ a mark, such as plain dicts, come from code, except during the instantiation of 
 
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Self
@@ -173,6 +173,19 @@ def value_at(section: Any, path: str) -> Any:
         return OmegaConf.select(section, path, throw_on_missing=False)
     except OmegaConfBaseException:  # reported by the check of this key
         return None
+
+
+def values_at(cfg: DictConfig, paths: Iterable[str]) -> dict[str, Any]:
+    """:func:`value_at` of several paths, each section read once."""
+    found, sections = dict[str, Any](), dict[str, Any]()
+    for path in paths:
+        above, _, key = path.rpartition(".")
+        section = sections[above] if above in sections else sections.setdefault(above, value_at(cfg, above))
+        found[path] = None
+        if isinstance(section, DictConfig):
+            with suppress(OmegaConfBaseException):  # reported by the check of this key
+                found[path] = section.get(key)
+    return found
 
 
 def raw_children(node: DictConfig | ListConfig) -> dict[Any, Any]:

@@ -135,7 +135,7 @@ _TORCH_HOMES = ("torch.nn.functional", "torch.linalg", "torch.special", "torch.f
 def locate(path: str) -> Any:
     """The object at ``path``. The modules of the path are imported."""
     first, *rest = path.split(".")
-    if not all(part.isidentifier() for part in (first, *rest)):
+    if not all(map(str.isidentifier, (first, *rest))):
         raise ConfigImportError(f"{path!r} is not the dotted path of an object, such as 'torch.nn.Linear'.")
     found: Any = _import(first, path)
     for index, part in enumerate(rest, start=1):
@@ -268,7 +268,7 @@ def unknown_arguments(target: Callable[..., Any], names: Iterable[str]) -> dict[
     if signature is None:
         return {}
     parameters = signature.parameters.values()
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+    if inspect.Parameter.VAR_KEYWORD in {p.kind for p in parameters}:
         return {}
     taken = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     text = f"{_signature_text(target, signature)} takes no argument"
