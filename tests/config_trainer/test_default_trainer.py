@@ -503,7 +503,7 @@ def test_a_program_that_resumes_a_built_trainer_continues_at_the_next_sample(tmp
 
 
 def test_a_missing_path_of_initial_weights_is_reported_with_its_key(tmp_path: Path) -> None:
-    with pytest.raises(MissingFileError, match=r"^train\.load_weight: /nowhere/model: no such checkpoint"):
+    with pytest.raises(MissingFileError, match=r"^train\.load_weight: /nowhere/model: there is no"):
         DefaultTrainer(config(tmp_path, load_weight="/nowhere/model"))
     python = TrainingConfig(output_dir=tmp_path / "python", init_weights_from="/nowhere/model")
     with pytest.raises(MissingFileError, match=r"^TrainingConfig\.init_weights_from: /nowhere/model: there is no"):

@@ -66,7 +66,7 @@ from trainwright.checkpoint.state_files import (
     state_names,
 )
 from trainwright.checkpoint.verify import identity, read_unchanged
-from trainwright.checkpoint.weights import INDEX_NAME, load_weights, read_weights
+from trainwright.checkpoint.weights import INDEX_NAME, OLD_WEIGHTS_NAME, load_weights, read_weights
 from trainwright.optim.fused import keep_possible_kernels
 from trainwright.optim.named import load_state
 from trainwright.parallel.faults import meet
@@ -253,7 +253,12 @@ class Checkpointer:
                 write()
 
     def load(
-        self, path: PathLike, checkpointables: Iterable[str] | None = None, *, strict: bool = False
+        self,
+        path: PathLike,
+        checkpointables: Iterable[str] | None = None,
+        *,
+        strict: bool = False,
+        partial: bool = True,
     ) -> dict[str, Any]:
         """Verify a checkpoint and load the model and the checkpointables from it; returns the extras of `save`.
 
@@ -262,6 +267,7 @@ class Checkpointer:
                 ``model.safetensors`` or its index; with "" nothing is loaded.
             checkpointables: None loads all, and everything must match; [] loads only the weights that fit.
             strict: every weight must fit, even if only weights are loaded.
+            partial: without ``strict``, weights may be missing anywhere; False: only those of a new head.
 
         Raises:
             MissingFileError: ``path`` does not exist.
@@ -284,16 +290,18 @@ class Checkpointer:
             _check_exists(path)
             is_of_run = (path / MANIFEST_NAME).exists() or (path / f"{EXTRA}.json").exists()  # perhaps damaged
             if is_weights_only and not is_of_run:  # perhaps of transformers
-                files = [path / WEIGHTS_NAME, path / INDEX_NAME]
+                files = [path / WEIGHTS_NAME, path / INDEX_NAME, path / OLD_WEIGHTS_NAME]
                 path = next((file for file in files if file.is_file()), path)
             is_folder = path.is_dir()
             if not is_folder and is_weights_only:
-                load_weights(self.model, read_weights(path), str(path), strict=strict)
+                weights = read_weights(path)
+                load_weights(self.model, weights, str(path), strict=strict, only=self.only, partial=partial)
             elif not is_folder:
                 raise CheckpointError(f"{path}: a file holds only weights and no other state; pass checkpointables=[].")
         if not dist.broadcast_object(is_folder):
             return {}
-        return self._load_contents(path, self._read(path, wanted), wanted, strict=strict or not is_weights_only)
+        strict = strict or not is_weights_only
+        return self._load_contents(path, self._read(path, wanted), wanted, strict=strict, partial=partial)
 
     def has_checkpoint(self) -> bool:
         """Whether ``save_dir`` holds a checkpoint to resume from, valid or not."""
@@ -513,7 +521,9 @@ class Checkpointer:
             weights = weights_of_stage(weights, own, self._mesh())
         return _Contents(held, extra, weights, states, is_shared or manifest.layout is not None)
 
-    def _load_contents(self, path: Path, contents: "_Contents", wanted: list[str], *, strict: bool) -> dict[str, Any]:
+    def _load_contents(
+        self, path: Path, contents: "_Contents", wanted: list[str], *, strict: bool, partial: bool = True
+    ) -> dict[str, Any]:
         held, weights, states = contents.held, contents.weights, contents.states
         with raised_together():
             missing = [name for name in wanted if name not in held]
@@ -531,7 +541,10 @@ class Checkpointer:
             has_other_groups = contents.is_sharded or any(
                 has_other_order(states[name], self.checkpointables[name], self.model) for name in wanted
             )
-            load_weights(self.model, weights, str(path), strict=strict, only=self.only)
+            load_weights(
+                self.model, weights, str(path),
+                strict=strict, only=self.only, partial=partial, is_resumed=bool(wanted),
+            )  # fmt: skip
             for name in wanted:
                 self._load_state(path, name, states.pop(name))
             for schedule in (self.checkpointables[name] for name in wanted if has_other_groups):

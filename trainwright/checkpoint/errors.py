@@ -11,5 +11,9 @@ class CheckpointTypeError(CheckpointError, TypeError):
     """A state of a type that a checkpoint cannot store."""
 
 
+class PartialWeightsError(CheckpointError):
+    """Initial weights that lack some of the model, apart from a new head."""
+
+
 class NewerFormatError(CheckpointError):
     """A checkpoint that a newer version of the library has written."""

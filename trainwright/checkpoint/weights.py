@@ -5,7 +5,7 @@ import logging
 import re
 import warnings
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,16 +16,22 @@ from trainwright._torch_compat.self_loading import self_loading_modules
 from trainwright._torch_compat.tensor_chunks import local_of
 from trainwright.base.dist import TIED_COPY
 from trainwright.base.files import irregular
-from trainwright.checkpoint.errors import CheckpointError
+from trainwright.checkpoint.conversion import converted
+from trainwright.checkpoint.errors import CheckpointError, PartialWeightsError
 from trainwright.checkpoint.safetensors_file import check_tensor, tensor_key
 from trainwright.checkpoint.safetensors_header import COPIES, TIED, read_header
 from trainwright.checkpoint.shard_index import is_share
 from trainwright.checkpoint.shards import ShardReader, StoredTensor
+from trainwright.optim.layer_depth import head_names
+from trainwright.parallel.pipeline import outline_of
+from trainwright.parallel.sharding import class_before_sharding
 from trainwright.parallel.wrappers import load_model_state, model_state, plain_name, unwrap
 
 logger = logging.getLogger("trainwright.checkpoint")
 
 _LEAST_BYTES = 2**22  # that are read at once
+_SHOWN = 5  # modules that an error names
+OLD_WEIGHTS_NAME = "model.pt"  # read, never written
 INDEX_NAME = "model.safetensors.index.json"  # of a model of transformers in several files
 
 
@@ -134,18 +140,29 @@ def _read_torch_file(path: Path) -> dict[str, Tensor]:
 
 
 def load_weights(
-    model: nn.Module, weights: Mapping[str, Any], source: str, *, strict: bool, only: Collection[str] | None = None
-) -> None:
-    """Copy ``weights`` into the parameters and buffers of the model.
+    model: nn.Module,
+    weights: Mapping[str, Any],
+    source: str,
+    *,
+    strict: bool,
+    only: Collection[str] | None = None,
+    partial: bool = True,
+    is_resumed: bool = False,
+) -> list[str]:
+    """Copy ``weights`` into the parameters and buffers of the model; returns the names that keep their values.
 
     What a module loads itself may have other shapes and names: the module decides.
 
     Args:
         strict: every name, shape and dtype must match (a resume). Otherwise weights that do not fit are skipped and
             logged.
-        only: names that must be there with ``strict``; the model keeps its own values of others that are missing.
+        only: names that must be there; the model keeps its own values of others that are missing.
+        partial: without ``strict``, weights may be missing anywhere; False: only those of the head.
+        is_resumed: the weights are those of this model. Others may be those of a base model, and in the form in which
+            transformers stores them.
 
     Raises:
+        PartialWeightsError: without ``strict`` and ``partial``, weights are missing that are not those of the head.
         CheckpointError: a weight does not match, or without ``strict`` none fits. The model is then unchanged, unless a
             module that loads itself has raised.
     """
@@ -154,12 +171,16 @@ def load_weights(
         if isinstance(value, Tensor):
             check_tensor(local_of(value), f"model.{name}")
     weights = _by_names_of_model(model, weights, own)
+    if not is_resumed:
+        weights = _with_base_prefix(model, converted(unwrap(model), weights, own, source), own)
     modules = {plain_name(name) for name in self_loading_modules(unwrap(model))}
     theirs = {name for name in (*own, *weights) if name.rpartition(".")[0] in modules}
     match = _Match.of(own, weights, theirs, only)
     if strict:
         match.check_equal(source)
     match.check_any(source)
+    if not partial and not strict:
+        match.check_complete(model, source)
     if not strict:
         match.log_rest(source)
     fitting = {n: value for n, value in weights.items() if (n in own and n not in match.shapes) or n in theirs}
@@ -169,6 +190,9 @@ def load_weights(
         if theirs:
             error.add_note(f"While the modules {', '.join(sorted(modules))} loaded their state from {source}.")
         raise
+    # A tensor may have several names, of which one is enough.
+    loaded = {tensor_key(own[name]) for name in fitting if isinstance(own.get(name), Tensor)}
+    return [name for name, value in own.items() if isinstance(value, Tensor) and tensor_key(value) not in loaded]
 
 
 class _Match(NamedTuple):
@@ -214,6 +238,29 @@ class _Match(NamedTuple):
         faults = [f"It has {some}, the model has {', '.join([*self.own][:3])} ...", *self.shapes.values()]
         raise CheckpointError("\n  ".join([f"{source}: none of the weights fits this model.", *faults]))
 
+    def check_complete(self, model: nn.Module, source: str) -> None:
+        """Raise if the model lacks weights that are not those of its head, which a new task has anew."""
+        lacking = [name for name in (*self.missing, *self.shapes) if not name.endswith(".num_batches_tracked")]
+        ignored = getattr(unwrap(model), "_keys_to_ignore_on_load_missing", None) or ()  # of models of transformers
+        lacking = [name for name in lacking if not any(re.search(pattern, name) for pattern in ignored)]
+        head = head_names(unwrap(model), lacking)
+        faults = [name for name in lacking if name not in head]
+        if not faults:
+            return
+        missing = [name for name in faults if name not in self.shapes]
+        shapes = [self.shapes[name] for name in faults if name in self.shapes]
+        elsewhere = outline_of(unwrap(model))[0]  # on another pipeline stage
+        unexpected = [name for name in self.unexpected if name not in elsewhere]
+        lines = [
+            f"{source}: it has no values for {len(faults)} of the {len(self.own)} weights of"
+            f" {class_before_sharding(unwrap(model)).__name__}, which are not those of a new head.",
+            *_first("in the model, not in the file", missing),
+            *_first("in the file, not in the model", unexpected),
+            *shapes[:_SHOWN],
+            *([f"and {len(shapes) - _SHOWN} more of another shape"] if len(shapes) > _SHOWN else []),
+        ]
+        raise PartialWeightsError("\n  ".join(lines))
+
     def log_rest(self, source: str) -> None:
         if self.shapes:
             lines = [f"{source}: weights of another shape are not loaded:", *self.shapes.values()]
@@ -231,6 +278,15 @@ def _by_names_of_model(model: nn.Module, weights: Mapping[str, Any], own: Mappin
         if name not in named and first in named:
             named[name] = named[first]
     return named
+
+
+def _with_base_prefix(model: nn.Module, weights: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``weights``, under ``base_model_prefix`` if they are those of the base model alone."""
+    prefix = getattr(unwrap(model), "base_model_prefix", "")
+    below = {f"{prefix}.{name}": value for name, value in weights.items()}
+    if prefix and not weights.keys() & own.keys() and below.keys() & own.keys():
+        return below
+    return weights
 
 
 def _copy(model: nn.Module, weights: Mapping[str, Any], own: Mapping[str, Any], theirs: Collection[str]) -> None:
@@ -322,6 +378,13 @@ def _differences(own: Mapping[str, Any], weights: Mapping[str, Any]) -> tuple[di
         elif ours.dtype != theirs.dtype:
             dtypes[name] = f"{name}: {theirs.dtype} there, {ours.dtype} in the model"
     return shapes, dtypes
+
+
+def _first(what: str, names: Sequence[str]) -> list[str]:
+    """As `_listed`, with the number of names, and only the first modules."""
+    groups = group_names(names)
+    more = ", ..." if len(groups) > _SHOWN else ""
+    return [f"{len(names)} {what}: {', '.join(groups[:_SHOWN])}{more}"] if names else []
 
 
 def _listed(what: str, names: Iterable[str]) -> list[str]:

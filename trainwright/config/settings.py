@@ -303,6 +303,10 @@ class TrainingConfig(CheckedConfig):
         None, "train", "A folder or a hub id with the initial weights. A resumed run loads its own weights.",
         place="train.load_weight", names="load_weight", copy=None, resumed="",
     )
+    init_weights_partial: bool = setting(
+        False, "train", "Whether the initial weights may lack others than those of a new head.",
+        place="train.init_weights_partial", copy=False, resumed="",
+    )
     weight_decay: types.NotNegative = setting(
         0.0, "learning", "The weight decay of the optimizer.",
         place="optim.weight_decay", resumed="optimizer",
@@ -693,7 +697,8 @@ _TRAIN = (
     Key("checkpointer", keys=_CHECKPOINTER),
     Key("test_micro_batch_size", 32, types.Count, "Samples per rank in one batch of evaluation."),
     Key("evaluation", keys=_EVALUATION),
-    Key("load_weight", "", types.Text | None, "A checkpoint to begin from: its weights only.", copy=""),
+    Key("load_weight", "", types.Text | None,
+        "A folder or a hub id with the initial weights. A resumed run loads its own weights.", copy=""),
     Key("log_period", 20, types.Period, "Iterations between lines of metrics, or a share of all iterations.",
         dev_run=1),
     Key("progress_bar", True, None,

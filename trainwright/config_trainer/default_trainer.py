@@ -12,7 +12,7 @@ from torch import nn
 from trainwright._torch_compat.optimizer_import import without_compiler
 from trainwright.base.batch import to_batch
 from trainwright.base.dist import get_averaging_size
-from trainwright.base.errors import ConfigError, ConfigKeyError, ConfigTypeError, MissingFileError
+from trainwright.base.errors import ConfigError, ConfigKeyError, ConfigTypeError
 from trainwright.base.lazy_names import ring
 from trainwright.config.lazy.instantiation import instantiate
 from trainwright.config.lazy.lazy_config import try_get_key
@@ -26,6 +26,7 @@ from trainwright.data.loaders import build_image_test_loader
 from trainwright.data.streaming import eval_stream_loader, is_stream
 from trainwright.engine.build import build_run
 from trainwright.engine.extra_parameters import refuse_sparse_gradients, warn_of_untrained
+from trainwright.engine.initial_weights import load_initial_weights
 from trainwright.engine.loaders import batches_of_rank, is_dataset, num_rounds
 from trainwright.engine.run_hooks import inner_hooks
 from trainwright.engine.run_methods import RunMethods, part_of_run
@@ -260,12 +261,10 @@ class DefaultTrainer(RunMethods):
             logger.warning("%s holds no checkpoint to resume from: starting from step 0.", self.cfg.train.output_dir)
         elif resume:
             self.run.folder.resume = True  # also if a program calls this method
-        try:
-            self.checkpointer.resume_or_load(self.cfg.train.load_weight or "", resume=resume)
-        except MissingFileError as error:
-            if continues:
-                raise
-            raise MissingFileError(f"train.load_weight: {error}") from error
+        if continues:
+            self.checkpointer.resume_or_load("", resume=True)
+        else:
+            load_initial_weights(self.run.spec, self.checkpointer)
         self.run.set_position()
 
     # Called by a user's own step.

@@ -11,19 +11,28 @@ from torch import Tensor, nn
 
 from trainwright.base.errors import ConfigError, ConfigTypeError, MissingFileError
 from trainwright.base.files import clean_sibling, commit_folder, make_folders, swap_folders
+from trainwright.checkpoint.errors import PartialWeightsError
+from trainwright.checkpoint.folder import is_checkpoint
 from trainwright.checkpoint.hub import local_folder
 from trainwright.checkpoint.manifest import MANIFEST_NAME
-from trainwright.checkpoint.safetensors_file import TensorFile, tensor_key
+from trainwright.checkpoint.safetensors_file import TensorFile
 from trainwright.checkpoint.shards import ShardReader, StoredTensor
 from trainwright.checkpoint.state_files import MODEL
 from trainwright.checkpoint.verify import read_unchanged, verify
-from trainwright.checkpoint.weights import INDEX_NAME, group_names, load_weights, read_weights, split_model_state
+from trainwright.checkpoint.weights import (
+    INDEX_NAME,
+    OLD_WEIGHTS_NAME,
+    group_names,
+    load_weights,
+    read_weights,
+    split_model_state,
+)
 from trainwright.config.yaml_file import read_mapping
 from trainwright.models.config import CONFIG_NAME
-from trainwright.parallel.wrappers import model_state, plain_name
+from trainwright.parallel.wrappers import model_state
 
 WEIGHTS_NAME = "model.safetensors"
-OLD_WEIGHTS_NAME = "model.pt"  # read, never written
+_FILES_OF_INDEX = "model-*-of-*.safetensors"  # of a large model of transformers
 PREPROCESSOR_NAME = "preprocessor"
 _LAST = ("final_epoch", "model_final", "model_best")  # links of a run to a checkpoint
 _KEPT = "README.md"  # the hub's page of a model
@@ -77,7 +86,8 @@ def fetch_model(path_or_id: str | os.PathLike[str], config: str, weights: str, r
     wanted = [config, f"{PREPROCESSOR_NAME}/*"]
     folder = local_folder(path_or_id, files=[*wanted, weights], revision=revision)
     if not Path(path_or_id).expanduser().is_dir() and not (folder / weights).exists():
-        folder = local_folder(path_or_id, files=[*wanted, OLD_WEIGHTS_NAME], revision=revision)
+        others = [OLD_WEIGHTS_NAME, INDEX_NAME, _FILES_OF_INDEX]
+        folder = local_folder(path_or_id, files=[*wanted, *others], revision=revision)
     return folder
 
 
@@ -102,9 +112,13 @@ def _read_weights_file(folder: Path, filename: str) -> tuple[dict[str, Any], Pat
     for name in (filename, INDEX_NAME, OLD_WEIGHTS_NAME):
         if (folder / name).is_file():
             return read_weights(folder / name), folder / name
+    raise _no_weights(folder, filename)
+
+
+def _no_weights(folder: Path, filename: str = WEIGHTS_NAME) -> MissingFileError:
     found = [folder / name for name in _LAST if (folder / name).is_dir()]
     hint = f" For the weights of this run give {found[0]}." if found else ""
-    raise MissingFileError(
+    return MissingFileError(
         f"{folder}: has neither {filename} nor {OLD_WEIGHTS_NAME} (it holds {_listing(folder)}).{hint}"
     )
 
@@ -123,28 +137,40 @@ def load_all_weights(model: nn.Module, weights: Mapping[str, Any], source: str, 
     load_weights(model, weights, source, strict=True)
 
 
-def init_weights(model: nn.Module, path_or_id: str | os.PathLike[str], *, revision: str | None = None) -> list[str]:
+def init_weights(
+    model: nn.Module, path_or_id: str | os.PathLike[str], *, revision: str | None = None, partial: bool = False
+) -> list[str]:
     """Start ``model`` from the weights of another one, here (a folder, a checkpoint, a file) or on the hub.
 
-    Those whose names and shapes fit are loaded. A base model's weights go into a model that has it below
-    ``base_model_prefix``, too. Returns the names of the model's weights that were not loaded, which are logged too.
+    Those whose names and shapes fit are loaded; files of transformers are converted as its ``from_pretrained`` does. A
+    base model's weights go into a model that has it below ``base_model_prefix``, too. Returns the names of the model's
+    weights that were not loaded, which are logged too.
+
+    Args:
+        partial: whether weights may be missing anywhere, and not only those of a new head.
 
     Raises:
-        MissingFileError: there is no such folder, or no weights in it. CheckpointError: none of them fits.
+        MissingFileError: there is no such folder, or no weights in it. CheckpointError: none of them fits, or some are
+            missing that are not those of a head.
     """
-    file = Path(path_or_id).expanduser()
-    if file.is_file():
-        weights = read_weights(file)
-    else:
-        weights, file = read_model_weights(fetch_model(path_or_id, CONFIG_NAME, WEIGHTS_NAME, revision))
-    weights, own = {plain_name(name): weight for name, weight in weights.items()}, model_state(model)
-    prefix = getattr(model, "base_model_prefix", "")
-    if prefix and not any(name in own for name in weights):
-        weights = {f"{prefix}.{name}": weight for name, weight in weights.items()}
-    load_weights(model, weights, str(file), strict=False)
-    fitting = [name for name, weight in weights.items() if name in own and own[name].shape == weight.shape]
-    given = {tensor_key(own[name]) for name in fitting}  # a tensor may have several names
-    return [name for name, value in own.items() if isinstance(value, Tensor) and tensor_key(value) not in given]
+    path = weights_to_load(path_or_id, revision)
+    weights, file = (read_weights(path), path) if path.is_file() else read_model_weights(path)
+    try:
+        return load_weights(model, weights, str(file), strict=False, partial=partial)
+    except PartialWeightsError as error:
+        raise PartialWeightsError(f"{error}\nTo start from what fits, pass partial=True.") from None
+
+
+def weights_to_load(path_or_id: str | os.PathLike[str], revision: str | None = None) -> Path:
+    """The file or folder with the initial weights of a model, downloaded from the hub if it is an id."""
+    path = Path(path_or_id).expanduser()
+    if path.is_file():
+        return path
+    folder = fetch_model(path_or_id, CONFIG_NAME, WEIGHTS_NAME, revision)
+    files = (WEIGHTS_NAME, INDEX_NAME, OLD_WEIGHTS_NAME)
+    if not is_checkpoint(folder) and not any((folder / name).is_file() for name in files):
+        raise _no_weights(folder)
+    return folder
 
 
 def _as(weight: Any, own: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Mapping
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,6 +47,32 @@ def layer_depths(model: nn.Module, outline: Outline | None = None) -> dict[str, 
         is_after = block is None and 0 < num_seen == len(order)
         depths[name] = order.index(block) + 1 if block is not None else num_seen + is_after
     return {name: depths[of] for name, of in first.items()}
+
+
+def head_names(model: nn.Module, names: Iterable[str]) -> set[str]:
+    """Those of ``names`` that belong to the head of a model: what a new task has anew.
+
+    Of a model with ``base_model_prefix``, as in transformers, the head is what is outside of the base model, and the
+    pooler of a base model that can be built without it (``add_pooling_layer``). Of other models it is the last layer,
+    as `layer_depths` counts, and the complete last child if that is an ``nn.Sequential``.
+
+    >>> model = nn.ModuleDict({"blocks": nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 3)), "head": nn.Linear(3, 1)})
+    >>> sorted(head_names(model, model.state_dict()))
+    ['head.bias', 'head.weight']
+    """
+    prefix = getattr(model, "base_model_prefix", "")
+    if isinstance(prefix, str) and prefix:
+        base: Any = getattr(model, prefix, None)
+        base, beginning = (base, f"{prefix}.") if isinstance(base, nn.Module) else (model, "")
+        poolers = (f"{beginning}pooler.",) if "add_pooling_layer" in signature(type(base).__init__).parameters else ()
+        return {name for name in names if not name.startswith(beginning) or name.startswith(poolers)}
+    outline = outline_of(model)
+    depths = layer_depths(model, outline)
+    last = {name.rpartition(".")[0] for name, depth in depths.items() if depth == max(depths.values())}
+    children = list(dict.fromkeys(name.partition(".")[0] for name in outline[0]))
+    kind = outline[1].get(children[-1]) if children else None
+    ending = f"{children[-1]}." if len(children) > 1 and kind is nn.Sequential else None
+    return {name for name in names if name.rpartition(".")[0] in last or (ending and name.startswith(ending))}
 
 
 def log_layer_rates(groups: Iterable[Mapping[str, Any]], layer_decay: float) -> None:

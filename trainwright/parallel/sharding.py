@@ -183,6 +183,16 @@ def fsdp_modules(model: nn.Module) -> "list[FSDPModule]":
     return [module for part in _parts(model) for module in part.modules() if isinstance(module, FSDPModule)]
 
 
+def class_before_sharding(module: nn.Module) -> type[nn.Module]:
+    """The class of a module; of a unit of :func:`shard_data`, which has another one, the class that it had before."""
+    if current_mesh() is None:
+        return type(module)
+    from torch.distributed.fsdp import FSDPModule
+
+    kinds: tuple[type[Any], ...] = type(module).__mro__
+    return next(kind for kind in kinds if not issubclass(kind, FSDPModule))
+
+
 def _parts(model: nn.Module) -> Sequence[nn.Module]:
     """What :func:`shard_data` has shared: the model, or the pipeline stages that contain it."""
     pipeline = pipeline_of(model)

@@ -24,6 +24,7 @@ from trainwright.checkpoint.folder import POINTER_NAME, checkpoint_folders, is_c
 from trainwright.config.spec import RunSpec, spec_of_training_config
 from trainwright.data.sampler import limited
 from trainwright.engine.folder.run_folder import RunFolder
+from trainwright.engine.initial_weights import load_initial_weights
 from trainwright.engine.loaders import is_own_loader, with_length
 from trainwright.engine.logs import log_to_console
 from trainwright.engine.state import StepPlan, TrainerState, steps_of
@@ -78,13 +79,7 @@ def resume(spec: RunSpec, checkpointer: Checkpointer) -> Path | None:
         return folder
     if folder is not None:
         logger.info("%s holds no checkpoint to resume from: starting a new run.", spec.output_dir)
-    if spec.init_weights_from is not None:
-        from trainwright.models.folder import init_weights
-
-        try:
-            init_weights(checkpointer.model, spec.init_weights_from)
-        except MissingFileError as error:
-            raise MissingFileError(f"TrainingConfig.init_weights_from: {error}") from error
+    load_initial_weights(spec, checkpointer)
     return None
 
 
