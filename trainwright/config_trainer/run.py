@@ -335,6 +335,12 @@ class ConfigRun(Run):
             results: dict[str, Any] = self.trainer.test(self.cfg, self.test_loader, self.model)
         return results
 
+    def train_data(self) -> dict[str, Any]:
+        return {"dataloader.train": self.train_loader}
+
+    def eval_data(self) -> dict[str, Any]:
+        return {f"dataloader.test[{number}]": loader for number, loader in enumerate(self.test_loader)}
+
     def eval_loaders(self) -> list[Any]:
         return list(self.test_loader)
 

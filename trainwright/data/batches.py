@@ -57,6 +57,7 @@ class Batches(Iterator[Any]):
         length: the batches of the current epoch; None: those of one iteration of the loader.
         begin_epoch: called where an epoch begins, when its length is known.
         divide: called with each batch that is read, before it is copied to a device; None: not needed.
+        compare_reads: called with the first samples of a stream that all ranks read, after the first batch of a run.
 
     Raises:
         ConfigError: an iteration of the loader has fewer than ``length`` batches, or two iterations have none.
@@ -87,6 +88,7 @@ class Batches(Iterator[Any]):
         self._varies = False  # whether iterations of the loader have had different lengths
         self.prefetches_to = prefetches_to
         self.divide: Callable[[Any], Any] | None = None
+        self.compare_reads: Callable[[Any], object] | None = None
         self.done = 0
         self._keeps_generators = self._is_positioned = False
         self._was_infinite = getattr(source_of(loader), "infinite", True)
@@ -316,6 +318,8 @@ class Batches(Iterator[Any]):
                     loader.load_state_dict(loader.state_dict(self._num_of_stream()))
                 self._stream = loader.batches, self.done
                 batches = iter(loader)
+                if loader.batches == 0 and self.compare_reads is not None:
+                    batches = chain(map(partial(_after, self.compare_reads, loader), islice(batches, 1)), batches)
             if self.length is None and self.measure is None:
                 yield batches
                 continue
@@ -527,6 +531,13 @@ class Repeated:
 
 def _opened_later(loader: Iterable[Any]) -> Iterator[Any]:
     yield from opened(loader)
+
+
+def _after(compare: Callable[[Any], object], loader: StreamLoader, batch: Any) -> Any:
+    """The first batch, once the samples that all ranks have read are compared."""
+    if loader.first_reads is not None:
+        compare(loader.first_reads)
+    return batch
 
 
 def _compared(name: str, expected: Mapping[str, str], batch: Any) -> Any:

@@ -12,7 +12,7 @@ from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.data.errors import data_fault
 from trainwright.data.order import Bijection, Indices, Order
 from trainwright.data.seeding import ORDER_STREAM, mixed_seed
-from trainwright.data.streaming import has_state, is_shared, is_stream, opened, shard_of_rank
+from trainwright.data.streaming import has_state, is_shared, is_stream, opened, order_of_stream, shard_of_rank
 from trainwright.data.wrapped import common_collator
 
 
@@ -132,6 +132,13 @@ class MixedStream(IterableDataset[Any]):
         part = MixedStream(parts, self.weights, seed=self.seed)
         part._part = (*self._part, num_shards, index)
         return part
+
+    def identity(self) -> dict[str, Any]:
+        """What must be equal on all ranks."""
+        own = {"weights": self.weights, "seed": self.seed}
+        for number, stream in enumerate(self.datasets):
+            own |= {f"{name} of stream {number}": value for name, value in order_of_stream(stream).items()}
+        return own
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the latest sample."""

@@ -6,12 +6,14 @@ A stream is any object with ``__iter__`` whose iteration restarts it. It may als
   again and drops them, as it does for a stream of `datasets` with a shuffle buffer, which its state does not hold;
 * ``set_epoch(number)``: called before each pass over it;
 * ``shard(num_shards, index)``: a part of it, for a rank. Its ``__iter__`` then yields the share of each worker;
-* ``is_sharded = True``: its ``__iter__`` yields the share of the rank and worker that calls it.
+* ``is_sharded = True``: its ``__iter__`` yields the share of the rank and worker that calls it;
+* ``identity()``: a dict of what must be equal on all ranks before it is sharded, such as a list of files by name.
 
 A stream without the last two is read completely by each rank, in one worker at most, and each rank keeps its samples.
 """
 
 import copy
+import hashlib
 import logging
 import random
 from collections import deque
@@ -26,10 +28,13 @@ from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.data.batch_loader import WorkerBatches, allowed_workers, loader_settings, raisable_again, unchanged
 from trainwright.data.collate import collate, collated
 from trainwright.data.errors import DataError
+from trainwright.data.same_samples import FirstReads
 from trainwright.data.seeding import (
     ORDER_STREAM,
     SAMPLE_STREAM,
     SavedGenerators,
+    generator_state,
+    is_generator,
     kept_generators,
     mixed_seed,
     seed_generators,
@@ -42,6 +47,7 @@ logger = logging.getLogger("trainwright.data")
 Position = dict[str, Any]
 _START: Position = {"batches": 0, "epoch": 0, "samples": 0, "offset": 0, "state": None}
 _NO_BATCH = "no batch"  # with the position after a pass
+_FIRST_READS = "first reads"  # with the values of the first samples of all ranks, before the first batch
 _KEPT = 8  # positions behind the latest batch that can still be saved: a trainer reads at most 2 ahead
 
 
@@ -64,12 +70,34 @@ def has_state(part: Any) -> bool:
 def has_shuffle_buffer(stream: Any) -> bool:
     """Whether a stream of `datasets` shuffles in a buffer: by its documentation, the samples in it are not part of its
     ``state_dict()``, and are lost when it is loaded."""
+    return any(type(step).__name__.startswith("BufferShuffled") for step in _steps_of(stream))
+
+
+def _steps_of(stream: Any) -> list[Any]:
+    """The steps of a stream of `datasets`, which no public method gives."""
     if type(stream).__module__.partition(".")[0] != "datasets":
-        return False
-    steps = [getattr(stream, "_ex_iterable", None)]  # no public method says which steps a stream has
+        return []
+    steps = [getattr(stream, "_ex_iterable", None)]
     for step in steps:  # it grows
         steps += [getattr(step, "ex_iterable", None), *getattr(step, "ex_iterables", ())] if step is not None else []
-    return any(type(step).__name__.startswith("BufferShuffled") for step in steps)
+    return [step for step in steps if step is not None]
+
+
+def order_of_stream(stream: Any) -> dict[str, Any]:
+    """What must be equal on all ranks in a stream that is sharded between them, by name; empty: not known."""
+    if getattr(stream, "is_sharded", False):
+        return {}
+    if callable(getattr(stream, "identity", None)):
+        return {str(name): value for name, value in stream.identity().items()}
+    generators = [getattr(step, "generator", None) for step in _steps_of(stream)]
+    if getattr(stream, "_distributed", None) is not None:  # sharded by the user
+        return {}
+    states = [_short(generator_state(one)) for one in generators if is_generator(one)]
+    return {"the state of its shuffle's generator (unseeded?)": states} if states else {}
+
+
+def _short(value: Any) -> str:
+    return hashlib.blake2b(repr(value).encode(), digest_size=4).hexdigest()
 
 
 def log_shuffle_buffer(stream: Any) -> None:
@@ -134,10 +162,11 @@ class _EveryNth:
     def __init__(self, stream: Any, first: int, step: int) -> None:
         self.stream, self.step, self._first = stream, step, first
         self._before = first  # samples before the next one of this rank
+        self.first_reads = FirstReads()
 
     def __iter__(self) -> Iterator[Any]:
         before, self._before = self._before, self._first
-        for sample in self.stream:
+        for sample in self.first_reads.of(self.stream):
             if before:
                 before -= 1
             else:
@@ -280,6 +309,8 @@ class _StreamReader(IterableDataset[Any]):
                     rows = []
             if is_batch:
                 rows, number = [], number + 1
+                if number == 1 and isinstance(stream, _EveryNth):
+                    yield worker, stream.first_reads.values, _FIRST_READS
                 yield worker, {"batches": number, **passes.position()}, batch
             if is_over and not self.infinite:
                 if not is_batch:
@@ -340,6 +371,9 @@ class StreamLoader:
         shuffle_buffer: shuffle in blocks of this number of samples; None: the order of the stream.
         infinite: with False, iteration ends at the end of a pass.
 
+    Attributes:
+        first_reads: the first samples that all ranks have read, as `FirstReads` has them; None: each reads others.
+
     Raises:
         ConfigTypeError: the stream is an iterator, which can be iterated only once.
     """
@@ -380,6 +414,7 @@ class StreamLoader:
         self._options.pop("persistent_workers", None)  # new ones start at the position
         self._read: deque[tuple[int, int, Position]] = deque()  # batch number, worker, position after it
         self.batches = 0  # read since the start of the run
+        self.first_reads: list[Any] | None = None
         self._trained, self._positions = (-1, 0), dict[int, Position]()  # worker and number of the oldest kept batch
 
     def __len__(self) -> int:
@@ -404,6 +439,9 @@ class StreamLoader:
             if item is None:
                 continue
             worker, position, batch = item
+            if isinstance(batch, str) and batch == _FIRST_READS:
+                self.first_reads = position
+                continue
             is_empty, is_batch = False, not (isinstance(batch, str) and batch == _NO_BATCH)
             self.batches += is_batch
             self._read.append((self.batches, worker, position))

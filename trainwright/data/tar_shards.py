@@ -6,6 +6,7 @@ The files of a sample follow each other and have the same name up to the first d
 
 import bz2
 import gzip
+import hashlib
 import io
 import json
 import lzma
@@ -67,6 +68,11 @@ class TarShards(IterableDataset[Any]):
         vars(part).update(vars(self))
         part._num_parts, part._index = self._num_parts * num_shards, self._index * num_shards + index
         return part
+
+    def identity(self) -> dict[str, Any]:
+        """What must be equal on all ranks: the names of the shards in their order, and the seed."""
+        names = hashlib.blake2b("\n".join(one.name for one in self.shards).encode(), digest_size=4).hexdigest()
+        return {"the list of its shards": f"{len(self.shards)} with the checksum {names}", "seed": self.seed}
 
     def set_epoch(self, epoch: int) -> None:
         """The number of the next pass, for ``shuffle_shards``."""

@@ -1,12 +1,14 @@
 """``build_run``: the only place where the parts of a run are made and joined, for both APIs."""
 
 import logging
+from functools import partial
 
 import torch
 
 from trainwright._torch_compat.probing import real_tensors
 from trainwright.base.errors import ConfigError
 from trainwright.config.rules import without_effect
+from trainwright.data.same_samples import check_first_reads
 from trainwright.engine.best_weights import BestWeights
 from trainwright.engine.run import Run
 from trainwright.engine.run_hooks import run_hooks
@@ -25,6 +27,7 @@ def build_run(run: Run) -> None:
     run.folder.recover()
     with real_tensors():  # in an estimate, too
         run.build_data()
+    run.check_data()
     run.build_model()
     for sentence in without_effect(run.spec):
         logger.warning("%s", sentence)
@@ -35,6 +38,7 @@ def build_run(run: Run) -> None:
     run.best_weights = BestWeights(run)
     run.build_calls()
     run.build_step()
+    run.batches.compare_reads = partial(check_first_reads, next(iter(run.train_data())))
     run.resume()
     run.fill_weights()
     run.prepare_folder()

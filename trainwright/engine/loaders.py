@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from torch.utils.data import IterableDataset, RandomSampler
+from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from trainwright.base.dist import (
     get_averaging_rank,
@@ -16,12 +16,13 @@ from trainwright.base.dist import (
 from trainwright.base.errors import ConfigTypeError
 from trainwright.config.spec import RunSpec
 from trainwright.data.batch_loader import can_pin_memory, make_loader, opened
-from trainwright.data.batches import Repeated
+from trainwright.data.batches import Repeated, source_of
 from trainwright.data.loaders import check_stream_arguments
 from trainwright.data.order import sample_lengths
+from trainwright.data.same_samples import Data
 from trainwright.data.sample_count import SampleCounter
 from trainwright.data.sampler import EpochSampler, SingleRoundSampler, refuse_empty
-from trainwright.data.streaming import StreamLoader, eval_stream_loader, is_stream
+from trainwright.data.streaming import StreamLoader, eval_stream_loader, is_stream, order_of_stream
 from trainwright.evaluation.loop import batch_limit
 
 logger = logging.getLogger("trainwright.engine")
@@ -143,6 +144,38 @@ def overfit_loader(loader: Any, dataset: Any, spec: RunSpec, collator: Any) -> A
             " Pass a data set, or a loader that does not shuffle."
         )
     return loader
+
+
+def shared_data(loader: Any, *, is_evaluated: bool) -> Data | None:
+    """The data of a loader of which each process reads a share by index; None: none, or that is not declared.
+
+    It is declared by a sampler of this library or a DistributedSampler. Of another loader of an evaluation, each
+    process takes some of the batches.
+    """
+    loader = source_of(loader)
+    dataset, samplers = getattr(loader, "dataset", None), [getattr(loader, name, None) for name in _SAMPLERS]
+    if dataset is None:
+        return None
+    if is_stream(dataset):
+        is_split = isinstance(loader, StreamLoader) or (is_evaluated and _is_split(loader))
+        order = order_of_stream(dataset) if is_split else {}
+        return Data(None, order) if order else None
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        return None
+    sampler = next((one for one in samplers if _has_ranks(one)), None)
+    if sampler is not None:
+        order = {"the seed of its order": getattr(sampler, "seed", None), "shuffle": getattr(sampler, "shuffle", None)}
+        return Data(dataset, order)
+    is_whole = is_evaluated and _is_split(loader) and isinstance(samplers[1], SequentialSampler)
+    return Data(dataset, {}) if is_whole else None
+
+
+_SAMPLERS = ("batch_sampler", "sampler")
+
+
+def _has_ranks(sampler: Any) -> bool:
+    """Whether a sampler reads the share of a process."""
+    return hasattr(sampler, "data_parallel_size") or isinstance(sampler, DistributedSampler)
 
 
 def _is_split(loader: Any) -> bool:

@@ -21,10 +21,12 @@ from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.config.spec import RunSpec
 from trainwright.data.batch_loader import BatchLoader
 from trainwright.data.batches import Batches
+from trainwright.data.same_samples import check_same_samples
 from trainwright.data.seeding import kept_generators
 from trainwright.engine.best_metric import BestMetric, check_monitors, early_stopping
 from trainwright.engine.folder.run_folder import RunFolder
 from trainwright.engine.folder.summary import described_model, described_optimizers, described_stages
+from trainwright.engine.loaders import shared_data
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.resumed_settings import TAKEN, Settings, differences
 from trainwright.engine.state import TrainerState, TrainingState
@@ -116,6 +118,8 @@ class Run:
     loss: Callable[[Any], Tensor]  # of a prepared batch, in the modes that the modules have
     evaluate: Callable[[], dict[str, Any]]  # the current weights; it is not logged
     eval_loaders: Callable[[], list[Any]]  # with `overfit_batches` they have the training data
+    train_data: Callable[[], dict[str, Any]]  # the loader of the training, by the name of the user's data
+    eval_data: Callable[[], dict[str, Any]]  # those of evaluations
     examples: Callable[[], Iterable[Any]]  # the first batch is an example of the model's input
     position_of: Callable[[int], tuple[int, int] | None]  # the sampler's at an update (from 1), and its micro-batches
     save: Callable[[], None]  # the training state between two iterations
@@ -263,6 +267,13 @@ class Run:
     def has_evaluation(self) -> bool:
         """Whether there is something to evaluate, when a callback requests it."""
         return self.evaluates
+
+    def check_data(self) -> None:
+        """Raise on all processes if one has other data of which each reads a share."""
+        if simulation() is None:
+            found = {name: shared_data(one, is_evaluated=False) for name, one in self.train_data().items()}
+            found |= {name: shared_data(one, is_evaluated=True) for name, one in self.eval_data().items()}
+            check_same_samples({name: one for name, one in found.items() if one is not None})
 
     def build_model(self) -> None:
         """Build the model, if the user has not passed one."""

@@ -375,6 +375,15 @@ class PythonRun(TrainerRun):
         results: dict[str, Any] = self.trainer.evaluate()
         return results
 
+    def train_data(self) -> dict[str, Any]:
+        is_given = self.given.train_dataloader is not None
+        return {f"Trainer.train_{'dataloader' if is_given else 'dataset'}": self.train_dataloader}
+
+    def eval_data(self) -> dict[str, Any]:
+        name = f"Trainer.eval_{'dataloader' if self.given.eval_dataloader is not None else 'dataset'}"
+        data = self.eval_dataloader
+        return {f"{name}[{key!r}]": one for key, one in data.items()} if isinstance(data, Mapping) else {name: data}
+
     def eval_loaders(self) -> list[Any]:
         return [loader for loader in loaders.each(self.eval_dataloader) if loader is not None]
 
