@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Subset
 
 from tests.distributed.layout_runs import Record, Texts, UnsavedTrainer, file_config
 from tests.distributed.layout_runs import settings as settings_of
@@ -18,6 +19,7 @@ from tests.toys import Samples
 from trainwright import Trainer, TrainingConfig
 from trainwright.base.errors import ConfigError
 from trainwright.config import LazyCall
+from trainwright.data import PackedDataset
 from trainwright.inspect.estimate import estimate
 from trainwright.models import GPTTextGeneration
 from trainwright.parallel.layout import Layout
@@ -42,8 +44,13 @@ def build(kind: str, **settings: Any) -> nn.Module:
     return model.double()
 
 
-def texts(kind: str, length: int, *, prompt: int = 0, is_padded: bool = False) -> Samples:
-    """The first ``prompt`` tokens have no label, and further ones of some texts; or the last ones are padding."""
+def texts(kind: str, length: int, *, prompt: int = 0, is_padded: bool = False, is_packed: bool = False) -> Any:
+    """The first ``prompt`` tokens have no label, and further ones of some texts; or the last ones are padding.
+
+    ``is_packed``: rows of texts of 1 to 9 tokens.
+    """
+    if is_packed:
+        return packed_texts(kind, length)
     rows = torch.randint(33, (length, LENGTH), generator=torch.Generator().manual_seed(length))
     labels, mask = rows.clone(), torch.ones_like(rows)
     labels[:, :prompt] = labels[1::3, : LENGTH // 3] = -100
@@ -51,6 +58,14 @@ def texts(kind: str, length: int, *, prompt: int = 0, is_padded: bool = False) -
         labels[::2, -4:], mask[::2, -4:] = -100, 0
     name = "token_ids" if kind in ("gpt", "Language") else "input_ids"
     return Samples(**{name: rows, "labels": labels} | ({"attention_mask": mask} if is_padded else {}))
+
+
+def packed_texts(kind: str, length: int) -> Subset[Any]:
+    name = "token_ids" if kind in ("gpt", "Language") else "input_ids"
+    draw = torch.Generator().manual_seed(length)
+    sizes = torch.randint(1, 10, (4 * length,), generator=draw).tolist()
+    rows = PackedDataset([{name: torch.randint(33, (size,), generator=draw)} for size in sizes], LENGTH)
+    return Subset(rows, range(length))
 
 
 class Looking(Trainer):
@@ -79,7 +94,10 @@ def objects(
     usual = {"max_grad_norm": 1.0, "evaluate_with_generate": False, "log_steps": 1000, "save_enabled": False}
     config = settings_of(folder, batch_size=size, **usual | settings | layout)
     record = Record()
-    trainer = trainer_class(build(kind), config, train_dataset=texts(kind, BATCH * updates, **(data or {})))
+    model = build(kind)
+    if hasattr(model.config, "use_cache"):
+        model.config.use_cache = False
+    trainer = trainer_class(model, config, train_dataset=texts(kind, BATCH * updates, **(data or {})))
     trainer.register_hooks([record])
     trainer.train()
     results = trainer.evaluate(texts(kind, 9))
@@ -111,6 +129,8 @@ OF_TWO: list[Case] = [
     (objects, "Llama", {"data": {"prompt": 8}, "gradient_checkpointing": True}, {"zero_stage": 2}),
     (objects, "gpt", {"gradient_checkpointing": True, "trainer_class": Looking}, {}),
     (objects, "gpt", {"data": {"is_padded": True}, "gradient_accumulation_steps": 2}, {"zero_stage": 3}),
+    (objects, "gpt", {"data": {"is_packed": True}, "gradient_accumulation_steps": 2}, {"zero_stage": 3}),
+    (objects, "Llama", {"data": {"is_packed": True}, "gradient_checkpointing": True}, {}),
     (files, "Language", {}, {}),
     (files, "Qwen3", {}, {"zero_stage": 2}),
 ]
@@ -121,6 +141,7 @@ OF_FOUR: list[Case] = [
     (objects, "Llama", {}, {"zero_stage": 3, "replicate_size": 2}),
     (objects, "gpt", {"gradient_checkpointing": True}, {"tensor_parallel_size": 2}),
     (files, "Llama", {}, {"tensor_parallel_size": 2}),
+    (objects, "Qwen3", {"data": {"is_packed": True}}, {"context_parallel_size": 4}),
 ]
 
 
@@ -210,7 +231,8 @@ def refusals(folder: Path) -> list[str]:
         message(of_transformers("Phi3", pad_token_id=0, **rope), texts("Llama", 8)),
         message(of_transformers("Lfm2", layer_types=["conv", "full_attention"]), texts("Llama", 8)),
         message(gpt(), with_fields(attention_mask=left)),
-        message(gpt(), with_fields(position_ids=rows)),
+        message(gpt(), with_fields(position_ids=rows, attention_mask=torch.ones_like(rows))),
+        message(gpt(), with_fields(position_ids=rows[:, :3])),
         message(masked, texts("gpt", 8)),
         message(of_transformers("Llama", attn_implementation="eager"), texts("Llama", 8)),
         message(gpt(), Samples(token_ids=(rows + torch.distributed.get_rank()) % 33, labels=rows)),
@@ -229,7 +251,8 @@ def test_what_cannot_be_divided_is_refused_before_the_first_update(tmp_path: Pat
         "is longer than original_max_position_embeddings=8",
         "combine tokens otherwise than by attention: Conv1d, conv",
         "'attention_mask' must .* padding only at the end",
-        "the data have 'position_ids'",
+        r"the data have 'position_ids' \(4, 13\), with 'attention_mask'",
+        r"the data have 'position_ids' \(4, 3\)\. Packed texts have those of each token, here \(4, 13\)",
         "attention has a mask",
         "attn_implementation='sdpa'",
         "Context ranks 0 and 1 have read different batches: 'token_ids' differ",

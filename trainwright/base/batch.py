@@ -21,6 +21,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from trainwright.base.errors import ConfigTypeError, did_you_mean
 
+IGNORED = -100  # the label that torch's losses, models of transformers, and metrics leave out
 # Losses need class labels as int64. uint8 stays: torch's losses accept it.
 _PROMOTED = frozenset({torch.int8, torch.int16, torch.int32, torch.uint16, torch.uint32, torch.uint64})
 _LABELS = frozenset({"y", "class", "classes", "class_id", "class_ids", "tags"})

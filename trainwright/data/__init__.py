@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from trainwright.data.loaders import build_nlp_train_val_test_loader as build_nlp_train_val_test_loader
     from trainwright.data.mixture import MixedDataset as MixedDataset
     from trainwright.data.mixture import MixedStream as MixedStream
+    from trainwright.data.packed import PackedDataset as PackedDataset
     from trainwright.data.sample_names import sample_name as sample_name
     from trainwright.data.sampler import CyclicSampler as CyclicSampler
     from trainwright.data.sampler import EpochSampler as EpochSampler

@@ -8,12 +8,13 @@ import numpy as np
 from torch import nn
 from torch.utils.data import default_collate
 
+from trainwright.base.batch import IGNORED
 from trainwright.base.errors import ConfigError
 from trainwright.data.collate import collate
 from trainwright.data.known_labels import Labels, known_labels
 from trainwright.data.sample_names import shown_samples
 from trainwright.evaluation.evaluators import ClsEvaluator
-from trainwright.models.targets import IGNORED, loss_type_of
+from trainwright.models.targets import loss_type_of
 from trainwright.parallel.wrappers import unwrap
 
 if TYPE_CHECKING:

@@ -24,6 +24,7 @@ from trainwright.engine.loop import TrainerBase
 from trainwright.engine.run import Run
 from trainwright.events.formats import RECORD_NAME, read_starts
 from trainwright.hooks.callbacks.base import Callback, CallbackList, TrainerControl
+from trainwright.models.packed_texts import check_packed_texts
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -285,6 +286,7 @@ class RunMethods(TrainerBase):
         self.run.best_weights.undo()
         self.run.use_built_in_callbacks()
         check_known_labels(self.run)
+        check_packed_texts(self.run.model, self.run.batches.loader)
         folder = self.run.folder
         folder.lock()
         if folder.is_open or folder.resume:  # otherwise the checkpoints in it are moved, not continued

@@ -10,10 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainwright.base.batch import fields, mapped
+from trainwright.base.batch import IGNORED, fields, mapped
 from trainwright.base.dist import all_gather_object
 from trainwright.base.errors import ConfigError
-from trainwright.models.targets import IGNORED
 from trainwright.parallel.batch_comparison import check_same
 from trainwright.parallel.context import POSITIONS, SHIFTED, longest_texts
 from trainwright.parallel.mesh import Mesh, current_mesh
@@ -33,7 +32,8 @@ def sequence_parts(model: nn.Module) -> Callable[[Any], Any] | None:
 class _SequenceParts:
     """Each rank has equally many consecutive tokens, padded at the end, where causal attention does not look.
 
-    Labels are shifted before: the last token of a part predicts the first one of the next.
+    Labels are shifted before: the last token of a part predicts the first one of the next. Positions of packed texts
+    stay those of all ranks: the attention of each one needs them.
     """
 
     def __init__(self, mesh: Mesh, longest: Mapping[str, int]) -> None:
@@ -45,14 +45,21 @@ class _SequenceParts:
             self._is_first = False
             group = self._mesh.context_mesh.get_group()  # type: ignore[union-attr]  # of several context ranks
             check_same([batch], lambda value: all_gather_object(value, group), "Context ranks")
-        named = None if fields(batch) is None else mapped(lambda value: value, batch)
+        named: dict[str, Any] | None = None if fields(batch) is None else mapped(lambda value: value, batch)
         labels = None if named is None else named.get(_LABELS)
         if named is None or not isinstance(labels, Tensor) or labels.dim() != 2:
             raise ConfigError(f"context_parallel_size: batches need fields by name, with {_LABELS!r} of (B, L) tokens.")
-        if POSITIONS in named or SHIFTED in named:
+        if SHIFTED in named:
             raise ConfigError(
-                f"context_parallel_size: the data have {POSITIONS!r} or {SHIFTED!r}, as packed texts; these cannot be"
-                " divided. Remove the field, and let labels be those of complete texts."
+                f"context_parallel_size: the data have {SHIFTED!r}, which cannot be divided. Remove the field, and let"
+                " labels be those of complete texts."
+            )
+        positions = named.pop(POSITIONS, None)
+        if positions is not None and (positions.shape != labels.shape or _MASK in named):
+            mask = f", with {_MASK!r}" if _MASK in named else ""
+            raise ConfigError(
+                f"context_parallel_size: the data have {POSITIONS!r} {tuple(positions.shape)}{mask}. Packed texts have"
+                f" those of each token, here {tuple(labels.shape)}, and no mask; other data have none."
             )
         targets_BL = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
         mask = named.pop(_MASK, None)
@@ -72,8 +79,13 @@ class _SequenceParts:
             if isinstance(value, Tensor) and value.shape[:2] == labels.shape:
                 named[name] = value[:, tokens_L]
         named[_LABELS] = named[SHIFTED] = targets_BL[:, tokens_L]
-        divided: dict[str, Any] = named | {POSITIONS: places_L.expand(len(labels), -1)}
-        return divided
+        if positions is None:
+            positions = places_L.expand(len(labels), -1)
+        else:
+            # Each token of padding is a text.
+            positions = F.pad(positions, (0, size * ranks - length)).view(-1, ranks, size)
+        named[POSITIONS] = positions
+        return named
 
 
 def _check_padding(mask_BL: Tensor, targets_BL: Tensor) -> None:

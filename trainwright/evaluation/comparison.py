@@ -12,10 +12,10 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trainwright.base.batch import IGNORED
 from trainwright.base.errors import ConfigError, did_you_mean
 from trainwright.models.outputs import TOKENS, losses_of, named_outputs, predictions_of
 from trainwright.models.targets import (
-    IGNORED,
     LossIgnores,
     Targets,
     class_labels,

@@ -13,12 +13,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from trainwright.base.batch import described
+from trainwright.base.batch import IGNORED, described
 from trainwright.base.errors import ConfigError
 from trainwright.data.sample_count import SampleCounter
 from trainwright.evaluation.evaluator import DatasetEvaluator, EvaluationError, required
 from trainwright.evaluation.metrics.metric import load_package
-from trainwright.evaluation.metrics.torchmetrics_factory import IGNORED_LABEL
 from trainwright.evaluation.rank_exchange import in_data_order
 from trainwright.models.outputs import scalars_of
 
@@ -33,7 +32,7 @@ class ClsEvaluator(DatasetEvaluator):
     than k classes all of them are taken.
     """
 
-    def __init__(self, topk: int | Sequence[int] = (1, 5), *, ignore_index: int = IGNORED_LABEL) -> None:
+    def __init__(self, topk: int | Sequence[int] = (1, 5), *, ignore_index: int = IGNORED) -> None:
         self.ignore_index = ignore_index
         self.topk = (topk,) if isinstance(topk, int) else tuple(topk)
         if not self.topk or any(not isinstance(k, int) or k < 1 for k in self.topk):
@@ -42,7 +41,7 @@ class ClsEvaluator(DatasetEvaluator):
         self.reset()
 
     def __repr__(self) -> str:
-        ignored = "" if self.ignore_index == IGNORED_LABEL else f", ignore_index={self.ignore_index}"
+        ignored = "" if self.ignore_index == IGNORED else f", ignore_index={self.ignore_index}"
         return f"ClsEvaluator(topk={self.topk}{ignored})"
 
     def reset(self) -> None:
@@ -65,7 +64,7 @@ class ClsEvaluator(DatasetEvaluator):
         best_BK = scores_BC.topk(min(max(self.topk), num_classes), dim=1).indices
         labels_B = labels_B.to(best_BK.device, torch.int64)
         is_counted_B = labels_B != self.ignore_index
-        labels_B = labels_B.where(is_counted_B, IGNORED_LABEL)
+        labels_B = labels_B.where(is_counted_B, IGNORED)
         correct_BK = best_BK == labels_B.unsqueeze(1)
         self._num_correct = self._num_correct + torch.stack([correct_BK[:, :k].sum() for k in self.topk])
         self._num_samples = self._num_samples + is_counted_B.sum()

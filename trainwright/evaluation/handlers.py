@@ -31,7 +31,6 @@ from trainwright.evaluation.metrics.build_metric import (
 from trainwright.evaluation.metrics.metric import Metric
 from trainwright.evaluation.metrics.task_inference import scores_of, shape_and_type
 from trainwright.evaluation.metrics.tm_metrics import TMMetrics, put_joined_states, take_state
-from trainwright.evaluation.metrics.torchmetrics_factory import IGNORED_LABEL as IGNORED_LABEL
 from trainwright.evaluation.rank_exchange import computed_over_ranks, in_data_order
 
 logger = logging.getLogger("trainwright.evaluation")

@@ -36,6 +36,7 @@ from trainwright.evaluation.wrong_label import wrong_sample
 from trainwright.events.phases import Activity, activity
 from trainwright.events.storage import EvaluationStorage
 from trainwright.models.eval_mode import evaluation_mode
+from trainwright.models.packed_texts import check_packed_texts
 from trainwright.models.targets import LossIgnores
 from trainwright.parallel.data_parallel import unwrap_model
 from trainwright.parallel.faults import meet
@@ -80,12 +81,13 @@ def run_evaluation(
         num_samples: the number of samples of a round over all ranks, from the batch of this rank. For the log.
         num_batches: the number of rounds, if known. For the log.
         without_batches: the error message if no rank has a batch.
-        loader, name: the source of the batches and the name of its data set, for its hardest samples.
+        loader, name: the source of the batches and the name of its data set.
         skip: called instead of ``step`` on the stages of a pipeline without the model's outputs.
         pad: where ranks compute forward passes together: called instead of ``step`` with a padding batch, for a
             forward pass that counts nothing. None: there may be any number of forward passes in a step, so each rank
             gets all parameters for the time of the evaluation.
     """
+    check_packed_texts(model, loader)
     watched = None if loader is None else watched_evaluation(model, loader, name)
     if watched is not None:
         step = watched.around(step)

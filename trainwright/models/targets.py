@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trainwright.base.batch import IGNORED
 from trainwright.base.devices import wide_dtype
 from trainwright.models.outputs import losses_of
 from trainwright.parallel.context import SHIFTED
@@ -21,7 +22,6 @@ from trainwright.parallel.wrappers import unwrap
 
 LossIgnores = int | Sequence[int] | Literal["declared"] | None
 LABEL_NAMES = ("labels", "label", "targets", "target")  # of the fields of a batch
-IGNORED = -100  # the class that torch's losses, and models of transformers, ignore
 _FORWARDS = (nn.CrossEntropyLoss.forward, nn.NLLLoss.forward)  # a subclass may compute another loss
 _POSITIONS = ("start_positions", "end_positions")  # of an answer in a text
 

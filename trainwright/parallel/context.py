@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -18,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from trainwright.base.errors import ConfigError
 from trainwright.parallel.mesh import Mesh
 from trainwright.parallel.recompute import repeated_blocks, replace_forward
+from trainwright.parallel.simulated import simulation
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -31,7 +33,8 @@ _SLIDING, _ORIGINAL = "sliding_attention", "original_max_position_embeddings"  #
 def split_attention(model: nn.Module, mesh: Mesh, *, compiles_blocks: bool = False) -> None:
     """Let the blocks of ``model`` attend to complete sequences where a batch has a part of each, in place.
 
-    These are batches of the training with ``position_ids``; others are computed as before.
+    These are batches of the training with ``position_ids``; others are computed as before. The model gets those of its
+    own tokens. If they are (B, ranks, L), those of all ranks, texts are packed, and do not attend to each other.
 
     Raises:
         ConfigError: the model cannot be trained so.
@@ -40,9 +43,15 @@ def split_attention(model: nn.Module, mesh: Mesh, *, compiles_blocks: bool = Fal
     _check_model(model, mesh, compiles_blocks=compiles_blocks)
     attention, name = _OverHeads(mesh.context_mesh), type(model).__name__
 
-    def begin(model: nn.Module, _: Any, named: Mapping[str, Any]) -> None:
-        attention.was_on = attention.is_on
-        attention.is_on, attention.num_calls = model.training and named.get(POSITIONS) is not None, 0
+    def begin(model: nn.Module, arguments: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        attention.was_on, attention.num_calls = attention.is_on, 0
+        positions = named.get(POSITIONS) if model.training else None
+        attention.is_on, attention.is_packed, attention.mask = positions is not None, False, None
+        if positions is None or positions.dim() == 2:
+            return arguments, named
+        attention.is_packed = True
+        attention.mask = mask_of_texts(positions.flatten(1))
+        return arguments, {**named, POSITIONS: positions[:, mesh.context_rank]}
 
     def end(model: nn.Module, *_: Any) -> None:
         if attention.is_on and not attention.num_calls:
@@ -71,10 +80,33 @@ def _attending(attention: "_OverHeads", forward: Callable[..., Any]) -> Callable
     return call
 
 
+def mask_of_texts(position_ids: Tensor) -> Tensor | None:
+    """The tokens that each token of packed texts attends to: those up to itself, of its text; None: one text in a row.
+
+    A text begins where a position is not that of the token before plus 1.
+
+    Args:
+        position_ids: (B, L).
+
+    Returns:
+        bool (B, 1, L, L), true where the token of the last dimension is seen.
+    """
+    texts_BL = (position_ids.diff(dim=1) != 1).cumsum(1)
+    if simulation() is not None:
+        return None  # there are no values
+    if not torch.compiler.is_compiling() and not bool(texts_BL[:, -1:].any()):
+        return None
+    texts_BL = F.pad(texts_BL, (1, 0))
+    length = texts_BL.shape[1]
+    is_before = torch.ones(length, length, dtype=torch.bool, device=position_ids.device).tril()
+    return (texts_BL[:, None, :, None] == texts_BL[:, None, None, :]) & is_before
+
+
 class _OverHeads(TorchFunctionMode):
     """Computes attention of parts of sequences over complete ones.
 
     Attributes:
+        is_packed: whether it has packed texts. ``mask``: theirs, over complete sequences, in place of the model's own.
         is_on: whether the latest batch has parts of sequences; of a training, while none is evaluated.
         was_on: the same, before the latest forward pass.
         num_calls: calls of ``scaled_dot_product_attention`` for it.
@@ -83,6 +115,8 @@ class _OverHeads(TorchFunctionMode):
     def __init__(self, mesh: "DeviceMesh") -> None:
         super().__init__()
         self._mesh, self.is_on, self.was_on, self.num_calls = mesh, False, False, 0
+        self.is_packed = False
+        self.mask: Tensor | None = None
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is not F.scaled_dot_product_attention:
@@ -95,10 +129,10 @@ class _OverHeads(TorchFunctionMode):
         is_causal: bool = False, **settings: Any,
     ) -> Tensor:  # fmt: skip
         heads, size = q_BNLH.shape[1], self._mesh.size()
-        if attn_mask is not None or not is_causal:
+        if not self.is_packed and (attn_mask is not None or not is_causal):
             raise ConfigError(
                 "context_parallel_size: the model's attention has a mask, or is not causal; parts of sequences need"
-                " scaled_dot_product_attention(..., is_causal=True), without sliding windows and packed texts."
+                " scaled_dot_product_attention(..., is_causal=True), without sliding windows."
             )
         if heads % size:
             raise ConfigError(
@@ -107,7 +141,9 @@ class _OverHeads(TorchFunctionMode):
         if k_BNLH.shape[1] % size:  # fewer heads of keys and values than processes
             k_BNLH, v_BNLH = (one.repeat_interleave(heads // one.shape[1], 1) for one in (k_BNLH, v_BNLH))
         q_BNLH, k_BNLH, v_BNLH = (self._exchanged(one, 2, 1) for one in (q_BNLH, k_BNLH, v_BNLH))
-        y_BNLH = F.scaled_dot_product_attention(q_BNLH, k_BNLH, v_BNLH, dropout_p=dropout_p, is_causal=True, **settings)
+        y_BNLH = F.scaled_dot_product_attention(
+            q_BNLH, k_BNLH, v_BNLH, attn_mask=self.mask, dropout_p=dropout_p, is_causal=self.mask is None, **settings
+        )
         return self._exchanged(y_BNLH, 1, 2)
 
     def _exchanged(self, tensor: Tensor, divided: int, to_divide: int) -> Tensor:
@@ -133,6 +169,14 @@ def longest_texts(model: nn.Module) -> dict[str, int]:
     return {name: length for name, length in found.items() if isinstance(length, int)}
 
 
+def mixing_layers(model: nn.Module) -> list[str]:
+    """The kinds of layers that combine the tokens of a row otherwise than by attention."""
+    declared = getattr(getattr(model, "config", None), "layer_types", None) or ()
+    kinds = {*declared} - {"full_attention", _SLIDING, "chunked_attention"}
+    kinds |= {type(module).__name__ for module in model.modules() if isinstance(module, nn.Conv1d | nn.RNNBase)}
+    return sorted(kinds)
+
+
 def _check_model(model: nn.Module, mesh: Mesh, *, compiles_blocks: bool) -> None:
     """Raise if a model cannot be trained on parts of sequences, by its methods and its config."""
     name, config, faults = type(model).__name__, getattr(model, "config", None), []
@@ -148,10 +192,8 @@ def _check_model(model: nn.Module, mesh: Mesh, *, compiles_blocks: bool) -> None
             " of a process's tokens, and the labels of the tokens after them. Models of transformers for causal"
             " language modeling, and GPTTextGeneration, have them."
         )
-    kinds = {*(getattr(config, "layer_types", None) or ())} - {"full_attention", _SLIDING, "chunked_attention"}
-    kinds |= {type(module).__name__ for module in model.modules() if isinstance(module, nn.Conv1d | nn.RNNBase)}
-    if kinds:
-        faults.append(f"{name} has layers that combine tokens otherwise than by attention: {', '.join(sorted(kinds))}.")
+    if kinds := mixing_layers(model):
+        faults.append(f"{name} has layers that combine tokens otherwise than by attention: {', '.join(kinds)}.")
     if compiles_blocks:
         faults.append("compile_blocks cannot compile attention that exchanges heads; set it to False.")
     if faults:

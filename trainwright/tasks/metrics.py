@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from trainwright.base.batch import IGNORED
 from trainwright.base.errors import ConfigError, did_you_mean
 from trainwright.data.wrapped import with_inner
 from trainwright.evaluation.evaluator import EvaluationError
-from trainwright.evaluation.handlers import IGNORED_LABEL, MetricsHandler, paired_rows
+from trainwright.evaluation.handlers import MetricsHandler, paired_rows
 from trainwright.evaluation.metrics.task_inference import shape_and_type
 from trainwright.tasks.labels import span_scheme
 
@@ -71,7 +72,7 @@ def _as_texts(values: Any) -> list[Any] | None:
 def _without_ignored(values: Any, padding_id: int) -> Any:
     """Ids with the model's own padding in place of -100."""
     if isinstance(values, Tensor):
-        return values.masked_fill(values == IGNORED_LABEL, padding_id)
+        return values.masked_fill(values == IGNORED, padding_id)
     rows = [torch.as_tensor(row) for row in values]
     is_even = all(row.shape == rows[0].shape for row in rows)
     return _without_ignored(torch.stack(rows) if is_even else pad_sequence(rows, True, padding_id), padding_id)
@@ -115,7 +116,7 @@ class TextClassificationMetricsHandler(MetricsHandler):
                 f"{type(self).__name__}: predictions {shape_and_type(predictions)} and labels {shape_and_type(labels)} "
                 "do not fit; they must be scores (B, C) or class ids (B), and class ids (B)."
             )
-        kept = [(found, label.item()) for found, label in pairs if label.item() != IGNORED_LABEL]
+        kept = [(found, label.item()) for found, label in pairs if label.item() != IGNORED]
         return [found for found, _ in kept], [label for _, label in kept]
 
 
@@ -150,7 +151,7 @@ class SequenceLabelingMetricsHandler(MetricsHandler):
                     f"{type(self).__name__}: a sample has predictions of shape {np.asarray(scores).shape} and labels "
                     f"of shape {true_L.shape}; they must be (L, C) or (L,), and (L,)."
                 )
-            counted_L = true_L != IGNORED_LABEL
+            counted_L = true_L != IGNORED
             found.append([_name(names, label) for label in found_L[counted_L]])
             true.append([_name(names, label) for label in true_L[counted_L]])
         return found, true

@@ -39,7 +39,6 @@ def _as_tensor(row: Any) -> Tensor:
     return tensor if tensor.is_floating_point() else tensor.to(torch.int64)
 
 
-IGNORED = -100  # the label that losses and metrics ignore
 Samples = Sequence[dict[str, Any]]
 Batch = dict[str, Tensor]
 

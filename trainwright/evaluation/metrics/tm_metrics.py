@@ -10,6 +10,7 @@ from typing import Any, Self  # results of torchmetrics: numbers, tensors, dicti
 import torch
 from torch import Tensor
 
+from trainwright.base.batch import IGNORED
 from trainwright.base.dist import all_gather_object, get_tensor_parallel_rank, get_world_size
 from trainwright.base.errors import ConfigError
 from trainwright.evaluation.evaluator import EvaluationError
@@ -25,7 +26,6 @@ from trainwright.evaluation.metrics.task_inference import (
     shape_and_type,
 )
 from trainwright.evaluation.metrics.torchmetrics_factory import (
-    IGNORED_LABEL,
     MetricFactory,
     available_names,
     key_of,
@@ -296,7 +296,7 @@ class TMMetrics:
         task, is_last = given.get("task") or self._factory.task, bool(self._channels_last)
         scores, labels = for_classification(predictions, targets, channels_last=is_last)
         if task == "multiclass" and given.get("num_classes"):
-            check_classes((scores, labels), given["num_classes"], given.get("ignore_index", IGNORED_LABEL))
+            check_classes((scores, labels), given["num_classes"], given.get("ignore_index", IGNORED))
         return self._as_read(scores, task) if scores.is_floating_point() else scores, labels
 
     def _as_read(self, scores: Tensor, task: str | None) -> Tensor:

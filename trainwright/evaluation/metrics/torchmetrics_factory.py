@@ -12,6 +12,7 @@ from typing import Any, Literal  # Any: torchmetrics' classes
 
 from torch import Tensor
 
+from trainwright.base.batch import IGNORED
 from trainwright.base.errors import ConfigError, did_you_mean, nearest_name
 from trainwright.events.phases import importing
 
@@ -138,8 +139,6 @@ def key_of(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
-IGNORED_LABEL = -100
-
 # Averaged over samples, as these classes do by default, each would be the accuracy of single labels of several classes.
 _MEANS_OVER_CLASSES = {"Precision", "Recall", "F1Score", "FBetaScore"}
 _SIZE_OF_TASK = {"multiclass": "num_classes", "multilabel": "num_labels"}
@@ -214,7 +213,7 @@ class MetricFactory:
         """The metric; ``inferred`` are task arguments that were not given."""
         core = {**copy.deepcopy(self.core_arguments), **inferred}
         if self.ignores_label:
-            core["ignore_index"] = IGNORED_LABEL
+            core["ignore_index"] = IGNORED
         if core.get("task") == "multiclass" and self.core_class.__name__ in _MEANS_OVER_CLASSES:
             core.setdefault("average", "macro")
         metric = _build(self.name, self.core_class, core)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from trainwright.base.batch import num_rows
+from trainwright.base.batch import IGNORED, num_rows
 from trainwright.engine.run import Run
 from trainwright.inspect.check.batches import joined, same_values
 from trainwright.inspect.check.copies import Copy
@@ -16,7 +16,7 @@ from trainwright.inspect.check.finding import Finding, Skipped, passed, problem,
 from trainwright.inspect.check.observed import SetUp
 from trainwright.inspect.check.steps import dropout_off
 from trainwright.models.outputs import named_outputs
-from trainwright.models.targets import IGNORED, Targets, class_labels, target_of
+from trainwright.models.targets import Targets, class_labels, target_of
 
 _SAVED_AFTER = 3  # iterations
 _ROUNDING = 1e-3  # of gradients, as a part of their length

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainwright.base.batch import IGNORED
 from trainwright.base.errors import ConfigError
 from trainwright.data.errors import DataError
 from trainwright.tasks import labels
 from trainwright.tasks.dataset import FileField, LabeledDatasetConfig, TableDataset, register_dataset
-from trainwright.tasks.padding import IGNORED, Batch, BlankCollator, Samples, pad
+from trainwright.tasks.padding import Batch, BlankCollator, Samples, pad
 from trainwright.tasks.tables import Row, text_of
 
 _SPLIT_TYPES = ("char_split", "tokenize")

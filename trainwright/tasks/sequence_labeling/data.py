@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainwright.base.batch import IGNORED
 from trainwright.base.errors import ConfigError
 from trainwright.data.errors import DataError
 from trainwright.tasks import labels
 from trainwright.tasks.dataset import LabeledDatasetConfig, TextDataset, register_dataset
-from trainwright.tasks.padding import IGNORED, Batch, Samples, TextCollator, pad
+from trainwright.tasks.padding import Batch, Samples, TextCollator, pad
 from trainwright.tasks.tables import COLUMN_FILES, Row, read_text
 
 logger = logging.getLogger("trainwright.tasks")

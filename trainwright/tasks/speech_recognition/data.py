@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from trainwright.base.batch import IGNORED
 from trainwright.tasks import labels
 from trainwright.tasks.dataset import FileField, LabeledDatasetConfig, TableDataset, register_dataset
-from trainwright.tasks.padding import IGNORED, Batch, BlankCollator, Samples, pad, pad_mask
+from trainwright.tasks.padding import Batch, BlankCollator, Samples, pad, pad_mask
 from trainwright.tasks.tables import Row, text_of
 
 

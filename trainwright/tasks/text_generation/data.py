@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainwright.base.batch import IGNORED
 from trainwright.config.yaml_config import check_positive
 from trainwright.tasks.dataset import DatasetConfig, TextDataset, register_dataset
-from trainwright.tasks.padding import IGNORED
 from trainwright.tasks.sequence_labeling.data import SequenceLabelingDataCollator
 from trainwright.tasks.tables import Row, read_text
 

@@ -15,6 +15,7 @@ from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.config.yaml_config import check_positive
 from trainwright.models.config import ModelConfig
 from trainwright.models.model import Model, ModelOutput, register_model
+from trainwright.parallel.context import mask_of_texts
 from trainwright.tasks.labels import characters_of_model
 from trainwright.tasks.sizes import check_heads, check_length, check_share
 
@@ -109,13 +110,14 @@ class GPTTextGeneration(Model):
         Args:
             attention_mask: (B, L), 1 for tokens and 0 for padding, on either side; None means no padding, or padding
                 only at the end, which the tokens before it do not attend to.
-            position_ids: (B, L), of the tokens in their texts; None: by the mask.
+            position_ids: (B, L), of the tokens in their texts; None: by the mask. Where they begin again, as in
+                rows of a `PackedDataset`, another text begins: without a mask, texts do not attend to each other.
 
         Raises:
             ConfigError: a text has more tokens than positions.
         """
         x_BLD = self.before_layers(token_ids, attention_mask, position_ids)
-        (mask,) = self.layer_arguments(token_ids, attention_mask)
+        (mask,) = self.layer_arguments(token_ids, attention_mask, position_ids)
         for block in self.blocks:
             x_BLD = block(x_BLD, mask)
         return self.after_layers(x_BLD)
@@ -139,7 +141,9 @@ class GPTTextGeneration(Model):
     def layer_arguments(
         self, token_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None
     ) -> tuple[Tensor | None]:
-        return (None if attention_mask is None else _mask_of(attention_mask),)
+        if attention_mask is not None:
+            return (_mask_of(attention_mask),)
+        return (None if position_ids is None else mask_of_texts(position_ids),)
 
     def after_layers(self, hidden: Tensor, *batch: Any, **named: Any) -> dict[str, Tensor]:
         return {"logits": self.head(self.norm(hidden))}
