@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import trainwright
 from trainwright.base.errors import ConfigError
-from trainwright.parallel.faults import FaultWatch, is_of_connections
+from trainwright.parallel.faults import FaultWatch, Limits, is_of_connections
 
 LOST = RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:41234")
 
@@ -21,6 +21,11 @@ AFTER_FAULT = "rank 0: ended in iteration 20, because rank 1 failed in iteration
 
 class Training:
     iter = 19
+    start_iter = 0
+
+
+class FirstUpdate(Training):
+    iter = start_iter = 19  # resumed
 
 
 @pytest.fixture
@@ -28,7 +33,7 @@ def watches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FaultWatch]]:
     monkeypatch.setattr("trainwright.parallel.faults._REPORT_S", 0.05)
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     store = dist.HashStore()
-    both = [FaultWatch(store, rank, 2, timeout_s=1000) for rank in range(2)]
+    both = [FaultWatch(store, rank, 2, Limits(1000, 1000)) for rank in range(2)]
     for watch in both:
         watch.training = Training()
     yield both
@@ -54,7 +59,7 @@ class SlowStore:
 def test_nothing_reads_the_store_when_a_process_has_left() -> None:
     store: Any = SlowStore()
     before = set(threading.enumerate())
-    watch = FaultWatch(store, 0, 2, timeout_s=0.1)
+    watch = FaultWatch(store, 0, 2, Limits(0.1, 0.1))
     assert store.is_asked.wait(60)
     watch.stop()
     assert set(threading.enumerate()) - before == set()
@@ -127,9 +132,9 @@ class Polled(FaultWatch):
 
     moves = True
 
-    def __init__(self, store: dist.Store) -> None:
+    def __init__(self, store: dist.Store, limits: Limits = Limits(0.5, 0.5)) -> None:  # noqa: B008
         self.num_looks, self.has_ended, self.lines = 0, threading.Event(), list[str]()
-        super().__init__(store, 0, 2, timeout_s=0.5)
+        super().__init__(store, 0, 2, limits)
 
     def _place(self) -> tuple[int, ...]:
         self.num_looks += 1
@@ -156,6 +161,34 @@ def test_the_failure_of_another_process_is_the_reason_and_not_a_hang(
     assert watch.has_ended.wait(60)
     assert watch.lines == [AFTER_FAULT]
     assert "stacks" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("training", "waits", "limits", "hangs"),
+    [
+        (Training, False, Limits(0.5, 1000), True),
+        (FirstUpdate, False, Limits(0.5, 1000), False),
+        (FirstUpdate, False, Limits(1000, 0.5), True),
+        (None, True, Limits(1000, 0.5), True),  # before train(): the others never come
+        (None, True, Limits(0.5, 1000), False),
+        (None, False, Limits(0.5, 0.5), False),  # in code of the user, which may take its time
+    ],
+)
+def test_how_long_a_process_may_stay_at_one_place(
+    monkeypatch: pytest.MonkeyPatch, training: Any, waits: bool, limits: Limits, hangs: bool
+) -> None:
+    monkeypatch.setattr("trainwright.parallel.faults._REPORT_S", 0.05)
+    file = f"{Path(torch.__file__).parent}/distributed/distributed_c10d.py" if waits else "/project/train.py"
+
+    class Waits(Polled):
+        def _place(self) -> Any:
+            self.num_looks += 1
+            return None, f'File "{file}", line 2 in barrier'
+
+    watch = Waits(dist.HashStore(), limits)
+    watch.begin(training and training())
+    assert watch.has_ended.wait(60 if hangs else 1.5) == hangs
+    watch.stop()
 
 
 def test_a_process_that_waits_for_one_that_failed_and_has_left_is_told_of_the_failure(

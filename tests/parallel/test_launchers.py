@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.fork_server import python
+from tests.torchrun import REPOSITORY, free_port
 from trainwright.parallel import startup_watch
+from trainwright.parallel.mpi_environment import missing_address, mpi_variables
 from trainwright.parallel.restarts import is_continued
 from trainwright.parallel.slurm_environment import first_host, step_variables
 from trainwright.parallel.startup_watch import ended_siblings, siblings_awaited
@@ -60,6 +62,85 @@ def test_a_task_that_sees_only_its_own_gpu_uses_index_0() -> None:
 )
 def test_other_programs_of_a_job_are_one_process(changes: dict[str, str]) -> None:
     assert step_variables({**STEP, **changes}) == {}
+
+
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
+HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+
+
+@pytest.mark.parametrize("started", [OPEN_MPI, HYDRA], ids=["open-mpi", "hydra"])
+def test_the_variables_of_mpi(started: dict[str, str]) -> None:
+    found = mpi_variables(started)
+    assert found == {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    here = {**started, **found}
+    text = missing_address(here)
+    assert text is not None
+    assert text.startswith("This is one of 4 processes of mpirun, and MASTER_ADDR, MASTER_PORT are not set:")
+    assert "`mpirun -n 4 -x MASTER_ADDR=HOST -x MASTER_PORT=29500 COMMAND`" in text
+    assert "`trainwright launch -n 4 SCRIPT`" in text
+    assert missing_address({**here, "MASTER_ADDR": "a", "MASTER_PORT": "1"}) is None
+    for other in ({"RANK": "0"}, {"WORLD_SIZE": "1"}):  # of torchrun, or separate runs
+        assert mpi_variables({**started, **other}) == {}
+
+
+def test_pmi_without_a_local_rank_asks_for_it() -> None:
+    started = {"PMI_RANK": "3", "PMI_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    assert "LOCAL_RANK is not set" in str(missing_address({**started, **mpi_variables(started)}))
+    assert mpi_variables({**started, "PMI_SIZE": "1"}) == {}
+    assert missing_address({"RANK": "0", "WORLD_SIZE": "2"}) is None  # of another launcher: torch's own message
+
+
+PROGRAM = """
+import torch
+from trainwright import Trainer, TrainingConfig
+from trainwright.base.dist import get_world_size
+
+data = torch.utils.data.TensorDataset(torch.arange(64.0).reshape(16, 4), torch.arange(16) % 2)
+config = TrainingConfig(output_dir="run", num_epochs=1, batch_size=4, device_str="cpu", progress_bar=False)
+Trainer(torch.nn.Linear(4, 2), config, data).train()
+print("trained on", get_world_size())
+"""
+
+
+@pytest.mark.parametrize("has_address", [True, False])
+def test_processes_of_mpirun_train_together_or_are_refused(tmp_path: Path, has_address: bool) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()} if has_address else {}
+    removed = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    inherited = {name: value for name, value in os.environ.items() if name not in removed}
+    processes = [
+        subprocess.Popen(
+            [python(), "train.py"],
+            cwd=tmp_path,
+            env={
+                **inherited,
+                **address,
+                "PYTHONPATH": str(REPOSITORY),
+                "GLOO_SOCKET_IFNAME": "lo",
+                "OMP_NUM_THREADS": "1",
+                "OMPI_COMM_WORLD_RANK": str(rank),
+                "OMPI_COMM_WORLD_SIZE": "2",
+                "OMPI_COMM_WORLD_LOCAL_RANK": str(rank),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    if has_address:
+        assert all("trained on 2" in output for output in outputs), outputs
+        return
+    assert all(process.returncode == 1 for process in processes)
+    assert "This is one of 2 processes of mpirun" in outputs[0]
+    assert outputs[1].count("\n") <= 2, outputs[1]  # one process prints it
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

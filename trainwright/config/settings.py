@@ -512,9 +512,10 @@ class TrainingConfig(CheckedConfig):
         False, "device", "Some parameters take no part in some updates, with several processes. Costs time per step.",
         place="train.dist.find_unused_parameters",
     )
-    hang_timeout_s: types.Positive = setting(
-        1800, "device",
-        "After so long at one place, one of several processes ends the job; all print the stacks of their threads.",
+    hang_timeout_s: types.Positive | None = setting(
+        None, "device",
+        "After so long at one place, one of several processes ends the job; all print the stacks of their threads."
+        " None: 300, and 1800 before the first update.",
         place="train.dist.hang_timeout_s",
     )
     elastic: bool = setting(

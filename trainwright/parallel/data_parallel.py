@@ -23,9 +23,10 @@ from trainwright.base.devices import find_device
 from trainwright.base.dist import all_gather_object, get_local_rank, get_rank, get_world_size, use_mesh
 from trainwright.base.errors import ConfigError
 from trainwright.parallel.connections import LOST_AFTER_S, end_lost_connections
-from trainwright.parallel.faults import leave_to_first, stop_watching, watch_faults
+from trainwright.parallel.faults import Limits, leave_to_first, stop_watching, watch_faults
 from trainwright.parallel.layout import Layout
 from trainwright.parallel.mesh import use_layout
+from trainwright.parallel.mpi_environment import missing_address, mpi_variables
 from trainwright.parallel.simulated import simulation
 from trainwright.parallel.slurm_environment import step_variables
 from trainwright.parallel.startup_watch import siblings_awaited
@@ -102,12 +103,14 @@ def pick_device(device_type: str | None = None) -> torch.device:
 
 logger = logging.getLogger("trainwright.parallel")
 
-HANG_TIMEOUT_S = 1800.0
+HANG_TIMEOUT_S = 300.0
+FIRST_UPDATE_S = 1800.0  # before the first update: a process may download data or compile, while the others wait
 
 
 def num_launched() -> int:
-    """The number of processes that a launcher started: torchrun, ``accelerate launch`` or Slurm's ``srun``."""
+    """The number of processes of a launcher: torchrun, ``accelerate launch``, Slurm's ``srun`` or MPI's ``mpirun``."""
     os.environ.update(step_variables(os.environ))
+    os.environ.update(mpi_variables(os.environ))
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
@@ -128,7 +131,8 @@ def setup_dist_util(
     ``sizes`` are the settings of the layout (see :class:`~trainwright.parallel.layout.Layout`) and ``device_type``;
     ``name`` gives the name of a setting in a message. The data-parallel size follows from how many processes there are.
     ``check`` is called where the processes have met, before the layout is used.
-    A training that stays at one place for ``timeout_s`` (by default the setting ``hang_timeout_s``, half an hour) ends.
+    A process that stays at one place for ``timeout_s`` ends the job. By default it is the setting ``hang_timeout_s``;
+    without that five minutes, and half an hour before the first update of a training and outside of one.
 
     Raises:
         ConfigError: the layout or the device does not fit the number of processes. Raised before any process waits for
@@ -143,6 +147,8 @@ def setup_dist_util(
         layout = Layout.of(sizes, num_processes, name)
         if num_processes > 1 and device_type is not None:
             _check_device(device_type, num_processes, name)
+        if num_processes > 1 and not dist.is_initialized() and (missing := missing_address(os.environ)) is not None:
+            raise ConfigError(missing)
     except ConfigError as error:
         leave_to_first(error)
         raise
@@ -154,8 +160,8 @@ def setup_dist_util(
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
         leave_at_exit()
     if num_processes > 1 and not dist.is_initialized():
-        seconds = float(timeout_s or sizes.get("hang_timeout_s") or HANG_TIMEOUT_S)  # type: ignore[arg-type]
-        _join(backend, seconds, num_processes)
+        given: Any = timeout_s or sizes.get("hang_timeout_s")
+        _join(backend, Limits(HANG_TIMEOUT_S, FIRST_UPDATE_S) if given is None else Limits(given, given), num_processes)
     if num_processes > 1 and check is not None:
         check()
     use_layout(layout, device.type)
@@ -172,12 +178,12 @@ def _check_device(device_type: str, num_processes: int, name: Callable[[str], st
         )
 
 
-def _join(backend: str, seconds: float, num_processes: int) -> None:
-    """Meet the other processes; a collective that takes longer than ``seconds`` ends all of them."""
+def _join(backend: str, limits: Limits, num_processes: int) -> None:
+    """Meet the other processes; a collective that takes longer than the limit ends all of them."""
     # The group's own limit comes later: its error names neither the processes nor their places.
     try:
         with siblings_awaited():
-            dist.init_process_group(backend, timeout=timedelta(seconds=seconds + 60), **_store_of_attempt())
+            dist.init_process_group(backend, timeout=timedelta(seconds=limits.first_s + 60), **_store_of_attempt())
     except ValueError as error:  # of the launcher's environment
         raise ConfigError(
             f"{error}. The environment has WORLD_SIZE={os.environ.get('WORLD_SIZE')}, as a launcher sets it, but the"
@@ -190,10 +196,10 @@ def _join(backend: str, seconds: float, num_processes: int) -> None:
             " ended before it built its trainer, or cannot reach the first one."
         )
         raise
-    _watch(seconds)
+    _watch(limits)
     leave_at_exit()
     if os.environ.get("LOCAL_WORLD_SIZE") != str(num_processes):  # several hosts
-        end_lost_connections(min(seconds, LOST_AFTER_S))
+        end_lost_connections(min(limits.later_s, LOST_AFTER_S))
 
 
 def _warn_of_no_effect(
@@ -240,7 +246,7 @@ def _store_of_attempt() -> dict[str, Any]:
     return {"store": stores.PrefixStore(f"attempt_{attempt}", store), "rank": rank, "world_size": world_size}
 
 
-def _watch(timeout_s: float) -> None:
+def _watch(limits: Limits) -> None:
     """Exchange reports of failures over a further connection to the store of the launcher's environment."""
     stores: Any = dist  # it does not declare them as exported
     store, host, port = None, os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
@@ -252,7 +258,7 @@ def _watch(timeout_s: float) -> None:
     if not all(has_store for _, has_store in found):  # a process without it would never come to a meeting
         return
     reports = stores.PrefixStore(f"faults_{found[0][0]}", store)
-    watch_faults(reports, dist.get_rank(), dist.get_world_size(), timeout_s, shut_down)
+    watch_faults(reports, dist.get_rank(), dist.get_world_size(), limits, shut_down)
 
 
 def leave_at_exit() -> None:

@@ -2,7 +2,8 @@
 
 The processes exchange reports in the store where they have met, not by collective calls: a process that fails or hangs
 takes part in none. A thread of each process reads the store once a second, and looks at where its process is: a process
-that stays at one place for ``timeout_s`` ends the job, after all processes have printed the stacks of their threads.
+that stays at one place for too long (`Limits`) ends the job, after all processes have printed the stacks of their
+threads. Within a training that is any place; outside, where user code may take its time, one where it waits for others.
 """
 
 import atexit
@@ -14,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -45,9 +46,17 @@ class OtherProcessError(RuntimeError):
 
 
 class Training(Protocol):
-    """What reports read of a training: its iteration."""
+    """What reports read of a training: its iteration, and its first one."""
 
     iter: int
+    start_iter: int
+
+
+class Limits(NamedTuple):
+    """How long a process may stay at one place: after the first update of a training, and before or outside of one."""
+
+    later_s: float
+    first_s: float
 
 
 class FaultWatch:
@@ -55,15 +64,15 @@ class FaultWatch:
 
     Args:
         store: a ``torch.distributed`` store that all processes share.
-        timeout_s: a process that stays at one place for so long hangs.
+        limits: a process that stays at one place for so long hangs.
 
     Attributes:
         training: the one that runs; None: none does.
     """
 
-    def __init__(self, store: Any, rank: int, world_size: int, timeout_s: float) -> None:
+    def __init__(self, store: Any, rank: int, world_size: int, limits: Limits) -> None:
         self.training: Training | None = None
-        self._store, self._rank, self._world_size, self._timeout_s = store, rank, world_size, timeout_s
+        self._store, self._rank, self._world_size, self._limits = store, rank, world_size, limits
         self._failed: str | None = None  # where the training has failed; None: it has not
         self._num_trainings, self._num_meetings = 0, 0  # how many have begun
         self._launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
@@ -221,7 +230,7 @@ class FaultWatch:
     def _run(self) -> None:
         place, fault_since, used = self._place(), 0.0, time.process_time()
         since = moved = busy = now = time.monotonic()
-        while not self._is_over.wait(min(1.0, self._timeout_s / 10)):
+        while not self._is_over.wait(min(1.0, self._limits.later_s / 10)):
             looked, now, last, used_before = now, time.monotonic(), place, used
             place, used = self._place(), time.process_time()
             since, moved = (since, moved) if place == last else (now, now)
@@ -237,12 +246,23 @@ class FaultWatch:
                 if now - max(fault_since, moved) > _ENDS_ITSELF_S:
                     self._read("reported", _REPORT_S)
                     self._end(self._line_of(fault))
-            if self.training is None or fault is not None:
+            if fault is not None or not (self.training is not None or self._waits(place)):
                 since = now
             # After a failure, the reason why nothing moves is known.
-            if now - since > self._timeout_s or (fault is None and self._read("hang", 0.0) is not None):
+            if now - since > self._limit_s or (fault is None and self._read("hang", 0.0) is not None):
                 self._report_hang()
             self._report_place(place[1:] if now - moved > _STAYS_S else (), is_idle=now - busy > _STAYS_S)
+
+    @property
+    def _limit_s(self) -> float:
+        """How long this process may stay at its place."""
+        training = self.training
+        has_updated = training is not None and training.iter > training.start_iter
+        return self._limits.later_s if has_updated else self._limits.first_s
+
+    def _waits(self, place: tuple[Any, ...]) -> bool:
+        """Whether this process waits for the others: in a meeting, or in a collective call."""
+        return bool(self._meeting) or places.waits_for_others(places.frames_of(place[1:]))
 
     def _place(self) -> tuple[Any, ...]:
         """Where the process is: equal at two times only if its main thread has not moved."""
@@ -303,7 +323,7 @@ class FaultWatch:
         own = {
             "waits": bool(self._meeting) or places.waits_for_others(frames),
             "where": self._where(),
-            "place": places.inner_place(frames),
+            "place": self._meeting or places.inner_place(frames),
             "has_gpu": has_gpu,
             "reads_gpu": has_gpu and places.reads_gpu(frames),
         }
@@ -322,7 +342,7 @@ class FaultWatch:
         if self._rank == min(rank for rank, row in rows.items() if row):
             for rank in range(self._world_size):
                 self._read(f"stacks/{rank}", _REPORT_S if rows[rank] else 0.0)
-            sys.stderr.write(f"\n{_hang_summary(rows, self._timeout_s)}\n")
+            sys.stderr.write(f"\n{_hang_summary(rows, self._limit_s)}\n")
             sys.stderr.flush()
             with contextlib.suppress(RuntimeError):
                 self._store.set("summary", "true")
@@ -349,7 +369,7 @@ def stop_watching() -> None:
 
 
 def watch_faults(
-    store: Any, rank: int, world_size: int, timeout_s: float, leave: Callable[[], object] = stop_watching
+    store: Any, rank: int, world_size: int, limits: Limits, leave: Callable[[], object] = stop_watching
 ) -> None:
     """Report failures among the processes that share ``store`` until :func:`stop_watching`.
 
@@ -357,7 +377,7 @@ def watch_faults(
     """
     global _watch
     stop_watching()
-    _watch = FaultWatch(store, rank, world_size, timeout_s)
+    _watch = FaultWatch(store, rank, world_size, limits)
     if sys.excepthook is not _print_once:
         before = sys.excepthook  # of `error_file`, or the user's
         _print_once.other, sys.excepthook = getattr(before, "other", before), _print_once  # type: ignore[attr-defined]

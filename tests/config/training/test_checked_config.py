@@ -96,7 +96,7 @@ VALUES: dict[str, list[Any]] = {name: [not field.default] for name, field in FIE
     "zero_stage": [0, 1, 2, 3],
     "replicate_size": [None, 2],
     "pipeline_schedule": ["GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"],
-    "hang_timeout_s": [1800, 0.5],
+    "hang_timeout_s": [None, 1800, 0.5],
 }
 TASK = {"output_dir": "out", "task": "text_generation"}
 SCHEDULE = {"lr_scheduler": "step", "lr_scheduler_kwargs": {"step_size": 3}}
