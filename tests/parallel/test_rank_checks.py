@@ -159,8 +159,8 @@ TRAINED = {
     "rate": "lr: 0.01 on rank 0, but 0.5 on rank 1.",
     "loader": "Trainer.eval_dataloader: '3 batches' on rank 0, but '4 batches' on rank 1.",
     "again": "The model is divided between the processes already, by an earlier trainer.",
-    "Adafactor": "Adafactor: torch's version cannot step parameters that ZeRO",
-    "Rprop": "Rprop: torch's version cannot step parameters that ZeRO",
+    "Adafactor": "Adafactor (torch.optim): its step cannot update parameters that ZeRO",
+    "Rprop": "Rprop (torch.optim.rprop): its step cannot update parameters that ZeRO",
     "sparse": "words (Embedding) has sparse=True;",
     "types": "ZeRO: scale (float64) and layer.weight (float32) of TwoTypes are divided together",
 }

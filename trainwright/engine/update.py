@@ -29,9 +29,10 @@ from trainwright.models.targets import LossIgnores, TargetCounter
 from trainwright.optim.clip import gradient_clipper, gradient_norm
 from trainwright.optim.fused import keep_possible_kernels
 from trainwright.optim.named import NamedOptimizers, each_optimizer
+from trainwright.optim.schedules import check_rates
 from trainwright.optim.skip import ScaledStep, SkipNonFinite
 from trainwright.parallel.mesh import computing_device
-from trainwright.parallel.sharding import check_steps_of_parts
+from trainwright.parallel.optimizer_probe import check_steps_of_parts
 from trainwright.parallel.simulated import simulation
 
 Reader = Callable[[], Any]  # returns the next batch
@@ -115,6 +116,7 @@ class Update:
         if grad_scaler is not None:
             differentiate = differentiate or partial(_scaled_backward, grad_scaler)
         for one in each_optimizer(optimizer):
+            check_rates(one)
             check_steps_of_parts(one)
             keep_possible_kernels(one)
         self.closure: Closure | None = None

@@ -31,6 +31,15 @@ logger = logging.getLogger("trainwright.optim")
 Formula = Callable[[int, float], float]
 
 
+def check_rates(optimizer: Optimizer) -> None:
+    """Raise if an optimizer computes its learning rates itself: schedules change them, and the log shows them."""
+    if any(group.get("lr", 0) is None for group in optimizer.param_groups):
+        raise ConfigError(
+            f"{type(optimizer).__name__} has no learning rate (lr=None). Pass it one; Adafactor of transformers then"
+            " needs relative_step=False."
+        )
+
+
 class FormulaLR(LambdaLR):
     """``lr = formula(step, base_lr)`` in every group; a group whose first rate is 0 stays at 0.
 
@@ -41,6 +50,7 @@ class FormulaLR(LambdaLR):
 
     def __init__(self, optimizer: Optimizer, formula: Formula, name: str | None = None) -> None:
         self.name = name or type(self).__name__  # what the start of a run shows
+        check_rates(optimizer)
         for group in optimizer.param_groups:
             # As a float, once: with a tensor each step would synchronize with the device.
             group["initial_lr"] = float(group.get("initial_lr", group["lr"]))

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
 _FULL_UNIT = 1_000_000  # parameters that are worth an exchange of their own
-_NEED_WHOLE_PARAMETERS = (torch.optim.Adafactor, torch.optim.Rprop)
 
 
 def shard_data(
@@ -74,16 +73,6 @@ def check_dense(model: nn.Module) -> None:
                 f"{name or type(model).__name__} ({type(module).__name__}) has sparse=True; ZeRO and tensor parallelism"
                 " need dense gradients. Build it with sparse=False."
             )
-
-
-def check_steps_of_parts(optimizer: Any) -> None:
-    """Raise if the steps of an optimizer of torch cannot update parameters that are divided between processes."""
-    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    if isinstance(optimizer, _NEED_WHOLE_PARAMETERS) and any(hasattr(one, "full_tensor") for one in parameters):
-        raise ConfigError(
-            f"{type(optimizer).__name__}: torch's version cannot step parameters that ZeRO or tensor parallelism has"
-            " divided. Use another optimizer, such as AdamW, or plain data parallelism."
-        )
 
 
 def check_shardable(model: nn.Module, *, is_one_unit: bool = False) -> None:
@@ -311,13 +300,27 @@ def _changing_buffers(model: nn.Module) -> list[Tensor]:
 
 
 def explain_parts(error: Exception) -> None:
-    """Add to an error of a forward pass that a part of a shared model cannot be called by itself."""
+    """Raise an error that says what a step with divided parameters cannot do, if ``error`` comes from that.
+
+    Raises:
+        ConfigError: parameters are used where they are divided, or gradients of gradients are computed.
+    """
     if "mixed torch.Tensor and DTensor" in str(error):
-        error.add_note(
-            "The processes share the parameters of this model and gather them when the model is called. A part of it"
-            " cannot be called by itself, nor its parameters be used elsewhere: call the model, and let its forward do"
-            " that."
-        )
+        raise ConfigError(
+            "The step uses parameters where they are divided between the processes, which gather them when the complete"
+            " model is called. A part of it cannot be called by itself, nor its parameters be used elsewhere: call the"
+            " model, and let its forward do that. A step that reads parameters after the forward pass, such as one with"
+            " a penalty on them, works with zero_stage 1 and 2, which keep them gathered up to the backward pass; with"
+            " 3, and with tensor parallelism, use the"
+            f" weight_decay of the optimizer.\nThe error of torch: {error}"
+        ) from error
+    if "out of bounds for storage of size 0" in str(error):
+        raise ConfigError(
+            "ZeRO: the backward pass needs parameters that a backward pass before it has freed: gradients of gradients"
+            " (create_graph=True, for a gradient penalty, for example), or a graph that is used twice. Use data"
+            " parallelism without zero_stage.\n"
+            f"The error of torch: {error}"
+        ) from error
 
 
 def is_sharded(tensor: Tensor) -> bool:
