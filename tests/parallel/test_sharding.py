@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from trainwright.events import EventStorage
 from trainwright.hooks import CallbackHook
 from trainwright.hooks.callbacks import Callback
 from trainwright.hooks.callbacks.logs import Logs
+from trainwright.inspect.estimate import estimate
 from trainwright.parallel.layout import Layout
 from trainwright.parallel.mesh import use_layout
 from trainwright.parallel.parallelize import parallelize
@@ -490,6 +492,88 @@ def test_blocks_are_gathered_on_their_own() -> None:
     assert sharded_units(model) == []  # a shared weight belongs to no block
     pairs = nn.ModuleList(nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)]) for _ in range(2))
     assert sharded_units(nn.ModuleDict({"layers": pairs})) == [one for pair in pairs for one in pair]
+
+
+class Language(nn.Module):
+    """A language model whose weights are mostly those of its vocabulary."""
+
+    def __init__(self, *, is_tied: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.head = nn.Embedding(2000, 16), nn.Linear(16, 2000, bias=False)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(2))
+        self.norm = nn.LayerNorm(16)
+        if is_tied:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, ids: Tensor, labels: Tensor | None = None) -> Any:
+        x = self.embedding(ids)
+        for block in self.blocks:
+            x = block(x)
+        logits = self.head(self.norm(x))
+        return {"loss": nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()), "logits": logits}
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embedding
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.head
+
+
+def fused_forward(self: Any, ids: Tensor, labels: Tensor | None = None) -> Any:
+    logits = nn.functional.linear(self.norm(self.embedding(ids)), self.head.weight)
+    return {"loss": nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()), "logits": logits}
+
+
+def language_run(folder: Path, is_tied: bool, stage: int, is_fused: bool = False) -> dict[str, Any]:
+    model = Language(is_tied=is_tied)
+    if is_fused:
+        fused_forward.__module__ = "of_others.losses"
+        model.forward = MethodType(fused_forward, model)
+    draw = torch.Generator().manual_seed(0)
+    ids = torch.randint(2000, (24, 8), generator=draw)
+    size = 8 // (torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1)
+    layout = {"zero_stage": stage} if size < 8 else {}
+    config = TrainingConfig(
+        output_dir=str(folder), batch_size=size, num_epochs=1, metrics=None, dataloader_shuffle=False, log_steps=1,
+        max_grad_norm=1.0, save_enabled=False, eval_strategy="step", eval_steps=2, **layout,
+    )  # fmt: skip
+    data = Samples(ids=ids, labels=ids.roll(-1, 1))
+    trainer = Trainer(model, config, data, data)
+    results = trainer.train()
+    units = [name for name, module in trainer.model.named_modules() if type(module).__name__.startswith("FSDP")]
+    losses = [value for value, _ in trainer.storage.history("total_loss").values()]
+    return {"losses": losses, "loss": results["loss"], "units": units}
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize("stage", [2, 3])
+def test_embedding_and_head_are_units_of_their_own(is_tied: bool, stage: int, tmp_path: Path) -> None:
+    alone = language_run(tmp_path / "alone", is_tied, 0)
+    for found in on_ranks(language_run, tmp_path / "ranks", is_tied, stage):
+        assert found["units"] == ["", *([] if is_tied else ["embedding", "head"])]  # the blocks are small
+        assert found["losses"] == pytest.approx(alone["losses"], rel=1e-6)
+        assert found["loss"] == pytest.approx(alone["loss"], rel=1e-6)
+
+
+def test_a_head_that_another_package_uses_without_a_call_is_no_unit(tmp_path: Path) -> None:
+    alone = language_run(tmp_path / "alone", False, 0, True)
+    for found in on_ranks(language_run, tmp_path / "ranks", False, 3, True):
+        assert found["units"] == [""]
+        assert found["losses"] == pytest.approx(alone["losses"], rel=1e-6)
+
+
+def test_the_vocabulary_is_not_gathered_for_all_of_a_step(tmp_path: Path) -> None:
+    def peak(model: Callable[[], nn.Module]) -> int:
+        config = TrainingConfig(output_dir=str(tmp_path), batch_size=1, num_epochs=1, metrics=None, zero_stage=3)
+        ids = torch.zeros(16, 4, dtype=torch.int64)
+        make = lambda config: Trainer(model(), config, Samples(ids=ids, labels=ids))  # noqa: E731
+        return estimate(make, config, world_size=8).costs[0].peak
+
+    class InOneUnit(Language):
+        get_input_embeddings = get_output_embeddings = None  # type: ignore[assignment]
+
+    assert peak(Language) < 0.8 * peak(InOneUnit)
 
 
 def test_a_torch_that_cannot_reduce_unused_parameters_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

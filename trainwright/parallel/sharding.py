@@ -1,8 +1,8 @@
 """ZeRO by torch's FSDP2: the data ranks of a copy share its parameters, gradients and optimizer state.
 
-Each repeated block of a model is a unit, and the rest of the model is another one. The parameters of a unit are
-gathered together, before its forward pass, and its gradients are averaged together, in its backward pass. Outside of
-these each rank holds its share of every parameter, as a ``DTensor``.
+Each repeated block of a model is a unit, a large embedding and head are one each, and the rest of the model is another
+one. The parameters of a unit are gathered together, before its forward pass, and its gradients are averaged together,
+in its backward pass. Outside of these each rank holds its share of every parameter, as a ``DTensor``.
 """
 
 from collections import Counter
@@ -56,8 +56,12 @@ def shard_data(
         settings["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_mesh.device_type != "cpu")
     if gathered_as is not None:
         settings["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    for unit in () if is_one_unit else sharded_units(model):
-        fully_shard(unit, **settings, reshard_after_forward=is_resharded)
+    units = [] if is_one_unit else sharded_units(model)
+    head = _head(model)
+    for unit in units:
+        fully_shard(unit, **settings, reshard_after_forward=is_resharded and unit is not head)
+    # Units are not gathered ahead of their calls: blocks may be called for some batches only, which would then differ
+    # between the ranks. torch issues the exchange of a unit while the one before computes.
     for root in _roots(model):
         # The last unit of a forward pass is the first of the backward pass: torch keeps it gathered between them.
         shared = fully_shard(root, **settings, reshard_after_forward=None if is_resharded else False)
@@ -119,19 +123,50 @@ def _plain(dtype: torch.dtype) -> str:
 
 
 def sharded_units(model: nn.Module) -> list[nn.Module]:
-    """The modules whose parameters are gathered on their own: repeated blocks.
+    """The modules whose parameters are gathered on their own, in the order of their calls: repeated blocks, and before
+    and after them the embedding and the head that the model names (`get_input_embeddings`, `get_output_embeddings`).
 
-    The parameters of small blocks and of blocks that share a parameter with other modules are gathered with the rest
-    of the model.
+    The parameters of small modules and of those that share a parameter with others are gathered with the rest of the
+    model. Another module is none: the model may use its parameters without a call of it.
     """
     uses = _uses(model)
     size = sum(parameter.numel() for parameter in model.parameters())
+    blocks = dict.fromkeys(_callable_blocks(model))
+    inner = {id(module) for block in blocks for module in block.modules()}
+    ends = [one if one is None or id(one) not in inner else None for one in (_named_part(model, "input"), _head(model))]
     return [
-        block
-        for block in dict.fromkeys(_callable_blocks(model))
-        if sum(parameter.numel() for parameter in block.parameters()) >= min(size / 100, _FULL_UNIT)
-        and all(uses[key] == count for key, count in _uses(block).items())
+        unit
+        for unit in (ends[0], *blocks, ends[1])
+        if unit is not None
+        and sum(parameter.numel() for parameter in unit.parameters()) >= min(size / 100, _FULL_UNIT)
+        and all(uses[key] == count for key, count in _uses(unit).items())
     ]
+
+
+def _head(model: nn.Module) -> nn.Module | None:
+    """The last unit of a forward pass is the first of the backward pass, so that it stays gathered between them."""
+    return _named_part(model, "output")
+
+
+def _named_part(model: nn.Module, kind: Literal["input", "output"]) -> nn.Module | None:
+    """The embedding or the head of a model of transformers, or of one with such a method; None: it names none.
+
+    A forward that another package, such as one of fused losses, has put in the place of the model's may use the weight
+    of the head without a call of it: then there is none, either.
+    """
+    method = getattr(model, f"get_{kind}_embeddings", None)
+    owner = getattr(method, "__self__", None)  # the model in an adapter
+    if method is None or owner is None or _package(method) != _package(owner.forward):
+        return None
+    try:
+        part = method()
+    except (NotImplementedError, AttributeError):  # of a model without
+        return None
+    return part if isinstance(part, nn.Module) and _has_forward(part) else None
+
+
+def _package(method: Any) -> str:
+    return str(method.__module__).partition(".")[0]
 
 
 def _callable_blocks(model: nn.Module) -> Iterator[nn.Module]:
@@ -206,8 +241,9 @@ def reshard(model: nn.Module) -> None:
 def gathered(model: nn.Module) -> Iterator[None]:
     """Each data rank has all parameters of ``model`` and may call it by itself. Every rank must enter and leave."""
     modules = fsdp_modules(model)
-    is_root = {id(root) for part in _parts(model) for root in _roots(part)}  # which torch keeps gathered
-    units = [module for module in modules if id(module) not in is_root]
+    # Which stay gathered after a forward pass.
+    kept = {id(one) for part in _parts(model) for one in (*_roots(part), _head(part))}
+    units = [module for module in modules if id(module) not in kept]
     mesh = current_mesh()
     is_resharded = mesh is not None and mesh.layout.zero_stage == 3
     for module in modules:
