@@ -12,6 +12,7 @@ import json
 import logging
 import random
 import runpy
+import secrets
 import shutil
 import signal
 import subprocess
@@ -30,6 +31,7 @@ from tests.kinds import add_marks
 
 if TYPE_CHECKING:
     from tests.hub_server import HubServer
+    from tests.s3_server import S3Server
 
 # A shell starts what runs in its background with Ctrl-C ignored, and programs that we start here would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -223,6 +225,22 @@ def read_rows() -> Callable[[Path], list[dict[str, Any]]]:
         return [json.loads(line, parse_constant=refuse) for line in lines]
 
     return read
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> "Iterator[S3Server]":
+    from tests.s3_server import S3Server
+
+    with S3Server() as server:
+        yield server
+
+
+@pytest.fixture
+def s3(s3_server: "S3Server", monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of an empty place in the bucket of a real S3 server on loopback, which this process may use."""
+    for name, value in s3_server.variables.items():
+        monkeypatch.setenv(name, value)
+    return f"s3://bucket/{secrets.token_hex(8)}"
 
 
 @pytest.fixture

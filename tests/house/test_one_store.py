@@ -15,7 +15,7 @@ STILL = {
     "trainer/model_card.py": 3,
     "trainer/parts.py": 6,
     "trainer/processes.py": 7,
-    "trainer/start.py": 9,
+    "trainer/start.py": 8,
     "trainer/run.py": 12,  # one reads what the user has changed in the passed one
     "trainer/trainer.py": 1,
 }

@@ -75,6 +75,8 @@ from trainwright.parallel.wrappers import model_state
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from trainwright.checkpoint.mirror import Mirror, Prune
+
 logger = logging.getLogger("trainwright.checkpoint")
 
 
@@ -94,6 +96,8 @@ class Checkpointer:
         only: the names of the weights to save; by default all. A load does not need the others.
         asynchronous: `save` returns when the state is copied in memory; a background thread writes the copy. With
             False it returns when the state is on disk, and needs no memory for a copy.
+        mirror: a URL of fsspec (``s3://bucket/run``): each checkpoint is copied there in the background, and
+            `resume_or_load` downloads the newest if ``save_dir`` has none that is newer.
         checkpointables: objects with ``state_dict`` and ``load_state_dict``, by name; None is ignored. If one has
             ``before_save()``, that is called on every rank before a save reads the states; an exception prevents it.
             If one has ``ranks_to_load(state, count)``, the value of "rank" in its state belongs to the process alone:
@@ -114,6 +118,7 @@ class Checkpointer:
         attachments: Callable[[], Mapping[str, bytes]] | None = None,
         weights: Callable[[], nn.Module] | None = None,
         only: Collection[str] | None = None,
+        mirror: "str | Mirror | None" = None,
         **checkpointables: Stateful | None,
     ) -> None:
         if not isinstance(model, nn.Module):
@@ -129,6 +134,12 @@ class Checkpointer:
         self.only = only
         self._weights = weights  # no function of self by default: a cycle would keep the writer thread alive
         self._writer = CheckpointWriter(self.save_dir)
+        if isinstance(mirror, str):
+            from trainwright.checkpoint.mirror import Mirror
+
+            mirror = Mirror(mirror, self.save_dir, setting="Checkpointer.mirror")
+            mirror.check()
+        self.mirror = mirror
         weakref.finalize(self, self._writer.log_failure)
         self.checkpointables: dict[str, Stateful] = {}
         # The checkpoint, with the names of its states, until the next save.
@@ -194,6 +205,7 @@ class Checkpointer:
         *,
         tag_last: bool = True,
         on_commit: Callable[[], object] | None = None,
+        prune: "Prune | None" = None,
         keep_trained: bool = False,
         **extra: Any,
     ) -> None:
@@ -208,7 +220,9 @@ class Checkpointer:
             tag_last: resume from this checkpoint. ``model_best`` is never the one to resume from.
             keep_trained: save the last checkpoint again with the same model and optimizer tensors; everything else has
                 its current state. The unchanged files are linked, not written again.
-            on_commit: called in the writer thread when the checkpoint is on disk, for example to delete older ones.
+            on_commit: called in the writer thread when the checkpoint is on disk.
+            prune: deletes older checkpoints in a folder. Called behind ``on_commit`` with ``save_dir``; with a mirror,
+                whatever it deletes in a folder of the same names is deleted there.
             extra: values that `load` returns. ``iteration`` is also stored in the manifest.
 
         Raises:
@@ -223,7 +237,9 @@ class Checkpointer:
         numbers = [0, 0]  # of rank 0: whether it writes; bytes of a row
         with raised_together(numbers):
             iteration = self._checked_iteration(name, extra)
-            commit: dict[str, Any] = {"tag_last": tag_last and name != "model_best", "on_commit": on_commit}
+            tag_last = tag_last and name != "model_best"
+            calls = [call for call in (on_commit, prune and partial(prune, Path(self.save_dir))) if call is not None]
+            commit: dict[str, Any] = {"tag_last": tag_last, "on_commit": partial(_in_turn, *calls) if calls else None}
             attached = self._attached(sharing)
             self._before_save()
             share = self._share(sharing, extra, attached)
@@ -241,6 +257,9 @@ class Checkpointer:
         if is_written:
             share = with_rows(share, size, None if sharing is None else sharing.grid)
         ranks, layout = (Exchange(), None) if sharing is None else (sharing.ranks, sharing.grid.sizes)
+        if self.mirror is not None:
+            copies = sharing.ranks_of_mirror if sharing is not None and sharing.ranks_of_mirror else Exchange()
+            commit["mirrored"] = partial(self.mirror.offer, name=name, tag_last=tag_last, prune=prune, ranks=copies)
         write = partial(self._writer.write, name, share, iteration, ranks=ranks, layout=layout, **commit)
         if rehearse is not None:
             write = partial(_in_turn, write, partial(rehearse, Path(self.save_dir, name)))
@@ -324,6 +343,9 @@ class Checkpointer:
             CheckpointError: there are checkpoints, and none of them is valid.
         """
         meet("Checkpointer.resume_or_load")
+        if resume and self.mirror is not None:
+            self._writer.finish()
+            self.mirror.fetch()
         if not dist.broadcast_object(resume and self.has_checkpoint()):
             self.load(path, checkpointables=[])
             return {}
@@ -368,8 +390,11 @@ class Checkpointer:
         """Wait for the saves in flight, end their thread, and free the memory of the copy.
 
         It raises no error of a save; `wait` does. A trainer calls it at the end. The checkpointer can be used again.
+        It also waits until the mirror has the newest checkpoint; if that fails, it logs an error.
         """
         self._writer.release()
+        if self.mirror is not None:
+            self.mirror.finish()
 
     def has_failed(self) -> bool:
         """Whether a background save of this rank has failed. Does not wait; the next `wait` raises the error."""
@@ -430,7 +455,8 @@ class Checkpointer:
         """How the processes save together; None where rank 0 saves everything. Every process must call it."""
         mesh = self._mesh()
         if mesh is None or self._sharing is None or self._sharing.mesh is not mesh:
-            self._sharing = None if mesh is None else Sharing.of(mesh, model_state(self.model))
+            has_mirror = self.mirror is not None
+            self._sharing = None if mesh is None else Sharing.of(mesh, model_state(self.model), has_mirror=has_mirror)
         return self._sharing
 
     def _checked_iteration(self, name: str, extra: Mapping[str, Any]) -> int | None:

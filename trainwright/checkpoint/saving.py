@@ -180,8 +180,11 @@ class CheckpointWriter:
         layout: Mapping[str, int] | None,
         tag_last: bool,
         on_commit: Callable[[], object] | None,
+        mirrored: "Callable[[Committed], object] | None" = None,
     ) -> None:
         """Commit a checkpoint: write its folder, update the pointer, call ``on_commit``. After an error, try once more.
+
+        Then call ``mirrored``, which starts to copy the checkpoint.
 
         Each of ``ranks`` calls this, those of a sharded run in their background threads.
         """
@@ -198,6 +201,8 @@ class CheckpointWriter:
 
         _twice(commit)
         _twice(lambda: ranks.first(lambda: self._call(on_commit, name)))
+        if mirrored is not None and self._last_committed is not None:
+            mirrored(self._last_committed)
 
     def _last_of(self, iteration: int | None) -> "Committed | None":
         """The last checkpoint, if it is of the same iteration."""
@@ -279,10 +284,14 @@ def _twice(work: Callable[[], object]) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A checkpoint that this process has written: its folder and its manifest, on other ranks with their files only."""
+    """A checkpoint that this process has written: its folder and its manifest, on other ranks with their files only.
+
+    ``own``: the files that this process has written.
+    """
 
     folder: Path
     manifest: Manifest
+    own: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,6 +356,7 @@ def write_checkpoint(
 
         def commit() -> str:
             entries = {name: entry for files, _ in parts for name, entry in files.items()}
+            of_others = {name for files, _ in parts[1:] for name in files}
             if manifest.layout is not None:
                 of_all = files_of_all(temporary, [blocks for _, blocks in parts], manifest.layout.get(PIPELINE, 1))
                 entries |= _write_files(temporary, of_all, before, is_shared=True)
@@ -356,14 +366,14 @@ def write_checkpoint(
                 with _placed(path, manifest.iteration) as folder:
                     (temporary / MANIFEST_NAME).write_bytes(complete.to_bytes())
                     commit_folder(temporary, folder)
-                committed = Committed(real_path(path), complete)
+                committed = Committed(real_path(path), complete, frozenset(entries.keys() - of_others))
             if then is not None:
                 then()
             made.append(committed)
             return committed.folder.name
 
         folder = path.with_name(ranks.first(commit))
-        return made[0] if made else Committed(folder, replace(manifest, files=own))
+        return made[0] if made else Committed(folder, replace(manifest, files=own), frozenset(own))
 
 
 def _committed_alike(path: Path, manifest: Manifest, before: Committed) -> Committed | None:

@@ -169,13 +169,20 @@ class Sharing:
     grid: Grid
     held_before: frozenset[str]  # names of weights that an earlier stage of a pipeline has too
     ranks: RankExchange
+    ranks_of_mirror: RankExchange | None  # for its own thread
 
     @classmethod
-    def of(cls, mesh: "DeviceMesh", names: Iterable[str]) -> "Sharing":
+    def of(cls, mesh: "DeviceMesh", names: Iterable[str], *, has_mirror: bool = False) -> "Sharing":
         """``names``: those of the model's weights in this process. Every process must call this."""
         grid = Grid(mesh)
         before = names_of_stages(mesh, names)[: grid.stage]
-        return cls(mesh, grid, frozenset(name for held in before for name in held), RankExchange())
+        return cls(
+            mesh,
+            grid,
+            frozenset(name for held in before for name in held),
+            RankExchange(),
+            RankExchange() if has_mirror else None,
+        )
 
 
 def names_of_stages(mesh: "DeviceMesh | None", names: Iterable[str]) -> list[list[str]]:

@@ -53,6 +53,9 @@ def faults(spec: NamedSettings, refused: Collection[str] = ()) -> Iterator[tuple
 
 def without_effect(spec: NamedSettings) -> Iterator[str]:
     """A sentence for each setting that has no effect, because of another one."""
+    if spec.checkpoint_mirror and not spec.save_enabled:
+        why = f"{spec.name_of('save_enabled')}=False"
+        yield f"{spec.where('checkpoint_mirror')}: no effect, because {why}: there are no checkpoints to copy."
     compiled = next((name for name in ("graph", "compile_blocks") if getattr(spec, name)), None)
     if spec.graph and spec.compile_blocks:
         why = f"{spec.name_of('graph')}=True compiles the whole update"

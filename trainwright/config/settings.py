@@ -445,6 +445,12 @@ class TrainingConfig(CheckedConfig):
         "A background thread writes checkpoints, from a copy of model and optimizer in memory.",
         place="train.checkpointer.asynchronous",
     )
+    checkpoint_mirror: types.Url | None = setting(
+        None, "checkpoint",
+        "A URL of fsspec, such as 's3://bucket/run', to which each checkpoint is copied in the background. A resume"
+        " downloads the newest, if output_dir has none that is newer.",
+        place="train.checkpointer.mirror", dev_run=None, copy=None, resumed="",
+    )
     gradient_checkpointing: bool | Literal["selective", "offload"] = setting(
         False, "device",
         "Compute activations again in the backward pass instead of storing them: less memory, more time. 'selective'"

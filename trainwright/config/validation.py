@@ -273,6 +273,9 @@ Folder = Annotated[
     AfterValidator(_check_path),
     Allowed("a path, not empty, without the character NUL, and with at most 255 bytes between two slashes"),
 ]
+Url = Annotated[
+    str, Field(pattern=r"^[a-zA-Z][a-zA-Z0-9+.:_-]*://[^/\s]|^file:///"), Allowed("a URL such as 's3://bucket/run'")
+]
 Count = Annotated[int, Field(ge=1), _Whole, Allowed("a whole number >= 1")]
 CountOrZero = Annotated[int, Field(ge=0), _Whole, Allowed("a whole number >= 0")]
 Amount = Annotated[int | float, Field(ge=1), AfterValidator(_check_whole), Allowed("a whole number >= 1 (1e9 for all)")]

@@ -47,6 +47,8 @@ from trainwright.config.secrets import redact_command, remember_secrets, without
 from trainwright.config.yaml_file import read_mapping
 from trainwright.data.batch_loader import BatchLoader, make_loader
 from trainwright.data.sampler import CyclicSampler, SingleRoundSampler
+from trainwright.engine.folder.files import RunFiles
+from trainwright.engine.folder.mirrored import fetch_run, mirror_of
 from trainwright.engine.folder.run_folder import RunFolder, make_folder
 from trainwright.engine.logs import kept_records, log_to_console
 from trainwright.engine.run import Run
@@ -169,7 +171,7 @@ def _default_setup(cfg: DictConfig, args: argparse.Namespace | None, records: li
             for root in project_roots(source, cfg, trusts_folder=getattr(args, "trust_folder", False))[:1]:
                 cfg.project_root = _as_text(relative_path(root, Path(cfg.train.output_dir).resolve()))
 
-    device = join_ranks(cfg)
+    device = join_ranks(cfg, trains=not getattr(args, "eval_only", False))
     complete_batch_sizes(cfg)
     vars(cfg._metadata)[_STARTED] = _Started(_containers(cfg), device, records)
     folder = RunFolder(cfg.train.output_dir, resume=cfg.train.resume)
@@ -376,9 +378,10 @@ def _as_text(path: str) -> str:
     return path.replace("${", r"\${")
 
 
-def join_ranks(cfg: DictConfig) -> torch.device:
+def join_ranks(cfg: DictConfig, *, trains: bool = True) -> torch.device:
     """Join the launcher's processes; return the device that ``cfg.train`` requests.
 
+    A run that resumes downloads what its folder lacks. ``trains``: False for an evaluation.
     ``dist.device_type`` and ``input_placement_device`` are equivalent here; the first has priority.
     """
     asked = try_get_key(cfg, "train.dist.device_type") or try_get_key(cfg, "train.input_placement_device")
@@ -395,9 +398,13 @@ def join_ranks(cfg: DictConfig) -> torch.device:
         return zero.get(name, f"train.dist.{name}")
 
     device = setup_dist_util(sizes, name=key_of, check=lambda: check_same_settings(_containers(cfg)))
-    if not cfg.train.get("resume", False) and is_continued(Path(cfg.train.output_dir, POINTER_NAME)):
+    files = RunFiles(Path(cfg.train.output_dir).absolute(), RunFolder.file_names)
+    mirror = mirror_of(cfg.train.checkpointer.mirror, "train.checkpointer.mirror", files)
+    elsewhere = mirror.has_checkpoint if mirror is not None else bool
+    if not cfg.train.get("resume", False) and is_continued(Path(cfg.train.output_dir, POINTER_NAME), elsewhere):
         with open_dict(cfg):
             cfg.train.resume = True
+    fetch_run(mirror, resumes=bool(cfg.train.get("resume", False)), trains=trains)
     return device
 
 

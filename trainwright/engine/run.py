@@ -24,6 +24,7 @@ from trainwright.data.batches import Batches
 from trainwright.data.same_samples import check_same_samples
 from trainwright.data.seeding import kept_generators
 from trainwright.engine.best_metric import BestMetric, check_monitors, early_stopping
+from trainwright.engine.folder.mirrored import mirror_of
 from trainwright.engine.folder.run_folder import RunFolder
 from trainwright.engine.folder.summary import described_model, described_optimizers, described_stages
 from trainwright.engine.loaders import shared_data
@@ -492,6 +493,11 @@ class Run:
             attachments=attachments,
             weights=None if self.average is None else self.average.saved_model,
             only=only,
+            mirror=mirror_of(
+                self.spec.checkpoint_mirror if self.spec.save_enabled else None,
+                self.spec.where("checkpoint_mirror"),
+                self.folder.files,
+            ),
         )
         self.set_checkpoint_parts()
 

@@ -289,6 +289,8 @@ class RunMethods(TrainerBase):
         check_packed_texts(self.run.model, self.run.batches.loader)
         folder = self.run.folder
         folder.lock()
+        if self.run.checkpointer.mirror is not None and not folder.resume:
+            self.run.checkpointer.mirror.check_empty()
         if folder.is_open or folder.resume:  # otherwise the checkpoints in it are moved, not continued
             self.run.checkpointer.check_newest()
         self.print_info()

@@ -11,6 +11,7 @@ import operator
 import os
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from trainwright.base.dist import get_world_size
@@ -139,11 +140,10 @@ class PeriodicCheckpointer(HookBase):
                 return
             delete_older = None  # after the final one too: a kill may have prevented earlier deletions
             if self._max_to_keep is not None and self._checkpointer.save_to_disk:
-                folder = self._checkpointer.save_dir
-                delete_older = partial(_delete, keep_newest, folder, self._prefix, self._max_to_keep)
+                delete_older = partial(_delete, keep_newest, self._prefix, self._max_to_keep)
             iteration = self.trainer.iterations_done - 1
             name = f"{self._prefix}_final" if is_final else numbered_name(iteration, self._prefix)
-            self._checkpointer.save(name, on_commit=delete_older, iteration=iteration, **settings)
+            self._checkpointer.save(name, prune=delete_older, iteration=iteration, **settings)
 
 
 def _wait(phases: PhaseTimes, checkpointer: Checkpointer, *, alone: bool = False) -> None:
@@ -151,9 +151,9 @@ def _wait(phases: PhaseTimes, checkpointer: Checkpointer, *, alone: bool = False
         checkpointer.wait(alone=alone)
 
 
-def _delete(keep: Callable[..., object], save_dir: str, *which: Any) -> None:
+def _delete(keep: Callable[..., object], prefix: str, which: Any, save_dir: Path) -> None:
     try:
-        keep(save_dir, *which)
+        keep(save_dir, prefix, which)
     except OSError as error:  # the next save tries again; an extra checkpoint does no harm
         logger.warning("%s: an older checkpoint could not be deleted (%s).", save_dir, error)
 
@@ -307,10 +307,10 @@ class BestCheckpointer(HookBase):
         settings: dict[str, Any] = {"tag_last": False, "iteration": iteration}
         with self.trainer.phases.counting("save"):
             names = [name for _, _, name in self.top]
-            delete = partial(_delete, keep_named, self._checkpointer.save_dir, self._file_prefix, names)
+            delete = partial(_delete, keep_named, self._file_prefix, names)
             for value, at, name in self.top:
                 if at == iteration:
-                    self._checkpointer.save(name, on_commit=delete, **settings | {self.metric: value})
+                    self._checkpointer.save(name, prune=delete, **settings | {self.metric: value})
             if self.best_iter == iteration:
                 self._checkpointer.save(self._file_prefix, **settings | {self.metric: self.best})
         if self.best_iter == iteration:

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from trainwright.base.dist import broadcast_object, is_main_process, raised_together
 from trainwright.base.errors import ConfigError, MissingFileError
@@ -91,12 +92,17 @@ class Saving:
     def save_step(self, checkpointer: Checkpointer | None = None, *, keep_trained: bool = False) -> None:
         """Save the current training state, named by its last step, by the run's checkpointer or another one."""
         own, name = self._checkpointer, self.step_name()
-        on_commit = None
+        calls: dict[str, Any] = {}
         if checkpointer in (None, own):
-            links = [self._folder.path / link for link in self._links_to_this()]
-            on_commit = partial(_link_and_prune, Path(own.save_dir), name, links, self._run.spec.max_to_keep)
+            links, max_to_keep = (
+                [self._folder.path / link for link in self._links_to_this()],
+                self._run.spec.max_to_keep,
+            )
+            calls["on_commit"] = partial(_link, Path(own.save_dir), name, links)
+            if max_to_keep is not None:
+                calls["prune"] = partial(_prune, max_to_keep)
         iteration = self._state.updates_done - 1
-        (checkpointer or own).save(name, iteration=iteration, on_commit=on_commit, keep_trained=keep_trained)
+        (checkpointer or own).save(name, iteration=iteration, keep_trained=keep_trained, **calls)
 
     def step_name(self) -> str:
         """The latest step, with as many digits as the last one has."""
@@ -109,15 +115,17 @@ class Saving:
             yield FINAL_EPOCH
 
 
-def _link_and_prune(folder: Path, name: str, links: list[Path], max_to_keep: int | None) -> None:
-    """Point links at a committed checkpoint; then delete checkpoints beyond ``max_to_keep`` and the links to them."""
+def _link(folder: Path, name: str, links: list[Path]) -> None:
+    """Point links at a committed checkpoint."""
     for link in links:
         if link.is_symlink() or not link.exists() or (is_checkpoint(link) and not has_links(link.parent)):
             point_at(link, folder / name)
         else:
             logger.warning("%s: not a link, so it is kept; it would have pointed at %s.", link, folder / name)
-    if max_to_keep is None:
-        return
+
+
+def _prune(max_to_keep: int, folder: Path) -> None:
+    """Delete checkpoints beyond ``max_to_keep`` and the links to them."""
     try:
         keep_newest(folder, "", max_to_keep, links=folder.parent.glob("epoch_*"))
     except OSError as error:  # the next save tries again; an extra checkpoint does no harm

@@ -23,7 +23,9 @@ from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.checkpoint.folder import POINTER_NAME, checkpoint_folders, is_checkpoint, resume_candidates
 from trainwright.config.spec import RunSpec, spec_of_training_config
 from trainwright.data.sampler import limited
-from trainwright.engine.folder.run_folder import RunFolder
+from trainwright.engine.folder.files import RunFiles
+from trainwright.engine.folder.mirrored import fetch_run, mirror_of
+from trainwright.engine.folder.run_folder import RunFolder, file_names_of
 from trainwright.engine.initial_weights import load_initial_weights
 from trainwright.engine.loaders import is_own_loader, with_length
 from trainwright.engine.logs import log_to_console
@@ -34,6 +36,7 @@ from trainwright.trainer.checks import Given
 from trainwright.trainer.processes import check_launch, join
 
 if TYPE_CHECKING:
+    from trainwright.checkpoint.mirror import Mirror
     from trainwright.config.settings import TrainingConfig
 
 logger = logging.getLogger("trainwright.engine")
@@ -59,10 +62,22 @@ def start(given: Given, owner: object) -> "tuple[TrainingConfig, torch.device]":
             changes["tensorboard"] = {**config.tensorboard, "log_dir": None}
         config = config.copy_with(**changes)
     checkpoints = Path(os.path.abspath(config.output_dir), config.checkpoints_dir)
-    if config.resume_from_checkpoint is not True and is_continued(checkpoints / POINTER_NAME):
+    spec = spec_of_training_config(config)
+    mirror = mirror_of_spec(spec)
+    elsewhere = mirror.has_checkpoint if mirror is not None else bool
+    if spec.resume_from_checkpoint is not True and is_continued(checkpoints / POINTER_NAME, elsewhere):
         config = config.copy_with(resume_from_checkpoint=True)
-    check_launch(spec_of_training_config(config), given.accelerator)
+        spec = spec_of_training_config(config)
+    fetch_run(mirror, resumes=spec.resume_from_checkpoint is True)
+    check_launch(spec, given.accelerator)
     return config, device
+
+
+def mirror_of_spec(spec: RunSpec) -> "Mirror | None":
+    """The mirror of the checkpoints that the settings request."""
+    url = spec.checkpoint_mirror if spec.save_enabled else None
+    files = RunFiles(Path(os.path.abspath(spec.output_dir)), file_names_of(spec))
+    return mirror_of(url, spec.where("checkpoint_mirror"), files)
 
 
 def resume(spec: RunSpec, checkpointer: Checkpointer) -> Path | None:

@@ -293,6 +293,23 @@ def _detach(handler: _Records) -> None:
     handler.close()
 
 
+def file_names_of(spec: "RunSpec", path: Path | None = None) -> FileNames:
+    """Where a run of the Python API writes. ``path``: its absolute output folder."""
+    path = Path(spec.output_dir).absolute() if path is None else path
+    events = spec.tensorboard or {"log_dir": None, "comment": ""}
+    event_folder = relative_path(events["log_dir"] or Path(path, spec.logs_dir, events["comment"]), path)
+    is_outside = os.path.isabs(event_folder) or event_folder.startswith(os.pardir)
+    return FileNames(
+        "training_config.yaml",
+        tables=(METRICS_NAME, LOSSES_NAME, (Path(spec.logs_dir) / CSV_NAME).as_posix()),
+        event_folders=() if is_outside else (event_folder,),
+        checkpoints=Path(spec.checkpoints_dir).as_posix(),
+        checkpoint_name=re.compile(r"\d+|model_best(_\d+)?"),
+        link_name=re.compile(r"epoch_\d+|final_epoch"),
+        card="README.md" if spec.save_enabled else None,
+    )
+
+
 class TrainerFolder(RunFolder):
     """Run folder of ``Trainer``: ``training_config.yaml``, ``metrics.csv``, checkpoints and links to them."""
 
@@ -305,19 +322,7 @@ class TrainerFolder(RunFolder):
 
     @property
     def file_names(self) -> FileNames:  # type: ignore[override]
-        spec = self._spec()
-        events = spec.tensorboard or {"log_dir": None, "comment": ""}
-        event_folder = relative_path(events["log_dir"] or Path(self.path, spec.logs_dir, events["comment"]), self.path)
-        is_outside = os.path.isabs(event_folder) or event_folder.startswith(os.pardir)
-        return FileNames(
-            "training_config.yaml",
-            tables=(METRICS_NAME, LOSSES_NAME, (Path(spec.logs_dir) / CSV_NAME).as_posix()),
-            event_folders=() if is_outside else (event_folder,),
-            checkpoints=Path(spec.checkpoints_dir).as_posix(),
-            checkpoint_name=re.compile(r"\d+|model_best(_\d+)?"),
-            link_name=re.compile(r"epoch_\d+|final_epoch"),
-            card="README.md" if spec.save_enabled else None,
-        )
+        return file_names_of(self._spec(), self.path)
 
     def write_config(self, config: Any) -> None:
         """Create the folder and write ``training_config.yaml`` into it."""

@@ -1,0 +1,123 @@
+"""A run that resumes on another machine, from the mirror of its checkpoints, goes on as one that stayed."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.toys import Classifier, assert_equal_weights, file_config, points, quiet
+from trainwright import DefaultTrainer, LazyCall, Trainer
+from trainwright.base.errors import ConfigError
+from trainwright.hooks import CallbackHook
+
+STEPS = 12
+
+
+class StopHereError(Exception):
+    pass
+
+
+def model() -> Classifier:
+    torch.manual_seed(3)
+    return Classifier(body=nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 2)))
+
+
+def python_trainer(folder: Path, mirror: str | None, *, resumes: bool, **settings: Any) -> Trainer:
+    config = quiet(
+        folder, batch_size=4, num_epochs=3, log_steps=1, save_steps=2, max_to_keep=2, learning_rate=1e-2, seed=5,
+        checkpoint_mirror=mirror, resume_from_checkpoint=resumes, eval_strategy="step", eval_steps=4, **settings,
+    )  # fmt: skip
+    return Trainer(model(), config, train_dataset=points(16), eval_dataset=points(8, seed=1))
+
+
+def file_trainer(folder: Path, mirror: str | None, *, resumes: bool, **settings: Any) -> DefaultTrainer:
+    cfg = file_config(folder, LazyCall(model)(), LazyCall(points)(length=16), LazyCall(points)(length=8, seed=1))
+    cfg.train.update({"train_iter": STEPS, "train_micro_batch_size": 4, "log_period": 1, "resume": resumes})
+    cfg.train.checkpointer = {"period": 2, "max_to_keep": 2, "mirror": mirror, **settings}
+    cfg.train.evaluation.update({"eval_period": 4, "enabled": True, "eval_metric": "Acc@1"})
+    cfg.train.topk = [1]
+    return DefaultTrainer(cfg)
+
+
+BOTH = {"Python": python_trainer, "config file": file_trainer}
+
+
+def train(trainer: Any, *, stop: int | None = None) -> Any:
+    """Train; with ``stop`` until that iteration is about to begin."""
+
+    def leave(at: Any) -> None:
+        if at.iter == stop:
+            raise StopHereError
+
+    trainer.register_hooks([CallbackHook(before_step=leave)])
+    if stop is None:
+        trainer.train()
+    else:
+        with pytest.raises(StopHereError):
+            trainer.train()
+    return trainer
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """The metrics of a run, without times."""
+    found = [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if "time" not in name and "speed" not in name} for row in found]
+
+
+@pytest.mark.parametrize("api", BOTH)
+def test_a_run_goes_on_on_another_machine_bitwise(tmp_path: Path, api: str) -> None:
+    url, make = f"file://{tmp_path}/mirror", BOTH[api]
+    unbroken = train(make(tmp_path / "unbroken", None, resumes=False))
+    train(make(tmp_path / "first", url, resumes=False), stop=7)
+    assert not list((tmp_path / "first").rglob(".tmp-*"))
+    shutil.rmtree(tmp_path / "first")
+
+    second = make(tmp_path / "second", url, resumes=True)
+    assert second.start_iter == 6
+    train(second)
+    assert_equal_weights(second.model, unbroken.model)
+    assert rows(tmp_path / "second") == rows(tmp_path / "unbroken")
+    assert second.storage.latest().keys() == unbroken.storage.latest().keys()
+    starts = json.loads((tmp_path / "second" / "run.json").read_text())["starts"]
+    assert len(starts) == 2
+
+    third = make(tmp_path / "third", url, resumes=True)
+    assert third.start_iter == STEPS
+    assert_equal_weights(third.model, unbroken.model)
+    for name in ("metrics.json", "run.json", "log.txt"):
+        there = (tmp_path / "second" / name).read_text()
+        assert (tmp_path / "third" / name).read_text()[: len(there)] == there or name == "log.txt"
+
+
+@pytest.mark.parametrize("api", BOTH)
+def test_a_new_run_does_not_write_into_the_mirror_of_another(tmp_path: Path, api: str) -> None:
+    url, make = f"file://{tmp_path}/mirror", BOTH[api]
+    train(make(tmp_path / "first", url, resumes=False), stop=3)
+    with pytest.raises(ConfigError, match="has the checkpoints of another run, and this is a new one"):
+        make(tmp_path / "second", url, resumes=False).train()
+    train(make(tmp_path / "third", f"{url}3", resumes=False), stop=3)
+    with pytest.raises(ConfigError, match="of another run than"):
+        make(tmp_path / "third", url, resumes=True)
+
+
+@pytest.mark.parametrize("api", BOTH)
+def test_files_of_no_run_are_not_replaced(tmp_path: Path, api: str) -> None:
+    url, make = f"file://{tmp_path}/mirror", BOTH[api]
+    train(make(tmp_path / "first", url, resumes=False), stop=3)
+    (tmp_path / "second").mkdir()
+    (tmp_path / "second" / "metrics.json").write_text("mine")
+    with pytest.raises(ConfigError, match="files that no run wrote, under names of the run in"):
+        make(tmp_path / "second", url, resumes=True)
+    assert (tmp_path / "second" / "metrics.json").read_text() == "mine"
+
+
+@pytest.mark.parametrize("api", BOTH)
+def test_a_mirror_that_cannot_be_written_is_an_error_before_the_run(tmp_path: Path, api: str) -> None:
+    (tmp_path / "file").write_text("")
+    setting = {"Python": "TrainingConfig.checkpoint_mirror", "config file": "train.checkpointer.mirror"}[api]
+    with pytest.raises(ConfigError, match=f"{setting}: file://.*checkpoints cannot be copied there"):
+        BOTH[api](tmp_path / "run", f"file://{tmp_path}/file/mirror", resumes=False)
