@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trainwright.base.devices import find_device
 from trainwright.base.dist import all_gather_object, get_local_rank, get_rank, get_world_size, use_mesh
 from trainwright.base.errors import ConfigError
+from trainwright.base.open_files import allow_files, allowed_files, needed_files
 from trainwright.parallel.connections import LOST_AFTER_S, end_lost_connections
 from trainwright.parallel.faults import Limits, leave_to_first, stop_watching, watch_faults
 from trainwright.parallel.layout import Layout
@@ -180,6 +181,13 @@ def _check_device(device_type: str, num_processes: int, name: Callable[[str], st
 
 def _join(backend: str, limits: Limits, num_processes: int) -> None:
     """Meet the other processes; a collective that takes longer than the limit ends all of them."""
+    if not allow_files(num_processes) and os.environ.get("RANK", "0") == "0":
+        logger.warning(
+            "This system lets a process open %s files, and %d processes may need %d each, for their connections. Raise"
+            " the limit if torch reports \"Too many open files\": `ulimit -n %d` before the start, LimitNOFILE= of a"
+            " service, `--ulimit nofile=` of a container.",
+            allowed_files(), num_processes, needed_files(num_processes), needed_files(num_processes),
+        )  # fmt: skip
     # The group's own limit comes later: its error names neither the processes nor their places.
     try:
         with siblings_awaited():

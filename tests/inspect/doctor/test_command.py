@@ -41,7 +41,7 @@ def test_two_healthy_hosts() -> None:
     assert "10.0.0.2 (eth0)" in table
     assert "the same on all hosts" in table
     assert "1.00 GB/s (float32 gradients of 100 M parameters: 0.4 s)" in table
-    assert table.endswith("9 checks, none failed (3.2 s).")
+    assert table.endswith("10 checks, none failed (3.2 s).")
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_fault_of_a_host(wrong: Facts, name: str, facts: list[str]) -> None:
     shown = report([A, wrong], lines, 1.0)
     assert all(fact in shown for fact in facts), shown
     assert f"FAIL  {name}" in shown
-    assert re.search("1 of [78] checks failed", shown)  # a folder with a fault is not measured
+    assert re.search("1 of [89] checks failed", shown)  # a folder with a fault is not measured
 
 
 def test_little_shared_memory_and_many_threads_are_warnings() -> None:
@@ -80,6 +80,16 @@ def test_little_shared_memory_and_many_threads_are_warnings() -> None:
     assert "OMP_NUM_THREADS=1" in shown
     assert "--ipc=host" in shown
     assert "none failed, 2 warnings" in shown
+
+
+def test_too_few_open_files_are_a_warning() -> None:
+    hosts = [A, replace(B, files=1024)]
+    assert [line.name for line in judge(hosts, FOLDER, hosts) if line.advice] == []
+    ranks = [replace(A, rank=rank) for rank in range(256)]
+    (line,) = [line for line in judge(ranks, FOLDER, hosts) if line.name == "open files"]
+    assert line.is_warning
+    assert line.text == "1,024 of a process on b"
+    assert "256 processes may need 1,536 each" in line.advice
 
 
 def test_ranks_that_cannot_exchange_anything() -> None:

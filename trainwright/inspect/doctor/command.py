@@ -26,7 +26,7 @@ _OTHERS_END_S = 2.0  # for the processes of other hosts to end after the last ex
 TIMEOUT_S = 8.0  # of a connection or an exchange between ranks
 
 _EPILOG = """\
-checks: addresses, ports, versions, all-reduce, clocks, output folder, disk, devices
+checks: addresses, ports, versions, all-reduce, clocks, output folder, disk, devices, shared memory, open files
 
   trainwright doctor                                                  this machine
   trainwright launch -n 2 doctor                                      and an all-reduce between two processes
@@ -149,7 +149,7 @@ def judge(facts: "Sequence[Facts]", folder: Path, first_of_hosts: "Sequence[Fact
     first = facts if first_of_hosts is None else first_of_hosts
     lines = [judge_addresses(first), judge_versions(facts), judge_devices(facts, first)]
     lines += [judge_master(facts)] if len(facts) > 1 else []
-    return [*lines, *judge_folder(first, folder), judge_shm(first)]
+    return [*lines, *judge_folder(first, folder), judge_shm(first), judge_files(first, len(facts))]
 
 
 def judge_addresses(facts: "Sequence[Facts]") -> Line:
@@ -247,6 +247,22 @@ def judge_shm(first_of_hosts: "Sequence[Facts]") -> Line:
         return Line("shared memory", text)
     advice = "loaders with num_workers > 0 need more: `docker run --ipc=host`, or a memory volume at /dev/shm."
     return Line("shared memory", f"{text} on {host}", advice, is_warning=True)
+
+
+def judge_files(first_of_hosts: "Sequence[Facts]", num_ranks: int) -> Line:
+    from trainwright.base.open_files import needed_files
+
+    limits = [(fact.files, fact.host) for fact in first_of_hosts if fact.files is not None]
+    if not limits:
+        return Line("open files", "any number")
+    least, host = min(limits)
+    if least >= needed_files(num_ranks):
+        return Line("open files", f"{least:,} of a process")
+    advice = (
+        f"{num_ranks} processes may need {needed_files(num_ranks):,} each, for their connections: `ulimit -n"
+        f" {needed_files(num_ranks)}` before the start, LimitNOFILE= of a service, `--ulimit nofile=` of a container."
+    )
+    return Line("open files", f"{least:,} of a process on {host}", advice, is_warning=True)
 
 
 def judge_clocks(first_of_hosts: "Sequence[Facts]") -> Line:

@@ -16,7 +16,10 @@ _MAX_CHUNKS, _MAX_WRITE_S = 16, 1.5
 
 @dataclass
 class Facts:
-    """Of one rank. ``free_bytes`` and ``bytes_per_s`` are of the output folder; ``folder_fault`` if it has one."""
+    """Of one rank. ``free_bytes`` and ``bytes_per_s`` are of the output folder; ``folder_fault`` if it has one.
+
+    ``files``: how many it may open; None: any number.
+    """
 
     rank: int = 0
     host: str = "host"
@@ -29,6 +32,7 @@ class Facts:
     cores: int = 1
     threads: int = 1
     shm_bytes: int | None = None
+    files: int | None = None
     free_bytes: int = 0
     bytes_per_s: float = 0.0
     folder_fault: str = ""
@@ -42,6 +46,7 @@ def facts_of_this_process(rank: int) -> Facts:
     import torch
 
     import trainwright
+    from trainwright.base.open_files import allowed_files
     from trainwright.hooks.timer import count_cpus
 
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
@@ -60,6 +65,7 @@ def facts_of_this_process(rank: int) -> Facts:
         devices=torch.accelerator.device_count(),
         cores=count_cpus(),
         threads=torch.get_num_threads(),
+        files=allowed_files(),
         shm_bytes=shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else None,
     )
 

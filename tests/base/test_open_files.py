@@ -1,0 +1,39 @@
+"""The limit of open files of a process is raised to what the connections to the others need."""
+
+import subprocess
+import sys
+from textwrap import dedent
+
+import pytest
+
+pytest.importorskip("resource", reason="Windows has no such limit")
+
+from trainwright.base.open_files import allowed_files, needed_files
+
+PROGRAM = """
+    import resource
+    from trainwright.base.open_files import allow_files, allowed_files, needed_files
+    soft, hard = {limits}
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    print(allow_files({processes}), *resource.getrlimit(resource.RLIMIT_NOFILE), allowed_files())
+"""
+
+
+@pytest.mark.parametrize(
+    ("limits", "processes", "expected"),
+    [
+        ((256, 4096), 8, [True, needed_files(8), 4096, 4096]),
+        ((1024, 4096), 8, [True, 1024, 4096, 4096]),
+        ((256, 1024), 1024, [False, 1024, 1024, 1024]),
+    ],
+    ids=["raised", "enough", "too low"],
+)
+def test_the_limit_is_raised_as_far_as_needed(limits: tuple[int, int], processes: int, expected: list[object]) -> None:
+    program = dedent(PROGRAM).format(limits=limits, processes=processes)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(one) for one in expected]
+
+
+def test_this_process_keeps_what_it_may_have() -> None:
+    assert allowed_files() is None or allowed_files() >= 256
+    assert needed_files(1024) == 4608
