@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +29,8 @@ class Net(nn.Module):
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         if not self.training:
             log.num_eval_batches += 1
-            if log.failing == "SIGTERM" and log.num_eval_batches == log.fails_at:
-                os.kill(os.getpid(), signal.SIGTERM)
+            if log.num_eval_batches == log.fails_at:
+                log.fail()
         return {"loss": self.linear(self.drop(x)).square().mean()}
 
 
@@ -39,6 +41,7 @@ class Log:
         self.events: list[tuple[Any, ...]] = []
         self.failing, self.fails_at, self.times, self.resumes = "", 0, 0, False
         self.num_eval_batches = 0
+        self.fail: Callable[[], None] = bool  # called in the evaluation batch of the number `fails_at`, from 1
         self.requests_at = 0  # the update after which a callback requests an evaluation
         self.stops_at, self.stops_by = 0, ""  # the update after which a callback or a hook stops the training
 
@@ -52,6 +55,10 @@ class Log:
 
 
 log = Log()
+
+
+def terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 class Own(HookBase):
@@ -254,7 +261,7 @@ def test_sigterm_in_an_evaluation_saves_before_its_next_batch_and_a_resume_evalu
     runs = []
     for folder, at in (("uninterrupted", 0), ("stopped", EPOCH + 2)):  # the second batch of the second evaluation
         log.__init__()  # type: ignore[misc]
-        log.failing, log.fails_at, log.requests_at = "SIGTERM", at, requests_at
+        log.fail, log.fails_at, log.requests_at = terminate, at, requests_at
         trainer = trainer_of(api, tmp_path / folder, period=5, ema=ema)
         if at:
             with pytest.raises(SystemExit) as stopped:
@@ -272,3 +279,46 @@ def test_sigterm_in_an_evaluation_saves_before_its_next_batch_and_a_resume_evalu
     assert continued[2] == whole[2]
     assert continued[1] == whole[1]
     torch.testing.assert_close(continued[0], whole[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("api", ["Trainer", "DefaultTrainer"])
+def test_the_end_of_max_time_in_an_evaluation_ends_it_before_its_next_batch(
+    api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, runs = time.perf_counter, []
+
+    def end_time() -> None:
+        monkeypatch.setattr(time, "perf_counter", lambda: clock() + 3600.0)
+
+    for folder, stops in (("uninterrupted", []), ("stopped", [(EPOCH + 2, 2 * EPOCH), (EPOCH + 2, 3 * EPOCH)])):
+        log.__init__()  # type: ignore[misc]
+        for at, done in stops:  # in the second evaluation; in the next run, in its second one, the final one
+            log.num_eval_batches, log.fails_at, log.fail = 0, at, end_time
+            trainer = trainer_of(api, tmp_path / folder, period=5, max_time=3600.0)
+            trainer.train()
+            monkeypatch.setattr(time, "perf_counter", clock)
+            assert (trainer.iterations_done, trainer.stop_reason) == (done, "max_time")
+            assert log.num_eval_batches == at, "no further batch"
+        log.fails_at = 0
+        trainer = trainer_of(api, tmp_path / folder, period=5, max_time=3600.0)
+        trainer.train()
+        assert trainer.stop_reason is None
+        weights = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+        runs.append((weights, rows(tmp_path / folder), [event for event in log.events if event[0] != "begin"]))
+    whole, continued = runs
+    assert continued[2] == whole[2]
+    assert continued[1] == whole[1]
+    torch.testing.assert_close(continued[0], whole[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("api", ["Trainer", "DefaultTrainer"])
+def test_an_evaluation_that_takes_longer_than_max_time_does_not_keep_a_run_from_going_on(
+    api: str, tmp_path: Path
+) -> None:
+    log.__init__()  # type: ignore[misc]
+    done = 0
+    while done < 3 * EPOCH:
+        trainer = trainer_of(api, tmp_path, max_time=1e-6)
+        trainer.train()
+        assert trainer.iterations_done > done
+        done = trainer.iterations_done

@@ -213,6 +213,8 @@ class TrainerBase:
                 self._stepper = None  # it may be the trainer itself: avoids a reference cycle
             try:
                 self.after_train()
+            except TrainingPaused:  # in its final evaluation
+                return
             except Exception as error:
                 cause = None if isinstance(error, UserError) else error
                 logger.error(

@@ -41,7 +41,7 @@ from trainwright.hooks.callbacks import RunCallbacks
 from trainwright.hooks.callbacks.base import Callback, CallbackList, TrainerControl
 from trainwright.hooks.due import Period
 from trainwright.hooks.method_overrides import Overrides
-from trainwright.hooks.signals import stopped_between_batches
+from trainwright.hooks.signals import evaluation_may_stop
 from trainwright.hooks.timer import SettingNames
 from trainwright.models.adapters import TrainableNames, adapter_files
 from trainwright.models.checkpoint_files import checkpoint_files
@@ -251,7 +251,7 @@ class Run:
                 f" {NEEDED_TO_EVALUATE[self.spec.api]} and the hooks of build_hooks."
             )
         self.eval_hook.trainer = weakref.proxy(self.trainer)  # it is registered only if evaluations are due
-        with stopped_between_batches():
+        with evaluation_may_stop():
             self.eval_hook.evaluate()
         if self.trainer.iterations_done:  # the initial weights are no result of the training
             for hook in self.hooks:

@@ -32,6 +32,7 @@ from trainwright.evaluation.evaluator import DatasetEvaluator, EvaluationError, 
 from trainwright.evaluation.hardest_samples.search import watched_evaluation
 from trainwright.evaluation.rank_exchange import even_rounds, raised_on_all_ranks
 from trainwright.evaluation.results import EvaluationResults, loss_of_outputs
+from trainwright.evaluation.stop import StopChecks
 from trainwright.evaluation.wrong_label import wrong_sample
 from trainwright.events.phases import Activity, activity
 from trainwright.events.storage import EvaluationStorage
@@ -66,6 +67,7 @@ def run_evaluation(
     loader: Any = None,
     name: str = "",
     around_batches: AbstractContextManager[object] | None = None,
+    checks_stop: bool = True,
     skip: Callable[[], object] = bool,
     pad: Callable[[Any], object] | None = None,
 ) -> T:
@@ -76,12 +78,16 @@ def run_evaluation(
     after their own batches, so ``step`` must not synchronize with other ranks, unless ``around_batches`` ends the
     exchange when this rank has no more batches or fails.
 
+    Within :func:`~trainwright.evaluation.stop.stopped_by`, all ranks end the evaluation before the same batch.
+
     Args:
         read_batches: returns the batches of this rank.
         num_samples: the number of samples of a round over all ranks, from the batch of this rank. For the log.
         num_batches: the number of rounds, if known. For the log.
         without_batches: the error message if no rank has a batch.
         loader, name: the source of the batches and the name of its data set.
+        checks_stop: whether to end before the next batch is asked here. False: ``step`` does so, where the ranks
+            exchange each batch.
         skip: called instead of ``step`` on the stages of a pipeline without the model's outputs.
         pad: where ranks compute forward passes together: called instead of ``step`` with a padding batch, for a
             forward pass that counts nothing. None: there may be any number of forward passes in a step, so each rank
@@ -107,11 +113,15 @@ def run_evaluation(
     ):
         progress = _Progress(num_batches, shown)
         # Ranks that compute a batch together wait for each other within it: an error ends a process, and so the others.
-        together = nullcontext() if is_joint or pipeline_of(model) is not None else raised_on_all_ranks()
-        with together, around_batches or nullcontext(), EvaluationStorage():
+        is_alone = not is_joint and pipeline_of(model) is None
+        together, checks = raised_on_all_ranks() if is_alone else nullcontext(), StopChecks(is_active=checks_stop)
+        until_others = checks.taking_part(reports_failure=is_alone)
+        with together, around_batches or nullcontext(), EvaluationStorage(), until_others:
             watch, batches = _watch.get(), read_batches()
+            batches = batches if is_joint else checks.before_each(batches)
             batches = batches if watch is None else watch(batches)
-            rounds = even_rounds(batches, model) if is_joint else zip(batches, repeat(True))
+            # All of these ranks have equally many rounds, those with a padding batch included.
+            rounds = checks.before_each(even_rounds(batches, model)) if is_joint else zip(batches, repeat(True))
             for number, (batch, is_counted) in enumerate(rounds):
                 with batch_in_errors(batch, partial(wrong_sample, loader, name, number, batch)):
                     (step if is_counted else without_count)(batch)
@@ -187,6 +197,7 @@ def evaluate_batches(
         step,
         results.compute,
         around_batches=results,
+        checks_stop=not results.exchanges_batches,
         skip=results.skip,
         pad=None if forward is None else pad,
         **settings,

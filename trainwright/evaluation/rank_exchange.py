@@ -34,6 +34,7 @@ from trainwright.evaluation.evaluator import (
     own_names,
     single_evaluators,
 )
+from trainwright.evaluation.stop import StopChecks
 from trainwright.parallel.sharding import fsdp_modules
 
 logger = logging.getLogger("trainwright.evaluation")
@@ -147,6 +148,9 @@ class EvaluatorOnRanks:
 
     Args:
         is_joint: the ranks compute each forward pass together, so one that fails cannot reach the others.
+
+    Attributes:
+        exchanges_batches: the ranks come together in each batch, and end the evaluation there, if at all.
     """
 
     def __init__(self, evaluator: DatasetEvaluator, *, is_joint: bool = False) -> None:
@@ -156,7 +160,10 @@ class EvaluatorOnRanks:
         for one in single_evaluators(evaluator):
             is_local = get_world_size() == 1 or _merges_state(one)
             (self._local if is_local else self._on_rank_0).append(one)
+        # Where ranks compute together, they end together between two batches.
+        self.exchanges_batches = bool(self._on_rank_0) and not is_joint
         self._is_over = True
+        self._stop, self._num_exchanges = StopChecks(is_active=False), 0
 
     def __repr__(self) -> str:
         return " and ".join(type(one).__name__ for one in (*self._local, *self._on_rank_0))
@@ -167,6 +174,7 @@ class EvaluatorOnRanks:
         for evaluator in self._on_rank_0:
             _log_slow_exchange(type(evaluator).__name__)
         self._is_over = not self._on_rank_0
+        self._stop, self._num_exchanges = StopChecks(is_active=self.exchanges_batches), 0
 
     def update(self, batch: EvaluatedBatch) -> None:
         """Add a batch of this rank."""
@@ -193,6 +201,9 @@ class EvaluatorOnRanks:
 
     def _exchange(self, batch: tuple[Any, Any] | None, error: Exception | None = None) -> None:
         self._is_over = True  # after an error
+        if self._num_exchanges >= self._stop.next:  # every rank makes as many exchanges, also one that fails
+            self._stop.check(self._num_exchanges)
+        self._num_exchanges += 1
         batches = gather_values(batch, error)
         self._is_over = batches is None
         for read in batches or ():

@@ -237,6 +237,11 @@ class EvaluationResults:
     def __exit__(self, _: Any, error: BaseException | None, __: TracebackType | None) -> None:
         self._exchange.end(error)
 
+    @property
+    def exchanges_batches(self) -> bool:
+        """Whether each batch is exchanged with other ranks, which end the evaluation together there, if at all."""
+        return self._exchange.exchanges_batches
+
     def _start(self) -> None:
         self._clear()
         for handler in self._handlers:

@@ -10,7 +10,7 @@ from trainwright.evaluation.evaluator import flatten_results_dict
 from trainwright.events.writers.progress import shown_values
 from trainwright.hooks.base import HookBase, has_failed
 from trainwright.hooks.due import Condition, Period
-from trainwright.hooks.signals import stopped_between_batches, stopped_by_signals
+from trainwright.hooks.signals import evaluation_may_stop
 
 logger = logging.getLogger("trainwright.hooks")
 
@@ -48,12 +48,12 @@ class EvalHook(HookBase):
 
     def after_step(self) -> None:
         if self._is_due(self.trainer) and self.trainer.iter + 1 != self.trainer.max_iter:
-            with stopped_between_batches():
+            with evaluation_may_stop():
                 self.evaluate()
 
     def after_train(self) -> None:
         if not has_failed(self.trainer):
-            with stopped_by_signals():  # the training is saved; a resume evaluates
+            with evaluation_may_stop(is_final=True):  # the training is saved; a resume evaluates
                 self.evaluate()
 
     def _warn_of_nan(self, losses: dict[str, float]) -> None:

@@ -7,16 +7,18 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from types import FrameType
 from typing import Any
 
 from trainwright.base import dist
+from trainwright.base.agreed_checks import AgreedChecks
 from trainwright.base.notebook import is_kernel
 from trainwright.base.signal_handlers import restore_handler, set_handler
 from trainwright.checkpoint.checkpointer import Checkpointer
+from trainwright.evaluation.stop import stopped_by
 from trainwright.events.writers.progress import live_bars
 from trainwright.hooks.base import HookBase
 
@@ -26,7 +28,6 @@ _STOPPING = (signal.SIGTERM, signal.SIGINT)
 _SAVING: tuple[signal.Signals, ...] = (signal.SIGUSR1,) if hasattr(signal, "SIGUSR1") else ()
 _STOPS = "Stopping after this iteration; press Ctrl-C again to end at once."
 _STOPS_CELL = "Stopping after this iteration; interrupt again to end at once."
-_MAX_ITERATIONS_APART = 1000
 _active: list["Interruptions"] = []  # hooks of the running trainings, the innermost last
 
 
@@ -37,8 +38,11 @@ class TrainingTerminated(SystemExit):
         super().__init__(128 + signal.SIGTERM)
 
 
-class TrainingPaused(Exception):  # noqa: N818  # not an error: ``train`` returns
-    """The time of the training is over, and the training is saved. Ends ``train`` without an error."""
+class TrainingPaused(BaseException):
+    """The time of the training is over, and the training is saved. Ends ``train`` without an error.
+
+    No ``Exception``, as the other two: no error of an evaluation that it ends, and not for ``except Exception``.
+    """
 
 
 # What ends a training without a fault; GeneratorExit: `break` in a TrainingLoop.
@@ -60,19 +64,14 @@ def max_time_of(settings: Any) -> float | None:
     return seconds_of(settings.max_time)
 
 
-def stopped_by_signals() -> AbstractContextManager[None]:
-    """A context that SIGTERM and SIGINT end at once, in a single-process training that handles signals."""
-    return _active[-1].stopping_at_once() if _active and dist.get_world_size() == 1 else nullcontext()
+def evaluation_may_stop(*, is_final: bool = False) -> AbstractContextManager[None]:
+    """A context in which SIGTERM, SIGINT and the end of ``max_time`` end an evaluation before its next batch, on all
+    ranks at the same one, in a training that handles them. The training is saved, and a resume evaluates.
 
-
-def stopped_between_batches() -> AbstractContextManager[None]:
-    """A context in which SIGTERM and SIGINT end an evaluation before its next batch, in a single-process training that
-    handles signals. The training is saved, and a resume evaluates."""
-    if not _active or dist.get_world_size() > 1:
-        return nullcontext()
-    from trainwright.evaluation.loop import watched_batches
-
-    return watched_batches(_active[-1].until_stopped)
+    ``is_final``: after the last iteration; the training is saved already, and signals to a single process take effect
+    at once.
+    """
+    return _active[-1].stopping_evaluations(is_final) if _active else nullcontext()
 
 
 class Interruptions(HookBase):
@@ -82,21 +81,22 @@ class Interruptions(HookBase):
     ends the process at once. Signals that the program ignores stay ignored. Outside the main thread, where Python
     allows no signal handlers, none are handled.
 
-    In a training of one process they also stop the evaluation of an iteration, before its next batch: it changes no
-    weights, and a resume makes it. After the last iteration, they stop the final evaluation at once: the training is
+    They also stop the evaluation of an iteration, before its next batch: it changes no weights, and a resume makes it.
+    After the last iteration, they stop the final evaluation, in a training of one process at once: the training is
     saved, and a resume evaluates. Everything else is finished: a signal of the last iteration that finds no evaluation
     ends nothing, and ``train`` returns a complete run.
 
     A save that has failed in the background is repeated with the current state; if that fails too, the training ends.
 
-    One process checks every iteration. Several processes exchange their signals every ``period_s`` seconds, at an
-    iteration that all know in advance, so a signal to one process suffices.
+    One process checks every iteration and every batch of an evaluation. Several processes exchange their signals every
+    ``period_s`` seconds, at an iteration or a batch that all know in advance, so a signal to one process suffices.
 
     Args:
         save: saves the current training state, named by the last completed iteration.
         resume: what a user sets to continue, for messages.
         max_time_s: after this time, counted from ``before_train``, save and end the training: ``train`` returns. Or a
-            function, which returns it at the start of each training.
+            function, which returns it at the start of each training. Each training makes an iteration; an evaluation
+            before it is completed.
             Several processes end at the same iteration, when the first of them has trained so long.
     """
 
@@ -121,10 +121,9 @@ class Interruptions(HookBase):
         self._end = math.inf  # time in seconds
         self._received: set[int] = set()
         self._handled: list[int] = []
-        self._stops_at_once = self._has_stopped_evaluation = False
+        self._stops_at_once = self._has_stopped_evaluation = self._is_final = False
         self._is_alone = True
-        self._next_check = 0  # iteration
-        self._last_check: tuple[int, float] = (0, 0.0)  # iteration, time in seconds
+        self._checks = AgreedChecks(0, period_s)  # before iterations
 
     def before_train(self) -> None:
         self._received.clear()
@@ -138,8 +137,7 @@ class Interruptions(HookBase):
                     set_handler(number, self._handle)
                     self._handled.append(number)
         self._is_alone = dist.get_world_size() == 1
-        self._next_check = self.trainer.start_iter + 1
-        self._last_check = (self.trainer.start_iter, time.perf_counter())
+        self._checks = AgreedChecks(self.trainer.start_iter + 1, self._period_s)
 
     def before_step(self) -> None:
         if not self._is_alone:
@@ -147,12 +145,15 @@ class Interruptions(HookBase):
             return
         if self._received or self._checkpointer.has_failed():
             self._act(self._received)
-        if time.perf_counter() >= self._end and self.trainer.iter > self.trainer.start_iter:
+        if self._is_time_over():
             self._pause()
 
     def after_train(self) -> None:
         if self._has_stopped_evaluation and self.trainer.has_failed:  # after every hook has ended
-            self._save_for(self._received.copy())
+            if self._received.intersection(_STOPPING):
+                self._save_for(self._received.copy())
+            else:
+                self._save_for_pause()
 
     def after_end(self) -> None:
         if self in _active:
@@ -161,25 +162,34 @@ class Interruptions(HookBase):
             restore_handler(self._handled.pop())
 
     @contextmanager
-    def stopping_at_once(self) -> Iterator[None]:
-        """The context is ended by SIGTERM and SIGINT at once, also by one received before."""
-        self._stops_at_once = True
+    def stopping_evaluations(self, is_final: bool) -> Iterator[None]:
+        """A context of evaluations within the training: see :func:`evaluation_may_stop`."""
+        self._is_final = is_final
+        self._stops_at_once = is_final and self._is_alone
         try:
-            self._stop(self._received)
-            yield
-        except (TrainingTerminated, KeyboardInterrupt):
-            text = "%s: the final evaluation is stopped. The training is saved; %s evaluates."
-            logger.info(text, self.trainer.stop_reason, self._resume)
+            if self._stops_at_once:
+                self._stop(self._received)
+            with nullcontext() if self._stops_at_once and math.isinf(self._end) else stopped_by(self):
+                yield
+        except STOPS:
+            if is_final:
+                text = "%s: the final evaluation is stopped. The training is saved; %s evaluates."
+                logger.info(text, self.trainer.stop_reason, self._resume)
             raise
         finally:
             self._stops_at_once = False
 
-    def until_stopped(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """The batches of an evaluation within the training; a signal ends it before the next one."""
-        for batch in batches:
-            self._has_stopped_evaluation = bool(self._received.intersection(_STOPPING))
-            self._stop(self._received)
-            yield batch
+    # What may end an evaluation: `evaluation.stop.StopRequests`.
+
+    def requests(self) -> list[int]:
+        received, is_over = self._received, time.perf_counter() >= self._end and self._is_time_over()
+        return [signal.SIGTERM in received, signal.SIGINT in received, is_over]
+
+    def end_evaluation(self, requests: list[int]) -> None:
+        self._received.update(number for number, is_received in zip(_STOPPING, requests, strict=False) if is_received)
+        self._has_stopped_evaluation = not self._is_final
+        self._stop(self._received)
+        self.trainer.stop("max_time", error=TrainingPaused())
 
     def _stop(self, received: Collection[int], text: str = "") -> None:
         """End the training, if one of the received signals does."""
@@ -190,32 +200,33 @@ class Interruptions(HookBase):
 
     def _check_together(self) -> None:
         iteration = self.trainer.iter
-        if iteration < self._next_check:
+        if iteration < self._checks.next:
             return
-        before, then = self._last_check
-        now = time.perf_counter()
-        apart = round(self._period_s * (iteration - before) / max(now - then, 1e-6))
-        apart = min(max(1, apart), 2 * max(1, iteration - before), _MAX_ITERATIONS_APART)
-        is_over = now >= self._end and iteration > self.trainer.start_iter
         known = (*_STOPPING, *_SAVING)
-        apart, has_failed, is_over, *signals = dist.largest(
-            apart if dist.is_main_process() else 0,
+        has_failed, is_over, *signals = self._checks.largest(
+            iteration,
             self._checkpointer.has_failed(),
-            is_over,
+            self._is_time_over(),
             *(number in self._received for number in known),
         )
-        self._last_check, self._next_check = (iteration, now), iteration + apart
         received: set[int] = {number for number, is_received in zip(known, signals, strict=True) if is_received}
         if received or has_failed:
             self._act(received)
         if is_over:
             self._pause()
 
+    def _is_time_over(self) -> bool:
+        """Whether ``max_time`` is over, after an iteration at least."""
+        return time.perf_counter() >= self._end and self.trainer.iterations_done > self.trainer.start_iter
+
     def _pause(self) -> None:
+        self._save_for_pause()
+        self.trainer.stop("max_time", error=TrainingPaused())
+
+    def _save_for_pause(self) -> None:
         self._save_progress()
         text = "max_time: %s have passed; stopped after iteration %d; %s continues the training."
         logger.info(text, timedelta(seconds=self._limit_s or 0), self.trainer.iterations_done, self._resume)
-        self.trainer.stop("max_time", error=TrainingPaused())
 
     def _save_progress(self) -> bool:
         """Save, unless the checkpoint that this run resumed from is current; returns whether it was trained."""
