@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from trainwright.base.batch import IGNORED
 from trainwright.base.devices import wide_dtype
 from trainwright.models.outputs import losses_of
+from trainwright.parallel.adapters import without_adapters
 from trainwright.parallel.context import SHIFTED
 from trainwright.parallel.simulated import simulation
 from trainwright.parallel.wrappers import unwrap
@@ -148,17 +149,12 @@ def loss_type_of(model: nn.Module) -> str | None:
     # Older classes of transformers, and adapters around them, compute the loss of the next tokens without saying so.
     names = [
         one.__name__
-        for part in (model, _without_adapters(model))
+        for part in (model, without_adapters(model)[0])
         for one in type(part).__mro__
         if one.__module__.startswith(("transformers.", "peft."))
     ]
     is_of_next_tokens = any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names)
     return "ForCausalLM" if is_of_next_tokens and not any(name.endswith("WithLMHeadModel") for name in names) else None
-
-
-def _without_adapters(model: nn.Module) -> nn.Module:
-    """The model inside of peft's, which takes any arguments and passes them on."""
-    return getattr(model, "get_base_model", lambda: model)()
 
 
 def _targets_of_type(model: nn.Module, loss_type: str) -> Targets | None:
@@ -179,7 +175,7 @@ def label_fields(model: nn.Module, batch: Any, names: Sequence[str] | None) -> S
     if not isinstance(batch, Mapping):
         return ()
     if names is None and target_of(batch) is None:
-        parameters = inspect.signature(_without_adapters(unwrap(model)).forward).parameters
+        parameters = inspect.signature(without_adapters(unwrap(model))[0].forward).parameters
         names = [name for name in batch if name in parameters and ("label" in name or name in _POSITIONS)]
     return names if names and all(name in batch for name in names) else ()
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from trainwright.base.errors import ConfigError
+from trainwright.parallel.adapters import without_adapters
 from trainwright.parallel.mesh import Mesh
 from trainwright.parallel.recompute import repeated_blocks, replace_forward
 from trainwright.parallel.simulated import simulation
@@ -179,6 +180,7 @@ def mixing_layers(model: nn.Module) -> list[str]:
 
 def _check_model(model: nn.Module, mesh: Mesh, *, compiles_blocks: bool) -> None:
     """Raise if a model cannot be trained on parts of sequences, by its methods and its config."""
+    model, _ = without_adapters(model)
     name, config, faults = type(model).__name__, getattr(model, "config", None), []
     size, heads = mesh.layout.context, getattr(config, "num_attention_heads", None)
     if isinstance(heads, int) and heads % (size * mesh.layout.tensor):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from trainwright.base.dist import get_world_size
 from trainwright.base.errors import ConfigError
+from trainwright.parallel.adapters import check_adapters
 from trainwright.parallel.context import split_attention
 from trainwright.parallel.mesh import Mesh, current_mesh
 from trainwright.parallel.meta_start import allocate, has_meta, initialize, is_meta, shell_of, states_of_generators
@@ -146,6 +147,9 @@ def _words_of_checked(model: nn.Module, mesh: Mesh, *, is_one_unit: bool) -> dic
     """The word of each module that tensor-parallel processes divide. Checks that the layout can divide the model."""
     layout = mesh.layout
     words = {}
+    for setting, size in (("tensor", layout.tensor), ("pipeline", layout.pipeline), ("context", layout.context)):
+        if size > 1:
+            check_adapters(model, f"{setting} parallel")
     if layout.tensor > 1:
         words = check_plan(model, tensor_plan(model), layout.tensor, sequence_parallel=layout.sequence_parallel)
     for parameter in model.parameters():  # a DTensor's state would have other strides

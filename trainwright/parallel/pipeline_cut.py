@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from trainwright.base.batch import arguments as arguments_of
 from trainwright.base.batch import parameter_names
 from trainwright.base.errors import ConfigError
+from trainwright.parallel.adapters import without_adapters
 from trainwright.parallel.meta_start import has_meta, shell_of
 from trainwright.parallel.simulated import simulation
 from trainwright.parallel.tensor_plan import tied_names
@@ -314,7 +315,21 @@ def _more_scores(base: nn.Module, scores: Tensor | None, num_experts: int) -> It
         handle.remove()
 
 
+class _Adapted:
+    """A model of one of these forms within a model of peft, whose own ``forward`` passes its arguments on."""
+
+    def __init__(self, form: Any, path: str) -> None:
+        self._form, self._path = form, path
+        self.layers, self.passes_input = f"{path}.{form.layers}", form.passes_input
+
+    def run(self, model: nn.Module, stage: Stage, hidden: Tensor, batch: Any) -> Any:
+        return self._form.run(model.get_submodule(self._path), stage, hidden, batch)
+
+
 def _form_of(model: nn.Module) -> Any:
+    inner, path = without_adapters(model)
+    if path:
+        return _Adapted(_form_of(inner), path)
     if hasattr(model, "pipeline_layers"):
         missing = [name for name in ("before_layers", "after_layers") if not callable(getattr(model, name, None))]
         if missing:

@@ -19,6 +19,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from trainwright.base.errors import ConfigError
+from trainwright.parallel.adapters import ADAPTER_COLWISE
 from trainwright.parallel.pipeline_cut import Absent
 from trainwright.parallel.tensor_plan import CUTS, HEADS, is_transposed, tied_names
 
@@ -77,6 +78,7 @@ def _styles(
     return {
         "colwise": colwise,
         "colwise_by_head": colwise,
+        ADAPTER_COLWISE: (ColwiseParallel, None),
         "colwise_fused": (partial(ColwiseParallel, output_layouts=Replicate(), use_local_output=False), _keep_heads),
         "own_heads": (Replicated, partial(_count_heads, size=size)),
         "colwise_gather_output": (partial(ColwiseParallel, output_layouts=Replicate()), _copy_output),

@@ -21,6 +21,7 @@ from typing import Any
 from torch import nn
 
 from trainwright.base.errors import ConfigError, did_you_mean
+from trainwright.parallel.adapters import adapted_words, is_of_peft, without_adapters
 
 logger = logging.getLogger("trainwright.parallel")
 
@@ -72,10 +73,11 @@ def tensor_plan(model: nn.Module) -> dict[str, str]:
         PlanError: there is none; shows one to write.
     """
     plan = {prefix + pattern: word for prefix, words in _plans(model, "") for pattern, word in words.items()}
+    inner, _ = without_adapters(model)
     if not plan:
         raise PlanError(
-            f"tensor parallel: {type(model).__name__} has no plan that says how its layers are cut."
-            f"{_proposal(model)} Or use ZeRO (stage 1, 2 or 3), which works for every module."
+            f"tensor parallel: {type(inner).__name__} has no plan that says how its layers are cut."
+            f"{_proposal(inner)} Or use ZeRO (stage 1, 2 or 3), which works for every module."
         )
     return plan
 
@@ -154,27 +156,34 @@ def check_plan(
         else:
             words.update(dict.fromkeys(found, word))
             patterns.update(dict.fromkeys(found, pattern))
-    is_own = not _is_transformers(model)
+    is_own = not _is_transformers(without_adapters(model)[0])
+    faults += _head_faults(modules, words, size)
+    words, of_adapters = adapted_words(modules, words, sequence_parallel=sequence_parallel)
     for name, word in words.items():
-        faults += _module_faults(patterns[name], modules[name], word, size, is_own=is_own)
-    faults += chain(_head_faults(modules, words, size), _complete_ties(model, modules, words))
+        if word in WORDS:
+            pattern = patterns.get(name, name)
+            faults += _module_faults(pattern, modules[name], word, size, is_own=is_own and name in patterns)
+    faults += chain(of_adapters, _complete_ties(model, modules, words))
     if sequence_parallel and not {"sequence_begin", "norm"} <= {*words.values()}:
         faults.append(
             'sequence parallel needs modules with the styles "sequence_begin" and "norm" in the plan.'
             " Set sequence_parallel=False."
         )
     if faults:
-        where = f"tensor parallel over {size} processes: the plan of {type(model).__name__} does not fit"
+        kind = type(without_adapters(model)[0]).__name__
+        where = f"tensor parallel over {size} processes: the plan of {kind} does not fit"
         raise PlanError("\n  ".join([f"{where}:", *dict.fromkeys(faults)]))
     return words
 
 
 def _plans(module: nn.Module, prefix: str) -> Iterator[tuple[str, Mapping[str, str]]]:
     """The names of the parts of a model that have a plan, each with its plan."""
-    plan: Any = getattr(module, "tensor_plan", None)
+    is_model = not is_of_peft(module)  # which has the attributes of the one within it
+    plan: Any = getattr(module, "tensor_plan", None) if is_model else None
+    has_foreign = is_model and _is_transformers(module)
     if isinstance(plan, Mapping):
         yield prefix, plan
-    elif _is_transformers(module) and (getattr(module, "tp_plan", None) or getattr(module, "ep_plan", None)):
+    elif has_foreign and (getattr(module, "tp_plan", None) or getattr(module, "ep_plan", None)):
         yield prefix, dict(_translated(module))
     else:
         for name, child in module.named_children():
