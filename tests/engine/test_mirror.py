@@ -1,7 +1,10 @@
 """A run that resumes on another machine, from the mirror of its checkpoints, goes on as one that stayed."""
 
 import json
+import os
+import random
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +12,14 @@ import pytest
 import torch
 from torch import nn
 
+from tests.fork_server import python
 from tests.toys import Classifier, assert_equal_weights, file_config, points, quiet
 from trainwright import DefaultTrainer, LazyCall, Trainer
 from trainwright.base.errors import ConfigError
 from trainwright.hooks import CallbackHook
 
 STEPS = 12
+KILLS = 40 if os.environ.get("TORTURE") else 3
 
 
 class StopHereError(Exception):
@@ -121,3 +126,34 @@ def test_a_mirror_that_cannot_be_written_is_an_error_before_the_run(tmp_path: Pa
     setting = {"Python": "TrainingConfig.checkpoint_mirror", "config file": "train.checkpointer.mirror"}[api]
     with pytest.raises(ConfigError, match=f"{setting}: file://.*checkpoints cannot be copied there"):
         BOTH[api](tmp_path / "run", f"file://{tmp_path}/file/mirror", resumes=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("api", BOTH)
+def test_a_run_that_loses_its_machine_again_and_again_becomes_what_an_unbroken_one_does(
+    tmp_path: Path, api: str, s3: str
+) -> None:
+    unbroken = train(BOTH[api](tmp_path / "unbroken", None, resumes=False))
+    program = str(Path(__file__).with_name("mirror_program.py"))
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    rng, kills = random.Random(7), 0
+    for number in range(60):
+        folder = tmp_path / str(number)  # a new machine
+        with (tmp_path / "output").open("w") as output:
+            process = subprocess.Popen(
+                [python(), program, api, str(folder), s3], env=environment, stdout=output, stderr=subprocess.STDOUT
+            )
+        try:
+            code = process.wait(rng.uniform(1.5, 4.0) if kills < KILLS else 60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            code = process.wait()
+        assert code in (0, -9), (tmp_path / "output").read_text()
+        if code == 0:
+            break
+        kills += 1
+    last = BOTH[api](tmp_path / "last", s3, resumes=True)
+    assert last.start_iter == STEPS
+    assert_equal_weights(last.model, unbroken.model)
+    assert rows(tmp_path / "last") == rows(tmp_path / "unbroken")
+    print(f"{kills} kills")

@@ -45,7 +45,7 @@ from trainwright.checkpoint.folder import (
 )
 from trainwright.checkpoint.manifest import FOR_PEOPLE, MANIFEST_NAME, FileEntry, Manifest, read_manifest
 from trainwright.checkpoint.mirror_index import Copied, Index, image_of, is_place, kept_in, place_of, read_index
-from trainwright.checkpoint.mirror_store import MissingObjectError, Store, StoreError
+from trainwright.checkpoint.mirror_store import PROBE, MissingObjectError, Store, StoreError
 from trainwright.checkpoint.saving import Background, Committed, remove_unlinked
 from trainwright.checkpoint.sharded_saving import Exchange
 from trainwright.checkpoint.verify import file_faults
@@ -572,6 +572,7 @@ class Mirror:
         above = "" if self._inner == "." else f"{self._inner}/"
         there = [f"{above}{name}" for name in self.store.entries(above.rstrip("/")) if is_place(name)]
         self._unused += [place for place in there if place not in places]
+        self._unused += [name for name in self.store.entries() if name.startswith(PROBE)]
         self._is_cleaned = True
 
 

@@ -1,6 +1,7 @@
 """A folder of objects at a URL, by fsspec: an object store, another file system, or a local folder.
 
-An object has its content or its former one; there is no rename. An error has a text without the URL's secrets.
+An object store has no rename: an object has its new content or its former one. An error has a text without the URL's
+secrets.
 """
 
 import logging
@@ -19,7 +20,7 @@ _PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs":
 # An object store has no folders to make; s3fs would make a bucket of a wrong name.
 _WITHOUT_FOLDERS = {*_PACKAGES, "abfss", "adl", "memory", "oss", "oci"}
 _REDACTED = "[redacted]"
-_PROBE = ".mirror-test-"
+PROBE = ".mirror-test-"  # of the name of the object that `Store.check` writes
 
 
 class StoreError(UserError, OSError):
@@ -65,7 +66,7 @@ class Store:
         Raises:
             ConfigError: the store refuses it, or cannot be reached.
         """
-        name, content = f"{_PROBE}{secrets.token_hex(8)}", b"trainwright writes checkpoints here"
+        name, content = f"{PROBE}{secrets.token_hex(8)}", b"trainwright writes checkpoints here"
         try:
             self.write(name, content)
             if self.read(name) != content:
@@ -81,8 +82,15 @@ class Store:
         return bytes(self._do("cat_file", self._path(name)))
 
     def write(self, name: str, content: bytes) -> None:
+        """Write a new object: readers see all of it, or none."""
         self._make_folder(name)
-        self._do("pipe_file", self._path(name), content)
+        path = self._path(name)
+        if not self._has_folders:
+            self._do("pipe_file", path, content)
+            return
+        # A file system shows a part of a file that is being written.
+        self._do("pipe_file", f"{path}.part", content)
+        self._do("mv", f"{path}.part", path)
 
     def upload(self, path: Path, name: str) -> None:
         self._make_folder(name)
