@@ -242,7 +242,7 @@ def explained(
 
     def explain_all(error: Exception, batch: Any) -> None:
         if current_mesh() is not None:
-            explain_parts(error)
+            explain_parts(error, model)
         _explain_unused(error, model, setting)
         explain(error, batch)
 

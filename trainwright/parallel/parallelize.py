@@ -77,6 +77,11 @@ def parallelize(
     pipeline = None if mesh is None else _cut(model, mesh, device)
     if mesh is not None and mesh.layout.context > 1:
         split_attention(model, mesh, compiles_blocks=compiles_blocks)
+    if mesh is not None and words:  # first: what a backward pass repeats uses parameters as the forward pass does
+        from trainwright.parallel.tensor import shard_tensors
+
+        tensor_mesh, is_sequence_parallel = mesh.device_mesh["tp"], mesh.layout.sequence_parallel
+        shard_tensors(model, tensor_mesh, words, sequence_parallel=is_sequence_parallel, splits_scores=splits_scores)
     recomputed = recompute_blocks(model, recompute) if recompute else []
     if compiles_blocks:
         compile_blocks(model, device)
@@ -85,7 +90,7 @@ def parallelize(
     else:
         stages = [model] if pipeline is None else pipeline.stages
         sharding: dict[str, Any] = {"is_one_unit": find_unused_parameters, "gathered_as": gathered_as}
-        _divide(model, stages, mesh, words, autocast, device, splits_scores=splits_scores, **sharding)
+        _divide(stages, mesh, autocast, **sharding)
     parts = [model] if pipeline is None else [model, *(stage.model for stage in pipeline.stages)]
     home = _home(mesh, device)
     fill = None
@@ -119,22 +124,9 @@ def _cut(model: nn.Module, mesh: Mesh, device: torch.device) -> Pipeline | None:
 
 
 def _divide(
-    model: nn.Module,
-    stages: Iterable[nn.Module],
-    mesh: Mesh,
-    words: dict[str, str],
-    autocast: Callable[[], torch.autocast] | None,
-    device: torch.device,
-    *,
-    splits_scores: bool,
-    **sharding: Any,
+    stages: Iterable[nn.Module], mesh: Mesh, autocast: Callable[[], torch.autocast] | None, **sharding: Any
 ) -> None:
     """Keep this process's part of each parameter; torch moves the blocks to the device, one after another."""
-    if words:
-        from trainwright.parallel.tensor import shard_tensors
-
-        tensor_mesh, is_sequence_parallel = mesh.device_mesh["tp"], mesh.layout.sequence_parallel
-        shard_tensors(model, tensor_mesh, words, sequence_parallel=is_sequence_parallel, splits_scores=splits_scores)
     if autocast is not None and mesh.layout.zero_stage == 3:
         # Its cache would keep a copy of every gathered parameter until the end of the forward pass.
         autocast = partial(autocast, cache_enabled=False)  # type: ignore[call-arg]  # a partial of torch.autocast

@@ -5,6 +5,8 @@ one. The parameters of a unit are gathered together, before its forward pass, an
 in its backward pass. Outside of these each rank holds its share of every parameter, as a ``DTensor``.
 """
 
+import linecache
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -335,7 +337,22 @@ def _changing_buffers(model: nn.Module) -> list[Tensor]:
     return found
 
 
-def explain_parts(error: Exception) -> None:
+def _place_of(error: Exception, model: nn.Module) -> str:
+    """The module and the line that call torch in the traceback of an error; "The step" if there is none."""
+    names = {id(module): name for name, module in model.named_modules()}
+    place = "The step"
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if str(frame.f_globals.get("__name__")).partition(".")[0] in ("torch", "trainwright"):
+            continue
+        code = frame.f_code
+        place = f"{code.co_filename}:{line} in {code.co_name} ({linecache.getline(code.co_filename, line).strip()})"
+        module = frame.f_locals.get("self")
+        if id(module) in names:
+            place = f"{names[id(module)] or 'the model'} ({type(module).__name__}), {place},"
+    return place
+
+
+def explain_parts(error: Exception, model: nn.Module) -> None:
     """Raise an error that says what a step with divided parameters cannot do, if ``error`` comes from that.
 
     Raises:
@@ -343,12 +360,13 @@ def explain_parts(error: Exception) -> None:
     """
     if "mixed torch.Tensor and DTensor" in str(error):
         raise ConfigError(
-            "The step uses parameters where they are divided between the processes, which gather them when the complete"
-            " model is called. A part of it cannot be called by itself, nor its parameters be used elsewhere: call the"
-            " model, and let its forward do that. A step that reads parameters after the forward pass, such as one with"
-            " a penalty on them, works with zero_stage 1 and 2, which keep them gathered up to the backward pass; with"
-            " 3, and with tensor parallelism, use the"
-            f" weight_decay of the optimizer.\nThe error of torch: {error}"
+            f"{_place_of(error, model)} uses parameters where they are divided between the processes, which gather them"
+            " when the complete model is called. A part of it cannot be called by itself, nor its parameters be used"
+            " elsewhere: call the model, and let its forward do that. A step that reads parameters after the forward"
+            " pass, such as one with a penalty on them, works with zero_stage 1 and 2, which keep them gathered up to"
+            " the backward pass; with 3, and with tensor parallelism, use the weight_decay of the optimizer. A module"
+            " whose forward uses parameters that tensor parallelism divides works with ZeRO, or with the style"
+            f" 'replicated' in its plan.\nThe error of torch: {error}"
         ) from error
     if "out of bounds for storage of size 0" in str(error):
         raise ConfigError(

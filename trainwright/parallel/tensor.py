@@ -21,6 +21,7 @@ from torch.distributed.tensor.parallel import (
 from trainwright.base.errors import ConfigError
 from trainwright.parallel.adapters import ADAPTER_COLWISE
 from trainwright.parallel.pipeline_cut import Absent
+from trainwright.parallel.recompute import replace_forward
 from trainwright.parallel.tensor_plan import CUTS, HEADS, is_transposed, tied_names
 
 _PART_OF_TOKENS = Shard(1)  # of (B, L, D)
@@ -58,9 +59,14 @@ def shard_tensors(
                 change(modules[name])
             if word not in _KEEP_APART:
                 modules[name].register_forward_hook(_watch_order)
+    replicated = {modules[name] for name, word in words.items() if word == "replicated" and name in modules}
     for module in model.modules():
         if any(not isinstance(parameter, DTensor) for parameter in module.parameters(recurse=False)):
             parallelize_module(module, mesh, Replicated(), src_data_rank=None)
+            replicated.add(module)
+    for module in model.modules():
+        if not isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential):
+            _let_use_parameters(module, [child for child in module.children() if child in replicated])
     for first, *others in ties:
         for name in others:
             owner, _, attribute = name.rpartition(".")
@@ -278,18 +284,54 @@ def _sum_gradients(*parameters: Any) -> tuple[Tensor, ...]:
 
 
 def _replace_during_forward(module: nn.Module, names: list[str], values_of: Callable[..., tuple[Tensor, ...]]) -> None:
-    """Let the forward pass of ``module`` use ``values_of`` its parameters."""
+    """Let the forward pass of ``module`` use ``values_of`` its parameters, also where a backward pass repeats it."""
 
-    def begin(module: nn.Module, inputs: Any) -> None:
-        found = values_of(*[getattr(module, name) for name in names])
-        vars(module).update(zip(names, found, strict=True))  # found before the parameters
+    def wrap(forward: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(forward)
+        def compute(module: nn.Module, *arguments: Any, **named: Any) -> Any:
+            own = vars(module)
+            if names[0] in own:  # the module that contains this one has replaced them
+                return forward(module, *arguments, **named)
+            own.update(zip(names, values_of(*[getattr(module, name) for name in names]), strict=True))
+            try:
+                return forward(module, *arguments, **named)
+            finally:
+                for name in names:
+                    own.pop(name, None)
 
-    def end(module: nn.Module, inputs: Any, output: Any) -> None:
-        for name in names:
-            vars(module).pop(name, None)
+        return compute
 
-    module.register_forward_pre_hook(begin)
-    module.register_forward_hook(end, always_call=True)  # also after an error
+    replace_forward(module, wrap)
+
+
+def _let_use_parameters(module: nn.Module, children: list[nn.Module]) -> None:
+    """Let the forward pass of ``module`` use the parameters of replicated ``children``, not only call them.
+
+    A mixer of a hybrid model, for example, computes with the weights of its convolution.
+    """
+    names_of = {child: [name for name, _ in child.named_parameters(recurse=False)] for child in children}
+
+    def wrap(forward: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(forward)
+        def compute(module: nn.Module, *arguments: Any, **named: Any) -> Any:
+            lent = list[nn.Module]()
+            try:
+                for child, names in names_of.items():
+                    parameters: list[Any] = [getattr(child, name) for name in names]
+                    # Those that ZeRO gathers in a unit of their own are complete in the child's own forward pass.
+                    if all(isinstance(one, DTensor) and one.device_mesh.ndim == 1 for one in parameters):
+                        vars(child).update(zip(names, _local_values(*parameters), strict=True))
+                        lent.append(child)
+                return forward(module, *arguments, **named)
+            finally:
+                for child in lent:
+                    for name in names_of[child]:
+                        vars(child).pop(name, None)
+
+        return compute
+
+    if any(names_of.values()):
+        replace_forward(module, wrap)
 
 
 class Split(ParallelStyle):
