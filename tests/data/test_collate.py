@@ -239,6 +239,8 @@ KNOWN_ERRORS = {
         lambda: F.binary_cross_entropy_with_logits(SCORES[:, :1], torch.zeros(4)),
         "shape [4, 1] and the labels [4]",
     ),
+    "truth values for scores": (lambda: F.binary_cross_entropy_with_logits(SCORES, SCORES > 0), "labels.float()"),
+    "truth values for probabilities": (lambda: F.kl_div(SCORES, SCORES > 0, reduction="batchmean"), "labels.float()"),
     "whole numbers for scores": (lambda: F.binary_cross_entropy_with_logits(SCORES, SCORES.long()), "labels.float()"),
     "a loss without gradient": (lambda: SCORES.sum().backward(), "Remove torch.no_grad()"),
     "labels as inputs": (lambda: torch.nn.Linear(3, 2)(SCORES.long()), "exchange inputs and labels"),

@@ -18,7 +18,7 @@ from trainwright.base.errors import ConfigError, ConfigTypeError, MissingFileErr
 from trainwright.checkpoint import verify
 from trainwright.data import DataError
 from trainwright.evaluation import EvaluationError, TorchMetricsHandler
-from trainwright.hooks import Callback
+from trainwright.hooks import Callback, CallbackHook
 from trainwright.optim import get_default_optimizer_params
 
 INPUTS = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
@@ -460,6 +460,66 @@ def test_data_that_are_assigned_with_their_loader_or_read_by_an_override_are_use
     growing = Growing(make(), config(tmp_path / "b", num_epochs=2), DATA)
     growing.train_dataset = few  # for the next epochs
     growing.train()
+
+
+def test_a_loader_that_is_assigned_is_read_by_the_next_training(tmp_path: Path) -> None:
+    sizes: list[int] = []
+    trainer = Trainer(make(), config(tmp_path, num_epochs=2), DATA)
+    trainer.register_hooks([CallbackHook(after_step=lambda trainer: sizes.append(trainer.iterations_done))])
+    trainer.train_dataloader = DataLoader(TensorDataset(INPUTS[:6], LABELS[:6]), batch_size=2)
+    trainer.train()
+    assert (trainer.num_batches, len(sizes), trainer.epoch) == (3, 6, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "loader", "text"),
+    [
+        ("train_dataloader", DATA, "got TensorDataset, a data set; assign a loader.*create_train_dataloader"),
+        ("train_dataloader", None, "got None"),
+        ("train_dataloader", iter([1]), "an iterator"),
+        ("eval_dataloader", DATA, "got TensorDataset, a data set; assign a loader.*create_eval_dataloader"),
+        ("eval_dataloader", None, "got None"),
+    ],
+)
+def test_what_is_assigned_as_a_loader_and_is_none_is_refused_before_the_first_step(
+    name: str, loader: Any, text: str, tmp_path: Path
+) -> None:
+    trainer = Trainer(make(), config(tmp_path, num_epochs=1), DATA, DATA)
+    setattr(trainer, name, loader)
+    with pytest.raises(ConfigTypeError, match=f"Trainer.{name} was assigned: .*{text}"):
+        trainer.train()
+    assert trainer.iterations_done == 0
+    if name == "eval_dataloader":
+        with pytest.raises(ConfigTypeError, match=f"Trainer.{name} was assigned"):
+            trainer.evaluate()
+
+
+def test_one_warning_of_an_assigned_loader_that_no_evaluation_reads(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = Trainer(make(), config(tmp_path, num_epochs=1), DATA)
+    trainer.eval_dataloader = DataLoader(DATA, batch_size=4)
+    assert "loss" in trainer.evaluate()
+    assert "without effect on train()" not in caplog.text
+    trainer.train()
+    assert caplog.text.count("Trainer.eval_dataloader was assigned, without effect on train()") == 1
+
+
+def test_a_list_of_data_sets_is_not_evaluated(tmp_path: Path) -> None:
+    trainer = Trainer(make(), config(tmp_path), DATA)
+    with pytest.raises(ConfigTypeError, match=r"Trainer.evaluate: got a list of data sets.* pass \{name: data set"):
+        trainer.evaluate([DATA, DATA])
+
+
+def test_methods_of_a_list_name_those_of_the_callbacks(tmp_path: Path) -> None:
+    trainer = Trainer(make(), config(tmp_path), DATA)
+    for call, hint in (
+        (lambda: trainer.callbacks.append, "add_callback"),
+        (lambda: trainer.callbacks.remove, "pop_callback"),
+        (lambda: trainer.config.callbacks.append, r"Trainer\(..., callbacks="),
+    ):
+        with pytest.raises(AttributeError, match=hint):
+            call()
 
 
 def test_an_assigned_schedule_is_stepped_as_a_line_says(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

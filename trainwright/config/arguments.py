@@ -59,7 +59,7 @@ class TrainingArgumentParser(argparse.ArgumentParser):
 
         flags = [option for option in self._option_string_actions if option.startswith("--")]
         name = argument.partition("=")[0]
-        nearest = key_hint(name) or did_you_mean(name, flags)
+        nearest = f"Did you mean '-{name}'?" if f"-{name}" in flags else key_hint(name) or did_you_mean(name, flags)
         if "." in name:
             nearest = f"An override has no dashes: {argument.lstrip('-')}{'' if '=' in argument else '=...'}"
         self.error(f"unrecognized argument {argument!r}. {nearest}")

@@ -15,6 +15,7 @@ _SMOOTHING = "loss={'name_': 'CrossEntropyLoss', 'label_smoothing': 0.1}"
 # Settings of a TrainingConfig.
 SETTINGS = {
     "default_root_dir": "output_dir",
+    **dict.fromkeys(("max_iter", "max_iters", "train_iter", "num_iters"), "max_steps"),
     **{name: f"mixed_precision={name!r}" for name in ("bf16", "fp16")},
     "precision": "mixed_precision='bf16' or 'fp16'",
     "logging_dir": "logs_dir, or tensorboard={'log_dir': ...}",
@@ -73,7 +74,7 @@ SETTINGS = {
 KEYS = {
     "base_lr": "optim.lr",
     "wd": "optim.weight_decay",
-    **dict.fromkeys(("max_iters", "num_iters", "iterations", "steps"), "train.train_iter"),
+    **dict.fromkeys(("max_iter", "max_iters", "num_iters", "iterations", "steps"), "train.train_iter"),
     "bs": "train.train_micro_batch_size",
     "param_scheduler": "train.scheduler",
     "warmup_steps": "train.warmup_ratio",

@@ -210,8 +210,13 @@ _FIXES = {
         r"The scores have the shape \2 and the labels \1: this loss compares each score with a label, a float. For"
         r" example labels.float().unsqueeze(1) for scores of the shape (B, 1)."
     ),
-    r"result type Float can't be cast to the desired output type (Long|Int)|Found dtype (Long) but expected Float": (
+    r"result type Float can't be cast to the desired output type (Long|Int)|Found dtype (Long|Bool) but expected Float"
+    r"|(?:Subtraction|Negation), the `-` operator,.* bool tensor": (
         r"This loss compares each score with a label, a float: convert the labels with labels.float()."
+    ),
+    r"kl_div: Integral inputs not supported": (
+        "KLDivLoss compares log-probabilities with probabilities, of each class: labels that are True and False are"
+        " probabilities as labels.float(). For classes use CrossEntropyLoss and labels.long()."
     ),
     r"element 0 of tensors does not require grad": (
         r"The loss cannot be differentiated: it depends on no trainable parameter. Remove torch.no_grad() and detach()"

@@ -150,36 +150,45 @@ def check_parts(model: Any, config: Any, given: Mapping[str, Any]) -> None:
         raise ConfigTypeError("\n".join(faults))
 
 
+SEVERAL_TO_EVALUATE = "{name: data set, ...}"
+
+
+def several_fault(dataset: Any, fix: str) -> str | None:
+    """Why a list is no data set but has several, with what to pass instead; None for any other object."""
+    several = dataset if isinstance(dataset, list | tuple) else ()
+    firsts = [one[0] if isinstance(one, tuple) and one else one for one in several]
+    if not firsts or not all(isinstance(one, Dataset) for one in firsts):
+        return None
+    return f"got a {type(dataset).__name__} of data sets, which would be read as samples; pass {fix}."
+
+
+def loader_fault(loader: Any) -> str | None:
+    """Why an object is no loader; None if it may be one, or is None."""
+    kind = type(loader).__name__
+    if isinstance(loader, Dataset):
+        return f"got {kind}, a data set"
+    if loader is not None and (isinstance(loader, str) or not is_read(loader)):
+        return f"got {loader!r:.80} ({kind})"
+    return f"got {kind}, an iterator, which can be iterated only once" if isinstance(loader, Iterator) else None
+
+
 def check_data(arguments: Mapping[str, Any]) -> None:
     """Raise for loaders passed as data sets and data sets passed as loaders."""
     faults = []
     for name, fix in (
         ("train", "{name: (data set, weight), ...}, or torch.utils.data.ConcatDataset([...])"),
-        ("eval", "{name: data set, ...}"),
+        ("eval", SEVERAL_TO_EVALUATE),
     ):
         dataset, loader = arguments[f"{name}_dataset"], arguments[f"{name}_dataloader"]
         if isinstance(dataset, DataLoader):
             faults.append(f"Trainer.{name}_dataset: got a DataLoader; pass it as {name}_dataloader.")
-        several = dataset if isinstance(dataset, list | tuple) else ()
-        firsts = [one[0] if isinstance(one, tuple) and one else one for one in several]
-        if firsts and all(isinstance(one, Dataset) for one in firsts):
-            faults.append(
-                f"Trainer.{name}_dataset: got a {type(dataset).__name__} of data sets, which would be read as samples;"
-                f" pass {fix}."
-            )
+        if (fault := several_fault(dataset, fix)) is not None:
+            faults.append(f"Trainer.{name}_dataset: {fault}")
         if not isinstance(dataset, Mapping) and (fault := data_fault(dataset)) is not None:
             faults.append(f"Trainer.{name}_dataset: {fault}")
-        if isinstance(loader, Dataset):
-            faults.append(
-                f"Trainer.{name}_dataloader: got {type(loader).__name__}, a data set; pass it as {name}_dataset."
-            )
-        if loader is not None and (isinstance(loader, str) or not is_read(loader)):
-            faults.append(f"Trainer.{name}_dataloader: got {loader!r:.80} ({type(loader).__name__}); pass a loader.")
-        if isinstance(loader, Iterator):
-            faults.append(
-                f"Trainer.{name}_dataloader: got {type(loader).__name__}, an iterator, which can be iterated only once;"
-                " pass a list or a loader."
-            )
+        if (fault := loader_fault(loader)) is not None:
+            use = f"pass it as {name}_dataset" if isinstance(loader, Dataset) else "pass a list or a loader"
+            faults.append(f"Trainer.{name}_dataloader: {fault}; {use}.")
     for argument in ("eval_dataset", "eval_dataloader"):
         if isinstance(arguments[argument], Mapping):
             check_named_data(arguments[argument], argument)

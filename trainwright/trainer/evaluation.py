@@ -113,8 +113,10 @@ class Evaluation:
                 f"Trainer.evaluate: logs: got {type(logs).__name__}; it must be a dict. evaluate(model) and"
                 " evaluate(model, logs) use the eval_dataset of the Trainer."
             )
-        if not (is_by_model or isinstance(given, Mapping)) and (fault := data_fault(given)) is not None:
-            raise ConfigTypeError(f"Trainer.evaluate: {fault}")
+        if not (is_by_model or isinstance(given, Mapping)):
+            fault = checks.several_fault(given, checks.SEVERAL_TO_EVALUATE) or data_fault(given)
+            if fault is not None:
+                raise ConfigTypeError(f"Trainer.evaluate: {fault}")
         if given is not None and not is_by_model:
             loader = self.loaders_of(given)
         elif loader is None:

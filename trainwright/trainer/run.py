@@ -150,7 +150,7 @@ class PythonRun(TrainerRun):
             create = self.evaluation.loader_of if is_iterated else self.evaluation.loaders_of
             tests = create(given.eval_dataset)
         self.train_dataloader, plan = start.plan_of(spec, train)
-        self.eval_dataloader = tests
+        self.eval_dataloader, self._built_with_evaluation = tests, tests is not None
         kept = start.elastic_accumulation(spec, self.output_dir, plan.batch_size)
         if kept != spec.gradient_accumulation_steps:
             self.change_config(gradient_accumulation_steps=kept)
@@ -627,6 +627,25 @@ class PythonRun(TrainerRun):
         finally:
             self.model, steps.loss, placement.model = own
             model.to(place)
+
+    def check_loaders_assigned(self, *, trains: bool = True) -> None:
+        """Raise if what was assigned to the trainer as a loader is none; warn if a training does not read it."""
+        tests = self.eval_dataloader
+        for part, given in (("train", [self.train_dataloader]), ("eval", loaders.each(tests))):
+            fix = f"a loader, such as trainer.create_{part}_dataloader(data)"
+            is_none = part == "train" or self._built_with_evaluation
+            if self.overrides.has(f"create_{part}_dataloader"):
+                continue
+            for loader in given:
+                fault = checks.loader_fault(loader) or ("got None" if loader is None and is_none else None)
+                if fault is not None:
+                    raise ConfigTypeError(f"Trainer.{part}_dataloader was assigned: {fault}; assign {fix}.")
+        if trains and tests is not None and not self._built_with_evaluation and self.spec.eval_strategy != "no":
+            self._built_with_evaluation = True  # one warning
+            logger.warning(
+                "Trainer.eval_dataloader was assigned, without effect on train(): this trainer was built without"
+                " evaluation data. Pass them to Trainer(...), or call evaluate()."
+            )
 
     def check_data_assigned(self) -> None:
         """Raise if a data set was assigned to the trainer, and neither its loader nor an override reads that one."""

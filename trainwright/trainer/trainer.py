@@ -240,6 +240,7 @@ class Trainer(RunMethods):
             ConfigError: there is no evaluation data.
         """
         if dataset is None:
+            self.run.check_loaders_assigned(trains=False)
             self.run.check_data_assigned()
         return self.run.evaluation.evaluate(dataset, logs, self.eval_dataloader)
 
@@ -478,6 +479,7 @@ class Trainer(RunMethods):
     def _use_settings(self) -> None:
         self.run.follow_given()
         super()._use_settings()
+        self.run.check_loaders_assigned()
         self.run.plan_again()
 
     def _apply_settings(self, names: set[str]) -> None:

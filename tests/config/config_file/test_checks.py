@@ -1,6 +1,7 @@
 """Faults of a configuration, all of them, before the run."""
 
 import logging
+import re
 
 import pytest
 
@@ -117,10 +118,14 @@ def test_devices_are_named_by_type_and_number(device):
         ("optim.eps=abc", r"got 'abc' \(str\); it must be a number"),
         ("optim.lr=-1e-3", "must be a number >= 0"),
         ("optim.weight_decay=-1e-3", "must be a number >= 0"),
+        ("optim.betas=[0.9]", r"got \[0.9\] \(list\); it must be 2 numbers, such as \(0.9, 0.999\)"),
+        ("optim.betas=0.9", r"got 0.9 \(float\); it must be 2 numbers"),
+        ("optim.betas=[0.9,x]", r"got \[0.9, 'x'\] \(list\); it must be 2 numbers"),
+        ("optim.params.model=1", r"got 1 \(int\); it is the model of the run.*leave the key out"),
     ],
 )
 def test_an_impossible_rate_is_a_fault_of_the_override_that_set_it(override, says):
     cfg = complete({"model": LazyCall(dict)(), "dataloader": {"test": []}})
     LazyConfig.apply_overrides(cfg, [override])
-    with pytest.raises(ConfigError, match=rf"^{override.split('=')[0]} .*'{override}'.*{says}"):
+    with pytest.raises(ConfigError, match=rf"^{override.split('=')[0]} .*'{re.escape(override)}'.*{says}"):
         validate(cfg)

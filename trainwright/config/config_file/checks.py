@@ -36,7 +36,7 @@ from trainwright.config.lazy.provenance import (
     shown,
     value_at,
 )
-from trainwright.config.lazy.targets import unknown_arguments
+from trainwright.config.lazy.targets import signature_of, unknown_arguments
 from trainwright.config.secrets import is_secret_name
 from trainwright.config.spec import spec_of_cfg
 
@@ -235,16 +235,41 @@ def _optimizer_faults(cfg: DictConfig) -> Iterator[Fault]:
             given = {name: value_at(params, name) for name in kind.__annotations__}
             for fault in section_faults(kind, {name: value for name, value in given.items() if value is not None}):
                 yield replace(fault, path=f"{path}.params.{fault.path}")
+            if isinstance(model := value_at(params, "model"), str | int | float | ListConfig):
+                text = (
+                    f"{got(model)}; it is the model of the run, added when the optimizer is built: leave the key out."
+                )
+                yield Fault(f"{path}.params.model", f"{text} For a part of it: {path}.params.part.", ConfigTypeError)
             value, norm = given.get("clip_grad_value"), given.get("clip_grad_max_norm")
             if path != "optim" and value is not None and norm is not None:  # the rules know a single optimizer
                 text = rules.both_clippings(value, f"{path}.params.clip_grad_max_norm", norm)
                 yield Fault(f"{path}.params.clip_grad_value", text)
+        betas, usual = value_at(optim, "betas"), _default_of(optim, "betas")
+        if isinstance(usual, tuple) and betas is not None and not _are_numbers(betas, len(usual)):
+            plain = OmegaConf.to_container(betas) if isinstance(betas, ListConfig) else betas
+            text = f"{got(plain)}; it must be {len(usual)} numbers, such as {usual}."
+            yield Fault(f"{path}.betas", text, kind=ConfigTypeError)
         for name in _OPTIMIZER_NUMBERS:
             value = value_at(optim, name)
             if isinstance(value, str | bool | ListConfig | DictConfig):
                 yield Fault(f"{path}.{name}", f"{got(value)}; it must be a number.", kind=ConfigTypeError)
             elif name in ("lr", "weight_decay") and isinstance(value, int | float) and not value >= 0:
                 yield Fault(f"{path}.{name}", f"{got(value)}; it must be a number >= 0.")
+
+
+def _default_of(node: Any, argument: str) -> Any:
+    """The default of an argument of what a node calls; None if there is none, or the target is not found."""
+    try:
+        signature = signature_of(find_target(node))
+    except Exception:  # reported by the check of the target
+        return None
+    found = None if signature is None else signature.parameters.get(argument)
+    return None if found is None else found.default
+
+
+def _are_numbers(values: Any, number: int) -> bool:
+    are_several = isinstance(values, ListConfig | list | tuple) and len(values) == number
+    return are_several and all(isinstance(one, int | float) and not isinstance(one, bool) for one in values)
 
 
 def _name_of_target(node: DictConfig) -> str:

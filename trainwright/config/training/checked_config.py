@@ -16,6 +16,7 @@ from pydantic import ConfigDict, PrivateAttr
 from trainwright.base.errors import ConfigError, ConfigKeyError, Fault, did_you_mean
 from trainwright.base.files import atomic_write, make_folders
 from trainwright.base.notebook import summary
+from trainwright.config.foreign_names import setting_hint
 from trainwright.config.secrets import warn_of_hidden, without_secrets
 from trainwright.config.torch_names import CUSTOM, GivenName
 from trainwright.config.training.field_resolution import Draft
@@ -216,7 +217,7 @@ class CheckedConfig(Table):
         return {name: self._as_set[name] for name in self.model_fields_set}
 
     def _near(self, name: str) -> str:
-        return did_you_mean(name, {*type(self).model_fields, *self.aliases})
+        return setting_hint(name, {*type(self).model_fields, *self.aliases})
 
     if not TYPE_CHECKING:
 

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainwright.base.errors import ConfigKeyError, ConfigTypeError
 from trainwright.hooks.callbacks.logs import Logs
@@ -161,6 +161,14 @@ class CallbackList:
         for callback in callbacks or ():
             self.add_callback(callback, singleton=False)
         self.collect()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Called for missing attributes only: the message of those of a list has the method to use."""
+            use = "callbacks.pop_callback" if name in ("remove", "pop", "clear") else "add_callback"
+            hint = f" Call trainer.{use}(callback)." if hasattr(list, name) else ""
+            raise AttributeError(f"CallbackList has no attribute {name!r}.{hint}", name=name, obj=self)
 
     def __len__(self) -> int:
         return len(self._callbacks)
