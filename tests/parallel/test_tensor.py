@@ -13,6 +13,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from tests.parallel.test_tensor_plan import proposal
 from tests.ranks import on_ranks
 from trainwright.models import GPTTextGeneration, GPTTextGenerationConfig
+from trainwright.parallel.tensor_plan import PlanError, check_plan, tensor_plan
 
 STEPS = 3
 
@@ -150,7 +151,8 @@ def sharded(model: nn.Module, plan: Mapping[str, str] | None = None, **settings:
     from trainwright.parallel.tensor_plan import check_plan, tensor_plan
 
     mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),), mesh_dim_names=("tp",))
-    words = check_plan(model, plan or tensor_plan(model), mesh.size())
+    is_sequence = settings.get("sequence_parallel", False)
+    words = check_plan(model, plan or tensor_plan(model), mesh.size(), sequence_parallel=is_sequence)
     shard_tensors(model, mesh, words, **settings)
     return model
 
@@ -219,6 +221,15 @@ CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], dict[str, Any]]]
     "bert": (bert, {}, {}),
     "own plan": (Gated, {}, {}),
     "llama, tied": (lambda: of_transformers("Llama", tie_word_embeddings=True), {}, {}),
+    "llama, sequence": (lambda: of_transformers("Llama"), {"sequence_parallel": True}, {"steps": 8}),
+    "llama, tied, sequence, recompute": (
+        lambda: of_transformers("Llama", tie_word_embeddings=True),
+        {"sequence_parallel": True},
+        {"recompute": True},
+    ),
+    "qwen3, sequence": (lambda: of_transformers("Qwen3"), {"sequence_parallel": True}, {"accumulation": 2}),
+    "mistral, sequence": (lambda: of_transformers("Mistral", sliding_window=4), {"sequence_parallel": True}, {}),
+    "qwen2, sequence": (lambda: of_transformers("Qwen2"), {"sequence_parallel": True}, {}),
     "mixtral": (lambda: of_transformers("Mixtral", num_local_experts=4, output_router_logits=True), {}, {"steps": 8}),
     "qwen3 moe, frozen router": (lambda: frozen_routers("Qwen3Moe", num_experts=4, num_experts_per_tok=2), {}, {}),
     **{kind: (partial(with_proposed_plan, kind), {}, {}) for kind in WITHOUT_PLAN},
@@ -231,7 +242,13 @@ def differences(names: list[str]) -> dict[str, float]:
 
 
 SAMPLED = ["gpt", "sequence parallel, recompute", "accumulation, fused", "bfloat16", "own plan", "llama, tied"]
-SAMPLED += ["mixtral", "T5ForConditionalGeneration, attention", "GPT2LMHeadModel"]
+SAMPLED += [
+    "mixtral",
+    "llama, tied, sequence, recompute",
+    "qwen3, sequence",
+    "T5ForConditionalGeneration, attention",
+    "GPT2LMHeadModel",
+]
 
 
 @pytest.mark.parametrize("names", [SAMPLED, pytest.param([*CASES], marks=pytest.mark.exhaustive)], ids=len)
@@ -247,6 +264,20 @@ def test_two_processes_train_as_one(names: list[str]) -> None:
 def test_four_processes_train_as_one() -> None:
     for found in on_ranks(differences, ["gpt", "sequence parallel"], world_size=4, timeout=120):
         assert max(found.values()) < 1e-5, found
+
+
+def test_sequence_parallel_knows_the_blocks_of_transformers() -> None:
+    pytest.importorskip("transformers")
+    for kind in ("Llama", "Mistral", "Qwen2", "Qwen3"):
+        model = of_transformers(kind)
+        words = check_plan(model, tensor_plan(model), 2, sequence_parallel=True)
+        assert words["model.layers.0"] == "sequence_input"
+        norms = {name for name, word in words.items() if word == "norm"}
+        assert norms == {name for name, _ in model.named_modules() if name.endswith("norm") and "self_attn" not in name}
+    for kind in ("Mixtral", "Gemma2", "Olmo2"):
+        model = of_transformers(kind)
+        with pytest.raises(PlanError, match="whose blocks consist of self_attn and a dense mlp, each after a norm"):
+            check_plan(model, tensor_plan(model), 2, sequence_parallel=True)
 
 
 class Unlisted(Gated):

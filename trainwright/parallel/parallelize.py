@@ -144,6 +144,11 @@ def _words_of_checked(model: nn.Module, mesh: Mesh, *, is_one_unit: bool) -> dic
             check_adapters(model, f"{setting} parallel")
     if layout.tensor > 1:
         words = check_plan(model, tensor_plan(model), layout.tensor, sequence_parallel=layout.sequence_parallel)
+        if layout.pipeline > 1 and "sequence_input" in words.values():
+            raise ConfigError(
+                f"sequence_parallel: the stages of {type(model).__name__} take complete texts. Set it to False, or"
+                " pipeline_parallel_size to 1."
+            )
     for parameter in model.parameters():  # a DTensor's state would have other strides
         if not parameter.is_contiguous():
             parameter.data = parameter.data.contiguous()

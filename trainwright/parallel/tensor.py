@@ -27,7 +27,9 @@ from trainwright.parallel.tensor_plan import CUTS, HEADS, is_transposed, tied_na
 _PART_OF_TOKENS = Shard(1)  # of (B, L, D)
 
 # The words of modules whose output another module of the plan takes; gradients of gradients are found there.
-_KEEP_APART = frozenset({"colwise", "colwise_by_head", "replicated", "norm", "head_norm", "sequence_begin"})
+_KEEP_APART = frozenset(
+    {"colwise", "colwise_by_head", "replicated", "norm", "head_norm", "sequence_begin", "sequence_input"}
+)
 
 
 def shard_tensors(
@@ -97,6 +99,7 @@ def _styles(
         "norm": (partial(Replicated, output=tokens, sums_gradients=sequence_parallel), None),
         "head_norm": (partial(Replicated, sums_gradients=True), None),
         "sequence_begin": (Split if sequence_parallel else Replicated, None),
+        "sequence_input": (partial(Split, of_input=True) if sequence_parallel else Replicated, None),
         "experts": (Experts, None),
     }
 
@@ -335,12 +338,15 @@ def _let_use_parameters(module: nn.Module, children: list[nn.Module]) -> None:
 
 
 class Split(ParallelStyle):
-    """From the output of the module on, each process has a part of the tokens."""
+    """From the output of the module on (``of_input``: its first input), each process has a part of the tokens."""
+
+    def __init__(self, *, of_input: bool = False) -> None:
+        self._of_input = of_input
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         size = device_mesh.size()
 
-        def split(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        def split(output: Tensor) -> Tensor:
             if output.shape[1] % size:  # torch would end the process
                 raise ConfigError(
                     f"sequence parallel: a batch has {output.shape[1]} tokens, which {size} (tensor_parallel_size) does"
@@ -350,7 +356,10 @@ class Split(ParallelStyle):
             part: Tensor = whole.redistribute(placements=[_PART_OF_TOKENS]).to_local()
             return part
 
-        module.register_forward_hook(split)
+        if self._of_input:
+            module.register_forward_pre_hook(lambda module, inputs: (split(inputs[0]), *inputs[1:]))
+        else:
+            module.register_forward_hook(lambda module, inputs, output: split(output))
         return module
 
 

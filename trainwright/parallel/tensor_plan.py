@@ -48,6 +48,7 @@ WHOLE = {
     "head_norm": "a norm of each head's features, between colwise and rowwise modules",
     "own_heads": "an attention module: its number of heads becomes that of the process",
     "sequence_begin": "with sequence parallel, from its output on each process has a part of the tokens, up to a norm",
+    "sequence_input": "the same, from its input on: the first block",
 }
 WORDS = [*CUTS, *WHOLE, EXPERTS]
 # The words of transformers that are other words here.
@@ -145,6 +146,8 @@ def check_plan(
         PlanError: the plan does not fit the model, or its sizes do not divide by ``size``; lists all faults.
     """
     modules, faults = dict(model.named_modules(remove_duplicate=False)), list[str]()  # also of a shared module
+    if sequence_parallel:
+        plan = {**dict(_sequence_words(model, plan)), **plan}
     words: dict[str, str] = {}
     patterns: dict[str, str] = {}
     for pattern, word in plan.items():
@@ -164,10 +167,12 @@ def check_plan(
             pattern = patterns.get(name, name)
             faults += _module_faults(pattern, modules[name], word, size, is_own=is_own and name in patterns)
     faults += chain(of_adapters, _complete_ties(model, modules, words))
-    if sequence_parallel and not {"sequence_begin", "norm"} <= {*words.values()}:
+    begins = {"sequence_begin", "sequence_input"} & {*words.values()}
+    if sequence_parallel and not (begins and "norm" in words.values()):
+        of_transformers = "" if is_own else f" Of transformers, models have them whose {_NORMED_BLOCKS}."
         faults.append(
-            'sequence parallel needs modules with the styles "sequence_begin" and "norm" in the plan.'
-            " Set sequence_parallel=False."
+            'sequence parallel needs modules with the styles "sequence_begin" (or "sequence_input") and "norm" in the'
+            f" plan.{of_transformers} Set sequence_parallel=False."
         )
     if faults:
         kind = type(without_adapters(model)[0]).__name__
@@ -209,6 +214,31 @@ def _translated(module: Any) -> Iterator[tuple[str, str]]:
             )
         else:
             yield pattern, word
+
+
+# The parts of a block of transformers that adds the results of attention and of dense layers to its input, each after a
+# norm of it. All other values of the block have a part of the features or the tokens.
+_PARTS_OF_BLOCK = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+_LAST_LAYERS = ("self_attn.o_proj", "mlp.down_proj")
+_NORMED_BLOCKS = (
+    "blocks consist of self_attn and a dense mlp, each after a norm (input_layernorm, post_attention_layernorm), with a"
+    " norm behind the last one, as those of Llama, Mistral, Qwen2 and Qwen3"
+)
+
+
+def _sequence_words(model: nn.Module, plan: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """What sequence parallel adds to the plans of transformers, for models with blocks like those of Llama."""
+    for name, module in model.named_modules():
+        blocks, prefix = getattr(module, "layers", None), f"{name}." if name else ""
+        if not (_is_transformers(module) and isinstance(blocks, nn.ModuleList) and hasattr(module, "norm")):
+            continue
+        parts = {part for block in blocks for part, _ in block.named_children()}
+        last = [f"{prefix}layers.0.{layer}" for layer in _LAST_LAYERS]
+        are_rowwise = [any(_matches(one, at) and word == "rowwise" for at, word in plan.items()) for one in last]
+        if parts == _PARTS_OF_BLOCK and all(are_rowwise):
+            yield f"{prefix}layers.0", "sequence_input"
+            yield f"{prefix}layers.*.*_layernorm", "norm"
+            yield f"{prefix}norm", "norm"
 
 
 def _is_transformers(module: nn.Module) -> bool:
