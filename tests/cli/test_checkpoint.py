@@ -407,3 +407,31 @@ def test_no_command_loads_torch_except_deep(run_python: Callable, run: Path) -> 
         "    assert not {'torch', 'numpy', 'pydantic', 'hydra'} & set(sys.modules), arguments\n"
     )
     run_python("-c", code, cwd=run, fresh=True)
+
+
+def test_a_mirror_is_listed_and_verified(tmp_path: Path, checkpoint: Command) -> None:
+    url, model = f"file://{tmp_path}/mirror", nn.Linear(4, 2)
+    saved = Checkpointer(model, tmp_path / "run", mirror=url)
+    for iteration in range(2):
+        saved.save(f"model_{iteration:07d}", iteration=iteration)
+        saved.wait()
+        saved.mirror._background.wait()  # type: ignore[union-attr]
+    saved.save("model_best", tag_last=False, iteration=1, accuracy=0.5)
+    saved.close()
+    out, _ = checkpoint("list", url)
+    assert out.startswith(f"{url}: 3 checkpoints")
+    assert [line.split()[0] for line in out.splitlines() if "a resume uses" in line] == ["model_0000001"]
+    out, _ = checkpoint("verify", url)
+    assert out.count("complete (2 files") == 3
+    assert len(json.loads(checkpoint("verify", url, "--json")[0])) == 3
+
+    (newest,) = (tmp_path / "mirror").glob("model_0000001.*")
+    content = (newest / "model.safetensors").read_bytes()
+    (newest / "model.safetensors").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    checkpoint("list", url)
+    out, _ = checkpoint("verify", url, code=1)
+    assert "model_0000001: BAD: model.safetensors has checksum" in out
+    (newest / "model.safetensors").unlink()
+    assert "model.safetensors is missing" in checkpoint("list", url, code=1)[0]
+    assert "takes a folder" in checkpoint("show", url, code=2)[1]
+    assert "contains no checkpoint" in checkpoint("verify", f"file://{tmp_path}/nothing", code=2)[1]

@@ -15,8 +15,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import xxhash
-
 from trainwright.base import dist
 from trainwright.base.dist import raised_together
 from trainwright.base.errors import ConfigError
@@ -44,7 +42,16 @@ from trainwright.checkpoint.folder import (
     write_pointer,
 )
 from trainwright.checkpoint.manifest import FOR_PEOPLE, MANIFEST_NAME, FileEntry, Manifest, read_manifest
-from trainwright.checkpoint.mirror_index import Copied, Index, image_of, is_place, kept_in, place_of, read_index
+from trainwright.checkpoint.mirror_index import (
+    Copied,
+    Index,
+    entry_of,
+    image_of,
+    is_place,
+    kept_in,
+    place_of,
+    read_index,
+)
 from trainwright.checkpoint.mirror_store import PROBE, MissingObjectError, Store, StoreError
 from trainwright.checkpoint.saving import Background, Committed, remove_unlinked
 from trainwright.checkpoint.sharded_saving import Exchange
@@ -285,7 +292,7 @@ class Mirror:
     def _checked(self, one: Copied, name: str) -> bytes:
         """The content of a file of the run."""
         content = self.store.read(f"{one.run_place}/{name}")
-        if _entry(content) != one.run_files[name]:
+        if entry_of(content) != one.run_files[name]:
             raise CheckpointError(f"{one.run_place}/{name} is damaged")
         return content
 
@@ -382,7 +389,7 @@ class Mirror:
             return ""
         self._refresh()
         text = (folder / MANIFEST_NAME).read_bytes()
-        key = _entry(text).xxh3_128
+        key = entry_of(text).xxh3_128
         known = self._index.find(key)
         if known is not None:
             return f"{_COPIED}{known.place}"
@@ -405,7 +412,7 @@ class Mirror:
         for one in index.checkpoints:
             if one.key not in self._manifests:
                 text = self.store.read(f"{one.place}/{MANIFEST_NAME}")
-                if _entry(text) != one.manifest:
+                if entry_of(text) != one.manifest:
                     raise CheckpointError(f"{self.store.shown}/{one.place}/{MANIFEST_NAME}: is damaged.")
                 self._manifests[one.key] = text
 
@@ -458,7 +465,7 @@ class Mirror:
             run_place, run_files = self._copy_run_files(place)
             self.store.write(f"{place}/{MANIFEST_NAME}", text)
             self._check_sizes(place, save.committed.manifest)
-            known = Copied(place, self._named(folder), _entry(text), run_files, run_place)
+            known = Copied(place, self._named(folder), entry_of(text), run_files, run_place)
         self._publish(self._next_index(known, save.prune))
         return place
 
@@ -485,7 +492,7 @@ class Mirror:
                     continue
                 content = path.read_bytes()
                 self.store.write(f"{run_place}/{name}", content)
-                files[name] = _entry(content)
+                files[name] = entry_of(content)
         return run_place, files
 
     def _copy_last_run_files(self) -> None:
@@ -498,7 +505,7 @@ class Mirror:
         if newest is None:
             return
         try:
-            now = {name: _entry((self._folder / name).read_bytes()) for name in newest.run_files}
+            now = {name: entry_of((self._folder / name).read_bytes()) for name in newest.run_files}
             if now == newest.run_files:
                 return
             run_place, run_files = self._copy_run_files(newest.place)
@@ -580,14 +587,10 @@ def _megabytes(num_bytes: int) -> str:
     return f"{num_bytes / 1e6:,.1f} MB"
 
 
-def _entry(content: bytes) -> FileEntry:
-    return FileEntry(len(content), xxhash.xxh3_128_hexdigest(content))
-
-
 def _key_of(path: Path) -> str | None:
     """The key of a checkpoint; None if it cannot be read."""
     try:
-        return _entry((path / MANIFEST_NAME).read_bytes()).xxh3_128
+        return entry_of((path / MANIFEST_NAME).read_bytes()).xxh3_128
     except OSError:
         return None
 

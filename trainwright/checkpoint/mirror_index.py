@@ -123,6 +123,11 @@ def _entry(content: Mapping[str, Any]) -> FileEntry:
     return FileEntry(int(content["bytes"]), str(content["xxh3_128"]))
 
 
+def entry_of(content: bytes) -> FileEntry:
+    """Size and checksum of a content."""
+    return FileEntry(len(content), xxhash.xxh3_128_hexdigest(content))
+
+
 def is_place(name: str) -> bool:
     """Whether a folder in a mirror has a name that :func:`place_of` makes."""
     return _PLACE.fullmatch(name) is not None

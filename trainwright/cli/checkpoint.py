@@ -1,6 +1,7 @@
 """Inspect and export checkpoints: ``trainwright checkpoint list|show|verify|export PATH``.
 
-All but ``export`` are read-only; torch is used only for ``export`` and ``--deep``.
+All but ``export`` are read-only; torch is used only for ``export`` and ``--deep``. ``list`` and ``verify`` also take
+the URL of a mirror.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from trainwright.base.files import read_regular
 from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.folder import POINTER_NAME, WEIGHTS_NAME, is_checkpoint
 from trainwright.checkpoint.manifest import MANIFEST_NAME
+from trainwright.checkpoint.mirror_store import shown_url
 from trainwright.checkpoint.shard_index import INDEX_NAME, Index, read_index
 from trainwright.checkpoint.verify import (
     CheckpointReport,
@@ -128,7 +130,7 @@ _EPILOG = "exit code: 0 all complete, 1 some incomplete or damaged, 2 wrong path
 
 def main(argv: Sequence[str]) -> int:
     args = parser().parse_args(argv)
-    return int(args.run(_existing(args.path), args))
+    return int(args.run(args.path if "://" in args.path else _existing(args.path), args))
 
 
 def parser() -> CommandsParser:
@@ -147,19 +149,20 @@ def parser() -> CommandsParser:
     text = "a new folder; by default NAME-export in the working folder, with the name of PATH"
     export.add_argument("--output", metavar="FOLDER", type=Path, help=text)
     for one in (listing, verify, export):
-        one.add_argument("path", metavar="PATH", help="the folder of a run, or one checkpoint")
+        also = "; or the URL of a mirror" if one in (listing, verify) else ""
+        one.add_argument("path", metavar="PATH", help=f"the folder of a run, or one checkpoint{also}")
     for one in (listing, show, verify, export):
         one.add_common("json")
     return commands
 
 
-def _list(folder: Path, args: argparse.Namespace) -> int:
-    if _is_one(folder):
+def _list(folder: Path | str, args: argparse.Namespace) -> int:
+    if isinstance(folder, Path) and _is_one(folder):
         raise ConfigError(f"{folder}: is one checkpoint: use `trainwright checkpoint show {folder}`.")
-    found = inspect_folders(folder, contents=args.verify)
+    found = _folders(folder, contents=args.verify)
     facts = [
         {
-            "folder": str(place.folder),
+            "folder": _title(place, folder),
             "checkpoints": [_facts(entry) for entry in place.found],
             "resume": None if place.resumed is None else place.resumed.path.name,
             POINTER_NAME: place.last,
@@ -167,13 +170,33 @@ def _list(folder: Path, args: argparse.Namespace) -> int:
         }
         for place in found
     ]
-    lines = [line for place in found for line in _place_lines(place)]
+    lines = [line for place in found for line in _place_lines(place, folder)]
     print_found(facts, lines or [f"{folder}: no checkpoints."], as_json=args.json)
     are_complete = (not place.pointer_fault and all(entry.is_complete for entry in place.found) for place in found)
     return COMPLETE if all(are_complete) else FAULTY
 
 
-def _show(folder: Path, args: argparse.Namespace) -> int:
+def _folders(folder: Path | str, *, contents: bool, deep: bool = False) -> list[FolderReport]:
+    """The folders of checkpoints of a run, or its mirror."""
+    if isinstance(folder, Path):
+        return inspect_folders(folder, contents=contents, deep=deep)
+    if deep:
+        raise ConfigError(f"--deep: not for a mirror. Download {shown_url(folder)}, and verify the folder.")
+    from trainwright.checkpoint.mirror_report import inspect_mirror
+
+    return [inspect_mirror(folder, contents=contents, setting="PATH")]
+
+
+def _of_folder(folder: Path | str, command: str) -> Path:
+    if isinstance(folder, str):
+        raise ConfigError(
+            f"{shown_url(folder)}: `trainwright checkpoint {command}` takes a folder; list and verify, a URL too."
+        )
+    return folder
+
+
+def _show(folder: Path | str, args: argparse.Namespace) -> int:
+    folder = _of_folder(folder, "show")
     if not _is_one(folder):
         names = [str(path) for path in checkpoint_paths(folder)]
         hint = f" It contains checkpoints: pass one of them, such as {names[-1]}." if names else ""
@@ -184,11 +207,11 @@ def _show(folder: Path, args: argparse.Namespace) -> int:
     return FAULTY if facts["faults"] else COMPLETE
 
 
-def _verify(folder: Path, args: argparse.Namespace) -> int:
-    if _is_one(folder):
+def _verify(folder: Path | str, args: argparse.Namespace) -> int:
+    if isinstance(folder, Path) and _is_one(folder):
         found, pointer_faults = [inspect_checkpoint(folder, deep=args.deep)], {}
     else:
-        in_places = inspect_folders(folder, deep=args.deep)
+        in_places = _folders(folder, contents=True, deep=args.deep)
         found = [entry for place in in_places for entry in place.found]
         pointer_faults = {place.folder / POINTER_NAME: place.pointer_fault for place in in_places}
         pointer_faults = {path: fault for path, fault in pointer_faults.items() if fault}
@@ -203,7 +226,8 @@ def _verify(folder: Path, args: argparse.Namespace) -> int:
     return COMPLETE if all(entry.is_complete for entry in found) and not pointer_faults else FAULTY
 
 
-def _export(path: Path, args: argparse.Namespace) -> int:
+def _export(path: Path | str, args: argparse.Namespace) -> int:
+    path = _of_folder(path, "export")
     from trainwright.checkpoint.export import export_weights
 
     resumed = [] if _is_one(path) else [place.resumed.path for place in inspect_folders(path) if place.resumed]
@@ -236,7 +260,11 @@ def _is_one(path: Path) -> bool:
     return is_checkpoint(path) or not path.exists()
 
 
-def _place_lines(place: FolderReport) -> list[str]:
+def _title(place: FolderReport, asked: Path | str) -> str:
+    return str(place.folder) if isinstance(asked, Path) else shown_url(asked)
+
+
+def _place_lines(place: FolderReport, folder: Path | str) -> list[str]:
     rows = [["name", "iteration", "saved at", "size", "ranks", "complete", ""]]
     for entry in place.found:
         manifest = entry.manifest
@@ -246,7 +274,7 @@ def _place_lines(place: FolderReport) -> list[str]:
         notes += ["<- a resume uses this one"] if entry is place.resumed else []
         facts = [iteration, local_time(entry.saved_at), size(entry.size_bytes), ranks]
         rows.append([shown(entry.path.name), *facts, "yes" if entry.is_complete else "NO", shown("  ".join(notes))])
-    lines = [f"{shown(place.folder)}: {counted(len(place.found), 'checkpoint', 'checkpoints')}"]
+    lines = [f"{shown(_title(place, folder))}: {counted(len(place.found), 'checkpoint', 'checkpoints')}"]
     lines += table(rows, right={1, 3, 4}) if place.found else []
     lines += [f"  {shown(entry.path.name)}: {shown(fault)}" for entry in place.found for fault in entry.faults]
     if place.pointer_fault:
