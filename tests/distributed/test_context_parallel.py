@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Subset
+from torch.utils.data import DataLoader, Subset
 
 from tests.distributed.layout_runs import Record, Texts, UnsavedTrainer, file_config
 from tests.distributed.layout_runs import settings as settings_of
@@ -208,7 +208,8 @@ def refusals(folder: Path) -> list[str]:
     def message(model: nn.Module, data: Any, kind: type[Trainer] = Trainer, **settings: Any) -> str:
         config = settings_of(folder, batch_size=4, save_enabled=False, context_parallel_size=2, **settings)
         with pytest.raises(ConfigError) as raised:
-            kind(model, config, train_dataset=data).train()
+            given = {"train_dataloader" if isinstance(data, DataLoader) else "train_dataset": data}
+            kind(model, config, **given).train()
         return str(raised.value)
 
     def with_fields(**changes: Any) -> Samples:
@@ -235,7 +236,8 @@ def refusals(folder: Path) -> list[str]:
         message(gpt(), with_fields(position_ids=rows[:, :3])),
         message(masked, texts("gpt", 8)),
         message(of_transformers("Llama", attn_implementation="eager"), texts("Llama", 8)),
-        message(gpt(), Samples(token_ids=(rows + torch.distributed.get_rank()) % 33, labels=rows)),
+        # A loader of the user's own: the data of others are compared before the first step.
+        message(gpt(), DataLoader(Samples(token_ids=(rows + torch.distributed.get_rank()) % 33, labels=rows), 4)),
     ]
 
 

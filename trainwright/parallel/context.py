@@ -65,7 +65,9 @@ def split_attention(model: nn.Module, mesh: Mesh, *, compiles_blocks: bool = Fal
             attention.is_on = attention.was_on
 
     for block in repeated_blocks(model):
-        replace_forward(block, functools.partial(_attending, attention))
+        # A layer of transformers recomputes what is within its forward, so the attention is replaced there.
+        for part in block.children() if hasattr(block, "gradient_checkpointing") else [block]:
+            replace_forward(part, functools.partial(_attending, attention))
     model.register_forward_pre_hook(begin, with_kwargs=True)
     model.register_forward_hook(end)
 
@@ -149,11 +151,14 @@ class _OverHeads(TorchFunctionMode):
 
     def _exchanged(self, tensor: Tensor, divided: int, to_divide: int) -> Tensor:
         """The tensor that is divided along another dimension: an all-to-all, in the backward pass too."""
-        from torch.distributed.tensor import DTensor, Shard
+        from torch.distributed import _functional_collectives as collectives
 
-        parts = DTensor.from_local(tensor, self._mesh, [Shard(divided)], run_check=False)
-        moved: Tensor = parts.redistribute(placements=[Shard(to_divide)]).to_local()
-        return moved
+        # Not DTensor's redistribution, which gathers complete tensors on the CPU, and whose results are not kept by a
+        # selective recomputation.
+        sizes = [1] * self._mesh.size()
+        parts = torch.stack(tensor.chunk(len(sizes), to_divide))  # by the process that gets them
+        moved = collectives.all_to_all_single_autograd(parts, sizes, sizes, self._mesh.get_group())
+        return torch.cat([*moved.unbind()], divided)
 
 
 def longest_texts(model: nn.Module) -> dict[str, int]:

@@ -3,8 +3,8 @@
 Less memory for more computation (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"); the numbers do
 not change: the second computation starts from the buffers of the first one, and leaves the current ones as they are.
 Selective: results of matrix products and of attention, which take longest to compute, are kept (Korthikanti et al.
-2022, "Reducing Activation Recomputation in Large Transformer Models"). Offloaded: the inputs of the blocks wait in host
-memory.
+2022, "Reducing Activation Recomputation in Large Transformer Models"), and those of exchanges between processes.
+Offloaded: the inputs of the blocks wait in host memory.
 """
 
 import contextlib
@@ -32,13 +32,15 @@ _SMALL = 2**20  # bytes of a buffer
 # Operations of torch whose results a selective recomputation keeps, where this torch has them.
 _ATTENTIONS = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
 _KEPT = ("mm", "addmm", "bmm", "baddbmm", "convolution", *(f"_scaled_dot_product_{name}" for name in _ATTENTIONS))
+# Of exchanges: of tensor, expert and context parallel. An all-gather is repeated: its result is larger than its input.
+_KEPT_EXCHANGES = ("all_reduce", "reduce_scatter_tensor", "all_to_all_single")
 
 
 def recompute_blocks(model: nn.Module, which: _Which = True) -> list[str]:
     """Recompute the model's repeated blocks in the backward pass; returns the names of these blocks.
 
-    ``which``: True recomputes all of them, "selective" keeps the results of matrix products and attention, "offload"
-    keeps the inputs of the blocks in host memory.
+    ``which``: True recomputes all of them, "selective" keeps the results of matrix products, attention and exchanges,
+    "offload" keeps the inputs of the blocks in host memory.
 
     A model with a method ``set_activation_checkpoint`` decides itself: it may do the work, or return the modules to
     recompute. Models of transformers and timm have their own method, whose name is returned; timm's changes buffers
@@ -106,8 +108,21 @@ def replace_forward(block: nn.Module, wrap: Callable[[Callable[..., Any]], Calla
     """Replace the method of this one object. It is a method still, so that a copy computes with its own weights."""
     own: Any = vars(block).get("forward")
     called = lambda _, *args, **named: own(*args, **named)  # noqa: E731  # a function that is not the block's method
-    function = type(block).forward if own is None else getattr(own, "__func__", called)
+    function = _of_class(block) if own is None else getattr(own, "__func__", called)
     block.forward = MethodType(wrap(function), block)
+
+
+def _of_class(block: nn.Module) -> Callable[..., Any]:
+    """The ``forward`` of a block's class, which FSDP2 changes: in transformers that of the latest class recomputes."""
+    forward = type(block).forward
+    if not hasattr(block, "gradient_checkpointing"):  # a layer of transformers
+        return forward
+
+    @functools.wraps(forward)
+    def call(self: nn.Module, *args: Any, **named: Any) -> Any:
+        return type(self).forward(self, *args, **named)
+
+    return call
 
 
 def _has_state(model: nn.Module) -> bool:
@@ -155,7 +170,8 @@ def _options(which: _Which, has_buffers: bool = False) -> dict[str, Any]:
 
 
 def _keep_products() -> _Contexts:
-    found = (getattr(torch.ops.aten, name, None) for name in _KEPT)
+    found = [getattr(torch.ops.aten, name, None) for name in _KEPT]
+    found += [getattr(torch.ops._c10d_functional, name, None) for name in _KEPT_EXCHANGES]
     make: Any = create_selective_checkpoint_contexts
     contexts: _Contexts = make([one.default for one in found if one is not None])
     return contexts
