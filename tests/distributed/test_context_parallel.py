@@ -207,8 +207,8 @@ class Shifting(Trainer):
 def refusals(folder: Path) -> list[str]:
     def message(model: nn.Module, data: Any, kind: type[Trainer] = Trainer, **settings: Any) -> str:
         config = settings_of(folder, batch_size=4, save_enabled=False, context_parallel_size=2, **settings)
+        given = {"train_dataloader" if isinstance(data, DataLoader) else "train_dataset": data}
         with pytest.raises(ConfigError) as raised:
-            given = {"train_dataloader" if isinstance(data, DataLoader) else "train_dataset": data}
             kind(model, config, **given).train()
         return str(raised.value)
 

@@ -11,6 +11,7 @@ from tests.toys import quiet
 from trainwright import Trainer
 from trainwright.base.dist import get_rank
 from trainwright.data import ColumnDataset
+from trainwright.engine import gradient_sync
 from trainwright.engine.gradient_sync import Replica, average_gradients
 from trainwright.hooks import CallbackHook
 
@@ -165,3 +166,84 @@ def test_with_a_step_of_the_users_the_first_ranks_buffers_are_sent_before_each_u
     for rank in range(2):
         torch.testing.assert_close(torch.tensor(found[rank]), torch.tensor(expected[rank]), rtol=1e-5, atol=1e-5)
     assert expected[0] != expected[1]  # each process has added its own batch since
+
+
+class Pair(nn.Module):
+    """Two networks of 20 parameters each, and two losses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two = (nn.Sequential(*(nn.Linear(6, 6) for _ in range(10))) for _ in range(2))
+
+    def forward(self, inputs: Tensor) -> dict[str, Tensor]:
+        one = self.one(inputs)
+        return {"one": one.square().mean(), "two": self.two(one.detach()).abs().mean()}
+
+
+class InTurn(Trainer):
+    """Steps each optimizer on its loss."""
+
+    def train_step(self, model: Any, inputs: Any) -> dict[str, Tensor]:
+        losses: dict[str, Tensor] = {}
+        for name in ("one", "two"):
+            with self.toggled(self.optimizers[name]):
+                losses[name] = model(inputs["inputs"])[name]
+                self.backward(losses[name])
+                self.step(self.optimizers[name])
+        return {"step_loss": sum(losses.values())}  # type: ignore[dict-item]
+
+
+def trained_in_turn(folder: Path) -> tuple[int, list[Tensor]]:
+    """The all-reduces of floats in an update, and the weights after four updates of 8 samples of all ranks."""
+    model, world = Pair(), torch.distributed.is_initialized()
+    optimizers = {name: torch.optim.SGD(getattr(model, name).parameters(), lr=0.1) for name in ("one", "two")}
+    size = 4 if world else 8
+    config = quiet(folder, batch_size=size, num_epochs=1, metrics=None, dataloader_shuffle=False)
+    trainer = InTurn(model, config, ColumnDataset(inputs=INPUTS.reshape(32, 6)), optimizers=optimizers)
+    calls, before = [0], torch.distributed.all_reduce
+
+    def counted(tensor: Tensor, *args: Any, **named: Any) -> Any:
+        calls[0] += tensor.is_floating_point() and tensor.numel() >= 6 * 7  # others are logged values
+        return before(tensor, *args, **named)
+
+    torch.distributed.all_reduce = counted
+    try:
+        trainer.train()
+    finally:
+        torch.distributed.all_reduce = before
+    return calls[0], [p.detach().clone() for p in model.parameters()]
+
+
+def in_small_buckets(folder: Path) -> tuple[int, list[Tensor]]:
+    gradient_sync.BUCKET_BYTES = 4 * 6 * 7 * 3  # three layers
+    return trained_in_turn(folder)
+
+
+def test_several_optimizers_of_an_own_step_average_their_gradients_in_buckets(tmp_path: Path) -> None:
+    _, expected = trained_in_turn(tmp_path)
+    for function, calls in ((trained_in_turn, 4 * 2), (in_small_buckets, 4 * 2 * 4)):
+        for number, weights in on_ranks(function, tmp_path / str(calls)):
+            assert number == calls  # one for each optimizer and update, not one for each parameter
+            for one, other in zip(weights, expected, strict=True):
+                assert torch.allclose(one, other, rtol=0, atol=1e-6)
+
+
+def mixed_gradients() -> list[Any]:
+    rank = get_rank()
+    kinds = [torch.float32, torch.float64, torch.float32, torch.bfloat16]
+    parameters = [nn.Parameter(torch.zeros(2, 3, dtype=kind)) for kind in kinds]
+    for number, parameter in enumerate(parameters):
+        parameter.grad = torch.full((2, 3), number + 2.0 * rank, dtype=parameter.dtype)
+    parameters[2].grad = torch.arange(6.0).reshape(3, 2).T * (1 + rank)  # another order in memory
+    sparse = nn.Parameter(torch.zeros(3, 1))
+    sparse.grad = torch.sparse_coo_tensor(torch.tensor([[rank]]), torch.ones(1, 1), (3, 1))
+    average_gradients([*parameters, sparse, nn.Parameter(torch.tensor(0.0))])
+    return [p.grad.to_dense().tolist() for p in (*parameters, sparse) if p.grad is not None]
+
+
+def test_gradients_of_several_types_are_averaged() -> None:
+    for first, second, third, fourth, sparse in on_ranks(mixed_gradients):
+        assert (first, second, fourth) == ([[1.0] * 3] * 2, [[2.0] * 3] * 2, [[4.0] * 3] * 2)
+        assert third == [[0.0, 3.0, 6.0], [1.5, 4.5, 7.5]]
+        assert sparse == [[0.5], [0.5], [0.0]]

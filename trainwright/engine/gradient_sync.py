@@ -1,7 +1,7 @@
 """Gradient synchronization: wraps the model of one of several processes, so that gradients are averaged."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -33,6 +33,7 @@ from trainwright.parallel.pipeline import Pipeline, pipeline_of
 from trainwright.parallel.sharding import ShardedGradients, explain_parts, fsdp_modules, is_sharded
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
+BUCKET_BYTES = 25 * 2**20  # as those of torch's DistributedDataParallel
 
 
 class Replica:
@@ -301,13 +302,62 @@ def average_gradients(parameters: Iterable[Tensor]) -> bool:
         parameters = [parameter for parameter in parameters if not is_sharded(parameter)]
     missing = [parameter.grad is None for parameter in parameters]
     found = ranks.largest(*missing, *(not one for one in missing), group=get_data_parallel_group())
+    gradients = list[Tensor]()
     for parameter, is_anywhere in zip(parameters, found[len(missing) :], strict=True):
         if is_anywhere:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            parameter.grad /= get_averaging_size()
-            reduce_over_data(parameter.grad)
+            gradients.append(parameter.grad)
+    if get_averaging_size() > 1:
+        _average(gradients)
     return not any(found[: len(missing)])
+
+
+@torch.no_grad()
+def _average(gradients: Iterable[Tensor]) -> None:
+    """Average tensors over the data ranks in place, many of them in one exchange.
+
+    While one bucket is exchanged, the next one is put together.
+    """
+    sent: tuple[list[Tensor], Tensor, Any] | None = None
+    for bucket in _buckets(gradients):
+        if not _may_be_joined(bucket[0]):
+            bucket[0] /= get_averaging_size()
+            reduce_over_data(bucket[0])
+            continue
+        flat = torch.cat([gradient.reshape(-1) for gradient in bucket]) / get_averaging_size()
+        following = bucket, flat, ranks.start_sum_over_data(flat)
+        if sent is not None:
+            _receive(*sent)
+        sent = following
+    if sent is not None:
+        _receive(*sent)
+
+
+def _receive(bucket: Sequence[Tensor], flat: Tensor, work: Any) -> None:
+    work.wait()
+    parts = torch.split(flat, [gradient.numel() for gradient in bucket])
+    for gradient, part in zip(bucket, parts, strict=True):
+        gradient.copy_(part.view(gradient.shape))
+
+
+def _buckets(gradients: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Lists of tensors of one type and device, of 25 MiB or of one tensor that is larger."""
+    open_ones: dict[Any, list[Tensor]] = {}
+    for gradient in gradients:
+        if not _may_be_joined(gradient):
+            yield [gradient]
+            continue
+        bucket = open_ones.setdefault((gradient.dtype, gradient.device), [])
+        if bucket and sum(one.nbytes for one in bucket) + gradient.nbytes > BUCKET_BYTES:
+            yield bucket
+            bucket = open_ones[gradient.dtype, gradient.device] = []
+        bucket.append(gradient)
+    yield from open_ones.values()
+
+
+def _may_be_joined(gradient: Tensor) -> bool:
+    return type(gradient) in (Tensor, nn.Parameter) and gradient.layout is torch.strided
 
 
 class UsedParameters:
