@@ -184,6 +184,23 @@ def test_the_pooler_of_a_base_model_counts_as_head_and_old_names_of_norms_are_kn
     assert init_weights(model, tmp_path) == left
 
 
+def test_a_model_for_a_task_without_a_base_model_in_it_has_a_head_too(tmp_path: Path) -> None:
+    import transformers as hf
+
+    config = hf.HGNetV2Config(
+        embedding_size=8, hidden_sizes=[8, 8], stem_channels=[3, 4, 8], stage_in_channels=[8, 8],
+        stage_mid_channels=[4, 4], stage_out_channels=[8, 8], stage_num_blocks=[1, 1], stage_numb_of_layers=[1, 1],
+        stage_downsample=[False, True], stage_light_block=[False, False], stage_kernel_size=[3, 3], depths=[1, 1],
+        stage_downsample_strides=[2, 2],
+    )  # fmt: skip
+    hf.HGNetV2Backbone(config).save_pretrained(tmp_path)
+    model = hf.HGNetV2ForImageClassification(config)
+    assert init_weights(model, tmp_path) == ["fc.weight", "fc.bias"]
+    without(tmp_path, r"stages\.1\..*convolution\.weight")
+    with pytest.raises(CheckpointError, match="HGNetV2ForImageClassification, which are not those of a new head"):
+        init_weights(model, tmp_path)
+
+
 class Plain(nn.Module):
     def __init__(self, classes: int = 2, *, deep: bool = False) -> None:
         super().__init__()

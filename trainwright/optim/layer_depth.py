@@ -53,19 +53,28 @@ def head_names(model: nn.Module, names: Iterable[str]) -> set[str]:
     """Those of ``names`` that belong to the head of a model: what a new task has anew.
 
     Of a model with ``base_model_prefix``, as in transformers, the head is what is outside of the base model, and the
-    pooler of a base model that can be built without it (``add_pooling_layer``). Of other models it is the last layer,
-    as `layer_depths` counts, and the complete last child if that is an ``nn.Sequential``.
+    pooler of a base model that can be built without it (``add_pooling_layer``). Of other models, and models of
+    transformers for a task (``...For...``) whose base is no module of its own, it is the last layer, as `layer_depths`
+    counts, and the complete last child if that is an ``nn.Sequential``.
 
     >>> model = nn.ModuleDict({"blocks": nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 3)), "head": nn.Linear(3, 1)})
     >>> sorted(head_names(model, model.state_dict()))
     ['head.bias', 'head.weight']
     """
     prefix = getattr(model, "base_model_prefix", "")
-    if isinstance(prefix, str) and prefix:
-        base: Any = getattr(model, prefix, None)
+    base: Any = getattr(model, prefix, None) if isinstance(prefix, str) and prefix else None
+    if prefix and (isinstance(base, nn.Module) or "For" not in type(model).__name__):
         base, beginning = (base, f"{prefix}.") if isinstance(base, nn.Module) else (model, "")
         poolers = (f"{beginning}pooler.",) if "add_pooling_layer" in signature(type(base).__init__).parameters else ()
-        return {name for name in names if not name.startswith(beginning) or name.startswith(poolers)}
+        head = {name for name in names if not name.startswith(beginning) or name.startswith(poolers)}
+        if hasattr(base, "group_matcher"):  # a complete model of timm
+            own = [name.removeprefix(beginning) for name in names if name.startswith(beginning)]
+            head |= {beginning + name for name in _last_layer(base, own)}
+        return head
+    return _last_layer(model, names)
+
+
+def _last_layer(model: nn.Module, names: Iterable[str]) -> set[str]:
     outline = outline_of(model)
     depths = layer_depths(model, outline)
     last = {name.rpartition(".")[0] for name, depth in depths.items() if depth == max(depths.values())}
