@@ -1,5 +1,6 @@
 """One way to stop a training, whoever asks for it: the run records the reason, in both APIs and on all processes."""
 
+import contextlib
 import json
 import os
 import signal
@@ -270,3 +271,52 @@ def test_all_ranks_stop_after_the_same_iteration_with_one_reason(
     assert one == other
     assert one[:2] == (done, reason)
     assert end_of(tmp_path) == {"status": "finished", "reason": reason, "iterations_done": done}
+
+
+class RequestsOnOne(Callback):
+    """Requests on the second rank; records the evaluations, and fails on all ranks in one iteration."""
+
+    def __init__(self, flag: str, fails_at: int = 0) -> None:
+        super().__init__()
+        self.flag, self.fails_at, self.evaluated = flag, fails_at, list[int]()
+
+    def on_train_batch_end(self, batch: Any, logs: Any) -> None:
+        if logs["global_step"] == 4 and get_rank() == 1:
+            setattr(self.trainercontrol, self.flag, True)
+            self.trainercontrol.stop_reason = "the second rank has enough" if "stop" in self.flag else ""
+
+    def on_train_batch_begin(self, batch: Any, logs: Any) -> None:
+        if logs["global_step"] + 1 == self.fails_at:
+            raise ZeroDivisionError
+
+    def on_eval_end(self, logs: Any) -> None:
+        self.evaluated.append(int(logs["global_step"]))
+
+
+def requests_before_a_resume(build: Build, folder: Path, flag: str) -> Any:
+    """The evaluations, the end and its reason of an uninterrupted run and of one that fails before the flag counts."""
+    found = []
+    long = {"num_epochs": 3} if build is python_api else {"train_iter": 12, "eval_period": 100, "log_period": 6}
+    for name, failures in (("whole", [0]), ("failed", [5, 0])):
+        evaluated: list[int] = []
+        for fails_at in failures:
+            trainer, callback = build(folder / name, **long), RequestsOnOne(flag, fails_at)
+            if build is python_api:
+                trainer.config.eval_steps, trainer.config.log_steps = 100, 6
+            trainer.add_callback(callback)
+            assert trainer.start_iter == (4 if name == "failed" and not fails_at else 0)
+            with pytest.raises(ZeroDivisionError) if fails_at else contextlib.nullcontext():
+                trainer.train()
+            evaluated += callback.evaluated
+        found.append((evaluated, trainer.iterations_done, trainer.stop_reason))
+    return found
+
+
+@APIS
+@pytest.mark.parametrize("flag", ["should_evaluate", "should_training_stop"])
+def test_what_a_callback_of_one_rank_has_requested_before_a_save_is_made_after_a_resume(
+    flag: str, build: Build, tmp_path: Path
+) -> None:
+    for whole, resumed in on_ranks(requests_before_a_resume, build, tmp_path, flag):
+        assert resumed == whole
+        assert whole[0][0] in (5, 6) if flag == "should_evaluate" else whole[2] == "the second rank has enough"

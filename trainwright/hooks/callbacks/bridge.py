@@ -284,6 +284,13 @@ class RunCallbacks(HookBase):
                 for checkpointer in self._checkpointers.values():
                     checkpointer.wait(alone=self.control.has_failed)
 
+    def before_save(self) -> None:
+        """Share the requests that are not applied yet: a checkpoint has the state of one process, for all of them."""
+        if self._shares_requests and self._is_train_begun:
+            self._share_requests()
+            if self.control.should_training_stop:
+                self.control.stop_reason = self._reason_of_all()
+
     # State of a resume.
 
     def state_dict(self) -> dict[str, Any]:
@@ -412,8 +419,12 @@ class RunCallbacks(HookBase):
                     setattr(control, name, True)
                     raise
         if control.should_training_stop:
-            reasons = [control.stop_reason] if self._is_alone else all_gather_object(control.stop_reason)
-            self._stop(next(filter(None, reasons), ""))
+            self._stop(self._reason_of_all())
+
+    def _reason_of_all(self) -> str:
+        """The first reason of a process for a stop; all of them call this."""
+        reasons = [self.control.stop_reason] if self._is_alone else all_gather_object(self.control.stop_reason)
+        return next(filter(None, reasons), "")
 
     def _stop(self, reason: str) -> None:
         self.control.should_training_stop, self.control.stop_reason = False, ""
