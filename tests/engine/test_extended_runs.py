@@ -13,7 +13,8 @@ from torch.optim.lr_scheduler import ConstantLR
 
 from tests.toys import Classifier, file_config, pairs, pairs_net, points, quiet
 from trainwright import DefaultTrainer, LazyCall, Trainer
-from trainwright.hooks import Callback, EvalHook
+from trainwright.hooks import Callback, EarlyStoppingCallback, EvalHook
+from trainwright.hooks.callbacks.logs import Logs
 from trainwright.hooks.signals import Interruptions
 
 pytestmark = pytest.mark.slow
@@ -241,6 +242,42 @@ def by_config_file(folder: Path, steps: int, callback: Callback, *, resume: bool
     trainer = DefaultTrainer(cfg)
     trainer.add_callback(callback)
     return trainer
+
+
+class Watched(EarlyStoppingCallback):
+    """Has seen a loss that is lower in a part of an epoch than in the complete one, or higher."""
+
+    def __init__(self, sign: int) -> None:
+        super().__init__(None, "epoch_loss", patience=1, mode="min")
+        self.sign = sign
+
+    def on_epoch_end(self, epochs: int, logs: Any) -> None:
+        steps = logs["epoch_step"]
+        super().on_epoch_end(epochs, Logs(epoch_loss=10.0 - epochs + self.sign * 5.0 * (steps < 4)))
+
+
+@pytest.mark.parametrize("sign", [-1, 1])  # 1: the loss of the part would end the run
+@pytest.mark.parametrize("again", ["train()", "resume"])
+@pytest.mark.parametrize("make", [by_objects, by_config_file])
+def test_early_stopping_by_a_training_loss_does_not_count_a_part_of_an_epoch_in_a_longer_run(
+    make: Any, again: str, sign: int, tmp_path: Path
+) -> None:
+    states = []
+    for name, lengths in (("whole", [16]), ("cut", [6, 16])):
+        callback = Watched(sign)
+        trainer = make(tmp_path / name, lengths[0], callback, resume=False)
+        trainer.train()
+        if len(lengths) > 1 and again == "resume":
+            callback = Watched(sign)
+            trainer = make(tmp_path / name, 16, callback, resume=True)
+            trainer.train()
+        elif len(lengths) > 1 and make is by_objects:
+            trainer.config.max_steps = 16
+            trainer.train()
+        elif len(lengths) > 1:
+            trainer.train(6, 16)
+        states.append((callback.best, callback.wait, trainer.iterations_done))
+    assert states[0] == states[1] == (6.0, 0, 16)
 
 
 @pytest.mark.parametrize("again", ["train()", "resume"])

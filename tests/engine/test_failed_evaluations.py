@@ -1,5 +1,6 @@
 """An evaluation or a hook that fails after an iteration, and a training that continues: each is made once."""
 
+import contextlib
 import json
 import os
 import signal
@@ -322,3 +323,27 @@ def test_an_evaluation_that_takes_longer_than_max_time_does_not_keep_a_run_from_
         trainer.train()
         assert trainer.iterations_done > done
         done = trainer.iterations_done
+
+
+class Scores(Net):
+    """In training its loss, in evaluation scores alone, from which the run's loss could be computed."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        outputs = super().forward(x)
+        return outputs if self.training else {"logits": self.linear(x)}
+
+
+@pytest.mark.parametrize("at", [EPOCH + 1, 2 * EPOCH + 1])
+def test_an_evaluation_that_a_resume_makes_first_has_the_losses_of_the_others(at: int, tmp_path: Path) -> None:
+    written = []
+    for folder, stops in (("uninterrupted", False), ("stopped", True)):
+        log.__init__()  # type: ignore[misc]
+        log.fail, log.fails_at = terminate, at if stops else 0
+        samples = Samples(x=torch.randn(SAMPLES, 3), labels=torch.zeros(SAMPLES).long())
+        settings = {"num_epochs": 3, "batch_size": 2, "metrics": None, "resume_from_checkpoint": True}
+        for stopped in [True, False] if stops else [False]:
+            trainer = Trainer(Scores(), quiet(tmp_path / folder, **settings, save_steps=2), samples, samples)
+            with pytest.raises(SystemExit) if stopped else contextlib.nullcontext():
+                trainer.train()
+        written.append([{*row} for row in rows(tmp_path / folder)])
+    assert written[0] == written[1]

@@ -10,6 +10,7 @@
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -163,19 +164,21 @@ def contract_for(
     record_outputs: Callable[[Any], None] | None = None,
     record_scalars: Callable[[Mapping[str, Any]], None] | None = None,
     label_names: Sequence[str] | None = None,
+    source: "LossSource | None" = None,
 ) -> tuple[Loss, tuple[str, ...] | None]:
     """``compute_loss(model, inputs)`` for batches like ``inputs``, and the fields that it reads; None: all of them.
 
     It returns None in evaluation if the model then returns no loss. ``own_loss`` is the model's ``compute_loss``, if
     any. ``record_outputs`` receives the model's outputs before the loss is computed, ``record_scalars`` in training
     those that have names and more than one entry. ``label_names``: the fields that the criterion compares with.
+    ``source``: what the first training output has decided, also before a resume.
     """
     is_pair = isinstance(inputs, tuple | list) and len(inputs) == 2
     if not is_pair and not isinstance(inputs, Mapping):
         raise refused_batch(inputs)
     own_loss = used_loss(own_loss, inputs)
     criterion = _no_criterion if criterion is None else criterion  # one in the wrapper of torch.compile has no truth
-    undecided = _Undecided(criterion, record_scalars, label_names or ())
+    undecided = _Undecided(criterion, record_scalars, label_names or (), source or LossSource())
     loss: Loss = undecided if own_loss is None else _own(own_loss, record_scalars, of_pair=is_pair)
     takes_dicts = is_pair and own_loss is None and _is_list_of_dicts(inputs[1]) and _takes_two(model.forward)
     if is_pair and not takes_dicts:
@@ -293,6 +296,13 @@ def _of_names(names: tuple[str, ...] | None, loss: Loss) -> Loss:
     return compute_loss
 
 
+@dataclass
+class LossSource:
+    """Whether the model returns its losses, as the first training output decides; None: there was none yet."""
+
+    is_model: bool | None = None
+
+
 class _Undecided:
     """Decides with the first training output whether the model returns its losses."""
 
@@ -301,18 +311,22 @@ class _Undecided:
         criterion: Callable[..., Tensor],
         record_scalars: Callable[[Mapping[str, Any]], None] | None,
         label_names: Sequence[str],
+        source: LossSource,
     ) -> None:
         self._criterion, self._record_scalars, self._label_names = criterion, record_scalars, label_names
+        self._source = source
         self._decided: Loss | None = None
 
     def __call__(self, outputs: Any, inputs: Any) -> Any:
         if self._decided is not None:
             return self._decided(outputs, inputs)
         is_of_model = losses_of(outputs) is not None or target_of(inputs, self._label_names) is None
-        loss = self._loss_of_model if is_of_model else self._loss_of_criterion
         # In evaluation a model may return less, and a compiled program makes its own decision.
+        if not torch.is_grad_enabled() and self._source.is_model is not None:  # an evaluation that a resume makes first
+            is_of_model = self._source.is_model
+        loss = self._loss_of_model if is_of_model else self._loss_of_criterion
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            self._decided = loss
+            self._decided, self._source.is_model = loss, is_of_model
             if not is_of_model:
                 _refuse_outputs(self._criterion, logits_of(outputs), target_of(inputs, self._label_names))
             elif (losses := losses_of(outputs)) is not None:

@@ -519,6 +519,7 @@ class TrainerState(TrainingState):
             "samples_per_epoch": self.plan.samples_per_epoch,
             "epochs": self.plan.lengths(),
             "mean_loss": self._mean_loss.state_dict(self._trainer.storage),
+            "is_loss_of_model": self._part("steps").loss.source.is_model,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -532,6 +533,7 @@ class TrainerState(TrainingState):
             )
         super().load_state_dict(state)
         self._mean_loss.load_state_dict(state["mean_loss"])
+        self._part("steps").loss.source.is_model = state.get("is_loss_of_model")
         self.global_step = step
         self.step_before = plan.steps(max(0, plan.updates(step) - 1))
         if plan != self.plan:

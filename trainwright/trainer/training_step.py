@@ -16,7 +16,7 @@ from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.base.lazy_names import ring
 from trainwright.data.sample_count import keeps_samples
 from trainwright.engine import loaders
-from trainwright.engine.loss_fn import Loss, add_notes, contract_for, refused_batch, used_loss
+from trainwright.engine.loss_fn import Loss, LossSource, add_notes, contract_for, refused_batch, used_loss
 from trainwright.engine.pipeline_step import refuse_own_step
 from trainwright.engine.run import TrainerRun
 from trainwright.engine.state import StepPlan
@@ -49,7 +49,7 @@ def _named(names: Sequence[str], values: Sequence[Any]) -> list[str]:
 class BatchLoss:
     """The mean loss of a batch, by the contract that the first batch chooses (``engine/loss_fn.py``).
 
-    ``recorders``: called with the model's outputs before the loss is computed.
+    ``recorders``: called with the model's outputs before the loss is computed. ``source`` is part of checkpoints.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class BatchLoss:
         self.given = criterion
         self.criterion, self.own_loss = optim.losses(criterion, self.of_model, autocast)
         self._model, self._recorders, self._record_scalars = model, recorders, record_scalars
-        self._label_names = label_names
+        self._label_names, self.source = label_names, LossSource()
         self._chosen: dict[bool, Loss] = {}  # of pairs, and of batches with names
 
     def chosen(self, inputs: Any) -> Loss:
@@ -80,8 +80,9 @@ class BatchLoss:
             if not self._chosen:
                 self.own_loss = own_loss
             self._chosen[has_names], _ = contract_for(
-                self._model, inputs, self.criterion, own_loss, record, self._record_scalars, self._label_names
-            )
+                self._model, inputs, self.criterion, own_loss, record, self._record_scalars, self._label_names,
+                self.source,
+            )  # fmt: skip
         return self._chosen[has_names]
 
     def compute_loss(self, model: Any, inputs: Any) -> Any:

@@ -27,6 +27,7 @@ class TrainerControl:
         has_failed: not a request: in ``on_train_end``, whether the training ended before its last iteration.
         is_extra_evaluation: not a request: the training ends between two evaluations that are due, with another one. A
             longer run continues to the next one that is due.
+        is_cut_epoch: not a request: the training ends within this epoch. A longer run continues and ends it again.
     """
 
     should_training_stop: bool = False
@@ -38,6 +39,7 @@ class TrainerControl:
     save_dir: str | None = None
     has_failed: bool = False
     is_extra_evaluation: bool = False
+    is_cut_epoch: bool = False
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not hasattr(type(self), name):

@@ -264,7 +264,7 @@ class RunCallbacks(HookBase):
         if self._is_train_begun and not has_failed(self.trainer):
             if self._epoch is not None:
                 is_over = self._epoch_at(self._batches_done)[0] >= self._epoch
-                self._cut_epoch = None if is_over else self._epoch
+                self._cut_epoch, self.control.is_cut_epoch = None if is_over else self._epoch, not is_over
                 self._leave_epoch()
             self._share_requests()
             self.control.should_training_stop, self.control.stop_reason = False, ""  # it has ended

@@ -73,6 +73,8 @@ class EarlyStoppingCallback(Callback):
         self._is_logged = False  # what it does
         self._counted_at: int | None = None  # the newest step or epoch that wait takes into account
         self._is_extra = False  # whether that was the extra evaluation at the end of a run
+        self._before: tuple[float | None, int] = (None, 0)  # best and wait, before the newest epoch
+        self._is_cut = False  # whether the run has ended within that epoch
 
     def __repr__(self) -> str:
         return (
@@ -101,9 +103,11 @@ class EarlyStoppingCallback(Callback):
 
     def on_epoch_end(self, epochs: int, logs: Logs) -> None:
         if not self._is_of_evaluations and self._find_monitor(logs):
-            # A run that ended within an epoch ends it again when it is extended.
-            is_new, self._counted_at = epochs != self._counted_at, epochs
-            self._count(logs, epochs, is_new=is_new)
+            if epochs == self._counted_at:  # it ends again, after a failure or in a longer run
+                self.best, self.wait = self._before
+            self._before, self._counted_at = (self.best, self.wait), epochs
+            self._is_cut = self.trainercontrol is not None and self.trainercontrol.is_cut_epoch
+            self._count(logs, epochs, is_new=True)
 
     @property
     def _is_of_evaluations(self) -> bool:
@@ -142,6 +146,8 @@ class EarlyStoppingCallback(Callback):
             "stopped_epoch": self.stopped_epoch,
             "counted_at": self._counted_at,
             "is_extra": self._is_extra,
+            "before": self._before,
+            "is_cut": self._is_cut,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -151,11 +157,15 @@ class EarlyStoppingCallback(Callback):
         self._watch(state["watched"])
         self.best, self.wait = state["best"], state["wait"]
         self._counted_at, self._is_extra = state["counted_at"], state["is_extra"]
+        self._before = tuple(state.get("before", (self.best, self.wait)))
+        if state.get("is_cut"):  # the value of a part of the epoch: a longer run has that of the complete one
+            self.best, self.wait = self._before
         self._stop(state["stopped_epoch"])
 
     def _reset(self) -> None:
         self.best, self.wait, self.stopped_epoch, self._counted_at = None, 0, None, None
-        self._is_extra = self._is_logged = False
+        self._is_extra = self._is_logged = self._is_cut = False
+        self._before = (None, 0)
 
     def _is_better(self, value: float, other: float) -> bool:
         return value - self.min_delta > other if self.mode == "max" else value + self.min_delta < other
