@@ -110,6 +110,7 @@ logger = logging.getLogger("trainwright.config")
 
 
 _USUAL_NAMES = {"mae": "L1Loss", "l2": "MSELoss", "ce": "CrossEntropyLoss"}
+_MORE_ARGUMENTS = {"Muon": ("adamw",)}  # of the optimizers that a Trainer completes
 _SET_BY_TRAINER = {"optimizer": ("params",), "loss": (), "lr_scheduler": ("optimizer", "last_epoch")}
 
 
@@ -143,9 +144,10 @@ def arguments_fault(kind: str, found: type[Any], arguments: Mapping[str, Any]) -
     """The text of an error in the arguments of a class, or None. Schedules need all required arguments."""
     parameters = inspect.signature(found).parameters
     allowed = [name for name in parameters if name not in _SET_BY_TRAINER[kind]]
+    more = _MORE_ARGUMENTS.get(found.__name__, ()) if kind == "optimizer" else ()
     for name in arguments:
-        if name not in allowed:
-            return f"{found.__name__} has no argument {name!r}. {did_you_mean(str(name), allowed)}"
+        if name not in allowed and name not in more:
+            return f"{found.__name__} has no argument {name!r}. {did_you_mean(str(name), [*allowed, *more])}"
     missing = [n for n in allowed if parameters[n].default is inspect.Parameter.empty and n not in arguments]
     if kind == "lr_scheduler" and missing:
         return f"{found.__name__} needs {', '.join(missing)}."

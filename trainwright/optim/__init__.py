@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from trainwright.optim.freeze import LayerFreezer as LayerFreezer
     from trainwright.optim.freeze import freeze_bn as freeze_bn
     from trainwright.optim.layer_depth import layer_depths as layer_depths
+    from trainwright.optim.muon import Muon as Muon
     from trainwright.optim.schedules import WarmupCosineAnnealingLR as WarmupCosineAnnealingLR
     from trainwright.optim.schedules import WarmupCosineLR as WarmupCosineLR
     from trainwright.optim.schedules import WarmupExponentialLR as WarmupExponentialLR

@@ -21,6 +21,7 @@ from trainwright.config.lazy.targets import signature_of
 from trainwright.config.rules import both_clippings
 from trainwright.optim.fused import run_fused
 from trainwright.optim.layer_depth import layer_depths, log_layer_rates
+from trainwright.optim.muon import IS_HIDDEN, Muon, matrices_of_hidden_layers
 from trainwright.optim.named import NamedOptimizers, check_schedules
 from trainwright.parallel.pipeline import Outline, outline_of
 
@@ -44,6 +45,7 @@ def get_default_optimizer_params(
     layer_decay: float | None = None,
     include_frozen: bool = False,
     clip_grad_value: float | None = None,
+    hidden_matrices: bool = False,
 ) -> list[ParamGroup]:
     """The trainable parameters of ``model``, in as few groups as their settings allow.
 
@@ -58,6 +60,9 @@ def get_default_optimizer_params(
     With ``layer_decay`` the learning rate of a layer is ``base_lr * layer_decay ** (n - depth)``: the last layer n has
     ``base_lr``, each one below it ``layer_decay`` times the rate of the next (:func:`~trainwright.optim.layer_depths`).
     A group has its ``layer``; the groups of the last layer are first.
+
+    With ``hidden_matrices`` each group says whether its parameters are matrices of hidden layers, for
+    :class:`~trainwright.optim.Muon`.
 
     With ``clip_grad_max_norm`` or ``clip_grad_value`` each group carries the clipping settings that
     :func:`gradient_clipper` reads; the norm type is 2 by default.
@@ -84,6 +89,7 @@ def get_default_optimizer_params(
     by_layer = _by_layer(model, base_lr, layer_decay, outline)
     groups: list[ParamGroup] = []
     seen: set[nn.Parameter] = set()
+    matrices = matrices_of_hidden_layers(model) if hidden_matrices else set()
     for path, module in model.named_modules():
         norm = _given(weight_decay=weight_decay_norm) if _is_norm(module) else {}
         for name, parameter in module.named_parameters(recurse=False):
@@ -93,7 +99,8 @@ def get_default_optimizer_params(
             layer = by_layer.get(parameter, {})
             is_bias = _BIAS.search(f"{path.rpartition('.')[2]}.{name}")
             bias = _given(weight_decay=weight_decay_bias) if is_bias else {}
-            groups.append({"params": [parameter], **defaults, **layer, **norm, **bias, **by_name.get(name, {})})
+            kind = {IS_HIDDEN: parameter in matrices} if hidden_matrices else {}
+            groups.append({"params": [parameter], **defaults, **layer, **norm, **bias, **by_name.get(name, {}), **kind})
     groups = reduce_param_groups(groups)
     if layer_decay is not None:
         groups.sort(key=lambda group: -group["layer"])
@@ -213,7 +220,7 @@ def build_optimizer(cfg: Mapping[str, Any] | Optimizer, model: nn.Module) -> Opt
     if are_several(cfg):
         return NamedOptimizers({str(name): build_optimizer(cfg[name], model) for name in cfg}, where="optim")
     _check_is_lazy(cfg, "optim", "an optimizer")
-    params = _params(cfg.get("params"), model, cfg.get("lr"))
+    params = _params(cfg.get("params"), model, cfg.get("lr"), is_muon=locate_target(cfg) is Muon)
     groups = next((found for found in gather_over_pipeline(_settings_of(params)) if found), None)
     if groups is None:
         raise _nothing_to_train(model)
@@ -280,16 +287,19 @@ def _check_is_lazy(cfg: object, where: str, what: str) -> None:
         )
 
 
-def _params(params: Any, model: nn.Module, lr: float | None) -> list[Any]:
+def _params(params: Any, model: nn.Module, lr: float | None, *, is_muon: bool) -> list[Any]:
+    given: dict[str, Any] = {"hidden_matrices": True} if is_muon else {}
     if params is None:
-        return list(get_default_optimizer_params(model))
+        return list(get_default_optimizer_params(model, **given))
     # Rates by layer are fractions of the optimizer's.
     has_layers = isinstance(params, Mapping) and params.get("layer_decay") is not None and not params.get("base_lr")
-    given: dict[str, Any] = {"base_lr": lr} if has_layers else {}
+    given |= {"base_lr": lr} if has_layers else {}
     if isinstance(params, Mapping) and "_target_" not in params:  # only settings of the groups
         return list(get_default_optimizer_params(model, **{**{str(name): params[name] for name in params}, **given}))
     if isinstance(params, Mapping):
-        given |= {"model": model} if _takes(locate_target(params), "model") else {}
+        function = locate_target(params)
+        given = {name: value for name, value in given.items() if _takes(function, name)}
+        given |= {"model": model} if _takes(function, "model") else {}
         params = instantiate(params, **given)
     if isinstance(params, Tensor) or not isinstance(params, Iterable):
         raise ConfigTypeError(

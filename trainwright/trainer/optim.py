@@ -24,6 +24,7 @@ from trainwright.hooks import HookBase
 from trainwright.hooks import LRScheduler as ScheduleHook
 from trainwright.optim import schedules as configured
 from trainwright.optim.fused import run_fused
+from trainwright.optim.muon import Muon
 from trainwright.optim.named import NamedOptimizers, by_name
 from trainwright.optim.schedules import FormulaLR, check_cycle, extend_schedule
 
@@ -40,16 +41,20 @@ def build_criterion(spec: RunSpec, device: torch.device) -> nn.Module | None:
         return None
     _, named = split_name(spec.loss)
     arguments = {name: torch.tensor(v, dtype=torch.float32) if isinstance(v, list) else v for name, v in named.items()}
-    criterion: nn.Module = _built("loss", spec.loss, "loss", **arguments).to(device)
+    criterion: nn.Module = _built(_class_of("loss", spec.loss), "loss", **arguments).to(device)
     return criterion
 
 
-def _built(kind: str, named: Any, setting: str, *arguments: Any, **more: Any) -> Any:
-    """An object of the class of torch that a setting names."""
+def _class_of(kind: str, named: Any) -> type[Any]:
+    """The class of torch that a setting names."""
     from trainwright.config.torch_names import find_torch_class
 
     found, _ = find_torch_class(kind, named)
     assert found is not None, "checked when the settings were made"
+    return found
+
+
+def _built(found: type[Any], setting: str, *arguments: Any, **more: Any) -> Any:
     try:
         return found(*arguments, **more)
     except (TypeError, ValueError, KeyError) as error:
@@ -62,10 +67,9 @@ def build_optimizer(spec: RunSpec, model: nn.Module) -> Optimizer:
 
     Includes frozen parameters: they have no gradient and do not change, and a resumed run may freeze others.
     """
-    from trainwright.config.torch_names import find_torch_class, split_name
+    from trainwright.config.torch_names import split_name
 
-    found, _ = find_torch_class("optimizer", spec.optimizer)
-    assert found is not None, "checked when the settings were made"
+    found = _class_of("optimizer", spec.optimizer)
     _, arguments = split_name(spec.optimizer)
     if not any(gather_over_pipeline(any(parameter.requires_grad for parameter in model.parameters()))):
         raise ConfigError(
@@ -75,14 +79,18 @@ def build_optimizer(spec: RunSpec, model: nn.Module) -> Optimizer:
     if "weight_decay" in inspect.signature(found).parameters or spec.weight_decay:
         settings.setdefault("weight_decay", spec.weight_decay)
     parameters: list[Any] = list(model.parameters())
-    if spec.layer_decay is not None or not spec.decay_norm_and_bias:
-        parameters = _parameter_groups(spec, model, settings)
-    optimizer: Optimizer = _built("optimizer", spec.optimizer, "optimizer", parameters, **settings)
+    is_muon = found is torch.optim.Muon
+    if spec.layer_decay is not None or not spec.decay_norm_and_bias or is_muon:
+        parameters = _parameter_groups(spec, model, settings, is_muon=is_muon)
+    kind = Muon if is_muon else found
+    optimizer: Optimizer = _built(kind, "optimizer", parameters, **settings)
     run_fused(optimizer, model)
     return optimizer
 
 
-def _parameter_groups(spec: RunSpec, model: nn.Module, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _parameter_groups(
+    spec: RunSpec, model: nn.Module, settings: Mapping[str, Any], *, is_muon: bool
+) -> list[dict[str, Any]]:
     """Groups by layer, and without weight decay of norm layers and biases, as configured."""
     off = None if spec.decay_norm_and_bias else 0.0
     if off is not None and not settings.get("weight_decay"):
@@ -96,6 +104,7 @@ def _parameter_groups(spec: RunSpec, model: nn.Module, settings: Mapping[str, An
         weight_decay_bias=off,
         layer_decay=spec.layer_decay,
         include_frozen=True,
+        hidden_matrices=is_muon,
     )
 
 
@@ -274,5 +283,5 @@ def _torch_scheduler(
         arguments["mode"] = plateau_mode()
     if name == "constant":  # torch's ConstantLR starts with a third of the rate
         arguments = {"factor": 1.0, **arguments}
-    scheduler: LRScheduler = _built("lr_scheduler", named, "lr_scheduler_kwargs", optimizer, **arguments)
+    scheduler: LRScheduler = _built(_class_of("lr_scheduler", named), "lr_scheduler_kwargs", optimizer, **arguments)
     return scheduler
