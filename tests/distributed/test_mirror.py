@@ -1,6 +1,8 @@
 """The mirror of a sharded run: every process uploads its own parts, and a resume elsewhere is bitwise."""
 
+import ctypes
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,14 +11,19 @@ import pytest
 import torch
 from torch import nn
 
+from tests.engine.test_sharded_resume import train as train_stages
 from tests.ranks import on_ranks
 from tests.toys import Classifier, file_config, points, quiet
 from trainwright import DefaultTrainer, LazyCall, Trainer
 from trainwright.base.dist import get_rank, is_main_process, synchronize
+from trainwright.checkpoint.mirror_report import inspect_mirror
 from trainwright.checkpoint.mirror_store import Store
 from trainwright.hooks import CallbackHook
 
 pytestmark = pytest.mark.slow
+needs_root = pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can mount a disk for each process"
+)
 
 
 class StopHereError(Exception):
@@ -130,3 +137,93 @@ def test_if_one_process_cannot_upload_nothing_is_complete_and_the_training_goes_
     assert "is NOT in the mirror" in log
     assert not [name for name in Store(f"file://{tmp_path}/mirror").entries() if name.startswith("index")]
     assert (tmp_path / "run" / "final_epoch").is_dir()
+
+
+def on_own_host(folders: list[str]) -> None:
+    """From now on this process has a disk of its own in these folders."""
+    system = ctypes.CDLL(None, use_errno=True)
+    new_mounts, private = 0x20000, 0x4000 | 0x40000
+    calls = [system.unshare(new_mounts), system.mount(b"none", b"/", None, private, None)]
+    for folder in folders:
+        os.makedirs(folder, exist_ok=True)
+        calls.append(system.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", 0, None))
+    assert not any(calls), os.strerror(ctypes.get_errno())
+
+
+def without_a_shared_folder(base: str, api: str) -> tuple[Any, ...]:
+    runs = [Path(base, run) for run in ("unbroken", "first", "second")]
+    synchronize()
+    on_own_host([str(run) for run in runs])
+    synchronize()
+    make, url = BOTH[api], f"file://{base}/mirror"
+    unbroken = train(make(runs[0], f"{url}-unbroken", resumes=False))
+    train(make(runs[1], url, resumes=False), stop=5)
+    files = sorted(path.name for path in runs[1].rglob("*.safetensors"))
+    again = make(runs[1], url, resumes=True)  # on the same hosts
+    start = again.start_iter
+    on_same = train(again)
+    synchronize()
+    if is_main_process():  # as if the run had been killed in iteration 5
+        shutil.rmtree(f"{base}/mirror")
+    synchronize()
+    train(make(runs[2], url, resumes=False), stop=5)
+    synchronize()
+    shutil.rmtree(runs[2], ignore_errors=True)  # the mount point stays
+    synchronize()
+    second = make(runs[2], url, resumes=True)
+    rows = (runs[2] / "metrics.json").read_text() if is_main_process() else ""
+    return start, second.start_iter, files, unbroken, on_same, train(second), rows
+
+
+@needs_root
+@pytest.mark.parametrize("api", BOTH)
+def test_hosts_without_a_shared_folder_upload_their_parts_and_download_those_of_others(
+    tmp_path: Path, api: str
+) -> None:
+    for rank, found in enumerate(on_ranks(without_a_shared_folder, str(tmp_path), api, world_size=2, timeout=180)):
+        start, second_start, files, unbroken, *others, _ = found
+        assert (start, second_start) == (4, 4)
+        assert {name for name in files if name.startswith("model-")} == {f"model-0000{rank}-of-00002.safetensors"}
+        for other in others:
+            assert all(torch.equal(other[name], value) for name, value in unbroken.items())
+
+
+def stages_without_a_shared_folder(base: str) -> tuple[Any, Any]:
+    synchronize()
+    on_own_host([f"{base}/run"])
+    settings: dict[str, Any] = {"pipeline_parallel_size": 2, "checkpoint_mirror": f"file://{base}/mirror"}
+    _, weights = train_stages(f"{base}/run", steps=4, **settings)
+    shutil.rmtree(f"{base}/run", ignore_errors=True)
+    synchronize()
+    _, resumed = train_stages(f"{base}/run", steps=4, **settings)
+    return weights, resumed
+
+
+@needs_root
+def test_stages_of_a_pipeline_on_hosts_without_a_shared_folder(tmp_path: Path) -> None:
+    for weights, resumed in on_ranks(stages_without_a_shared_folder, str(tmp_path), world_size=2, timeout=180):
+        assert weights
+        assert all(torch.equal(resumed[name], value) for name, value in weights.items())
+
+
+def best_without_a_shared_folder(base: str) -> dict[str, torch.Tensor]:
+    synchronize()
+    on_own_host([f"{base}/run"])
+    config = quiet(
+        Path(base, "run"), batch_size=4, num_epochs=2, save_steps=2, max_to_keep=1, learning_rate=0.5, seed=5,
+        checkpoint_mirror=f"file://{base}/mirror", eval_strategy="step", eval_steps=1, zero_stage=3,
+        load_best_model_at_end=True, metric_for_best_model="accuracy",
+    )  # fmt: skip
+    trainer = Trainer(model(), config, train_dataset=points(32), eval_dataset=points(8, seed=1))
+    weights = train(trainer)
+    assert len([path for path in Path(base, "run", "checkpoints").iterdir() if path.name.isdigit()]) == 1
+    return weights
+
+
+@needs_root
+def test_the_best_weights_at_the_end_on_hosts_without_a_shared_folder(tmp_path: Path) -> None:
+    first, second = on_ranks(best_without_a_shared_folder, str(tmp_path), world_size=2, timeout=180)
+    assert all(torch.equal(first[name], value) for name, value in second.items())
+    assert any(
+        report.path.name == "model_best" for report in inspect_mirror(f"file://{tmp_path}/mirror", contents=True).found
+    )

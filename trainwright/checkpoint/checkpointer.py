@@ -155,7 +155,8 @@ class Checkpointer:
         return f"Checkpointer({type(self.model).__name__}, {self.save_dir!r}, save_to_disk={self.save_to_disk}{names})"
 
     def in_folder(self, folder: PathLike, *, asynchronous: bool | None = None) -> "Checkpointer":
-        """A checkpointer of the same objects in another folder."""
+        """A checkpointer of the same objects in another folder, without the mirror of this one."""
+        is_same = bool(folder) and Path(folder).absolute() == Path(self.save_dir)
         return Checkpointer(
             self.model,
             folder,
@@ -165,6 +166,7 @@ class Checkpointer:
             attachments=self.attachments,
             weights=self._weights,
             only=self.only,
+            mirror=self.mirror if is_same else None,
             **dict[str, Any](self.checkpointables),
         )
 
@@ -260,6 +262,8 @@ class Checkpointer:
         if self.mirror is not None:
             copies = sharing.ranks_of_mirror if sharing is not None and sharing.ranks_of_mirror else Exchange()
             commit["mirrored"] = partial(self.mirror.offer, name=name, tag_last=tag_last, prune=prune, ranks=copies)
+        if sharing is not None:
+            commit["place"] = sharing.place
         write = partial(self._writer.write, name, share, iteration, ranks=ranks, layout=layout, **commit)
         if rehearse is not None:
             write = partial(_in_turn, write, partial(rehearse, Path(self.save_dir, name)))
@@ -403,10 +407,12 @@ class Checkpointer:
     def check_folder(self) -> None:
         """Check that all ranks which write or read a share of a checkpoint see the same folder. Call it on all ranks.
 
+        With a mirror they need not: each host then has the parts of its own ranks.
+
         Raises:
             CheckpointError: a rank does not see what rank 0 writes there. Raised on all ranks.
         """
-        if self._mesh() is not None and self.save_dir:
+        if self._mesh() is not None and self.save_dir and self.mirror is None:
             check_is_shared(Path(self.save_dir))
 
     def check_newest(self) -> None:
@@ -455,8 +461,8 @@ class Checkpointer:
         """How the processes save together; None where rank 0 saves everything. Every process must call it."""
         mesh = self._mesh()
         if mesh is None or self._sharing is None or self._sharing.mesh is not mesh:
-            has_mirror = self.mirror is not None
-            self._sharing = None if mesh is None else Sharing.of(mesh, model_state(self.model), has_mirror=has_mirror)
+            mirrored = Path(self.save_dir) if self.mirror is not None and self.save_dir else None
+            self._sharing = None if mesh is None else Sharing.of(mesh, model_state(self.model), mirrored)
         return self._sharing
 
     def _checked_iteration(self, name: str, extra: Mapping[str, Any]) -> int | None:
@@ -530,6 +536,8 @@ class Checkpointer:
         with raised_together():
             own = model_state(self.model)
             is_shared = self._mesh() is not None or any(map(is_dtensor, own.values()))
+        if self.mirror is not None and self._mesh() is not None:
+            self.mirror.complete(folder)
         manifest = verify_together(folder)
         with raised_together():
             held = state_names(manifest)

@@ -8,7 +8,6 @@ warning: it neither ends the training nor changes a local checkpoint.
 import logging
 import os
 import shutil
-import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -33,6 +32,7 @@ from trainwright.base.files import (
 )
 from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.folder import (
+    Saved,
     checkpoint_folders,
     is_checkpoint,
     links_in,
@@ -54,7 +54,7 @@ from trainwright.checkpoint.mirror_index import (
 )
 from trainwright.checkpoint.mirror_store import PROBE, MissingObjectError, Store, StoreError
 from trainwright.checkpoint.saving import Background, Committed, remove_unlinked
-from trainwright.checkpoint.sharded_saving import Exchange
+from trainwright.checkpoint.sharded_saving import Exchange, Place
 from trainwright.checkpoint.verify import file_faults
 from trainwright.events.formats import RECORD_NAME, read_starts
 
@@ -165,29 +165,42 @@ class Mirror:
             ConfigError: the mirror is of another run than the folder.
             StoreError: the mirror cannot be read now.
         """
-        downloads = self._is_first_of_file_system()
+        downloads = Place.of(self._save_dir).is_first
         with raised_together():
             name = self._fetch() if downloads else ""
         return dist.broadcast_object(name)
 
-    def _is_first_of_file_system(self) -> bool:
-        """Whether this rank is the first one that sees its folder."""
-        if dist.get_world_size() == 1:
-            return True
-        token = temporary_sibling(self._save_dir / "seen-by-all")
+    def complete(self, folder: Path) -> None:
+        """Download the parts of other hosts of a local checkpoint. Every rank must call this.
+
+        Nothing is done if the ranks share the folder, or if the mirror does not have this checkpoint.
+        """
+        place = Place.of(self._save_dir)
+        if place.is_shared:
+            return
+        self._background.wait()
         with raised_together():
-            if dist.is_main_process():
-                make_folders(self._save_dir)
-                token.touch()
-        name = dist.broadcast_object(token.name)
-        # A listing: network filesystems may remember for a while that a single name did not exist.
-        sees = self._save_dir.is_dir() and name in os.listdir(self._save_dir)
-        all_seen = dist.all_gather_object((socket.gethostname(), sees))
-        if dist.is_main_process():
-            token.unlink(missing_ok=True)
-            return True
-        own = all_seen[dist.get_rank()]
-        return not sees and all_seen.index(own) == dist.get_rank()
+            pass  # every rank has uploaded its parts
+        with raised_together():
+            if place.is_first and real_path(folder.parent) == real_path(self._save_dir):
+                self._complete_parts(folder)
+
+    def _complete_parts(self, folder: Path) -> None:
+        index, key = read_index(self.store)[0], _key_of(folder)
+        one = None if index is None or key is None else index.find(key)
+        if one is None:
+            return
+        manifest = read_manifest(folder)
+        for name, entry in manifest.files.items():
+            alone = replace(manifest, files={name: entry})
+            if not file_faults(folder, alone, contents=False)[0]:
+                continue
+            temporary = temporary_sibling(folder / name)
+            try:
+                self.store.download(f"{one.place}/{name}", temporary)
+                os.replace(temporary, folder / name)
+            finally:
+                temporary.unlink(missing_ok=True)
 
     def _fetch(self) -> str:
         index, _ = read_index(self.store)
@@ -200,7 +213,8 @@ class Mirror:
         with image_of(index, self._manifests, self._save_dir) as image:
             inner = image / index.folder
             order, local = order_of(inner), order_of(self._save_dir)
-            newest, own = (max((one.sequence for one in each.resumable), default=-1) for each in (order, local))
+            newest = max((one.sequence for one in order.resumable), default=-1)
+            own = max((one.sequence for one in local.resumable if _has_all_files(one)), default=-1)
             if own >= newest or any(entry.error is not None for entry in local.unreadable):
                 return ""
             found = {one.name: one for one in index.checkpoints}
@@ -274,9 +288,11 @@ class Mirror:
         try:
             temporary.mkdir()
             (temporary / MANIFEST_NAME).write_bytes(self._manifests[one.key])
-            manifest = read_manifest(temporary)
+            manifest, has_parts = read_manifest(temporary), _key_of(target) == one.key
             for name, entry in manifest.files.items():
                 known = made.get((entry.bytes, entry.xxh3_128))
+                if known is None and has_parts and not file_faults(target, replace(manifest, files={name: entry}))[0]:
+                    known = target / name
                 (temporary / name).parent.mkdir(parents=True, exist_ok=True)
                 if known is None or not hard_link(known, temporary / name):
                     self.store.download(f"{one.place}/{name}", temporary / name)
@@ -581,6 +597,11 @@ class Mirror:
         self._unused += [place for place in there if place not in places]
         self._unused += [name for name in self.store.entries() if name.startswith(PROBE)]
         self._is_cleaned = True
+
+
+def _has_all_files(saved: Saved) -> bool:
+    """Whether a local checkpoint is complete; a host that shares no folder with others has only its own parts."""
+    return saved.manifest is not None and not file_faults(saved.path, saved.manifest, contents=False)[0]
 
 
 def _megabytes(num_bytes: int) -> str:

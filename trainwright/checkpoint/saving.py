@@ -52,7 +52,7 @@ from trainwright.checkpoint.folder import (
     write_pointer,
 )
 from trainwright.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, measure
-from trainwright.checkpoint.sharded_saving import Exchange, Share, files_of_all
+from trainwright.checkpoint.sharded_saving import Exchange, Place, Share, Stage, files_of_all
 from trainwright.checkpoint.shards import PIPELINE, Blocks
 from trainwright.checkpoint.staging import StagingArea
 
@@ -60,6 +60,7 @@ logger = logging.getLogger("trainwright.checkpoint")
 
 _COPY_BYTES = 8 * 2**20
 _PAUSE_S = 1.0  # before a second try
+SHARED = Place()
 _HIDDEN = re.compile(r"\..+-(\d{7,}|none)(-\d+)?", re.DOTALL)  # .<name>-<iteration>, numbered if that is taken
 _writers: WeakSet["CheckpointWriter"] = WeakSet()
 
@@ -181,6 +182,7 @@ class CheckpointWriter:
         tag_last: bool,
         on_commit: Callable[[], object] | None,
         mirrored: "Callable[[Committed], object] | None" = None,
+        place: Place = SHARED,
     ) -> None:
         """Commit a checkpoint: write its folder, update the pointer, call ``on_commit``. After an error, try once more.
 
@@ -193,14 +195,17 @@ class CheckpointWriter:
         manifest = Manifest({}, iteration, dist.get_world_size(), now, tag_last=tag_last, layout=layout)
 
         def commit() -> None:
-            with self._errors_of(name):
+            with self._errors_of(name, place):
                 tag = partial(write_pointer, folder, name) if tag_last else None
                 self._last_committed = write_checkpoint(
-                    folder / name, share, ranks, manifest, before, prepare=self._prepared, then=tag
+                    folder / name, share, ranks, manifest, before, prepare=self._prepared, then=tag, place=place
                 )
 
         _twice(commit)
-        _twice(lambda: ranks.first(lambda: self._call(on_commit, name)))
+        if place.is_shared:
+            _twice(lambda: ranks.first(lambda: self._call(on_commit, name)))
+        else:
+            _twice(lambda: ranks.each(lambda: self._call(on_commit if place.is_first else None, name)))
         if mirrored is not None and self._last_committed is not None:
             mirrored(self._last_committed)
 
@@ -236,7 +241,7 @@ class CheckpointWriter:
             )
 
     @contextlib.contextmanager
-    def _errors_of(self, name: str) -> Iterator[None]:
+    def _errors_of(self, name: str, place: Place) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -246,7 +251,7 @@ class CheckpointWriter:
                 known.add_note(note)
             raise known from None
         finally:
-            if dist.is_main_process():
+            if dist.is_main_process() or (not place.is_shared and place.is_first):
                 remove_unlinked(self._folder)
 
     def _call(self, on_commit: Callable[[], object] | None, name: str) -> str:
@@ -315,6 +320,7 @@ def write_checkpoint(
     *,
     prepare: Callable[[Manifest], Manifest],
     then: Callable[[], object] | None = None,
+    place: Place = SHARED,
 ) -> Committed:
     """Write a checkpoint to ``path`` atomically: readers never see a partial checkpoint.
 
@@ -326,6 +332,7 @@ def write_checkpoint(
         prepare: called by the first rank; prepares the folder, and completes the manifest.
         then: called by the first rank when the checkpoint is there.
         before: a checkpoint of the same iteration; files equal to its files become hard links to them.
+        place: if the ranks share no folder, the first one of each folder commits its own, with the same manifest.
     """
     own, made = dict[str, FileEntry](), list[Committed]()  # made: on the first rank
     is_shared = manifest.layout is not None
@@ -345,20 +352,29 @@ def write_checkpoint(
 
         temporary = path.with_name(ranks.first(begin))
 
-        def write() -> tuple[dict[str, FileEntry], Blocks]:
+        def write() -> tuple[dict[str, FileEntry], Blocks, tuple[int, bytes] | None]:
             nonlocal own
+            if not place.is_shared:
+                make_folders(path.parent)
+                temporary.mkdir(exist_ok=True)
+                stack.callback(shutil.rmtree, temporary, ignore_errors=True)
+            stage = None
             if share.stage is not None:
                 share.stage.write(temporary)
+                stage_file = share.stage.path(temporary, share.stage.number)
+                stage = None if place.is_shared else (share.stage.number, stage_file.read_bytes())
             own = _write_files(temporary, share.files, before, is_shared=is_shared)
-            return own, share.blocks
+            return own, share.blocks, stage
 
         parts = ranks.each(write)
 
         def commit() -> str:
-            entries = {name: entry for files, _ in parts for name, entry in files.items()}
-            of_others = {name for files, _ in parts[1:] for name in files}
+            entries = {name: entry for files, _, _ in parts for name, entry in files.items()}
+            of_others = {name for files, _, _ in parts[1:] for name in files}
+            for number, content in (stage for _, _, stage in parts if stage is not None):
+                Stage.path(temporary, number).write_bytes(content)
             if manifest.layout is not None:
-                of_all = files_of_all(temporary, [blocks for _, blocks in parts], manifest.layout.get(PIPELINE, 1))
+                of_all = files_of_all(temporary, [blocks for _, blocks, _ in parts], manifest.layout.get(PIPELINE, 1))
                 entries |= _write_files(temporary, of_all, before, is_shared=True)
             complete = replace(manifest, files=entries)
             committed = None if before is None else _committed_alike(path, complete, before)
@@ -373,7 +389,47 @@ def write_checkpoint(
             return committed.folder.name
 
         folder = path.with_name(ranks.first(commit))
+        if not place.is_shared:
+            copy = partial(_commit_parts, path, temporary, before, manifest, then)
+            folder = _committed_by_each(path, ranks, place, made[0] if made else None, before, copy)
         return made[0] if made else Committed(folder, replace(manifest, files=own), frozenset(own))
+
+
+def _committed_by_each(
+    path: Path,
+    ranks: Exchange,
+    place: Place,
+    made: "Committed | None",
+    before: Committed | None,
+    commit: Callable[[bytes], object],
+) -> Path:
+    """Commit the parts of each folder as rank 0 has committed its own, ``made``; returns the folder of this rank."""
+    is_before = made is not None and made is before
+    text = ranks.to_all(b"" if made is None or is_before else made.manifest.to_bytes())
+    ranks.each(lambda: commit(text) if place.is_first and made is None else None)
+    return real_path(path)
+
+
+def _commit_parts(
+    path: Path,
+    temporary: Path,
+    before: Committed | None,
+    manifest: Manifest,
+    then: Callable[[], object] | None,
+    text: bytes,
+) -> None:
+    """Commit the folder of one host. ``text``: of the manifest; empty: ``before`` has the same files."""
+    if not text:
+        if before is not None and real_path(path) != before.folder and has_links(path.parent):
+            replace_link(path, before.folder)
+    else:
+        for number in range((manifest.layout or {}).get(PIPELINE, 1)):
+            Stage.path(temporary, number).unlink(missing_ok=True)
+        with _placed(path, manifest.iteration) as folder:
+            (temporary / MANIFEST_NAME).write_bytes(text)
+            commit_folder(temporary, folder)
+    if then is not None:
+        then()
 
 
 def _committed_alike(path: Path, manifest: Manifest, before: Committed) -> Committed | None:

@@ -80,6 +80,39 @@ class Stage:
         self.path(folder, self.number).write_text(json.dumps([self.trees, self.states, self.metadata]))
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How this process sees the folder of checkpoints.
+
+    Attributes:
+        is_shared: all processes see the same folder. Otherwise each host has the parts of its own processes, and a
+            mirror has all of them.
+        is_first: rank 0, and of each other folder the first process that sees it.
+    """
+
+    is_shared: bool = True
+    is_first: bool = False
+
+    @classmethod
+    def of(cls, folder: Path) -> "Place":
+        """Makes the folder. Every process must call this."""
+        if dist.get_world_size() == 1:
+            return cls(is_first=True)
+        with ExitStack() as stack:
+            with dist.raised_together():
+                token = temporary_sibling(folder / "seen-by-all")
+                if dist.is_main_process():
+                    make_folders(folder)
+                    token.touch()
+                    stack.callback(token.unlink, missing_ok=True)
+            name = dist.broadcast_object(token.name)
+            # A listing: network filesystems may remember for a while that a single name did not exist.
+            sees = folder.is_dir() and name in os.listdir(folder)
+            found = dist.all_gather_object((socket.gethostname(), sees))
+        rank, own = dist.get_rank(), found[dist.get_rank()]
+        return cls(all(one for _, one in found), rank == 0 or (not sees and found.index(own) == rank))
+
+
 class Exchange:
     """The exchanges of a process that writes everything."""
 
@@ -90,6 +123,10 @@ class Exchange:
     def each(self, work: Callable[[], T]) -> list[T]:
         """What ``work()`` returns on every rank, by rank, on rank 0. An error of any rank is raised on every rank."""
         return [work()]
+
+    def to_all(self, content: bytes) -> bytes:
+        """Rank 0's content on every rank."""
+        return content
 
 
 class RankExchange(Exchange):
@@ -117,6 +154,14 @@ class RankExchange(Exchange):
         if is_failed:
             self._raise(error)
         return [pickle.loads(one) for one in gathered_rows(content, size, self._group)]
+
+    def to_all(self, content: bytes) -> bytes:
+        (size,) = dist.largest(len(content) if dist.is_main_process() else 0, group=self._group)
+        if size == 0:
+            return b""
+        sent = torch.frombuffer(bytearray(content.ljust(size, b"\0")), dtype=torch.uint8)
+        torch.distributed.broadcast(sent, 0, self._group)
+        return sent.numpy().tobytes()
 
     def _raise(self, error: BaseException | None) -> None:
         seen = dist.all_gather_object(None if error is None else dist.portable(error), self._group)
@@ -170,10 +215,14 @@ class Sharing:
     held_before: frozenset[str]  # names of weights that an earlier stage of a pipeline has too
     ranks: RankExchange
     ranks_of_mirror: RankExchange | None  # for its own thread
+    place: Place
 
     @classmethod
-    def of(cls, mesh: "DeviceMesh", names: Iterable[str], *, has_mirror: bool = False) -> "Sharing":
-        """``names``: those of the model's weights in this process. Every process must call this."""
+    def of(cls, mesh: "DeviceMesh", names: Iterable[str], mirrored: Path | None = None) -> "Sharing":
+        """``names``: those of the model's weights in this process. Every process must call this.
+
+        ``mirrored``: the folder of checkpoints, if these have a mirror.
+        """
         grid = Grid(mesh)
         before = names_of_stages(mesh, names)[: grid.stage]
         return cls(
@@ -181,7 +230,8 @@ class Sharing:
             grid,
             frozenset(name for held in before for name in held),
             RankExchange(),
-            RankExchange() if has_mirror else None,
+            None if mirrored is None else RankExchange(),
+            Place() if mirrored is None else Place.of(mirrored),
         )
 
 

@@ -68,4 +68,4 @@ class BestWeights:
 
     def _load(self, checkpoint: Path) -> None:
         own = self._run.checkpointer
-        Checkpointer(own.model, only=own.only).load(checkpoint, checkpointables=[], strict=True)
+        Checkpointer(own.model, only=own.only, mirror=own.mirror).load(checkpoint, checkpointables=[], strict=True)
