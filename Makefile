@@ -70,6 +70,7 @@ torture: $(VENV)/.all
 	@echo "== Killing runs"
 	$(BIN)/python -m tests.torture.run --kills 500 --every-operation
 	TORTURE=1 $(PYTEST) tests/checkpoint/test_sharded_saving.py tests/benchmarks/test_benchmarks.py \
+		tests/checkpoint/test_mirror_kills.py tests/engine/test_mirror.py \
 		$(addprefix tests/distributed/test_,sharded_checkpoints.py faults.py stops.py hosts.py)
 
 check: $(VENV)/.all
