@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from tests.toys import Samples, quiet
-from trainwright import Trainer
+from tests.toys import Samples, Stream, file_config, quiet
+from trainwright import DefaultTrainer, LazyCall, Trainer
 
 pytestmark = pytest.mark.usefixtures("no_compiler")
 
@@ -185,3 +185,46 @@ def test_nothing_is_read_from_tensors_in_a_step(tmp_path: Path, monkeypatch: pyt
 
     run(tmp_path, True, kind=Watch, log_steps=1000, num_epochs=2, metrics=[])
     assert not reads
+
+
+class Ignoring(nn.Module):
+    """A linear classifier whose loss leaves out labels of -100."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {"loss": F.cross_entropy(self.layer(inputs), labels)}
+
+
+@pytest.mark.parametrize("api", ["objects", "files"])
+def test_labels_of_a_stream_that_are_all_ignored_are_counted_with_the_loss_of_a_program(
+    api: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    labels = (torch.arange(20) % 2).index_fill(0, torch.arange(10, 12), -100)  # of the sixth update
+    rows = Samples(inputs=torch.randn(20, 4, generator=torch.Generator().manual_seed(0)), labels=labels)
+    models = []
+    for is_graph in (False, True):
+        model, stream = Ignoring(), Stream([rows[number] for number in range(20)])
+        folder = tmp_path / str(is_graph)
+        caplog.clear()
+        trainer: Any
+        if api == "objects":
+            config = quiet(folder, batch_size=2, max_steps=10, optimizer="SGD", learning_rate=0.1, metrics=None,
+                           graph=is_graph, device_str="cpu")  # fmt: skip
+            trainer = Trainer(model, config, train_dataset=stream)
+        else:
+            cfg = file_config(folder, lambda: model, lambda: stream, train_iter=10, train_micro_batch_size=2)  # noqa: B023
+            cfg.graph.enabled = is_graph
+            cfg.optim = LazyCall(torch.optim.SGD)(params={}, lr=0.1)
+            trainer = DefaultTrainer(cfg)
+        with caplog.at_level("INFO", "trainwright"):
+            trainer.train()
+        assert ("are one program" in caplog.text) == is_graph
+        (line,) = [record.getMessage() for record in caplog.records if "loss is nan" in record.getMessage()]
+        assert line.startswith("Iteration 6: the loss is nan, as none of the labels counts")
+        models.append(trainer.model)
+    eager, compiled = (model.state_dict() for model in models)
+    torch.testing.assert_close({name.removeprefix("model."): one for name, one in compiled.items()}, dict(eager))

@@ -75,6 +75,7 @@ class Update:
         untrained: trainable parameters that no optimizer holds; their gradients do not outlive an update either.
         is_prepared, is_stepping: whether ``prepare`` has run for the next ``finish``, and whether ``finish`` runs.
         counted_targets: by iteration, of the latest ones; None: :meth:`count_targets` was not called.
+        count_batch: records them for a loss and its batch, where a program computes the backward pass; None: as above.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class Update:
         self._plain_step, self._zero_grad, self.sync = step, zero_grad, replica
         self.untrained: Sequence[Tensor] = ()
         self.counted_targets: dict[int, Any] | None = None
+        self.count_batch: Callable[[Tensor, Any], None] | None = None
         self.device = computing_device(model) if replica is not None else None
         self.is_weighed = accumulates or replica is not None
         is_plain = not (self.is_weighed or grad_scaler or differentiate)
@@ -206,7 +208,7 @@ class Update:
             return
         found, add, counter = dict[int, Any](), self._add, copy.copy(self.mean.counter)
 
-        def count_and_add(loss: Tensor, batch: Any) -> None:
+        def count(loss: Tensor, batch: Any) -> None:
             may_be_nan = simulation() is None and (not loss.is_cpu or math.isnan(loss.item()))  # a device is not read
             if may_be_nan and (storage := find_event_storage()) is not None:
                 if not counter.is_decided:
@@ -214,12 +216,15 @@ class Update:
                 found[storage.iter] = counter.count(batch, 1)
                 if len(found) > _MAX_COUNTS:
                     del found[next(iter(found))]
+
+        def count_and_add(loss: Tensor, batch: Any) -> None:
+            count(loss, batch)
             if add is None:
                 loss.backward()  # type: ignore[no-untyped-call]
             else:
                 add(loss, batch)
 
-        self._add, self.counted_targets = count_and_add, found
+        self._add, self.counted_targets, self.count_batch = count_and_add, found, count
 
     def finish_window(self) -> None:
         """Divide the gradients by the tokens of the window, if these are known after it only."""

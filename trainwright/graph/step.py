@@ -121,6 +121,8 @@ class CompiledStep:
             return self._eager(model, batch)
         self.has_stepped = programs.steps
         loss, outputs, others = results
+        if self._update.count_batch is not None:
+            self._update.count_batch(loss, batch)
         if not self.has_stepped and self._update.record_loss is not None:
             self._update.record_loss(loss)
         if others and has_event_storage():  # not in a user's own loop
