@@ -363,15 +363,33 @@ def over_unknown_order(api: str, data: str, folder: Path, model: nn.Module, kind
     return (kind or Trainer)(model, quiet(folder, **plain, **settings), **given)
 
 
+class OwnStep(Trainer):
+    def train_step(self, model: nn.Module, inputs: Any) -> dict[str, Tensor]:
+        loss = model(**inputs)["loss"]
+        self.backward(loss)
+        self.step()
+        return {"step_loss": loss.detach()}
+
+
+class OwnFileStep(DefaultTrainer):
+    def train_step(self, model: nn.Module, inputs: Any) -> dict[str, Tensor]:
+        loss = model(**inputs)["loss"]
+        self.backward(loss)
+        self.step()
+        return {"loss": loss.detach()}
+
+
 @pytest.mark.parametrize("data", ["stream", "own loader"])
-@pytest.mark.parametrize("api", ["model", "config file"])
+@pytest.mark.parametrize(
+    ("api", "kind"), [("model", None), ("model", OwnStep), ("config file", None), ("config file", OwnFileStep)]
+)
 def test_labels_that_are_all_ignored_are_counted_where_no_batch_can_be_read_again(
-    api: str, data: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    api: str, kind: Any, data: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     known, unknown = Tagger(counts=True), Tagger()
     over_unknown_order(api, data, tmp_path / "known", known).train()
     caplog.clear()
-    trainer = over_unknown_order(api, data, tmp_path / "unknown", unknown)
+    trainer = over_unknown_order(api, data, tmp_path / "unknown", unknown, kind)
     trainer.train()
     assert trainer.iterations_done == 10
     (text,) = [text for text in warnings_of(caplog) if "is nan" in text]

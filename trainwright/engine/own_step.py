@@ -82,6 +82,8 @@ class OwnStep(HookBase):
         # A backward pass that is not the first of its batch, or not of all parameters, cannot average.
         if (update.is_counted or inputs is not None) and update.sync is not None:
             update.sync.average_after_backward()
+        if update.count_batch is not None and update.batch is not None:  # None: read by the user's own code
+            update.count_batch(loss, update.batch)
         share = update.mean.share_again(loss) if update.is_counted else update.mean.share(loss, update.batch)
         update.is_counted = True
         update.differentiate(share, **options)

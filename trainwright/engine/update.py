@@ -75,7 +75,7 @@ class Update:
         untrained: trainable parameters that no optimizer holds; their gradients do not outlive an update either.
         is_prepared, is_stepping: whether ``prepare`` has run for the next ``finish``, and whether ``finish`` runs.
         counted_targets: by iteration, of the latest ones; None: :meth:`count_targets` was not called.
-        count_batch: records them for a loss and its batch, where a program computes the backward pass; None: as above.
+        count_batch: records them for a loss and its batch, where another class differentiates; None: as above.
     """
 
     def __init__(
