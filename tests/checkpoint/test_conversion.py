@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from tests.checkpoint.foreign_models import GROUPED, MODELS, build
 from tests.distributed.layout_runs import Texts, UnsavedTrainer, file_config, settings
+from tests.hub_server import HubServer
 from tests.ranks import on_ranks
 from trainwright import Trainer
 from trainwright.checkpoint import CheckpointError, conversion
@@ -101,10 +102,10 @@ def without(folder: Path, pattern: str) -> None:
     save_file(left, folder / "model.safetensors", {"format": "pt"})
 
 
-def begin(folder: Path, name: str, api: str, *, partial: bool = False) -> nn.Module:
+def begin(folder: Path, name: str, api: str, *, partial: bool = False, kind: str = "") -> nn.Module:
     if api == "objects":
-        own = {"init_weights_from": str(folder / name), "init_weights_partial": partial}
-        return Trainer(build(name, seed=1), settings(folder / "out", **own), train_dataset=Texts(16)).model
+        own = {"init_weights_from": name if kind else str(folder / name), "init_weights_partial": partial}
+        return Trainer(build(kind or name, seed=1), settings(folder / "out", **own), train_dataset=Texts(16)).model
     cfg = file_config(folder / "out", {}, Texts(16), 4, 1, 2, updates=1)
     cfg.model, cfg.train.load_weight = LazyCall(build)(name=name, seed=1), str(folder / name)
     cfg.train.init_weights_partial = partial
@@ -234,3 +235,16 @@ def test_another_release_of_transformers_converts_by_its_from_pretrained(
     assert init_weights(other, tmp_path) == []
     assert_loaded(other.state_dict(), model)
     assert "takes 3 arguments" in caplog.text
+
+
+@pytest.mark.parametrize("in_files", [False, True])
+def test_a_model_on_a_hub_is_converted_too_also_in_several_files(
+    in_files: bool, hub: HubServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model: Any = build("Mixtral", seed=0)
+    folder = hub.folder("models", "someone/mixtral")
+    model.save_pretrained(folder, max_shard_size="20KB" if in_files else "5GB")
+    assert in_files is (folder / "model.safetensors.index.json").exists()
+    found = begin(tmp_path, "someone/mixtral", "objects", kind="Mixtral")
+    assert_loaded(found.state_dict(), model)

@@ -7,6 +7,7 @@ applied to tensors that are read one after another, so that a process keeps only
 
 import logging
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from types import SimpleNamespace
@@ -131,6 +132,21 @@ class _Group:
         """The tensors of the model, by name. Nothing is read."""
         return {name: _Computed(self, name, value) for name, value in self._convert(_meta).items()}
 
+    def read_rows(self, first: int, number: int) -> Tensor | None:
+        """Some rows of the only tensor, of the stored weights that these are made of; None: all of them are needed.
+
+        Stacked weights, such as those of experts, are one row each, and may then be joined along another dimension.
+        """
+        stacks, *joins = self._rule.operations
+        kinds = [type(stacks).__name__, *(type(one).__name__ for one in joins)]
+        if kinds not in (["MergeModulelist"], ["MergeModulelist", "Concatenate"]) or stacks.dim != 0:
+            return None
+        if any(one.dim < 1 for one in joins) or len(self._rule.target_patterns) != 1:
+            return None
+        rows = range(first, first + number)
+        (value,) = self._convert(_whole, dict.fromkeys(self._rule.source_patterns, rows)).values()
+        return value
+
     def read(self, name: str) -> Tensor:
         """One of the tensors, on the CPU. If there are others, they are kept until `release`."""
         if name not in self._computed:
@@ -144,10 +160,14 @@ class _Group:
             weight.release()
 
     @torch.no_grad()
-    def _convert(self, value_of: Any) -> dict[str, Tensor]:
+    def _convert(self, value_of: Any, only: Mapping[str, range] | None = None) -> dict[str, Tensor]:
+        """``only``: the places of the weights to use, among those of each pattern."""
         rule = deepcopy(self._rule)  # it keeps what it is given
+        places = Counter[str]()
         for pattern, stored, weight in self.sources:
-            rule.add_tensor(self.name, stored, pattern, value_of(weight))
+            if only is None or places[pattern] in only[pattern]:
+                rule.add_tensor(self.name, stored, pattern, value_of(weight))
+            places[pattern] += 1
         values = rule.convert(self.name, model=self._root, config=self._root.config)
         return {name: value[0] if isinstance(value, list) else value for name, value in values.items()}
 
@@ -165,6 +185,10 @@ class _Computed(StoredTensor):
                 weight.open(None)
 
     def block(self, offset: tuple[int, ...], shape: tuple[int, ...], *, is_mapped: bool = False) -> Tensor:
+        if shape and 0 < shape[0] < self.shape[0] and tuple(shape[1:]) == tuple(self.shape[1:]):
+            rows: Tensor | None = self.reader.read_rows(offset[0], shape[0])
+            if rows is not None:
+                return rows
         complete: Tensor = self.reader.read(self._name)
         if tuple(shape) == tuple(complete.shape):
             return complete

@@ -32,6 +32,7 @@ from trainwright.models.config import CONFIG_NAME
 from trainwright.parallel.wrappers import model_state
 
 WEIGHTS_NAME = "model.safetensors"
+_CONFIG_OF_TRANSFORMERS = "config.json"  # a repository with this file alone may have its weights in several files
 _FILES_OF_INDEX = "model-*-of-*.safetensors"  # of a large model of transformers
 PREPROCESSOR_NAME = "preprocessor"
 _LAST = ("final_epoch", "model_final", "model_best")  # links of a run to a checkpoint
@@ -83,7 +84,7 @@ def read_config(folder: Path, filename: str = CONFIG_NAME) -> tuple[str, dict[st
 
 def fetch_model(path_or_id: str | os.PathLike[str], config: str, weights: str, revision: str | None = None) -> Path:
     """The folder of a model, here or from the hub: only the files that loading reads."""
-    wanted = [config, f"{PREPROCESSOR_NAME}/*"]
+    wanted = [config, _CONFIG_OF_TRANSFORMERS, f"{PREPROCESSOR_NAME}/*"]
     folder = local_folder(path_or_id, files=[*wanted, weights], revision=revision)
     if not Path(path_or_id).expanduser().is_dir() and not (folder / weights).exists():
         others = [OLD_WEIGHTS_NAME, INDEX_NAME, _FILES_OF_INDEX]
