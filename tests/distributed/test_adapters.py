@@ -77,6 +77,7 @@ TENSOR, PIPELINE, CONTEXT = ({f"{name}_parallel_size": 2} for name in ("tensor",
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "tensor": ("llama", TENSOR),
     "tensor, sequence": ("own", {**TENSOR, "sequence_parallel": True}),
+    "tensor, sequence, llama": ("llama", {**TENSOR, "sequence_parallel": True}),
     "tensor, without a task": ("task", TENSOR),
     "tensor, head": ("head", TENSOR),
     "tensor, gpt2": ("gpt2", TENSOR),
