@@ -303,6 +303,7 @@ def stream_trained(folder: Path, workers: int) -> dict[str, str]:
             quiet(folder / name, batch_size=4, metrics=None, num_epochs=1, num_dataloader_workers=workers),
             stream,
         )
+        found[f"{name}, evaluated"] = message(trainer.evaluate, stream) if workers == 0 else ""
         found[name] = message(trainer.train)
         assert bool(found[name]) == (trainer.state.global_step == 0)
     return found
@@ -315,6 +316,9 @@ def test_a_stream_that_each_rank_reads_completely_must_be_the_same(tmp_path: Pat
         for kind in ("shuffled by each rank", "shuffled by the global generator"):
             assert found[kind].startswith("Trainer.train_dataset: sample "), found
             assert "another one on rank 1 than on rank 0" in found[kind]
+            evaluated = "Evaluation of Lines: batch 0 (its part 0) is another one on rank 1 than on rank 0."
+            assert found[f"{kind}, evaluated"].startswith("" if workers or "global" in kind else evaluated)
+        assert [found[f"{kind}, evaluated"] for kind in ("same", "augmented", "share")] == [""] * 3
 
 
 def streams_of_rank(folder: Path) -> dict[str, str]:

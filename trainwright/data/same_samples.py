@@ -83,7 +83,9 @@ def check_same_samples(data: Mapping[str, Data]) -> None:
         check_found(name, [one.get(name) for one in suspected], is_random)
 
 
-def check_found(name: str, found: Iterable[Any], is_random: Iterable[tuple[int, str]] = ()) -> None:
+def check_found(
+    name: str, found: Iterable[Any], is_random: Iterable[tuple[int, str]] = (), what: str = "sample"
+) -> None:
     """Raise for the first difference from rank 0 that was found, by rank, unless it ``is_random``."""
     rows = []
     for rank, row in enumerate(found):
@@ -94,15 +96,15 @@ def check_found(name: str, found: Iterable[Any], is_random: Iterable[tuple[int, 
             rows.append((rank, row))
     if not rows:
         return
-    what = rows[0][1]
+    difference = rows[0][1]
     ranks = [rank for rank, _ in rows]
     named = ", ".join(map(str, ranks[:_MAX_NAMED])) + (" and others" if len(ranks) > _MAX_NAMED else "")
     where = f"rank{'s' if len(ranks) > 1 else ''} {named}"
-    if isinstance(what, str):
-        raise ConfigError(f"{name}: {what} on {where}. {SEEDS}")
-    index, field = what
+    if isinstance(difference, str):
+        raise ConfigError(f"{name}: {difference} on {where}. {SEEDS}")
+    index, field = difference
     of_field = f" (its {field})" if field else ""
-    raise ConfigError(f"{name}: sample {index}{of_field} is another one on {where} than on rank 0. {SEEDS}")
+    raise ConfigError(f"{name}: {what} {index}{of_field} is another one on {where} than on rank 0. {SEEDS}")
 
 
 class FirstReads:
@@ -115,17 +117,18 @@ class FirstReads:
     def __init__(self) -> None:
         self.values: list[Values | None] = []
 
-    def of(self, stream: Any) -> Iterator[Any]:
-        """The samples of a new iteration of the stream."""
+    def of(self, stream: Any, held: Any = None) -> Iterator[Any]:
+        """The samples of a new iteration of the stream. ``held``: what may have generators, if not the stream."""
         samples = iter(stream)
+        held = stream if held is None else held
         while len(self.values) < _MAX_OF_STREAM:
-            before = _states(stream, samples)
+            before = _states(held, samples)
             try:
                 sample = next(samples)
             except StopIteration:
                 return
             try:
-                self.values.append(None if _states(stream, samples) != before else values_of(sample))
+                self.values.append(None if _states(held, samples) != before else values_of(sample))
             except Exception:  # of the user's code
                 self.values.append(None)
             yield sample
@@ -139,10 +142,10 @@ def _states(stream: Any, samples: Iterator[Any]) -> Any:
     return read_state(), [repr(generator_state(one)) for one in held if is_generator(one)]
 
 
-def check_first_reads(name: str, values: list[Values | None]) -> None:
+def check_first_reads(name: str, values: list[Values | None], what: str = "sample") -> None:
     """Raise on all processes if they have read other first samples of a stream that all of them read completely.
 
-    Every process must call this.
+    ``what``: of which there are ``values``. Every process must call this.
     """
     if get_world_size() == 1:
         return
@@ -153,7 +156,7 @@ def check_first_reads(name: str, values: list[Values | None]) -> None:
         if one is not None and other is not None
         for field in differing(one, other)
     ]
-    check_found(name, all_gather_object(places or None))
+    check_found(name, all_gather_object(places or None), what=what)
 
 
 def read_samples(dataset: Any, length: int | None, seconds: float, indices: Iterable[int] | None = None) -> Any:

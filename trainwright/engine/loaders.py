@@ -3,6 +3,8 @@
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from itertools import chain, islice
 from typing import Any
 
 from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
@@ -19,7 +21,7 @@ from trainwright.data.batch_loader import can_pin_memory, make_loader, opened
 from trainwright.data.batches import Repeated, source_of
 from trainwright.data.loaders import check_stream_arguments
 from trainwright.data.order import sample_lengths
-from trainwright.data.same_samples import Data
+from trainwright.data.same_samples import Data, FirstReads, check_first_reads
 from trainwright.data.sample_count import SampleCounter
 from trainwright.data.sampler import EpochSampler, SingleRoundSampler, refuse_empty
 from trainwright.data.streaming import StreamLoader, eval_stream_loader, is_stream, order_of_stream
@@ -111,7 +113,24 @@ def batches_of_rank(loader: Iterable[Any]) -> Iterator[Any]:
             " at all. Pass a data set, or a loader that does not shuffle.",
             type(loader).__name__,
         )
-    return (batch for number, batch in enumerate(opened(loader)) if number % size == rank)
+    return (batch for number, batch in enumerate(_compared(loader)) if number % size == rank)
+
+
+def _compared(loader: Any) -> Iterator[Any]:
+    """The batches of an evaluated loader that all processes read; of a stream, the first one must be the same on all.
+
+    One that workers read may be random: that numbers are drawn is not seen there.
+    """
+    dataset, reads = getattr(loader, "dataset", None), FirstReads()
+    if not is_stream(dataset) or getattr(loader, "num_workers", None):
+        return opened(loader)
+    batches = reads.of(opened(loader), dataset)
+    return chain(map(partial(_after_comparison, reads, type(dataset).__name__), islice(batches, 1)), batches)
+
+
+def _after_comparison(reads: FirstReads, name: str, batch: Any) -> Any:
+    check_first_reads(f"Evaluation of {name}", reads.values, "batch")
+    return batch
 
 
 def samples_of_rank(loader: Any) -> SampleCounter:
