@@ -337,3 +337,14 @@ def test_no_secret_of_a_url_is_in_a_message(tmp_path: Path, caplog: pytest.LogCa
 def test_without_a_mirror_no_package_for_stores_is_imported(run_python: Any, tmp_path: Path) -> None:
     program = "import sys, trainwright, trainwright.checkpoint.mirror; print({'s3fs', 'aiobotocore'} & {*sys.modules})"
     assert run_python("-c", program, cwd=tmp_path).stdout.strip() == "set()"
+
+
+def test_another_process_in_the_same_mirror_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    url = f"file://{tmp_path}/mirror"
+    one, other = checkpointer(tmp_path / "one", url), checkpointer(tmp_path / "other", url)
+    save(one, 0)
+    save(other, 5)
+    assert "another process" not in caplog.text
+    save(one, 1)
+    assert caplog.text.count("another process writes checkpoints to file://") == 1
+    assert "model_0000001" in names(url)

@@ -3,8 +3,11 @@
 import json
 import os
 import random
+import re
 import shutil
+import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from tests.fork_server import python
 from tests.toys import Classifier, assert_equal_weights, file_config, points, quiet
 from trainwright import DefaultTrainer, LazyCall, Trainer
 from trainwright.base.errors import ConfigError
+from trainwright.checkpoint.mirror_store import Store
 from trainwright.hooks import CallbackHook
 
 STEPS = 12
@@ -157,3 +161,65 @@ def test_a_run_that_loses_its_machine_again_and_again_becomes_what_an_unbroken_o
     assert_equal_weights(last.model, unbroken.model)
     assert rows(tmp_path / "last") == rows(tmp_path / "unbroken")
     print(f"{kills} kills")
+
+
+@pytest.mark.parametrize("api", BOTH)
+def test_a_queue_that_starts_the_job_again_on_another_machine_continues_it(
+    tmp_path: Path, api: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, make = f"file://{tmp_path}/mirror", BOTH[api]
+    monkeypatch.setenv("TRAINWRIGHT_RESUME", "1")  # as `trainwright launch --resume` sets it
+    train(make(tmp_path / "first", url, resumes=False), stop=7)
+    assert make(tmp_path / "second", url, resumes=False).start_iter == 6
+
+
+@pytest.mark.parametrize("api", BOTH)
+def test_a_secret_in_the_url_is_in_no_file_of_the_run(tmp_path: Path, api: str) -> None:
+    url = f"memory://me:pass-word-1@{tmp_path}/mirror"
+    train(BOTH[api](tmp_path / "run", url, resumes=False), stop=3)
+    folder = tmp_path / "run"
+    assert not [file for file in folder.rglob("*") if file.is_file() and b"pass-word-1" in file.read_bytes()]
+    assert Store(url).sizes("")
+
+
+def test_a_large_file_of_the_run_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"file://{tmp_path}/mirror"
+    monkeypatch.setattr("trainwright.checkpoint.mirror._MAX_RUN_FILE", 200)
+    train(python_trainer(tmp_path / "run", url, resumes=False))
+    assert caplog.text.count("run.json has 0.0 MB, and is not copied") == 1
+    again = python_trainer(tmp_path / "again", url, resumes=True)
+    assert again.start_iter == STEPS
+    assert not (tmp_path / "again" / "run.json").exists()
+
+
+@pytest.mark.parametrize("api", BOTH)
+def test_copies_for_checks_and_dev_runs_use_no_mirror(tmp_path: Path, api: str) -> None:
+    url = f"file://{tmp_path}/mirror"
+    trainer = BOTH[api](tmp_path / "run", url, resumes=False)
+    assert trainer.run.copy(tmp_path / "copy").run.checkpointer.mirror is None
+    trainer = python_trainer(tmp_path / "dev", url, resumes=False, fast_dev_run=True)
+    assert trainer.checkpointer.mirror is None
+    assert not Store(url).entries()
+
+
+@pytest.mark.parametrize("api", BOTH)
+def test_sigterm_waits_for_the_copy_and_says_so(
+    tmp_path: Path, api: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    url, real = f"file://{tmp_path}/mirror", Store.upload
+
+    def slow(self: Store, path: Path, name: str) -> None:
+        time.sleep(0.05)
+        real(self, path, name)
+
+    monkeypatch.setattr(Store, "upload", slow)
+    caplog.set_level("INFO")
+    trainer = BOTH[api](tmp_path / "run", url, resumes=False)
+    kill = CallbackHook(after_step=lambda at: os.kill(os.getpid(), signal.SIGTERM) if at.iter == 4 else None)
+    trainer.register_hooks([kill])
+    with pytest.raises(SystemExit):
+        trainer.train()
+    assert re.search(r"waiting until .* \(0.0 MB\) is copied to file://", caplog.text)
+    assert BOTH[api](tmp_path / "again", url, resumes=True).start_iter == 5
