@@ -1,8 +1,10 @@
 """Processes whose data differ are refused before the first step; reading the samples for that changes no run."""
 
+import logging
 import os
 import random
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -75,6 +77,7 @@ class Traces(Dataset[Any]):
         self.own = [np.random.default_rng(0), torch.Generator().manual_seed(0), random.Random(0)]
         factor = random.Random(1)
         self.transform = lambda x: x * factor.random()
+        self.logger, self.by_class = logging.getLogger("data"), defaultdict[int, list[int]](list)
 
     def __len__(self) -> int:
         return 8
@@ -83,6 +86,8 @@ class Traces(Dataset[Any]):
         self.file = self.file or object()
         self.reads += 1
         self.order.append(index)
+        self.by_class[index % 2].append(index)
+        self.logger.setLevel("INFO")
         self.cache[index] = random.random() + np.random.rand() + float(torch.rand(())) + GENERATOR.random()
         self.cache[index] += self.own[0].random() + float(torch.rand((), generator=self.own[1])) + self.own[2].random()
         return {"x": self.transform(self.cache[index])}
@@ -95,7 +100,8 @@ def test_reading_is_undone() -> None:
         first = data[3]
         assert data.reads == 1
         assert data[3] != first
-    assert (data.file, data.reads, data.cache, data.order) == (None, 0, {}, [1, 2])
+    assert (data.file, data.reads, data.cache, data.order, data.by_class) == (None, 0, {}, [1, 2], {})
+    assert data.logger.level == logging.INFO  # not a part of the data
     assert read_state() == state
     assert GENERATOR.bit_generator.state == of_module
     random.seed(5), np.random.seed(5), torch.manual_seed(5)

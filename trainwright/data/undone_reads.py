@@ -5,7 +5,7 @@ whose samples were read once more before it must be the run without that.
 """
 
 import sys
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -15,7 +15,7 @@ from typing import Any
 from trainwright.data.seeding import generator_state, is_generator, kept_generators, set_generator_state
 
 _MAX_DEPTH, _MAX_OBJECTS, _MAX_ITEMS = 8, 4000, 1000
-_CONTAINERS = (dict, list, set, deque)
+_CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)
 
 
 @contextmanager
@@ -67,12 +67,14 @@ def _inside(value: Any, seen: set[int], restores: list[Callable[[], object]]) ->
         return [value.__self__]
     if isinstance(value, partial):
         return [value.func, *value.args, *value.keywords.values()]
-    attributes = getattr(value, "__dict__", None)
+    attributes, module_name = getattr(value, "__dict__", None), type(value).__module__
     if isinstance(value, type) or type(attributes) is not dict:
+        return []
+    if module_name.partition(".")[0] in sys.stdlib_module_names:  # a logger, a lock: shared with what is no data
         return []
     seen.add(id(value))
     restores.append(partial(_refill, attributes, attributes.copy()))
-    module = sys.modules.get(type(value).__module__)
+    module = sys.modules.get(module_name)
     of_module = [one for one in [*vars(module).values()] if is_generator(one)] if module is not None else []
     return [*attributes.values(), *of_module]
 
