@@ -173,14 +173,13 @@ def test_a_resume_goes_on_and_peft_loads_the_adapters(tmp_path: Path) -> None:
     for rank in found:
         for name in ("tensor", "pipeline"):
             assert rank[name] == pytest.approx(expected["losses"], abs=1e-6), name
-    saved = tmp_path / "tensor" / "checkpoints" / str(UPDATES)
-    base = of_transformers("Llama", tie_word_embeddings=False)
-    loaded = peft.PeftModel.from_pretrained(base, str(saved))
-    weights = peft.get_peft_model_state_dict(loaded)
-    assert weights.keys() == load_file(saved / "adapter_model.safetensors").keys()
-    is_close(weights, {
-        name.replace(".default", ""): value for name, value in expected["adapters"].items()
-    }, 1e-6)  # fmt: skip
+    trained_names = {name.replace(".default", ""): value for name, value in expected["adapters"].items()}
+    for layout in ("tensor", "pipeline"):
+        saved = tmp_path / layout / "checkpoints" / str(UPDATES)
+        base = of_transformers("Llama", tie_word_embeddings=False)
+        weights = peft.get_peft_model_state_dict(peft.PeftModel.from_pretrained(base, str(saved)))
+        assert weights.keys() == load_file(saved / "adapter_model.safetensors").keys()
+        is_close(weights, trained_names, 1e-6)
 
 
 def of_files(folder: Path, layout: dict[str, Any]) -> list[float]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from trainwright.base.dist import get_pipeline_parallel_size
+from trainwright.base.dist import gather_over_pipeline
 from trainwright.parallel.wrappers import model_state
 
 WEIGHTS_NAME = "adapter_model.safetensors"
@@ -40,9 +40,9 @@ def adapter_files(model: nn.Module) -> dict[str, bytes]:
     """The files that ``PeftModel.from_pretrained(base, folder)`` reads, by their relative names; none for other models.
 
     The first adapter's are in the folder itself if it is called "default", others in a folder of their name. Of a
-    sharded model every process must call this; a model that is cut into pipeline stages has no such files.
+    model that is spread over processes every process must call this.
     """
-    if not is_peft_model(model) or get_pipeline_parallel_size() > 1:
+    if not is_peft_model(model):
         return {}
     from peft import get_peft_model_state_dict
     from safetensors.torch import save
@@ -52,12 +52,12 @@ def adapter_files(model: nn.Module) -> dict[str, bytes]:
     for name, config in peft_model.peft_config.items():
         weights = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
         prefix = "" if name == "default" else f"{name}/"
-        files[prefix + WEIGHTS_NAME] = save(
-            {
-                key: (value.full_tensor() if hasattr(value, "full_tensor") else value).detach().cpu().clone()
-                for key, value in weights.items()
-            }
-        )
+        own = {
+            key: (value.full_tensor() if hasattr(value, "full_tensor") else value).detach().cpu().clone()
+            for key, value in weights.items()
+        }
+        stages = gather_over_pipeline(own)  # each has the adapters of its layers
+        files[prefix + WEIGHTS_NAME] = save({key: value for stage in stages for key, value in stage.items()})
         written = copy.copy(config)
         written.inference_mode = True
         if written.base_model_name_or_path is None:
