@@ -1,6 +1,11 @@
 """Names of other libraries are accepted where they mean the same; else the message names ours, or none."""
 
+import ast
+import contextlib
+import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -42,6 +47,44 @@ mine = dict(width=3)
 def test_an_unknown_setting_is_answered_with_ours(name: str, text: str) -> None:
     with pytest.raises(ConfigKeyError, match=text):
         TrainingConfig(**{name: 1})
+
+
+PEERS = json.loads((Path(__file__).parent / "peer_names.json").read_text())
+BEGINNINGS = ("nothing, ", "there is no equivalent", "a ", "the ", "logging.getLogger(", "apply_liger_kernel")
+BEGINNINGS += ("Trainer(", "trainer.", "torch.", "torchrun ", "build_image_train_loader(", "prepare_input_batch(")
+BEGINNINGS += ("create_train_dataloader(",)
+
+
+@pytest.mark.parametrize("library", sorted(PEERS))
+def test_each_setting_of_a_peer_is_accepted_or_answered_by_its_meaning(library: str) -> None:
+    accepted = {*TrainingConfig.rows, *TrainingConfig.aliases}
+    assert [name for name in PEERS[library] if name not in accepted and name not in SETTINGS] == []
+
+
+@pytest.mark.parametrize("name", sorted(SETTINGS))
+def test_each_answer_is_a_setting_with_a_value_that_it_takes(name: str) -> None:
+    answer = SETTINGS[name]
+    first = re.match(r"\w+", answer)
+    accepted = {*TrainingConfig.rows, *TrainingConfig.aliases}
+    assert answer.startswith(BEGINNINGS) or (first is not None and first[0] in accepted), answer
+    named, _, value = answer.partition("=")
+    if value and first is not None and named == first[0] and "..." not in value:
+        also = {"eval_steps": 0.5} if named == "eval_strategy" else {}
+        TrainingConfig(output_dir="run", **{named: literal(value)}, **also)
+
+
+def literal(text: str) -> Any:
+    """The value at the beginning of a text."""
+    for end in range(1, len(text) + 1):
+        if text[end : end + 1] in ("", ",", " ", ";"):
+            with contextlib.suppress(SyntaxError, ValueError):
+                return ast.literal_eval(text[:end])
+    raise AssertionError(f"no value: {text}")
+
+
+def test_a_name_that_nobody_knows_gets_the_nearest_ones() -> None:
+    with pytest.raises(ConfigKeyError, match=r"The nearest names are (\w+, ){4}\w+; get_config_help\(\) describes all"):
+        TrainingConfig(zzz=1)
 
 
 def test_no_name_has_two_answers_and_each_answer_exists() -> None:

@@ -1,12 +1,13 @@
 """Names of other libraries, and what is called so here: for the messages about unknown settings, keys and attributes.
 
-The libraries are Lightning, transformers, Accelerate, timm, MMEngine, Composer and Keras. Names that mean the same as a
-setting are aliases of it instead, in the table of settings.
+The libraries are Lightning, transformers, Accelerate, timm, MMEngine, Composer, fastai and Keras. Names that mean the
+same as a setting are aliases of it instead, in the table of settings.
 """
 
+import difflib
 from collections.abc import Iterable, Mapping
 
-from trainwright.base.errors import did_you_mean
+from trainwright.base.errors import nearest_name
 
 _NONE = "there is no equivalent"
 _PROCESSES = "torchrun --nproc-per-node N SCRIPT"
@@ -62,12 +63,169 @@ SETTINGS = {
     **dict.fromkeys(("label_smoothing", "label_smoothing_factor", "smoothing"), _SMOOTHING),
     "sync_batchnorm": "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model), before Trainer(...)",
     **dict.fromkeys(("mixup", "cutmix"), "build_image_train_loader(..., mixup_func=timm.data.Mixup(...))"),
-    "dataloader_prefetch_factor": "train_dataloader=build_image_train_loader(..., prefetch_factor=...)[0]",
+    "dataloader_prefetch_factor": "Trainer(..., train_dataloader=DataLoader(..., prefetch_factor=...))",
     "wandb": "trackers='wandb'",
     "enable_model_summary": "trainer.print_info()",
     **dict.fromkeys(("deepspeed", "fsdp", "fsdp_config"), "zero_stage=1, 2 or 3, with torchrun"),
     **dict.fromkeys(("num_gpus", "gpus", "n_gpu", "num_processes", "nproc_per_node"), _PROCESSES),
     **dict.fromkeys(("min_epochs", "min_steps", "remove_unused_columns", "neftune_noise_alpha"), _NONE),
+    # Data.
+    "shuffle": "dataloader_shuffle",
+    "num_workers": "dataloader_num_workers",
+    "bs": "batch_size",
+    **dict.fromkeys(("validation_batch_size", "val_bs"), "eval_batch_size"),
+    "split_batches": "batch_size, the samples of each process",
+    "steps_per_epoch": "limit_train_batches",
+    "validation_steps": "limit_eval_batches",
+    **dict.fromkeys(("x", "y"), "Trainer(model, config, TensorDataset(x, y))"),
+    "validation_data": "Trainer(..., eval_dataset=...)",
+    "train_dataloader": "Trainer(..., train_dataloader=...)",
+    **dict.fromkeys(("val_dataloader", "test_dataloader"), "Trainer(..., eval_dataloader=...)"),
+    "dataloader_config": "dataloader_num_workers, dataloader_drop_last or dataloader_shuffle",
+    "dataloader_multiprocessing_context": "Trainer(..., train_dataloader=DataLoader(..., multiprocessing_context=...))",
+    "train_sampling_strategy": "dataloader_shuffle, bucket_by_length, or Trainer(..., train_dataloader=...)",
+    "length_column_name": "bucket_by_length='length', or the name of another field",
+    "item_tfms": "a transform of the data set",
+    "batch_tfms": "prepare_input_batch(batch) of a subclass of Trainer",
+    "reload_dataloaders_every_n_epochs": "create_train_dataloader(dataset) of a subclass, called for each epoch",
+    "use_distributed_sampler": "nothing, each process reads its share",
+    "dataloader_in_order": "nothing, batches are in the order of the samples",
+    "ignore_data_skip": "nothing, a resume continues with the next sample",
+    "device_placement": "nothing, the model and batches are moved to the device",
+    "sample_weight": "a field of the samples, which a loss of your own uses",
+    # Optimizer, schedule and loss.
+    **dict.fromkeys(("betas", "adam_beta1", "adam_beta2"), "optimizer={'name_': 'AdamW', 'betas': [0.9, 0.999]}"),
+    "adam_epsilon": "optimizer={'name_': 'AdamW', 'eps': 1e-8}",
+    "optim_args": "optimizer={'name_': 'AdamW', 'eps': 1e-8}, the name with the arguments",
+    "momentum": "optimizer={'name_': 'SGD', 'momentum': 0.9}",
+    "nesterov": "optimizer={'name_': 'SGD', 'momentum': 0.9, 'nesterov': True}",
+    "opt_func": "optimizer, or Trainer(..., optimizer=...)",
+    "optim_wrapper": "optimizer, max_grad_norm and gradient_accumulation_steps",
+    "lr_max": "learning_rate",
+    "wd": "weight_decay",
+    **dict.fromkeys(("no_decay", "wd_bn_bias"), "decay_norm_and_bias, False for no weight decay of norms and biases"),
+    **dict.fromkeys(("div", "div_final", "moms"), "lr_scheduler={'name_': 'OneCycleLR', ...}, with its arguments"),
+    "pct_start": "warmup_ratio",
+    "param_scheduler": "lr_scheduler, or lr_scheduler_type",
+    "step_scheduler_with_optimizer": "lr_scheduling_steps",
+    "clip_grad": "max_grad_norm",
+    **dict.fromkeys(("accumulative_counts", "gradient_accumulation_plugin"), "gradient_accumulation_steps"),
+    "splitter": "Trainer(..., optimizer=...) with groups of your own, or layer_decay",
+    "train_bn": "freeze_bn=True for norms that are not trained",
+    "reset_opt": "a new Trainer, which has a new optimizer",
+    "loss_func": "loss",
+    "class_weight": "loss={'name_': 'CrossEntropyLoss', 'weight': [1.0, 2.0]}",
+    "loss_weights": "the weighted sum of the losses, in compute_loss of the model or of a subclass of Trainer",
+    **dict.fromkeys(
+        ("use_liger_kernel", "liger_kernel_config"),
+        "apply_liger_kernel_to_llama() of liger_kernel, or its function for another model, before it is built",
+    ),
+    # Precision, devices and processes.
+    **dict.fromkeys(("torch_dtype", "dtype"), "mixed_precision, or a model in this type"),
+    **dict.fromkeys(("bf16_full_eval", "fp16_full_eval"), "mixed_precision, which is used in evaluations, too"),
+    "auto_scale_loss": "mixed_precision='fp16', which scales the loss",
+    "tf32": "float32_matmul_precision='high'",
+    "cpu": "use_cpu=True",
+    "activation_checkpointing": "gradient_checkpointing",
+    **dict.fromkeys(
+        ("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"),
+        "gradient_checkpointing=True, 'selective' or 'offload'",
+    ),
+    **dict.fromkeys(("jit_compile", "dynamo_plugin"), "graph=True"),
+    **dict.fromkeys(("torch_compile_backend", "dynamo_backend"), "graph_backend"),
+    "run_eagerly": "graph=False, the default",
+    "ddp_find_unused_parameters": "find_unused_parameters",
+    "ddp_timeout": "hang_timeout_s",
+    "ddp_backend": "nothing, it is nccl for GPUs and gloo for CPUs",
+    "average_tokens_across_devices": "nothing, a mean loss is over the tokens of all processes (loss_ignores)",
+    **dict.fromkeys(("fsdp_plugin", "deepspeed_plugin", "deepspeed_plugins"), "zero_stage=1, 2 or 3, with torchrun"),
+    "torch_tp_plugin": "tensor_parallel_size",
+    "megatron_lm_plugin": "tensor_parallel_size and pipeline_parallel_size",
+    "parallelism_config": "tensor_parallel_size, context_parallel_size, zero_stage and replicate_size",
+    "accelerator_config": "Trainer(..., accelerator=Accelerator(...))",
+    **dict.fromkeys(("launcher", "local_rank"), _PROCESSES),
+    # Evaluation.
+    **dict.fromkeys(
+        ("eval_every", "eval_interval", "val_interval", "validation_freq", "val_cfg", "test_cfg"),
+        "eval_every_n_epoch, or eval_strategy='step' with eval_steps",
+    ),
+    "do_eval": "eval_strategy, or trainer.evaluate()",
+    **dict.fromkeys(("monitor", "save_best"), "metric_for_best_model, or early_stopping={'monitor': ...}"),
+    "save_best_only": "nothing, the best checkpoint is kept, by metric_for_best_model",
+    "prediction_loss_only": "metrics=None",
+    "include_for_metrics": "Trainer(..., metrics_handler=...)",
+    **dict.fromkeys(
+        ("batch_eval_metrics", "eval_accumulation_steps", "eval_do_concat_batches", "eval_use_gather_object"),
+        "nothing, metrics count batch by batch",
+    ),
+    "inference_mode": "nothing, evaluations compute no gradients",
+    # Folders, logs and checkpoints.
+    **dict.fromkeys(("work_dir", "save_dir", "project_dir", "project_config"), "output_dir"),
+    "path": "the folder of a run is output_dir",
+    "model_dir": "checkpoints_dir",
+    "verbose": "progress_bar",
+    **dict.fromkeys(("logging_strategy", "log_processor"), "log_steps"),
+    **dict.fromkeys(("log_level", "log_level_replica"), "logging.getLogger('trainwright').setLevel(...)"),
+    "log_on_each_node": "nothing, the main process writes the log",
+    **dict.fromkeys(("logging_nan_inf_filter", "debug"), "the setting non_finite says what NaN and infinity do"),
+    "detect_anomaly": "torch.autograd.set_detect_anomaly(True), in your program",
+    "include_num_input_tokens_seen": "log_throughput",
+    "log_with": "trackers='wandb'",
+    "visualizer": "trackers, or tensorboard",
+    **dict.fromkeys(
+        ("run_name", "experiment_name", "name"), "a run's folder is output_dir; trackers={'wandb': {'name': ...}}"
+    ),
+    "project": "the arguments of a tracker, trackers={'wandb': {'project': 'digits'}}",
+    **dict.fromkeys(
+        ("trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"), "trackers={'trackio': {...}}"
+    ),
+    "enable_autolog_hparams": "nothing, TensorBoard and trackers get the settings",
+    "save_only_model": "nothing, a checkpoint has the complete state; trainer.export(folder) writes the model",
+    "enable_jit_checkpoint": "nothing, SIGTERM saves and stops a run",
+    "restore_callback_states_from_checkpoint": "nothing, a resume restores what state_dict() of a callback returns",
+    "rng_types": "nothing, a checkpoint has all random generators",
+    "load_from": "init_weights_from",
+    "resume": "resume_from_checkpoint=True",
+    **dict.fromkeys(
+        ("initial_epoch", "start_epoch"), "resume_from_checkpoint=True, which continues where a run has stopped"
+    ),
+    "hub_token": "the environment variable HF_TOKEN",
+    "hub_private_repo": "trainer.push_to_hub(repo_id, private=True)",
+    **dict.fromkeys(
+        ("hub_model_id", "hub_strategy", "hub_always_push", "hub_revision"), "trainer.push_to_hub(repo_id)"
+    ),
+    # Others.
+    "barebones": "progress_bar=False, save_enabled=False and eval_strategy='no'",
+    "n_epoch": "num_epochs",
+    "train_cfg": "num_epochs, or max_steps",
+    "data_seed": "seed",
+    "randomness": "seed and deterministic",
+    "cbs": "Trainer(..., callbacks=[...])",
+    **dict.fromkeys(("default_hooks", "custom_hooks"), "trainer.register_hooks([...])"),
+    "use_cache": "a setting of the model: model.config.use_cache = False",
+    **dict.fromkeys(
+        (
+            "model_registry",
+            "plugins",
+            "ddp_broadcast_buffers",
+            "ddp_bucket_cap_mb",
+            "ddp_static_graph",
+            "eval_delay",
+            "optim_target_modules",
+            "save_on_each_node",
+            "skip_memory_metrics",
+            "torch_compile_mode",
+            "val_begin",
+            "torch_empty_cache_steps",
+            "kwargs_handlers",
+            "weighted_metrics",
+            "steps_per_execution",
+            "auto_scale_lr",
+            "env_cfg",
+            "default_scope",
+        ),
+        _NONE,
+    ),
 }
 
 # Keys of config files, and flags of the command line, that do not follow from ``SETTINGS``: see ``key_hints``.
@@ -159,7 +317,10 @@ def argument_hint(name: str, table: Mapping[str, str], settings: Iterable[str]) 
 def setting_hint(name: str, allowed: Iterable[str]) -> str:
     """What an unknown setting is called in a TrainingConfig, or the nearest name."""
     if name not in SETTINGS:
-        return did_you_mean(name, allowed)
+        names = sorted(allowed)
+        near = nearest_name(name, names).lstrip()
+        few = sorted(names, key=lambda one: -difflib.SequenceMatcher(None, name, one).ratio())[:5]
+        return near or f"The nearest names are {', '.join(few)}; get_config_help() describes all."
     return f"Here: {SETTINGS[name]}." if SETTINGS[name] != _NONE else f"It is of another library; {_NONE}."
 
 
