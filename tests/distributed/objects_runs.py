@@ -76,7 +76,7 @@ def assert_same_numbers(one: Run, two: Run, tolerance: float = 1e-10) -> None:
         for name in row.keys() - {"time", "data_time", "eta_seconds", "iteration"}:
             ours_now, theirs_now = (float("nan") if v is None else v for v in (row[name], theirs[iteration][name]))
             is_same = abs(ours_now - theirs_now) < tolerance or (math.isnan(ours_now) and math.isnan(theirs_now))
-            assert is_same, (iteration, name)
+            assert is_same, (iteration, name, ours_now, theirs_now)
         assert row.keys() - {"time", "data_time"} == theirs[iteration].keys() - {"time", "data_time"}
     assert one.weights().keys() == two.weights().keys()
     for name, value in one.weights().items():

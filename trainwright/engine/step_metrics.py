@@ -132,6 +132,8 @@ class StepMetrics:
             return
         for name, value in scalars.items():
             if name == TOKENS and self._device is not None:  # the sum of all processes' values
+                # What a padding batch has does not count.
+                value = self._weight() if self._mean.is_by_tokens and self._mean.weights else value
                 value = value.full_tensor() if is_dtensor(value) else value
                 value = torch.as_tensor(value, device=self._device).detach().reshape(())
                 part = [value, torch.ones_like(value) / get_averaging_size()]
