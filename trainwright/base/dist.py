@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from datetime import timedelta
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -190,9 +191,9 @@ def is_any(value: bool) -> bool:
     return bool(largest(value)[0])
 
 
-def new_cpu_group() -> Any:
+def new_cpu_group(timeout: timedelta | None = None) -> Any:
     """A further process group of all ranks, for exchanges in another thread. Every rank must call this."""
-    return _torch_dist().new_group(backend="gloo") if get_world_size() > 1 else None
+    return _torch_dist().new_group(backend="gloo", timeout=timeout) if get_world_size() > 1 else None
 
 
 def gather_over_data(value: T) -> list[T]:

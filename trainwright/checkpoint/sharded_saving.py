@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 T = TypeVar("T")
+_MIRROR_TIMEOUT = timedelta(days=1)  # of a process that waits until another one has uploaded its parts
 _NAME_BYTES = 1024  # of a file name that rank 0 sends, with one before it
 
 
@@ -132,11 +134,12 @@ class Exchange:
 class RankExchange(Exchange):
     """Exchanges between the writer threads of all processes, on a process group of their own.
 
-    Every process must create it, and call its methods in the same order.
+    Every process must create it, and call its methods in the same order. ``timeout``: how long one waits for another;
+    None: the default of torch.
     """
 
-    def __init__(self) -> None:
-        self._group = dist.new_cpu_group()
+    def __init__(self, timeout: timedelta | None = None) -> None:
+        self._group = dist.new_cpu_group(timeout)
 
     def first(self, work: Callable[[], str]) -> str:
         name, error = _attempted(work if dist.is_main_process() else str)
@@ -230,7 +233,7 @@ class Sharing:
             grid,
             frozenset(name for held in before for name in held),
             RankExchange(),
-            None if mirrored is None else RankExchange(),
+            None if mirrored is None else RankExchange(_MIRROR_TIMEOUT),
             Place() if mirrored is None else Place.of(mirrored),
         )
 
