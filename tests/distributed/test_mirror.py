@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.engine.test_sharded_resume import full
 from tests.engine.test_sharded_resume import train as train_stages
 from tests.ranks import on_ranks
 from tests.toys import Classifier, file_config, points, quiet
@@ -35,10 +36,11 @@ def model() -> Classifier:
     return Classifier(body=nn.Sequential(nn.Linear(4, 32), nn.Dropout(0.3), nn.Linear(32, 2)))
 
 
-def python_trainer(folder: Path, mirror: str | None, *, resumes: bool) -> Trainer:
+def python_trainer(folder: Path, mirror: str | None, *, resumes: bool, zero_stage: int = 3) -> Trainer:
     config = quiet(
         folder, batch_size=4, num_epochs=2, log_steps=1, save_steps=2, max_to_keep=2, learning_rate=1e-2, seed=5,
-        checkpoint_mirror=mirror, resume_from_checkpoint=resumes, eval_strategy="no", optimizer="AdamW", zero_stage=3,
+        checkpoint_mirror=mirror, resume_from_checkpoint=resumes, eval_strategy="no", optimizer="AdamW",
+        zero_stage=zero_stage,
     )  # fmt: skip
     return Trainer(model(), config, train_dataset=points(32))
 
@@ -65,7 +67,7 @@ def train(trainer: Any, stop: int | None = None) -> dict[str, torch.Tensor]:
     else:
         with pytest.raises(StopHereError):
             trainer.train()
-    return {name: value.full_tensor().clone() for name, value in trainer.model.state_dict().items()}
+    return {name: full(value) for name, value in trainer.model.state_dict().items()}
 
 
 def on_another_machine(base: str, api: str) -> tuple[Any, ...]:
@@ -227,3 +229,24 @@ def test_the_best_weights_at_the_end_on_hosts_without_a_shared_folder(tmp_path: 
     assert any(
         report.path.name == "model_best" for report in inspect_mirror(f"file://{tmp_path}/mirror", contents=True).found
     )
+
+
+def copies_without_a_shared_folder(base: str) -> tuple[Any, ...]:
+    runs = [Path(base, run) for run in ("unbroken", "first")]
+    synchronize()
+    on_own_host([str(run) for run in runs])
+    synchronize()
+    unbroken = train(python_trainer(runs[0], None, resumes=False, zero_stage=0))
+    train(python_trainer(runs[1], f"file://{base}/mirror", resumes=False, zero_stage=0), stop=5)
+    had = sorted(path.name for path in runs[1].rglob("model.safetensors"))
+    again = python_trainer(runs[1], f"file://{base}/mirror", resumes=True, zero_stage=0)
+    return had, again.start_iter, unbroken, train(again)
+
+
+@needs_root
+def test_data_parallel_hosts_without_a_shared_folder_resume_from_the_mirror(tmp_path: Path) -> None:
+    found = on_ranks(copies_without_a_shared_folder, str(tmp_path), world_size=2, timeout=180)
+    assert [len(had) for had, *_ in found] == [2, 0]  # process 0 saves
+    for _, start, unbroken, resumed in found:
+        assert start == 4
+        assert all(torch.equal(resumed[name], value) for name, value in unbroken.items())
