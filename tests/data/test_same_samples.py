@@ -126,10 +126,12 @@ def test_a_data_set_that_holds_itself_or_much_is_walked_quickly() -> None:
 def test_what_is_declared_to_be_shared() -> None:
     data = TensorDataset(torch.arange(8))
     ours = build_image_train_loader(data, 2, seed=3)[0]
-    sampler = DistributedSampler(data, num_replicas=2, rank=1, seed=7)
+    sampler = DistributedSampler(data, num_replicas=1, rank=0, seed=7)
+    of_machine = DistributedSampler(data, num_replicas=2, rank=1)  # another one may have other data
     found = shared_data(DataLoader(data, 2, sampler=sampler), is_evaluated=False)
     assert found == Data(data, {"the seed of its order": 7, "shuffle": True})
     assert shared_data(ours, is_evaluated=False) == Data(data, {"the seed of its order": 3, "shuffle": True})
+    assert shared_data(DataLoader(data, 2, sampler=of_machine), is_evaluated=False) is None
     assert shared_data(DataLoader(data, 2), is_evaluated=False) is None  # perhaps the share of this process
     assert shared_data([{"x": 1}], is_evaluated=False) is None
 

@@ -193,8 +193,11 @@ _SAMPLERS = ("batch_sampler", "sampler")
 
 
 def _has_ranks(sampler: Any) -> bool:
-    """Whether a sampler reads the share of a process."""
-    return hasattr(sampler, "data_parallel_size") or isinstance(sampler, DistributedSampler)
+    """Whether a sampler divides its data among all processes, and not among those of one machine, for example."""
+    number = getattr(sampler, "data_parallel_size", None)
+    if number is None and isinstance(sampler, DistributedSampler):
+        number = sampler.num_replicas
+    return number in (get_data_parallel_size(), get_averaging_size())
 
 
 def _is_split(loader: Any) -> bool:
