@@ -145,7 +145,7 @@ class Interruptions(HookBase):
             return
         if self._received or self._checkpointer.has_failed():
             self._act(self._received)
-        if self._is_time_over():
+        if time.perf_counter() >= self._end and self._has_trained():
             self._pause()
 
     def after_train(self) -> None:
@@ -182,7 +182,7 @@ class Interruptions(HookBase):
     # What may end an evaluation: `evaluation.stop.StopRequests`.
 
     def requests(self) -> list[int]:
-        received, is_over = self._received, time.perf_counter() >= self._end and self._is_time_over()
+        received, is_over = self._received, time.perf_counter() >= self._end and self._has_trained()
         return [signal.SIGTERM in received, signal.SIGINT in received, is_over]
 
     def end_evaluation(self, requests: list[int]) -> None:
@@ -206,7 +206,7 @@ class Interruptions(HookBase):
         has_failed, is_over, *signals = self._checks.largest(
             iteration,
             self._checkpointer.has_failed(),
-            self._is_time_over(),
+            time.perf_counter() >= self._end and self._has_trained(),
             *(number in self._received for number in known),
         )
         received: set[int] = {number for number, is_received in zip(known, signals, strict=True) if is_received}
@@ -215,9 +215,9 @@ class Interruptions(HookBase):
         if is_over:
             self._pause()
 
-    def _is_time_over(self) -> bool:
-        """Whether ``max_time`` is over, after an iteration at least."""
-        return time.perf_counter() >= self._end and self.trainer.iterations_done > self.trainer.start_iter
+    def _has_trained(self) -> bool:
+        """Whether this training has made an iteration, without which ``max_time`` does not end it."""
+        return bool(self.trainer.iterations_done > self.trainer.start_iter)
 
     def _pause(self) -> None:
         self._save_for_pause()
