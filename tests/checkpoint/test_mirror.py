@@ -121,6 +121,13 @@ def test_the_newest_and_the_best_are_in_the_mirror_and_come_back(tmp_path: Path,
     assert len([name for name in there if name.startswith("index")]) == 2
 
 
+@pytest.mark.parametrize("inside", ["", "mirror"])
+def test_a_mirror_in_the_folder_of_the_run_is_refused(inside: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is in the folder of the run, .*, and would be lost with it"):
+        checkpointer(tmp_path / "run", f"file://{tmp_path / 'run' / inside}")
+    checkpointer(tmp_path / "run", f"file://{tmp_path / 'runs'}")
+
+
 def test_a_newer_checkpoint_of_the_folder_is_used(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     first = checkpointer(tmp_path / "here", url)
     save(first, 0)

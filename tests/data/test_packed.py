@@ -85,8 +85,11 @@ def test_known_lengths_are_not_read_again() -> None:
     assert not reads
     assert texts_of(rows[0]) == [[0, 1, 2], [100, 101, 102, 103], [0]]
     wrong = PackedDataset(texts, 8, lengths=[3, 5])
-    with pytest.raises(ConfigError, match="text 1 has 4 tokens, but 5 or more are expected"):
+    with pytest.raises(ConfigError, match="text 1 has 4 tokens, but 5 by `lengths`"):
         wrong[0]
+    short = PackedDataset(texts, 8, lengths=(3, 2))
+    with pytest.raises(ConfigError, match=r"text 1 has 4 tokens, but 2 by `lengths`, .* they would be cut"):
+        short[0]
 
 
 class Stream(IterableDataset[Any]):
@@ -104,6 +107,11 @@ class Stream(IterableDataset[Any]):
         (([{"x": [1]}], 8), "text 0 has no 'input_ids' or 'token_ids', but the fields ['x']"),
         (([[1, 2]], 8), "text 0 has no 'input_ids' or 'token_ids', but list"),
         ((documents([2]), 8, {"lengths": [2, 2]}), "PackedDataset.lengths: got 2 numbers for 1 texts"),
+        (
+            (documents([2]), 8, {"lengths": [-1]}),
+            "PackedDataset.lengths: they must be whole numbers of",
+        ),
+        ((documents([2]), 8, {"lengths": [2.0]}), "PackedDataset.lengths: they must be whole numbers"),
         (([{"input_ids": [1, 2], "source": "a.txt"}], 8), "the field 'source' of text 0 is not one integer for each"),
         (([{"input_ids": [1, 2], "vectors": [0.5, 1.0]}], 8), "the field 'vectors' of text 0 is not one integer"),
         (([{"input_ids": [1, 2], "attention_mask": [1, 0]}], 8), "text 0 is padded"),

@@ -175,11 +175,26 @@ class Plain(nn.Module):
         return logits
 
 
+def mixing(kind: str, **changes: Any) -> nn.Module:
+    import transformers
+
+    sizes = {"vocab_size": 33, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    if kind == "OPT":
+        return transformers.OPTForCausalLM(
+            transformers.OPTConfig(**sizes, ffn_dim=32, word_embed_proj_dim=32, **changes)
+        )
+    if kind == "BertForMaskedLM":
+        return transformers.BertForMaskedLM(transformers.BertConfig(**sizes, intermediate_size=32, **changes))
+    return of_transformers(kind, **changes)
+
+
 @pytest.mark.parametrize(
     ("kind", "changes", "message"),
     [
         ("Plain", {}, "Plain.forward takes no 'position_ids'"),
         ("Llama", {"use_cache": True}, r"With its cache, .* Set model\.config\.use_cache = False"),
+        ("OPT", {}, "Tried with a row of two texts: a change of one changes the scores of the other in OPTForCausalLM"),
+        ("BertForMaskedLM", {}, "Tried with a row of two texts"),
         ("Lfm2", {"layer_types": ["conv", "full_attention"]}, "otherwise than by attention: Conv1d, conv"),
         (
             "Llama",
@@ -194,7 +209,7 @@ def test_models_that_would_mix_the_texts_are_refused(
 ) -> None:
     pytest.importorskip("transformers")
     kernel, changes = changes.get("attention", "sdpa"), {k: v for k, v in changes.items() if k != "attention"}
-    model = Plain() if kind == "Plain" else of_transformers(kind, **{"use_cache": False} | changes)
+    model = Plain() if kind == "Plain" else mixing(kind, **{"use_cache": False} | changes)
     if kind != "Plain":
         model.config._attn_implementation = kernel  # its package is not installed here
     trainer = Trainer(model, settings(tmp_path), rows("Llama"), rows("Llama"))

@@ -187,7 +187,17 @@ def test_zero_over_two_processes(tmp_path: Path) -> None:
             assert one == pytest.approx(expected.flatten().tolist(), abs=2e-3)
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of peft with this transformers
+def test_the_model_within_an_adapter_has_the_matrices() -> None:
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(of_transformers("Llama"), peft.LoraConfig(r=2, target_modules=["q_proj"]))
+    assert names_of(model)
+    assert all("layers." in name for name in names_of(model))
+
+
 def test_what_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"Muon: the model has no matrix of a hidden layer, .* Use AdamW"):
+        Muon(get_default_optimizer_params(nn.Linear(8, 2), hidden_matrices=True))
     with pytest.raises(ConfigError, match="the groups do not say which parameters are matrices of hidden layers"):
         Muon(Net().parameters())
     with pytest.raises(ConfigError, match=r"Muon has no argument 'adamv'\. Did you mean 'adamw'"):

@@ -100,6 +100,7 @@ class Mirror:
         setting: str = "mirror",
     ) -> None:
         self.store = Store(url, setting)
+        self.store.check_outside(*(path for path in (folder, save_dir) if path is not None))
         self._save_dir = Path(os.path.abspath(save_dir))
         self._folder = Path(os.path.abspath(save_dir if folder is None else folder))
         inner = relative_path(self._save_dir, self._folder)

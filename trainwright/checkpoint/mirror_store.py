@@ -60,6 +60,19 @@ class Store:
         self._fs, root = self._open(url)
         self._root = root.rstrip("/")
 
+    def check_outside(self, *folders: str | os.PathLike[str]) -> None:
+        """Raise if this is one of ``folders``, or in one: it would be lost with it."""
+        protocol = self._fs.protocol
+        if "file" not in ([protocol] if isinstance(protocol, str) else protocol):
+            return
+        own = os.path.realpath(self._root)
+        for one in map(os.path.realpath, folders):
+            if os.path.commonpath([own, one]) == one:
+                raise ConfigError(
+                    f"{self.setting}: {self.shown} is in the folder of the run, {one}, and would be lost with it. A"
+                    " mirror is elsewhere, best on another machine."
+                )
+
     def check(self) -> None:
         """Write, read and delete a small object.
 

@@ -60,15 +60,15 @@ class PackedDataset(Dataset[dict[str, Tensor]]):
         splits: bool = False,
         pad_id: int = 0,
     ) -> None:
-        if isinstance(length, bool) or not isinstance(length, int) or length < 2:
+        if isinstance(length, bool) or not isinstance(length, int | np.integer) or length < 2:
             raise ConfigError(f"PackedDataset.length: got {length!r}; it must be a number of tokens >= 2.")
         if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
             raise ConfigTypeError(
                 f"PackedDataset: got {type(dataset).__name__}, which has no length or cannot be read by index. A stream"
                 " cannot be packed so; collect its texts in a list, or in a data set of the package datasets."
             )
-        self.dataset, self.length, self.pad_id = dataset, length, pad_id
-        lengths_N = self._lengths(lengths)
+        self.dataset, self.length, self.pad_id = dataset, int(length), pad_id
+        self._lengths = lengths_N = self._read_lengths(lengths)
         self.num_tokens = int(lengths_N.sum())
         # The parts of texts: which text, and where it begins there.
         texts_P, starts_P = _parts(lengths_N, length, splits=splits)
@@ -107,6 +107,11 @@ class PackedDataset(Dataset[dict[str, Tensor]]):
         """The fields of a part of a text, without its mask."""
         text, start, size = int(self._texts[part]), int(self._starts[part]), int(self._sizes[part])
         sample, name = self._sample(text)
+        if len(sample[name]) != self._lengths[text]:
+            raise ConfigError(
+                f"PackedDataset: text {text} has {len(sample[name])} tokens, but {self._lengths[text]} by `lengths`, or"
+                " when it was first read: they would be cut, or others missing."
+            )
         found = {}
         for key, value in sample.items():
             try:
@@ -114,16 +119,12 @@ class PackedDataset(Dataset[dict[str, Tensor]]):
             except (TypeError, ValueError, RuntimeError):
                 value_L = torch.empty(0)
             if value_L.dim() != 1 or value_L.is_floating_point() or len(value_L) != len(sample[name]):
+                advice = f" Remove the field, for example with dataset.remove_columns({key!r})."
                 raise ConfigError(
                     f"PackedDataset: the field {key!r} of text {text} is not one integer for each of its"
-                    f" {len(sample[name])} tokens. Remove the field, for example with dataset.remove_columns({key!r})."
+                    f" {len(sample[name])} tokens.{'' if key in (name, _LABELS) else advice}"
                 )
             found[key] = value_L[start : start + size].long()
-        if len(found[name]) != size:
-            raise ConfigError(
-                f"PackedDataset: text {text} has {len(sample[name])} tokens, but {start + size} or more are expected:"
-                " its length must be the one that `lengths` or the first reading has."
-            )
         if _MASK in found and not bool(found.pop(_MASK).bool().all()):
             raise ConfigError(f"PackedDataset: text {text} is padded ({_MASK!r} has a 0). Tokenize without padding.")
         return found
@@ -138,10 +139,15 @@ class PackedDataset(Dataset[dict[str, Tensor]]):
             raise ConfigError(f"PackedDataset: text {text} has no {' or '.join(map(repr, _TOKENS))}, but {what}.")
         return dict(named), name
 
-    def _lengths(self, given: Sequence[int] | None) -> np.ndarray:
+    def _read_lengths(self, given: Sequence[int] | None) -> np.ndarray:
         number = len(self.dataset)
-        if given is not None and len(given) != number:
-            raise ConfigError(f"PackedDataset.lengths: got {len(given)} numbers for {number} texts.")
+        if given is not None:
+            numbers = np.asarray(given if hasattr(given, "__len__") else [*given])
+            if numbers.shape != (number,):
+                raise ConfigError(f"PackedDataset.lengths: got {numbers.size} numbers for {number} texts.")
+            if numbers.dtype.kind not in "iu" or numbers.min(initial=0) < 0:
+                raise ConfigError("PackedDataset.lengths: they must be whole numbers of tokens, 0 or more.")
+            given = numbers.tolist()
         if given is None:
             samples = map(self._sample, range(number))
             given = [len(sample[name]) for sample, name in samples]

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from trainwright.parallel.adapters import without_adapters
 from trainwright.parallel.pipeline import Outline, outline_of
 
 logger = logging.getLogger("trainwright.optim")
@@ -61,6 +62,10 @@ def head_names(model: nn.Module, names: Iterable[str]) -> set[str]:
     >>> sorted(head_names(model, model.state_dict()))
     ['head.bias', 'head.weight']
     """
+    inner, adapter = without_adapters(model)
+    if adapter:  # a model of peft, which has the attributes of the one within it
+        own = [name.removeprefix(f"{adapter}.") for name in names if name.startswith(f"{adapter}.")]
+        return {f"{adapter}.{name}" for name in head_names(inner, own)}
     prefix = getattr(model, "base_model_prefix", "")
     base: Any = getattr(model, prefix, None) if isinstance(prefix, str) and prefix else None
     if prefix and (isinstance(base, nn.Module) or "For" not in type(model).__name__):

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from trainwright.base.dist import gather_over_pipeline
 from trainwright.base.errors import ConfigError
 from trainwright.optim.layer_depth import head_names
 
@@ -67,6 +68,12 @@ class Muon(Optimizer):
                 "Muon.params: the groups do not say which parameters are matrices of hidden layers. Pass"
                 " get_default_optimizer_params(model, hidden_matrices=True); the Trainer does it itself"
                 " (optimizer='Muon')."
+            )
+        if not any(gather_over_pipeline(any(group[IS_HIDDEN] and group["params"] for group in groups))):
+            raise ConfigError(
+                "Muon: the model has no matrix of a hidden layer, and the AdamW for everything else would train all of"
+                " it. Use AdamW. (Embeddings, the last layer, and tensors of one or of more than two dimensions are"
+                " none.)"
             )
         empty: dict[str, Any] = {"params": []}  # of a pipeline stage without such parameters
         hidden = [group for group in groups if group[IS_HIDDEN]] or [{**empty, IS_HIDDEN: True}]
