@@ -21,6 +21,7 @@ from trainwright.models.eval_mode import evaluation_mode
 from trainwright.models.outputs import predictions_of
 from trainwright.parallel.context import POSITIONS, mixing_layers
 from trainwright.parallel.pipeline import pipeline_of
+from trainwright.parallel.sharding import reshard
 from trainwright.parallel.simulated import simulation
 from trainwright.parallel.wrappers import unwrap
 
@@ -97,6 +98,7 @@ def _tried_faults(model: nn.Module, row: Mapping[str, Tensor]) -> list[str]:
         # One after another: some kinds of attention know the texts only in a batch of one row.
         rows = [{key: value[place : place + 1] for key, value in batch.items()} for place in range(len(rows_BL))]
         found = [predictions_of(model(**one)) for one in rows]
+    reshard(model)
     if any(not isinstance(one, Tensor) or one.shape[:2] != (1, 2 * length) for one in found):
         return []
     scores = torch.cat(found).float()
