@@ -17,6 +17,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from trainwright import LazyCall, TrainingConfig, get_config
 from trainwright.data import build_image_test_loader, build_image_train_loader
 from trainwright.evaluation import DatasetEvaluator
+from trainwright.hooks import CallbackHook
 
 
 class Samples(Dataset[Any]):
@@ -220,3 +221,26 @@ def file_config(folder: Path, model: Any, data: Any, test: Any = None, **train: 
 
 def _node(part: Any) -> Any:
     return LazyCall(part)() if callable(part) else part
+
+
+class StopHereError(Exception):
+    pass
+
+
+def trained(trainer: Any, *, stop: int | None = None) -> Any:
+    """Train; with ``stop`` until that iteration is about to begin."""
+
+    def leave(at: Any) -> None:
+        if at.iter == stop:
+            raise StopHereError
+
+    trainer.register_hooks([CallbackHook(before_step=leave)])
+    if stop is None:
+        trainer.train()
+    else:
+        try:
+            trainer.train()
+        except StopHereError:
+            return trainer
+        raise AssertionError(f"the training ended before iteration {stop}")
+    return trainer

@@ -35,9 +35,9 @@ def train(folder: Path, url: str | None) -> str:
         step(model, optimizer, iteration)
         if iteration == BEST_AT:
             checkpointer.save("model_best", tag_last=False, iteration=iteration, accuracy=0.5)
-            settle(checkpointer)
+            wait_for_copies(checkpointer)
         checkpointer.save(f"model_{iteration:07d}", iteration=iteration, prune=prune)
-        settle(checkpointer)
+        wait_for_copies(checkpointer)
     checkpointer.close()
     return text_of(model)
 
@@ -49,7 +49,7 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, iteration: int) -> 
     optimizer.step()
 
 
-def settle(checkpointer: Checkpointer) -> None:
+def wait_for_copies(checkpointer: Checkpointer) -> None:
     """Wait for the copy, so that a run makes the same operations each time."""
     checkpointer.wait()
     if checkpointer.mirror is not None:

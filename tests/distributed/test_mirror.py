@@ -14,21 +14,16 @@ from torch import nn
 from tests.engine.test_sharded_resume import full
 from tests.engine.test_sharded_resume import train as train_stages
 from tests.ranks import on_ranks
-from tests.toys import Classifier, file_config, points, quiet
+from tests.toys import Classifier, file_config, points, quiet, trained
 from trainwright import DefaultTrainer, LazyCall, Trainer
 from trainwright.base.dist import get_rank, is_main_process, synchronize
 from trainwright.checkpoint.mirror_report import inspect_mirror
 from trainwright.checkpoint.mirror_store import Store
-from trainwright.hooks import CallbackHook
 
 pytestmark = pytest.mark.slow
 needs_root = pytest.mark.skipif(
     not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can mount a disk for each process"
 )
-
-
-class StopHereError(Exception):
-    pass
 
 
 def model() -> Classifier:
@@ -57,16 +52,7 @@ BOTH = {"Python": python_trainer, "config file": file_trainer}
 
 
 def train(trainer: Any, stop: int | None = None) -> dict[str, torch.Tensor]:
-    def leave(at: Any) -> None:
-        if at.iter == stop:
-            raise StopHereError
-
-    trainer.register_hooks([CallbackHook(before_step=leave)])
-    if stop is None:
-        trainer.train()
-    else:
-        with pytest.raises(StopHereError):
-            trainer.train()
+    trained(trainer, stop=stop)
     return {name: full(value) for name, value in trainer.model.state_dict().items()}
 
 

@@ -1,4 +1,4 @@
-"""A run that resumes on another machine, from the mirror of its checkpoints, goes on as one that stayed."""
+"""A run that resumes on another machine, from the mirror of its checkpoints, has the values of one that stayed."""
 
 import json
 import os
@@ -17,6 +17,7 @@ from torch import nn
 
 from tests.fork_server import python
 from tests.toys import Classifier, assert_equal_weights, file_config, points, quiet
+from tests.toys import trained as train
 from trainwright import DefaultTrainer, LazyCall, Trainer
 from trainwright.base.errors import ConfigError
 from trainwright.checkpoint.mirror_store import Store
@@ -24,10 +25,6 @@ from trainwright.hooks import CallbackHook
 
 STEPS = 12
 KILLS = 40 if os.environ.get("TORTURE") else 3
-
-
-class StopHereError(Exception):
-    pass
 
 
 def model() -> Classifier:
@@ -53,22 +50,6 @@ def file_trainer(folder: Path, mirror: str | None, *, resumes: bool, **settings:
 
 
 BOTH = {"Python": python_trainer, "config file": file_trainer}
-
-
-def train(trainer: Any, *, stop: int | None = None) -> Any:
-    """Train; with ``stop`` until that iteration is about to begin."""
-
-    def leave(at: Any) -> None:
-        if at.iter == stop:
-            raise StopHereError
-
-    trainer.register_hooks([CallbackHook(before_step=leave)])
-    if stop is None:
-        trainer.train()
-    else:
-        with pytest.raises(StopHereError):
-            trainer.train()
-    return trainer
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:

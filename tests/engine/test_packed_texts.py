@@ -217,8 +217,28 @@ def test_models_that_would_mix_the_texts_are_refused(
         getattr(trainer, method)()
 
 
+def test_what_a_model_declares_is_looked_at_each_time(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    model = of_transformers("Llama", use_cache=False)
+    trainer = Trainer(model, settings(tmp_path), rows("Llama"), rows("Llama"))
+    trainer.train()
+    model.config.use_cache = True
+    with pytest.raises(ConfigError, match="With its cache"):
+        trainer.evaluate()
+
+
+def test_a_subclass_of_the_collator_of_transformers(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    collator = type("Own", (transformers.DataCollatorWithFlattening,), {})()
+    trainer = Trainer(mixing("OPT", use_cache=False), settings(tmp_path), documents("Llama"), data_collator=collator)
+    with pytest.raises(ConfigError, match="DataCollatorWithFlattening: packed texts would see each other"):
+        trainer.train()
+
+
 def test_other_data_with_positions_are_not_looked_at(tmp_path: Path) -> None:
     ids = torch.randint(33, (8, 6))
     data = Samples(input_ids=ids, labels=ids, position_ids=torch.arange(6).expand(8, -1))
     model = of_transformers("Llama", use_cache=True) if pytest.importorskip("transformers") else None
-    Trainer(model, settings(tmp_path), data).train()
+    trainer = Trainer(model, settings(tmp_path), data)
+    trainer.train()
+    assert len(losses_of(trainer)) == 2

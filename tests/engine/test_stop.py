@@ -1,4 +1,4 @@
-"""One way to stop a training, whoever asks for it: the run records the reason, in both APIs and on all processes."""
+"""One way to stop a training for all that request it: the run records the reason, in both APIs and on all processes."""
 
 import contextlib
 import json

@@ -198,6 +198,9 @@ def test_the_model_within_an_adapter_has_the_matrices() -> None:
 def test_what_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"Muon: the model has no matrix of a hidden layer, .* Use AdamW"):
         Muon(get_default_optimizer_params(nn.Linear(8, 2), hidden_matrices=True))
+    for wrong, message in (({"adamw": 1e-3}, "Muon.adamw: got 0.001"), ({"ns_steps": 100}, "Muon.ns_steps: got 100")):
+        with pytest.raises(ConfigError, match=message):
+            Muon(get_default_optimizer_params(Net(), hidden_matrices=True), **wrong)
     with pytest.raises(ConfigError, match="the groups do not say which parameters are matrices of hidden layers"):
         Muon(Net().parameters())
     with pytest.raises(ConfigError, match=r"Muon has no argument 'adamv'\. Did you mean 'adamw'"):

@@ -239,7 +239,7 @@ class _Match(NamedTuple):
         raise CheckpointError("\n  ".join([f"{source}: none of the weights fits this model.", *faults]))
 
     def check_complete(self, model: nn.Module, source: str) -> None:
-        """Raise if the model lacks weights that are not those of its head, which a new task has anew."""
+        """Raise if the file has no values for weights that are not those of the head: a new task has another head."""
         lacking = [name for name in (*self.missing, *self.shapes) if not name.endswith(".num_batches_tracked")]
         ignored = getattr(unwrap(model), "_keys_to_ignore_on_load_missing", None) or ()  # of models of transformers
         lacking = [name for name in lacking if not any(re.search(pattern, name) for pattern in ignored)]

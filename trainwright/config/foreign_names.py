@@ -17,7 +17,7 @@ _SMOOTHING = "loss={'name_': 'CrossEntropyLoss', 'label_smoothing': 0.1}"
 SETTINGS = {
     "default_root_dir": "output_dir",
     **dict.fromkeys(("max_iter", "max_iters", "train_iter", "num_iters"), "max_steps"),
-    **{name: f"mixed_precision={name!r}" for name in ("bf16", "fp16")},
+    **{name: f"mixed_precision={name!r}, or None, the default" for name in ("bf16", "fp16")},
     "precision": "mixed_precision='bf16' or 'fp16'",
     "logging_dir": "logs_dir, or tensorboard={'log_dir': ...}",
     **dict.fromkeys(("logger", "report_to"), "trackers='wandb', or tensorboard={'log_dir': ...}"),
@@ -71,7 +71,9 @@ SETTINGS = {
     **dict.fromkeys(("min_epochs", "min_steps", "remove_unused_columns", "neftune_noise_alpha"), _NONE),
     # Data.
     "shuffle": "dataloader_shuffle",
-    "num_workers": "dataloader_num_workers",
+    **dict.fromkeys(("num_workers", "workers"), "dataloader_num_workers"),
+    "packing": "Trainer(..., train_dataset=PackedDataset(texts, length))",
+    "mirror": "checkpoint_mirror",
     "bs": "batch_size",
     **dict.fromkeys(("validation_batch_size", "val_bs"), "eval_batch_size"),
     "split_batches": "batch_size, the samples of each process",

@@ -53,6 +53,8 @@ def faults(spec: NamedSettings, refused: Collection[str] = ()) -> Iterator[tuple
 
 def without_effect(spec: NamedSettings) -> Iterator[str]:
     """A sentence for each setting that has no effect, because of another one."""
+    if spec.init_weights_partial and spec.init_weights_from is None:
+        yield f"{spec.where('init_weights_partial')}: True has no effect without {spec.name_of('init_weights_from')}."
     if spec.checkpoint_mirror and not spec.save_enabled:
         why = f"{spec.name_of('save_enabled')}=False"
         yield f"{spec.where('checkpoint_mirror')}: no effect, because {why}: there are no checkpoints to copy."

@@ -238,7 +238,7 @@ class Batches(Iterator[Any]):
             return None
         return {"lengths": sampler.length_state} if sampler.length_state[0] else None
 
-    def _epochs(self, source: Any) -> Iterator[Iterator[Any]]:
+    def _epochs(self, source: Iterable[Any]) -> Iterator[Iterator[Any]]:
         """For each epoch, an iterator of its batches from the position on; opened when it is asked for."""
         sampler = getattr(source, "batch_sampler", None)
         if isinstance(source, StreamLoader):

@@ -291,8 +291,8 @@ class _Floats(list[float]):
     __hash__ = None
 
 
-def _are_same(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and bool(one == other)
+def _are_same(first: Any, second: Any) -> bool:
+    return type(first) is type(second) and bool(first == second)
 
 
 def _hash(content: bytes) -> str:

@@ -95,8 +95,8 @@ def _refill(container: Any, before: Any) -> None:
     (container.update if isinstance(container, dict | set) else container.extend)(before)
 
 
-def _is_same(one: Any, other: Any) -> bool:
+def _is_same(first: Any, second: Any) -> bool:
     """Whether two values, or two entries of a dict, are the same objects."""
-    if type(one) is tuple and type(other) is tuple and len(one) == len(other) == 2:
-        return one[0] is other[0] and one[1] is other[1]
-    return one is other
+    if type(first) is tuple and type(second) is tuple and len(first) == len(second) == 2:
+        return first[0] is second[0] and first[1] is second[1]
+    return first is second

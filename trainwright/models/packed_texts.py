@@ -4,6 +4,7 @@ A model that does not would train on texts that see each other, without any othe
 tell it for all: many take ``position_ids`` and have no mask by them. So a row of two texts is tried.
 """
 
+import sys
 import weakref
 from collections.abc import Mapping
 from itertools import cycle, islice
@@ -29,29 +30,31 @@ _OF_TRANSFORMERS = "DataCollatorWithFlattening"  # a batch is one row
 _WITH_MASKS = ("sdpa", "eager", "flex_attention")  # kinds of attention that transformers gives a mask of the texts
 _LENGTH = 16  # tokens of each of the two texts, at most; a number that tensor ranks divide
 _MAX_CHANGE = 1e-4  # of the scores of a text by another one, in those of that one
-_known: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()  # models that keep texts apart
+_tried: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()  # models that keep texts apart
 
 
 def check_packed_texts(model: nn.Module, loader: Any) -> None:
     """Check that ``model`` keeps packed texts of a loader apart. Other loaders are not looked at.
 
-    A model is tried once: every rank must call this.
+    What a model declares may change, and is looked at each time; it is tried once. Every rank must call this.
 
     Raises:
         ConfigError: it does not, with what to change.
     """
-    is_flattened = type(getattr(loader, "collate_fn", None)).__name__ == _OF_TRANSFORMERS
+    collators = sys.modules.get("transformers.data.data_collator")  # a collator of it has imported it
+    kind = () if collators is None else collators.DataCollatorWithFlattening
+    is_flattened = isinstance(getattr(loader, "collate_fn", None), kind)
     packed = next((one for one in with_inner(getattr(loader, "dataset", None)) if isinstance(one, PackedDataset)), None)
     model = unwrap(model)
-    if model in _known or not (packed is not None or is_flattened):
+    if packed is None and not is_flattened:
         return
     source = _OF_TRANSFORMERS if is_flattened else "PackedDataset"
     faults = _declared_faults(model, is_flattened=is_flattened)
-    if not faults and simulation() is None and pipeline_of(model) is None:
+    if not faults and model not in _tried and simulation() is None and pipeline_of(model) is None:
         faults = _tried_faults(model, _row_of(loader.dataset) if packed is None else packed[0])
     if faults:
         raise ConfigError("\n".join(f"{source}: packed texts would see each other. {fault}" for fault in faults))
-    _known.add(model)
+    _tried.add(model)
 
 
 def _declared_faults(model: nn.Module, *, is_flattened: bool) -> list[str]:
@@ -109,6 +112,6 @@ def _tried_faults(model: nn.Module, row: Mapping[str, Tensor]) -> list[str]:
         return []
     return [
         f"Tried with a row of two texts: a change of one changes the scores of the other in {type(model).__name__}. Use"
-        " a model whose attention is told the texts by position_ids, for causal language modeling, or texts that are"
-        " not packed."
+        " a model for causal language modeling whose attention makes its mask by position_ids, or texts that are not"
+        " packed."
     ]

@@ -51,7 +51,7 @@ def layer_depths(model: nn.Module, outline: Outline | None = None) -> dict[str, 
 
 
 def head_names(model: nn.Module, names: Iterable[str]) -> set[str]:
-    """Those of ``names`` that belong to the head of a model: what a new task has anew.
+    """Those of ``names`` that belong to the head of a model, which is another one for a new task.
 
     Of a model with ``base_model_prefix``, as in transformers, the head is what is outside of the base model, and the
     pooler of a base model that can be built without it (``add_pooling_layer``). Of other models, and models of

@@ -62,6 +62,10 @@ class Muon(Optimizer):
         adamw: Mapping[str, Any] | None = None,
         **arguments: Any,
     ) -> None:
+        if adamw is not None and not isinstance(adamw, Mapping):
+            raise ConfigError(f"Muon.adamw: got {adamw!r}; it must be a dict of arguments, such as {{'lr': 3e-4}}.")
+        if not 0 < arguments.get("ns_steps", 5) < 100:  # torch refuses others at the first step
+            raise ConfigError(f"Muon.ns_steps: got {arguments['ns_steps']}; it must be 1 to 99 (5 is usual).")
         groups = [dict(group) if isinstance(group, Mapping) else {} for group in params]
         if not groups or any(IS_HIDDEN not in group for group in groups):
             raise ConfigError(
