@@ -111,6 +111,16 @@ def test_a_setting_without_effect_is_a_warning_of_the_start(
     assert f"{rows[first].place}: {text}: {rows[second].place}=True" in caplog.text
 
 
+def test_partial_weights_need_a_place_to_come_from(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = {"init_weights_partial": True}
+    with caplog.at_level(logging.WARNING, logger="trainwright"):
+        Trainer(Classifier(), quiet(tmp_path / "a", **settings), points())
+        DefaultTrainer(of_file(tmp_path / "b", settings))
+    assert "TrainingConfig.init_weights_partial: True has no effect without init_weights_from." in caplog.text
+    place = TrainingConfig.rows["init_weights_partial"].place
+    assert f"{place}: True has no effect without train.load_weight." in caplog.text
+
+
 @pytest.mark.parametrize(
     ("schedule", "has_effect"),
     [
