@@ -78,6 +78,16 @@ def test_opening_moves_the_earlier_run_aside_with_its_links_and_nothing_else(tmp
     assert not (tmp_path / "metrics.json").exists()
 
 
+def test_the_folder_of_an_unfinished_save_is_no_checkpoint(tmp_path: Path) -> None:
+    earlier_run(tmp_path)
+    whole = next(path for path in sorted(tmp_path.iterdir()) if (path / "manifest.json").is_file())
+    unfinished = tmp_path / f".tmp-model_0000009-{os.getpid()}-0123abcd-12345678-1"
+    shutil.copytree(whole, unfinished)
+    entries = RunFiles(tmp_path, RunFolder.file_names).entries()
+    assert whole.name in entries
+    assert unfinished.name not in entries
+
+
 def test_a_resumed_run_stays_in_place_and_its_log_goes_on(tmp_path: Path) -> None:
     earlier_run(tmp_path)
     folder = RunFolder(tmp_path, resume=True)

@@ -9,7 +9,7 @@ from trainwright.base.files import real_path
 from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.folder import resume_candidates
 from trainwright.checkpoint.manifest import FOR_PEOPLE, MANIFEST_NAME, Manifest, read_manifest
-from trainwright.checkpoint.mirror_index import Copied, entry_of, image_of, read_index
+from trainwright.checkpoint.mirror_index import Copied, Index, entry_of, image_of, read_index
 from trainwright.checkpoint.mirror_store import MissingObjectError, Store
 from trainwright.checkpoint.verify import CheckpointReport, FolderReport, file_faults
 
@@ -28,20 +28,9 @@ def inspect_mirror(url: str, *, contents: bool, setting: str = "mirror") -> Fold
         raise ConfigError(f"{store.shown}: contains no checkpoint.")
     with TemporaryDirectory() as temporary:
         found = [_inspected(store, one, Path(temporary), contents=contents) for one in index.checkpoints]
-        manifests = {}
-        for one, report in zip(index.checkpoints, found, strict=True):
-            manifests[one.key] = b"" if report.manifest is None else report.manifest.to_bytes()
-        with image_of(index, manifests, Path(temporary)) as image:
-            candidates = [
-                real_path(path).relative_to(real_path(image)) for path in resume_candidates(image / index.folder)
-            ]
+        candidates = _resume_order(index, found, Path(temporary))
     found.sort(key=lambda report: -1 if report.manifest is None else report.manifest.sequence)
-    links = [
-        replace(report, path=Path(link), points_at=name)
-        for link, name in sorted((index.links or {}).items())
-        for report in found
-        if report.path == Path(name)
-    ]
+    links = _links(index, found)
     complete = [next(report for report in found if report.path == path) for path in candidates]
     resumed = next((report for report in complete if report.is_complete), None)
     linked = {link.points_at for link in links}
@@ -49,6 +38,25 @@ def inspect_mirror(url: str, *, contents: bool, setting: str = "mirror") -> Fold
     if resumed is not None and resumed not in named:
         resumed = next(link for link in links if link.folder == resumed.folder)
     return FolderReport(Path(store.shown), (*named, *links), resumed, True, index.last, "")
+
+
+def _resume_order(index: Index, found: list[CheckpointReport], temporary: Path) -> list[Path]:
+    """The names of the checkpoints in the order in which a resume tries them: as in a folder with their manifests."""
+    manifests = {}
+    for one, report in zip(index.checkpoints, found, strict=True):
+        manifests[one.key] = b"" if report.manifest is None else report.manifest.to_bytes()
+    with image_of(index, manifests, temporary) as image:
+        return [real_path(path).relative_to(real_path(image)) for path in resume_candidates(image / index.folder)]
+
+
+def _links(index: Index, found: list[CheckpointReport]) -> list[CheckpointReport]:
+    """Each link as a report of the checkpoint that it points at."""
+    return [
+        replace(report, path=Path(link), points_at=name)
+        for link, name in sorted((index.links or {}).items())
+        for report in found
+        if report.path == Path(name)
+    ]
 
 
 def _inspected(store: Store, one: Copied, temporary: Path, *, contents: bool) -> CheckpointReport:

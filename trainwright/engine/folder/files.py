@@ -26,7 +26,7 @@ EARLIER_RUNS = "earlier_runs"
 TRACKERS_NAME = "trackers.json"  # of the writers of experiment trackers
 _TRACES = "profile/rank[0-9]*.[0-9]*.pt.trace.json"
 _MAX_READ = 1 << 26  # bytes of the list
-_HIDDEN_CHECKPOINT = re.compile(r"\..+-(\d{7,}|none)(-\d+)?", re.DOTALL)
+_HIDDEN_CHECKPOINT = re.compile(r"\.(?!tmp-).+-(\d{7,}|none)(-\d+)?", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
