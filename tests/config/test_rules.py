@@ -34,6 +34,16 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str, str]] = [
         r"train\.ema.*: got average='equal' with decay=0\.9",
     ),
     (
+        {"ema": {"average": "equal", "warmup": 100}},
+        r"TrainingConfig\.ema: got average='equal' with warmup=100",
+        r"train\.ema.*: got average='equal' with warmup=100",
+    ),
+    (
+        {"ema": {"warmup": 100, "power": 0.75}},
+        r"TrainingConfig\.ema: got power=0\.75, which is for warmup='timm'",
+        r"train\.ema.*: got power=0\.75, which is for warmup='timm'",
+    ),
+    (
         {"unfreeze": [{"layers": ["a"]}]},
         r"TrainingConfig\.unfreeze: got .* as item 0; give each one",
         r"train\.unfreeze.*: got .* as item 0; give each one",

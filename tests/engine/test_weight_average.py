@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn, update_bn
 from torch.utils.data import DataLoader
@@ -180,6 +182,59 @@ def test_checkpoints_hold_the_average_and_the_weights_of_the_training(
         assert equal(saved, averages[iteration].state_dict()), iteration
         assert equal(training, raw[iteration].state_dict()), iteration
     assert equal(trainer.model.state_dict(), averages[-1].state_dict())
+
+
+@APIS
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("warmup", [{"warmup": "timm"}, {"warmup": "timm", "gamma": 2.0, "power": 0.75}], ids=str)
+def test_a_rising_decay_is_that_of_timm_over_a_resume(
+    api: Api, warmup: dict[str, Any], accumulation: int, tmp_path: Path, one_thread: None
+) -> None:
+    """``ModelEmaV3`` is given the number of the update, as timm's script does."""
+    ema = {"decay": 0.45, **warmup}
+    model = WithNorm()
+    theirs = ModelEmaV3(
+        model, decay=0.45, use_warmup=True, warmup_gamma=warmup.get("gamma", 1.0),
+        warmup_power=warmup.get("power", 2 / 3), exclude_buffers=True,
+    )  # fmt: skip
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number, batch in enumerate(DataLoader(data(), BATCH), 1):
+        (model(**batch)["loss"] / accumulation).backward()
+        if number % accumulation == 0:
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
+            optimizer.step()
+            optimizer.zero_grad()
+            theirs.update(model, step=number // accumulation)
+    trainer = api(tmp_path, ema, gradient_accumulation_steps=accumulation)
+    interrupted(trainer, 4 // accumulation)
+    resumed = api(tmp_path, ema, gradient_accumulation_steps=accumulation, resume=True)
+    resumed.train()
+    assert equal(resumed.model.state_dict(), theirs.module.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("warmup", "decay_of"),
+    [
+        # EMAModel.get_decay of diffusers, whose step counts from 0 at the first update, and ModelEMA of ultralytics
+        ("diffusers", lambda number: min(0.3, (1 + (number - 1)) / (10 + (number - 1)))),
+        (3, lambda number: 0.3 * (1 - math.exp(-number / 3))),
+        ("yolo", lambda number: 0.3 * (1 - math.exp(-number / 2000))),
+    ],
+    ids=["diffusers", "number", "yolo"],
+)
+@APIS
+def test_a_rising_decay_is_that_of_the_formula(
+    api: Api, warmup: Any, decay_of: Callable[[int], float], tmp_path: Path
+) -> None:
+    trainer = api(tmp_path, {"decay": 0.3, "warmup": warmup})
+    trainer.train()
+    _, _, raw = reference({})
+    average = {name: value.double() for name, value in raw[0].named_parameters()}
+    for number, model in enumerate(raw[1:], 2):
+        for name, value in model.named_parameters():
+            average[name] = decay_of(number) * average[name] + (1 - decay_of(number)) * value.double()
+    for name, value in trainer.model.named_parameters():
+        torch.testing.assert_close(value.double(), average[name], atol=1e-6, rtol=0)  # in float32
 
 
 class Short(WithNorm):

@@ -44,6 +44,10 @@ SETTINGS = {
     "dataloader_persistent_workers": "nothing, workers stay alive over epochs",
     "logging_first_step": "log_steps=1",
     **dict.fromkeys(("ema_decay", "model_ema", "model_ema_decay"), "ema={'decay': 0.999}"),
+    "ema_tau": "ema={'decay': 0.9999, 'warmup': 2000}",
+    **dict.fromkeys(
+        ("model_ema_warmup", "use_ema_warmup", "ema_inv_gamma", "ema_power"), "ema={'decay': 0.9999, 'warmup': 'timm'}"
+    ),
     "swa": "ema={'average': 'equal', 'start': 0.75}",
     "devices": f"{_PROCESSES}, or device",
     "num_nodes": "torchrun --nnodes N SCRIPT",

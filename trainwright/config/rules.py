@@ -83,11 +83,14 @@ def _has_warmup(schedule: object) -> bool:
 
 @rule("ema")
 def _average(spec: NamedSettings) -> str | None:
-    ema = spec.ema
-    for name in ("decay", "buffers"):
-        if isinstance(ema, Mapping) and ema.get("average") == "equal" and ema.get(name):
-            why = "an equal average has no decay" if name == "decay" else "the statistics are computed at the end"
+    ema = spec.ema if isinstance(spec.ema, Mapping) else {}
+    for name in ("decay", "warmup", "buffers"):
+        if ema.get("average") == "equal" and ema.get(name):
+            why = "the statistics are computed at the end" if name == "buffers" else "an equal average has no decay"
             return f"got average='equal' with {name}={ema[name]!r}, but {why}. Give one of them."
+    for name in ("gamma", "power"):
+        if name in ema and ema.get("warmup") != "timm":
+            return f"got {name}={ema[name]!r}, which is for warmup='timm', with warmup={ema.get('warmup')!r}."
     return None
 
 

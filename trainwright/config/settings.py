@@ -374,8 +374,8 @@ class TrainingConfig(CheckedConfig):
     )
     ema: types.EmaOrNone = setting(
         None, "learning",
-        "Evaluate and save an average of the weights: {'decay': 0.999} (EMA), or {'average': 'equal', 'start': 0.75}"
-        " (SWA).",
+        "Evaluate and save an average of the weights: {'decay': 0.999} (EMA; 'warmup': 2000 lets the decay rise), or"
+        " {'average': 'equal', 'start': 0.75} (SWA).",
         place="train.ema", words=_NO | {True: {}},
     )
     metric_for_best_model: types.Key = setting(

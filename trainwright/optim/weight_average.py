@@ -10,10 +10,12 @@ half a unit in the last place, and the average would not move. The model gets th
 """
 
 import itertools
+import math
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,6 +38,8 @@ class WeightAverage:
 
     Args:
         average: "exponential" (EMA, by ``decay``) or "equal" (SWA).
+        warmup: how the decay rises to ``decay``, with ``gamma`` and ``power``: see :func:`decay_of_update`. None: it is
+            the same from the first update on.
         buffers: average buffers as well; by default they are those of the training.
         only: the names of the weights in the state; by default all.
 
@@ -62,12 +66,20 @@ class WeightAverage:
         *,
         average: str = "exponential",
         decay: float = 0.999,
+        warmup: int | str | None = None,
+        gamma: float = 1.0,
+        power: float = 2 / 3,
         buffers: bool = False,
         only: Collection[str] | None = None,
     ) -> None:
         equal: Any = get_swa_multi_avg_fn  # torch has no annotations for these
         exponential: Any = get_ema_multi_avg_fn
-        function = equal() if average == "equal" else exponential(decay)
+        if average == "equal":
+            function = equal()
+        elif warmup is None:
+            function = exponential(decay)
+        else:
+            function = _rising(partial(decay_of_update, decay=decay, warmup=warmup, gamma=gamma, power=power))
         try:
             copied = model if mesh_in_use() is None else _weights_of(model, {})
             self._averaged = AveragedModel(copied, multi_avg_fn=function, use_buffers=buffers)
@@ -186,6 +198,40 @@ class WeightAverage:
         self.is_applied = not self.is_applied
 
 
+def decay_of_update(number: int, *, decay: float, warmup: int | str, gamma: float = 1.0, power: float = 2 / 3) -> float:
+    """The decay of an average's update ``number``, from 1 on, which rises to ``decay``.
+
+    Args:
+        warmup: the formula, with ``n = number - 1``, the updates before this one.
+
+            * A number ``tau``, or "yolo", which is 2000: ``decay * (1 - exp(-number / tau))``, as ``ModelEMA`` of YOLO
+              (ultralytics/utils/torch_utils.py).
+            * "timm": ``min(decay, 1 - (1 + n / gamma) ** -power)``, as ``ModelEmaV3(use_warmup=True)`` of timm
+              (timm/utils/model_ema.py) and ``EMAModel(use_ema_warmup=True)`` of diffusers, whose ``inv_gamma`` is
+              ``gamma`` (src/diffusers/training_utils.py).
+            * "diffusers": ``min(decay, (1 + n) / (10 + n))``, as ``EMAModel`` of diffusers without that argument.
+
+    >>> [round(decay_of_update(number, decay=0.999, warmup="diffusers"), 3) for number in (2, 10, 100, 10000)]
+    [0.182, 0.526, 0.917, 0.999]
+    """
+    before = number - 1
+    if warmup == "diffusers":
+        return min(decay, (1 + before) / (10 + before))
+    if warmup == "timm":
+        return min(decay, 1 - math.pow(1 + before / gamma, -power))
+    return decay * (1 - math.exp(-number / (2000 if isinstance(warmup, str) else warmup)))
+
+
+def _rising(decay_of: Callable[[int], float]) -> Callable[..., None]:
+    """The function of an exponential average whose decay depends on the number of the update."""
+
+    def add(averages: list[Tensor], weights: list[Tensor], num_averaged: Tensor) -> None:
+        exponential: Any = get_ema_multi_avg_fn
+        exponential(decay_of(int(num_averaged) + 1))(averages, weights, num_averaged)
+
+    return add
+
+
 class OptimizerAverage(WeightAverage):
     """The weights for evaluations that ``optimizers`` exchange with those of the training: schedule-free ones.
 
@@ -237,7 +283,7 @@ def build_average(
         return OptimizerAverage(model, exchanging, only=only) if exchanging else None
     if exchanging:
         raise ConfigError(f"ema: {type(exchanging[0]).__name__} averages the weights itself. Remove ema.")
-    settings: dict[str, Any] = {name: ema[name] for name in ("average", "decay", "buffers") if name in ema}
+    settings: dict[str, Any] = {name: value for name, value in ema.items() if name not in ("start", "every")}
     return WeightAverage(model, only=only, **settings)
 
 
