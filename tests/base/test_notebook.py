@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trainwright.base.notebook import CellOutput, curves, is_kernel, show_type_as_html, summary, table, tree
+from trainwright.base.notebook import CellOutput, curves, is_kernel, runs_cells, show_type_as_html, summary, table, tree
 
 ATTACK = "<script>alert('1')</script>&\"'"
 
@@ -43,6 +43,7 @@ def test_only_a_process_with_a_kernel_is_one(monkeypatch: pytest.MonkeyPatch) ->
     for shell in (None, terminal, captures, Shell(pid=1)):
         put_in(monkeypatch, shell)
         assert not is_kernel()
+        assert runs_cells() == (shell is captures)
     put_in(monkeypatch, Shell())
     assert is_kernel()
     monkeypatch.delitem(sys.modules, "IPython")

@@ -1,6 +1,7 @@
 """A run of the command that is asked to stop, and started again with the same command line."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -54,7 +55,7 @@ def wait_for_handler(process: "subprocess.Popen[str]") -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)]
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT), (signal.SIGKILL, -signal.SIGKILL)]
 )
 @pytest.mark.exhaustive(every=3)
 def test_stopped_and_started_again_is_as_never_stopped(
@@ -102,7 +103,8 @@ def test_sigusr1_saves_and_the_run_goes_on(finished, short, sha, environment, tm
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [pytest.param(signal.SIGUSR1, 0, marks=pytest.mark.exhaustive), (signal.SIGINT, 130)]
+    ("number", "code"),
+    [pytest.param(signal.SIGUSR1, 0, marks=pytest.mark.exhaustive), (signal.SIGINT, -signal.SIGINT)],
 )
 def test_a_signal_before_the_first_step(
     number: signal.Signals, code: int, finished, short, environment, tmp_path: Path
@@ -113,3 +115,27 @@ def test_a_signal_before_the_first_step(
     output, _ = process.communicate(timeout=60)
     assert process.returncode == code, output
     assert "Traceback" not in output
+
+
+LOOP = """
+for name in first second; do
+  "$0" -m trainwright train "$@" train.output_dir=$name
+  echo "next: $?"
+done
+"""
+
+
+def test_ctrl_c_ends_a_loop_of_the_shell_too(finished, short, environment, tmp_path: Path) -> None:
+    """A shell continues after a program that ends with 130; it ends after one that the signal has ended."""
+    words = ["bash", "-c", LOOP, python(), str(finished.config), *short]
+    # Both get the signal, as from a terminal.
+    loop = subprocess.Popen(
+        words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    wait_for_rows(tmp_path / "first", 2)
+    os.killpg(loop.pid, signal.SIGINT)
+    output, _ = loop.communicate(timeout=60)
+    assert loop.returncode == -signal.SIGINT
+    assert "SIGINT: saved after iteration" in output
+    assert "next" not in output
+    assert not (tmp_path / "second").exists()

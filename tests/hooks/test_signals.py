@@ -6,6 +6,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -82,13 +84,57 @@ def test_sigint_ends_as_ctrl_c_does() -> None:
 def test_the_second_sigint_ends_the_process_or_the_cell_of_a_notebook_at_once(
     is_kernel: bool, handler: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(signals, "is_kernel", lambda: is_kernel)
+    monkeypatch.setattr(signals, "runs_cells", lambda: is_kernel)
     handlers = []
     look = CallbackHook(after_step=lambda t: handlers.append(signal.getsignal(signal.SIGINT)))
-    with pytest.raises(KeyboardInterrupt):
+    with nullcontext() if is_kernel else pytest.raises(KeyboardInterrupt):
         Trainer({3: [signal.SIGINT]}, look).train(0, 8)
     assert handlers[-1] is handler
     assert signal.SIG_DFL not in handlers[:-1]
+
+
+def test_in_a_notebook_train_returns_after_the_save(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(signals, "runs_cells", lambda: True)
+    trainer = Trainer({3: [signal.SIGINT]})
+    with caplog.at_level(logging.INFO, "trainwright"):
+        trainer.train(0, 8)
+    assert (trainer.done, trainer.saved, trainer.stop_reason) == ([0, 1, 2, 3], [3], "SIGINT")
+    assert any("train() returns" in record.message for record in caplog.records)
+    with pytest.raises(SystemExit):  # not after SIGTERM
+        Trainer({3: [signal.SIGTERM]}).train(0, 8)
+
+
+PROGRAM = """
+import atexit, os, signal, sys
+import torch
+from torch import nn
+from trainwright import Trainer, TrainingConfig
+from trainwright.hooks import CallbackHook
+
+atexit.register(lambda: compile("1", "text", "eval"))  # as torch's own, after which Python forgets the signal
+atexit.register(print, "atexit")
+config = TrainingConfig(output_dir="output", num_epochs=4, batch_size=8, device_str="cpu")
+data = torch.utils.data.TensorDataset(torch.ones(32, 2), torch.ones(32, dtype=torch.long))
+trainer = Trainer(nn.Linear(2, 2), config, data)
+trainer.register_hooks([CallbackHook(after_step=lambda _: os.kill(os.getpid(), signal.SIGINT))])
+try:
+    trainer.train()
+except KeyboardInterrupt:
+    print("saved", os.path.isdir("output/checkpoints"))
+    if sys.argv[1:] != ["caught"]:
+        raise
+"""
+
+
+@pytest.mark.parametrize(("arguments", "code"), [([], -signal.SIGINT), (["caught"], 0)])
+def test_an_uncaught_ctrl_c_ends_a_program_by_the_signal_and_without_a_traceback(
+    arguments: list[str], code: int, run_python: Any, tmp_path: Path
+) -> None:
+    done = run_python("-c", PROGRAM, *arguments, cwd=tmp_path, code=code, fresh=not arguments)
+    assert done.stdout.endswith("saved True\natexit\n")
+    assert "Traceback" not in done.stderr
 
 
 def test_sigusr1_saves_and_goes_on_every_time() -> None:

@@ -22,12 +22,17 @@ _LOG_RATIO = 30  # largest to smallest value from which on the axis is logarithm
 
 
 def is_kernel() -> bool:
-    """Whether this process is the kernel of a notebook, which shows HTML: in JupyterLab, VS Code, Colab and others."""
-    shell = _shell()
-    kernel = getattr(shell, "kernel", None)
-    if kernel is None or type(getattr(shell, "display_pub", None)).__name__ == "CapturingDisplayPublisher":
-        return False  # %%capture keeps each update
-    return getattr(getattr(kernel, "session", None), "pid", None) in (None, os.getpid())  # a fork of it is none
+    """Whether this process shows HTML: it runs cells, and not below ``%%capture``, which would keep each update."""
+    return runs_cells() and type(getattr(_shell(), "display_pub", None)).__name__ != "CapturingDisplayPublisher"
+
+
+def runs_cells() -> bool:
+    """Whether this process is the kernel of a notebook, in JupyterLab, VS Code, Colab and others.
+
+    IPython's shell of a kernel has the attribute ``kernel``; that of a terminal has none. A fork of a kernel is none.
+    """
+    kernel = getattr(_shell(), "kernel", None)
+    return kernel is not None and getattr(getattr(kernel, "session", None), "pid", None) in (None, os.getpid())
 
 
 def show_type_as_html(module: str, name: str, to_html: Callable[[Any], str | None]) -> None:

@@ -4,12 +4,15 @@ A forked process is the user's, for example of a callback. With a handler of the
 do nothing there, and the end of a ``multiprocessing.Pool`` would wait forever.
 """
 
+import atexit
 import os
 import signal
 import sys
 import threading
 from types import FrameType
 from typing import Any
+
+from trainwright.base.terminal import guarded
 
 _replaced: dict[int, list[Any]] = {}  # by signal: the handlers that ours have replaced, the first one first
 _of_parent: dict[int, Any] = {}  # in a forked process: the handlers that it gets
@@ -25,6 +28,42 @@ def restore_handler(number: int) -> None:
     """Undo the last :func:`set_handler` of this process."""
     if _replaced.get(number):
         signal.signal(number, _known(_replaced[number].pop()))
+
+
+def quiet_interrupt(text: str = "") -> KeyboardInterrupt:
+    """The error of a Ctrl-C, to be raised where the user has read how to continue.
+
+    If nothing catches it, the program ends without a traceback, and by SIGINT itself: a loop of a shell around it ends,
+    too, and the shell's code is 130.
+    """
+    error, hook = KeyboardInterrupt(text), sys.excepthook
+
+    def on_uncaught(kind: Any, value: BaseException, traceback: Any) -> None:
+        if value is not error:
+            hook(kind, value, traceback)
+        elif not hasattr(sys, "ps1"):  # the prompt of Python continues
+            atexit.register(_end_by_sigint)
+
+    sys.excepthook = on_uncaught
+    return error
+
+
+def _end_by_sigint() -> None:
+    """End the process by SIGINT, after all functions of atexit.
+
+    Python ends so after a KeyboardInterrupt, unless such a function compiles a text, as one of torch does: then with 1.
+    """
+    atexit.unregister(_end_by_sigint)
+    atexit._run_exitfuncs()
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        guarded(stream).flush()
+    end_by_sigint()
+
+
+def end_by_sigint() -> None:
+    """End the process by SIGINT, at once."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.raise_signal(signal.SIGINT)
 
 
 def _block() -> None:

@@ -40,7 +40,19 @@ def usage() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code: 0 done, 1 failed, 2 wrong arguments or configuration, 130 Ctrl-C."""
+    """Run a command and return its exit code: 0 done, 1 failed, 2 wrong arguments or configuration, 130 Ctrl-C.
+
+    As a program (``argv`` is None), Ctrl-C ends it by the signal itself.
+    """
+    code = _main(list(sys.argv[1:] if argv is None else argv))
+    if code == INTERRUPTED and argv is None:
+        from trainwright.base.signal_handlers import quiet_interrupt
+
+        raise quiet_interrupt()
+    return code
+
+
+def _main(arguments: list[str]) -> int:
     if "_ARGCOMPLETE" in os.environ:  # the shell asks how to complete a line
         from trainwright.cli.completion import complete
 
@@ -51,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 stream.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show is no error
     try:
         try:
-            return _command(list(sys.argv[1:] if argv is None else argv))
+            return _command(arguments)
         finally:
             if sys.stdout is not None and not sys.stdout.closed:
                 sys.stdout.flush()  # here, and not when the interpreter ends: an error of it is handled below

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainwright.base.error_file import is_reported
 from trainwright.base.errors import ConfigError, ConfigKeyError, MissingFileError, UserError, nearest_name
-from trainwright.base.signal_handlers import restore_handler, set_handler
+from trainwright.base.signal_handlers import end_by_sigint, quiet_interrupt, restore_handler, set_handler
 from trainwright.base.terminal import guarded, open_standard_streams, print_line, shortened
 from trainwright.config.arguments import default_argument_parser, split_config
 from trainwright.config.secrets import redact, with_short_errors
@@ -54,13 +54,16 @@ def main(
 ) -> int:
     """Train or evaluate from the command line, with ``trainer_class`` (a DefaultTrainer) if it is given.
 
-    Returns the exit code: 0, 1 (failed), 2 (wrong arguments or configuration) or 130 (stopped by Ctrl-C). SIGTERM in a
-    training ends the process with 143, after a save.
+    Returns the exit code: 0, 1 (failed), 2 (wrong arguments or configuration) or 130 (stopped by Ctrl-C; without
+    ``argv`` the process ends by the signal itself). SIGTERM in a training ends the process with 143, after a save.
     """
     args = parser(prog).parse_args(argv)
     if not args.config_file:  # `trainwright train CONFIG …`, in any position among the overrides
         args.config_file, args.opts = split_config(args.opts)
-    return run(args, lambda: load(args), lambda cfg: _prepare(cfg, args, trainer_class))
+    code = run(args, lambda: load(args), lambda cfg: _prepare(cfg, args, trainer_class))
+    if code == INTERRUPTED and argv is None:
+        raise quiet_interrupt()
+    return code
 
 
 def run(args: argparse.Namespace, load: Callable[[], T], prepare: Callable[[T], Callable[[], object]]) -> int:
@@ -236,7 +239,7 @@ def _early_signals() -> Iterator[None]:
 
 def _end_at_once(number: int, frame: FrameType | None) -> None:
     os.write(2, b"\nInterrupted.\n")
-    os._exit(INTERRUPTED)
+    end_by_sigint()
 
 
 def print_error(error: BaseException, args: argparse.Namespace | None = None, *, with_traceback: bool = False) -> int:

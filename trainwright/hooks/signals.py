@@ -4,7 +4,6 @@ import logging
 import math
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -15,8 +14,8 @@ from typing import Any
 
 from trainwright.base import dist
 from trainwright.base.agreed_checks import AgreedChecks
-from trainwright.base.notebook import is_kernel
-from trainwright.base.signal_handlers import restore_handler, set_handler
+from trainwright.base.notebook import runs_cells
+from trainwright.base.signal_handlers import quiet_interrupt, restore_handler, set_handler
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.evaluation.stop import stopped_by
 from trainwright.events.writers.progress import live_bars
@@ -45,15 +44,19 @@ class TrainingPaused(BaseException):
     """
 
 
+class CellInterrupted(TrainingPaused, KeyboardInterrupt):
+    """Ctrl-C in a notebook, and the training is saved: ``train`` returns, so that the next cell runs."""
+
+
 # What ends a training without a fault; GeneratorExit: `break` in a TrainingLoop.
 STOPS = (KeyboardInterrupt, SystemExit, GeneratorExit, TrainingPaused)
 
 
-def _interrupted(text: str = "") -> KeyboardInterrupt:
-    """To be raised where the log says how to continue: Python prints no traceback of it."""
-    error, hook = KeyboardInterrupt(text), sys.excepthook
-    sys.excepthook = lambda kind, value, traceback: None if value is error else hook(kind, value, traceback)
-    return error
+def _error_of(number: int, text: str) -> BaseException:
+    """What ends a training that is saved after this signal."""
+    if number == signal.SIGTERM:
+        return TrainingTerminated()
+    return CellInterrupted(text) if runs_cells() else quiet_interrupt(text)
 
 
 def max_time_of(settings: Any) -> float | None:
@@ -77,9 +80,9 @@ def evaluation_may_stop(*, is_final: bool = False) -> AbstractContextManager[Non
 class Interruptions(HookBase):
     """SIGTERM and SIGINT: finish the iteration, save, and stop. SIGUSR1: save, and continue.
 
-    SIGTERM ends the training with :class:`TrainingTerminated`, SIGINT (Ctrl-C) with KeyboardInterrupt. A second SIGINT
-    ends the process at once. Signals that the program ignores stay ignored. Outside the main thread, where Python
-    allows no signal handlers, none are handled.
+    SIGTERM ends the training with :class:`TrainingTerminated`, SIGINT (Ctrl-C) with KeyboardInterrupt; in a notebook
+    ``train`` returns then. A second SIGINT ends the process at once. Signals that the program ignores stay ignored.
+    Outside the main thread, where Python allows no signal handlers, none are handled.
 
     They also stop the evaluation of an iteration, before its next batch: it changes no weights, and a resume makes it.
     After the last iteration, they stop the final evaluation, in a training of one process at once: the training is
@@ -195,8 +198,7 @@ class Interruptions(HookBase):
         """End the training, if one of the received signals does."""
         stopping = [number for number in _STOPPING if number in received]
         if stopping:
-            error = TrainingTerminated() if stopping[0] == signal.SIGTERM else _interrupted(text)
-            self.trainer.stop(stopping[0].name, error=error)
+            self.trainer.stop(stopping[0].name, error=_error_of(stopping[0], text))
 
     def _check_together(self) -> None:
         iteration = self.trainer.iter
@@ -253,6 +255,8 @@ class Interruptions(HookBase):
         what = f"saved after iteration {self.trainer.iterations_done}" if is_trained else "nothing was trained yet"
         is_stopped = received.intersection(_STOPPING)
         then = f"stopped; {self._resume} continues from there" if is_stopped else "continuing"
+        if is_stopped and signal.SIGTERM not in received and runs_cells():
+            then += ". train() returns, so that the next cell runs"
         logger.info("%s: %s; %s.", names, what, then)
         return f"{what}; {then}."
 
@@ -272,8 +276,8 @@ class Interruptions(HookBase):
             return
         if number == signal.SIGINT:
             # The second one ends a program, and a cell of a notebook: the kernel keeps its variables.
-            signal.signal(signal.SIGINT, signal.default_int_handler if is_kernel() else signal.SIG_DFL)
-            notice = _STOPS_CELL if is_kernel() else _STOPS
+            signal.signal(signal.SIGINT, signal.default_int_handler if runs_cells() else signal.SIG_DFL)
+            notice = _STOPS_CELL if runs_cells() else _STOPS
             if live_bars:
                 live_bars[0].notice = notice  # its thread shows it: printing needs a lock that this thread may hold
             else:

@@ -34,6 +34,7 @@ class Interrupt(CallbackHook):
 stopped = Trainer(model, config.copy_with(output_dir="output/stopped"), train_data, eval_data)
 stopped.register_hooks([Interrupt()])
 stopped.train()
+print("after train")
 """
 
 TWO_IN_A_CELL = """
@@ -156,7 +157,7 @@ class TestKernel:
     @pytest.mark.parametrize(
         ("cell", "state", "epoch", "error"),
         [
-            ("interrupted", "interrupted", "Epoch 4/8", "KeyboardInterrupt"),
+            ("interrupted", "interrupted", "Epoch 4/8", None),
             ("failed", "failed: ZeroDivisionError", "", "ZeroDivisionError"),
             ("own loop", "failed: LookupError", "", "LookupError"),
             ("again", "finished", "Epoch 2/2", None),
@@ -171,6 +172,11 @@ class TestKernel:
         assert epoch in html
         assert outputs[-1].get("ename") == error
         assert ("saved after iteration" in printed(outputs)) == (cell == "interrupted")
+
+    def test_an_interrupted_training_returns_so_that_the_next_cell_runs(self, notebook: Any) -> None:
+        text = printed(outputs_of(notebook, "interrupted"))
+        assert "train() returns, so that the next cell runs." in text
+        assert text.endswith("after train\n")
 
     def test_two_trainings_of_a_cell_have_a_display_each_in_the_order_of_the_text(self, notebook: Any) -> None:
         outputs = outputs_of(notebook, "two")
