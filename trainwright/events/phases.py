@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 
@@ -68,14 +68,10 @@ def importing() -> Iterator[None]:
     """Count the seconds of a ``with`` block, which loads a package, as ``imports``, not in the phase around it."""
     start, before = time.perf_counter(), _of_process.imports
     try:
-        yield
+        with activity("import"):
+            yield
     finally:
         _of_process.imports = before + time.perf_counter() - start  # blocks may be nested
-
-
-def imported_s() -> float:
-    """The seconds of this process in `importing`."""
-    return _of_process.imports
 
 
 @dataclass(slots=True, eq=False)
@@ -83,22 +79,33 @@ class Activity:
     """What the process does besides steps, for a progress bar: ``done`` of ``total`` parts, if it has parts."""
 
     name: str
+    start: float  # seconds
     total: int | None = None
     done: int = 0
-    start: float = field(default_factory=time.monotonic)
 
 
 activities: list[Activity] = []
 
 """The current activities, the innermost last. A progress bar reads them from its own thread."""
 
+_ended_s = 0.0  # in activities that have ended
+
+
+def aside_s() -> float:
+    """Seconds of this process in activities, the current one included."""
+    return _ended_s + (time.monotonic() - activities[0].start if activities else 0.0)
+
 
 @contextmanager
 def activity(name: str, total: int | None = None) -> Iterator[Activity]:
-    """Show a ``with`` block, which may take long, in the progress bar."""
-    current = Activity(name, total)
+    """Show a ``with`` block, which is no step and may take long, in the progress bar."""
+    current = Activity(name, time.monotonic(), total)
     activities.append(current)
     try:
         yield current
     finally:
+        is_outermost = activities[0] is current
         activities.remove(current)
+        if is_outermost:
+            global _ended_s
+            _ended_s += time.monotonic() - current.start

@@ -18,6 +18,7 @@ from trainwright.base.errors import ConfigError, ConfigKeyError, ConfigTypeError
 from trainwright.events.epoch_means import EpochMeans
 from trainwright.events.media import MediaBuffer, MediaView, Medium, histogram_summary, image_copy
 from trainwright.events.process_means import LocalMeans, common_keys, is_part, means_of, values_of, with_parts
+from trainwright.events.rate import Rate
 from trainwright.events.smoothing import HistoryBuffer, median
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class EventStorage:
     ``first_unwritten``: this removes the extra row that an interrupted run writes when it stops, so that the files
     equal those of an uninterrupted run. ``last_row`` is the iteration of the row before that, which files must have, or
     None if it is unknown. ``alike`` has functions that return values by name, such as learning rates, which all
-    processes must have alike: :meth:`reduce` compares them.
+    processes must have alike: :meth:`reduce` compares them. ``rate`` has the speed of the steps and the time left.
 
     >>> with EventStorage() as storage:
     ...     for _ in range(3):
@@ -116,6 +117,7 @@ class EventStorage:
         self.alike: dict[str, Callable[[], Mapping[str, float]]] = {}
         self._media = MediaBuffer()
         self.epoch_means = EpochMeans()
+        self.rate = Rate(start_iter)
 
     def __repr__(self) -> str:
         return f"EventStorage(start_iter={self.start_iter})"

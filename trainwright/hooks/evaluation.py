@@ -7,6 +7,7 @@ from typing import Any
 
 from trainwright.base.errors import ConfigError
 from trainwright.evaluation.evaluator import flatten_results_dict
+from trainwright.events.rate import interruption
 from trainwright.events.writers.progress import shown_values
 from trainwright.hooks.base import HookBase, has_failed
 from trainwright.hooks.due import Condition, Period
@@ -67,7 +68,7 @@ class EvalHook(HookBase):
             )  # fmt: skip
 
     def evaluate(self) -> None:
-        with self.trainer.phases.counting("evaluation"):
+        with interruption(self.trainer, "evaluation"):
             results = self._eval_function()
         if not results:
             return

@@ -104,6 +104,7 @@ class IterationTimer(HookBase):
         if self._timed_from is None:
             self._timed_from, self._first_step = time.perf_counter(), seconds
             self._phases_of_first = dataclasses.replace(trainer.phases)
+            trainer.storage.rate.update(trainer.iterations_done, is_first=True)
         if trainer.iter >= self._warmup_iter - 1:
             trainer.storage.put_scalar("time", seconds)
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import TextIO
 
 from trainwright.base.terminal import coloured, columns_of, fitted, guarded, is_terminal
+from trainwright.events.rate import speed, throughput
 from trainwright.events.storage import EventStorage, get_event_storage
 from trainwright.events.writers.base import EventWriter
 from trainwright.events.writers.progress import live_bars, shown_values
-from trainwright.events.writers.rate import TimeLeft, speed, throughput
 
 logger = logging.getLogger("trainwright.events")
 _RED, _YELLOW = 31, 33  # ANSI
@@ -31,7 +31,6 @@ class ConsoleWriter(EventWriter):
         self._window_size = window_size
         self._last_written = -1
         self._storage: EventStorage | None = None
-        self._time_left = TimeLeft()
 
     def __repr__(self) -> str:
         return f"ConsoleWriter({self._batch_size}, {self._max_iter}, window_size={self._window_size})"
@@ -43,7 +42,7 @@ class ConsoleWriter(EventWriter):
     def write(self, storage: EventStorage | None = None) -> None:
         storage = get_event_storage() if storage is None else storage
         if storage is not self._storage:
-            self._storage, self._last_written, self._time_left = storage, storage.start_iter - 1, TimeLeft()
+            self._storage, self._last_written = storage, storage.start_iter - 1
         new = {
             name: found
             for name, found in storage.latest_with_smoothing_hint(self._window_size).items()
@@ -57,7 +56,7 @@ class ConsoleWriter(EventWriter):
         time_s = new["time"][0] if "time" in new else 0.0
         if time_s:
             fields += [speed(1 / time_s), throughput(self._batch_size / time_s) if self._batch_size else ""]
-        fields.append(self._time_left.text(done, self._max_iter))
+        fields.append(storage.rate.time_left(done, self._max_iter))
         if storage.line_at != done:
             logger.info("  ".join(filter(None, fields)), extra={"progress": True})
 

@@ -18,10 +18,10 @@ from trainwright.base.notebook import at_end_of_cell, is_kernel
 from trainwright.base.stacks import stack_of
 from trainwright.base.terminal import fitted, guarded, is_terminal, printable, shows_live_text
 from trainwright.events.phases import activities
+from trainwright.events.rate import Position, Rate, clock, speed, throughput
 from trainwright.events.storage import EventStorage, get_event_storage
 from trainwright.events.writers.base import EventWriter
 from trainwright.events.writers.notebook import Content, NotebookDisplay
-from trainwright.events.writers.rate import Position, Rate, clock, speed, throughput
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -53,7 +53,7 @@ class LiveBar:
         title: shown if there are no epochs.
         batch_size: samples of an iteration, to show samples per second.
         stays: leave the bar on the screen at its end.
-        storage: has the losses of the picture in a notebook.
+        storage: has the rate, and the losses of the picture in a notebook.
     """
 
     def __init__(
@@ -69,7 +69,8 @@ class LiveBar:
     ) -> None:
         self.notice = ""  # shown below the bar; a signal handler may set it
         self._position, self._values, self._title, self._batch_size = position, values, title, batch_size
-        self._rate, self._is_over, self._has_failed = Rate(), False, False
+        self._rate = Rate(position().start) if storage is None else storage.rate
+        self._is_over = self._has_failed = False
         self._trains_in = threading.get_ident()
         self.file = file
         self._stays, self._error_before, self._end = stays, sys.exception(), ""
@@ -204,7 +205,7 @@ class LiveBar:
 
     def _content(self, at: Position) -> Content:
         now = activities[-1] if activities and not self._is_over else None
-        self._rate.update(at.done, is_aside=now is not None)
+        self._rate.update(at.done)
         metrics = [f"{name} {value}" for name, value in self._values().items()]
         if self._batch_size and self._rate.per_s:
             metrics.append(throughput(self._batch_size * self._rate.per_s))
@@ -246,10 +247,10 @@ class LiveBar:
             return [*([] if rate is None else [speed(rate)]), f"in {clock(self._rate.elapsed_s)}"]
         if rate is None:  # before two iterations
             return [clock(self._rate.elapsed_s)]
-        (done, total), run = at.of_epoch, self._rate.left_s(at.total - at.done, with_evaluations=True)
+        (done, total), run = at.of_epoch, self._rate.left_s(at.total - at.done)
         if at.num_epochs <= 1:
             return [speed(rate), f"ETA {clock(run)}"]
-        epoch = self._rate.left_s(total - done, with_evaluations=False)
+        epoch = self._rate.left_s(total - done, with_interruptions=False)
         return [speed(rate), f"ETA {clock(epoch)}, run {clock(run)}"]
 
 

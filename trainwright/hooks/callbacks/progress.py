@@ -13,8 +13,8 @@ from trainwright.base.dist import is_main_process
 from trainwright.base.notebook import is_kernel
 from trainwright.base.terminal import print_line
 from trainwright.events.epoch_means import epoch_around
+from trainwright.events.rate import Position, clock
 from trainwright.events.writers.progress import LiveBar, bar_stream, live_bars, shown_values
-from trainwright.events.writers.rate import Position, TimeLeft, clock
 from trainwright.hooks.base import HookBase, has_failed
 from trainwright.hooks.callbacks.base import Callback
 from trainwright.hooks.callbacks.logs import Logs
@@ -161,7 +161,6 @@ class EpochLines(HookBase):
         lines = Recurring(lambda: self.trainer.iterations_done >= self._next, lambda done: self._next)
         self.due = (lines, Moment.LAST)
         self._start = 0.0  # seconds
-        self._time_left = TimeLeft()
 
     @property
     def shows_results(self) -> bool:
@@ -175,8 +174,7 @@ class EpochLines(HookBase):
             return
         self._lines, self._per_epoch = plan, plan.iterations_per_epoch
         done = self.trainer.start_iter
-        self._start, self._time_left = time.monotonic(), TimeLeft()
-        self._time_left.text(done, self.trainer.max_iter)
+        self._start = time.monotonic()
         called = self.trainer.called_hooks
         if called is not None and type(self).__name__ not in called:
             done -= 1  # the line of the last iteration may be due
@@ -225,7 +223,7 @@ class EpochLines(HookBase):
         seconds = f"{now - self._start:.1f} s"
         row = {unit: str(number), **values, "time": seconds}
         is_in_table = any(bar.add_row(row) for bar in live_bars)
-        left = "" if live_bars else self._time_left.text(at.done, at.total)
+        left = "" if live_bars else storage.rate.time_left(at.done, at.total)
         shown = [f"{n} {value}" for n, value in values.items() if n != "lr"] or [f"{at.done} iterations"]
         head = f"{unit.capitalize()} {number:{len(str(total))}}/{total}"
         text = "  ".join(filter(None, [head, *shown, seconds, left]))
@@ -264,27 +262,25 @@ class EpochProgress(HookBase):
 
     def __init__(self, is_shown: Callable[[], bool], position: Callable[[], tuple[int, int, int, int, int]]) -> None:
         self._is_shown, self._position = is_shown, position
-        self._last = 0  # iterations done
-        self._last_time = 0.0
+        self._last = 0.0  # seconds
 
     def before_train(self) -> None:
         self.is_idle = not self._is_shown()
-        self._last, self._last_time = self.trainer.start_iter, time.monotonic()
+        self._last = time.monotonic()
 
     def after_step(self) -> None:
-        seconds = time.monotonic() - self._last_time
-        if seconds >= _PERIOD_S:
-            done = self.trainer.iter + 1
-            self._log(seconds / (done - self._last))
-            self._last, self._last_time = done, time.monotonic()
+        if time.monotonic() - self._last >= _PERIOD_S:
+            self._log()
+            self._last = time.monotonic()
 
-    def _log(self, seconds_each: float) -> None:
+    def _log(self) -> None:
         epoch, num_epochs, step, num_steps, steps_per_update = self._position()
         if step >= num_steps:  # the line of the completed epoch follows
             return
-        found = self.trainer.storage.latest_with_smoothing_hint()
-        values = (f"{name} {value}" for name, value in shown_values(found).items())
-        left = clock(round((num_steps - step) / steps_per_update * seconds_each))
+        storage = self.trainer.storage
+        values = (f"{name} {value}" for name, value in shown_values(storage.latest_with_smoothing_hint()).items())
+        storage.rate.update(self.trainer.iterations_done)
+        left = clock(storage.rate.left_s(math.ceil((num_steps - step) / steps_per_update), with_interruptions=False))
         fields = [f"Epoch {epoch}/{num_epochs}", f"step {step}/{num_steps}", *values, f"ETA of the epoch {left}"]
         logger.info("%s", "  ".join(fields), extra={"progress": True})
 
