@@ -1,6 +1,7 @@
 """``train.callbacks`` and ``train.hooks``: what is built, the order of the calls, and the errors of wrong lists."""
 
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,29 @@ def test_a_list_outside_of_train_is_reported_with_its_key(
 def test_another_name_of_the_list_of_hooks_is_answered_with_it_and_with_the_method(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=rf"train.{name}: .*Did you mean 'train.hooks'\?.*override build_hooks"):
         DefaultTrainer(config(tmp_path, **{name: []}))
+
+
+@pytest.mark.parametrize("name", ["evaluation.callbacks", "checkpointer.hooks", "extra_hooks", "my_callbacks"])
+def test_a_list_in_another_place_of_train_is_answered_with_its_key(tmp_path: Path, name: str) -> None:
+    cfg = config(tmp_path)
+    OmegaConf.update(cfg.train, name, [], force_add=True)
+    key = "train.hooks" if name.endswith("hooks") else "train.callbacks"
+    with pytest.raises(ConfigError, match=rf"train\.{re.escape(name)}: .*Did you mean '{key}'"):
+        DefaultTrainer(cfg)
+
+
+def test_a_list_among_the_loaders_is_reported_with_its_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cfg = config(tmp_path)
+    cfg.dataloader.hooks = [LazyCall(Counting)()]
+    with caplog.at_level(logging.WARNING, "trainwright"):
+        DefaultTrainer(cfg)
+    assert "dataloader.hooks: a training does not read this list. Write train.hooks = [...]" in caplog.text
+
+
+@pytest.mark.parametrize("given", [(10,), ("run",)])
+def test_an_argument_of_train_is_answered_with_the_setting_of_the_length(tmp_path: Path, given: Any) -> None:
+    with pytest.raises(ConfigError, match=r"train: got .*train\(0, \d+\).*train\.train_epoch"):
+        DefaultTrainer(config(tmp_path)).train(*given)
 
 
 def test_what_a_dict_sets_is_shown_at_the_start_without_secrets(

@@ -67,3 +67,22 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         trainwright.Trainr  # noqa: B018
     with pytest.raises(AttributeError, match=r"'trainwright\.data' has no attribute 'Datset'"):
         importlib.import_module("trainwright.data").Datset  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("package", "name", "line"),
+    [
+        ("trainwright", "EarlyStoppingCallback", "from trainwright.hooks import EarlyStoppingCallback"),
+        ("trainwright", "EarlyStopping", "from trainwright.hooks import EarlyStoppingCallback"),
+        ("trainwright", "HookBase", "from trainwright.hooks import HookBase"),
+        ("trainwright.engine", "EventStorage", "from trainwright.events import EventStorage"),
+        ("trainwright.hooks", "Trainer", "from trainwright import Trainer"),
+        ("trainwright.data", "Datset", "from trainwright.data import Dataset"),
+    ],
+)
+def test_a_name_of_another_package_is_answered_with_its_import(package: str, name: str, line: str) -> None:
+    with pytest.raises(ImportError, match=f"`{line}`"):
+        exec(f"from {package} import {name}")
+    with pytest.raises(AttributeError, match=f"`{line}`"):
+        getattr(importlib.import_module(package), name)
+    assert not hasattr(importlib.import_module(package), name)

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -806,3 +807,32 @@ def test_an_empty_data_set_is_named_as_the_argument_that_it_is(tmp_path: Path) -
 def test_a_text_that_means_true_is_no_checkpoint(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match=rf"resume_from_checkpoint: got '{text}' \(str\).*Write {text.title()}\."):
         quiet(tmp_path, resume_from_checkpoint=text)
+
+
+@pytest.mark.parametrize(
+    ("given", "facts"),
+    [
+        (10, r".*=10\..*TrainingConfig\(num_epochs=10\), or max_steps=10"),
+        (True, r".*=True\..*resume_from_checkpoint=True"),
+        ([1, 2], r".*=list.*arguments of Trainer\(model, config"),
+    ],
+)
+def test_an_argument_of_train_that_is_no_path_is_answered_with_the_line_to_write(
+    given: Any, facts: str, tmp_path: Path
+) -> None:
+    trainer = Trainer(nn.Linear(4, 2), config(tmp_path), train_dataset=DATA)
+    with pytest.raises(ConfigTypeError, match=rf"Trainer\.train: {facts}"):
+        trainer.train(given)
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor, np.ndarray])
+def test_inputs_and_labels_as_two_arguments_are_answered_with_one_data_set(kind: type, tmp_path: Path) -> None:
+    inputs, labels = torch.zeros(8, 4), torch.zeros(8).long()
+    given = [inputs, labels] if kind is torch.Tensor else [inputs.numpy(), labels.numpy()]
+    with pytest.raises(ConfigTypeError, match=r"Trainer\(model, config, torch.utils.data.TensorDataset\(inputs"):
+        Trainer(nn.Linear(4, 2), config(tmp_path), *given)
+
+
+def test_callbacks_that_are_no_list_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigTypeError, match="callbacks: got 3; pass a list"):
+        Trainer(nn.Linear(4, 2), config(tmp_path), DATA, callbacks=3)  # type: ignore[arg-type]

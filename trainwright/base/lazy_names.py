@@ -1,11 +1,13 @@
 """Public names that load their file on first use (PEP 562), so that a package costs what is used of it and no more."""
 
+import difflib
 import gc
 import importlib
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.machinery import PathFinder
 from types import ModuleType
 
 _DECLARED = re.compile(r"from ([\w.]+) import \(?\s*(\w+) as \2\b")
@@ -21,7 +23,11 @@ def on_first_use(package: str, module_of: Mapping[str, str]) -> Callable[[str], 
 
     def load(name: str) -> object:
         if name not in module_of:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            text, hint = f"module {package!r} has no attribute {name!r}", _hint(name, package)
+            # Of `from package import name` Python drops the text of an AttributeError.
+            if hint and sys._getframe(1).f_code.co_name == "_handle_fromlist":
+                raise ImportError(text + hint, name=package)
+            raise AttributeError(text + hint)
         is_module = module_of[name] == package
         with _collector_paused():
             module = _imported(f"{package}.{name}" if is_module else module_of[name])
@@ -30,6 +36,26 @@ def on_first_use(package: str, module_of: Mapping[str, str]) -> Callable[[str], 
         return value
 
     return load
+
+
+# The packages with public names, in the order in which their names are looked for.
+_PUBLIC = ("hooks", "events", "evaluation", "checkpoint", "config", "data", "models", "optim", "parallel", "engine")
+
+
+def _hint(name: str, package: str) -> str:
+    """The import of the public name that is meant, or of the nearest one, as the end of a message; "" without one."""
+    folders = getattr(sys.modules[package], "__path__", ())
+    if name.startswith("_") or PathFinder.find_spec(f"{package}.{name}", folders) is not None:  # a file of the package
+        return ""
+    # The last one of these that has a name counts.
+    packages = [*(f"trainwright.{one}" for one in reversed(_PUBLIC)), "trainwright", package]
+    names_of = {place: getattr(importlib.import_module(place), "__all__", ()) for place in packages}
+    place_of = {public: place for place, names in names_of.items() for public in names}
+    if name in place_of:
+        return f": it is `from {place_of[name]} import {name}`"
+    longer = [public for public in place_of if len(name) > 3 and public.startswith(name)]
+    near = difflib.get_close_matches(name, place_of, n=1, cutoff=0.8) or sorted(longer, key=len)
+    return f". Did you mean `from {place_of[near[0]]} import {near[0]}`?" if near else ""
 
 
 def declared_names(package: str) -> tuple[list[str], Callable[[str], object]]:

@@ -11,6 +11,7 @@ from trainwright.base.errors import nearest_name
 
 _NONE = "there is no equivalent"
 _PROCESSES = "torchrun --nproc-per-node N SCRIPT"
+_HOOKS = "trainer.register_hooks([...]) before train(), or build_hooks() of a subclass"
 _SMOOTHING = "loss={'name_': 'CrossEntropyLoss', 'label_smoothing': 0.1}"
 
 # Settings of a TrainingConfig.
@@ -207,7 +208,7 @@ SETTINGS = {
     "data_seed": "seed",
     "randomness": "seed and deterministic",
     "cbs": "Trainer(..., callbacks=[...])",
-    **dict.fromkeys(("default_hooks", "custom_hooks"), "trainer.register_hooks([...])"),
+    **dict.fromkeys(("hooks", "default_hooks", "custom_hooks"), _HOOKS),
     "use_cache": "a setting of the model: model.config.use_cache = False",
     **dict.fromkeys(
         (
@@ -256,8 +257,8 @@ KEYS = {
     "save_best": "train.evaluation.eval_metric",
     **dict.fromkeys(("dataset", "train_dataset", "data"), "dataloader.train.dataset"),
     "config": "--config-file",
-    **dict.fromkeys(("callback", "callbacks"), "train.callbacks"),
-    **dict.fromkeys(("hook", "hooks", "custom_hooks", "build_hooks"), "train.hooks"),
+    **dict.fromkeys(("callback", "callbacks", "cbs"), "train.callbacks"),
+    **dict.fromkeys(("hook", "hooks", "default_hooks", "custom_hooks", "build_hooks"), "train.hooks"),
 }
 
 # What else a user may look for, by the key that a hint names.
@@ -277,6 +278,8 @@ ATTRIBUTES = {
     "should_stop": "trainercontrol.should_training_stop",
     **dict.fromkeys(("callback_metrics", "logged_metrics"), "last_eval_results"),
     **dict.fromkeys(("tokenizer", "processing_class"), "preprocessor"),
+    **dict.fromkeys(("register_hook", "add_hook", "add_hooks"), "register_hooks([hook])"),
+    **dict.fromkeys(("add_callbacks", "register_callback"), "add_callback(callback)"),
     "get_train_dataloader": "create_train_dataloader(dataset)",
     "get_eval_dataloader": "create_eval_dataloader(dataset)",
     **dict.fromkeys(("create_optimizer", "create_optimizer_and_scheduler"), "set_optimizer(optimizer)"),
@@ -297,6 +300,8 @@ ARGUMENTS = {
     **dict.fromkeys(("train_loader", "train_dataloaders"), "train_dataloader"),
     **dict.fromkeys(("val_loader", "val_dataloaders", "val_dataloader", "test_dataloader"), "eval_dataloader"),
     "datamodule": "train_dataset and eval_dataset",
+    **dict.fromkeys(("hooks", "custom_hooks"), _HOOKS),
+    "cbs": "callbacks",
     "collate_fn": "data_collator",
     "scheduler": "lr_scheduler",
     "model_init": "model",

@@ -24,6 +24,15 @@ def keys_by_name() -> dict[str, str]:
     return {name: place for name, place in places.items() if place} | foreign_names.KEYS
 
 
+def own_code_hint(name: str) -> str:
+    """The key of a list of callbacks or hooks, as a sentence, for a name that ends so; "" for others."""
+    kind = re.search(r"(callback|hook)s?$", name)
+    if kind is None:
+        return ""
+    key = f"train.{kind[1]}s"
+    return f"Did you mean {key!r}?{foreign_names.BESIDE.get(key, '')}"
+
+
 def key_hint(name: str) -> str:
     """What an unknown key or flag is called in config files, as a sentence; "" if it is not known."""
     parts, keys = name.lstrip("-").replace("-", "_").split("."), keys_by_name()
@@ -32,6 +41,8 @@ def key_hint(name: str) -> str:
             rest = parts[number + 1 :] if keys[part] == "optim" else []
             beside = foreign_names.BESIDE.get(keys[part], "")
             return f"Did you mean {'.'.join([keys[part], *rest])!r}?{beside}"
+    if hint := own_code_hint(parts[-1]):
+        return hint
     is_of_train = any(key.split(".")[:2] == ["train", parts[0]] for key in KEYS)
     return f"Did you mean {'.'.join(['train', *parts])!r}?" if is_of_train else ""
 

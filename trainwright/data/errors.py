@@ -78,6 +78,13 @@ def columns_fault(data: Mapping[Any, Any]) -> str | None:
     return None
 
 
+def are_inputs_and_labels(first: Any, second: Any) -> bool:
+    """Whether two data sets are arrays of one length whose samples have other shapes or types."""
+    if not (_is_array(first) and _is_array(second)) or 0 in (first.ndim, second.ndim) or len(first) != len(second):
+        return False
+    return bool(first.shape[1:] != second.shape[1:] or first.dtype != second.dtype)
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) or (isinstance(value, list) and bool(value) and _is_number(value[0]))
 

@@ -274,6 +274,12 @@ class RunMethods(TrainerBase):
                 "This process is a worker that has only begun: multiprocessing (spawn or forkserver) imports the"
                 ' program in it, which would train again. Put the training below `if __name__ == "__main__":`.'
             )
+        if start_iter is not None and max_iter is None and start_iter != self.start_iter:
+            raise ConfigError(
+                f"train: got {start_iter!r}. It takes nothing, or the iteration to start at (from 0) and that to stop"
+                f" before: train({self.start_iter}, {self.max_iter}). The length of a run is a setting:"
+                f" {self.run.spec.name_of('num_epochs')}, or {self.run.spec.name_of('max_steps')}."
+            )
         with super()._training(start_iter, max_iter) as run_step:
             is_done = max_iter is None and self.start_iter >= self.max_iter
             yield run_step

@@ -1,5 +1,6 @@
 """Hooks: code that runs around the steps of a training."""
 
+from trainwright.base.lazy_names import on_first_use
 from trainwright.hooks import callbacks
 from trainwright.hooks.base import CallbackHook, HookBase
 from trainwright.hooks.callbacks import *  # noqa: F403  # the names of its __all__
@@ -33,3 +34,5 @@ __all__ = [
     "Interruptions",
 ]
 __all__ += callbacks.__all__
+
+__getattr__ = on_first_use(__name__, {})  # its error names the module of a public name

@@ -9,6 +9,7 @@ from trainwright.base.dist import (
     is_main_process,
     synchronize,
 )
+from trainwright.base.lazy_names import on_first_use
 from trainwright.parallel.data_parallel import setup_dist_util, shut_down, wrap_data_parallel
 from trainwright.parallel.precision import apply_autocast
 
@@ -25,3 +26,5 @@ __all__ = [
     "wrap_data_parallel",
     "apply_autocast",
 ]
+
+__getattr__ = on_first_use(__name__, {})  # its error names the module of a public name

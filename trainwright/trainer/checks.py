@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from trainwright.base.errors import ConfigError, ConfigTypeError, nearest_name
 from trainwright.config.foreign_names import ARGUMENTS, argument_hint
-from trainwright.data.errors import columns_fault, data_fault, is_read
+from trainwright.data.errors import are_inputs_and_labels, columns_fault, data_fault, is_read
 from trainwright.data.mixture import mixed
 from trainwright.data.wrapped import with_inner
 from trainwright.evaluation.evaluator import DatasetEvaluator
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from trainwright.config.settings import TrainingConfig
 
 logger = logging.getLogger("trainwright.engine")
+
+_CHECKPOINT = "output/checkpoints/400"  # an example of a path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +131,21 @@ def refuse_arguments(where: str, unknown: Mapping[str, Any], table: Mapping[str,
         )
 
 
+def no_path(given: Any) -> ConfigTypeError:
+    """The error about the argument of ``train`` that is no path of a checkpoint."""
+    if isinstance(given, bool):
+        fix = f"For the latest checkpoint set TrainingConfig(resume_from_checkpoint={given})."
+    elif isinstance(given, int | float):
+        fix = f"The length is a setting: TrainingConfig(num_epochs={given}), or max_steps={given}."
+    else:
+        fix = "Model, settings and data are arguments of Trainer(model, config, train_dataset, eval_dataset)."
+    shown = repr(given) if isinstance(given, int | float) else type(given).__name__
+    return ConfigTypeError(
+        f"Trainer.train: got resume_checkpoint_path={shown}. It takes nothing, or the path of a checkpoint to"
+        f" continue from: train('{_CHECKPOINT}'). {fix}"
+    )
+
+
 def check_parts(model: Any, config: Any, given: Mapping[str, Any]) -> None:
     """Raise if the model, the settings or the data are missing."""
     from trainwright.config.settings import TrainingConfig
@@ -186,6 +203,12 @@ def check_data(arguments: Mapping[str, Any]) -> None:
             faults.append(f"Trainer.{name}_dataset: {fault}")
         if not isinstance(dataset, Mapping) and (fault := data_fault(dataset)) is not None:
             faults.append(f"Trainer.{name}_dataset: {fault}")
+        elif name == "eval" and are_inputs_and_labels(arguments["train_dataset"], dataset):
+            faults.append(
+                f"Trainer.eval_dataset: got an array of the shape {tuple(dataset.shape)} beside a train_dataset of the"
+                f" shape {tuple(arguments['train_dataset'].shape)}, as inputs and labels. Pass both as one data set:"
+                " Trainer(model, config, torch.utils.data.TensorDataset(inputs, labels))."
+            )
         if (fault := loader_fault(loader)) is not None:
             use = f"pass it as {name}_dataset" if isinstance(loader, Dataset) else "pass a list or a loader"
             faults.append(f"Trainer.{name}_dataloader: {fault}; {use}.")

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from trainwright._torch_compat.optimizer_import import without_compiler
 from trainwright.base.batch import to_batch
 from trainwright.base.dist import get_averaging_rank, is_main_process
-from trainwright.base.errors import ConfigError, ConfigTypeError
+from trainwright.base.errors import ConfigError
 from trainwright.config.foreign_names import TRAIN_ARGUMENTS
 from trainwright.config.torch_names import CUSTOM, GivenName
 from trainwright.data.seeding import seed_everything
@@ -343,10 +343,7 @@ class Trainer(RunMethods):
         """
         checks.refuse_arguments("train", unknown, TRAIN_ARGUMENTS)
         if not isinstance(resume_checkpoint_path, str | PathLike | None):
-            raise ConfigTypeError(
-                f"Trainer.train: got resume_checkpoint_path={resume_checkpoint_path!r}, which is no path. For"
-                " the latest checkpoint set TrainingConfig(resume_from_checkpoint=True)."
-            )
+            raise checks.no_path(resume_checkpoint_path)
         self._use_settings()
         if resume_checkpoint_path is not None:
             self.load(resume_checkpoint_path)

@@ -201,9 +201,11 @@ def _faults_of_rules(cfg: DictConfig, faults: Sequence[Fault]) -> Iterator[Fault
 
 def _hint(path: Sequence[str], allowed: Iterable[str]) -> str:
     """What other libraries call a key, or the nearest one."""
-    from trainwright.config.key_hints import train_key_hint  # here: loads pydantic
+    from trainwright.config.key_hints import own_code_hint, train_key_hint  # here: loads pydantic
 
-    return train_key_hint(path[-1], allowed) if path[:-1] == ["train"] else did_you_mean(path[-1], allowed)
+    if path[:-1] == ["train"]:
+        return train_key_hint(path[-1], allowed)
+    return own_code_hint(path[-1]) or did_you_mean(path[-1], allowed)
 
 
 def _plain(value: Any, path: str, faults: list[Fault]) -> Any:

@@ -129,13 +129,12 @@ def section_fault(name: str, value: Any) -> str | None:
 def warn_of_unread(found: Mapping[str, Any] | DictConfig) -> None:
     """Log lists of callbacks and hooks beside the section ``train``, which a training reads."""
     for name, key in foreign_names.KEYS.items():
-        if key not in OWN_CODE or name not in found:
-            continue
-        listed = found[name]
-        calls = listed if isinstance(listed, list | ListConfig) else ()
-        if any(isinstance(one, DictConfig) and TARGET in one for one in calls) and not try_get_key(found, key):
-            more = foreign_names.BESIDE.get(key, "")
-            logger.warning("%s: a training does not read this list. Write %s = [...].%s", name, key, more)
+        for path in (name, f"dataloader.{name}") if key in OWN_CODE else ():
+            listed = found.get(name) if path == name else try_get_key(found, path, default=None)
+            calls = listed if isinstance(listed, list | ListConfig) else ()
+            if any(isinstance(one, DictConfig) and TARGET in one for one in calls) and not try_get_key(found, key):
+                more = foreign_names.BESIDE.get(key, "")
+                logger.warning("%s: a training does not read this list. Write %s = [...].%s", path, key, more)
 
 
 class MissingConfigError(MissingFileError, RuntimeError):

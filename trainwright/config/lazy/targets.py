@@ -278,10 +278,12 @@ def unknown_arguments(target: Callable[..., Any], names: Iterable[str]) -> dict[
 
 def _hint(name: str, taken: Collection[str]) -> str:
     """The parameter that other libraries call ``name``, else one that is spelled almost so, as a sentence."""
-    from trainwright.config.key_hints import keys_by_name  # here: loads pydantic
+    from trainwright.config.key_hints import keys_by_name, own_code_hint  # here: loads pydantic
 
     here = keys_by_name().get(name, "").rpartition(".")[2]
-    return f" Did you mean {here!r}?" if here in taken else nearest_name(name, taken)
+    if here in taken:
+        return f" Did you mean {here!r}?"
+    return nearest_name(name, taken) or f" {own_code_hint(name)}".rstrip()
 
 
 def signature_of(target: Callable[..., Any], names: Iterable[str] = ()) -> inspect.Signature | None:

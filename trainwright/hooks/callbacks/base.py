@@ -160,6 +160,8 @@ class CallbackList:
         self._given: dict[str, Any] = {}  # arguments of set_*, for callbacks added later
         if isinstance(callbacks, Callback):
             raise ConfigTypeError(f"callbacks: got one callback; pass a list: [{_name(callbacks)}(...)].")
+        if not isinstance(callbacks, Iterable | None):
+            raise ConfigTypeError(f"callbacks: got {callbacks!r:.80}; pass a list of callbacks.")
         for callback in callbacks or ():
             self.add_callback(callback, singleton=False)
         self.collect()
