@@ -1,60 +1,73 @@
-"""The names that users' code depends on are there, in the room where they are said to be."""
+"""What users' code depends on is what ``tests/public_names.txt`` lists, and all that the documents name is in it."""
 
+import ast
+import difflib
 import importlib
+import re
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 import trainwright
 
-ROOMS = {
-    "config": "LazyCall LazyConfig instantiate configurable get_config try_get_key default_argument_parser"
-    " TrainingConfig TrainerConfig TaskType OptimizerType LRSchedulerType PrecisionType MetricConfig get_config_help"
-    " dump_default_yaml",
-    "engine": "TrainerBase HookBase EagerTrainer GraphTrainer GraphBase DefaultTrainer Trainer default_setup",
-    "hooks": "HookBase CallbackHook IterationTimer ProfileHook Float32MatmulPrecision LRScheduler PeriodicWriter"
-    " PeriodicCheckpointer BestCheckpointer EvalHook FiniteCheck NonFiniteError Callback CallbackList TrainerControl"
-    " Logs RunCallbacks EarlyStoppingCallback ModelCheckpointCallback TensorBoardCallback TensorBoardCallBack"
-    " PrintCallback PrintCallBack ProgressBarCallback ProgressBarCallBack",
-    "events": "EventStorage get_event_storage HistoryBuffer EventWriter JSONWriter CSVWriter TensorBoardWriter"
-    " ConsoleWriter",
-    "checkpoint": "Checkpointer verify local_folder upload_folder",
-    "optim": "build_optimizer get_default_optimizer_params reduce_param_groups build_lr_scheduler WarmupCosineLR"
-    " WarmupCosineAnnealingLR WarmupStepLR WarmupMultiStepLR WarmupExponentialLR WarmupPolynomialLR"
-    " configure_constant_scheduler configure_constant_scheduler_with_warmup configure_linear_scheduler_with_warmup"
-    " configure_cosine_scheduler_with_warmup configure_cosine_with_hard_restarts_scheduler_with_warmup"
-    " configure_polynomial_decay_scheduler_with_warmup LayerFreezer freeze_bn layer_depths",
-    "evaluation": "DatasetEvaluator DatasetEvaluators ClsEvaluator PPLEvaluator RegEvaluator BLEUEvaluator"
-    " inference_on_dataset print_csv_format flatten_results_dict MetricsHandler TextClassificationMetricsHandler"
-    " SequenceLabelingMetricsHandler Image2TextMetricHandler Image2TextMetricsHandler SpeechRecognitionMetricsHandler"
-    " TextGenerationMetricsHandler TorchMetricsHandler metrics_handler_for Metric build_metric TMMetrics"
-    " get_metric_by_name show_avaliable_metrics objective_of",
-    "data": "Instance DistTensorData CyclicSampler EpochSampler SingleRoundSampler RangedSampler"
-    " build_image_train_loader build_image_test_loader build_nlp_train_loader build_nlp_test_loader"
-    " build_nlp_train_val_test_loader datasets ColumnDataset Dataset DatasetConfig register_dataset OCRDataset"
-    " OCRDatasetConfig"
-    " TextClassificationDataset TextClassificationDatasetConfig SequenceLabelingDataset SequenceLabelingDatasetConfig"
-    " SpeechRecognitionDataset SpeechRecognitionDatasetConfig TextGenerationDataset TextGenerationDatasetConfig"
-    " CharLevelOCRDataCollator ImageCaptioningDataCollator TextPaddingDataCollator SequenceLabelingDataCollator"
-    " TextGenerationDataCollator SpeechRecognitionDataCollator Preprocessor PreprocessorConfig PreprocessorsContainer"
-    " register_preprocessor ImageProcessor ImageProcessorConfig AudioFeatureExtractor AudioFeatureExtractorConfig"
-    " Tokenizer TokenizerConfig TextTokenizer TextTokenizerConfig HFTokenizer HFTokenizerConfig TextNormalizer"
-    " TextNormalizerConfig",
-    "models": "Model ModelConfig ModelOutput register_model build_model init_weights model_files CRNNImage2Text"
-    " CRNNImage2TextConfig Bert BertConfig BertTextClassification BertTextClassificationConfig BertSequenceLabeling"
-    " BertSequenceLabelingConfig CTCSpeechRecognition CTCSpeechRecognitionConfig GPTTextGeneration"
-    " GPTTextGenerationConfig ModelCard vit",
-    "report": "Run",
-    "parallel": "is_main_process get_rank get_world_size get_data_parallel_rank get_data_parallel_size synchronize"
-    " setup_dist_util",
-}
+ROOT = Path(__file__).parents[2]
+TOOL = runpy.run_path(str(ROOT / "tools" / "public_names.py"))
+COMMAND = "python tools/public_names.py > tests/public_names.txt"
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_room_has_its_names(room: str) -> None:
-    module = importlib.import_module(f"trainwright.{room}")
-    for name in ROOMS[room].split():
-        assert hasattr(module, name), f"trainwright.{room}.{name}"
-        assert name in module.__all__
+def test_the_public_names_are_those_of_the_list() -> None:
+    listed = (ROOT / "tests" / "public_names.txt").read_text(encoding="utf-8").splitlines()
+    changes = difflib.unified_diff(listed, TOOL["public_names"]().splitlines(), "listed", "in the package", lineterm="")
+    text = "\n".join(changes)
+    assert not text, f"docs/stability.md says what a version may change; then: {COMMAND}\n{text}"
+
+
+def test_members_that_are_not_public_are_there() -> None:
+    classes = {
+        name: getattr(importlib.import_module(module), name)
+        for module in TOOL["MODULES"]
+        for name in TOOL["names_of"](module)
+    }
+    for name, members in TOOL["INTERNAL"].items():
+        known = {member for kind in classes[name].__mro__ for member in vars(kind)}
+        source = "".join(
+            Path(importlib.import_module(kind.__module__).__file__ or "").read_text(encoding="utf-8")
+            for kind in classes[name].__mro__
+            if kind.__module__.startswith("trainwright.")
+        )
+        missing = [one for one in members.split() if one not in known and f"self.{one}" not in source]
+        assert not missing, name
+
+
+def imported_names() -> Iterator[tuple[str, str, str]]:
+    """What the programs of the documents and of the examples import: the file, the module and the name."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    for page in pages:
+        for block in re.findall(r"(?ms)^```python\n(.*?)^```", page.read_text(encoding="utf-8")):
+            yield from ((page.name, *found) for found in imports_of(block))
+    for program in (ROOT / "examples").rglob("*.py"):
+        yield from ((program.name, *found) for found in imports_of(program.read_text(encoding="utf-8")))
+
+
+def imports_of(program: str) -> Iterator[tuple[str, str]]:
+    try:
+        tree = ast.parse(program)
+    except SyntaxError:  # a part of a program
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "trainwright":
+            yield from ((str(node.module), alias.name) for alias in node.names)
+
+
+def test_what_the_documents_import_is_public() -> None:
+    found = {*imported_names()}
+    assert len({name for _, _, name in found}) > 60
+    modules = TOOL["MODULES"]
+    names = {module: {*TOOL["names_of"](module)} for module in modules}
+    private = [one for one in found if one[2] not in names.get(one[1], ()) and f"{one[1]}.{one[2]}" not in modules]
+    assert not private
 
 
 @pytest.mark.parametrize("name", trainwright.__all__)
