@@ -35,7 +35,7 @@ INTERNAL = {
     "TrainingConfig": "as_set field_of is_by_its_page name_of shown_name",
     "Trainer": "run_kind described_samples steps_in_epoch",
     "DefaultTrainer": "run_kind described_samples",
-    "TrainerBase": "call_between_steps called_hooks evaluates_on_start has_trained is_copy is_ended is_training"
+    "TrainerBase": "called_hooks evaluates_on_start has_trained is_copy is_ended is_training"
     " plan_calls plan_end prepare_steps samples_done samples_per_iter step_seconds steps_before unfinished_stop",
     "EagerTrainer": "has_own_run_step new_step prepare_own_steps train_micro_batch",
     "HookBase": "before_estimate before_longer_run best_result changes_final_weights changes_process described_start"
@@ -45,8 +45,7 @@ INTERNAL = {
     "EarlyStoppingCallback": "is_default turned_off_by",
     "Interruptions": "end_evaluation requests stopping_evaluations",
     "Logs": "count defer numbers unread",
-    "RunCallbacks": "begin_batch current_results end_batch epoch_loss epoch_loss_of_all eval_batches evaluating"
-    " next_batch record",
+    "RunCallbacks": "current_results epoch_loss epoch_loss_of_all next_batch",
     "TrainerControl": "is_cut_epoch is_extra_evaluation",
     "EventStorage": "alike convert_soon end_epoch first_local_iteration histories_so_far is_over line_at means_since"
     " media put_mean read_so_far reduce",

@@ -70,6 +70,12 @@ def test_what_the_documents_import_is_public() -> None:
     assert not private
 
 
+def test_the_page_names_the_modules_that_are_public() -> None:
+    page = (ROOT / "docs" / "stability.md").read_text(encoding="utf-8")
+    part = page.partition("## What is public")[2].partition("Not public")[0]
+    assert {*re.findall(r"`(trainwright[\w.]*)`", part)} == {*TOOL["MODULES"]}
+
+
 @pytest.mark.parametrize("name", trainwright.__all__)
 def test_a_top_level_name_is_there(name: str) -> None:
     assert getattr(trainwright, name) is not None

@@ -8,6 +8,7 @@ it, nor does `MappedTensors`, which keeps no more than one tensor in memory.
 import json
 import logging
 import mmap
+import os
 import weakref
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -122,16 +123,20 @@ def bytes_of(tensor: Tensor) -> memoryview:
 class MappedTensors:
     """The tensors of a safetensors file, which may be deleted meanwhile. Their memory is that of the file.
 
-    On a file system without memory maps, each is read when it is requested. ``release()`` frees the memory of what was
-    read: what changes a tensor in place must change a copy.
+    On a file system without memory maps, each is read when it is requested; on Windows all are read. ``release()``
+    frees the memory of what was read: what changes a tensor in place must change a copy.
     """
 
     def __init__(self, path: Path) -> None:
         self._entries = read_header(path).tensors
-        self._content: mmap.mmap | None = None
+        self._content: mmap.mmap | bytearray | None = None
         with ExitStack() as stack:
             self._file = stack.enter_context(open(open_regular(path), "rb"))
             self._begin = 8 + int.from_bytes(self._file.read(8), "little")
+            if os.name == "nt":  # a file that is mapped cannot be deleted there
+                self._file.seek(0)
+                self._content = bytearray(self._file.read())
+                return
             try:
                 self._content = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_COPY)
             except OSError as error:
@@ -143,7 +148,7 @@ class MappedTensors:
         if not entry.num_values:
             return torch.empty(entry.shape, dtype=DTYPES[entry.dtype], device="cpu")
         offset = self._begin + entry.begin
-        content: mmap.mmap | bytearray | None = self._content
+        content = self._content
         if content is None:
             self._file.seek(offset)
             offset, content = 0, bytearray(self._file.read(entry.end - entry.begin))
@@ -152,5 +157,5 @@ class MappedTensors:
 
     def release(self) -> None:
         """Free the memory of all tensors, whose values are read from the file again."""
-        if self._content is not None and hasattr(mmap, "MADV_DONTNEED"):
+        if isinstance(self._content, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
             self._content.madvise(mmap.MADV_DONTNEED)

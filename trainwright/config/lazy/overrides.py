@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from trainwright.base.deprecation import warn_of_setting
 from trainwright.base.errors import ConfigError, ConfigKeyError, ConfigTypeError, did_you_mean
 from trainwright.config.lazy.provenance import TARGET, distrust, mark, raw_children, set_override
 from trainwright.config.yaml_file import check_interpolations
@@ -69,6 +70,7 @@ def resolve_aliases(train: DictConfig, aliases: Iterable[str] = CANONICAL) -> No
         if alias not in train:
             continue
         canonical = CANONICAL[alias]
+        warn_of_setting(f"train.{alias}", f"train.{canonical}")
         value = train[alias]
         there = _plain(OmegaConf.select(train, canonical))
         default = _plain(OmegaConf.select(OmegaConf.create(SECTIONS["train"].value(lambda _: dict)), canonical))
@@ -94,6 +96,7 @@ def _resolved(cfg: DictConfig, key: str) -> str:
         if _is_at(rest, alias):
             above, _, last = canonical.rpartition(".")
             parent = OmegaConf.select(train, above) if above else train
+            warn_of_setting(f"train.{alias}", f"train.{canonical}")
             if not isinstance(parent, DictConfig) or last not in raw_children(parent):
                 return key
             key = f"train.{canonical}{rest.removeprefix(alias)}"

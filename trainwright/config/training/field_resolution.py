@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from trainwright.base.deprecation import warn_of_setting
 from trainwright.base.errors import ConfigError, ConfigKeyError, Fault, error_of, got
 from trainwright.config import rules
 from trainwright.config.foreign_names import setting_hint
@@ -93,6 +94,7 @@ class Draft:
 
     def _set(self, name: str, value: Any) -> None:
         field, alias = self.kind.field_of(name), self.kind.aliases.get(name)
+        warn_of_setting(name, field)
         try:
             converted = alias.write(value) if alias else value
             if field == "loss" and callable(converted):
