@@ -63,3 +63,11 @@ def test_an_import_that_fails_names_its_cause(tmp_path: Path) -> None:
     found = subprocess.run([sys.executable, tmp_path / "program.py"], capture_output=True, text=True, check=False)
     assert "ImportError" in found.stderr.splitlines()[-1]
     assert "module 'logging' has no attribute 'getLogger'" in found.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", ["__path__", "__wrapped__", "Runs"])
+def test_an_unknown_name_of_a_module_that_is_no_package_is_an_attribute_error(name: str) -> None:
+    import trainwright.report
+
+    with pytest.raises(AttributeError, match=rf"module 'trainwright\.report' has no attribute '{name}'"):
+        getattr(trainwright.report, name)

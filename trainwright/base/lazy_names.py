@@ -44,7 +44,7 @@ _PUBLIC = ("hooks", "events", "evaluation", "checkpoint", "config", "data", "mod
 
 def _hint(name: str, package: str) -> str:
     """The import of the public name that is meant, or of the nearest one, as the end of a message; "" without one."""
-    folders = getattr(sys.modules[package], "__path__", ())
+    folders = vars(sys.modules[package]).get("__path__", ())  # not with getattr, which asks a module for it here
     if name.startswith("_") or PathFinder.find_spec(f"{package}.{name}", folders) is not None:  # a file of the package
         return ""
     # The last one of these that has a name counts.
