@@ -93,6 +93,28 @@ def test_two_ranks_exchange_values() -> None:
     assert continued >= arrived  # rank 0 has waited for rank 1
 
 
+def exchanges_of_parts() -> list[Any]:
+    """Values of several sizes between all ranks, and between two of which rank 0 is none."""
+    rank = dist.get_rank()
+    pair = torch.distributed.new_group([1, 2])
+    sizes = 10, 20_000  # by way of one rank, and of all
+    found: list[Any] = [dist.all_gather_object(f"{rank}" * size) for size in sizes]
+    if rank > 0:
+        found += [dist.all_gather_object(f"{rank}" * size, pair) for size in sizes]
+        found += [dist.is_same(b"equal", pair), dist.is_same(bytes([rank]), pair)]
+    found += [dist.is_same(b"equal"), dist.is_same(bytes([rank > 1]))]
+    rows = dist.gather_bytes(torch.full((rank,), rank, dtype=torch.uint8), 2)
+    return [*found, [row.tolist() for row in rows]]
+
+
+def test_ranks_of_a_group_exchange_values_of_any_size() -> None:
+    first, second, third = on_ranks(exchanges_of_parts, world_size=3)
+    of_all = [[f"{rank}" * size for rank in range(3)] for size in (10, 20_000)]
+    of_pair = [row[1:] for row in of_all]
+    assert first == [*of_all, True, False, [[0, 0], [1, 0], [2, 2]]]
+    assert second == third == [*of_all, *of_pair, True, False, True, False, []]
+
+
 class UnpicklableError(Exception):
     def __reduce__(self) -> Any:
         raise TypeError("not to be sent")

@@ -16,7 +16,7 @@ import xxhash
 from torch import Tensor
 
 from trainwright.base.batch import fields
-from trainwright.base.dist import all_gather_object, broadcast_object, get_world_size
+from trainwright.base.dist import all_gather_object, broadcast_object, get_world_size, is_any
 from trainwright.base.errors import ConfigError
 from trainwright.data.seeding import (
     SAMPLE_STREAM,
@@ -76,6 +76,8 @@ def check_same_samples(data: Mapping[str, Data]) -> None:
             reads[name] = {**order, _LENGTH: length}, read_samples(dataset, length, seconds)
         of_first = broadcast_object(reads)
         differences = {name: _difference(*of_first[name], *own) for name, own in reads.items() if name in of_first}
+        if not is_any(any(differences.values())):
+            return
         suspected = all_gather_object(differences)
         random_on = all_gather_object(_random_places(data, reads, suspected))
     for name in data:
@@ -156,7 +158,8 @@ def check_first_reads(name: str, values: list[Values | None], what: str = "sampl
         if one is not None and other is not None
         for field in differing(one, other)
     ]
-    check_found(name, all_gather_object(places or None), what=what)
+    if is_any(bool(places)):
+        check_found(name, all_gather_object(places or None), what=what)
 
 
 def read_samples(dataset: Any, length: int | None, seconds: float, indices: Iterable[int] | None = None) -> Any:

@@ -9,7 +9,6 @@ from copy import copy
 from functools import cache, partial
 from itertools import zip_longest
 from typing import Any, TypeVar
-from zlib import crc32
 
 import torch
 from torch import Tensor, nn
@@ -100,8 +99,7 @@ def even_rounds(batches: Iterable[T], model: nn.Module) -> Iterator[tuple[T, boo
                 return
             padding: Any = _value_of(get_world_size() - from_last, batch) if is_missing else None
             yield (batch, True) if batch is not None else (padding, False)
-            place = crc32(repr(calls).encode())
-            if handles and sum(dist.largest(place, -place, group=get_data_parallel_group())):
+            if handles and not dist.is_same(repr(calls).encode(), get_data_parallel_group()):
                 raise EvaluationError(
                     f"Data ranks have called different parts of {type(model).__name__.removeprefix('FSDP')} for their"
                     " batches, whose weights they gather together. Set find_unused_parameters=True"

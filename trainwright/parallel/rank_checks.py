@@ -11,7 +11,7 @@ import numpy as np
 from torch import nn
 from torch.utils.data import DataLoader, Subset
 
-from trainwright.base.dist import all_gather_object, get_world_size
+from trainwright.base.dist import all_gather_object, get_world_size, is_same
 from trainwright.base.errors import ConfigError
 from trainwright.parallel.faults import meet
 
@@ -36,7 +36,10 @@ def check_same_settings(settings: Mapping[Any, Any]) -> None:
     if get_world_size() == 1:
         return
     meet("the start of a trainer")
-    first, *others = all_gather_object(dict(_leaves(settings)))
+    own = dict(_leaves(settings))
+    if is_same(repr(sorted(own.items())).encode("utf-8", "surrogatepass")):
+        return
+    first, *others = all_gather_object(own)
     for rank, other in enumerate(others, start=1):
         for key in {**first, **other}:
             one, another = first.get(key, _NOT_SET), other.get(key, _NOT_SET)
@@ -77,11 +80,10 @@ def check_same_model(model: nn.Module) -> None:
     if get_world_size() == 1:
         return
     form = [*_form(model)]
-    digests = all_gather_object(hashlib.sha256("\n".join(form).encode("utf-8", "surrogatepass")).digest())
-    rank = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
-    if rank is None:
+    if is_same("\n".join(form).encode("utf-8", "surrogatepass")):
         return
     forms = all_gather_object(form)
+    rank = next(rank for rank, other in enumerate(forms) if other != forms[0])
     one, other = set(forms[0]), set(forms[rank])
     texts = [next((line for line in lines if line not in known), None) for lines, known in
              ((forms[0], other), (forms[rank], one))]  # fmt: skip

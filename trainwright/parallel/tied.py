@@ -8,7 +8,7 @@ from torch import nn
 
 from trainwright._torch_compat.probing import real_tensors
 from trainwright._torch_compat.tensor_chunks import local_of
-from trainwright.base.dist import TIED_COPY
+from trainwright.base.dist import TIED_COPY, all_gather_object
 from trainwright.base.errors import ConfigError
 from trainwright.parallel.mesh import Mesh
 from trainwright.parallel.pipeline_cut import Tie
@@ -73,7 +73,6 @@ class TiedParameters:
         Raises:
             ConfigError: its groups have different settings for them.
         """
-        dist: Any = torch.distributed
         settings = {
             id(parameter): {key: value for key, value in group.items() if key not in _NO_SETTINGS}
             for group in groups
@@ -82,10 +81,8 @@ class TiedParameters:
         for tie, group, copies in self._each():
             if not copies:
                 continue
-            found: list[Any] = [[settings.get(id(copied)) for copied in copies]]
-            if group is not None:
-                found *= dist.get_world_size(group)
-                dist.all_gather_object(found, found[0], group=group)
+            own: list[Any] = [settings.get(id(copied)) for copied in copies]
+            found = [own] if group is None else all_gather_object(own, group)
             first, *others = [one for values in found for one in values]
             for other in others:
                 if other != first:

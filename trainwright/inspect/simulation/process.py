@@ -92,6 +92,7 @@ def _replacements() -> list[AbstractContextManager[Any]]:
         replaced(Tensor, "__deepcopy__", _copied),  # torch's own copies the data
         # Objects travel as the data of tensors. All processes have the same in a simulation.
         replaced(dist, "all_gather_object", _gather_objects),
+        replaced(ranks, "all_gather_content", lambda content, group=None: [content] * dist.get_world_size(group)),
         replaced(dist, "broadcast_object_list", _nothing),
         replaced(ranks, "largest", lambda *numbers, group=None: [*numbers]),
         replaced(dist, "barrier", _nothing),
