@@ -271,7 +271,7 @@ ATTRIBUTES = {
     "evaluate": "test(cfg, loaders, model)",
     **dict.fromkeys(("save_model", "save_checkpoint", "save_state", "save_weights"), "save(path)"),
     **dict.fromkeys(("load_model", "load_checkpoint", "load_state", "load_weights"), "load(path)"),
-    **dict.fromkeys(("log", "log_dict", "log_metrics"), "trainwright.get_event_storage().put_scalar(name, value)"),
+    **dict.fromkeys(("log_dict", "log_metrics"), "log({name: value})"),
     "args": "config",
     **dict.fromkeys(("current_epoch", "epochs"), "epoch"),
     "global_step": "state.global_step",

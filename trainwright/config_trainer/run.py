@@ -380,6 +380,9 @@ class ConfigRun(Run):
         iteration = self.trainer.iterations_done - 1
         self.checkpointer.save(numbered_name(iteration), iteration=iteration)
 
+    def current_step(self) -> Step | None:
+        return self.step
+
     @property
     def best_metric(self) -> BestMetric:  # type: ignore[override]
         me, has_own = weakref.proxy(self), is_overridden(self.trainer, "test")  # a user's may return more results

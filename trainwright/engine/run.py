@@ -31,6 +31,7 @@ from trainwright.engine.loaders import shared_data
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.resumed_settings import TAKEN, Settings, differences
 from trainwright.engine.state import TrainerState, TrainingState
+from trainwright.engine.step import Step
 from trainwright.engine.update import Update
 from trainwright.evaluation.hardest_samples.table import watch_hardest
 from trainwright.evaluation.prediction import iterate_predictions, predict
@@ -147,6 +148,7 @@ class Run:
     build_optimizers: Callable[[], None]  # and their schedules
     build_calls: Callable[[], None]  # what calls the callbacks
     build_step: Callable[[], None]
+    current_step: Callable[[], Step | None]  # of a training
     resume: Callable[[], None]  # or load initial weights
     prepare_folder: Callable[[], None]
     # Its hooks:

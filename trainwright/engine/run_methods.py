@@ -3,7 +3,7 @@
 import logging
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import attrgetter
 from pathlib import Path
@@ -23,6 +23,7 @@ from trainwright.engine.label_checks import check_known_labels
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.run import Run
 from trainwright.events.formats import RECORD_NAME, read_starts
+from trainwright.events.storage import EvaluationStorage, get_event_storage, logged_scalars
 from trainwright.hooks.callbacks.base import Callback, CallbackList, TrainerControl
 from trainwright.models.packed_texts import check_packed_texts
 
@@ -88,6 +89,29 @@ class RunMethods(TrainerBase):
         """Register ``callback``. ``singleton``: replaces registered callbacks of its class."""
         self.run.callbacks.add_callback(callback, singleton)
         self.run.use_callbacks()
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Log values by name, numbers or tensors of one element, in each writer; tensors are read later, at a log line.
+
+        * In a step: the mean over the micro-batches of the update and over all processes, weighted as the loss is. Of
+          several values in one micro-batch the latest counts.
+        * Elsewhere in a training, as in ``after_step`` or ``on_epoch_end``: the value of the current iteration; with
+          several processes, of the main one.
+        * In an evaluation: the mean over its batches on all processes, weighted as its loss is, among the results; the
+          writers get it as ``eval_<name>``.
+
+        Raises:
+            NoEventStorageError: there is no training and no evaluation.
+        """
+        scalars, storage = logged_scalars(values), get_event_storage()
+        step = self.run.current_step() if self._stepper is not None and self.iterations_done == self.iter else None
+        if isinstance(storage, EvaluationStorage):
+            storage.log(scalars)
+        elif step is not None:
+            step.log(scalars)
+        else:
+            for name, value in scalars.items():
+                storage.put_scalar(name, value)
 
     # Called by a user's own step.
 

@@ -1,10 +1,11 @@
 """The step of both APIs: read each micro-batch of a window and train on it, update the weights, record."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainwright.data.batches import Batches
+from trainwright.engine.step_metrics import StepLog
 from trainwright.engine.update import Update
 from trainwright.events.phases import PhaseTimes
 
@@ -30,7 +31,10 @@ class Step:
 
     Attributes:
         after_batch: called with the logs and the batch of each micro-batch; None: not needed.
+        new_log: makes the log of values of the user's code, when there is a first one.
     """
+
+    new_log: Callable[[], StepLog]
 
     def __init__(
         self,
@@ -54,7 +58,15 @@ class Step:
         self._batches, self._length, self._phases = batches, length, phases
         self._keep, self._record, self._records_first = keep, record, records_first
         self._begin_batch, self._end_batch, self._explain = begin_batch, end_batch, explain
+        self._log: StepLog | None = None
         self.use(update)
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Record values of the current micro-batch, or of the next one: their means over those of the update."""
+        if self._log is None:  # a step in which nothing is logged makes no further calls
+            self._log = self.new_log()
+            self._keep, self._record = self._log.around(self._keep, self._record)
+        self._log.add(values)
 
     def use(self, update: Update) -> None:
         """Train with ``update`` from now on."""

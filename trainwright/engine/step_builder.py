@@ -16,7 +16,7 @@ from trainwright.engine.gradient_sync import GradientSync, explained
 from trainwright.engine.pipeline_step import TrainStages, pipeline_settings
 from trainwright.engine.sequence_parts import sequence_parts
 from trainwright.engine.step import Step
-from trainwright.engine.step_metrics import StepMetrics
+from trainwright.engine.step_metrics import StepLog, StepMetrics
 from trainwright.engine.update import Update, optimizer_calls
 from trainwright.events.phases import PhaseTimes
 from trainwright.events.storage import get_event_storage
@@ -153,7 +153,7 @@ class StepBuilder:
             train = stages
             # They end batches themselves, and have the rows of a window after it.
             options = {"keep": lambda _: None, "record": lambda _, data_time: put(stages.rows, data_time)}
-        return Step(
+        step = Step(
             self.update,
             self._batches(),
             called,
@@ -166,6 +166,8 @@ class StepBuilder:
             explain=self._explain,
             **options,
         )
+        step.new_log = partial(StepLog, self.metrics, get_event_storage())
+        return step
 
     def use_train(self, step: Step, train: Callable[[Any, Any], Any]) -> None:
         """Train each micro-batch with ``train`` from now on."""

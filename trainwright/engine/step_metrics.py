@@ -1,6 +1,7 @@
 """What a step of either API records of each update: the loss, its parts, and the time of waiting for batches."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -13,12 +14,8 @@ from trainwright.base.dist import get_averaging_size
 from trainwright.base.errors import ConfigTypeError
 from trainwright.engine.accumulation import TOKENS, WindowMean, mean_outputs, part_of_mean, weighted_mean
 from trainwright.engine.loss_fn import without_empty_mean
-from trainwright.events.storage import EventStorage
+from trainwright.events.storage import OWN_NAMES, EventStorage
 from trainwright.models.outputs import is_loss_alone, scalars_of, total_loss
-
-# Names of the trainer's own metrics.
-_OWN_NAMES = frozenset({"total_loss", "lr", "time", "data_time", "grad_norm", "skipped_update", "iteration"})
-
 
 # What is recorded of a micro-batch: its mean loss, and the scalars that the model returned; None: no others.
 Row = tuple[Any, Mapping[str, Any] | None]
@@ -98,6 +95,21 @@ class StepMetrics:
         if has_scalars:
             self._put_scalars(storage, self.means(rows), self._weight())
 
+    def put_logged(self, storage: EventStorage, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Store the means of values that the user's code has logged in the micro-batches of an update."""
+        weights, device = self._mean.weights, self._device
+        for name in dict.fromkeys(chain.from_iterable(rows)):
+            having = [place for place, row in enumerate(rows) if name in row]
+            by = [weights[place] for place in having] if len(weights) == len(rows) else []
+            values = [rows[place][name] for place in having]
+            if by and isinstance(by[0], Tensor):
+                values = [as_tensor(value, by[0].device) for value in values]
+            if device is None:
+                storage.put_scalar(name, weighted_mean(values, by))
+            else:
+                part = part_of_mean([as_tensor(value, device) for value in values], by, device)
+                storage.put_mean(name, part, dist.all_reduce, is_optional=True)
+
     def put_outputs(self, storage: EventStorage, outputs: Mapping[str, Any], data_time: float, prefix: str) -> Any:
         """Store outputs that are means of an update already; returns their total loss."""
         storage.put_scalar("data_time", data_time)
@@ -139,15 +151,14 @@ class StepMetrics:
                 part = [value, torch.ones_like(value) / get_averaging_size()]
                 storage.put_mean(prefix + name, torch.stack(part).to(wide_dtype(self._device)), dist.all_reduce)
             else:
-                self._put(storage, prefix + (f"model/{name}" if name in _OWN_NAMES else name), value, weight)
+                self._put(storage, prefix + (f"model/{name}" if name in OWN_NAMES else name), value, weight)
 
     def _put(self, storage: EventStorage, name: str, mean: Any, weight: Any) -> None:
         """Store this process's mean, weighted by ``weight`` in the mean over all processes."""
         if self._device is None:
             storage.put_scalar(name, mean)
         else:
-            if not isinstance(mean, Tensor):
-                mean = torch.full((), mean, device=self._device)  # unlike a copy, this does not wait for the device
+            mean = as_tensor(mean, self._device)
             storage.put_mean(name, part_of_mean([mean], [weight], self._device), dist.all_reduce)
 
     def _weight(self) -> Any:
@@ -156,6 +167,46 @@ class StepMetrics:
         if not weights or self._device is None:
             return 1
         return torch.stack([*weights]).sum() if isinstance(weights[0], Tensor) else sum(weights)
+
+
+class StepLog:
+    """The values that the user's code logs in the micro-batches of an update, beside what its step records.
+
+    Of several values of a name in one micro-batch the latest counts.
+    """
+
+    def __init__(self, metrics: StepMetrics, storage: EventStorage) -> None:
+        self._metrics, self._storage = metrics, storage
+        self._latest: dict[str, Any] = {}
+        self._rows: list[dict[str, Any]] = []
+
+    def add(self, values: Mapping[str, Any]) -> None:
+        """Log values in the current micro-batch."""
+        self._latest.update(values)
+
+    def around(
+        self, keep: Callable[[Any], Any], record: Callable[[list[Any], float], object]
+    ) -> tuple[Callable[[Any], Any], Callable[[list[Any], float], object]]:
+        """``keep`` and ``record`` of a step, which also keep and record what is logged."""
+
+        def keep_both(logs: Any) -> Any:
+            self._rows.append(self._latest)
+            self._latest = {}
+            return keep(logs)
+
+        def record_both(kept: list[Any], data_time: float) -> None:
+            record(kept, data_time)
+            rows, self._rows = self._rows, []
+            # The first value may be of a later micro-batch.
+            missing: list[dict[str, Any]] = [{}] * (len(kept) - len(rows))
+            self._metrics.put_logged(self._storage, missing + rows[-len(kept) :])
+
+        return keep_both, record_both
+
+
+def as_tensor(value: Any, device: torch.device) -> Tensor:
+    """A number as a tensor on ``device``; unlike a copy, this does not wait for the device."""
+    return value if isinstance(value, Tensor) else torch.full((), value, device=device)
 
 
 def _copies(scalars: Mapping[str, Any]) -> dict[str, Any]:

@@ -70,6 +70,7 @@ def run_evaluation(
     checks_stop: bool = True,
     skip: Callable[[], object] = bool,
     pad: Callable[[Any], object] | None = None,
+    log: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> T:
     """Call ``step`` with each batch of this rank, then return ``results()``, which combines the ranks.
 
@@ -92,6 +93,7 @@ def run_evaluation(
         pad: where ranks compute forward passes together: called instead of ``step`` with a padding batch, for a
             forward pass that counts nothing. None: there may be any number of forward passes in a step, so each rank
             gets all parameters for the time of the evaluation.
+        log: gets the values that the user's code logs.
     """
     check_packed_texts(model, loader)
     watched = None if loader is None else watched_evaluation(model, loader, name)
@@ -116,7 +118,7 @@ def run_evaluation(
         is_alone = not is_joint and pipeline_of(model) is None
         together, checks = raised_on_all_ranks() if is_alone else nullcontext(), StopChecks(is_active=checks_stop)
         until_others = checks.taking_part(reports_failure=is_alone)
-        with together, around_batches or nullcontext(), EvaluationStorage(), until_others:
+        with together, around_batches or nullcontext(), EvaluationStorage(log), until_others:
             watch, batches = _watch.get(), read_batches()
             batches = batches if is_joint else checks.before_each(batches)
             batches = batches if watch is None else watch(batches)
@@ -188,6 +190,7 @@ def evaluate_batches(
 
     def pad(batch: Any) -> None:
         assert forward is not None
+        results.end_batch()
         forward(batch)
         results.skip()
 
@@ -200,6 +203,7 @@ def evaluate_batches(
         checks_stop=not results.exchanges_batches,
         skip=results.skip,
         pad=None if forward is None else pad,
+        log=results.log,
         **settings,
     )
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from trainwright.base.dist import get_tensor_parallel_rank, is_any
+from trainwright.base.errors import ConfigError
 from trainwright.data.sample_count import SampleCounter
 from trainwright.evaluation.adapters import EvaluatorHandler, MetricEvaluator, with_name
 from trainwright.evaluation.comparison import Comparisons
@@ -218,6 +219,7 @@ class EvaluationResults:
     ) -> None:
         self._comparisons, self._count, self._has_loss = comparisons, count, has_loss
         self._losses, self._handlers = MeanLosses(), list[HandlerMetric]()
+        self._logged: dict[str, Any] = {}  # of the current batch, by the user's code
         evaluators: list[DatasetEvaluator] = []
         for given in metrics:
             metric = given.evaluator if isinstance(given, EvaluatorHandler) else given
@@ -253,6 +255,7 @@ class EvaluationResults:
         self._losses.reset()
         self._own = OwnValues()
         self._inputs: Any = None
+        self._logged = {}
         self._num_batches = 0
         self._num_samples: int | None = 0
         self._weight: int | float | Tensor | None = None
@@ -274,7 +277,26 @@ class EvaluationResults:
         """Of this rank so far, on its device; None before the first batch."""
         return self._losses.mean()
 
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Count values of the current batch as its loss: their means are among the results."""
+        if "loss" in values:
+            raise ConfigError("trainer.log: 'loss' is the mean loss of an evaluation; use another name.")
+        self._logged.update(values)
+
+    def end_batch(self) -> None:
+        """Count what was logged in the current batch."""
+        if self._logged and self._inputs is not None:
+            weight = self.num_samples if self._weight is None else self._weight
+            device = weight.device if isinstance(weight, Tensor) else None
+            logged = {
+                name: value if isinstance(value, Tensor) else torch.full((), value, dtype=torch.float64, device=device)
+                for name, value in self._logged.items()
+            }
+            self._losses.add(logged, weight)
+            self._logged = {}
+
     def begin_batch(self, inputs: Any) -> None:
+        self.end_batch()
         self._inputs, self._num_samples, self._weight, self.is_counted = inputs, None, None, False
         self._num_batches += 1
 
@@ -293,6 +315,7 @@ class EvaluationResults:
 
     def skip(self) -> None:
         """A batch of this rank whose outputs another rank adds."""
+        self._logged = {}
         self._exchange.skip()
 
     def add_loss(self, loss: Tensor | None, outputs: Any = None) -> None:
@@ -312,6 +335,7 @@ class EvaluationResults:
         """The results over all ranks, which must all call this."""
         if get_tensor_parallel_rank() > 0:
             self._start()  # the first of these ranks has the same
+        self.end_batch()
         state = self._losses.sums(), self._own, self._exchange.states()
         note = f"While the attributes of {self._exchange!r} were sent to rank 0, for merge_state."
         losses, own, evaluated = computed_over_ranks(state, self._computed, note=note)

@@ -29,6 +29,9 @@ logger = logging.getLogger("trainwright.events")
 _MAX_PENDING = 1000  # values kept as tensors before they are converted to numbers: bounds memory on the device
 _MAX_SAVED = 1000  # values per metric in a checkpoint
 
+# Names of the trainer's own metrics.
+OWN_NAMES = frozenset({"total_loss", "lr", "time", "data_time", "grad_norm", "skipped_update", "iteration"})
+
 Scalar = SupportsFloat | Tensor  # Tensor: exactly one element
 
 
@@ -98,6 +101,7 @@ class EventStorage:
         self.iter = start_iter
         self.samples = 0
         self.results: set[str] = set()  # the names of values that evaluations put
+        self.logged: set[str] = set()  # and those among them that the user's code logs, without a prefix
         self.written: int | None = None
         self.written_before: int | None = None
         self.first_unwritten = start_iter
@@ -110,7 +114,7 @@ class EventStorage:
         self._hints: dict[str, bool] = {}
         self._restored: set[str] = set()  # names known from a checkpoint only: the code may use another hint
         self._all_reduce: Callable[[Tensor], object] | None = None
-        self._num_parts = 0
+        self._num_parts = self._num_common = 0  # the second: those that every process puts
         self._local: dict[str, LocalMeans] = {}
         self._late: dict[str, int] = {}  # metrics without a value of this process, and the first such iteration
         self._is_difference_logged = False
@@ -177,7 +181,14 @@ class EventStorage:
         for name, value in scalars.items():
             self.put_scalar(name, value, smoothing_hint)
 
-    def put_mean(self, name: str, part: Tensor | tuple[Tensor, float], all_reduce: Callable[[Tensor], object]) -> None:
+    def put_mean(
+        self,
+        name: str,
+        part: Tensor | tuple[Tensor, float],
+        all_reduce: Callable[[Tensor], object],
+        *,
+        is_optional: bool = False,
+    ) -> None:
         """Record this process's part of a mean over all processes, which :meth:`reduce` computes.
 
         Until then readers see the mean of this process. Every process must put the same parts in the same order.
@@ -187,6 +198,8 @@ class EventStorage:
                 step less. Weight 0: this process has no value, whatever the mean; readers see this and later values of
                 the metric after the next :meth:`reduce`.
             all_reduce: adds up a tensor over all processes, in place.
+            is_optional: other processes may not put it: it does not count for the number of parts at which all of them
+                call :meth:`reduce`, and each puts another part in this iteration.
         """
         name = self._prefix + name
         if self._hints.get(name) is not True:
@@ -196,7 +209,10 @@ class EventStorage:
             self._late.setdefault(name, self.iter)
         self._pending.append((name, part, self.iter))
         self._num_parts += 1
-        if self._num_parts >= _MAX_PENDING:
+        if is_optional:
+            return
+        self._num_common += 1
+        if self._num_common >= _MAX_PENDING:
             self.reduce()
 
     def reduce(self) -> None:
@@ -208,11 +224,11 @@ class EventStorage:
         Raises:
             ConfigError: one of the values of ``alike`` differs between processes. Raised on all of them.
         """
-        if not self._num_parts or self._all_reduce is None:
+        if not self._num_common or self._all_reduce is None:
             return
         self._late = {}  # their values become known now
         self._flush()
-        local, self._local, self._num_parts = self._local, {}, 0
+        local, self._local, self._num_parts, self._num_common = self._local, {}, 0, 0
         kept = {name: self._histories[name].newest(len(means.parts)) for name, means in local.items()}
         parts = {
             (name, iteration, place): part
@@ -390,7 +406,7 @@ class EventStorage:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the metrics of a checkpoint; ``iter`` and ``start_iter`` stay unchanged."""
         self._pending.clear()
-        self._local, self._late, self._num_parts = {}, {}, 0
+        self._local, self._late, self._num_parts, self._num_common = {}, {}, 0, 0
         self._histories, self._hints = {}, {}
         self.samples, self.written = state["samples"], state.get("written")
         self.written_before = state.get("written_before")
@@ -465,19 +481,28 @@ class EventStorage:
 class EvaluationStorage(EventStorage):
     """The current storage during the batches of an evaluation. Drops scalars: they belong to no training iteration.
 
-    Everything else is that of ``training``, the storage of the run, if there is one.
+    Everything else is that of ``training``, the storage of the run, if there is one. ``add_values`` gets what
+    ``trainer.log`` is called with; None: it is dropped.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, add_values: Callable[[Mapping[str, float | Tensor]], None] | None = None) -> None:
         super().__init__()
+        self._add_values = add_values
         self._training = get_event_storage() if has_event_storage() else None
         if self._training is not None:
-            vars(self).update(vars(self._training), _pending=[], _outer=None, _training=self._training)
+            own = {"_training": self._training, "_add_values": add_values}
+            vars(self).update(vars(self._training), _pending=[], _outer=None, **own)
+
+    def log(self, values: Mapping[str, float | Tensor]) -> None:
+        """Count these values of the current batch in the results of the evaluation."""
+        if self._add_values is not None:
+            self.logged.update(values)  # the set of the training's storage, if there is one
+            self._add_values(values)
 
     def put_scalar(self, name: str, value: Scalar, smoothing_hint: bool = True) -> None:
         """Does nothing."""
 
-    def put_mean(self, name: str, part: Tensor | tuple[Tensor, float], all_reduce: Callable[[Tensor], object]) -> None:
+    def put_mean(self, *_: Any, **__: Any) -> None:
         """Does nothing."""
 
     def _flush(self) -> None:
@@ -495,6 +520,24 @@ def _finite_mean(points: list[tuple[float, int]]) -> float:
     is_finite = math.isfinite(points[-1][0])
     values = [value for value, _ in points if math.isfinite(value) or not is_finite]
     return sum(values) / len(values)
+
+
+def logged_scalars(values: Mapping[str, Scalar]) -> dict[str, float | Tensor]:
+    """The values for ``trainer.log``, checked: floats, and detached copies of tensors, which are not read."""
+    if not isinstance(values, Mapping):
+        raise ConfigTypeError(
+            f"trainer.log: got {values!r:.80} ({type(values).__name__}); it takes values by name:"
+            ' trainer.log({"accuracy": accuracy}).'
+        )
+    if torch.compiler.is_compiling():
+        raise ConfigError("trainer.log cannot be part of a compiled program: return the values beside the loss.")
+    for name in values:
+        if not isinstance(name, str) or not name or name in OWN_NAMES:
+            raise ConfigError(
+                f"trainer.log: {name!r} cannot name a value: it must be a non-empty string, and no name of what the"
+                f" trainer records itself ({', '.join(sorted(OWN_NAMES))})."
+            )
+    return {n: copied_scalar(n, v) if isinstance(v, Tensor) else as_number(n, v) for n, v in values.items()}
 
 
 def copied_scalar(name: str, value: Tensor) -> Tensor:

@@ -84,7 +84,8 @@ class EvalHook(HookBase):
                 ) from error
         self.trainer.last_eval_results = dict(results)  # another object for each evaluation
         storage = self.trainer.storage
-        trained = {"loss"} | {name for name, is_trained in storage.smoothing_hints().items() if is_trained}
+        trained = {name for name, is_trained in storage.smoothing_hints().items() if is_trained}
+        trained |= {"loss"} | storage.logged
         is_trained = {name: not trained.isdisjoint((name, name.rpartition("/")[2])) for name in scalars}
         scalars = {f"{self._prefix or 'eval_' * is_trained[name]}{name}": value for name, value in scalars.items()}
         self._warn_of_nan({name: value for name, value in scalars.items() if "loss" in name})

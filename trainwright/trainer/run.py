@@ -32,6 +32,7 @@ from trainwright.engine.own_step import OwnStep
 from trainwright.engine.resumed_settings import plain
 from trainwright.engine.run import TrainerRun
 from trainwright.engine.state import StepPlan, TrainerState
+from trainwright.engine.step import Step
 from trainwright.events.formats import CSV_NAME
 from trainwright.events.storage import EventStorage
 from trainwright.events.writers import default_writers
@@ -407,6 +408,9 @@ class PythonRun(TrainerRun):
     def more_callbacks(self) -> list[Callback]:
         is_printed = self.spec.print_steps is not None
         return [PrintCallback(self.spec.num_epochs, step_frequency=self.periods.print)] if is_printed else []
+
+    def current_step(self) -> Step | None:
+        return self.steps.step
 
     @property
     def best_metric(self) -> BestMetric:  # type: ignore[override]

@@ -1,6 +1,7 @@
 """Callbacks, code that is called around epochs, batches and evaluations; their requests; and lists of them."""
 
 import logging
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
@@ -66,8 +67,10 @@ class Callback:
     Attributes:
         model, optimizer: the trained model and its optimizer; set before ``on_train_begin``.
         trainercontrol: flags that request actions of the training.
+        trainer: as of a hook: ``self.trainer.log({"name": value})``. One that the callback has already is kept.
     """
 
+    trainer: Any = None
     model: Any = None
     optimizer: Any = None
     trainercontrol: TrainerControl | None = None
@@ -90,6 +93,10 @@ class Callback:
 
     def set_trainercontrol(self, trainercontrol: TrainerControl) -> None:
         self.trainercontrol = trainercontrol
+
+    def set_trainer(self, trainer: Any) -> None:
+        if self.trainer is None or type(self.trainer) in weakref.ProxyTypes:  # perhaps of an earlier trainer
+            self.trainer = trainer
 
     def on_train_begin(self, logs: Logs) -> None:
         """Called before the first batch, also of a training that continues from a checkpoint."""
@@ -248,6 +255,9 @@ class CallbackList:
 
     def set_trainercontrol(self, trainercontrol: TrainerControl) -> None:
         self._give("set_trainercontrol", trainercontrol)
+
+    def set_trainer(self, trainer: Any) -> None:
+        self._give("set_trainer", trainer)
 
     on_train_begin = _method("on_train_begin")
     on_epoch_begin = _method("on_epoch_begin")

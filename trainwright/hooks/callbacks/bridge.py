@@ -207,6 +207,7 @@ class RunCallbacks(HookBase):
         self.callbacks.set_model(getattr(trainer, "model", None))
         self.callbacks.set_optimizer(optimizer)
         self.callbacks.set_trainercontrol(control)
+        self.callbacks.set_trainer(trainer)
         self._is_alone = get_world_size() == 1
         has_callbacks = is_any(len(self.callbacks) > 0)
         self._shares_requests, self.is_idle = (

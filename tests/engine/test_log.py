@@ -1,0 +1,249 @@
+"""``trainer.log`` in methods, hooks and callbacks: what is recorded, by which mean, and where; in both APIs."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.ranks import on_ranks
+from tests.toys import Samples, file_config, quiet
+from trainwright import DefaultTrainer, LazyCall, Trainer
+from trainwright.base.dist import get_rank
+from trainwright.base.errors import ConfigError, ConfigTypeError
+from trainwright.data import build_image_test_loader
+from trainwright.events.storage import NoEventStorageError
+from trainwright.hooks import Callback, HookBase
+
+SIZE, NUM = 4, 22  # the last batch of an epoch of the Python API is shorter
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        scores = self.layer(inputs)
+        return {"loss": F.cross_entropy(scores, labels), "prediction_scores": scores}
+
+
+def data(length: int = NUM, seed: int = 1) -> Samples:
+    inputs = torch.randn(length, 3, generator=torch.Generator().manual_seed(seed))
+    return Samples(inputs=inputs, labels=(inputs[:, 0] > 0).long(), length=length)
+
+
+class Logs(Trainer):
+    def compute_loss(self, model: Any, inputs: Any) -> Any:
+        self.log({"mean_input": inputs["inputs"].mean(), "rows": len(inputs["labels"])})
+        return super().compute_loss(model, inputs)
+
+    def evaluation_step(self, batch: Any) -> Any:
+        self.log({"seen": batch["inputs"].mean(), "rows": float(len(batch["labels"]))})
+        return super().evaluation_step(batch)
+
+
+class FileLogs(DefaultTrainer):
+    def train_step(self, model: Any, inputs: Any) -> Any:
+        self.log({"mean_input": inputs["inputs"].mean(), "rows": len(inputs["labels"])})
+        outputs = model(**inputs)
+        self.backward(outputs["loss"])
+        self.step()
+        self.zero_grad()
+        return outputs
+
+
+class InHook(HookBase):
+    def before_step(self) -> None:
+        self.trainer.log({"before": self.trainer.iter})
+
+    def after_step(self) -> None:
+        self.trainer.log({"after": torch.tensor([2.0 * self.trainer.iter])})
+
+
+class InCallback(Callback):
+    def on_train_batch_begin(self, batch: Any, logs: Any) -> None:
+        self.trainer.log({"begun": logs["global_step"]})
+
+    def on_epoch_end(self, epochs: int, logs: Any) -> None:
+        self.trainer.log({"epochs": epochs})
+
+    def on_eval_batch_end(self, batch: Any, logs: Any) -> None:
+        self.trainer.log({"of_batch": batch["inputs"].mean()})
+
+
+def python_api(folder: Path, accumulation: int = 1, kind: Any = Logs, **settings: Any) -> Any:
+    config = quiet(
+        folder, batch_size=SIZE, num_epochs=2, gradient_accumulation_steps=accumulation, dataloader_shuffle=False,
+        metrics=[], log_steps=1, dataloader_drop_last=False, **settings,
+    )  # fmt: skip
+    return kind(Net(), config, data(), data(10, seed=2), callbacks=[InCallback()])
+
+
+def config_files(folder: Path, accumulation: int = 1, kind: Any = FileLogs, **settings: Any) -> Any:
+    cfg = file_config(
+        folder, Net, data, train_micro_batch_size=SIZE, num_accumulation_steps=accumulation, train_iter=6,
+        callbacks=[LazyCall(InCallback)()], log_period=1, **settings,
+    )  # fmt: skip
+    cfg.dataloader.test = [
+        LazyCall(build_image_test_loader)(dataset=data(10, seed=2), test_batch_size=4, num_workers=0)
+    ]
+    cfg.train.evaluation.update(enabled=True, evaluator={"topk": [1]}, eval_period=100)
+    cfg.train.input_placement_device = "cpu"
+    return kind(cfg)
+
+
+APIS = pytest.mark.parametrize("build", [python_api, config_files])
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
+
+
+def expected_means(accumulation: int) -> list[float]:
+    """Of the windows of the Python API: weighted by samples, as the loss is."""
+    batches = [*torch.stack([s["inputs"] for s in (data()[i] for i in range(NUM))]).split(SIZE)] * 2
+    per_epoch = len(batches) // 2
+    epochs = [batches[:per_epoch], batches[per_epoch:]]
+    windows = [epoch[at : at + accumulation] for epoch in epochs for at in range(0, per_epoch, accumulation)]
+    return [float(torch.cat(window).mean()) for window in windows]
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_values_of_a_step_are_means_over_its_micro_batches_weighted_as_the_loss(
+    accumulation: int, tmp_path: Path
+) -> None:
+    trainer = python_api(tmp_path, accumulation)
+    trainer.train()
+    values = [value for value, _ in trainer.storage.history("mean_input").values()]
+    assert values == pytest.approx(expected_means(accumulation), abs=1e-6)
+    assert [at for _, at in trainer.storage.history("mean_input").values()] == [*range(len(values))]
+
+
+@APIS
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_hooks_and_callbacks_log_in_both(build: Any, accumulation: int, tmp_path: Path) -> None:
+    trainer = build(tmp_path, accumulation)
+    trainer.register_hooks([InHook()])
+    trainer.train()
+    storage, end = trainer.storage, trainer.max_iter
+    assert storage.history("before").values() == [(float(at), at) for at in range(end)]
+    assert storage.history("after").values() == [(2.0 * at, at) for at in range(end)]
+    assert len(storage.history("begun").values()) == end
+    assert storage.history("epochs").latest() >= 1
+    assert storage.history("rows").latest() <= SIZE
+    assert "mean_input" in storage.histories()
+    if build is config_files and accumulation == 2:  # the mean over both micro-batches
+        assert storage.history("begun").values()[1] == (2.5, 1)
+
+
+@APIS
+def test_every_writer_of_files_gets_the_values(build: Any, tmp_path: Path) -> None:
+    build(tmp_path).train()
+    rows = rows_of(tmp_path)
+    assert all("mean_input" in row for row in rows if "total_loss" in row and row["iteration"] < 6)
+    if build is python_api:
+        with (tmp_path / "metrics.csv").open() as file:
+            assert {"mean_input", "eval_seen"} <= {*next(csv.reader(file))}
+
+
+@APIS
+def test_values_of_an_evaluation_are_means_over_its_samples_with_a_prefix(build: Any, tmp_path: Path) -> None:
+    trainer = build(tmp_path)
+    trainer.train()
+    inputs = torch.stack([data(10, seed=2)[i]["inputs"] for i in range(10)])
+    stored, results = trainer.storage.latest(), trainer.last_eval_results
+    assert results["of_batch"] == pytest.approx(float(inputs.mean()), abs=1e-6)  # the last batch is shorter
+    assert stored["eval_of_batch"][0] == results["of_batch"]
+    assert "of_batch" not in stored
+    if build is python_api:
+        assert stored["eval_seen"][0] == pytest.approx(float(inputs.mean()), abs=1e-6)
+        assert stored["eval_rows"][0] == pytest.approx((4 * 4 + 4 * 4 + 2 * 2) / 10)
+        assert trainer.evaluate()["seen"] == pytest.approx(float(inputs.mean()), abs=1e-6)
+
+
+@APIS
+def test_a_resumed_run_writes_the_rows_of_one_without_a_break(build: Any, tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    more: dict[str, Any] = {"save_steps": 3} if build is python_api else {"checkpointer": {"period": 3}}
+    build(whole, **more).train()
+
+    class Stops(HookBase):
+        def after_step(self) -> None:
+            if self.trainer.iter == 3:
+                raise KeyboardInterrupt
+
+    stopped = build(parts, **more)
+    stopped.register_hooks([Stops()])
+    with pytest.raises(KeyboardInterrupt):
+        stopped.train()
+    build(parts, **more, **({"resume_from_checkpoint": True} if build is python_api else {"resume": True})).train()
+    names = ("iteration", "mean_input", "rows", "begun", "eval_of_batch")
+    kept = [[{n: row.get(n) for n in names} for row in rows_of(folder)] for folder in (whole, parts)]
+    assert kept[0] == kept[1]
+
+
+@APIS
+def test_a_value_within_an_update_that_comes_later_counts_from_there(build: Any, tmp_path: Path) -> None:
+    class Late(Logs if build is python_api else FileLogs):  # type: ignore[misc]
+        calls = 0
+
+        def train_step(self, model: Any, inputs: Any) -> Any:
+            type(self).calls += 1
+            if self.calls % 2 == 0:
+                self.log({"late": self.calls})
+            return super().train_step(model, inputs)
+
+    trainer = build(tmp_path, 2, kind=Late)
+    trainer.train()
+    values = trainer.storage.history("late").values()
+    assert values[:2] == [(2.0, 0), (4.0, 1)]
+
+
+@APIS
+@pytest.mark.parametrize("values", [{"total_loss": 1.0}, {"": 1.0}, {"x": torch.zeros(2)}, {"x": "high"}, 3])
+def test_what_cannot_be_logged_is_refused(build: Any, values: Any, tmp_path: Path) -> None:
+    class Wrong(HookBase):
+        def after_step(self) -> None:
+            self.trainer.log(values)
+
+    trainer = build(tmp_path)
+    trainer.register_hooks([Wrong()])
+    with pytest.raises((ConfigError, ConfigTypeError)):
+        trainer.train()
+    with pytest.raises(NoEventStorageError):
+        trainer.log({"x": 1.0})
+
+
+def _logged_on_ranks(folder: Path, accumulation: int) -> dict[str, Any]:
+    class OfRank(Logs):
+        def training_step(self, batch: Any) -> Any:
+            self.log({"rank": float(get_rank())})
+            if get_rank() == 0:
+                self.log({"of_main": 1.0})
+            return super().training_step(batch)
+
+    trainer = python_api(folder, accumulation, kind=OfRank)
+    trainer.train()
+    histories = trainer.storage.histories()
+    found = {name: histories[name].values() for name in ("mean_input", "rows", "rank")}
+    return found | {"results": trainer.last_eval_results, "loss": histories["total_loss"].values()}
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_ranks_have_the_mean_over_the_samples_of_all(accumulation: int, tmp_path: Path) -> None:
+    first, second = on_ranks(_logged_on_ranks, tmp_path, accumulation)
+    assert first["mean_input"] == second["mean_input"]
+    inputs = torch.stack([data()[i]["inputs"] for i in range(NUM)])
+    size = 2 * SIZE * accumulation
+    windows = [float(inputs[at : at + size].mean()) for at in range(0, NUM, size)]
+    assert [v for v, _ in first["mean_input"]][: len(windows)] == pytest.approx(windows, abs=1e-6)
+    assert first["rank"][0][0] == pytest.approx(0.5)
+    evaluated = torch.stack([data(10, seed=2)[i]["inputs"] for i in range(10)])
+    assert first["results"]["seen"] == pytest.approx(float(evaluated.mean()), abs=1e-6)
+    assert first["results"] == second["results"]
