@@ -35,6 +35,7 @@ def test_commands_options_files_and_settings(completions: Callable[[str], set[st
     (tmp_path / "confidence.py").touch()
     assert completions("ch") == {"check", "checkpoint"}
     assert {"--sort", "--state"} <= completions("runs --s")
+    assert {"--sweep", "--sampler"} <= completions("train --s")
     assert completions("checkpoint ver") == {"verify"}
     assert completions("train conf") == {"confidence.py"}
     found = completions("train confidence.py train.lo")

@@ -17,7 +17,7 @@ from trainwright.base.error_file import is_reported
 from trainwright.base.errors import ConfigError, ConfigKeyError, MissingFileError, UserError, nearest_name
 from trainwright.base.signal_handlers import end_by_sigint, quiet_interrupt, restore_handler, set_handler
 from trainwright.base.terminal import guarded, open_standard_streams, print_line, shortened
-from trainwright.config.arguments import default_argument_parser, split_config
+from trainwright.config.arguments import default_argument_parser, split_config, whole_number
 from trainwright.config.secrets import redact, with_short_errors
 
 if TYPE_CHECKING:
@@ -45,7 +45,17 @@ def parser(prog: str | None = "trainwright train") -> argparse.ArgumentParser:
     """``prog=None``: of a training script, which takes the file as --config-file only."""
     parser = default_argument_parser(prog=prog)
     if prog is not None:
-        parser.usage = f"{prog} CONFIG [--resume] [--eval-only] [--fast-dev-run] [key=value ...]"
+        parser.usage = f"{prog} CONFIG [--resume] [--eval-only] [--fast-dev-run] [--sweep] [key=value ...]"
+    add = parser.add_argument_group("several runs").add_argument
+    add("--sweep", action="store_true", help="a run for each combination of values: optim.lr=0.1,0.01 --sweep")
+    text = "a search: N runs whose values are drawn: optim.lr=log(1e-4,1e-1); needs --metric"
+    add("--trials", type=whole_number(1), metavar="N", help=text)
+    add("--jobs", type=whole_number(1), metavar="N", help="how many of the runs train at a time (default: 1)")
+    add("--metric", metavar="NAME", help="what is compared, such as eval_loss: the best value of each run")
+    text = "which values of --metric are better, if its name does not say it"
+    add("--direction", choices=("minimize", "maximize"), help=text)
+    text = "how a search draws: by earlier results (default), or at random"
+    add("--sampler", choices=("tpe", "random"), help=text)
     return parser
 
 
@@ -60,7 +70,14 @@ def main(
     args = parser(prog).parse_args(argv)
     if not args.config_file:  # `trainwright train CONFIG …`, in any position among the overrides
         args.config_file, args.opts = split_config(args.opts)
-    code = run(args, lambda: load(args), lambda cfg: _prepare(cfg, args, trainer_class))
+    if args.sweep or args.trials:
+        from trainwright.cli.sweep.command import Sweep
+        from trainwright.cli.sweep.processes import command_of_runs
+
+        sweep = Sweep(args, command_of_runs(is_script=argv is None))
+        code = run(args, lambda: load(sweep.arguments()), sweep.prepare) or sweep.code
+    else:
+        code = run(args, lambda: _load_one(args), lambda cfg: _prepare(cfg, args, trainer_class))
     if code == INTERRUPTED and argv is None:
         raise quiet_interrupt()
     return code
@@ -119,6 +136,12 @@ def _prepare(
     if args.eval_only:
         return _evaluation(cfg, args, trainer_class)
     return trainer_class(cfg).train
+
+
+def _load_one(args: argparse.Namespace) -> "DictConfig":
+    if option := next((name for name in ("jobs", "metric", "direction", "sampler") if getattr(args, name)), None):
+        raise ConfigError(f"--{option}: is for several runs. Add --sweep, or --trials N for a search.")
+    return load(args)
 
 
 def load(args: argparse.Namespace) -> "DictConfig":

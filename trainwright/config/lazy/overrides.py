@@ -115,7 +115,31 @@ def _plain(value: Any) -> Any:
     return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
+# Of a search: ``log(1e-4,1e-1)``. Hydra knows ``int`` of one value; its ``interval`` is another name of ``uniform``.
+RANGE = re.compile(r"(uniform|log|int|logint)\(\s*([^\s,()]+)\s*,\s*([^\s,()]+)\s*\)")
+
+
 def _parse(text: str) -> "Override":
+    if isinstance(text, str) and RANGE.fullmatch(text.partition("=")[2]):
+        raise ConfigError(
+            f"override {text!r}: gives a range, and one run takes one value. `trainwright train CONFIG ... --trials N"
+            " --metric NAME` draws values from it (docs/sweeps.md)."
+        )
+    override = parse_override(text)
+    if override.is_sweep_override():
+        key, value = override.get_key_element(), override.get_value_string()
+        raise ConfigError(
+            f"override {text!r}: gives several values, and one run takes one. `trainwright train CONFIG ... --sweep`"
+            f" trains a run for each (docs/sweeps.md). A list is written {key}=[{value}], and a text that contains"
+            f" commas \"{key}='{value}'\"."
+        )
+    if not override.is_delete():
+        check_interpolations(override.value(), f"override {text!r}")
+    return override
+
+
+def parse_override(text: str) -> "Override":
+    """An override as hydra reads it, also one with several values."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -138,13 +162,6 @@ def _parse(text: str) -> "Override":
         raise ConfigError(
             f"override {text!r}: {override.get_key_element()!r} is not a key. Keys are joined by dots: train.seed=1."
         )
-    if override.is_sweep_override():
-        raise ConfigError(
-            f"override {text!r}: gives several values (a sweep); one run takes one. For a list write "
-            f"{override.key_or_group}=[{override.get_value_string()}]."
-        )
-    if not override.is_delete():
-        check_interpolations(override.value(), f"override {text!r}")
     return override
 
 
