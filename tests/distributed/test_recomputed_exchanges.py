@@ -92,6 +92,7 @@ CASES: dict[str, dict[str, Any]] = {
     "sequence": {"tensor_parallel_size": 2, "sequence_parallel": True},
     "zero": {"zero_stage": 3},
     "context": {"context_parallel_size": 2},
+    "experts": {"expert_parallel_size": 2},
 }
 
 
@@ -100,8 +101,8 @@ def counted(folder: Path) -> dict[str, dict[Any, Any]]:
     for case, layout in CASES.items():
         found[case] = {}
         for kind in (False, "selective", True):
-            is_llama = case in ("context", "zero")
-            model = of_transformers("Llama", attn_implementation="sdpa") if is_llama else Blocks()
+            kinds = {"context": "Llama", "zero": "Llama", "experts": "Mixtral"}
+            model = of_transformers(kinds[case], attn_implementation="sdpa") if case in kinds else Blocks()
             usual = {"batch_size": 4, "metrics": None, "save_enabled": False, "gradient_checkpointing": kind}
             config = settings(folder / f"{case}{kind}", **usual, **layout)
             trainer = Counted(model, config, train_dataset=Rows(24))
@@ -119,4 +120,5 @@ def test_a_selective_recomputation_repeats_no_exchange(tmp_path: Path) -> None:
             assert by_kind["selective"][1] == losses == by_kind[True][1], case
         assert found["tensor"][True][0]["all_reduce"] > found["tensor"][False][0]["all_reduce"]
         assert found["sequence"][True][0]["reduce_scatter"] > found["sequence"][False][0]["reduce_scatter"]
-        assert found["context"][True][0]["all_to_all"] > found["context"][False][0]["all_to_all"] > 0
+        for case in ("context", "experts"):
+            assert found[case][True][0]["all_to_all"] > found[case][False][0]["all_to_all"] > 0

@@ -34,8 +34,19 @@ def test_zero_shares_one_copy_among_the_data_ranks() -> None:
     assert not Layout.of({"zero_stage": 1}, 4).is_plain
 
 
+def test_experts_are_divided_among_the_ranks_of_a_copy() -> None:
+    experts = {"expert_parallel_size": 2}
+    assert Layout.of(experts, 4).expert_sizes == (2, 1, 2)
+    assert Layout.of({**experts, "zero_stage": 2}, 4).expert_sizes == (1, 2, 2)
+    assert Layout.of({**experts, "zero_stage": 3, "replicate_size": 2}, 8).expert_sizes == (2, 2, 2)
+    assert Layout.of({**experts, "context_parallel_size": 2}, 4).expert_sizes == (2, 1, 2)
+    assert not Layout.of(experts, 2).is_plain
+    assert str(Layout.of({**experts, "zero_stage": 3}, 4)) == "4 data (ZeRO 3), experts over 2"
+
+
 def test_one_process_has_no_parallelism() -> None:
     assert Layout.of({"tensor_parallel_size": 2, "zero_stage": 3}, 1) == Layout()
+    assert Layout.of({"expert_parallel_size": 2}, 1) == Layout()
 
 
 @pytest.mark.parametrize(
@@ -46,6 +57,14 @@ def test_one_process_has_no_parallelism() -> None:
         ({"sequence_parallel": True}, 2, "needs TrainingConfig.tensor_parallel_size > 1"),
         ({"context_parallel_size": 2, "pipeline_parallel_size": 2}, 4, "pipelines cannot divide sequences"),
         ({"context_parallel_size": 3}, 4, "context_parallel_size=3: needs a multiple of 3 processes"),
+        ({"expert_parallel_size": 3}, 4, "expert_parallel_size: got 3, which does not divide the 4 data ranks. Set 1"),
+        ({"expert_parallel_size": 2, "tensor_parallel_size": 2}, 2, "tensor_parallel_size=2, which divides the exp"),
+        ({"expert_parallel_size": 2, "pipeline_parallel_size": 2}, 4, "stages keep all experts of their layers"),
+        (
+            {"expert_parallel_size": 4, "zero_stage": 3, "replicate_size": 2},
+            4,
+            "got 4, which does not divide the 2 data ranks of a copy (TrainingConfig.replicate_size=2). Set 1 or 2.",
+        ),
         ({"pipeline_schedule": "1F2B"}, 2, "Did you mean '1F1B'"),
         ({"pipeline_parallel_size": 4, "pipeline_num_layers": 3}, 4, "4 stages need at least 4 layers"),
         ({"pipeline_parallel_size": 2, "custom_pipeline_stage_id": [0, 1, 0]}, 2, "it must ascend"),

@@ -478,6 +478,10 @@ class TrainingConfig(CheckedConfig):
         1, "device", "Processes that hold the parts of each sequence together.",
         place="train.dist.context_parallel_size",
     )
+    expert_parallel_size: types.Count = setting(
+        1, "device", "Data-parallel processes that hold the experts of each layer together, and exchange tokens.",
+        place="train.dist.expert_parallel_size",
+    )
     zero_stage: types.ZeroStage = setting(
         0, "device",
         "What the data-parallel processes share: 0 nothing, 1 the optimizer state, 2 gradients too, 3 parameters too.",

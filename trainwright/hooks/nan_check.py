@@ -289,10 +289,11 @@ def non_finite_parameters(model: nn.Module) -> list[str]:
     Costs one read of the parameters and one transfer per device; one per parameter only if a value is not finite.
     """
     trainable = [(name, parameter.detach()) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    by_kind: dict[tuple[torch.device, torch.dtype, Any], list[Tensor]] = {}
     for _, parameter in trainable:
-        by_kind.setdefault((parameter.device, parameter.dtype), []).append(parameter)
-    for (_, dtype), tensors in by_kind.items():
+        mesh = getattr(parameter, "device_mesh", None)  # experts may be divided among other processes than the rest
+        by_kind.setdefault((parameter.device, parameter.dtype, mesh), []).append(parameter)
+    for (_, dtype, _), tensors in by_kind.items():
         # On a CPU as fast as a memory read (10 ms for 100 million values); isfinite().all() takes 16 times as long.
         wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else None
         norms = [torch.linalg.vector_norm(tensor, dtype=wide) for tensor in tensors]

@@ -226,6 +226,7 @@ def with_layout(config: Any, layout: Layout) -> Any:
         "tensor_parallel_size": layout.tensor,
         "pipeline_parallel_size": layout.pipeline,
         "context_parallel_size": layout.context,
+        "expert_parallel_size": layout.expert,
         "replicate_size": layout.replicate if layout.zero_stage and layout.replicate > 1 else None,
         "sequence_parallel": layout.sequence_parallel,
     }

@@ -227,7 +227,8 @@ def _warn_of_no_effect(
 
 
 def _warn_of_one_process(sizes: Mapping[str, Any], name: Callable[[str], str]) -> None:
-    least = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "context_parallel_size": 2, "zero_stage": 1}
+    names = "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size", "expert_parallel_size"
+    least = {**dict.fromkeys(names, 2), "zero_stage": 1}
     asked = [key for key, number in least.items() if (sizes.get(key) or 0) >= number]
     if asked:
         text = ", ".join(f"{name(key)}={sizes[key]}" for key in asked)

@@ -2,7 +2,8 @@
 
 A run of ``world_size`` processes is a grid of pipeline stages x data ranks x context ranks x tensor ranks; the tensor
 ranks of one place are neighbours. Gradients are averaged over data and context ranks, ``replicate * shard`` of them:
-with ZeRO, ``shard`` of these hold one copy of the model together.
+with ZeRO, ``shard`` of these hold one copy of the model together. ``expert`` neighbours of them hold the experts of one
+copy together.
 """
 
 import math
@@ -34,6 +35,7 @@ class Layout:
         custom_stage_ids: the stage of each layer, if the user chose them.
         offload: with a zero_stage, parameters, gradients and optimizer state are in host memory.
         context: ranks that hold the parts of each sequence together.
+        expert: data or context ranks that hold the experts of each layer together, whole ones each.
     """
 
     data: int = 1
@@ -46,6 +48,7 @@ class Layout:
     custom_stage_ids: tuple[int, ...] | None = None
     offload: bool = False
     context: int = 1
+    expert: int = 1
 
     def __str__(self) -> str:
         """
@@ -54,7 +57,8 @@ class Layout:
         """
         zero = f" (ZeRO {self.zero_stage}{', offloaded' * self.offload})" if self.zero_stage else ""
         copies = f" in {self.replicate} copies" if self.zero_stage and self.replicate > 1 else ""
-        sizes = [f"{self.data} data{zero}{copies}"]
+        experts = f", experts over {self.expert}" if self.expert > 1 else ""
+        sizes = [f"{self.data} data{zero}{copies}{experts}"]
         sequence = " (sequence parallel)" if self.sequence_parallel else ""
         sizes += [f"{self.context} context"] if self.context > 1 else []
         sizes += [f"{self.tensor} tensor{sequence}"] if self.tensor > 1 else []
@@ -77,9 +81,19 @@ class Layout:
         return self.averaging // self.replicate
 
     @property
+    def expert_sizes(self) -> tuple[int, int, int]:
+        """Copies of the experts, ranks that share the experts of one rank, and ranks that share those of one copy.
+
+        Multiplied, they are the ranks whose gradients are averaged.
+        """
+        if self.zero_stage == 0:
+            return self.averaging // self.expert, 1, self.expert
+        return self.replicate, self.shard // self.expert, self.expert
+
+    @property
     def is_plain(self) -> bool:
         """Whether each process holds the whole model: one process, or data parallelism without ZeRO."""
-        return self.tensor == self.pipeline == self.context == 1 and self.zero_stage == 0
+        return self.tensor == self.pipeline == self.context == self.expert == 1 and self.zero_stage == 0
 
     @property
     def is_sharded(self) -> bool:
@@ -94,9 +108,9 @@ class Layout:
 
         Args:
             asked: the settings ``tensor_parallel_size``, ``pipeline_parallel_size``, ``context_parallel_size``,
-                ``replicate_size``, ``zero_stage``, ``zero_offload``, ``sequence_parallel``, ``pipeline_schedule``,
-                ``pipeline_num_layers`` and ``custom_pipeline_stage_id``, where they are set. The data-parallel size
-                follows.
+                ``expert_parallel_size``, ``replicate_size``, ``zero_stage``, ``zero_offload``, ``sequence_parallel``,
+                ``pipeline_schedule``, ``pipeline_num_layers`` and ``custom_pipeline_stage_id``, where they are set. The
+                data-parallel size follows.
             name: the name of a setting in a message.
 
         One process is a layout without any parallelism, whatever is asked for; ZeRO may offload its parameters.
@@ -125,6 +139,7 @@ class Layout:
             schedule=asked.get("pipeline_schedule") or cls.schedule,
             custom_stage_ids=None if custom is None else tuple(custom),
             context=context,
+            expert=asked.get("expert_parallel_size") or 1,
         )
 
     @property
@@ -177,11 +192,38 @@ def _faults(asked: Mapping[str, Any], world_size: int, name: Callable[[str], str
         faults.append(f"{key}: {text}")
     if asked.get("sequence_parallel") and tensor == 1:
         faults.append(f"{name('sequence_parallel')}: got True, which needs {name('tensor_parallel_size')} > 1.")
+    faults += _expert_faults(asked, data, name)
     if pipeline > 1:
         faults += _stage_faults(asked, pipeline, data, name)
         if context > 1:
             faults.append(f"{sizes}: pipelines cannot divide sequences. Use ZeRO or tensor parallelism, not stages.")
     return faults
+
+
+def _expert_faults(asked: Mapping[str, Any], averaging: int, name: Callable[[str], str]) -> list[str]:
+    expert, replicate = asked.get("expert_parallel_size") or 1, asked.get("replicate_size") or 1
+    if expert == 1:
+        return []
+    where, faults = f"{name('expert_parallel_size')}: got {expert}", list[str]()
+    tensor, pipeline = asked.get("tensor_parallel_size") or 1, asked.get("pipeline_parallel_size") or 1
+    if tensor > 1:
+        text = f"with {name('tensor_parallel_size')}={tensor}, which divides the experts, too. Set one of them to 1."
+        faults.append(f"{where} {text}")
+    if pipeline > 1:
+        text = f"with {name('pipeline_parallel_size')}={pipeline}; stages keep all experts of their layers."
+        faults.append(f"{where} {text} Set one of them to 1.")
+    shard = averaging // replicate  # with ZeRO
+    if averaging % expert:
+        faults.append(f"{where}, which does not divide the {averaging} data ranks. {_divisors(averaging)}")
+    elif asked.get("zero_stage") and averaging % replicate == 0 and shard % expert:
+        text = f"which does not divide the {shard} data ranks of a copy ({name('replicate_size')}={replicate})."
+        faults.append(f"{where}, {text} {_divisors(shard)}")
+    return faults
+
+
+def _divisors(number: int) -> str:
+    found = [str(size) for size in range(1, number + 1) if number % size == 0]
+    return f"Set {', '.join(found[:-1])}{' or ' * (number > 1)}{found[-1]}."
 
 
 def _stage_faults(asked: Mapping[str, Any], stages: int, data: int, name: Callable[[str], str]) -> list[str]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 DIMS = ("pp", "replicate", "shard", "tp")
+EXPERT_DIMS = ("replicate", "shard", "ep")
 
 
 @dataclass(frozen=True)
@@ -27,12 +28,15 @@ class Mesh:
         device_mesh: torch's mesh with the dimensions ``DIMS``; its rank order is that of the processes.
         data_group: the processes with the same stage and part of each layer, whose gradients are averaged.
         context_mesh: those of them that hold the other parts of the same sequences.
+        expert_mesh: the same processes with the dimensions ``EXPERT_DIMS``, if they divide experts: those of the last
+            dimension have the other experts of a copy, those of the others have the same ones.
     """
 
     layout: Layout
     device_mesh: "DeviceMesh"
     data_group: "ProcessGroup"
     context_mesh: "DeviceMesh | None" = None
+    expert_mesh: "DeviceMesh | None" = None
 
     @cached_property
     def pipeline_rank(self) -> int:
@@ -79,7 +83,11 @@ def use_layout(layout: Layout, device_type: str) -> Mesh | None:
         sizes = (layout.pipeline, layout.replicate, layout.shard, layout.tensor)
         with real_tensors():  # of the ranks, in an estimate too
             device_mesh = init_device_mesh(device_type, sizes, mesh_dim_names=DIMS)
-            mesh = Mesh(layout, device_mesh, _data_group(device_mesh), _context_mesh(device_mesh, layout.context))
+            data_group, context_mesh = _data_group(device_mesh), _context_mesh(device_mesh, layout.context)
+            expert_mesh = None
+            if layout.expert > 1:
+                expert_mesh = init_device_mesh(device_type, layout.expert_sizes, mesh_dim_names=EXPERT_DIMS)
+            mesh = Mesh(layout, device_mesh, data_group, context_mesh, expert_mesh)
     dist.use_mesh(mesh)
     return mesh
 

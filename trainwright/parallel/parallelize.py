@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from trainwright.base.dist import get_world_size
 from trainwright.base.errors import ConfigError
-from trainwright.parallel.adapters import check_adapters
+from trainwright.parallel.adapters import check_adapters, is_of_peft
 from trainwright.parallel.context import split_attention
 from trainwright.parallel.mesh import Mesh, current_mesh
 from trainwright.parallel.meta_start import allocate, has_meta, initialize, is_meta, shell_of, states_of_generators
@@ -19,7 +19,7 @@ from trainwright.parallel.rank_checks import check_same_model
 from trainwright.parallel.recompute import compile_blocks, recompute_blocks
 from trainwright.parallel.sharding import check_dense, check_shardable, shard_data
 from trainwright.parallel.simulated import simulation
-from trainwright.parallel.tensor_plan import check_plan, tensor_plan
+from trainwright.parallel.tensor_plan import check_plan, expert_modules, tensor_plan
 
 
 class Placed(NamedTuple):
@@ -70,6 +70,11 @@ def parallelize(
     mesh = current_mesh()
     complete = shell_of(model) if has_meta(model) else None
     words = {} if mesh is None else _words_of_checked(model, mesh, is_one_unit=find_unused_parameters)
+    experts = list[str]()
+    if mesh is not None and mesh.layout.expert > 1:
+        experts = _checked_experts(
+            model, mesh, compiles_blocks=compiles_blocks, find_unused_parameters=find_unused_parameters
+        )
     if mesh is None and complete is None:
         model.to(device)
     if simulation() is None and get_world_size() > 1:  # equal weights, even if they are drawn from own generators
@@ -82,6 +87,11 @@ def parallelize(
 
         tensor_mesh, is_sequence_parallel = mesh.device_mesh["tp"], mesh.layout.sequence_parallel
         shard_tensors(model, tensor_mesh, words, sequence_parallel=is_sequence_parallel, splits_scores=splits_scores)
+    if experts:
+        from trainwright.parallel.experts import shard_experts
+
+        expert_mesh: Any = mesh.expert_mesh  # type: ignore[union-attr]  # the layout divides experts
+        shard_experts(model, expert_mesh["ep"], experts)
     recomputed = recompute_blocks(model, recompute) if recompute else []
     if compiles_blocks:
         compile_blocks(model, device)
@@ -89,8 +99,10 @@ def parallelize(
         run_under(model, autocast)
     else:
         stages = [model] if pipeline is None else pipeline.stages
-        sharding: dict[str, Any] = {"is_one_unit": find_unused_parameters, "gathered_as": gathered_as}
-        _divide(stages, mesh, autocast, **sharding)
+        _divide(
+            stages, mesh, autocast, experts=[model.get_submodule(name) for name in experts],
+            is_one_unit=find_unused_parameters, gathered_as=gathered_as,
+        )  # fmt: skip
     parts = [model] if pipeline is None else [model, *(stage.model for stage in pipeline.stages)]
     home = _home(mesh, device)
     fill = None
@@ -157,6 +169,27 @@ def _words_of_checked(model: nn.Module, mesh: Mesh, *, is_one_unit: bool) -> dic
     if layout.is_sharded:
         check_shardable(model, is_one_unit=is_one_unit)
     return words
+
+
+def _checked_experts(model: nn.Module, mesh: Mesh, *, compiles_blocks: bool, find_unused_parameters: bool) -> list[str]:
+    """The names of the modules whose experts the processes divide.
+
+    Raises:
+        ConfigError: there are none, or they cannot be divided with the other settings.
+    """
+    size = mesh.layout.expert
+    if is_of_peft(model):
+        raise ConfigError(
+            f"expert_parallel_size: got {size} with adapters of peft, which is not supported. Set it to 1; with"
+            " tensor_parallel_size each process has some of the experts, too."
+        )
+    for name, is_on in (("compile_blocks", compiles_blocks), ("find_unused_parameters", find_unused_parameters)):
+        if is_on:
+            raise ConfigError(
+                f"expert_parallel_size: got {size} with {name}=True, which is not supported: processes exchange"
+                " different numbers of tokens. Set one of them off."
+            )
+    return expert_modules(model, size)
 
 
 def _move(parts: Iterable[nn.Module], device: torch.device, home: torch.device) -> None:

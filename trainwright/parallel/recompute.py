@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from trainwright._torch_compat.profiler_labels import ignore_labels
 from trainwright.base.errors import ConfigError
 from trainwright.base.lazy_names import ring
 from trainwright.parallel.simulated import simulation
@@ -170,6 +171,7 @@ def _options(which: _Which, has_buffers: bool = False) -> dict[str, Any]:
 
 
 def _keep_products() -> _Contexts:
+    ignore_labels()
     found = [getattr(torch.ops.aten, name, None) for name in _KEPT]
     found += [getattr(torch.ops._c10d_functional, name, None) for name in _KEPT_EXCHANGES]
     make: Any = create_selective_checkpoint_contexts

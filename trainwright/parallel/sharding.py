@@ -9,7 +9,8 @@ import linecache
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -24,13 +25,19 @@ from trainwright.parallel.pipeline import pipeline_of
 from trainwright.parallel.recompute import repeated_blocks
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
 
 _FULL_UNIT = 1_000_000  # parameters that are worth an exchange of their own
 
 
 def shard_data(
-    model: nn.Module, mesh: Mesh, *, is_one_unit: bool = False, gathered_as: Literal["bf16"] | None = None
+    model: nn.Module,
+    mesh: Mesh,
+    *,
+    experts: Iterable[nn.Module] = (),
+    is_one_unit: bool = False,
+    gathered_as: Literal["bf16"] | None = None,
 ) -> None:
     """Share ``model`` between the data ranks, in place; its parameters are replaced.
 
@@ -38,6 +45,7 @@ def shard_data(
     first forward to the last backward pass of an update. Without ZeRO each rank keeps all of the model.
 
     Args:
+        experts: modules of which each rank has some experts; those with the same ones share them.
         is_one_unit: gather all parameters together, and average also those without gradients: ranks may call different
             blocks for the same batch.
         gathered_as: the type in which parameters are gathered, so that blocks compute in it; gradients are summed in
@@ -51,13 +59,18 @@ def shard_data(
         return
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
-    dims = ("shard",) if layout.replicate == 1 else ("replicate", "shard")
     is_resharded = layout.zero_stage == 3
-    settings: dict[str, Any] = {"mesh": mesh.device_mesh[dims]}
+    settings: dict[str, Any] = {"mesh": _sharing(mesh.device_mesh)}
     if layout.offload:
         settings["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_mesh.device_type != "cpu")
     if gathered_as is not None:
         settings["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    if mesh.expert_mesh is not None:
+        of_experts = {**settings, "mesh": _sharing(mesh.expert_mesh)}
+        if gathered_as is not None:  # the type of their inputs is that of the block; routers weigh in another one
+            of_experts["mp_policy"] = replace(settings["mp_policy"], cast_forward_inputs=False)
+        for module in experts:
+            fully_shard(module, **of_experts, reshard_after_forward=is_resharded)
     units = [] if is_one_unit else sharded_units(model)
     head = _head(model)
     for unit in units:
@@ -69,6 +82,11 @@ def shard_data(
         shared = fully_shard(root, **settings, reshard_after_forward=None if is_resharded else False)
         if is_one_unit:
             shared.set_reduce_scatter_unused_params(True)
+
+
+def _sharing(mesh: "DeviceMesh") -> "DeviceMesh":
+    """The dimensions of the ranks that average the gradients of the same parameters."""
+    return mesh["shard"] if mesh["replicate"].size() == 1 else mesh["replicate", "shard"]
 
 
 def check_dense(model: nn.Module) -> None:
@@ -228,7 +246,7 @@ def _parts(model: nn.Module) -> Sequence[nn.Module]:
 def computes_together(model: nn.Module) -> bool:
     """Whether the ranks exchange data in each forward pass of ``model``, so that all must call it equally often."""
     mesh = current_mesh()
-    if mesh is None or mesh.layout.shard == mesh.layout.tensor == 1:
+    if mesh is None or mesh.layout.shard == mesh.layout.tensor == mesh.layout.expert == 1:
         return False
     return any(is_sharded(parameter) for parameter in model.parameters())
 
@@ -253,11 +271,20 @@ def gathered(model: nn.Module) -> Iterator[None]:
     for unit in units if is_resharded else ():
         unit.set_reshard_after_forward(False, recurse=False)
     try:
-        yield
+        with _complete_experts(model, mesh):
+            yield
     finally:
         for unit in units if is_resharded else ():
             unit.set_reshard_after_forward(True, recurse=False)
         reshard(model)
+
+
+def _complete_experts(model: nn.Module, mesh: Mesh | None) -> AbstractContextManager[None]:
+    if mesh is None or mesh.expert_mesh is None:
+        return nullcontext()
+    from trainwright.parallel.experts import complete_experts
+
+    return complete_experts(model)
 
 
 class ShardedGradients:

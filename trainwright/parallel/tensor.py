@@ -60,7 +60,7 @@ def shard_tensors(
             if change is not None:
                 change(modules[name])
             if word not in _KEEP_APART:
-                modules[name].register_forward_hook(_watch_order)
+                refuse_second_order(modules[name], "tensor")
     replicated = {modules[name] for name, word in words.items() if word == "replicated" and name in modules}
     for module in model.modules():
         if any(not isinstance(parameter, DTensor) for parameter in module.parameters(recurse=False)):
@@ -154,7 +154,7 @@ def _complete_embedding(module: nn.Module) -> None:
             )
 
     module.register_forward_pre_hook(check, prepend=True)  # before torch makes a DTensor of the input
-    _replace_during_forward(module, ["weight"], lambda weight: (weight.redistribute(placements=weight.placements),))
+    replace_during_forward(module, ["weight"], lambda weight: (weight.redistribute(placements=weight.placements),))
 
 
 def _refuse_parts(module: nn.Module) -> None:
@@ -171,7 +171,7 @@ class Transposed(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         style, dim = self._style, self._dim
         bias, needed = (Shard(0), Replicate()) if dim else (Replicate(), Shard(-1))
-        _distribute(module, device_mesh, lambda parameter: bias if parameter.dim() == 1 else Shard(dim))
+        distribute_parameters(module, device_mesh, lambda parameter: bias if parameter.dim() == 1 else Shard(dim))
 
         def begin(module: nn.Module, inputs: tuple[Any, ...]) -> Any:
             given = DTensor.from_local(inputs[0], device_mesh, style.input_layouts, run_check=False)
@@ -201,7 +201,7 @@ class Replicated(ParallelStyle):
         self._output, self._sums = output, sums_gradients
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:  # torch's name for what a style does
-        names = _distribute(module, device_mesh, lambda _: Replicate())
+        names = distribute_parameters(module, device_mesh, lambda _: Replicate())
 
         def local_inputs(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
             if not any(isinstance(value, DTensor) for value in inputs):
@@ -212,7 +212,7 @@ class Replicated(ParallelStyle):
         if self._output is not None:
             module.register_forward_hook(partial(_gather, device_mesh, self._output))
         if names:
-            _replace_during_forward(module, names, _sum_gradients if self._sums else _local_values)
+            replace_during_forward(module, names, _sum_gradients if self._sums else _local_values)
         return module
 
 
@@ -222,7 +222,7 @@ class Experts(ParallelStyle):
     def _apply(self, module: Any, device_mesh: DeviceMesh) -> Any:
         own = module.num_experts // device_mesh.size()
         first = own * device_mesh.get_local_rank()
-        _replace_during_forward(module, _distribute(module, device_mesh, lambda _: Shard(0)), _local_values)
+        replace_during_forward(module, distribute_parameters(module, device_mesh, lambda _: Shard(0)), _local_values)
         module.num_experts = own
         if hasattr(module, "_is_expert_parallel"):  # transformers' kernels then skip the index num_experts
             module._is_expert_parallel = True
@@ -250,7 +250,7 @@ def _used_in_part(value: Any, mesh: DeviceMesh) -> Tensor:
     return local
 
 
-def _distribute(module: nn.Module, mesh: DeviceMesh, layout_of: Callable[[Tensor], Placement]) -> list[str]:
+def distribute_parameters(module: nn.Module, mesh: DeviceMesh, layout_of: Callable[[Tensor], Placement]) -> list[str]:
     """Make the parameters of a module itself DTensors; returns their names."""
     names = [name for name, _ in module.named_parameters(recurse=False)]
     for name in names:
@@ -286,7 +286,7 @@ def _sum_gradients(*parameters: Any) -> tuple[Tensor, ...]:
     return tuple(parameter.to_local(grad_placements=[Partial()]) for parameter in whole)
 
 
-def _replace_during_forward(module: nn.Module, names: list[str], values_of: Callable[..., tuple[Tensor, ...]]) -> None:
+def replace_during_forward(module: nn.Module, names: list[str], values_of: Callable[..., tuple[Tensor, ...]]) -> None:
     """Let the forward pass of ``module`` use ``values_of`` its parameters, also where a backward pass repeats it."""
 
     def wrap(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -371,18 +371,22 @@ def _refuse_part(module: nn.Module, inputs: tuple[Any, ...]) -> None:
         )
 
 
-def _watch_order(module: nn.Module, inputs: Any, output: Any) -> None:
-    if isinstance(output, Tensor) and output.requires_grad:
-        output.register_hook(_refuse_second_order)  # type: ignore[no-untyped-call]
+def refuse_second_order(module: nn.Module, kind: str) -> None:
+    """Refuse gradients of the gradients that pass ``module``; ``kind``: of the parallelism that exchanges them."""
 
+    def check(gradient: Tensor) -> None:
+        if torch.is_grad_enabled():
+            raise ConfigError(
+                f"{kind} parallel: create_graph=True asks for gradients of gradients (for a gradient penalty, for"
+                " example), which torch computes without the exchanges between the processes, so they would be wrong."
+                f" Use data parallelism ({kind}_parallel_size=1, without ZeRO)."
+            )
 
-def _refuse_second_order(gradient: Tensor) -> None:
-    if torch.is_grad_enabled():
-        raise ConfigError(
-            "tensor parallel: create_graph=True asks for gradients of gradients (for a gradient penalty, for example),"
-            " which torch computes without the exchanges between the processes, so they would be wrong. Use data"
-            " parallelism (tensor_parallel_size=1, without ZeRO)."
-        )
+    def watch(module: nn.Module, inputs: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and output.requires_grad:
+            output.register_hook(check)  # type: ignore[no-untyped-call]
+
+    module.register_forward_hook(watch)
 
 
 def with_local_loss(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ computed by every process. In a pattern ``*`` stands for any name between two do
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from itertools import chain
 from typing import Any
@@ -73,7 +73,9 @@ def tensor_plan(model: nn.Module) -> dict[str, str]:
     Raises:
         PlanError: there is none; shows one to write.
     """
-    plan = {prefix + pattern: word for prefix, words in _plans(model, "") for pattern, word in words.items()}
+    plan = {
+        prefix + pattern: word for prefix, words in _plans(model, "", _translated) for pattern, word in words.items()
+    }
     inner, _ = without_adapters(model)
     if not plan:
         raise PlanError(
@@ -181,24 +183,60 @@ def check_plan(
     return words
 
 
-def _plans(module: nn.Module, prefix: str) -> Iterator[tuple[str, Mapping[str, str]]]:
-    """The names of the parts of a model that have a plan, each with its plan."""
+def expert_modules(model: nn.Module, size: int) -> list[str]:
+    """The names of the modules whose experts can be divided among ``size`` processes.
+
+    Those that the plan of the model, or of a part of it, says are experts.
+
+    Raises:
+        PlanError: there are none, or they do not divide; lists all faults.
+    """
+    modules, setting = dict(model.named_modules()), "expert_parallel_size"
+    plans = [*_plans(model, "", _expert_patterns)]
+    patterns = [prefix + pattern for prefix, words in plans for pattern, word in words.items() if word == EXPERTS]
+    names = [name for name in modules if any(_matches(name, pattern) for pattern in patterns)]
+    kind = type(without_adapters(model)[0]).__name__
+    if not names:
+        raise PlanError(
+            f"{setting}: got {size}, but {kind} has no experts that can be divided: modules with num_experts and"
+            " forward(hidden, top_k_index, top_k_weights), whose parameters are stacked by expert. Models of"
+            ' transformers declare them (ep_plan); declare yours: tensor_plan = {"blocks.*.experts": "experts"}. Or'
+            f" set {setting}=1."
+        )
+    faults = [fault for name in names for fault in _expert_faults(name, modules[name], size, setting)]
+    if faults:
+        where = f"{setting}: the experts of {kind} cannot be divided"
+        raise PlanError("\n  ".join([f"{where}:", *dict.fromkeys(faults)]))
+    return names
+
+
+def _plans(
+    module: nn.Module, prefix: str, translated: Callable[[Any], Iterator[tuple[str, str]]]
+) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """The names of the parts of a model that have a plan, each with its plan; ``translated``: of transformers."""
     is_model = not is_of_peft(module)  # which has the attributes of the one within it
     plan: Any = getattr(module, "tensor_plan", None) if is_model else None
     has_foreign = is_model and _is_transformers(module)
     if isinstance(plan, Mapping):
         yield prefix, plan
     elif has_foreign and (getattr(module, "tp_plan", None) or getattr(module, "ep_plan", None)):
-        yield prefix, dict(_translated(module))
+        yield prefix, dict(translated(module))
     else:
         for name, child in module.named_children():
-            yield from _plans(child, f"{prefix}{name}.")
+            yield from _plans(child, f"{prefix}{name}.", translated)
+
+
+def _expert_patterns(module: Any) -> Iterator[tuple[str, str]]:
+    """The experts in the plan of transformers."""
+    for pattern, foreign in (getattr(module, "ep_plan", None) or {}).items():
+        if foreign == "ep_dispatch_experts":
+            yield pattern, EXPERTS
 
 
 def _translated(module: Any) -> Iterator[tuple[str, str]]:
     """The plan of transformers in our words; without patterns for parts that this model does not have."""
     names = [name for name, _ in chain(module.named_modules(), module.named_parameters())]
-    experts = [name for name, word in (getattr(module, "ep_plan", None) or {}).items() if word == "ep_dispatch_experts"]
+    experts = [pattern for pattern, _ in _expert_patterns(module)]
     plan = {
         name: word for name, word in (module.tp_plan or {}).items() if name.rpartition(".")[0] not in experts
     }  # of packed weights
@@ -265,7 +303,7 @@ def _module_faults(name: str, module: nn.Module, word: str, size: int, *, is_own
     if word in WHOLE:
         return
     if word == EXPERTS:
-        yield from _expert_faults(name, module, size)
+        yield from _expert_faults(name, module, size, "tensor_parallel_size")
         return
     dim = _cut_of(module, word)
     if dim is None:
@@ -290,17 +328,17 @@ def _module_faults(name: str, module: nn.Module, word: str, size: int, *, is_own
             )
 
 
-def _expert_faults(name: str, module: Any, size: int) -> Iterator[str]:
+def _expert_faults(name: str, module: Any, size: int, setting: str) -> Iterator[str]:
     number = getattr(module, "num_experts", None)
-    shapes = [(own, tuple(parameter.shape)) for own, parameter in module.named_parameters(recurse=False)]
-    other = [f"{own} {shape}" for own, shape in shapes if shape[:1] != (number,)]
-    if not isinstance(number, int) or other:
+    shapes = [(own, tuple(parameter.shape)) for own, parameter in module.named_parameters()]
+    other = [f"{own} {shape}" for own, shape in shapes if shape[:1] != (number,) or "." in own]
+    if not isinstance(number, int) or other or not shapes:
         found = ", ".join([f"num_experts {number}", *other])
         yield f"{name} ({EXPERTS}) needs num_experts, the first dimension of all its parameters; it has {found}."
     elif number % size:
         yield (
-            f"{name} has {number} experts, which cannot be divided among {size} processes: tensor_parallel_size must"
-            f" divide {number}."
+            f"{name} has {number} experts, which cannot be divided among {size} processes: {setting} must divide"
+            f" {number}."
         )
 
 

@@ -33,7 +33,7 @@ logger = logging.getLogger("trainwright.engine")
 
 LAYOUT_SETTINGS = (
     *("data_parallel_size", "tensor_parallel_size", "pipeline_parallel_size", "replicate_size", "zero_stage"),
-    *("zero_offload", "context_parallel_size", "sequence_parallel", "pipeline_schedule"),
+    *("zero_offload", "context_parallel_size", "expert_parallel_size", "sequence_parallel", "pipeline_schedule"),
     "custom_pipeline_stage_id",
 )
 
@@ -102,7 +102,8 @@ def _apply_accelerator(config: "TrainingConfig", accelerator: Any) -> "TrainingC
             f"Trainer.accelerator: got mixed_precision={accelerator.mixed_precision!r}; the Trainer supports"
             " 'no', 'bf16', 'fp16'."
         )
-    least = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "context_parallel_size": 1, "zero_stage": 0}
+    sizes = "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size", "expert_parallel_size"
+    least = {**dict.fromkeys(sizes, 1), "zero_stage": 0}
     faults += [
         f"TrainingConfig.{name}: got {getattr(config, name)} with an Accelerator, which has its own processes and"
         " averages gradients itself. Start the Trainer without it."

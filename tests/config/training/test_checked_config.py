@@ -103,6 +103,7 @@ VALUES: dict[str, list[Any]] = {name: [not field.default] for name, field in FIE
     "tensor_parallel_size": [1, 2],
     "pipeline_parallel_size": [1, 2],
     "context_parallel_size": [1, 2],
+    "expert_parallel_size": [1, 2],
     "zero_stage": [0, 1, 2, 3],
     "replicate_size": [None, 2],
     "pipeline_schedule": ["GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"],
