@@ -14,7 +14,8 @@ from tests.toys import Classifier, file_config, pairs, pairs_net, points, quiet
 from tests.watched_disk import WatchedDisk
 from trainwright import DefaultTrainer, LazyConfig, Trainer
 from trainwright.base import files
-from trainwright.checkpoint import Checkpointer, keep_newest
+from trainwright.checkpoint import Checkpointer, keep_newest, verify
+from trainwright.checkpoint import folder as folder_module
 from trainwright.checkpoint.export import export_weights
 from trainwright.engine import TrainingLoop
 from trainwright.models import GPTTextGeneration, GPTTextGenerationConfig
@@ -125,3 +126,38 @@ def settings(folder: Path) -> None:
 def test_what_else_is_written(tmp_path: Path, disk: WatchedDisk, write: Callable[[Path], None]) -> None:
     write(tmp_path)
     disk.check(without=LOST_IS_NO_HARM)
+
+
+def test_a_second_name_of_an_iteration_syncs_only_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(4, 2)
+    checkpointer = Checkpointer(model, tmp_path, optimizer=torch.optim.Adam(model.parameters()))
+    checkpointer.save("model_0000009", iteration=9)
+    checkpointer.wait()
+    names, sync = list[str](), os.fsync
+
+    def watched(descriptor: int) -> None:
+        names.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    checkpointer.save("model_best", tag_last=False, iteration=9, value=0.5)
+    checkpointer.wait()
+    files_synced = [name for name in names if "." in name and not name.startswith(".")]
+    assert sorted(files_synced) == ["extra.json", "manifest.json"]
+
+
+def test_a_save_reads_no_manifest_of_the_checkpoints_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = list[Path]()
+    read_manifest = folder_module.read_manifest
+    monkeypatch.setattr(folder_module, "read_manifest", lambda path: read.append(path) or read_manifest(path))  # type: ignore[func-returns-value]
+    Checkpointer(nn.Linear(4, 2), tmp_path).save("model_0000000", iteration=0)
+    checkpointer = Checkpointer(nn.Linear(4, 2), tmp_path)
+    assert read == [tmp_path / "model_0000000"]
+    for iteration in range(1, 5):
+        checkpointer.save(f"model_{iteration:07d}", iteration=iteration)
+    checkpointer.wait()
+    assert len(read) == 1
+    another = Checkpointer(nn.Linear(4, 2), tmp_path)
+    another.save("model_0000005", iteration=5)
+    another.wait()
+    assert verify(tmp_path / "model_0000005").sequence == 6

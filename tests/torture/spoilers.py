@@ -4,6 +4,7 @@ Each is done to the library in the process that trains, before the training begi
 """
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ def names_before_it_is_whole() -> None:
     from trainwright.base.files import sync_folder
     from trainwright.checkpoint import saving
 
-    def commit(temporary: Path, final: Path) -> None:
+    def commit(temporary: Path, final: Path, synced: Collection[str]) -> None:
         manifest = (temporary / "manifest.json").read_bytes()
         (temporary / "manifest.json").unlink()
         os.rename(temporary, final)

@@ -17,12 +17,13 @@ import shutil
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 logger = logging.getLogger("trainwright.checkpoint")
 PathLike = str | os.PathLike[str]
+Content = bytes | Callable[[], bytes]  # of a file, or what returns it
 Writer = Callable[[BinaryIO], object]  # writes its content into an open binary file
 
 _TEMPORARY = re.compile(r"\.tmp-.+-(?P<pid>\d+)-(?P<host>[0-9a-f]{8})-(?P<start>\d+)-\d+", re.DOTALL)
@@ -77,20 +78,25 @@ def _replacing(path: PathLike) -> Iterator[Path]:
     sync_folder(Path(path).parent)
 
 
-def commit_folder(temporary: PathLike, final: PathLike) -> None:
-    """Sync a written folder and rename it to ``final``, which must not exist or must be an empty folder."""
+def commit_folder(temporary: PathLike, final: PathLike, synced: Collection[str] = ()) -> None:
+    """Sync a written folder and rename it to ``final``, which must not exist or must be an empty folder.
+
+    ``synced``: files whose content is on the disk already.
+    """
     temporary, final = Path(temporary), Path(final)
-    _sync_tree(temporary)
+    _sync_tree(temporary, synced)
     if os.name == "nt" and final.exists():  # a rename does not replace an empty folder there
         final.rmdir()
     os.rename(temporary, final)
     sync_folder(final.parent)
 
 
-def _sync_tree(path: Path) -> None:
+def _sync_tree(path: Path, synced: Collection[str] = ()) -> None:
     for folder, _, names in os.walk(path, topdown=False):
         for name in names:
-            sync_file(Path(folder, name))
+            file = Path(folder, name)
+            if file.relative_to(path).as_posix() not in synced:
+                sync_file(file)
         sync_folder(folder)
 
 

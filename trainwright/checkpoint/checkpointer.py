@@ -23,7 +23,7 @@ from trainwright._torch_compat.tensor_chunks import is_dtensor
 from trainwright.base import dist
 from trainwright.base.dist import raised_together
 from trainwright.base.errors import MissingFileError, did_you_mean
-from trainwright.base.files import PathLike, Writer
+from trainwright.base.files import Content, PathLike, Writer
 from trainwright.checkpoint.errors import CheckpointError, CheckpointTypeError
 from trainwright.checkpoint.folder import (
     WEIGHTS_NAME,
@@ -90,7 +90,8 @@ class Checkpointer:
         save_to_disk: with False, `save` collects the state and writes nothing. Rank 0's value counts.
         mesh: torch's mesh of all processes, if the model is sharded over them: then each saves its share. Stages of a
             pipeline differ along its dimension "pp". The trainers need no argument.
-        attachments: returns additional files by name, such as a ``README.md``, to store in each checkpoint.
+        attachments: returns additional files by name, such as a ``README.md``, to store in each checkpoint. A function
+            in place of the content is called when the file is written, in the background.
         weights: returns the module whose weights are saved as the model's, if it is not ``model``, such as a
             copy with averaged weights. Weights are always loaded into ``model``.
         only: the names of the weights to save; by default all. A load does not need the others.
@@ -115,7 +116,7 @@ class Checkpointer:
         save_to_disk: bool = True,
         mesh: "DeviceMesh | None" = None,
         asynchronous: bool = True,
-        attachments: Callable[[], Mapping[str, bytes]] | None = None,
+        attachments: Callable[[], Mapping[str, Content]] | None = None,
         weights: Callable[[], nn.Module] | None = None,
         only: Collection[str] | None = None,
         mirror: "str | Mirror | None" = None,
@@ -476,7 +477,7 @@ class Checkpointer:
             raise CheckpointError(f"Checkpointer.save: iteration: got {got}; it must be an int >= 0.")
         return extra.get("iteration")
 
-    def _attached(self, sharing: Sharing | None) -> Mapping[str, bytes]:
+    def _attached(self, sharing: Sharing | None) -> Mapping[str, Content]:
         """The additional files that this rank writes."""
         if self.attachments is None or not (self._is_writer or sharing is not None):
             return {}
@@ -500,7 +501,7 @@ class Checkpointer:
             if hasattr(one, "before_save"):  # it may refuse the save
                 one.before_save()
 
-    def _share(self, sharing: Sharing | None, extra: Mapping[str, Any], attached: Mapping[str, bytes]) -> Share:
+    def _share(self, sharing: Sharing | None, extra: Mapping[str, Any], attached: Mapping[str, Content]) -> Share:
         return serialize(
             self.model if self._weights is None else self._weights(),
             self.checkpointables,

@@ -169,17 +169,35 @@ def make_last(save_dir: Path, name: str) -> None:
     write_pointer(save_dir, name)
 
 
-def newest_sequence(save_dir: Path) -> int:
+def newest_sequence(save_dir: Path, known: dict[tuple[int, ...], int] | None = None) -> int:
     """The sequence of the checkpoint that was saved last; 0 if there is none.
+
+    ``known``: the sequences that earlier calls have read, by the file of the manifest, which is not changed in place.
 
     Raises:
         OSError: a manifest cannot be read now: that checkpoint may be the last.
     """
-    order = order_of(save_dir)
-    for entry in order.unreadable:
-        if entry.error is not None:
-            raise entry.error
-    return max((entry.sequence for entry in order), default=0)
+    found, known = [0], {} if known is None else known
+    for folder in checkpoint_folders(save_dir):
+        file = manifest_identity(folder)
+        if file is None or file not in known:
+            entry = _saved(folder)
+            if entry.error is not None:
+                raise entry.error
+            if file is None or entry.manifest is None:
+                continue
+            known[file] = entry.sequence
+        found.append(known[file])
+    return max(found)
+
+
+def manifest_identity(folder: Path) -> tuple[int, ...] | None:
+    """The file of the manifest and its version; None if it cannot be read."""
+    try:
+        status = (folder / MANIFEST_NAME).stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def resume_candidates(save_dir: Path) -> list[Path]:

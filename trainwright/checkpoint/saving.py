@@ -46,6 +46,7 @@ from trainwright.checkpoint.folder import (
     is_checkpoint,
     link_targets,
     links_in,
+    manifest_identity,
     newest_sequence,
     order_of,
     read_pointer,
@@ -89,6 +90,7 @@ class CheckpointWriter:
         self.reset()
         self._last_committed: Committed | None = None
         self._known: int | None = 0  # the sequence of the newest checkpoint; None: the folder could not be read
+        self._sequences: dict[tuple[int, ...], int] = {}  # of the checkpoints that have been read, by their manifest
         self._is_cleaned = self._has_warned = False
         _writers.add(self)
         if save_dir:
@@ -148,14 +150,14 @@ class CheckpointWriter:
     def look(self) -> None:
         """Know the checkpoints that are there now."""
         try:
-            self._known = newest_sequence(self._folder)
+            self._known = newest_sequence(self._folder, self._sequences)
         except OSError:  # a save, a resume or `unknown` reports it
             self._known = None
 
     def unknown(self) -> Path | None:
         """The newest checkpoint to resume from, if another object or process has saved it."""
         if self._known is None:
-            self._known = newest_sequence(self._folder)
+            self._known = newest_sequence(self._folder, self._sequences)
         known = self.newest_known()
         newest = next(iter(order_of(self._folder).resumable), None)
         return newest.path if newest is not None and newest.sequence > known else None
@@ -202,6 +204,8 @@ class CheckpointWriter:
                 )
 
         _twice(commit)
+        if self._last_committed is not None and (file := manifest_identity(self._last_committed.folder)) is not None:
+            self._sequences[file] = self._last_committed.manifest.sequence
         if place.is_shared:
             _twice(lambda: ranks.first(lambda: self._call(on_commit, name)))
         else:
@@ -225,7 +229,7 @@ class CheckpointWriter:
             previous = read_pointer(self._folder)
         except (CheckpointError, OSError):
             previous = None
-        newest = newest_sequence(self._folder)
+        newest = newest_sequence(self._folder, self._sequences)
         self._warn_of_others(newest)
         return replace(manifest, sequence=newest + 1, previous=previous)
 
@@ -335,6 +339,7 @@ def write_checkpoint(
         place: if the ranks share no folder, the first one of each folder commits its own, with the same manifest.
     """
     own, made = dict[str, FileEntry](), list[Committed]()  # made: on the first rank
+    linked = set[str]()  # files that are in another checkpoint, and so on the disk
     is_shared = manifest.layout is not None
     with contextlib.ExitStack() as stack:
 
@@ -363,7 +368,7 @@ def write_checkpoint(
                 share.stage.write(temporary)
                 stage_file = share.stage.path(temporary, share.stage.number)
                 stage = None if place.is_shared else (share.stage.number, stage_file.read_bytes())
-            own = _write_files(temporary, share.files, before, is_shared=is_shared)
+            own = _write_files(temporary, share.files, before, linked, is_shared=is_shared)
             return own, share.blocks, stage
 
         parts = ranks.each(write)
@@ -375,13 +380,13 @@ def write_checkpoint(
                 Stage.path(temporary, number).write_bytes(content)
             if manifest.layout is not None:
                 of_all = files_of_all(temporary, [blocks for _, blocks, _ in parts], manifest.layout.get(PIPELINE, 1))
-                entries |= _write_files(temporary, of_all, before, is_shared=True)
+                entries |= _write_files(temporary, of_all, before, linked, is_shared=True)
             complete = replace(manifest, files=entries)
             committed = None if before is None else _committed_alike(path, complete, before)
             if committed is None:
                 with _placed(path, manifest.iteration) as folder:
                     (temporary / MANIFEST_NAME).write_bytes(complete.to_bytes())
-                    commit_folder(temporary, folder)
+                    commit_folder(temporary, folder, linked)
                 committed = Committed(real_path(path), complete, frozenset(entries.keys() - of_others))
             if then is not None:
                 then()
@@ -481,11 +486,12 @@ def remove_unlinked(save_dir: Path) -> None:
 
 
 def _write_files(
-    folder: Path, writers: Mapping[str, Writer], before: Committed | None, *, is_shared: bool
+    folder: Path, writers: Mapping[str, Writer], before: Committed | None, linked: set[str], *, is_shared: bool
 ) -> dict[str, FileEntry]:
     """Write files into ``folder``; those equal to the files of ``before`` become hard links, if the filesystem can.
 
-    ``is_shared``: with other processes, perhaps of other hosts. Then they are synced here.
+    ``linked``: to add the names of those. ``is_shared``: with other processes, perhaps of other hosts. Then they are
+    synced here.
     """
     written: dict[str, FileEntry] = {}
     try:
@@ -494,6 +500,7 @@ def _write_files(
             known = None if before is None else before.manifest.files.get(name)
             if before and known and _entry_of(writer) == known and hard_link(before.folder / name, folder / name):
                 written[name] = known
+                linked.add(name)
                 continue
             with open(folder / name, "xb") as file:
                 written[name] = measure(writer, file)

@@ -4,6 +4,7 @@ A process of a sharded run saves its parts of the tensors, and its stage's part 
 writer thread of every process. An error of any of them is raised in all, and nothing is committed.
 """
 
+import functools
 import json
 import os
 import pickle
@@ -22,7 +23,7 @@ from torch.optim import Optimizer
 from trainwright._torch_compat.optimizer_import import without_compiler
 from trainwright.base import dist
 from trainwright.base.errors import MissingFileError
-from trainwright.base.files import Writer, make_folders, temporary_sibling
+from trainwright.base.files import Content, Writer, make_folders, temporary_sibling
 from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.manifest import Manifest, read_manifest
 from trainwright.checkpoint.optimizer_state import by_name, numbered, with_names
@@ -310,7 +311,7 @@ def serialize(
     model: nn.Module,
     checkpointables: Mapping[str, Stateful],
     extra: Mapping[str, Any],
-    attached: Mapping[str, bytes] | None = None,
+    attached: Mapping[str, Content] | None = None,
     only: Collection[str] | None = None,
     *,
     grid: Grid | None = None,
@@ -360,8 +361,15 @@ def serialize(
             files[f"{name}.json"] = bytes_writer(text)
         if tensors:
             add_tensors(name, tensors, {}, is_split=is_split)
-    files |= {name: bytes_writer(content) for name, content in (attached or {}).items()}
+    files |= {name: _attachment(content) for name, content in (attached or {}).items()}
     return Share(files, rows) if grid is None else _share_of_grid(grid, files, shards, rows, trees, split, metadata)
+
+
+def _attachment(content: Content) -> Writer:
+    if isinstance(content, bytes):
+        return bytes_writer(content)
+    made = functools.cache(content)  # a file is measured and written
+    return lambda file: file.write(made())
 
 
 def _share_of_grid(

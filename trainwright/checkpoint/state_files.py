@@ -17,6 +17,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
+from types import NoneType
 from typing import Any, Protocol, runtime_checkable  # Any: a state is the user's; each value is checked
 
 import numpy as np
@@ -159,6 +160,14 @@ def decode_state(
         raise CheckpointError(f"{source}: not a state of this library ({type(error).__name__}: {error}).") from error
 
 
+def _are_json(values: Iterable[Any]) -> bool:
+    """Whether all are values that JSON has, and none is a container."""
+    kinds = set(map(type, values))
+    return kinds <= {float, int, bool, str, NoneType} and (
+        float not in kinds or all(math.isfinite(value) for value in values if type(value) is float)
+    )
+
+
 class _Encoder:
     def __init__(self, *, is_sharded: bool = False, without_layout: Collection[int] = ()) -> None:
         self._is_sharded, self._without_layout = is_sharded, without_layout
@@ -192,7 +201,10 @@ class _Encoder:
 
     def _encode_container(self, value: Any, path: tuple[str, ...]) -> Any:
         if isinstance(value, (list, tuple)):
-            items = [self.encode(item, (*path, str(index))) for index, item in enumerate(value)]
+            if _are_json(value):  # the values of metrics, thousands of them
+                items = list(value)
+            else:
+                items = [self.encode(item, (*path, str(index))) for index, item in enumerate(value)]
             return items if isinstance(value, list) else {"$tuple": items}
         if type(value) is dict and all(type(key) is str and not key.startswith("$") for key in value):
             return {key: self.encode(item, (*path, key)) for key, item in value.items()}

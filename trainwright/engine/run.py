@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from trainwright.base.dist import get_data_parallel_size, get_world_size, is_main_process
 from trainwright.base.errors import ConfigError
+from trainwright.base.files import Content
 from trainwright.base.lazy_names import ring
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.config.spec import RunSpec
@@ -474,7 +475,7 @@ class Run:
         """The folder of checkpoints."""
         return self.folder.path
 
-    def card_files(self) -> Mapping[str, bytes]:
+    def card_files(self) -> Mapping[str, Content]:
         """Files of a checkpoint beside those that load it as a model."""
         return {}
 
@@ -483,7 +484,7 @@ class Run:
         only = TrainableNames(self.model) if self.spec.save_trainable_only else None
         self.average = build_average(self.model, self.optimizer, self.spec.ema, only)
 
-        def attachments() -> dict[str, bytes]:
+        def attachments() -> dict[str, Content]:
             if self._model_files is None:
                 self._model_files = checkpoint_files(self.model, self.preprocessor, has_all_weights=only is None)
             return {**self.card_files(), **self._model_files, **adapter_files(self.saved_model())}

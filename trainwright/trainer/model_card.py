@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from trainwright.base.dist import mesh_in_use
+from trainwright.base.files import Content
 from trainwright.engine.run import TrainerRun
 from trainwright.events.formats import CURVES_NAME
 from trainwright.models.adapters import is_peft_model
@@ -30,21 +31,28 @@ class RunCard:
 
     def text(self) -> str:
         """The card with the numbers of the current weights."""
+        return str(self._card().to_text())
+
+    def file(self) -> Content:
+        """The same as the content of a file, of which most is rendered when the file is written."""
+        card = self._card()
+        return card.to_text().encode() if card is self._given else lambda: card.to_text().encode()
+
+    def _card(self) -> Any:
         if self._given is not None:
-            return str(self._given.to_text())
+            return self._given
         from trainwright.models.card import ModelCard
 
         config, name, steps = self._run.config, self._run.folder.path.name, self._run.state
-        card = ModelCard(
+        return ModelCard(
             model_name=name,
             model_architecture=class_name(self._run.model),
             tasks=[str(config.task)] if config.task else None,
             training_summary={"steps": steps.global_step, "epoch": steps.epoch},
             training_config=self._settings(_without_paths({**config.to_dict(), "output_dir": name})),
-            eval_results=self._results() or None,
+            eval_results=dict(self._results()) or None,
             usage=self._usage(),
         )
-        return card.to_text()
 
     def text_of_run(self) -> str:
         """The card of the run's folder, with the picture of its curves, if there is one."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from trainwright.base.dist import get_world_size, is_main_process
 from trainwright.base.errors import ConfigError, ConfigTypeError
+from trainwright.base.files import Content
 from trainwright.config.secrets import safe_trackers, without_secrets
 from trainwright.config.spec import RunSpec, spec_of_training_config
 from trainwright.config.torch_names import CUSTOM, GivenName, described_loss
@@ -214,8 +215,8 @@ class PythonRun(TrainerRun):
     def checkpoints_dir(self) -> Path:
         return self.output_dir / self.spec.checkpoints_dir
 
-    def card_files(self) -> dict[str, bytes]:
-        return {"README.md": self.card.text().encode()}
+    def card_files(self) -> dict[str, Content]:
+        return {"README.md": self.card.file()}
 
     def build_calls(self) -> None:
         """The card, the saves, and what calls the callbacks."""
@@ -491,7 +492,8 @@ class PythonRun(TrainerRun):
 
     def own_settings(self) -> dict[str, Any]:
         settings, _ = without_secrets(self.config.to_dict())
-        return {name: plain(value) for name, value in settings.items()}
+        plain_settings: dict[str, Any] = plain(settings)
+        return plain_settings
 
     def source_of(self, name: str) -> str:
         row = self.config.rows.get(name)

@@ -24,6 +24,7 @@ Row = dict[str, float]
 LOSS = "total_loss"  # the metric that both APIs record in each iteration
 
 open_files: dict[Path, Callable[[], object]] = {}  # that writers append to, with what waits for rows in the background
+_synced: dict[Path, tuple[int, ...]] = {}  # their inode, size and time, as they are on the disk
 
 
 @atexit.register
@@ -36,7 +37,11 @@ def sync_files() -> None:
         try:
             wait()
             with suppress(FileNotFoundError), open(path, "rb") as file:  # deleted or moved during the run
-                os.fsync(file.fileno())
+                status = os.fstat(file.fileno())
+                version = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+                if _synced.get(path) != version:  # two checkpoints of one iteration have the same rows
+                    os.fsync(file.fileno())
+                    _synced[path] = version
         except OSError as error:
             logger.warning("%s: its rows may be lost if the machine fails: %s", path, error)
 
