@@ -451,7 +451,12 @@ class ConfigRun(Run):
         tests = {str(getattr(one, "name", at)): getattr(one, "dataset", one) for at, one in named}
         data = {f"test {name}" if len(tests) > 1 else "test": one for name, one in tests.items()}
         train = getattr(self.batches.loader, "dataset", self.batches.loader)
-        return {"samples_per_iteration": self.trainer.samples_per_iter, "data": {"train": train} | data}
+        per_epoch = self.iterations_per_epoch()
+        return {
+            "samples_per_iteration": self.trainer.samples_per_iter,
+            **({} if per_epoch is None else {"iterations_per_epoch": float(per_epoch)}),
+            "data": {"train": train} | data,
+        }
 
     def next_commands(self) -> list[str]:
         has_ended = any(callback.has_ended_run for callback in self.built_in_callbacks)

@@ -37,7 +37,7 @@ from trainwright.engine.update import Update
 from trainwright.evaluation.hardest_samples.table import watch_hardest
 from trainwright.evaluation.prediction import iterate_predictions, predict
 from trainwright.events.formats import RECORD_NAME, read_starts
-from trainwright.events.storage import EventStorage
+from trainwright.events.storage import EventStorage, find_event_storage
 from trainwright.hooks import BestCheckpointer, EvalHook, HookBase, PeriodicWriter
 from trainwright.hooks.callbacks import RunCallbacks
 from trainwright.hooks.callbacks.base import Callback, CallbackList, TrainerControl
@@ -217,6 +217,9 @@ class Run:
     def evaluated_weights(self) -> Iterator[None]:
         """Entered around each evaluation: with an average of the weights, the model has that average."""
         with nullcontext() if self.average is None else self.average.applied(), self.evaluated_precision():
+            if (storage := find_event_storage()) is not None:
+                is_average = self.average is not None and self.average.is_applied
+                storage.evaluated_weights = self.average.name if self.average is not None and is_average else ""
             yield
 
     def hold_batch_norms(self, model: nn.Module) -> None:
@@ -360,6 +363,7 @@ class Run:
             "Optimizer": described_optimizers(self.optimizers, schedule),
             "Device": ", ".join(filter(None, [self.device.type, spec.mixed_precision, mode])),
             "Metrics": own.get("metrics"),
+            "Evaluation": f"of the {self.average.name}" if self.average is not None and own["num_eval"] else None,
             "Folder": spec.output_dir,
             "Settings": own["settings"],
         }

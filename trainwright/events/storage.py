@@ -94,6 +94,7 @@ class EventStorage:
     """
 
     is_over = False  # the last iteration is done: ``iter`` is their total number
+    evaluated_weights = ""  # by the last evaluation: such as "EMA weights", if not those of the training
     line_at = -1  # the iterations done when a line with all new values was logged
 
     def __init__(self, start_iter: int = 0) -> None:

@@ -94,4 +94,5 @@ class EvalHook(HookBase):
         if not any(hook.shows_results for hook in self.trainer.hooks):
             at = f"iteration {self.trainer.iterations_done}/{self.trainer.max_iter}"
             shown = shown_values({name: (value, 0) for name, value in scalars.items()})
-            logger.info("%s", "  ".join(["Evaluation", at, *(f"{name} {value}" for name, value in shown.items())]))
+            head = f"Evaluation of {storage.evaluated_weights}" if storage.evaluated_weights else "Evaluation"
+            logger.info("%s", "  ".join([head, at, *(f"{name} {value}" for name, value in shown.items())]))

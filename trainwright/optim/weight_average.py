@@ -92,6 +92,7 @@ class WeightAverage:
         self._model, self._only, self._add = model, only, function
         self._float32: dict[str, Tensor] = {}  # the averages of weights in bfloat16 and float16, by name
         self.is_applied = False  # whether the model holds the averaged weights
+        self.name = "SWA weights" if average == "equal" else "EMA weights"  # for lines and reports
 
     @property
     def num_averaged(self) -> int:
@@ -240,6 +241,7 @@ class OptimizerAverage(WeightAverage):
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Any], *, only: Collection[str] | None = None) -> None:
         super().__init__(model, only=only)
+        self.name = "averaged weights"
         self._averaged.n_averaged.fill_(1)
         self._optimizers = optimizers
 

@@ -33,7 +33,7 @@ def train_by_objects(
     torch.manual_seed(seed)
     config = TrainingConfig(
         output_dir=str(folder), num_epochs=num_epochs, batch_size=8, learning_rate=learning_rate, seed=seed,
-        metrics=["accuracy"], tensorboard=None, progress_bar=False, log_steps=2, **more,
+        **{"metrics": ["accuracy"], "tensorboard": None, "progress_bar": False, "log_steps": 2, **more},
     )  # fmt: skip
     net = nn.Linear(6, 3)
     trainer = Trainer(net, config, data(1, 64), data(2, 24))

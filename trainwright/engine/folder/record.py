@@ -157,6 +157,7 @@ class RunRecord(HookBase):
         return {
             "best": None if best is None else {name: getattr(best, name) for name in _OF_BEST},
             "evaluated": sorted(self.trainer.storage.results),
+            **({"evaluated_weights": weights} if (weights := self.trainer.storage.evaluated_weights) else {}),
         }
 
     def _draw(self) -> None:

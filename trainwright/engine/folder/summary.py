@@ -110,10 +110,10 @@ class RunSummary(HookBase):
 def _results(hooks: Iterable[HookBase], storage: EventStorage) -> dict[str, object]:
     best = next(filter(None, (hook.best_result() for hook in hooks)), None)
     last = {n: found for n, found in storage.latest_with_smoothing_hint().items() if n not in _NOT_RESULTS}
-    return {
-        "Best": None if best is None else [best.text],
-        "Last": ", ".join(f"{name} {value}" for name, value in shown_values(last).items()),
-    }
+    texts = [f"{name} {value}" for name, value in shown_values(last).items()]
+    if storage.evaluated_weights and not storage.results.isdisjoint(last):
+        texts.append(f"evaluated: {storage.evaluated_weights}")
+    return {"Best": None if best is None else [best.text], "Last": ", ".join(texts)}
 
 
 def _skipped(storage: EventStorage, iterations_done: int) -> str | None:

@@ -225,6 +225,8 @@ class EpochLines(HookBase):
         is_in_table = any(bar.add_row(row) for bar in live_bars)
         left = "" if live_bars else storage.rate.time_left(at.done, at.total)
         shown = [f"{n} {value}" for n, value in values.items() if n != "lr"] or [f"{at.done} iterations"]
+        if storage.evaluated_weights and not storage.results.isdisjoint(values):
+            shown.append(f"evaluated: {storage.evaluated_weights}")
         head = f"{unit.capitalize()} {number:{len(str(total))}}/{total}"
         text = "  ".join(filter(None, [head, *shown, seconds, left]))
         logger.info("%s", text, extra={"progress": is_in_table})

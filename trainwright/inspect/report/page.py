@@ -118,8 +118,7 @@ def overview(runs: list[RunData]) -> str:
 def _results(run: RunData) -> dict[str, tuple[str, str]]:
     start, loss, absent = run.latest, run.curves.get(LOSS), (_NONE, "")
     best, model = start.get("best"), start.get("model")
-    losses = [] if loss is None else [*loss.y[-1:]]
-    done = int(loss.x[-1]) if loss is not None and losses else start.get("iterations_done", 0)
+    done = int(loss.x[-1]) if loss is not None and len(loss.x) else start.get("iterations_done", 0)
     seconds, planned = sum(one.get("seconds") or 0 for one in run.starts), start.get("last_iteration")
     place = "main memory" if start.get("device") == "cpu" else str(start.get("device", ""))
     found = {"Status": (run.status, _status_note(run))}
@@ -127,7 +126,8 @@ def _results(run: RunData) -> dict[str, tuple[str, str]]:
         value = f"{_number(best['value'])} {unit_of(best['metric'])}".strip()
         found[f"Best {best['metric'].replace('/', ' ')}"] = (value, f"iteration {best['iteration']:,}")
     return found | {
-        "Training loss": (_number(losses[0]), "the last") if losses else absent,
+        "Training loss": (_number(last[0]), last[1]) if (last := run.last_loss) is not None else absent,
+        "Evaluated": (str(weights), "") if (weights := start.get("evaluated_weights")) else absent,
         "Iterations": (f"{done:,}", f"of {planned:,}" if planned and planned != done else ""),
         "Time": (duration(seconds), "") if seconds else absent,
         "Throughput": _throughput(run) or absent,

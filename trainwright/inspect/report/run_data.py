@@ -87,6 +87,16 @@ class RunData:
             shown |= {name: _at_ends(one, per_epoch) for name, one in shown.items() if f"eval_{name}" in shown}
         return shown
 
+    @property
+    def last_loss(self) -> tuple[float, str] | None:
+        """The training loss of the last row of metrics, as lines and `runs` show it, and over what it is."""
+        rows = self._metrics.get(LOSS)
+        if rows is None or not len(rows.y):
+            return None
+        per_epoch, is_over = self.latest.get("iterations_per_epoch"), self.latest.get("status") == "finished"
+        is_mean = per_epoch and (is_over or rows.x[-1] % per_epoch == 0)
+        return float(rows.y[-1]), "mean of the last epoch" if is_mean else "median of the last updates"
+
     @cached_property
     def evaluated(self) -> set[str]:
         """The metrics of evaluations; those of a loop of the user's own by their names."""
