@@ -21,19 +21,23 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 
 from trainwright import Trainer, TrainingConfig
 from trainwright.base.agreed_checks import AgreedChecks
+from trainwright.checkpoint import Checkpointer
 from trainwright.data import ColumnDataset
 from trainwright.data.same_samples import Data, check_same_samples
 from trainwright.parallel import setup_dist_util
 from trainwright.parallel.data_parallel import shut_down
+from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.rank_checks import check_same_model, check_same_settings
 
 LAYERS, WIDTH = 8, 8
@@ -41,6 +45,8 @@ CHECKS = 10
 WATCHED_S = 4.0
 RANKS_OF_HOST = 8
 TIMEOUT_S = 900.0
+WATCHES = ("trainwright-faults", "trainwright-connections")  # threads that look around once a second
+STORE = "BENCHMARK_STORE"  # the variable with the process of the store
 Part = tuple[str, Callable[[], object], int]  # what is measured, and how many of them a call makes
 
 
@@ -56,28 +62,40 @@ class Model(nn.Sequential):
 
 
 def parts(folder: Path, num_ranks: int) -> Iterator[Part]:
-    """What is measured, in the order in which a run makes it."""
-    layout = {"zero_stage": 3, "device_type": "cpu"} if num_ranks > 1 else {"device_type": "cpu"}
-    yield "meet, make groups", lambda: setup_dist_util(layout), 1
+    """What is measured, in the order in which a run makes it.
+
+    The training is data parallel: in a sharded one, the exchange of weights would be measured too.
+    """
+    yield "meet", lambda: setup_dist_util({"device_type": "cpu"}), 1
     torch.manual_seed(0)
-    data = ColumnDataset(x=torch.randn(4 * num_ranks, WIDTH), labels=torch.zeros(4 * num_ranks, dtype=torch.int64))
+    data = ColumnDataset(x=torch.randn(2 * num_ranks, WIDTH), labels=torch.zeros(2 * num_ranks, dtype=torch.int64))
     model = Model()
     config = TrainingConfig(
         output_dir=str(folder), batch_size=1, num_epochs=1, learning_rate=0.1, log_steps=1000, metrics=["accuracy"],
-        save_enabled=False, eval_strategy="no", progress_bar=False, zero_stage=layout.get("zero_stage", 0),
-        device_str="cpu",
+        save_enabled=False, eval_strategy="no", progress_bar=False, device_str="cpu",
     )  # fmt: skip
     yield "compare settings", lambda: check_same_settings(config.to_dict()), 1
     yield "compare the model", lambda: check_same_model(model), 1
     yield "compare the data", lambda: check_same_samples({"data": Data(data, {"seed": 0})}), 1
     made: list[Trainer] = []
-    yield "build the trainer", lambda: made.append(Trainer(model, config, data, data)), 1
-    trainer = made[0]
-    yield "train, 4 updates", trainer.train, 1
+    yield "build a trainer", lambda: made.append(Trainer(model, config, data, data)), 1
+    yield "train, 2 updates", made[0].train, 1
     checks = AgreedChecks(0, period_s=0)
     yield "agreed stop, a check", lambda: [checks.largest(step, 0, 0) for step in range(CHECKS)], CHECKS
-    yield "evaluate", trainer.evaluate, 1
-    checkpointer = trainer.run.checkpointer.in_folder(folder / "checkpoints")
+    yield "evaluate, 2 batches", made[0].evaluate, 1
+    if num_ranks > 1:
+        yield "make groups", lambda: setup_dist_util({"zero_stage": 3, "device_type": "cpu"}), 1
+    mesh, sharded = current_mesh(), Model()
+    if mesh is not None:
+        for layer in (*sharded, sharded):
+            fully_shard(layer, mesh=mesh.device_mesh["replicate", "shard"])
+    optimizer = torch.optim.AdamW(sharded.parameters())
+    for parameter in sharded.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    checkpointer = Checkpointer(
+        sharded, folder / "checkpoints", optimizer=optimizer, mesh=None if mesh is None else mesh.device_mesh
+    )
     yield "prepare saves", checkpointer.prepare, 1
 
     def save() -> None:
@@ -106,7 +124,20 @@ def measured(folder: Path, num_ranks: int) -> dict[str, dict[str, float]]:
 
 def counters() -> dict[str, float]:
     written = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
-    return {"wall_s": time.perf_counter(), "cpu_s": time.process_time(), "writes": int(written["syscw"])}
+    own = Path("/proc/self/task")
+    watches = [own / str(thread.native_id) for thread in threading.enumerate() if thread.name in WATCHES]
+    watch_s = sum(map(cpu_s, watches))
+    return {
+        "wall_s": time.perf_counter(),
+        "cpu_s": time.process_time() - watch_s,
+        "watch_s": watch_s,
+        "store_s": sum(map(cpu_s, Path(f"/proc/{os.environ[STORE]}/task").iterdir())),
+        "writes": int(written["syscw"]),
+    }
+
+
+def cpu_s(thread: Path) -> float:
+    return int((thread / "schedstat").read_text().split()[0]) / 1e9
 
 
 def num_sockets() -> int:
@@ -123,11 +154,12 @@ def own_mib() -> float:
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
 
 
-def run(rank: int, num_ranks: int, port: int, folder: Path) -> None:
+def run(rank: int, num_ranks: int, port: int, store: int, folder: Path) -> None:
     """One process."""
     local = min(RANKS_OF_HOST, num_ranks)
     numbers = {"RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_RANK": rank % local, "LOCAL_WORLD_SIZE": local}
     os.environ.update({name: str(number) for name, number in numbers.items()})
+    os.environ[STORE] = str(store)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
     try:
         found = measured(folder, num_ranks)
@@ -167,7 +199,7 @@ def results_of(num_ranks: int) -> list[dict[str, Any]]:
         server = forked(lambda: serve(ready, stopped))
         port = int(os.read(reading, 100))
         started = time.monotonic()
-        ranks = {forked(lambda rank=rank: run(rank, num_ranks, port, folder)): rank for rank in range(num_ranks)}  # type: ignore[misc]
+        ranks = {forked(partial(run, rank, num_ranks, port, server, folder)): rank for rank in range(num_ranks)}
         try:
             while ranks:
                 process, status = os.waitpid(-1, os.WNOHANG)
@@ -190,8 +222,6 @@ def results_of(num_ranks: int) -> list[dict[str, Any]]:
 
 def load_all() -> None:
     """Load what a run uses, in a run of one process, so that the forked processes share it."""
-    from torch.distributed import fsdp, tensor  # noqa: F401  # what it does not use
-
     with tempfile.TemporaryDirectory() as folder:
         for _, call, _ in parts(Path(folder), 1):
             call()
@@ -201,6 +231,9 @@ def load_all() -> None:
 
 COLUMNS: dict[str, Callable[[list[dict[str, float]]], str]] = {
     "ms of CPU: rank 0, others": lambda ranks: _both(ranks, "cpu_s", 1e3),
+    "ms of CPU of the watching threads of rank 0, and of the store": lambda ranks: (
+        f"{_shown(1e3 * ranks[0]['watch_s'])}, {_shown(1e3 * ranks[0]['store_s'])}"
+    ),
     "writes to sockets and files: rank 0, others": lambda ranks: _both(ranks, "writes", 1),
     "open sockets afterwards: rank 0, others": lambda ranks: _both(ranks, "sockets", 1),
     "MiB of memory of its own: rank 0, others": lambda ranks: _both(ranks, "mib", 1),
@@ -233,6 +266,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="a file for the measurements of all processes")
     args = parser.parse_args()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.setdefault(
+        "RES_OPTIONS", "timeout:1 attempts:1"
+    )  # the store looks up names, which a machine may not know
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     load_all()

@@ -95,6 +95,18 @@ def test_checkpoint(measure: Callable[..., Any]) -> None:
 
 
 @pytest.mark.exhaustive
+def test_what_processes_agree_on(run_python: Callable[..., Any], tmp_path: Path) -> None:
+    file = tmp_path / "found.json"
+    run_python("-m", "benchmarks.control_plane", "--processes", 3, "--json", file, cwd=REPOSITORY)
+    first, *others = json.loads(file.read_text())["3"]
+    assert len(others) == 2
+    for ranks in zip(*(rank.values() for rank in (first, *others)), strict=True):
+        assert all(rank["cpu_s"] > 0 and rank["wall_s"] > 0 for rank in ranks)
+    # Equal settings and models are found without a gather, whose writes grow with the ranks.
+    assert first["compare settings"]["writes"] == first["compare the model"]["writes"] < 10
+
+
+@pytest.mark.exhaustive
 def test_resume_reads_one_batch(measure: Callable[..., Any]) -> None:
     found = metrics_of(measure("resume", "--rounds", 1, "--samples", 2560, "--peers", "objects"))
     assert found["objects"]["read"] == 64

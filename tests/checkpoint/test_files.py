@@ -42,6 +42,16 @@ def test_a_folder_is_synced_file_by_file_before_it_gets_its_name(tmp_path, monke
     assert (final / "sub" / "b").read_text() == "b"
 
 
+def test_files_that_their_writers_have_synced_are_not_synced_again(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(files, "sync_file", lambda path: synced.append(path.name))
+    (tmp_path / "new" / "inner").mkdir(parents=True)
+    for name in ("of-rank-1", "manifest", "inner/of-rank-2", "inner/of-rank-0"):
+        (tmp_path / "new" / name).touch()
+    files.commit_folder(tmp_path / "new", tmp_path / "final", ["of-rank-1", "inner/of-rank-2"])
+    assert sorted(synced) == ["manifest", "of-rank-0"]
+
+
 @pytest.mark.parametrize("content", [b"new", lambda file: file.write(b"new")], ids=["bytes", "writer"])
 def test_a_file_is_complete_and_synced_before_it_gets_its_name(tmp_path, monkeypatch, content):
     final, calls = tmp_path / "final", []

@@ -104,15 +104,17 @@ def exchanges_of_parts() -> list[Any]:
         found += [dist.is_same(b"equal", pair), dist.is_same(bytes([rank]), pair)]
     found += [dist.is_same(b"equal"), dist.is_same(bytes([rank > 1]))]
     rows = dist.gather_bytes(torch.full((rank,), rank, dtype=torch.uint8), 2)
-    return [*found, [row.tolist() for row in rows]]
+    group = dist.new_cpu_group()
+    contents = [dist.gather_content(bytes([rank]) * size * (rank + 1), 3 * size, group) for size in sizes]
+    return [*found, [row.tolist() for row in rows], [[len(row.rstrip(b"\0")) for row in one] for one in contents]]
 
 
 def test_ranks_of_a_group_exchange_values_of_any_size() -> None:
     first, second, third = on_ranks(exchanges_of_parts, world_size=3)
     of_all = [[f"{rank}" * size for rank in range(3)] for size in (10, 20_000)]
     of_pair = [row[1:] for row in of_all]
-    assert first == [*of_all, True, False, [[0, 0], [1, 0], [2, 2]]]
-    assert second == third == [*of_all, *of_pair, True, False, True, False, []]
+    assert first == [*of_all, True, False, [[0, 0], [1, 0], [2, 2]], [[0, 20, 30], [0, 40_000, 60_000]]]
+    assert second == third == [*of_all, *of_pair, True, False, True, False, [], [[], []]]
 
 
 class UnpicklableError(Exception):

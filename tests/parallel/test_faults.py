@@ -132,9 +132,16 @@ class Polled(FaultWatch):
 
     moves = True
 
-    def __init__(self, store: dist.Store, limits: Limits = Limits(0.5, 0.5)) -> None:  # noqa: B008
+    def __init__(
+        self,
+        store: dist.Store,
+        limits: Limits = Limits(0.5, 0.5),  # noqa: B008
+        *,
+        rank: int = 0,
+        world_size: int = 2,
+    ) -> None:
         self.num_looks, self.has_ended, self.lines = 0, threading.Event(), list[str]()
-        super().__init__(store, 0, 2, limits)
+        super().__init__(store, rank, world_size, limits)
 
     def _place(self) -> tuple[int, ...]:
         self.num_looks += 1
@@ -237,6 +244,59 @@ def test_where_each_process_hangs(
     assert f"rank 0: {what} in iteration 20, at scalars.py:56 in to_numbers" in summary
     assert "rank 1: does not answer, or has ended" in summary
     assert ("look first at a process that is at another place" in summary) is has_gpu
+
+
+class CountingStore:
+    """Counts the requests to a store, which one process answers for all others."""
+
+    def __init__(self) -> None:
+        self.store, self.calls = dist.HashStore(), list[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        self.calls.append(name)
+        return getattr(self.store, name)
+
+
+def test_a_process_asks_the_store_once_in_a_look() -> None:
+    store: Any = CountingStore()
+    watch = Polled(store)
+    watch.training = Training()
+    while watch.num_looks < 10:
+        time.sleep(0.01)
+    watch.stop()
+    assert set(store.calls[:-1]) == {"check"}
+    assert len(store.calls) <= watch.num_looks + 1
+
+
+def test_the_report_of_a_hang_takes_equally_many_requests_for_any_number_of_processes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")  # two processes on each host
+    row = (
+        '{"waits": true, "where": " in iteration 20", "place": "train.py:9 in f", "has_gpu": false, "reads_gpu": false}'
+    )
+
+    class OfMany(Polled):
+        moves = False
+
+        def _place(self) -> Any:
+            return 5, 'File "/project/train.py", line 21 in train'
+
+    calls = {}
+    for num_processes in (8, 512):
+        store: Any = CountingStore()
+        for rank in range(num_processes - 1):
+            store.set(f"hang/{rank}", row)
+            store.set(f"stacks/{rank}", "true")
+        store.calls.clear()
+        watch = OfMany(store, world_size=num_processes, rank=num_processes - 1)
+        watch.training = Training()
+        assert watch.has_ended.wait(60)
+        calls[num_processes] = [name for name in store.calls if name != "check"], len(store.calls)
+        text = f"  ranks 0 to {num_processes - 2}: wait for the others in iteration 20, at train.py:9 in f\n"
+        assert text in capsys.readouterr().err
+    assert calls[8][0] == calls[512][0]
+    assert calls[512][1] < 40
 
 
 def test_a_process_with_a_gpu_may_wait_at_any_place(

@@ -216,6 +216,27 @@ def gather_bytes(sent: Any, size: int, group: Any = None, *, to_all: bool = Fals
     return rows
 
 
+def gather_content(content: bytes, size: int, group: Any = None) -> list[bytes]:
+    """The bytes of every rank, perhaps with zeros behind them, by rank, on rank 0; nothing elsewhere.
+
+    ``size``: of the largest one. ``group``: of all ranks, on CPUs. The memory of rank 0 grows by what the ranks send,
+    also if one sends much more.
+    """
+    import torch
+
+    sent = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+    if size <= _GATHERED_ON_ONE:
+        return [row.numpy().tobytes() for row in gather_bytes(sent, size, group)]
+    sizes = gather_bytes(torch.tensor([len(content)]).view(torch.uint8), 8, group)
+    if not is_main_process():
+        _torch_dist().send(sent, 0, group=group)
+        return []
+    rows = [sent, *(sent.new_empty(int(row.view(torch.int64).item())) for row in sizes[1:])]
+    for rank, row in enumerate(rows[1:], start=1):
+        _torch_dist().recv(row, rank, group=group)
+    return [row.numpy().tobytes() for row in rows]
+
+
 def _first_rank(group: Any) -> int:
     return 0 if group is None else int(_torch_dist().get_global_rank(group, 0))
 

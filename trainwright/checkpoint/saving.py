@@ -386,7 +386,7 @@ def write_checkpoint(
             if committed is None:
                 with _placed(path, manifest.iteration) as folder:
                     (temporary / MANIFEST_NAME).write_bytes(complete.to_bytes())
-                    commit_folder(temporary, folder, linked)
+                    commit_folder(temporary, folder, complete.files if is_shared else linked)
                 committed = Committed(real_path(path), complete, frozenset(entries.keys() - of_others))
             if then is not None:
                 then()

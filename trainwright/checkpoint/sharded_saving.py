@@ -157,7 +157,7 @@ class RankExchange(Exchange):
         is_failed, size = dist.largest(error is not None, len(content), group=self._group)
         if is_failed:
             self._raise(error)
-        return [pickle.loads(one) for one in gathered_rows(content, size, self._group)]
+        return [pickle.loads(one) for one in dist.gather_content(content, size, self._group)]
 
     def to_all(self, content: bytes) -> bytes:
         (size,) = dist.largest(len(content) if dist.is_main_process() else 0, group=self._group)
@@ -181,10 +181,10 @@ def _attempted(work: Callable[[], T]) -> tuple[T | None, BaseException | None]:
         return None, error
 
 
-def gathered_rows(content: bytes, size: int, group: Any = None) -> list[bytes]:
+def gathered_rows(content: bytes, size: int) -> list[bytes]:
     """The content of every rank with zeros up to ``size``, by rank, on rank 0; nothing elsewhere."""
     sent = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-    return [row.cpu().numpy().tobytes() for row in dist.gather_bytes(sent, size, group)]
+    return [row.cpu().numpy().tobytes() for row in dist.gather_bytes(sent, size)]
 
 
 def with_rows(share: Share, size: int, grid: Grid | None) -> Share:

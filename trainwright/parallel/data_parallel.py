@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trainwright.base.devices import find_device
 from trainwright.base.dist import all_gather_object, get_local_rank, get_rank, get_world_size, use_mesh
 from trainwright.base.errors import ConfigError
-from trainwright.base.open_files import allow_files, allowed_files, needed_files
+from trainwright.base.open_files import allow_files, allowed_files, connect_when_used, needed_files
 from trainwright.parallel.connections import LOST_AFTER_S, end_lost_connections
 from trainwright.parallel.faults import Limits, leave_to_first, stop_watching, watch_faults
 from trainwright.parallel.layout import Layout
@@ -188,6 +188,7 @@ def _join(backend: str, limits: Limits, num_processes: int) -> None:
             " service, `--ulimit nofile=` of a container.",
             allowed_files(), num_processes, needed_files(num_processes), needed_files(num_processes),
         )  # fmt: skip
+    connect_when_used(num_processes)
     # The group's own limit comes later: its error names neither the processes nor their places.
     try:
         with siblings_awaited():

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from trainwright.base.dist import get_pipeline_parallel_size
+from trainwright.base.dist import get_local_rank, get_pipeline_parallel_size
 from trainwright.base.error_file import is_reported, text_of, write_error_file
 from trainwright.base.errors import ConfigError, UserError
 from trainwright.base.stacks import all_stacks, stack_of
@@ -134,9 +134,9 @@ class FaultWatch:
         if is_own and not is_of_connections(error) and isinstance(error, Exception):
             report = json.dumps({"rank": self._rank, "where": self._where(), "error": text_of(error)})
             with contextlib.suppress(RuntimeError):  # the store may be gone
-                self._store.compare_set(f"fault/{self._num_trainings}", "", report)
+                self._publish(f"fault/{self._num_trainings}", report, is_first=True)
                 if not is_caught:
-                    self._store.compare_set("fault", "", report)
+                    self._publish("fault", report, is_first=True)
                     write_error_file(error)
 
     def line_for(self, error: BaseException) -> str | None:
@@ -216,6 +216,17 @@ class FaultWatch:
         iteration = getattr(self.training, "iter", None)
         return self._failed or "" if iteration is None else f" in iteration {iteration + 1}"
 
+    def _publish(self, key: str, value: str, *, is_first: bool = False) -> None:
+        """Write what the threads of all processes read; ``is_first``: unless another process has.
+
+        "news" comes first. Until it is there, they look for nothing else: one store answers all of them.
+        """
+        self._store.set("news", "true")
+        if is_first:
+            self._store.compare_set(key, "", value)
+        else:
+            self._store.set(key, value)
+
     def _read(self, key: str, wait_s: float) -> Any:
         end = time.monotonic() + wait_s
         with contextlib.suppress(RuntimeError):
@@ -235,11 +246,12 @@ class FaultWatch:
             place, used = self._place(), time.process_time()
             since, moved = (since, moved) if place == last else (now, now)
             busy = now if used - used_before > _IDLE * (now - looked) else busy
-            if self._read("over", 0.0) is not None:
+            has_news = self._read("news", 0.0) is not None
+            if has_news and self._read("over", 0.0) is not None:
                 self._end()
             if self._launcher not in (None, os.getppid()):
                 self._end(f"rank {self._rank}: ended{self._where()}, because its launcher was killed.")
-            fault = self._fault_of_others()
+            fault = self._fault_of_others() if has_news else None
             if fault is not None:
                 fault_since = fault_since or now
                 # Not if the program has caught the error on all ranks and continues.
@@ -249,7 +261,8 @@ class FaultWatch:
             if fault is not None or not (self.training is not None or self._waits(place)):
                 since = now
             # After a failure, the reason why nothing moves is known.
-            if now - since > self._limit_s or (fault is None and self._read("hang", 0.0) is not None):
+            is_hang = has_news and fault is None and self._read("hang", 0.0) is not None
+            if is_hang or now - since > self._limit_s:
                 self._report_hang()
             self._report_place(place[1:] if now - moved > _STAYS_S else (), is_idle=now - busy > _STAYS_S)
 
@@ -328,34 +341,47 @@ class FaultWatch:
             "reads_gpu": has_gpu and places.reads_gpu(frames),
         }
         with contextlib.suppress(RuntimeError):
-            self._store.set("hang", "true")
+            self._publish("hang", "true")
             self._store.set(f"hang/{self._rank}", json.dumps(own))
-        rows = {rank: self._read(f"hang/{rank}", _REPORT_S) for rank in range(self._world_size)}
-        for rank in range(self._rank):  # one after another
-            self._read(f"stacks/{rank}", _REPORT_S if rows[rank] else 0.0)
+        end = time.monotonic() + _REPORT_S
+        for rank in range(max(0, self._rank - get_local_rank()), self._rank):  # those of a host, one after another
+            if self._read(f"hang/{rank}", end - time.monotonic()) is not None:
+                self._read(f"stacks/{rank}", _REPORT_S)
         sys.stderr.write(f"\nrank {self._rank}: the stacks of all threads{self._where()}:\n")
         for name, stack in all_stacks():
             sys.stderr.write("\n".join([f"{name}, most recent call first:", *(f"  {line}" for line in stack), ""]))
         sys.stderr.flush()
         with contextlib.suppress(RuntimeError):
             self._store.set(f"stacks/{self._rank}", "true")
-        if self._rank == min(rank for rank, row in rows.items() if row):
-            for rank in range(self._world_size):
-                self._read(f"stacks/{rank}", _REPORT_S if rows[rank] else 0.0)
-            sys.stderr.write(f"\n{_hang_summary(rows, self._limit_s)}\n")
-            sys.stderr.flush()
-            with contextlib.suppress(RuntimeError):
-                self._store.set("summary", "true")
-        self._read("summary", 2 * _REPORT_S)  # the launcher ends the others when the first one ends
+            own_number = str(self._rank)
+            if self._store.compare_set("summary_of", "", own_number).decode() == own_number:
+                self._write_summary()
+        self._read("summary", 3 * _REPORT_S)  # the launcher ends the others when the first one ends
         self._keep_store()  # the others read there that the summary is written
         self._end()
+
+    def _write_summary(self) -> None:
+        rows = self._rows("hang", range(self._world_size))
+        self._rows("stacks", [rank for rank, row in rows.items() if row])
+        sys.stderr.write(f"\n{_hang_summary(rows, self._limit_s)}\n")
+        sys.stderr.flush()
+        self._store.set("summary", "true")
+
+    def _rows(self, name: str, ranks: Sequence[int]) -> dict[int, Any]:
+        """What these ranks report, in one request if all of them do in time; None of those that do not."""
+        keys, end = [f"{name}/{rank}" for rank in ranks], time.monotonic() + _REPORT_S
+        while not (is_there := self._store.check(keys)) and time.monotonic() < end:
+            time.sleep(0.05)
+        if is_there:
+            return {rank: json.loads(text) for rank, text in zip(ranks, self._store.multi_get(keys), strict=True)}
+        return {rank: self._read(key, 0.0) for rank, key in zip(ranks, keys, strict=True)}
 
     def _end(self, line: str = "") -> None:
         if line:
             sys.stderr.write(line + "\n")
             sys.stderr.flush()
             with contextlib.suppress(RuntimeError):
-                self._store.set("over", "true")  # the others end without a line
+                self._publish("over", "true")  # the others end without a line
             self._keep_store()
         os._exit(1)  # the main thread may never return from where it waits
 
@@ -476,14 +502,22 @@ def _hang_summary(rows: dict[int, Any], timeout_s: float) -> str:
     lines = [
         f"A process has waited at one place for {timeout_s:g} s (hang_timeout_s): the job ends. Its stacks are above."
     ]
+    found: dict[tuple[str, str, str], list[int]] = {}
     for rank, row in rows.items():
         if row is None:
-            lines.append(f"  rank {rank}: does not answer, or has ended")
+            text = "does not answer, or has ended", "do not answer, or have ended", ""
         else:
             # On a GPU, code of the user that reads a number from it may wait, too: item() is in no stack.
-            elsewhere = "stays" if row["has_gpu"] else "did not come"
-            what = "waits for the others" if row["waits"] else "waits for its GPU" if row["reads_gpu"] else elsewhere
-            lines.append(f"  rank {rank}: {what}{row['where']}, at {row['place']}")
+            if row["waits"]:
+                what = "waits for the others", "wait for the others"
+            elif row["reads_gpu"]:
+                what = "waits for its GPU", "wait for their GPUs"
+            else:
+                what = ("stays", "stay") if row["has_gpu"] else ("did not come", "did not come")
+            text = *what, f"{row['where']}, at {row['place']}"
+        found.setdefault(text, []).append(rank)
+    for (of_one, of_several, where), ranks in found.items():
+        lines.append(f"  {places.shown_ranks(ranks)}: {of_one if len(ranks) == 1 else of_several}{where}")
     if all(row and row["waits"] for row in rows.values()):
         lines.append("  All of them wait, each for another call: they have made different collective calls.")
     elif any(row and row["has_gpu"] for row in rows.values()):

@@ -147,20 +147,27 @@ def apart_message(rows: Sequence[dict[str, Any]]) -> str:
     if len(alone) < len(rows):
         row = rows[alone[0]]
         what = f"has come to {row['meeting']}: {row['call']}" if row["meeting"] else f"has made the call {row['call']}"
-        head = f"Only {_ranks(alone)} {what}. {EVERY_PROCESS}"
+        head = f"Only {shown_ranks(alone)} {what}. {EVERY_PROCESS}"
     else:
         head = f"The processes have made different calls, and wait for each other. {EVERY_PROCESS}"
     found: dict[str, list[int]] = {}
     for rank, row in enumerate(rows):
         inner = "" if row["meeting"] or row["call"].endswith(row["place"]) else f" ({row['place']})"
         found.setdefault(f"{row['where'].strip() or 'outside of a training'}, {row['call']}{inner}", []).append(rank)
-    lines = [f"  {_ranks(ranks)}: {text}" for text, ranks in found.items()]
+    lines = [f"  {shown_ranks(ranks)}: {text}" for text, ranks in found.items()]
     return "\n".join([f"{head} The job ends, because none of them can continue:", *lines])
 
 
-def _ranks(ranks: Sequence[int]) -> str:
-    """ "rank 3", "ranks 0, 2" or "ranks 1 to 7"."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    is_range = len(ranks) > 2 and ranks[-1] - ranks[0] == len(ranks) - 1
-    return f"ranks {ranks[0]} to {ranks[-1]}" if is_range else f"ranks {', '.join(map(str, ranks))}"
+def shown_ranks(ranks: Sequence[int]) -> str:
+    """
+    >>> shown_ranks([3]), shown_ranks([0, 2]), shown_ranks([0, 2, 3, 4, 5])
+    ('rank 3', 'ranks 0, 2', 'ranks 0, 2 to 5')
+    """
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(parts)}"
