@@ -29,13 +29,13 @@ $(VENV)/bin/python:
 
 # Stamps: installed once, and again when the requirements change.
 $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
-	@echo "== Installing trainwright for the demo"
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[examples]'
+	@echo "== Installing trainwright for the demo (torch is large: minutes, on a slow network more)"
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[examples]'
 	@touch $@
 
 $(VENV)/.all: pyproject.toml constraints.txt tests/environment/cpu_torchvision.py | $(VENV)/bin/python
-	@echo "== Installing trainwright with its test and check tools"
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[examples,test,check]'
+	@echo "== Installing trainwright with its test and check tools (about 200 packages: minutes, on a slow network more)"
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[examples,test,check]'
 	$(BIN)/python tests/environment/cpu_torchvision.py
 	@touch $@ $(VENV)/.demo
 

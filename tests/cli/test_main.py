@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import trainwright
-from trainwright.cli.commands import COMMANDS, module_of
+from trainwright.cli.commands import COMMANDS, MEANINGS, line_for, module_of
 from trainwright.cli.main import main
 
 
@@ -62,6 +62,15 @@ WRONG = [
     ("lunch train", "'lunch'", "Did you mean 'launch'?"),
     ("--versoin", "no option '--versoin'", "Did you mean '--version'?"),
     ("config.py", "config.py is a file: trainwright train config.py"),
+    ("export", "no command 'export'", "Write: trainwright checkpoint export RUN", "trainer.export(path)"),
+    ("test output", "no command 'test'. Write: trainwright eval output\n"),
+    ("Validate", "Write: trainwright eval RUN\n"),
+    ("fit config.py optim.lr=1", "Write: trainwright train config.py optim.lr=1\n"),
+    ("resume", "Write: trainwright train CONFIG --resume\n"),
+    ("resume .", "Write: trainwright train ./config.yaml --resume\n"),
+    ("init", "Write: trainwright new PROJECT\n"),
+    ("tensorboard output", "Write: tensorboard --logdir output\n"),
+    ("sweep", "--sweep"),
     ("train", "No configuration file", "trainwright train"),
     ("train config.py --resum", "--resum", "--resume"),
     ("train config.py -help", "-help", "'--help'"),
@@ -130,6 +139,19 @@ def test_wrong_arguments_exit_with_2_and_name_the_right_ones(
     assert (code, "Traceback" in said) == (2, False)
     for fact in facts:
         assert fact in said
+
+
+@pytest.mark.parametrize("name", MEANINGS)
+def test_each_line_for_the_command_of_another_program_is_accepted(name: str) -> None:
+    assert name not in COMMANDS
+    line = line_for(name, [])
+    assert line is not None
+    if not line.startswith("trainwright ") or line.split()[1] not in COMMANDS:
+        assert any(fact in line for fact in ("tensorboard --logdir", "--version", "--help", " in Python"))
+        return
+    _, command, *arguments = line.partition(" (")[0].split()
+    parser = importlib.import_module(module_of(command)).parser()
+    parser.parse_known_args(arguments) if command == "launch" else parser.parse_args(arguments)
 
 
 def test_the_page_of_the_command_line_has_all_commands() -> None:

@@ -247,6 +247,16 @@ def inspect_folders(folder: Path, *, contents: bool = True, deep: bool = False) 
     return [place for place in both if place.found or place.last is not None or place.pointer_fault]
 
 
+def with_other_names(found: Iterable[CheckpointReport]) -> list[tuple[CheckpointReport, list[CheckpointReport]]]:
+    """Each checkpoint once, under its first name, and with its other names: the links to the same folder."""
+    entries = [*found]
+    by_folder: dict[Path, list[CheckpointReport]] = {}
+    for entry in sorted(entries, key=lambda one: one.points_at is not None):
+        by_folder.setdefault(entry.folder, []).append(entry)
+    place = {id(entry): number for number, entry in enumerate(entries)}
+    return sorted(((first, others) for first, *others in by_folder.values()), key=lambda names: place[id(names[0])])
+
+
 def _inspect_folder(folder: Path, *, contents: bool, deep: bool) -> FolderReport:
     for _ in range(_INSPECTION_TRIES):
         last, fault = _pointer(folder)

@@ -26,6 +26,7 @@ from trainwright.checkpoint.verify import (
     checkpoint_paths,
     inspect_checkpoint,
     inspect_folders,
+    with_other_names,
 )
 from trainwright.config.arguments import CommandsParser
 from trainwright.inspect.report.text import cell, counted, local_time, print_found, shown, size, table
@@ -170,7 +171,8 @@ def _list(folder: Path | str, args: argparse.Namespace) -> int:
         }
         for place in found
     ]
-    lines = [line for place in found for line in _place_lines(place, folder)]
+    named = with_other_names(entry for place in found for entry in place.found)
+    lines = [line for place in found for line in _place_lines(place, folder, named)]
     print_found(facts, lines or [f"{folder}: no checkpoints."], as_json=args.json)
     are_complete = (not place.pointer_fault and all(entry.is_complete for entry in place.found) for place in found)
     return COMPLETE if all(are_complete) else FAULTY
@@ -264,19 +266,26 @@ def _title(place: FolderReport, asked: Path | str) -> str:
     return str(place.folder) if isinstance(asked, Path) else shown_url(asked)
 
 
-def _place_lines(place: FolderReport, folder: Path | str) -> list[str]:
+_Named = list[tuple[CheckpointReport, list[CheckpointReport]]]
+
+
+def _place_lines(place: FolderReport, folder: Path | str, named: _Named) -> list[str]:
+    """``named``: the checkpoints of all places, each with its links, which may be in another place."""
+    own = [(entry, links) for entry, links in named if entry in place.found]
     rows = [["name", "iteration", "saved at", "size", "ranks", "complete", ""]]
-    for entry in place.found:
+    for entry, links in own:
         manifest = entry.manifest
         iteration = "?" if manifest is None else "-" if manifest.iteration is None else str(manifest.iteration)
         ranks = "?" if manifest is None else str(manifest.world_size)
         notes = [f"-> {entry.points_at}"] if entry.points_at is not None else []
-        notes += ["<- a resume uses this one"] if entry is place.resumed else []
+        notes += [f"also {', '.join(link.path.name for link in links)}"] if links else []
+        notes += ["<- a resume uses this one"] if place.resumed in (entry, *links) else []
         facts = [iteration, local_time(entry.saved_at), size(entry.size_bytes), ranks]
         rows.append([shown(entry.path.name), *facts, "yes" if entry.is_complete else "NO", shown("  ".join(notes))])
-    lines = [f"{shown(_title(place, folder))}: {counted(len(place.found), 'checkpoint', 'checkpoints')}"]
-    lines += table(rows, right={1, 3, 4}) if place.found else []
-    lines += [f"  {shown(entry.path.name)}: {shown(fault)}" for entry in place.found for fault in entry.faults]
+    lines = [f"{shown(_title(place, folder))}: {counted(len(own), 'checkpoint', 'checkpoints')}"]
+    lines = lines if own or place.pointer_fault else []
+    lines += table(rows, right={1, 3, 4}) if own else []
+    lines += [f"  {shown(entry.path.name)}: {shown(fault)}" for entry, _ in own for fault in entry.faults]
     if place.pointer_fault:
         lines.append(f"  {POINTER_NAME}: {shown(place.pointer_fault)}")
     if place.has_candidates and place.resumed is None:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from trainwright.base.terminal import print_line
-from trainwright.cli.commands import COMMANDS, GROUPS, module_of
+from trainwright.cli.commands import COMMANDS, GROUPS, line_for, module_of
 
 DONE, FAILED, USAGE_ERROR, INTERRUPTED = 0, 1, 2, 130
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -101,6 +101,9 @@ def _command(arguments: list[str]) -> int:
     name = arguments[0]
     if name.endswith((".py", ".yaml", ".yml")):
         print(f"trainwright: {name} is a file: trainwright train {name}", file=sys.stderr)
+        return USAGE_ERROR
+    if line := line_for(name, arguments[1:]):
+        print(f"trainwright: no command {name!r}. Write: {line}", file=sys.stderr)
         return USAGE_ERROR
     kind, allowed = ("option", ["--help", "--version"]) if name.startswith("-") else ("command", list(COMMANDS))
     print(f"trainwright: no {kind} {name!r}. {did_you_mean(name, allowed)}", file=sys.stderr)

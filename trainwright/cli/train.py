@@ -157,6 +157,7 @@ def load(args: argparse.Namespace) -> "DictConfig":
     for name in args.allow_module:
         allow_module(name)
     if Path(args.config_file).suffix == ".py":
+        _refuse_program(args.config_file)
         use_project(args.config_file)
         cfg = LazyConfig.load(args.config_file)
     else:
@@ -172,6 +173,18 @@ def load(args: argparse.Namespace) -> "DictConfig":
     if args.fast_dev_run and not try_get_key(cfg, "train.fast_dev_run", default=False):
         LazyConfig.apply_overrides(cfg, ["train.fast_dev_run=true"])
     return cfg
+
+
+def _refuse_program(file: str) -> None:
+    """Raise for a program of the Python API, before it runs."""
+    from trainwright.cli.python_program import program_sign
+
+    if sign := program_sign(Path(file)):
+        raise ConfigError(
+            f"{file}: is a program, not a config file ({sign}), and has not been run. Run it: python {file}; on several"
+            f" processes: trainwright launch -n 2 {file}. A config file sets model and dataloader; `trainwright new"
+            " PROJECT` writes one."
+        )
 
 
 def _refuse_unread(cfg: "DictConfig", overrides: Sequence[str], file: str) -> None:

@@ -1,5 +1,6 @@
 """Ten seeded bugs are found in both APIs, and the set-up without them has no problem; nothing of it is changed."""
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,18 @@ def test_the_summary_names_what_has_not_passed_and_why() -> None:
     counts, *lines = report.summary().splitlines()
     assert counts.startswith("1 problem, 1 passed, 1 undecided in")
     assert lines == ["Not passed, with a problem: test_data.", "Not passed, as the evidence is too weak: one_batch."]
+
+
+def test_the_table_breaks_no_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    path = "/data/" + "a-long-folder/" * 6 + "sample 1.png".replace(" ", "-")
+    text = io.StringIO()
+    finding = Finding("samples", "problem", f"The sample {path} is empty, and so are others.", "Delete it.")
+    Report((finding,)).print(text)
+    lines = text.getvalue().splitlines()
+    assert sum(path in line for line in lines) == 1
+    assert all(len(line) <= 60 for line in lines if path not in line)
+    assert next(line for line in lines if "Delete" in line).strip() == "→ Delete it."
 
 
 @pytest.mark.exhaustive(every=8)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -71,6 +72,19 @@ def test_the_tables_have_the_facts_of_the_runs(both: str) -> None:
         assert fact in content["overview"]
     for fact in ("model_best", "Environment", "git", "torch", "threads", "train: fingerprint", "train: samples", "64"):
         assert fact in content["details"]
+
+
+def test_a_report_of_several_runs_begins_with_the_settings_that_differ(runs_folder: Path, tmp_path: Path) -> None:
+    for name, rate in (("a", "0.1"), ("b", "0.2")):
+        shutil.copytree(runs_folder / "objects", tmp_path / name)
+        settings = tmp_path / name / "training_config.yaml"
+        text = re.sub(r" learning_rate: .*", f" learning_rate: {rate}", settings.read_text())
+        settings.write_text(re.sub(r" output_dir: .*", f" output_dir: {name}", text))
+    found = Elements(page(find_runs([str(tmp_path)]))).content()
+    head = re.findall("<th>(.*?)</th>", found["overview"])
+    assert head[:3] == ["Run", "learning.learning_rate", "Status"]
+    assert re.findall(r"<td>(0\.\d)</td>", found["overview"])[:2] == ["0.1", "0.2"]
+    assert found["details"].startswith('<section id="configuration">')
 
 
 def test_the_settings_of_one_run(runs_folder: Path) -> None:

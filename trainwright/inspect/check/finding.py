@@ -1,6 +1,7 @@
 """What the checks of a set-up have found, as a table, text or JSON."""
 
 import sys
+import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -83,16 +84,22 @@ class Report:
     def print(self, file: Any = None) -> None:
         """Print a table, as wide as the terminal; colors on a terminal only."""
         from rich.console import Console
-        from rich.table import Table
         from rich.text import Text
 
-        console = Console(file=file or sys.stdout, highlight=False, soft_wrap=False)
-        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-        table.add_column("check", no_wrap=True)
-        table.add_column("result", no_wrap=True)
-        table.add_column("evidence", overflow="fold")
+        console = Console(file=file or sys.stdout, highlight=False, soft_wrap=True)
+        first = max([len("check"), *(len(one.check) for one in self)])
+        second = max([len("result"), *(len(one.result) for one in self)])
+        indent = " " * (first + second + 4)
+        console.print(Text(f"{'check'.ljust(first)}  {'result'.ljust(second)}  evidence", style="bold"))
         for one in self.findings:
             text = one.evidence if not one.suggestion else f"{one.evidence}\n→ {one.suggestion}"
-            table.add_row(Text(one.check), Text(one.result, style=_MARKS[one.result]), Text(text))
-        console.print(table)
+            evidence = f"\n{indent}".join(_wrapped(text, max(20, console.width - len(indent))))
+            mark = (one.result.ljust(second), _MARKS[one.result])
+            console.print(Text.assemble(f"{one.check.ljust(first)}  ", mark, f"  {evidence}"))
         console.print(Text(self.summary(), style="bold red" if self.problems else "bold"))
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """The lines of a text, broken between words: a path stays in one piece, to be copied."""
+    lines = [textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) for line in text.split("\n")]
+    return [line for wrapped in lines for line in wrapped or [""]]

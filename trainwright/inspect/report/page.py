@@ -12,6 +12,7 @@ from typing import Any
 
 from trainwright.base.errors import ConfigError, import_optional
 from trainwright.base.notebook import curves, summary
+from trainwright.checkpoint.verify import with_other_names
 from trainwright.config.secrets import redact
 from trainwright.inspect.report.curves import Line, charts_of, max_points, thinned, unit_of
 from trainwright.inspect.report.run_data import LOSS, RunData, find_runs
@@ -20,6 +21,7 @@ from trainwright.inspect.report.text import duration, local_time, size
 
 _NONE = "–"
 _MANY = 40  # rows that are shown on demand
+_MOST_IN_OVERVIEW = 6  # settings
 
 
 class Run(RunData):
@@ -107,12 +109,25 @@ def overview(runs: list[RunData]) -> str:
         ]
         return f'<div class="tiles">{"".join(tiles)}</div>'
     absent = (_NONE, "")
+    settings = _differing_settings(runs)
+    facts = [
+        {key: (_text(run.settings.get(key, _NONE)), "") for key in settings} | fact
+        for run, fact in zip(runs, facts, strict=True)
+    ]
     names = [name for name in dict.fromkeys(chain(*facts)) if any(fact.get(name, absent)[0] != _NONE for fact in facts)]
     rows = [
         [run.name, *(value + (f" ({note})" if note else "") for value, note in (fact.get(n, absent) for n in names))]
         for run, fact in zip(runs, facts, strict=True)
     ]
     return _table(["Run", *names], rows, colours=True)
+
+
+def _differing_settings(runs: list[RunData]) -> list[str]:
+    """Settings of several runs that differ, if they are few enough for the first table; not where each writes."""
+    keys = dict.fromkeys(key for run in runs for key in run.settings)
+    found = [key for key in keys if len({_text(run.settings.get(key, _NONE)) for run in runs}) > 1]
+    found = [key for key in found if key.rpartition(".")[2] != "output_dir"]
+    return found if len(found) <= _MOST_IN_OVERVIEW else []
 
 
 def _results(run: RunData) -> dict[str, tuple[str, str]]:
@@ -161,13 +176,15 @@ def details(runs: list[RunData]) -> str:
         {f"{name}: {key}": one for name, facts in sets for key, one in facts.items() if one is not None}
         for sets in of_data
     ]
+    configuration = ("Configuration", _compared([run.settings for run in runs], runs))
     sections = [
+        *([configuration] if len(runs) > 1 else []),
         ("Predictions and samples", "".join(map(_samples, runs))),
         ("Hardest samples", "".join(_hardest(run, many=len(runs) > 1) for run in runs)),
         ("Checkpoints", _checkpoints(runs)),
         ("Data", _compared(data, runs)),
         ("Environment", _compared([_environment(run) for run in runs], runs)),
-        ("Configuration", _compared([run.settings for run in runs], runs)),
+        *([configuration] if len(runs) == 1 else []),
         ("Warnings", "".join(_warnings(run, many=len(runs) > 1) for run in runs)),
     ]
     return "".join(
@@ -180,15 +197,16 @@ def details(runs: list[RunData]) -> str:
 def _checkpoints(runs: list[RunData]) -> str:
     rows = []
     for run in runs:
-        for entry in run.checkpoints:
+        for entry, links in with_other_names(run.checkpoints):
             iteration = None if entry.manifest is None else entry.manifest.iteration
             at = _NONE if iteration is None else f"{iteration + 1:,}"
             saved = "" if entry.saved_at is None else local_time(entry.saved_at)
             fault = "" if entry.is_complete else entry.faults[0]
-            rows.append([run.name, entry.path.name, at, saved, _size(entry.size_bytes), fault])
+            names = ", ".join(one.path.name for one in (entry, *links))
+            rows.append([run.name, names, at, saved, _size(entry.size_bytes), fault])
     first, last = 0 if len(runs) > 1 else 1, 6 if any(row[-1] for row in rows) else 5
-    names = ["Run", "Name", "Iteration", "Saved", "Size", "Fault"]
-    return _table(names[first:last], [row[first:last] for row in rows])
+    columns = ["Run", "Name", "Iteration", "Saved", "Size", "Fault"]
+    return _table(columns[first:last], [row[first:last] for row in rows])
 
 
 def _environment(run: RunData) -> dict[str, Any]:

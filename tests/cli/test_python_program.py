@@ -1,0 +1,79 @@
+"""A program of the Python API that is given to a command in place of a config file is refused before it runs."""
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from trainwright.cli.main import main
+from trainwright.cli.python_program import program_sign
+
+REPOSITORY = Path(__file__).parents[2]
+EXAMPLES = REPOSITORY / "examples"
+PROGRAMS = [one for one in sorted(EXAMPLES.rglob("*.py")) if "__main__" in one.read_text()]
+CONFIGS = [
+    *sorted(EXAMPLES.rglob("configs/*.py")),
+    *sorted((REPOSITORY / "trainwright" / "config" / "defaults").rglob("*.py")),
+]
+
+
+@pytest.mark.parametrize("file", PROGRAMS, ids=lambda file: file.relative_to(EXAMPLES).as_posix())
+def test_the_programs_of_the_examples_are_programs(file: Path) -> None:
+    has_lazy_config = "LazyCall" in file.read_text() or "LazyConfig" in file.read_text()
+    assert (program_sign(file) is not None) != has_lazy_config
+
+
+def test_config_files_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["new", "project"]) == 0
+    for file in [*CONFIGS, tmp_path / "project" / "config.py"]:
+        assert program_sign(file) is None, file
+    assert len(CONFIGS) > 4
+
+
+TRAINS = "model = Net()\ntrainer = Trainer(model, config, data)\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "sign"),
+    [
+        (TRAINS + "trainer.train()", "line 3: trainer.train()"),
+        (TRAINS + "dataloader = []\nresults = trainer.train()", "line 4: trainer.train()"),
+        ("from config import *\nDefaultTrainer(cfg).train()", "line 2: DefaultTrainer(cfg).train()"),
+        ("import trainwright as t\nwith x:\n    t.Trainer(m, c, d).fit(3)", "line 3: t.Trainer(m, c, d).fit(3)"),
+        ("def main():\n    Trainer(m, c, d)\nmain()", "line 2: Trainer(m, c, d)"),
+        ("model = Net()\nfor x, y in data:\n    loss(model(x), y).backward()", "line 3: loss(model(x), y).backward()"),
+        ("def main():\n    pass\nif __name__ == '__main__':\n    main()", "line 3: if __name__ == '__main__':"),
+        # Config files: also those that are programs if Python runs them, and those with faults.
+        ("from base import model, dataloader\nif __name__ == '__main__':\n    DefaultTrainer(cfg).train()", None),
+        ("from base import *\ndef use(trainer):\n    trainer.train()", None),
+        ("model = LazyCall(Net)()\ntrain.update(x=1)\nmodel.train()", None),
+        ("globals().update(config())\nif __name__ == '__main__':\n    Trainer(m, c, d).train()", None),
+        ("optim = dict(lr=1)\ntrain.update(x=1)", None),
+        ("def f(:", None),
+        ("", None),
+    ],
+)
+def test_a_file_is_a_program_by_a_sure_sign_only(text: str, sign: str | None, tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(text)
+    assert program_sign(file) == sign
+
+
+@pytest.mark.parametrize("command", ["train", "check", "eval", "config show"])
+def test_a_program_is_refused_before_it_runs(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = """
+        open("has_run", "w")
+        from trainwright import Trainer
+        trainer = Trainer(None, None, None)
+        trainer.train()
+    """
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(textwrap.dedent(program))
+    assert main([*command.split(), "train.py"]) == 2
+    said = capsys.readouterr().err
+    assert "train.py: is a program, not a config file (line 5: trainer.train()), and has not been run." in said
+    assert "python train.py" in said
+    assert not Path("has_run").exists()
