@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PROJECT := examples/mnist
 OUTPUT := output/MNIST
 
-.PHONY: help demo test test-fast test-all torture check format bench bench-table gpu docs site setup clean
+.PHONY: help demo test test-fast test-all torture check format bench bench-table gpu docs site release setup clean
 
 help:
 	@echo "make demo    train the MNIST project on handwritten digits (about a minute; creates .venv first)"
@@ -18,6 +18,7 @@ help:
 	@echo "make bench-table  run all benchmarks and update the table of docs/performance.md (about half an hour)"
 	@echo "make gpu     measure everything that needs an NVIDIA GPU (under ten minutes), and write bench-out/gpu.md"
 	@echo "make site    build the documentation site with the API reference into output/site"
+	@echo "make release  build the package, check it, and try it where it is installed, with each torch of TORCH=\"2.11.0 2.14.1\""
 	@echo "make docs    update the images of the documentation from a run of the demo"
 	@echo "make setup   create the complete environment in .venv"
 	@echo "make clean   remove .venv and the output of the demo"
@@ -101,6 +102,14 @@ bench-table: $(VENV)/.all
 # Without a GPU it says so and ends with an error.
 gpu: $(VENV)/.all
 	$(BIN)/python -m benchmarks.gpu_table --into bench-out/gpu.md
+
+$(VENV)/.release: $(VENV)/.all
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[release]'
+	@touch $@
+
+# TORCH: versions to try, by default that of constraints.txt. Nothing is published: a tag does it (release.yml).
+release: $(VENV)/.release
+	$(BIN)/python tools/release.py $(addprefix --torch ,$(TORCH))
 
 docs: demo
 	cp $(OUTPUT)/curves.png docs/images/mnist_curves.png

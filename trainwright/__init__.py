@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__, __getattr__ = declared_names(__name__)
-__all__ += ["__version__"]
+if not TYPE_CHECKING:  # a type checker would take any name for one of the package
+    __all__, __getattr__ = declared_names(__name__)
+    __all__ += ["__version__"]
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
+
 
 if "TORCHELASTIC_ERROR_FILE" in os.environ:  # torchrun has started this process
     from trainwright.base.error_file import report_errors
 
     report_errors()
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

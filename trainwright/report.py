@@ -7,4 +7,5 @@ from trainwright.base.lazy_names import declared_names
 if TYPE_CHECKING:
     from trainwright.inspect.report.page import Run as Run
 
-__all__, __getattr__ = declared_names(__name__)
+if not TYPE_CHECKING:  # a type checker would take any name for one of the package
+    __all__, __getattr__ = declared_names(__name__)

@@ -22,4 +22,5 @@ __all__ = [
 ]
 
 # The only name that needs torch: inspecting a checkpoint does not import it.
-__getattr__ = on_first_use(__name__, {"Checkpointer": "trainwright.checkpoint.checkpointer"})
+if not TYPE_CHECKING:  # a type checker would take any name for one of the package
+    __getattr__ = on_first_use(__name__, {"Checkpointer": "trainwright.checkpoint.checkpointer"})

@@ -162,8 +162,7 @@ class Store:
         return f"{type(error).__name__}: {text}"
 
     def _open(self, url: str) -> tuple[Any, str]:
-        command = "pip install 'trainwright[mirror]'"
-        needed = f"{self.setting}: copies of checkpoints need fsspec, which is not installed: {command}"
+        needed = f"{self.setting}: copies of checkpoints need fsspec, which is not installed: pip install fsspec s3fs"
         fsspec = import_optional("fsspec", needed, ConfigError)
         core, registry = import_optional("fsspec.core", needed), import_optional("fsspec.registry", needed)
         protocol = url.partition("://")[0].rpartition("::")[2]

@@ -29,4 +29,5 @@ if TYPE_CHECKING:
     from trainwright.config.torch_names import TaskType as TaskType
     from trainwright.config.training.metric_config import MetricConfig as MetricConfig
 
-__all__, __getattr__ = declared_names(__name__)
+if not TYPE_CHECKING:  # a type checker would take any name for one of the package
+    __all__, __getattr__ = declared_names(__name__)

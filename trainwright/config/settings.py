@@ -21,6 +21,7 @@ from trainwright.base.devices import find_device
 from trainwright.config import validation as types
 from trainwright.config.training.checked_config import CheckedConfig
 from trainwright.config.training.metric_config import MetricConfig
+from trainwright.config.training.other_names import OtherNames
 from trainwright.config.training.row import (
     CATEGORIES,
     UNCHANGED,
@@ -95,7 +96,7 @@ _USE_CPU = Alias(
 )
 
 
-class TrainingConfig(CheckedConfig):
+class TrainingConfig(OtherNames):
     """How a :class:`~trainwright.Trainer` trains.
 
     A setting may have aliases: ``config.lr`` is ``config.learning_rate``. Steps are micro-batches: one call of the
@@ -545,7 +546,7 @@ class TrainingConfig(CheckedConfig):
 
     # fmt: on
 
-    @property
+    @property  # type: ignore[misc]  # as an argument it is an alias of device_str
     def device(self) -> "torch.device":
         """The device of the training: the requested one, by default the accelerator if available, else the CPU.
 

@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from trainwright.base.batch import to_batch
+from trainwright.base.batch import to_batch as to_batch
 from trainwright.base.lazy_names import declared_names
-from trainwright.data.collate import collate
+from trainwright.data.collate import collate as collate
 
 if TYPE_CHECKING:
     from trainwright.data import datasets as datasets
@@ -70,5 +70,5 @@ if TYPE_CHECKING:
     from trainwright.tasks.tokenizer import Tokenizer as Tokenizer
     from trainwright.tasks.tokenizer import TokenizerConfig as TokenizerConfig
 
-__all__, __getattr__ = declared_names(__name__)
-__all__ += ["collate", "to_batch"]
+if not TYPE_CHECKING:  # a type checker would take any name for one of the package
+    __all__, __getattr__ = declared_names(__name__)

@@ -18,4 +18,5 @@ if TYPE_CHECKING:
     from trainwright.inspect.estimate import fitting_layouts as fitting_layouts
     from trainwright.trainer.trainer import Trainer as Trainer
 
-__all__, __getattr__ = declared_names(__name__)
+if not TYPE_CHECKING:  # a type checker would take any name for one of the package
+    __all__, __getattr__ = declared_names(__name__)

@@ -31,4 +31,5 @@ if TYPE_CHECKING:
     from trainwright.tasks.metrics import TextGenerationMetricsHandler as TextGenerationMetricsHandler
     from trainwright.tasks.metrics import metrics_handler_for as metrics_handler_for
 
-__all__, __getattr__ = declared_names(__name__)
+if not TYPE_CHECKING:  # a type checker would take any name for one of the package
+    __all__, __getattr__ = declared_names(__name__)

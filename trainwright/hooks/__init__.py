@@ -1,9 +1,24 @@
 """Hooks: code that runs around the steps of a training."""
 
+from typing import TYPE_CHECKING
+
 from trainwright.base.lazy_names import on_first_use
-from trainwright.hooks import callbacks
 from trainwright.hooks.base import CallbackHook, HookBase
-from trainwright.hooks.callbacks import *  # noqa: F403  # the names of its __all__
+from trainwright.hooks.callbacks import (
+    Callback,
+    CallbackList,
+    EarlyStoppingCallback,
+    Logs,
+    ModelCheckpointCallback,
+    PrintCallBack,
+    PrintCallback,
+    ProgressBarCallBack,
+    ProgressBarCallback,
+    RunCallbacks,
+    TensorBoardCallBack,
+    TensorBoardCallback,
+    TrainerControl,
+)
 from trainwright.hooks.checkpoint import BestCheckpointer, PeriodicCheckpointer
 from trainwright.hooks.due import Moment
 from trainwright.hooks.evaluation import EvalHook
@@ -32,7 +47,20 @@ __all__ = [
     "Float32MatmulPrecision",
     "NonFiniteError",
     "Interruptions",
+    "Callback",
+    "CallbackList",
+    "TrainerControl",
+    "Logs",
+    "RunCallbacks",
+    "EarlyStoppingCallback",
+    "ModelCheckpointCallback",
+    "TensorBoardCallBack",
+    "TensorBoardCallback",
+    "PrintCallBack",
+    "PrintCallback",
+    "ProgressBarCallBack",
+    "ProgressBarCallback",
 ]
-__all__ += callbacks.__all__
 
-__getattr__ = on_first_use(__name__, {})  # its error names the module of a public name
+if not TYPE_CHECKING:  # a type checker would take any name for one of the package
+    __getattr__ = on_first_use(__name__, {})  # its error names the module of a public name

@@ -27,4 +27,5 @@ if TYPE_CHECKING:
     from trainwright.tasks.text_generation.model import GPTTextGeneration as GPTTextGeneration
     from trainwright.tasks.text_generation.model import GPTTextGenerationConfig as GPTTextGenerationConfig
 
-__all__, __getattr__ = declared_names(__name__)
+if not TYPE_CHECKING:  # a type checker would take any name for one of the package
+    __all__, __getattr__ = declared_names(__name__)

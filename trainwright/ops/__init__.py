@@ -8,4 +8,5 @@ if TYPE_CHECKING:
     from trainwright.ops import image_embedding as image_embedding
     from trainwright.ops.operator import NNOperator as NNOperator
 
-__all__, __getattr__ = declared_names(__name__)
+if not TYPE_CHECKING:  # a type checker would take any name for one of the package
+    __all__, __getattr__ = declared_names(__name__)

@@ -37,4 +37,5 @@ if TYPE_CHECKING:
         configure_polynomial_decay_scheduler_with_warmup as configure_polynomial_decay_scheduler_with_warmup,
     )
 
-__all__, __getattr__ = declared_names(__name__)
+if not TYPE_CHECKING:  # a type checker would take any name for one of the package
+    __all__, __getattr__ = declared_names(__name__)

@@ -1,5 +1,7 @@
 """Where the work runs: ranks, devices, data parallelism, precision, recomputation."""
 
+from typing import TYPE_CHECKING
+
 from trainwright.base.dist import (
     get_data_parallel_rank,
     get_data_parallel_size,
@@ -27,4 +29,5 @@ __all__ = [
     "apply_autocast",
 ]
 
-__getattr__ = on_first_use(__name__, {})  # its error names the module of a public name
+if not TYPE_CHECKING:  # a type checker would take any name for one of the package
+    __getattr__ = on_first_use(__name__, {})  # its error names the module of a public name

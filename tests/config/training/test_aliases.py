@@ -1,10 +1,13 @@
 """Every other name is read and written like its field; two names with different values are an error."""
 
+import ast
+import inspect
 from typing import Any
 
 import pytest
 
 from trainwright.config import ConfigError, TrainerConfig, TrainingConfig
+from trainwright.config.training import other_names
 
 # name, field, a value of the name, the field's value for it
 CASES = [
@@ -142,3 +145,11 @@ def test_a_change_to_the_same_value_changes_nothing() -> None:
     assert config.eval_strategy == "epoch"
     config.use_cpu = False
     assert config.device_str == "cpu"
+
+
+def test_type_checkers_see_each_alias() -> None:
+    tree = ast.parse(inspect.getsource(other_names))
+    (listed,) = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    names = [ast.unparse(node.target) for node in listed.body if isinstance(node, ast.AnnAssign)]
+    assert names == [*TrainingConfig.aliases]
+    assert other_names.OtherNames.model_fields == {}

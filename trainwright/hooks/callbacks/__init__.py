@@ -19,4 +19,5 @@ if TYPE_CHECKING:
     from trainwright.hooks.callbacks.tensorboard import TensorBoardCallBack as TensorBoardCallBack
     from trainwright.hooks.callbacks.tensorboard import TensorBoardCallback as TensorBoardCallback
 
-__all__, __getattr__ = declared_names(__name__)
+if not TYPE_CHECKING:  # a type checker would take any name for one of the package
+    __all__, __getattr__ = declared_names(__name__)
