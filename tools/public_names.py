@@ -47,7 +47,7 @@ INTERNAL = {
     "Logs": "count defer numbers unread",
     "RunCallbacks": "current_results epoch_loss epoch_loss_of_all next_batch",
     "TrainerControl": "is_cut_epoch is_extra_evaluation",
-    "EventStorage": "alike convert_soon end_epoch first_local_iteration histories_so_far is_over line_at means_since"
+    "EventStorage": "alike convert_soon end_epoch evaluated_weights first_local_iteration histories_so_far is_over line_at means_since"
     " media put_mean read_so_far reduce",
     "EventWriter": "begin",
     "HistoryBuffer": "extend frozen move_last newest replace_last values_of_last_iterations values_since",
@@ -72,7 +72,7 @@ INTERNAL = {
     "MixedStream": "is_endless",
     "StreamLoader": "first_reads peek",
     "Bert": "has_pooler",
-    "Run": "last_sign",
+    "Run": "last_loss last_sign",
 }
 _HEAD = """\
 # The public names of trainwright, compared with the package by tests/house/test_public_names.py.
