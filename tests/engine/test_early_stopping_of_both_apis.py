@@ -14,7 +14,7 @@ from tests.toys import file_config, points, quiet
 from trainwright import DefaultTrainer, LazyCall, Trainer
 from trainwright.base.errors import ConfigError, ConfigKeyError
 from trainwright.evaluation import ClsEvaluator
-from trainwright.hooks import EarlyStoppingCallback
+from trainwright.hooks import Callback, EarlyStoppingCallback
 
 APIS = ("Python", "config file")
 MICRO, EPOCHS = 4, 8
@@ -74,6 +74,8 @@ SETTINGS = [
     ({"monitor": "epoch_loss", "patience": 1, "min_delta": 0.1}, "loss"),
     ({"patience": 2, "min_delta": 0.3}, "Acc@1"),
     ({}, "Acc@1"),
+    ({"monitor": "epoch_loss", "patience": 1, "min_delta": 10.0, "start": 3}, "loss"),
+    ({"monitor": "eval_loss", "patience": 2, "mode": "min", "min_delta": 10.0, "start": 2}, "loss"),
 ]
 
 
@@ -193,3 +195,35 @@ def test_a_monitor_of_one_of_several_data_sets(
     assert ("got monitor=" in caplog.text) != is_known
     if not is_known:
         assert "Did you mean 'eval_loss'?" in caplog.text
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("monitor", ["eval_loss", "epoch_loss"])
+@pytest.mark.parametrize("stop", [None, 2, 3])
+def test_the_first_evaluations_are_compared_but_not_counted_also_over_a_resume(
+    api: str, monitor: str, stop: int | None, tmp_path: Path
+) -> None:
+    early = {"monitor": monitor, "mode": "min", "patience": 2, "min_delta": 10.0, "start": 3}  # no value is better
+    if stop is not None:
+
+        class Stops(Callback):
+            def on_epoch_begin(self, epochs: int, logs: Any) -> None:
+                if epochs == stop + 1:
+                    raise KeyboardInterrupt
+
+        first = made(api, tmp_path, early, **({} if api == "Python" else {"checkpointer": {"period": 8}}))
+        first.add_callback(Stops())
+        with pytest.raises(KeyboardInterrupt):
+            first.train()
+    trainer = made(api, tmp_path, early, resume=stop is not None)
+    trainer.train()
+    # The first value is the best, the second and third do not count, the fourth and fifth are no better.
+    assert (early_of(trainer).stopped_epoch, early_of(trainer).seen, early_of(trainer).wait) == (5, 5, 2)
+
+
+def test_a_start_that_is_no_number_of_evaluations_is_refused(tmp_path: Path) -> None:
+    for api in APIS:
+        with pytest.raises(ConfigError, match=r"early_stopping.*start"):
+            made(api, tmp_path, {"monitor": "eval_loss", "start": -1})
+    with pytest.raises(ConfigError, match=r"start: got 0\.5"):
+        EarlyStoppingCallback(None, "eval_loss", mode="min", start=0.5)  # type: ignore[arg-type]

@@ -441,6 +441,12 @@ class TrainingConfig(OtherNames):
         "Keep the k best checkpoints by metric_for_best_model, in addition to the newest, as model_best_{step}.",
         place="train.checkpointer.save_top_k",
     )
+    save_best: types.MetricDirections = setting(
+        None, "checkpoint",
+        "Also keep the best checkpoint by each of these metrics, as model_{metric}_best: ['accuracy'], or with"
+        " directions {'accuracy': 'max'}.",
+        place="train.checkpointer.save_best",
+    )
     save_asynchronously: bool = setting(
         True, "checkpoint",
         "A background thread writes checkpoints, from a copy of model and optimizer in memory.",

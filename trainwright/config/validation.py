@@ -343,6 +343,13 @@ def trackers_of(value: Any) -> Any:
     return None if value is False else value
 
 
+def directions_of(value: Any) -> Any:
+    """A metric's name, a list of names, or a dict of their directions: always as a dict, None for one not given."""
+    if isinstance(value, str):
+        return {value: None}
+    return dict.fromkeys(value) or None if isinstance(value, list | tuple) else value or None
+
+
 class EarlyStopping(TypedDict, total=False):
     """When to stop before the last epoch."""
 
@@ -350,6 +357,7 @@ class EarlyStopping(TypedDict, total=False):
     patience: CountOrZero
     mode: Literal["max", "min", "auto"]
     min_delta: NotNegative
+    start: CountOrZero
     baseline: Annotated[_Finite, Allowed("a number")] | None
 
 
@@ -421,6 +429,11 @@ TrackersOrNone = Annotated[
     Trackers | None,
     BeforeValidator(trackers_of),
     Allowed("'wandb', 'mlflow' or 'trackio', a list of these, a dict of their arguments by name, or None"),
+]
+MetricDirections = Annotated[
+    dict[Words, Literal["max", "min"] | None] | None,
+    BeforeValidator(directions_of),
+    Allowed("the name of a metric, a list of names, or names with 'max' or 'min' such as {'accuracy': 'max'}, or None"),
 ]
 _YES = "True, False, {}"
 ProfileOrNone = Annotated[

@@ -1,5 +1,6 @@
 """The metric that selects the best checkpoint, and the monitor of early stopping: storage keys and modes."""
 
+import copy
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -45,13 +46,30 @@ class BestMetric:
         prefix: str = "eval_",
     ) -> None:
         self._spec, self._name, self._handler = spec, spec.metric_for_best_model, handler
+        self._setting, self._is_higher_better = "metric_for_best_model", spec.greater_is_better
         self._datasets, self._evaluates, self._has_own_results = list(datasets), evaluates, has_own_results
         self._prefix = prefix
+
+    def others(self) -> "list[BestMetric]":
+        """Those of the setting ``save_best``, except for this one."""
+        found = {self.key: self}
+        for name, mode in (self._spec.save_best or {}).items():
+            other = copy.copy(self)
+            other._name, other._setting = name, "save_best"
+            other._is_higher_better = None if mode is None else mode == "max"
+            found.setdefault(other.key, other)
+        return [*found.values()][1:]
 
     @property
     def key(self) -> str:
         """Its storage key."""
         return self._key(self._prefix)
+
+    @property
+    def file_name(self) -> str:
+        """That of its best checkpoint, for a metric of ``save_best``."""
+        name = re.sub(r"[^\w.@-]", "_", self.key.removeprefix("eval_"))  # such as clean/accuracy
+        return f"model_{name}_best"
 
     def mode(self) -> str:
         return self._mode_of_best(self._split(self._name, evaluates=self._evaluates)[1])
@@ -59,18 +77,19 @@ class BestMetric:
     def check(self) -> None:
         """Check that the evaluation computes it, if the results are known in advance."""
         prefix, key = self._split(self._name, evaluates=True)
-        if self._spec.greater_is_better is not None:
-            self._warn_of_mode("greater_is_better", "max" if self._spec.greater_is_better else "min", key)
+        if self._is_higher_better is not None:
+            setting = "save_best" if self._setting == "save_best" else "greater_is_better"
+            self._warn_of_mode(setting, "max" if self._is_higher_better else "min", key)
         name, _, key = key.rpartition("/")
         known = self._known_results()
         is_loss = "loss" in key and not key.endswith("_PPL")  # the model may return it, or name parts of it
-        if prefix != "evaluation" or is_loss or known is None or not self._spec.is_set("metric_for_best_model"):
+        if prefix != "evaluation" or is_loss or known is None or not self._spec.is_set(self._setting):
             return
         names = self._datasets if name else []
         results = [f"{one}.{result}" for one in names for result in ["loss", *known]] or ["loss", *known]
         if {self._name, key, re.sub(r"_\d+$", "", key)}.isdisjoint(known):  # there may be a result for each class
             raise ConfigError(
-                f"{self._spec.where('metric_for_best_model')}: got {self._name!r}, which the evaluation does not"
+                f"{self._spec.where(self._setting)}: got {self._name!r}, which the evaluation does not"
                 f" compute; its results are {', '.join(results)}. {did_you_mean(key, results)}"
                 f" {_MORE_RESULTS[self._spec.api]}"
             )
@@ -184,20 +203,22 @@ class BestMetric:
 
     def _mode_of_best(self, key: str) -> str:
         spec = self._spec
-        if spec.greater_is_better is not None:
-            mode = "max" if spec.greater_is_better else "min"
+        if self._is_higher_better is not None:
+            mode = "max" if self._is_higher_better else "min"
             by_user = objective_by_user(key.rpartition("/")[2], spec.metrics)
             if by_user is not None and MODES[by_user] != mode:
                 raise ConfigError(
-                    f"{spec.where('greater_is_better')}: got {spec.greater_is_better}, but the MetricConfig of"
+                    f"{spec.where('greater_is_better')}: got {self._is_higher_better}, but the MetricConfig of"
                     f" {key!r} has objective={by_user!r}. Set only one of them."
                 )
             return mode
         known = self._mode_of(key)
         if known is None:
+            fix = f"Set {spec.name_of('greater_is_better')}=True or {spec.name_of('greater_is_better')}=False."
+            if self._setting == "save_best":
+                fix = f"Set save_best={{{self._name!r}: 'max'}} or {{{self._name!r}: 'min'}}."
             raise ConfigError(
-                f"{self._spec.where('metric_for_best_model')}: got {self._name!r}, and it is unknown whether"
-                " higher is better. Set greater_is_better=True or greater_is_better=False."
+                f"{spec.where(self._setting)}: got {self._name!r}, and it is unknown whether higher is better. {fix}"
             )
         return known
 

@@ -92,14 +92,15 @@ def inner_hooks(run: Run) -> list[HookBase | None]:
         evaluate = run.calls.evaluating(lambda: me.evaluate_in_training())
         run.eval_hook = EvalHook(run.eval_is_due, evaluate, prefix=run.eval_prefix)
     run.write_hook = PeriodicWriter(lambda: me.trainer.build_writers(), run.log_is_due, epoch_of=run.epoch_of())
-    best = _best_checkpointer(run)
+    saved = _best_checkpointers(run)
+    best = saved[0] if saved else None
     hooks = [
         IterationTimer(facts=lambda trainer: timing_facts(trainer.run)),
         *run.step_hooks(),
         run.save_hook(),
         run.eval_hook if run.evaluates else None,  # the final evaluation may take long: after the save
         *run.after_evaluation(),
-        best,
+        *saved,
         run.calls,
         *run.listed_hooks,
         profile_hook(spec.profile, run.folder.path),
@@ -110,30 +111,34 @@ def inner_hooks(run: Run) -> list[HookBase | None]:
     return [hook for hook in hooks if hook is not None]
 
 
-def _best_checkpointer(run: Run) -> BestCheckpointer | None:
+def _best_checkpointers(run: Run) -> list[BestCheckpointer]:
+    """That of ``metric_for_best_model``, and those of ``save_best``."""
     spec, me = run.spec, weakref.proxy(run)
     if not (run.evaluates and spec.save_enabled):
-        if spec.save_top_k is not None:
-            logger.warning(
-                "%s=%d has no effect: nothing is %s.",
-                spec.where("save_top_k"), spec.save_top_k, "evaluated" if spec.save_enabled else "saved",
-            )  # fmt: skip
-        return None
-    run.best_metric.check()
-    key = run.best_metric.key
+        for setting, value in (("save_top_k", spec.save_top_k), ("save_best", spec.save_best)):
+            if value is not None:
+                found = "evaluated" if spec.save_enabled else "saved"
+                logger.warning("%s=%s has no effect: nothing is %s.", spec.where(setting), value, found)
+        return []
+    metric, others = run.best_metric, run.best_metric.others()
+    for one in (metric, *others):
+        one.check()
+    key = metric.key
 
     def on_missing() -> None:
         raise_missing(spec, key, me.trainer.last_eval_results)
 
-    return BestCheckpointer(
+    best = BestCheckpointer(
         run.eval_is_due,
         run.checkpointer,
         key,
-        run.best_metric.mode(),
+        metric.mode(),
         on_missing=on_missing if spec.load_best_model_at_end else None,
         top_k=spec.save_top_k or 1,
         number=None if run.name_of_save is None else lambda: me.name_of_save(),
     )
+    more = [BestCheckpointer(run.eval_is_due, run.checkpointer, one.key, one.mode(), one.file_name) for one in others]
+    return [best, *more]
 
 
 def _stragglers(run: Run, check_period: Period) -> HookBase | None:

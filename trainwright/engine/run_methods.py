@@ -7,27 +7,31 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainwright.base.errors import ConfigError
+from trainwright.base.files import read_regular
 from trainwright.base.lazy_names import ring
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.data.sample_names import shown_samples
 from trainwright.data.seeding import kept_generators
+from trainwright.engine.best_weights import BEST
 from trainwright.engine.folder.summary import table
 from trainwright.engine.label_checks import check_known_labels
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.run import Run
-from trainwright.events.formats import RECORD_NAME, read_starts
+from trainwright.events.formats import METRICS_NAME, RECORD_NAME, parse_rows, read_starts
 from trainwright.events.storage import EvaluationStorage, get_event_storage, logged_scalars
 from trainwright.hooks.callbacks.base import Callback, CallbackList, TrainerControl
 from trainwright.models.packed_texts import check_packed_texts
 
 logger = logging.getLogger("trainwright.engine")
+
+T = TypeVar("T")
 
 if TYPE_CHECKING:
     from trainwright.inspect.check.finding import Report
@@ -51,6 +55,16 @@ class _Part(property):
 def part_of_run(name: str = "") -> Any:
     """An attribute of a trainer that is one of its run, by default of the same name."""
     return _Part(name)
+
+
+class replaceable_property(Generic[T]):  # noqa: N801  # a decorator, as property is
+    """Computed when it is read. A subclass of the user's may have an attribute of its own by this name."""
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self._compute, self.__doc__ = compute, compute.__doc__
+
+    def __get__(self, trainer: Any, owner: type) -> T:
+        return self if trainer is None else self._compute(trainer)  # type: ignore[return-value]
 
 
 class RunMethods(TrainerBase):
@@ -89,6 +103,26 @@ class RunMethods(TrainerBase):
         """Register ``callback``. ``singleton``: replaces registered callbacks of its class."""
         self.run.callbacks.add_callback(callback, singleton)
         self.run.use_callbacks()
+
+    @replaceable_property
+    def history(self) -> list[dict[str, Any]]:
+        """The rows of ``metrics.json`` so far, also of the run that this one resumes: values by name, with "iteration".
+
+        A table is ``pandas.DataFrame(trainer.history)``. Values that are not finite are None.
+        """
+        if not (self.has_trained or self.run.folder.resume):
+            return []  # the files of an earlier run
+        path = self.run.folder.path / METRICS_NAME
+        return list(parse_rows(read_regular(path).decode().splitlines())) if path.is_file() else []
+
+    @replaceable_property
+    def best_checkpoint(self) -> Path | None:
+        """The best checkpoint by the metric of the best model; None if there is none.
+
+        Those by the metrics of ``save_best`` are beside it, as ``model_{metric}_best``.
+        """
+        path = Path(self.run.checkpointer.save_dir, BEST)
+        return path if (self.has_trained or self.run.folder.resume) and path.exists() else None
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Log values by name, numbers or tensors of one element, in each writer; tensors are read later, at a log line.

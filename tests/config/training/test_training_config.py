@@ -141,7 +141,7 @@ def test_the_schema_has_the_allowed_values() -> None:
     assert [kind["type"] for kind in fields["save_steps"]["anyOf"]] == ["integer", "number", "null"]
     assert [kind.get("type") for kind in fields["optimizer"]["anyOf"]] == ["string", "object"]
     stopping = schema["$defs"][fields["early_stopping"]["anyOf"][0]["$ref"].rpartition("/")[2]]
-    assert list(stopping["properties"]) == ["monitor", "patience", "mode", "min_delta", "baseline"]
+    assert list(stopping["properties"]) == ["monitor", "patience", "mode", "min_delta", "start", "baseline"]
     assert stopping["additionalProperties"] is False
     for name, field in fields.items():
         assert field["description"], name

@@ -304,7 +304,7 @@ def file_names_of(spec: "RunSpec", path: Path | None = None) -> FileNames:
         tables=(METRICS_NAME, LOSSES_NAME, (Path(spec.logs_dir) / CSV_NAME).as_posix()),
         event_folders=() if is_outside else (event_folder,),
         checkpoints=Path(spec.checkpoints_dir).as_posix(),
-        checkpoint_name=re.compile(r"\d+|model_best(_\d+)?"),
+        checkpoint_name=re.compile(r"\d+|model_best(_\d+)?|model_.+_best"),
         link_name=re.compile(r"epoch_\d+|final_epoch"),
         card="README.md" if spec.save_enabled else None,
     )

@@ -108,12 +108,12 @@ class RunSummary(HookBase):
 
 
 def _results(hooks: Iterable[HookBase], storage: EventStorage) -> dict[str, object]:
-    best = next(filter(None, (hook.best_result() for hook in hooks)), None)
+    best = [result.text for hook in hooks if (result := hook.best_result()) is not None]
     last = {n: found for n, found in storage.latest_with_smoothing_hint().items() if n not in _NOT_RESULTS}
     texts = [f"{name} {value}" for name, value in shown_values(last).items()]
     if storage.evaluated_weights and not storage.results.isdisjoint(last):
         texts.append(f"evaluated: {storage.evaluated_weights}")
-    return {"Best": None if best is None else [best.text], "Last": ", ".join(texts)}
+    return {"Best": best or None, "Last": ", ".join(texts)}
 
 
 def _skipped(storage: EventStorage, iterations_done: int) -> str | None:

@@ -30,13 +30,15 @@ class EarlyStoppingCallback(Callback):
         mode: "max" or "min", or "auto": by the name of ``monitor``, if it is known ("…loss": min, "…accuracy":
             max, and the metrics of torchmetrics).
         baseline: a value counts as better only if it is better than this, too.
+        start: so many evaluations (epochs) come first, whose values are compared but do not count as no better.
 
     Raises:
         ConfigError: an argument is invalid. At the first evaluation, if ``logs`` has no ``monitor``.
 
     Attributes:
         best: the best value so far, None before the first.
-        wait: consecutive evaluations (epochs) that were no better.
+        wait: consecutive evaluations (epochs) that were no better, after the first ``start`` ones.
+        seen: evaluations (epochs) with a value so far.
         stopped_epoch: the epoch in which it stopped, None if it has not.
         is_default: the user did not name the monitor: if the metric is missing, it does nothing.
         turned_off_by: how to turn it off, for messages.
@@ -53,33 +55,36 @@ class EarlyStoppingCallback(Callback):
         patience: int = 0,
         mode: str = "max",
         baseline: float | None = None,
+        start: int = 0,
     ) -> None:
         if not isinstance(monitor, str) or not monitor:
             raise ConfigError(f"EarlyStoppingCallback.monitor: got {monitor!r}; it must be the name of a metric.")
         if not math.isfinite(min_delta) or min_delta < 0:
             raise ConfigError(f"EarlyStoppingCallback.min_delta: got {min_delta!r}; it must be a number >= 0.")
-        if not isinstance(patience, int) or isinstance(patience, bool) or patience < 0:
-            raise ConfigError(f"EarlyStoppingCallback.patience: got {patience!r}; it must be a whole number >= 0.")
+        for name, number in (("patience", patience), ("start", start)):
+            if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+                raise ConfigError(f"EarlyStoppingCallback.{name}: got {number!r}; it must be a whole number >= 0.")
         self.trainercontrol = trainercontrol
         self.monitor = monitor
         self.min_delta = min_delta
         self.patience = patience
         self.mode = _resolve_mode(mode, monitor)
         self.baseline = baseline
+        self.start = start
         self._requested = monitor
         self.best: float | None = None
-        self.wait = 0
+        self.wait = self.seen = 0
         self.stopped_epoch: int | None = None
         self._is_logged = False  # what it does
         self._counted_at: int | None = None  # the newest step or epoch that wait takes into account
         self._is_extra = False  # whether that was the extra evaluation at the end of a run
-        self._before: tuple[float | None, int] = (None, 0)  # best and wait, before the newest epoch
+        self._before: tuple[float | None, int, int] = (None, 0, 0)  # best, wait and seen, before the newest epoch
         self._is_cut = False  # whether the run has ended within that epoch
 
     def __repr__(self) -> str:
         return (
             f"EarlyStoppingCallback(trainercontrol, {self.monitor!r}, min_delta={self.min_delta},"
-            f" patience={self.patience}, mode={self.mode!r}, baseline={self.baseline})"
+            f" patience={self.patience}, mode={self.mode!r}, baseline={self.baseline}, start={self.start})"
         )
 
     @property
@@ -104,8 +109,8 @@ class EarlyStoppingCallback(Callback):
     def on_epoch_end(self, epochs: int, logs: Logs) -> None:
         if not self._is_of_evaluations and self._find_monitor(logs):
             if epochs == self._counted_at:  # it ends again, after a failure or in a longer run
-                self.best, self.wait = self._before
-            self._before, self._counted_at = (self.best, self.wait), epochs
+                self.best, self.wait, self.seen = self._before
+            self._before, self._counted_at = (self.best, self.wait, self.seen), epochs
             self._is_cut = self.trainercontrol is not None and self.trainercontrol.is_cut_epoch
             self._count(logs, epochs, is_new=True)
 
@@ -119,7 +124,8 @@ class EarlyStoppingCallback(Callback):
 
     def _count(self, logs: Logs, epoch: int | None, *, is_new: bool) -> None:
         value = float(logs[self.monitor])
-        self.wait += is_new
+        self.seen += is_new
+        self.wait += is_new and self.seen > self.start
         if math.isfinite(value) and (self.best is None or self._is_better(value, self.best)):
             self.best = value
             if self.baseline is None or self._is_better(value, self.baseline):
@@ -134,7 +140,7 @@ class EarlyStoppingCallback(Callback):
 
     def on_train_end(self, logs: Logs) -> None:
         has_failed = self.trainercontrol is not None and self.trainercontrol.has_failed
-        if not (self.is_default or has_failed) and self.best is None and self.wait == 0 and self._is_of_evaluations:
+        if not (self.is_default or has_failed) and self.best is None and self.seen == 0 and self._is_of_evaluations:
             logger.warning("Early stopping had no values: no evaluation computed %s.", self.monitor)
 
     def state_dict(self) -> dict[str, Any]:
@@ -143,6 +149,7 @@ class EarlyStoppingCallback(Callback):
             "watched": self.monitor,
             "best": self.best,
             "wait": self.wait,
+            "seen": self.seen,
             "stopped_epoch": self.stopped_epoch,
             "counted_at": self._counted_at,
             "is_extra": self._is_extra,
@@ -156,16 +163,19 @@ class EarlyStoppingCallback(Callback):
             return
         self._watch(state["watched"])
         self.best, self.wait = state["best"], state["wait"]
+        self.seen = state.get("seen", self.start + self.wait)  # a checkpoint of 0.1.0 has no start
         self._counted_at, self._is_extra = state["counted_at"], state["is_extra"]
-        self._before = tuple(state.get("before", (self.best, self.wait)))
+        before = state.get("before", (self.best, self.wait))
+        self._before = (*before, self.seen)[:3] if len(before) < 3 else tuple(before)
         if state.get("is_cut"):  # the value of a part of the epoch: a longer run has that of the complete one
-            self.best, self.wait = self._before
+            self.best, self.wait, self.seen = self._before
         self._stop(state["stopped_epoch"])
 
     def _reset(self) -> None:
         self.best, self.wait, self.stopped_epoch, self._counted_at = None, 0, None, None
+        self.seen = 0
         self._is_extra = self._is_logged = self._is_cut = False
-        self._before = (None, 0)
+        self._before = (None, 0, 0)
 
     def _is_better(self, value: float, other: float) -> bool:
         return value - self.min_delta > other if self.mode == "max" else value + self.min_delta < other
@@ -202,9 +212,9 @@ class EarlyStoppingCallback(Callback):
         if not self._is_logged:
             self._is_logged = True
             logger.info(
-                "Early stopping is on: it ends the run after %d %s without a %s %s; %s.",
+                "Early stopping is on: it ends the run after %d %s without a %s %s%s; %s.",
                 max(1, self.patience), self._unit, "higher" if self.mode == "max" else "lower", self.monitor,
-                self.turned_off_by,
+                f", not counting the first {self.start}" if self.start else "", self.turned_off_by,
             )  # fmt: skip
         return True
 
